@@ -79,10 +79,19 @@ class FscClipLosses:
         return self.clip + self.global_negatives + self.local_negatives
 
 
-def clip_loss(image_features: Tensor, text_features: Tensor, logit_scale: Tensor | float) -> Tensor:
-    """Eq. 2, symmetric: (B, E) and (B, E), both L2-normalised, row i of one belonging to row i of the other."""
+def clip_loss(
+    image_features: Tensor, text_features: Tensor, logit_scale: Tensor | float, rivals: Tensor | None = None
+) -> Tensor:
+    """Eq. 2, symmetric: (B, E) and (B, E), both L2-normalised, row i of one belonging to row i of the other.
+
+    `rivals` (B, B) bool tells which texts (columns) are wrong of which images; without it, all others are. Those that
+    are not are left out of both softmaxes.
+    """
     with _full_precision(image_features):
         logits = logit_scale * _wide(image_features) @ _wide(text_features).T
+        if rivals is not None:
+            own = torch.eye(len(logits), dtype=torch.bool, device=logits.device)
+            logits = logits.masked_fill(~(rivals | own), -torch.inf)
         target = torch.arange(len(logits), device=logits.device)
         return (F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target)) / 2
 

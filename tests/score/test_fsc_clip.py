@@ -153,6 +153,18 @@ def test_negclip_is_the_released_loss(case: dict[str, Any]) -> None:
     assert loss == pytest.approx(case["clip_loss_with_negatives"], abs=1e-7)
 
 
+def test_a_text_that_is_no_rival_is_left_out_of_both_softmaxes() -> None:
+    images, texts = (F.normalize(torch.randn(3, 8, dtype=torch.float64), dim=1) for _ in range(2))
+    rivals = torch.tensor([[False, False, True], [True, False, True], [True, True, False]])
+    logits = 5 * images @ texts.T
+    rows = [logits[0, [0, 2]], logits[1, [1, 0, 2]], logits[2, [2, 0, 1]]]
+    columns = [logits[[0, 1, 2], 0], logits[[1, 2], 1], logits[[2, 0, 1], 2]]
+    expected = sum(-choices.log_softmax(dim=0)[0] for choices in (*rows, *columns)) / 6
+    assert clip_loss(images, texts, 5.0, rivals).item() == pytest.approx(float(expected), abs=1e-12)
+    every = ~torch.eye(3, dtype=torch.bool)
+    assert clip_loss(images, texts, 5.0, every).item() == pytest.approx(clip_loss(images, texts, 5.0).item(), abs=1e-12)
+
+
 def negclip_features(case: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, int]:
     """The features that these goldens were made of, and how many negatives the captions lack."""
     rng = np.random.default_rng(case["seed"])

@@ -31,6 +31,8 @@ class Variety:
     `overlaps` that of pictures whose things may hide parts of each other, `turned` that of things at any angle
     (others are upright), `compressed` that of pictures with JPEG's artefacts. `radii` and `strokes` are ranges,
     `aspects` the greatest ratio of the sides. `dark` is the share of dark backgrounds among plain ones and gradients.
+    `periods` is the range of a texture's period as a fraction of the radius, which is at least `finest`, a fraction of
+    the shorter side; `mixes` that of how far its second paint is from the first, towards white or black.
     """
 
     shapes: tuple[str, ...] = SHAPES
@@ -48,6 +50,9 @@ class Variety:
     compressed: float = 0.2
     dark: float = 0.45
     aspects: float = 1.0
+    periods: tuple[float, float] = (0.35, 0.75)
+    finest: float = 0.0
+    mixes: tuple[float, float] = (0.45, 0.9)
     max_light: float = 0.25
     max_noise: float = 0.05
 
@@ -220,7 +225,7 @@ def _thing(
                 random,
             )  # fmt: skip
     target = 1.0 if luminance(rgb) < 0.5 else random.choice((0.0, 0.0, 1.0))
-    second = _mixed(rgb, (target, target, target), random.uniform(0.45, 0.9))
+    second = _mixed(rgb, (target, target, target), random.uniform(*variety.mixes))
     return Thing(
         shape,
         color,
@@ -231,6 +236,6 @@ def _thing(
         rgb,
         second,
         stroke=_stroke(variety, shape, random) if is_outline else 0.0,
-        period=random.uniform(0.35, 0.75),
+        period=max(random.uniform(*variety.periods), variety.finest / radius),
         slant=random.choice((0.0, math.pi / 2, math.pi / 4, random.uniform(0, math.pi))),
     )

@@ -27,6 +27,7 @@ from services.score.data.claims import (
     picture_facts,
     truth,
 )
+from services.score.data.close_claims import close_group
 
 NUM_ALTERNATIVES = 3
 # Pictures from which a training begins, whose many upright things of similar sizes teach shapes, clear ones, and all.
@@ -77,6 +78,16 @@ class ClaimBatch:
 
 
 @dataclass(frozen=True)
+class CaptionedPictures:
+    """Pictures, and of each a caption and false ones; `is_true` (B, B) tells which pictures (rows) have which of the
+    captions that are not false of their own."""
+
+    pictures: PictureBatch
+    groups: list[tuple[str, list[str]]]
+    is_true: Tensor
+
+
+@dataclass(frozen=True)
 class Pictures:
     """Endless batches of pictures; those of the first `num_easy` steps go from crowded ones to all."""
 
@@ -110,34 +121,53 @@ class Pictures:
 
 @dataclass(frozen=True)
 class ClaimedPictures:
-    """Endless batches of pictures with groups of claims about the first `num_groups` of each."""
+    """Endless batches of pictures with groups of claims about the first `num_groups` of each.
+
+    The share `close` of the groups are of pictures drawn for a fact that is hard to see: see `close_claims`.
+    """
 
     tokenizer: Tokenizer
     pictures: Pictures
     num_groups: int
+    close: float = 0.0
 
     def claims(self, step: int) -> list[list[Claim]]:
         """Return the groups of claims of a step."""
-        pictures, random = self.pictures.draw(step)
-        claims, _ = _groups(pictures[: self.num_groups], random)
+        _, claims, _ = self._draw(step)
         size = 1 + NUM_ALTERNATIVES
         return [claims[start : start + size] for start in range(0, len(claims), size)]
 
-    def false_claims(self, step: int) -> tuple[Tensor, list[tuple[str, list[str]]]]:
-        """Return pixels (G, S, S, 3) uint8, and of each picture a caption and those of its group that are false."""
-        pictures, random = self.pictures.draw(step)
-        claims, captions = _groups(pictures, random)
+    def captioned(self, step: int) -> CaptionedPictures:
+        """Return the pictures of a step that have claims, each with a caption and those of its group that are false."""
+        pictures, claims, captions = self._draw(step)
+        pictures = pictures[: self.num_groups]
         facts = picture_facts(pictures)
         is_true, size = truth(claims, facts), 1 + NUM_ALTERNATIVES
         groups = [
             (captions[i * size], [captions[k] for k in range(i * size + 1, (i + 1) * size) if not is_true[k, i]])
             for i in range(len(pictures))
         ]
-        return self.pictures.rendered(pictures, facts).pixels, groups
+        return CaptionedPictures(self.pictures.rendered(pictures, facts), groups, torch.from_numpy(is_true[::size].T))
+
+    def _draw(self, step: int) -> tuple[list[Picture], list[Claim], list[str]]:
+        """Draw the pictures of a step, its claims and their captions, group by group."""
+        pictures, random = self.pictures.draw(step)
+        claims: list[Claim] = []
+        captions: list[str] = []
+        for i in range(self.num_groups):
+            if i < round(self.close * self.num_groups):
+                pictures[i], group = close_group(random)
+            else:
+                claim = draw_claim(pictures[i], random)
+                group = [claim, *alternatives(claim, pictures[i], NUM_ALTERNATIVES, random)]
+            style = Style.draw(random)
+            is_alike = random.random() >= REWORDED
+            claims += group
+            captions += [caption(one, style if is_alike else Style.draw(random)) for one in group]
+        return pictures, claims, captions
 
     def __call__(self, step: int) -> ClaimBatch:
-        pictures, random = self.pictures.draw(step)
-        claims, captions = _groups(pictures[: self.num_groups], random)
+        pictures, claims, captions = self._draw(step)
         facts = picture_facts(pictures)
         return ClaimBatch(
             pictures=self.pictures.rendered(pictures, facts),
@@ -172,17 +202,3 @@ def _variety(easy: float, random: Random) -> Variety:
     if random.random() < easy:
         return CROWDED
     return CLEAR if random.random() < 0.5 else WIDE
-
-
-def _groups(pictures: Sequence[Picture], random: Random) -> tuple[list[Claim], list[str]]:
-    """Draw a group of claims for each picture, and their captions."""
-    claims: list[Claim] = []
-    captions: list[str] = []
-    for picture in pictures:
-        claim = draw_claim(picture, random)
-        group = [claim, *alternatives(claim, picture, NUM_ALTERNATIVES, random)]
-        style = Style.draw(random)
-        is_alike = random.random() >= REWORDED
-        claims += group
-        captions += [caption(one, style if is_alike else Style.draw(random)) for one in group]
-    return claims, captions

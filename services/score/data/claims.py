@@ -162,14 +162,14 @@ def draw_claim(picture: Picture, random: Random) -> Claim:
     kind = random.random()
     one = known[0]
     if kind < 0.18 or len(known) == 1:
-        claim = Claim(_some_of(one, _attributes(random)))
+        claim = Claim(some_of(one, _attributes(random)))
     elif kind < 0.36:
         return _counted(known, one, random)
     else:
         names = _attributes(random)
-        if _some_of(one, names) == _some_of(known[1], names):
+        if some_of(one, names) == some_of(known[1], names):
             names = ("color", "shape")
-        pair = Claim(_some_of(one, names), _some_of(known[1], names))
+        pair = Claim(some_of(one, names), some_of(known[1], names))
         claim = replace(pair, relation=_relation(picture, one, known[1], random)) if kind < 0.66 else pair
     if random.random() < 0.2:
         claim = _denying(claim, known, random)
@@ -186,7 +186,8 @@ def _attributes(random: Random) -> tuple[str, ...]:
     return random.choice(choices)
 
 
-def _some_of(noun: Noun, names: Sequence[str]) -> Noun:
+def some_of(noun: Noun, names: Sequence[str]) -> Noun:
+    """Keep these attributes of a noun."""
     return Noun(**{name: getattr(noun, name) for name in names})
 
 
@@ -212,10 +213,10 @@ def _counted(known: Sequence[Noun], one: Noun, random: Random) -> Claim:
     def number(noun: Noun) -> int:
         return sum(all(getattr(other, name) == getattr(noun, name) for name in names) for other in known)
 
-    first = _some_of(one, names)
-    others = [other for other in known if names and _some_of(other, names) != first]
+    first = some_of(one, names)
+    others = [other for other in known if names and some_of(other, names) != first]
     if others and random.random() < 0.35:
-        second = _some_of(random.choice(others), names)
+        second = some_of(random.choice(others), names)
         return Claim(first, second, number=number(first), second_number=number(second))
     return Claim(first, number=number(first))
 

@@ -20,7 +20,7 @@ from services.score.model.dense_features import encode_images, encode_texts
 
 CLAIM_SEED, FITTING_SEED = 900_003, 900_004
 BATCH_SIZE = 100
-KINDS = ("exchanged", "relation", "number", "denied", *ATTRIBUTES, "background")
+KINDS = ("exchanged", "relation", "number", "denied", "absent", *ATTRIBUTES, "background")
 # Temperatures of probabilities are sought by this many halvings of the interval.
 NUM_HALVINGS = 30
 MAX_SCALE = 100.0
@@ -39,15 +39,15 @@ class ClaimScores:
         right, wrong = torch.lerp(self.similarity[:, 0], self.similarity[:, 1], local_weight).unbind(1)
         return right - wrong
 
-    def metrics(self, local_weight: float) -> dict[str, float]:
-        """Return the accuracy of each kind, and their mean as `claims`, to four decimals."""
+    def metrics(self, local_weight: float, name: str = "claims") -> dict[str, float]:
+        """Return the accuracy of each kind, and their mean as `name`, to four decimals."""
         is_right = (self.margins(local_weight) > 0).double()
         found = {}
         for kind in KINDS:
             some = torch.tensor([other == kind for other in self.kinds])
             if some.any():
-                found[f"claims_{kind}"] = round(100 * float(is_right[some].mean()), 4)
-        return {"claims": round(sum(found.values()) / max(1, len(found)), 4), **found}
+                found[f"{name}_{kind}"] = round(100 * float(is_right[some].mean()), 4)
+        return {name: round(sum(found.values()) / max(1, len(found)), 4), **found}
 
     def best_scale(self, local_weight: float) -> float:
         """Fit the factor of the scores by which their softmax is the most probable, from 0 to MAX_SCALE.
@@ -65,10 +65,11 @@ class ClaimScores:
 
 @dataclass(frozen=True)
 class ClaimProtocol:
-    """Held-out pictures with a group of claims about each."""
+    """Held-out pictures with a group of claims about each; if `close`, of the kinds of `close_claims`."""
 
     num_pictures: int = 1000
     seed: int = CLAIM_SEED
+    close: bool = False
 
     @torch.no_grad()
     def evaluate(self, clip: ClipModel) -> ClaimScores:
@@ -78,7 +79,7 @@ class ClaimProtocol:
         for step, start in enumerate(range(0, self.num_pictures, BATCH_SIZE)):
             count = min(BATCH_SIZE, self.num_pictures - start)
             pictures = Pictures(self.seed, count, clip.transform.size[0])
-            data = ClaimedPictures(clip.tokenizer, pictures, count)
+            data = ClaimedPictures(clip.tokenizer, pictures, count, float(self.close))
             batch = data(step)
             similarity = _similarity(clip, batch).view(count, 1 + NUM_ALTERNATIVES, 2)
             is_true = batch.is_true.view(count, -1, count)
@@ -92,11 +93,22 @@ class ClaimProtocol:
         return ClaimScores(tuple(kinds), torch.stack(parts))
 
 
+def claim_metrics(clip: ClipModel, num_pictures: int, local_weight: float) -> dict[str, float]:
+    """Measure claims of any kind, `claims`, and close ones, `close`, about as many pictures each."""
+    found: dict[str, float] = {}
+    for name, is_close in (("claims", False), ("close", True)):
+        scores = ClaimProtocol(num_pictures, close=is_close).evaluate(clip)
+        found |= scores.metrics(local_weight, name)
+    return found
+
+
 def kind_of_change(claim: Claim, other: Claim) -> str | None:
     """Name the fact in which two claims differ, None if there are several."""
     numbers = [(claim.number, other.number), (claim.second_number, other.second_number)]
     if any(one != another for one, another in numbers):
         return "denied" if any(0 in pair for pair in numbers if pair[0] != pair[1]) else "number"
+    if (0 in numbers[0] and claim.first != other.first) or (0 in numbers[1] and claim.second != other.second):
+        return "absent"
     if claim.relation != other.relation or (
         claim.relation and (claim.first, claim.second) == (other.second, other.first)
     ):

@@ -1,8 +1,8 @@
 """Tables of the gains from tuning the small CLIP on generated scenes, by method, kind of hard negative and seed.
 
 `python -m services.score.evaluation.starter_tables RUNS RESULTS` collects the checkpoints of one folder, named `base`,
-`<method>-<seed>` and `wise-ft-<seed>`, and of the wide base `wide-base-<seed>` and `starter-<seed>`, and prints the
-tables.
+`<method>-<seed>` and `wise-ft-<seed>`, and of the wide base `wide-base-<seed>`, `wide-<seed>` and `starter-<seed>`, and
+prints the tables.
 """
 
 import json
@@ -29,8 +29,11 @@ NAMES = {
     "wise-ft": "FSC-CLIP + WiSE-FT",
     "wise-ft-local": "the same, scored as it is served",
     "wide-base": "wide base, before",
-    "starter": "wide base, FSC-CLIP + WiSE-FT, scored as it is served: the packaged starter",
+    "wide": "wide base, FSC-CLIP + WiSE-FT, scored as it is served",
+    "starter": "the same, tuned further on close claims: the packaged starter",
 }
+# Blends that are measured only as they are served.
+SERVED = ("wide", "starter")
 COMPOSITION = ("comp", *NEGATIVE_KINDS)
 KEPT = ("zs", "i2t", "t2i")
 HEADERS = {"comp": "Comp", "zs": "ZS", "i2t": "I2T R@1", "t2i": "T2I R@1"}
@@ -62,7 +65,7 @@ def collect(runs: Path) -> list[Result]:
         described = json.loads(path.read_text())
         metrics = described["metrics"]
         seed = str(described["seed"])
-        if run in ("wise-ft", "starter"):
+        if run in ("wise-ft", *SERVED):
             chosen = {"alpha": described["training"]["alpha"], "local_weight": described["training"]["local_weight"]}
             kept = {key: value for key, value in metrics.items() if not key.startswith("global_")}
             served = "wise-ft-local" if run == "wise-ft" else run
@@ -70,7 +73,7 @@ def collect(runs: Path) -> list[Result]:
         if run == "wise-ft":
             as_global = {kind: metrics[f"global_{kind}"] for kind in COMPOSITION}
             found.append(Result(run, {seed: {**kept, **as_global, **chosen}}))
-        elif run != "starter":
+        elif run not in SERVED:
             found.append(Result(run, {seed: metrics}))
     return RESULT_FILES.merge(found)
 

@@ -6,8 +6,8 @@ Shapes: B images, K kinds of hard negatives, N hard negatives, W text tokens, S 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from services.jobs.colorshape import BACKGROUNDS, COLORS, SHAPES, SIZES, TEXTURE
 from services.nn.clip_tokenizer import Tokenizer
 from services.nn.image_transform import ImageTransform
 from services.score.data.captioned_images import CaptionedImages
-from services.score.data.claimed_pictures import ClaimedPictures
+from services.score.data.claimed_pictures import ClaimedPictures, PictureBatch
 from services.score.data.scene_captions import MAX_COUNT, NUM_STYLES, NUMBERS, forget, sentence, sketch
 from services.score.data.scenes import GroupScenes, generator_of, render_scenes, sample_scenes, scene_facts
 from services.score.negatives.hard_negatives import HardNegatives
@@ -32,15 +32,21 @@ class TuningBatch:
     """`images` are scenes, rendered on the training device, or (B, S, S, 3) uint8.
 
     `input_ids` (B + N, W) int64 are the captions, then the hard negatives that exist, all of the first kind in the
-    order of the captions, then all of the second, and so on; `exists` (K, B) bool tells which exist.
+    order of the captions, then all of the second, and so on; `exists` (K, B) bool tells which exist. `rivals` (B, B)
+    bool tells which captions (columns) are wrong of which images, None if all others are. `pictures` are the last of
+    the images, if these are pictures with known facts.
     """
 
     images: GroupScenes | Tensor
     input_ids: Tensor
     exists: Tensor
+    rivals: Tensor | None = None
+    pictures: PictureBatch | None = None
 
     def to(self, device: torch.device) -> "TuningBatch":
-        return TuningBatch(self.images.to(device), self.input_ids.to(device), self.exists.to(device))
+        known: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        moved: dict[str, Any] = {name: value if value is None else value.to(device) for name, value in known.items()}
+        return TuningBatch(**moved)
 
     def pixels(self, transform: ImageTransform) -> Tensor:
         """Return the images as (B, 3, S, S), normalised."""
@@ -102,7 +108,9 @@ class ImageSource:
 class TuningData:
     """Batches by step number, for `services.jobs.training.train`. Without kinds there are no hard negatives.
 
-    With `claims`, some of the images are pictures with claims, whose hard negatives are the false claims of a group.
+    With `claims`, the last of the images are pictures with claims, whose hard negatives are the false claims of a
+    group. If `excludes_true`, claims are rivals only of the pictures that they are false of, and captions of scenes,
+    whose truth is known of their own scene only, only of other scenes.
     """
 
     source: Source
@@ -112,6 +120,7 @@ class TuningData:
     seed: int
     num_images: int
     claims: ClaimedPictures | None = None
+    excludes_true: bool = False
 
     def __call__(self, step: int) -> TuningBatch:
         num_claimed = 0 if self.claims is None else self.claims.num_groups
@@ -122,16 +131,22 @@ class TuningData:
             made = self.hard_negatives.make(caption, self.kinds, self.seed * 1_000_000_007 + first + i)
             for kind, column in zip(self.kinds, columns, strict=True):
                 column.append(made[kind])
+        rivals = pictures = None
         if self.claims is not None:
-            pixels, groups = self.claims.false_claims(step)
+            claimed = self.claims.captioned(step)
+            pictures = claimed.pictures
             scenes = images if isinstance(images, Tensor) else render_scenes(images, self.claims.pictures.side)
-            images = torch.cat([scenes, pixels])
-            captions = [*captions, *(right for right, _ in groups)]
+            images = torch.cat([scenes, pictures.pixels])
+            if self.excludes_true:
+                others = torch.ones(len(scenes), len(scenes), dtype=torch.bool)
+                rivals = torch.block_diag(others, ~claimed.is_true)  # type: ignore[no-untyped-call]
+            captions = [*captions, *(right for right, _ in claimed.groups)]
             for number, column in enumerate(columns):
-                column += [wrong[number] if number < len(wrong) else None for _, wrong in groups]
+                column += [wrong[number] if number < len(wrong) else None for _, wrong in claimed.groups]
         texts = [*captions, *(text for column in columns for text in column if text is not None)]
         exists = torch.tensor([[text is not None for text in column] for column in columns], dtype=torch.bool)
-        return TuningBatch(images, self.tokenizer(texts), exists.view(len(self.kinds), len(captions)))
+        exists = exists.view(len(self.kinds), len(captions))
+        return TuningBatch(images, self.tokenizer(texts), exists, rivals, pictures)
 
 
 class SceneLexicon:

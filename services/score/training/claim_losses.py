@@ -18,7 +18,7 @@ from services.nn.text_transformer import clamped_scale
 from services.score.data.claimed_pictures import NUM_ALTERNATIVES, ClaimBatch, PictureBatch, centered_things
 from services.score.data.claims import MAX_THINGS, RELATIONS
 from services.score.fsc_clip import ImageFeatures, TextFeatures, mean_local_similarity, token_cosines
-from services.score.training.caption_states import read_captions, word_states
+from services.score.training.caption_states import encode_by_length, read_captions, word_states
 from services.score.training.fact_space import (
     BOUND,
     COLOR,
@@ -28,7 +28,6 @@ from services.score.training.fact_space import (
     FactSpace,
     values_of_things,
 )
-from services.score.training.objectives import encode_by_length
 from services.score.training.word_labels import WordNaming
 
 K = 1 + NUM_ALTERNATIVES

@@ -7,22 +7,21 @@ from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from services.jobs.training import gather, world_size
 from services.nn.image_transform import ImageTransform
 from services.nn.text_transformer import MAX_LOG_SCALE
-from services.score.fsc_clip import FscClipWeights, TextFeatures, clip_loss, fsc_clip_losses, negclip_loss
-from services.score.model.dense_features import encode_images, encode_texts
+from services.score.fsc_clip import FscClipWeights, clip_loss, fsc_clip_losses, negclip_loss
+from services.score.model.dense_features import encode_images
 from services.score.training.batches import TuningBatch
+from services.score.training.caption_states import encode_by_length
+from services.score.training.picture_naming import PictureNaming
 
 # "clip" uses no negatives, "negclip" adds them to the batch's softmax, "global" is FSC-CLIP without its local loss and
 # without its regularisation of the global one (plain cross-entropy).
 Method = Literal["clip", "negclip", "global", "fsc-clip"]
 METHODS: tuple[Method, ...] = get_args(Method)
-
-TEXT_GROUPS = 3
 
 
 def method_weights(method: Method, weights: FscClipWeights) -> FscClipWeights:
@@ -40,7 +39,8 @@ class TuningLoss(nn.Module):
     loss as one process on the whole batch; without, as released, NegCLIP's softmax contains only the process's own hard
     negatives, and a hard negative loss is the mean of the processes' means.
 
-    Batch norm of a convolutional stem keeps its statistics, and the temperature stays within [0, ln 100].
+    Batch norm of a convolutional stem keeps its statistics, and the temperature stays within [0, ln 100]. With
+    `naming`, the image tower also names the facts of a batch's pictures.
     """
 
     def __init__(
@@ -50,8 +50,10 @@ class TuningLoss(nn.Module):
         weights: FscClipWeights | None = None,
         *,
         gather_negatives: bool = True,
+        naming: PictureNaming | None = None,
     ) -> None:
         super().__init__()
+        self.naming = naming
         self.clip, self.transform = tuned
         self.method = method
         self.weights = method_weights(method, weights or FscClipWeights())
@@ -59,7 +61,7 @@ class TuningLoss(nn.Module):
 
     def train(self, mode: bool = True) -> "TuningLoss":
         super().train(mode)
-        for module in self.modules():
+        for module in self.clip.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
                 module.eval()
         return self
@@ -74,7 +76,9 @@ class TuningLoss(nn.Module):
         image_features, captions = gather(images.pooled), gather(texts.pooled[:num_images])
         if self.method == "negclip":
             return self._negclip(image_features, captions, texts.pooled[num_images:], batch.exists.numel())
-        clip = clip_loss(image_features, captions, scale)
+        clip = clip_loss(image_features, captions, scale, _all_rivals(batch.rivals))
+        if self.naming is not None and batch.pictures is not None:
+            clip = clip + self.naming(images, batch.pictures)
         if self.method == "clip":
             return clip
         losses = fsc_clip_losses(images, texts, batch.exists, scale, self.weights)
@@ -91,19 +95,12 @@ class TuningLoss(nn.Module):
         return negclip_loss(images, torch.cat([captions, negatives]), scale, num_zeros=num_zeros)
 
 
-def encode_by_length(clip: Any, input_ids: Tensor) -> TextFeatures:
-    """Encode texts, on a CPU in TEXT_GROUPS groups of similar length, because padding costs as much as words."""
-    if input_ids.device.type != "cpu":
-        return encode_texts(clip, input_ids)
-    order = (input_ids != 0).sum(dim=1).argsort(stable=True)
-    groups = [encode_texts(clip, input_ids[some]) for some in order.tensor_split(TEXT_GROUPS) if len(some)]
-    longest = max(group.mask.shape[1] for group in groups)
-    padded = [F.pad(group.tokens, (0, 0, 0, longest - group.mask.shape[1])) for group in groups]
-    masks = [F.pad(group.mask, (0, longest - group.mask.shape[1])) for group in groups]
-    back = order.argsort()
-    return TextFeatures(
-        torch.cat([group.pooled for group in groups])[back], torch.cat(padded)[back], torch.cat(masks)[back]
-    )
+def _all_rivals(rivals: Tensor | None) -> Tensor | None:
+    """Put the rivals of all processes on the diagonal of one matrix; captions of others are not known to be wrong."""
+    if rivals is None or world_size() == 1:
+        return rivals
+    joined: Tensor = torch.block_diag(*gather(rivals).chunk(world_size()))  # type: ignore[no-untyped-call]
+    return joined
 
 
 def _share_of_rows(exists: Tensor) -> Tensor | float:

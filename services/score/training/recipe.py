@@ -28,7 +28,10 @@ class Recipe:
     means no label smoothing. A negative that a caption lacks is left out of a softmax or, with `missing` "zero", has a
     logit of 0, as in the released code. With a `lora_rank`, only low-rank matrices are trained; `lora_official_init`
     initialises them as in the released code. `min_area` is the smallest part of an image that a random crop keeps,
-    `claimed` the share of generated images that are pictures of any kind with claims; the others are scenes.
+    `claimed` the share of generated images that are pictures of any kind with claims; the others are scenes. Of the
+    claims, `close` is the share about pictures drawn for a fact that is hard to see: a number, textures, sizes or an
+    absence. If `excludes_true`, claims that are true of another picture of a batch are not counted as wrong there.
+    `named` is the weight of naming these pictures' facts by heads that are discarded.
 
     Raises ValueError for invalid values.
     """
@@ -53,6 +56,9 @@ class Recipe:
     lora_official_init: bool = False
     min_area: float = 0.9
     claimed: float = 0.0
+    close: float = 0.0
+    excludes_true: bool = False
+    named: float = 0.0
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -66,7 +72,7 @@ class Recipe:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} is at least 1, not {value}")
-        for name in ("lambda_global", "lambda_local", "gamma", "weight_decay", "warmup_steps"):
+        for name in ("lambda_global", "lambda_local", "gamma", "weight_decay", "warmup_steps", "named"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} is a finite number of at least 0, not {getattr(self, name)}")
         for name in ("learning_rate", "min_area"):
@@ -74,6 +80,10 @@ class Recipe:
                 raise ValueError(f"{name} is above 0 and at most 1, not {getattr(self, name)}")
         if not 0 <= self.claimed < 1:
             raise ValueError(f"claimed is a share below 1, not {self.claimed}")
+        if not 0 <= self.close <= 1:
+            raise ValueError(f"close is a share from 0 to 1, not {self.close}")
+        if self.excludes_true and self.method == "negclip":
+            raise ValueError("negclip counts all captions of other images as wrong: excludes_true is not for it")
         if not 0 <= self.beta < 1:
             raise ValueError(f"beta is a share below 1, not {self.beta}")
         if self.missing not in get_args(Missing):

@@ -22,7 +22,7 @@ from services.nn.clip_model import ClipModel, create_clip, save_clip
 from services.nn.text_transformer import MAX_LOG_SCALE
 from services.score.data.captioned_images import CaptionedImages, open_shards, open_table
 from services.score.data.claimed_pictures import ClaimedPictures, Pictures
-from services.score.evaluation.claim_protocol import ClaimProtocol
+from services.score.evaluation.claim_protocol import claim_metrics
 from services.score.evaluation.scene_protocol import SceneProtocol
 from services.score.fsc_clip import Missing, interpolate
 from services.score.model.checkpoint import FSC_CLIP_KIND, FscClipCheckpoint, save_fsc_clip
@@ -42,6 +42,7 @@ from services.score.training.fact_space import FactSpace
 from services.score.training.lora import add_lora, merged_state_dict
 from services.score.training.mixed import MixedData, MixedLoss, MixedReading
 from services.score.training.objectives import TuningLoss
+from services.score.training.picture_naming import PictureNaming
 from services.score.training.recipe import Recipe, read_recipe
 from services.score.training.scene_clip import (
     CAPTION_PAIRS,
@@ -254,10 +255,11 @@ def fsc_clip(
     claims = None
     if files is None and (num_claimed := int(chosen.claimed * run.num_examples)):
         pictures = Pictures(seed + 4_000, num_claimed, before.transform.size[0])
-        claims = ClaimedPictures(before.tokenizer, pictures, num_claimed)
-    theta1 = _tune(
-        run, chosen, before, TuningData(source, before.tokenizer, made, chosen.kinds, seed, run.num_examples, claims)
+        claims = ClaimedPictures(before.tokenizer, pictures, num_claimed, chosen.close)
+    made_batches = TuningData(
+        source, before.tokenizer, made, chosen.kinds, seed, run.num_examples, claims, chosen.excludes_true
     )
+    theta1 = _tune(run, chosen, before, made_batches)
     if rank() == 0:
         tuned = create_clip(before.config, before.merges)
         tuned.model.load_state_dict(interpolate(theta0, theta1, alpha))
@@ -278,15 +280,19 @@ def _metrics(clip: ClipModel, num_evaluated: int, local_weight: float) -> dict[s
     if not num_evaluated:
         return {}
     scores = SceneProtocol("test", num_evaluated).evaluate(clip).metrics(local_weight)
-    return scores | ClaimProtocol(num_evaluated).evaluate(clip).metrics(local_weight)
+    return scores | claim_metrics(clip, num_evaluated, local_weight)
 
 
 def _tune(run: Run, recipe: Recipe, clip: ClipModel, data: TuningData) -> dict[str, Tensor]:
     """Train `clip` in place, and return the tuned weights with low-rank matrices merged."""
     if recipe.lora_rank is not None:
         add_lora(clip.model, recipe.lora_rank, official_init=recipe.lora_official_init)
-    tuned = (clip.model, clip.transform)
-    train(run, TuningLoss(tuned, recipe.method, recipe.weights, gather_negatives=recipe.gather_negatives), data)
+    naming = PictureNaming(clip.model, recipe.named) if recipe.named > 0 else None
+    loss = TuningLoss(
+        (clip.model, clip.transform), recipe.method, recipe.weights, gather_negatives=recipe.gather_negatives,
+        naming=naming,
+    )  # fmt: skip
+    train(run, loss, data)
     with torch.no_grad():
         clip.model.logit_scale.clamp_(0, MAX_LOG_SCALE)
     return clip.model.state_dict() if recipe.lora_rank is None else merged_state_dict(clip.model)

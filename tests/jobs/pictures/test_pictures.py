@@ -95,6 +95,15 @@ def test_a_variety_draws_only_what_it_allows() -> None:
             assert abs(thing.angle) < 0.2
 
 
+def test_a_variety_bounds_how_fine_and_how_faint_a_texture_is() -> None:
+    coarse = Variety(textured=1.0, outlines=0.0, periods=(0.2, 0.9), finest=0.06, mixes=(0.8, 1.0))
+    for picture in drawn(coarse):
+        for thing in (thing for thing in picture.things if thing.texture != "plain"):
+            assert thing.period * thing.radius > 0.06 - 1e-9
+            assert 0.2 <= thing.period <= max(0.9, 0.06 / thing.radius)
+            assert min(math.dist(thing.second_rgb, (white,) * 3) for white in (0.0, 1.0)) < 0.36
+
+
 def test_the_default_variety_draws_everything() -> None:
     pictures_ = drawn(Variety(aspects=2.0), 600)
     things = [thing for picture in pictures_ for thing in picture.things]

@@ -51,11 +51,29 @@ def test_a_thing_is_found_in_the_patch_of_its_centre() -> None:
 
 
 def test_false_claims_are_false_of_their_picture() -> None:
-    pixels, groups = ClaimedPictures(tokenizer(), Pictures(3, 10, 32), 10).false_claims(2)
-    assert len(pixels) == len(groups) == 10
-    for right, wrong in groups:
+    captioned = ClaimedPictures(tokenizer(), Pictures(3, 12, 32), 10).captioned(2)
+    assert len(captioned.pictures.pixels) == len(captioned.groups) == 10
+    for right, wrong in captioned.groups:
         assert right not in wrong
-    assert sum(len(wrong) for _, wrong in groups) > 15
+    assert sum(len(wrong) for _, wrong in captioned.groups) > 15
+
+
+def test_captions_are_true_of_their_own_pictures_and_of_some_others() -> None:
+    data = ClaimedPictures(tokenizer(), Pictures(3, 30, 16), 30, close=0.5)
+    is_true = data.captioned(1).is_true
+    assert is_true.shape == (30, 30)
+    assert is_true.diagonal().float().mean() > 0.9
+    drawn = data(1)
+    assert torch.equal(is_true.T, drawn.is_true.view(30, 4, 30)[:, 0])
+    denials = [i for i, group in enumerate(data.claims(1)) if group[0].number == 0]
+    assert denials
+    assert is_true[:, denials].float().mean() > 0.5  # most pictures lack what one lacks
+
+
+def test_close_claims_take_their_share_and_leave_the_others_as_they_are() -> None:
+    wide, half = (ClaimedPictures(tokenizer(), Pictures(3, 8, 16), 8, close=close)(1) for close in (0.0, 0.5))
+    is_same = (wide.pictures.pixels == half.pictures.pixels).flatten(1).all(dim=1)
+    assert is_same.tolist() == [False] * 4 + [True] * 4
 
 
 def test_codes_are_places_in_the_lists_of_values() -> None:

@@ -43,9 +43,11 @@ def test_the_packaged_starter_is_one_row_as_it_is_served(tmp_path: Path) -> None
     alone = {f"global_{kind}": 40.0 for kind in COMPOSITION}
     describe(tmp_path, "wide-base-0", 0, 50)
     describe(tmp_path, "starter-0", 0, 70, metrics=alone, training={"alpha": 0.6, "local_weight": 0.2})
+    describe(tmp_path, "wide-0", 0, 65, metrics=alone, training={"alpha": 0.5, "local_weight": 0.2})
     found = {result.run: result.scores["0"] for result in collect(tmp_path)}
-    assert found.keys() == {"wide-base", "starter"}
+    assert found.keys() == {"wide-base", "wide", "starter"}
     assert (found["starter"]["comp"], found["starter"]["alpha"]) == (70, 0.6)
+    assert (found["wide"]["comp"], found["wide"]["alpha"]) == (65, 0.5)
 
 
 def test_tables_tell_mean_and_spread(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import io
 import json
 import random
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from PIL import Image
 
 from services.score.data.captioned_images import CaptionedImages, Unreadable, open_shards, open_table
+from services.score.data.claimed_pictures import ClaimedPictures, Pictures
 from services.score.data.scenes import GroupScenes
 from services.score.negatives.annotation import TextBlobAnnotator
 from services.score.negatives.hard_negatives import HardNegatives
@@ -73,6 +75,22 @@ def tuning_data(source: ImageSource | SceneSource, *, num_images: int = 4) -> Tu
     return TuningData(
         source, tiny_clip().tokenizer, HardNegatives(TextBlobAnnotator(), SceneLexicon()), KINDS, 3, num_images
     )
+
+
+def test_claims_are_rivals_only_of_pictures_that_they_are_false_of() -> None:
+    clip = tiny_clip()
+    claims = ClaimedPictures(clip.tokenizer, Pictures(2, 6, IMAGE_SIZE), 6, close=0.5)
+    made = HardNegatives(TextBlobAnnotator(), SceneLexicon())
+    data = TuningData(SceneSource(), clip.tokenizer, made, KINDS, 3, 10, claims, excludes_true=True)
+    batch = data(1)
+    assert batch.rivals is not None
+    assert batch.pictures is not None
+    assert batch.rivals[:4, :4].all()
+    assert not batch.rivals[:4, 4:].any()
+    assert not batch.rivals[4:, :4].any()
+    assert torch.equal(batch.rivals[4:, 4:], ~claims.captioned(1).is_true)
+    assert torch.equal(batch.pictures.pixels, batch.images[4:])  # type: ignore[index]
+    assert replace(data, excludes_true=False)(1).rivals is None
 
 
 def test_an_epoch_holds_every_example_once_in_an_order_of_its_own(tmp_path: Path) -> None:

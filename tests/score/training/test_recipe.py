@@ -78,6 +78,9 @@ def test_a_recipe_may_be_a_file(tmp_path: Path) -> None:
         ("lambda_local = -1.0", "lambda_local"),
         ("learning_rate = 0.0", "learning_rate"),
         ("lerning_rate = 1e-3", "lerning_rate"),
+        ("close = 1.5", "close is a share"),
+        ("named = -1.0", "named"),
+        ('method = "negclip"\nexcludes_true = true', "excludes_true is not for it"),
     ],
 )
 def test_what_makes_no_training_is_refused_by_name(tmp_path: Path, text: str, message: str) -> None:

@@ -41,6 +41,12 @@ def test_the_best_composition_that_forgets_nothing_is_chosen() -> None:
     assert choose(forgetful, margin=1.0).alpha == 0.0
 
 
+def test_close_claims_and_some_loss_of_recall_may_count() -> None:
+    closer = [replace(blend, close=90 - 40 * abs(blend.alpha - 0.3)) for blend in blends()]
+    assert choose(closer, margin=1.0, close=0.5).alpha == 0.3
+    assert choose(closer, margin=1.0, recall_margin=1.0).alpha == 0.6
+
+
 def test_the_plot_has_a_mark_for_every_share_and_both_scores() -> None:
     svg = plot(blends())
     marks = Counter(re.findall(r'<use xlink:href="(#\w+)"', svg))
