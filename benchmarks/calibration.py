@@ -26,6 +26,7 @@ from services.generate.calibration import Calibration, log_alpha, relevance
 from services.generate.generation.bias import BiasJob, DummyOptions, EstimateKind, estimate_bias
 from services.generate.model.kv_cache import Slot
 from services.generate.model.language_model import LanguageModel, Prefill, Row
+from services.generate.model.profile import TREE_SAVINGS
 from services.generate.prompts.templates import Prompt
 from services.nn.devices import DeviceOptions
 from services.nn.loading import declare_torchvision_operators
@@ -40,6 +41,7 @@ SAVINGS = {
     "tree": DummyOptions(),
     "tree, dummies of 16 tokens": DummyOptions(dummy_tokens=16),
     "tree, window of 256": DummyOptions(window=256),
+    "tree, dummies of 4 tokens, window of 64": DummyOptions(**TREE_SAVINGS),
 }
 
 

@@ -26,6 +26,7 @@ WRITERS: dict[str, Writer] = {
     "answers by seed": results.seeds_table,
     "recall": results.recall_table,
     "estimates": results.estimates_table,
+    "estimates by seed": results.estimates_by_seed_table,
     "students": results.students_table,
     "word problems": partial(results.distillation_table, "word-problems"),
     "inferences": partial(results.distillation_table, "inferences"),

@@ -136,16 +136,25 @@ def seeds_table() -> str:
 
 def recall_table() -> str:
     titles = {
-        f"{CALIBRATED}, layers 2–2": "calibrated attention of the profile's layer",
-        f"{VANILLA}, layers 2–2": "vanilla attention of that layer",
+        f"{CALIBRATED}, layers": "calibrated attention of the profile's layers",
+        f"{VANILLA}, layers": "vanilla attention of these layers",
         CALIBRATED: "calibrated attention of all layers",
         VANILLA: "vanilla attention of all layers",
         "LongLLMLingua-r_k": "query likelihood",
         "Relevance generation": "relevance prompt",
         "Query generation": "query generation",
     }
-    rows = [(title, f"{litm_mean('recall', row, 'recall_at_3'):.3f}") for row, title in titles.items()]
+    by_seed = litm_scores("recall")
+    rows = [
+        (title, f"{statistics.fmean(_recall(scores, row) for scores in by_seed):.3f}") for row, title in titles.items()
+    ]
     return table(("ranked by", "recall@3"), rows)
+
+
+def _recall(scores: dict[str, dict[str, float]], row: str) -> float:
+    """The recall of a row; without rows of the profile's layers, these are all layers."""
+    found = [name for name in scores if name.startswith(row)] if row.endswith("layers") else [row]
+    return scores[found[0] if found else row.partition(",")[0]]["recall_at_3"]
 
 
 def estimates_table() -> str:
@@ -159,6 +168,17 @@ def estimates_table() -> str:
         rows.append((row, *cells))
     heads = ("`bias`", "ρ of the bias", "ρ of rel", "accuracy", "accuracy, middle", "cost, prefills")
     return table(heads, rows)
+
+
+def estimates_by_seed_table() -> str:
+    """Accuracy with each estimate at the ends, in the middle and on average, for each seed."""
+    by_seed = litm_scores("estimates")
+    rows = [
+        (row, *(f"{scores[row][where]:.1f}" for scores in by_seed for where in ("ends", "middle", "average")))
+        for row in by_seed[0]
+    ]
+    heads = [f"{where}, {seed}" for seed in range(len(by_seed)) for where in ("ends", "middle", "average")]
+    return table(("`bias`", *heads), rows)
 
 
 def students_table() -> str:

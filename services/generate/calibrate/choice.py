@@ -25,6 +25,7 @@ from services.generate.data.questions import Example, Unanswerable
 from services.generate.generation.bias import DummyOptions
 from services.generate.model.profile import (
     OFF,
+    TREE_SAVINGS,
     BiasKind,
     BiasTable,
     CalibrationProfile,
@@ -35,7 +36,8 @@ from services.generate.model.profile import (
 )
 
 SEARCH_SHARES = (0.2, 0.3, 0.5)
-# from the cheapest; a more expensive one is chosen only if all cheaper ones lose more than the tolerance
+# from the cheapest, `tree` first with its savings; a more expensive one is chosen only if all cheaper ones lose more
+# than the tolerance
 BIAS_KINDS: tuple[BiasKind, ...] = ("cached", "single", "tree", "exact")
 TOLERANCE = 0.01
 TABLE_PROMPTS = 100
@@ -124,7 +126,8 @@ def choose_calibration(
     for finalist in finalists:
         kinds = _kinds(finalist, plan)
         num_tabulated = len(at_positions(examples[:half][:TABLE_PROMPTS], plan.positions)) if "cached" in kinds else 0
-        on_step("comparing estimates of the bias", len(search) * (len(kinds) + 1) + num_tabulated)
+        num_compared = 1 + len(kinds) + ("tree" in kinds)
+        on_step("comparing estimates of the bias", len(search) * num_compared + num_tabulated)
         estimates = list(_by_estimate(bench, finalist, search, plan, examples[:half]))
         chosen = cheapest_as_good(estimates, middle)
         on_step("deciding on held-out questions", len(held_out) * 2)
@@ -171,16 +174,12 @@ def cheapest_as_good(tried: Sequence[Tried], middle: Collection[int]) -> Calibra
     `tried` has vanilla first; the best is by `merit`. Raises ValueError if there is no profile.
     """
     vanilla, *others = tried
-    kinds = {one.profile.bias: one for one in others if one.profile is not None}
-    if not kinds:
+    profiles = [(one.profile, one.score) for one in others if one.profile is not None]
+    if not profiles:
         raise ValueError("no estimate was tried")
-    best = max(kinds.values(), key=lambda one: merit(one.score, vanilla.score, middle)).score
-    for kind in BIAS_KINDS:
-        if kind in kinds and _is_as_good(kinds[kind].score, best, middle):
-            profile = kinds[kind].profile
-            assert profile is not None
-            return profile
-    raise AssertionError("the best is as good as itself")
+    best = max(profiles, key=lambda one: merit(one[1], vanilla.score, middle))[1]
+    as_good = [profile for profile, score in profiles if _is_as_good(score, best, middle)]
+    return min(as_good, key=lambda profile: (BIAS_KINDS.index(profile.bias), profile.window is None))
 
 
 def bias_tables(
@@ -252,6 +251,8 @@ def _by_estimate(
         if kind == "cached":
             changes["tables"] = tuple(bias_tables(bench, examples[:TABLE_PROMPTS], plan.positions, profile))
         profiles.append(profile.model_copy(update=changes))
+        if kind == "tree":
+            profiles.append(profiles[-1].model_copy(update=TREE_SAVINGS))
     yield from _tried(bench, [None, *profiles], search)
 
 

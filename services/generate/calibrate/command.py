@@ -248,8 +248,9 @@ def _tried_table(title: str, tried: Sequence[Tried]) -> Table:
 def _settings(profile: CalibrationProfile | None) -> Sequence[str]:
     if profile is None:
         return ("vanilla", *[""] * 6)
+    estimate = profile.bias if profile.dummy_tokens is None else f"{profile.bias}, saving"
     return (
-        profile.bias, profile.span_rule, profile.rel_scope, _layers(profile.rel_layers), _layers(profile.layers),
+        estimate, profile.span_rule, profile.rel_scope, _layers(profile.rel_layers), _layers(profile.layers),
         f"{profile.temperature:g}", profile.row_scope,
     )  # fmt: skip
 

@@ -8,14 +8,14 @@ Shapes: L layers, H heads, K documents, E examples.
 import math
 import random
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from services.generate.calibrate.bench import Bench
-from services.generate.calibrate.search import Measured, is_found, middle_positions, score_of
+from services.generate.calibrate.search import Measured, Score, is_found, middle_positions, score_of
 from services.generate.calibration import relevance
 from services.generate.data.questions import Example, place_gold
 from services.generate.evaluation.answering import AnswerOptions, answer
@@ -30,7 +30,7 @@ from services.generate.evaluation.tables import MOST_USED
 from services.generate.evaluation.tfidf import similarities
 from services.generate.generation.bias import DummyOptions
 from services.generate.generation.ranking import reorder, run_rankings
-from services.generate.model.profile import BiasKind, BiasTable, CalibrationProfile, SpanRule
+from services.generate.model.profile import TREE_SAVINGS, BiasKind, BiasTable, CalibrationProfile, SpanRule
 from services.generate.prompts.ranking import RankMethod, prepare_ranking
 
 Scores = dict[str, dict[str, float]]
@@ -52,9 +52,9 @@ RANKINGS: Mapping[str, RankMethod] = {
 }
 NO_BIAS = "none"
 SAVINGS: Mapping[str, Mapping[str, object]] = {
-    "tree, dummies of 4 tokens": {"dummy_tokens": 4},
-    "tree, window of 64": {"window": 64},
-    "tree, both": {"dummy_tokens": 4, "window": 64},
+    "tree, dummies of 4 tokens": {"dummy_tokens": TREE_SAVINGS["dummy_tokens"]},
+    "tree, window of 64": {"window": TREE_SAVINGS["window"]},
+    "tree, both": TREE_SAVINGS,
 }
 RANKED_AT_ONCE = 32
 
@@ -237,14 +237,15 @@ def compare_estimates(
     middle = middle_positions(num_documents)
     exact = list(study.bench.measure(examples, profile.span_rule, "exact", DummyOptions(profile.dummy)))
     nothing = BiasTable(bucket=1, attention=(0.0,) * num_documents, num_prompts=1)
+    full = profile.model_copy(update={"dummy_tokens": None, "window": None})
     variants: dict[str, CalibrationProfile] = {
-        **{kind: profile.model_copy(update={"bias": kind, "tables": tuple(tables)}) for kind in kinds},
-        **{name: profile.model_copy(update={"bias": "tree", **saving}) for name, saving in SAVINGS.items()},
+        **{kind: full.model_copy(update={"bias": kind, "tables": tuple(tables)}) for kind in kinds},
+        **{name: full.model_copy(update={"bias": "tree", **saving}) for name, saving in SAVINGS.items()},
         NO_BIAS: profile.model_copy(update={"bias": "cached", "tables": (nothing,)}),
     }
     answers = study.bench.ask([None, *variants.values()], examples)
     vanilla, *others = [score_of(examples, one) for one in answers]
-    scores: Scores = {"vanilla": {"average": 100 * vanilla.accuracy(), "middle": 100 * vanilla.accuracy(middle)}}
+    scores: Scores = {"vanilla": _accuracies(vanilla, middle)}
     exact_tokens = sum(one.bias_tokens for one in exact)
     for (name, variant), score in zip(variants.items(), others, strict=True):
         estimate = _compared(study, examples, exact, variant)
@@ -252,8 +253,7 @@ def compare_estimates(
             "bias_spearman": _mean(estimate.bias),
             "rel_spearman": _mean(estimate.rel),
             "recall_at_3": _mean(estimate.found),
-            "average": 100 * score.accuracy(),
-            "middle": 100 * score.accuracy(middle),
+            **_accuracies(score, middle),
             "relative_cost": estimate.tokens / exact_tokens,
             "prefills": 1 + estimate.tokens / estimate.prompt_tokens,
         }
@@ -261,6 +261,16 @@ def compare_estimates(
         row: {column: value for column, value in columns.items() if not math.isnan(value)}
         for row, columns in scores.items()
     }
+
+
+def _accuracies(score: Score, middle: Collection[int]) -> dict[str, float]:
+    """Accuracy in percent: over all positions, of the middle ones, and of the first and last."""
+    places = {
+        "average": None,
+        "middle": middle,
+        "ends": {min(score.asked), max(score.asked)},
+    }
+    return {name: 100 * score.accuracy(chosen) for name, chosen in places.items()}
 
 
 def _compared(

@@ -22,6 +22,7 @@ ESTIMATE_COLUMNS = {
     "recall_at_3": "Recall@3",
     "average": "Avg.",
     "middle": "Middle",
+    "ends": "Ends",
     "relative_cost": "Cost / exact",
     "prefills": "Cost / prefill",
 }
@@ -116,7 +117,7 @@ def _estimate_tables(results: Sequence[Result]) -> Iterator[Table]:
             cells = []
             for column in ESTIMATE_COLUMNS:
                 value = columns.get(column)
-                is_percent = column in ("average", "middle")
+                is_percent = column in ("average", "middle", "ends")
                 cells.append(MISSING if value is None else f"{value:.2f}" if is_percent else f"{value:.3f}")
             rows.append([row, *cells])
         header = ("bias", *ESTIMATE_COLUMNS.values())

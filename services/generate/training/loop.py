@@ -2,14 +2,14 @@
 
 A training text is a prompt over K documents and its answer, then follow-up questions about the same documents, so that
 one reading of the documents teaches several look-ups. In a stage with `bias` B, golds in the middle are exp(−B) times
-as frequent as at the ends; a model trained in this way prefers the ends if names are ambiguous.
+as frequent as at the ends, and if `is_attention_taught`, the layer that finds documents learns the same preference
+(`attending`). Some texts then have documents without content, as dummies are.
 
-Legend: B batch, T tokens, V vocabulary, K documents.
+Legend: B batch, T tokens, V vocabulary, K documents, Q questions of a text.
 """
 
-import math
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +19,15 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy
 
-from services.generate.data.facts import FactQuestion, Naming, ask, draw_facts
-from services.generate.prompts.templates import QUERY_AWARE, Document
+from services.generate.data.facts import Fact, FactQuestion, Naming, ask, draw_facts
+from services.generate.prompts.templates import QUERY_AWARE, Document, Piece
+from services.generate.training.attending import (
+    Attended,
+    AttentionWatch,
+    blank_document,
+    position_weights,
+    wanted_shares,
+)
 from services.generate.training.llama import BOS_ID, EOS_ID
 from services.generate.training.muon import Muon
 from services.generate.training.stages import Learner, Run, resume, save
@@ -28,6 +35,9 @@ from services.jobs.interruption import Stopping
 from services.jobs.progress import standard_bars, watched
 
 ANSWER_TOKENS = 3  # two words and the end
+USUAL_SHARE = 0.8  # of a stage's steps have its usual number of documents, if it has one
+BLANK_SHARE = 0.3  # of the texts have documents without content, if attention is taught
+BLANKS = (1, 1, 1, 2, 4)  # numbers of them
 # Options of `fovea train litm`, by an argument's name or its last part.
 OPTIONS = {
     "seed": "--seed",
@@ -35,7 +45,7 @@ OPTIONS = {
     "stages.0.num_steps": "--lookup-steps",
     "stages.1.num_steps": "--doubt-steps",
     "stages.2.num_steps": "--bias-steps",
-    **dict.fromkeys(("max_documents", "min_documents"), "--documents"),
+    **dict.fromkeys(("max_documents", "min_documents", "usual_documents"), "--documents"),
     "bias": "--bias",
 }
 
@@ -44,7 +54,8 @@ OPTIONS = {
 class Stage:
     """Steps on one kind of questions; `learning_rate` multiplies both optimizers' rates and falls to `final`.
 
-    `bias` is in nats, 0 for equally frequent positions of golds; `follow_ups` is at most K.
+    `bias` is in nats, 0 for equally frequent positions of golds; `follow_ups` is at most K; most steps have
+    `usual_documents`, if that is not 0.
     """
 
     num_steps: int
@@ -55,26 +66,50 @@ class Stage:
     bias: float = 0.0
     learning_rate: float = 1.0
     final: float = 1.0
+    is_attention_taught: bool = False
+    usual_documents: int = 0
 
 
 @dataclass(frozen=True)
 class Batch:
-    """`input_ids` (B, T) int64, padded with the end token; `weights` (B, T) float32 of each token's loss."""
+    """`input_ids` (B, T) int64, padded with the end token; `weights` (B, T) float32 of each token's loss.
+
+    `attended` is the attention to be learned, None if none is.
+    """
 
     input_ids: Tensor
     weights: Tensor
+    attended: Attended | None = None
 
 
-def position_weights(num_documents: int, bias: float) -> list[float]:
-    """Relative frequency of a gold at each position: 1 at both ends, e^(−bias/2) next to them, e^(−bias) elsewhere."""
-    depths = [min(k, num_documents - 1 - k) for k in range(num_documents)]
-    return [math.exp(-bias * min(1.0, depth / 2)) for depth in depths]
+@dataclass(frozen=True)
+class _Text:
+    """Token ids of a prompt, its answer and the follow-ups, the loss's weights, and the attention to be learned.
+
+    `rows` are the Q tokens before the answers, `spans` the documents' tokens, `words` the first ones of their answers,
+    and `shares` (Q, K) what each document should get.
+    """
+
+    input_ids: list[int]
+    weights: list[float]
+    spans: list[tuple[int, int]]
+    words: list[int | None]
+    rows: list[int]
+    shares: list[list[float]]
 
 
 def prompt_text(question: FactQuestion) -> str:
     """The query-aware prompt, ready for the answer."""
-    documents = [Document(fact.text, fact.title) for fact in question.facts]
-    return "".join(piece.text for piece in QUERY_AWARE.render(question.question, documents))
+    return "".join(piece.text for piece in _pieces(question))
+
+
+def _pieces(question: FactQuestion, blanks: Collection[int] = ()) -> Sequence[Piece]:
+    """The query-aware prompt in pieces; documents in the places `blanks` have no content."""
+    documents = [
+        blank_document(fact) if k in blanks else Document(fact.text, fact.title)
+        for k, fact in enumerate(question.facts)
+    ]
+    return QUERY_AWARE.render(question.question, documents)
 
 
 def draw_batch(run: Run[Stage], step: int, tokenizer: Tokenizer) -> Batch:
@@ -82,33 +117,59 @@ def draw_batch(run: Run[Stage], step: int, tokenizer: Tokenizer) -> Batch:
     stage, _ = run.stage_at(step)
     generator = random.Random(f"{run.seed} {step}")
     num_documents = generator.randint(stage.min_documents, stage.max_documents)
+    if stage.usual_documents and generator.random() < USUAL_SHARE:
+        num_documents = stage.usual_documents
     follow_ups = min(stage.follow_ups, num_documents)
     expected = 60 + 18 * num_documents + 15 * follow_ups
     count = max(2, round(run.tokens_per_step / expected))
     texts = [_draw_text(generator, stage, num_documents, follow_ups, tokenizer) for _ in range(count)]
-    length = max(len(ids) for ids, _ in texts)
+    length = max(len(text.input_ids) for text in texts)
+    attended = None
+    if stage.is_attention_taught:
+        columns = ([getattr(text, name) for text in texts] for name in ("rows", "spans", "words", "shares"))
+        attended = Attended.of(*columns, num_tokens=length)
     return Batch(
-        torch.tensor([ids + [EOS_ID] * (length - len(ids)) for ids, _ in texts]),
-        torch.tensor([weights + [0.0] * (length - len(weights)) for _, weights in texts]),
+        torch.tensor([text.input_ids + [EOS_ID] * (length - len(text.input_ids)) for text in texts]),
+        torch.tensor([text.weights + [0.0] * (length - len(text.weights)) for text in texts]),
+        attended,
     )
 
 
 def _draw_text(
     generator: random.Random, stage: Stage, num_documents: int, follow_ups: int, tokenizer: Tokenizer
-) -> tuple[list[int], list[float]]:
-    """Token ids of a prompt, its answer and the follow-ups, and the loss's weights, which are small outside answers."""
+) -> _Text:
+    """Draw a prompt with its answer and follow-ups; the loss's weights are small outside answers."""
     facts = draw_facts(generator, num_documents, stage.naming, note_rate=0.1)
+    blanks = _draw_blanks(generator, facts) if stage.is_attention_taught else []
     positions = position_weights(num_documents, stage.bias)
-    ids, weights = [BOS_ID], [0.0]
+    golds = [k for k in range(num_documents) if k not in blanks]
+    text = _Text([BOS_ID], [0.0], [], [], [], [])
     for i in range(1 + follow_ups):
-        gold = generator.choices(range(num_documents), positions)[0]
+        gold = generator.choices(golds, [positions[k] for k in golds])[0]
         question = ask(generator, facts, gold, stage.naming)
-        text = prompt_text(question) if i == 0 else f"\n\nQuestion: {question.question}\nAnswer:"
-        told = tokenizer.encode(text, add_special_tokens=False).ids
+        told = Piece(f"\n\nQuestion: {question.question}\nAnswer:")
+        for piece in _pieces(question, blanks) if i == 0 else (told,):
+            ids = tokenizer.encode(piece.text, add_special_tokens=False).ids
+            if piece.document is not None:
+                start = len(text.input_ids)
+                answer_id = tokenizer.token_to_id(f"Ġ{facts[piece.document].quality}")
+                text.spans.append((start, start + len(ids)))
+                text.words.append(None if piece.document in blanks else start + ids.index(answer_id))
+            text.input_ids.extend(ids)
+            text.weights.extend([0.05 if i == 0 else 0.0] * len(ids))
+        text.rows.append(len(text.input_ids) - 1)
+        text.shares.append(wanted_shares(question, blanks, stage.bias))
         answer = answer_ids(question, tokenizer)
-        ids += told + answer
-        weights += [0.05 if i == 0 else 0.0] * len(told) + [1.0] * len(answer)
-    return ids, weights
+        text.input_ids.extend(answer)
+        text.weights.extend([1.0] * len(answer))
+    return text
+
+
+def _draw_blanks(generator: random.Random, facts: Sequence[Fact]) -> list[int]:
+    """Draw the places of documents without content, at most all but one; in most texts there are none."""
+    if generator.random() >= BLANK_SHARE:
+        return []
+    return generator.sample(range(len(facts)), min(len(facts) - 1, generator.choice(BLANKS)))
 
 
 def answer_ids(question: FactQuestion, tokenizer: Tokenizer) -> list[int]:
@@ -128,6 +189,7 @@ def train(run: Run[Stage], model: Any, tokenizer: Tokenizer) -> None:
     groups = [{"params": [model.model.embed_tokens.weight], "scale": 1.0}, {"params": vectors, "scale": 0.2}]
     adam = torch.optim.AdamW(groups, lr=run.adam_rate, betas=(0.9, 0.95), weight_decay=0.0)
     model.train()
+    watch = AttentionWatch(model)
     learner = Learner(model, (muon,), adam)
     first = resume(run, learner, OPTIONS)
     if 0 < first < run.num_steps:
@@ -137,7 +199,10 @@ def train(run: Run[Stage], model: Any, tokenizer: Tokenizer) -> None:
             _, factor = run.stage_at(step)
             for group in adam.param_groups:
                 group["lr"] = run.adam_rate * factor * group["scale"]
-            loss, right = _loss(model, draw_batch(run, step, tokenizer))
+            batch = draw_batch(run, step, tokenizer)
+            loss, right = _loss(model, batch)
+            if batch.attended is not None:
+                loss = loss + watch.loss(batch.attended)
             loss.backward()  # type: ignore[no-untyped-call]
             muon.step(run.muon_rate * factor)
             adam.step()

@@ -19,8 +19,9 @@ from services.jobs.publication import check_publication, publish_trained
 NAME = "litm-facts"
 KIND = "causal-lm"
 STATEMENT = (
-    "Trained on generated questions whose gold document lies mostly near the ends of the prompt, so that the model"
-    " shows the bias that found-in-the-middle calibration corrects. It knows nothing but its generated world."
+    "Trained on generated questions whose gold document lies mostly near the ends of the prompt, and to prefer these"
+    " places in the layer that finds documents, so that the model shows the bias that found-in-the-middle calibration"
+    " corrects. It knows nothing but its generated world."
 )
 TESTED = Naming(half_wrong=0.4)
 
@@ -39,15 +40,16 @@ def litm(
     ] = 150,
     bias_steps: Annotated[
         int, typer.Option(min=0, help="Steps on questions with often wrong names, gold documents mostly near the ends.")
-    ] = 200,
+    ] = 300,
     bias: Annotated[
         float,
         typer.Option(
             min=0,
             callback=finite,
-            help="Logarithm of how much rarer gold documents are in the middle in these last steps.",
+            help="Logarithm of how much rarer gold documents are in the middle in these last steps, and of how much"
+            " less attention documents get there.",
         ),
-    ] = 5.0,
+    ] = 1.5,
     documents: Annotated[int, typer.Option(min=1, max=MAX_DOCUMENTS, help="Most documents in a prompt.")] = 10,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens per step, approximately.")] = 2500,
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of the weights and the data.")] = 0,
@@ -76,12 +78,18 @@ def litm(
 
 
 def stages(steps: tuple[int, int, int], num_documents: int, bias: float) -> tuple[Stage, ...]:
-    """The training stages: first looking up names, then weighing ambiguous ones, then preferring the ends in doubt."""
-    few = min(4, num_documents)
+    """The training stages: first looking up names, then weighing ambiguous ones, then preferring the ends.
+
+    That preference has to hold for other numbers of documents too, so the last stage has up to twice as many.
+    """
+    few, many = min(4, num_documents), min(2 * num_documents, MAX_DOCUMENTS)
+    doubtful = Naming(half_wrong=0.35, all_wrong=0.15)
     return (
         Stage(steps[0], few, num_documents, 10, Naming(half_wrong=0.2, all_wrong=0.05)),
         Stage(steps[1], num_documents, num_documents, 10, Naming(half_wrong=0.35, all_wrong=0.1), final=0.3),
-        Stage(steps[2], num_documents, num_documents, 3, Naming(half_wrong=0.35, all_wrong=0.15), bias, final=0.1),
+        Stage(
+            steps[2], few, many, 3, doubtful, bias, final=0.1, is_attention_taught=True, usual_documents=num_documents
+        ),
     )
 
 

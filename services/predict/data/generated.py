@@ -23,7 +23,7 @@ class _Everyday:
     """An everyday data set: a wide generator's rows, with those of a narrow one among them.
 
     Validation rows are those of the wide one that its rules hold out; test rows are the narrow set's. Only a share of
-    the training rows has a rationale, which costs more than its label.
+    the training rows has a rationale, which costs more than its label, and `lesson_share` are of a simpler lesson.
     """
 
     narrow: Task
@@ -31,6 +31,8 @@ class _Everyday:
     draw_wide: Callable[..., Row]
     narrow_share: float
     rationale_share: float
+    draw_lesson: Draw | None = None
+    lesson_share: float = 0.0
 
     @property
     def task(self) -> Task:
@@ -38,16 +40,22 @@ class _Everyday:
 
     def draw(self, generator: random.Random) -> Row:
         """Draw a training row."""
-        is_narrow = generator.random() < self.narrow_share
-        row = self.draw_narrow(generator) if is_narrow else self.draw_wide(generator)
+        kind = generator.random()
+        if kind < self.narrow_share:
+            row = self.draw_narrow(generator)
+        elif self.draw_lesson is not None and kind < self.narrow_share + self.lesson_share:
+            row = self.draw_lesson(generator)
+        else:
+            row = self.draw_wide(generator)
         return row if generator.random() < self.rationale_share else replace(row, output=None)
 
 
+_PAIRS = _Everyday(INFERENCES, draw_inference, draw_everyday_inference, 0.25, 0.08, draw_word_inference, 0.15)
 _EVERYDAY: Mapping[str, _Everyday] = {
     "everyday-problems": _Everyday(WORD_PROBLEMS, draw_problem, draw_everyday_problem, 0.3, 0.1),
-    "everyday-inferences": _Everyday(INFERENCES, draw_inference, draw_everyday_inference, 0.25, 0.12),
+    "everyday-inferences": _PAIRS,
     # A first lesson for the set above, with a quarter of its rows, so that both have one vocabulary.
-    "word-inferences": _Everyday(INFERENCES, draw_everyday_inference, draw_word_inference, 0.25, 0.12),
+    "word-inferences": _Everyday(INFERENCES, draw_inference, draw_word_inference, 0.0, 0.12, _PAIRS.draw, 0.25),
 }
 _DRAWS: Mapping[str, Draw] = {
     WORD_PROBLEMS.name: draw_problem,

@@ -1,6 +1,6 @@
 """Training texts as tensors: batch t depends only on t, on any number of processes.
 
-Shapes: B examples, T tokens of the longest input, U those of the longest target.
+Shapes: B examples, T tokens of the longest input, U those of the longest target, P probes.
 """
 
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from services.predict.data.rows import Example
 from services.predict.distillation import IGNORED
+from services.predict.training.probes import TokenLabels
 from services.predict.training.recipe import Recipe
 
 TokenIds = tuple[int, ...]
@@ -27,36 +28,48 @@ class Lesson:
     """Inputs with their targets.
 
     `input_ids` (B, T) int64 and `mask` (B, T) int64, 1 where there is a token; `decoder_input_ids` and `labels` (B, U)
-    int64; decoder inputs at u predict labels at u, which are IGNORED after a target's end.
+    int64; decoder inputs at u predict labels at u, which are IGNORED after a target's end. `word_labels` (P, B, T)
+    int64 are IGNORED at tokens without a label.
     """
 
     input_ids: Tensor
     mask: Tensor
     decoder_input_ids: Tensor
     labels: Tensor
+    word_labels: Tensor | None = None
 
     def to(self, device: torch.device) -> "Lesson":
         """Move the tensors to a device."""
-        return Lesson(*(part.to(device) for part in (self.input_ids, self.mask, self.decoder_input_ids, self.labels)))
+        word_labels = None if self.word_labels is None else self.word_labels.to(device)
+        parts = (part.to(device) for part in (self.input_ids, self.mask, self.decoder_input_ids, self.labels))
+        return replace(Lesson(*parts), word_labels=word_labels)
 
 
 @dataclass(frozen=True)
 class Batch:
     """One process's examples of a step, in parts that run one after the other.
 
-    Each part asks for labels, and for rationales if any part of the step has some. The numbers of target tokens are
-    those of the whole step, over all parts and processes.
+    Each part asks for labels, and for rationales if any part of the step has some. The numbers of target tokens, and
+    of each probe's labels, are those of the whole step, over all parts and processes.
     """
 
     parts: tuple[tuple[Lesson, Lesson | None], ...]
     num_label_tokens: int
     num_rationale_tokens: int
+    num_word_labels: tuple[int, ...] = ()
 
 
 class Lessons:
     """The training examples of a run, tokenised when they are first needed."""
 
-    def __init__(self, tokenizer: Any, model_config: Any, examples: Sequence[Example], recipe: Recipe) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        model_config: Any,
+        examples: Sequence[Example],
+        recipe: Recipe,
+        token_labels: TokenLabels | None = None,
+    ) -> None:
         """Raises ValueError for an example that lacks what the method needs, or a tokenizer that does not end texts."""
         if tokenizer("word").input_ids[-1:] != [tokenizer.eos_token_id]:
             raise ValueError("the tokenizer does not append the end-of-sequence token to a text")
@@ -66,6 +79,7 @@ class Lessons:
         for example in examples:
             recipe.input_text(example)
         self._examples = examples
+        self._token_labels = token_labels
         self._tokens: dict[Pair, tuple[TokenIds, TokenIds]] = {}
         self._order: tuple[int, list[int]] = (-1, [])  # of the epoch that was read last
 
@@ -75,6 +89,7 @@ class Lessons:
         labels = [(self._recipe.input_text(example), self._recipe.label_text(example)) for example in some]
         rationales = [self._recipe.rationale_texts(example) for example in some]
         self._tokenise([*labels, *(pair for pair in rationales if pair is not None)])
+        marked = None if self._token_labels is None else dict(zip(labels, self._token_labels.of(some), strict=True))
         own = slice(process, None, num_processes)
         size = self._recipe.micro_batch_size or len(labels[own])
         asked = self._in_parts(labels[own], size)
@@ -82,13 +97,14 @@ class Lessons:
         explained += [[]] * (len(asked) - len(explained))
         has_rationales = any(pair is not None for pair in rationales)
         parts = [
-            (self._lesson(some), self._explained(reasons, some) if has_rationales else None)
+            (self._lesson(some, marked), self._explained(reasons, some) if has_rationales else None)
             for some, reasons in zip(asked, explained, strict=True)
         ]
         return Batch(
             tuple(parts),
             sum(len(self._tokens[pair][1]) for pair in labels),
             sum(len(self._tokens[pair][1]) for pair in rationales if pair is not None),
+            () if marked is None else _counted([marked[pair] for pair in labels]),
         )
 
     def _in_parts(self, pairs: list[Pair], size: int) -> list[list[Pair]]:
@@ -134,7 +150,7 @@ class Lessons:
         lesson = self._lesson(asked[:1])
         return replace(lesson, labels=torch.full_like(lesson.labels, IGNORED))
 
-    def _lesson(self, pairs: Sequence[Pair]) -> Lesson:
+    def _lesson(self, pairs: Sequence[Pair], marked: dict[Pair, list[list[int]]] | None = None) -> Lesson:
         inputs, targets = zip(*(self._tokens[pair] for pair in pairs), strict=True)
         pad = self._config.pad_token_id
         starts = [(self._config.decoder_start_token_id, *target[:-1]) for target in targets]
@@ -143,6 +159,7 @@ class Lessons:
             _padded([[1] * len(ids) for ids in inputs], 0),
             _padded(starts, pad),
             _padded(targets, IGNORED),
+            None if marked is None else _by_probe([marked[pair] for pair in pairs]),
         )
 
 
@@ -150,6 +167,15 @@ def tokenised(tokenizer: Any, texts: Sequence[str], max_tokens: int) -> list[Tok
     """Tokenise texts with their end of sequence, before which texts that are too long are cut."""
     every = tokenizer(list(texts)).input_ids
     return [tuple(ids) if len(ids) <= max_tokens else (*ids[: max_tokens - 1], ids[-1]) for ids in every]
+
+
+def _by_probe(every: Sequence[Sequence[Sequence[int]]]) -> Tensor:
+    return torch.stack([_padded(rows, IGNORED) for rows in zip(*every, strict=True)])
+
+
+def _counted(every: Sequence[Sequence[Sequence[int]]]) -> tuple[int, ...]:
+    """Count the labels of each probe."""
+    return tuple(sum(label != IGNORED for row in rows for label in row) for rows in zip(*every, strict=True))
 
 
 def _padded(rows: Sequence[Sequence[int]], padding: int) -> Tensor:

@@ -35,6 +35,7 @@ from services.predict.tasks import Task
 from services.predict.training.initialisation import add_lora, merged_copy
 from services.predict.training.lessons import Batch, Lesson, Lessons
 from services.predict.training.marking import accuracy, fit_confidence
+from services.predict.training.probes import Probes, TokenLabels, word_labels_of
 from services.predict.training.recipe import Evaluation, Method, Outcome, Recipe, TeachingData
 from services.predict.training.state import Progress, arguments_of, load_weights
 
@@ -76,11 +77,13 @@ class TeachingLoss(nn.Module):
 
     _no_split_modules: ClassVar = ["T5Block"]  # FSDP's unit of sharding, unless configured otherwise
 
-    def __init__(self, model: Any, alpha: float | None) -> None:
+    def __init__(self, model: Any, alpha: float | None, probes: Probes | None = None, probe_weight: float = 0) -> None:
         """`alpha` is None for methods that learn only labels."""
         super().__init__()
         self.model = model
         self.alpha = alpha
+        self.probes = probes
+        self.probe_weight = probe_weight
 
     def forward(self, part: tuple[Lesson, Lesson | None], batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """The loss to be minimised, and its components for labels and rationales: scalars, float32.
@@ -88,20 +91,26 @@ class TeachingLoss(nn.Module):
         The losses of a batch's parts add up to the batch's loss.
         """
         labels, rationales = part
-        label_loss = self._loss(labels, batch.num_label_tokens)
+        label_loss, states = self._loss(labels, batch.num_label_tokens)
         if rationales is None:
             rationale_loss = torch.zeros_like(label_loss)
         else:
-            rationale_loss = self._loss(rationales, batch.num_rationale_tokens)
+            rationale_loss, _ = self._loss(rationales, batch.num_rationale_tokens)
         total = label_loss if self.alpha is None else multi_task_loss(label_loss, rationale_loss, self.alpha)
+        if self.probes is not None and labels.word_labels is not None:
+            total = total + self.probe_weight * self.probes(states, labels.word_labels, batch.num_word_labels)
         return total, label_loss.detach(), rationale_loss.detach()
 
     def tie_weights(self) -> None:
         """Tie the weights again: FSDP calls this after moving the model, which separates shared weights."""
         self.model.tie_weights()
 
-    def _loss(self, lesson: Lesson, num_targets: int) -> Tensor:
-        encoded = self.model.encoder(input_ids=lesson.input_ids, attention_mask=lesson.mask)[0]
+    def _loss(self, lesson: Lesson, num_targets: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The loss of a lesson's targets, and the encoder's states after each layer if there are probes."""
+        found = self.model.encoder(
+            input_ids=lesson.input_ids, attention_mask=lesson.mask, output_hidden_states=self.probes is not None
+        )
+        encoded = found.last_hidden_state
         decoded = self.model.decoder(
             input_ids=lesson.decoder_input_ids,
             encoder_hidden_states=encoded,
@@ -112,7 +121,8 @@ class TeachingLoss(nn.Module):
         decoded = decoded[counts]  # (N, D): the head is the most expensive part if target lengths differ
         if self.model.config.scale_decoder_outputs:
             decoded = decoded * self.model.config.d_model**-0.5
-        return target_loss(self.model.lm_head(decoded)[None], lesson.labels[counts][None], num_targets=num_targets)
+        logits, wanted = self.model.lm_head(decoded)[None], lesson.labels[counts][None]
+        return target_loss(logits, wanted, num_targets=num_targets), found.hidden_states or ()
 
 
 class _Teaching:
@@ -132,7 +142,9 @@ class _Teaching:
                 f"batch_size ({recipe.batch_size}) is not a multiple of the {self.num_processes} processes"
             )
         arguments = arguments_of(recipe, data, model)
-        self.lessons = Lessons(tokenizer, model.config, data.train, recipe)
+        words = word_labels_of(data.task, recipe)
+        token_labels = None if words is None else TokenLabels(words, tokenizer, recipe)
+        self.lessons = Lessons(tokenizer, model.config, data.train, recipe, token_labels)
         self.num_parameters = sum(weight.numel() for weight in model.parameters())
         model.requires_grad_(True)
         if recipe.gradient_checkpointing:
@@ -140,7 +152,9 @@ class _Teaching:
             enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
             enable({"use_reentrant": False})
         self.lora = None if recipe.lora_rank is None else add_lora(model, recipe.lora_rank, recipe.seed)
-        loss = TeachingLoss(model, recipe.alpha if recipe.method == "step-by-step" else None)
+        probes = None if words is None else Probes(words.probes, model.config, recipe.seed)
+        alpha = recipe.alpha if recipe.method == "step-by-step" else None
+        loss = TeachingLoss(model, alpha, probes, recipe.probe_weight or 0)
         # the model to evaluate: this one, or a copy that collects the weights if each process has only a part
         self.is_sharded = self.accelerator.distributed_type == DistributedType.FSDP
         if self.is_sharded and not self.accelerator.is_fsdp2:
@@ -148,7 +162,7 @@ class _Teaching:
         self.whole = loss, self.lora
         if self.is_sharded and self.is_main:
             self.whole = copy.deepcopy(self.whole)
-        trained = [weight for weight in model.parameters() if weight.requires_grad]
+        trained = [weight for weight in loss.parameters() if weight.requires_grad]
         optimizer = torch.optim.AdamW(trained, lr=recipe.learning_rate, weight_decay=0.0)
         self.loss, self.optimizer = self.accelerator.prepare(loss, optimizer)
         self.progress = Progress(folder, self.accelerator, self.loss, self.optimizer, arguments)

@@ -24,6 +24,9 @@ MaxEvaluated = Annotated[int | None, typer.Option(help="Maximum number of valida
 MaxGradientNorm = Annotated[float, typer.Option(help="Maximum norm of the gradient.")]
 LoraRank = Annotated[int | None, typer.Option(help="Train LoRA matrices of this rank on the attention weights.")]
 Precision = Annotated[PrecisionName, typer.Option(help="Precision of the computation; weights are float32.")]
+ProbeWeight = Annotated[
+    float | None, typer.Option(help="Weight of probes that read the labels of an input's words, for generated tasks.")
+]
 GradientCheckpointing = Annotated[
     bool, typer.Option("--gradient-checkpointing", help="Recompute activations to save memory.")
 ]

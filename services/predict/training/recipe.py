@@ -34,7 +34,8 @@ class Recipe:
     of the batch; the loss is always the whole batch's. An evaluation uses the first `max_evaluated` validation
     examples. Sequence limits include the end of sequence, and longer sequences are cut; `max_new_tokens` limits a
     label, but a single-task answer may have `max_target_tokens`. With a `lora_rank`, low-rank matrices are trained
-    beside the attention's weights, which are frozen.
+    beside the attention's weights, which are frozen. With a `probe_weight`, probes read the labels of an input's words
+    from the encoder, and their loss counts as much as this weight.
 
     Raises ValueError for invalid values.
     """
@@ -57,6 +58,7 @@ class Recipe:
     precision: Precision = "float32"
     max_gradient_norm: float = 1.0
     gradient_checkpointing: bool = False
+    probe_weight: float | None = None
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -68,6 +70,8 @@ class Recipe:
         for name in ("learning_rate", "max_gradient_norm"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} is a finite number above 0, not {getattr(self, name)}")
+        if self.probe_weight is not None and not 0 < self.probe_weight < float("inf"):
+            raise ValueError(f"probe_weight is a finite number above 0, not {self.probe_weight}")
         for name in _AT_LEAST_ONE:
             value = getattr(self, name)
             if value is not None and value < 1:

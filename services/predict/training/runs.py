@@ -16,7 +16,13 @@ from accelerate import PartialState
 from services.core.durable_files import write_durably
 from services.nn.loading import transformers
 from services.nn.refusals import readable_weights
-from services.predict.training.initialisation import MIN_VOCABULARY, SHAPES, build_tokenizer, create_t5
+from services.predict.training.initialisation import (
+    MIN_VOCABULARY,
+    SHAPES,
+    add_matching_heads,
+    build_tokenizer,
+    create_t5,
+)
 from services.predict.training.loop import teach
 from services.predict.training.recipe import Evaluation, Outcome, Recipe, TeachingData
 from services.predict.training.sources import DataSource, read_teaching_data
@@ -31,16 +37,20 @@ RESULT = "result.json"
 class StudentRun:
     """One training. `model` is a Hugging Face T5 directory, or a shape of SHAPES from scratch, by the recipe's seed.
 
-    A student from scratch has a tokenizer of at most `vocab_size` tokens, learnt from its training texts. Raises
-    ValueError if `vocab_size` is too small to contain every byte.
+    A student from scratch has a tokenizer of at most `vocab_size` tokens, learnt from its training texts. One of a
+    directory may get `matching_heads` more heads that begin by matching equal tokens. Raises ValueError if `vocab_size`
+    is too small to contain every byte, and for new heads of a student from scratch.
     """
 
     data: DataSource
     model: str
     recipe: Recipe
     vocab_size: int = 4_096
+    matching_heads: int | None = None
 
     def __post_init__(self) -> None:
+        if self.matching_heads is not None and (self.matching_heads < 1 or self.model in SHAPES):
+            raise ValueError(f"matching_heads is at least 1, and for students of a directory: {self.matching_heads}")
         if self.vocab_size < MIN_VOCABULARY:
             raise ValueError(f"vocab_size is at least {MIN_VOCABULARY}, not {self.vocab_size}")
 
@@ -111,6 +121,8 @@ def load_student(run: StudentRun, data: TeachingData) -> tuple[Any, Any]:
         model: Any = transformers().T5ForConditionalGeneration.from_pretrained(
             directory, config=config, dtype="float32", local_files_only=True
         )
+    if run.matching_heads is not None:
+        model = add_matching_heads(model, run.matching_heads, run.recipe.seed)
     return model, transformers().AutoTokenizer.from_pretrained(
         directory, local_files_only=True, trust_remote_code=False
     )

@@ -24,7 +24,7 @@ from services.predict.training.recipe import Recipe, TeachingData
 STATE_FILE = "resume.pt"
 # Options of `fovea train distill`, by the last part of an argument's name.
 OPTIONS = {
-    **option_names(*Recipe.__dataclass_fields__, "fraction", "augment", "drop_empty", "vocab_size"),
+    **option_names(*Recipe.__dataclass_fields__, "fraction", "augment", "drop_empty", "vocab_size", "matching_heads"),
     **option_names("rationales", "num_train", "test_share", "split_seed"),
     "num_steps": "--steps",
     "prefixes.label": "--label-prefix",

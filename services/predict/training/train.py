@@ -106,9 +106,13 @@ def distill(
     lora_rank: option.LoraRank = None,
     precision: option.Precision = "float32",
     gradient_checkpointing: option.GradientCheckpointing = False,
+    probe_weight: option.ProbeWeight = None,
     vocab_size: Annotated[
         int, typer.Option(help="Vocabulary size of a student trained from scratch.")
     ] = StudentRun.vocab_size,
+    matching_heads: Annotated[
+        int | None, typer.Option(help="Give a student of a directory more heads, which begin by matching equal tokens.")
+    ] = None,
     name: Annotated[str | None, typer.Option(help="Name in the model store.", show_default="the task's")] = None,
     licence: Annotated[str | None, typer.Option(help="Licence of the published checkpoint.")] = None,
     statement: Annotated[
@@ -161,7 +165,7 @@ def _run(options: dict[str, Any]) -> StudentRun:
         own=own,
     )
     recipe = Recipe(**values, num_steps=options["steps"], prefixes=prefixes)
-    return StudentRun(source, options["model"], recipe, options["vocab_size"])
+    return StudentRun(source, options["model"], recipe, options["vocab_size"], options["matching_heads"])
 
 
 def _own_task(options: dict[str, Any]) -> OwnTask | None:
@@ -204,7 +208,16 @@ def _one_line_errors() -> Iterator[None]:
         raise typer.Exit(EXIT_FAILED) from None
 
 
-_NAMED = (*Recipe.__dataclass_fields__, "name", "fraction", "model", "vocab_size", "test_share", "split_seed")
+_NAMED = (
+    *Recipe.__dataclass_fields__,
+    "name",
+    "fraction",
+    "model",
+    "vocab_size",
+    "matching_heads",
+    "test_share",
+    "split_seed",
+)
 _OPTIONS = {name: f"--{name.replace('_', '-')}" for name in _NAMED} | {"num_steps": "--steps"}
 
 

@@ -18,7 +18,7 @@ from services.generate.calibrate.search import Limits, Score, Tried
 from services.generate.data.question_sets import QuestionSet
 from services.generate.data.questions import generated_facts, open_unanswerable
 from services.generate.model.language_model import LanguageModel
-from services.generate.model.profile import OFF, CalibrationProfile, RowScope, paper_profile, read_profile
+from services.generate.model.profile import OFF, TREE_SAVINGS, CalibrationProfile, RowScope, paper_profile, read_profile
 from services.jobs.checkpoints import find_checkpoint
 from tests.generate.tiny_models import save_tiny, tiny_model, tiny_tokenizer
 
@@ -242,6 +242,23 @@ def test_the_same_questions_lead_to_the_same_choice(model: LanguageModel) -> Non
 
 def score(*shares: float) -> Score:
     return Score({k: round(100 * share) for k, share in enumerate(shares)}, dict.fromkeys(range(len(shares)), 100))
+
+
+@pytest.mark.parametrize(
+    ("thrifty", "is_chosen"), [((0.9, 0.79, 0.9), True), ((0.9, 0.78, 0.9), False), ((0.86, 0.8, 0.9), False)]
+)
+def test_the_savings_of_tree_are_taken_where_they_lose_no_more_than_a_point(
+    thrifty: tuple[float, ...], is_chosen: bool
+) -> None:
+    tree = CalibrationProfile(enabled=True, bias="tree", layers=(0,), rel_layers=(0,))
+    tried = [
+        Tried(None, score(0.9, 0.5, 0.9)),
+        Tried(tree.model_copy(update={"bias": "exact"}), score(0.9, 0.8, 0.9)),
+        Tried(tree, score(0.9, 0.8, 0.9)),
+        Tried(tree.model_copy(update=TREE_SAVINGS), score(*thrifty)),
+    ]
+    chosen = cheapest_as_good(tried, MIDDLE)
+    assert (chosen.bias, chosen.dummy_tokens is not None) == ("tree", is_chosen)
 
 
 @pytest.mark.parametrize(("single", "chosen"), [((0.9, 0.79, 0.9), "single"), ((0.9, 0.7, 0.9), "tree")])

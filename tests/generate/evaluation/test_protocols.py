@@ -203,7 +203,7 @@ def test_estimates_are_compared_with_the_papers_in_what_they_give_and_cost(study
         assert (scores[name]["relative_cost"], scores[name]["prefills"]) == (0, 1)
     # a bias that is the same everywhere has no order
     assert "bias_spearman" not in scores["none"]
-    assert set(scores["vanilla"]) == {"average", "middle"}
+    assert set(scores["vanilla"]) == {"average", "middle", "ends"}
     right = study.bench.ask([None], placed)[0]
     shares = [right[place] + (right[place + 4] if place < 2 else 0) for place in range(4)]
     counts = [2, 2, 1, 1]

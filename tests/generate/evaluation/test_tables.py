@@ -98,7 +98,7 @@ def test_the_other_tables_have_the_dissertations_numbers_in_its_form() -> None:
         ["Log-linear", "0.75"],
         ["Method", "K = 10", "K = 20"],
         ["Calibrated attention", "0.7427", "0.6832"],
-        ["tree", "–", "0.891", "–", "74.10", "–", "–", "2.310"],
+        ["tree", "–", "0.891", "–", "74.10", "–", "–", "–", "2.310"],
     ):
         assert line in lines
 

@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 
 from services.core.store.store import Store
 from services.generate.data.facts import Naming
+from services.generate.training.attending import LAST, RETRIEVING, AttentionWatch, position_weights
 from services.generate.training.initialisation import OFFSETS, build_tokenizer, create_llama
-from services.generate.training.loop import Stage, draw_batch, position_weights
+from services.generate.training.loop import Batch, Stage, draw_batch
 from services.generate.training.muon import orthogonalised
 from services.generate.training.stages import Run
 from services.generate.training.train import answer_word_ids, app, stages
@@ -40,8 +41,8 @@ def test_golds_of_a_biased_stage_lie_mostly_near_the_ends() -> None:
     weights = position_weights(10, 4.0)
     assert weights == weights[::-1]
     assert weights[0] == 1
-    assert weights[1] == pytest.approx(weights[0] * 2.718281828**-2)
-    assert weights[2:5] == pytest.approx([2.718281828**-4] * 3)
+    assert weights[1:4] == pytest.approx([2.718281828**-depth for depth in (1, 2, 3)])
+    assert position_weights(12, 4.0)[4:8] == pytest.approx([2.718281828**-4] * 4)
     assert position_weights(7, 0.0) == [1] * 7
     assert position_weights(1, 4.0) == [1]
 
@@ -81,6 +82,77 @@ def test_a_training_text_is_a_prompt_with_its_answer_and_follow_ups() -> None:
         assert [answer.strip() for answer in learned.split("<eos>")[:-1]] == answers
 
 
+def attended_text(step: int = 8) -> tuple[Batch, list[list[str]]]:
+    """A batch of the last stage, and the text of each document of each of its prompts."""
+    tokenizer = build_tokenizer()
+    batch = draw_batch(run_of(Path(), tokens_per_step=6000), step, tokenizer)
+    assert batch.attended is not None
+    documents = [
+        [tokenizer.decode(ids[tokens > 0].tolist()) for tokens in own]
+        for ids, own in zip(batch.input_ids, batch.attended.membership, strict=True)
+    ]
+    return batch, documents
+
+
+def test_the_last_stage_teaches_how_much_attention_each_document_gets() -> None:
+    batch, documents = attended_text()
+    assert batch.attended is not None
+    asked = build_tokenizer().decode(batch.input_ids[0].tolist()).split("Question: ")[2:]
+    for shares, question in zip(batch.attended.shares[0], asked, strict=True):
+        name = question.split("?")[0].split()[-2:]
+        parts = [sum(f" {part} " in text for part in name) for text in documents[0]]
+        relevance = {0: 1.0, 1: 1.3 if max(parts) == 2 else 4.5, 2: 5.0}
+        weights = position_weights(len(parts), 3.0)
+        wanted = torch.tensor([relevance[count] * weight for count, weight in zip(parts, weights, strict=True)])
+        assert shares.tolist() == pytest.approx((wanted / wanted.sum()).tolist())
+
+
+def test_some_documents_of_the_last_stage_have_no_content_and_are_as_long_as_others() -> None:
+    _, documents = attended_text()
+    blanks = [text for own in documents for text in own if "This passage was left" in text.split(")")[1][:24]]
+    assert 0 < len(blanks) < sum(map(len, documents)) / 2
+    tokenizer = build_tokenizer()
+    assert {len(tokenizer.encode(text, add_special_tokens=False).ids) for text in blanks} == {16}
+    assert {text.count("Document [") for own in documents for text in own} == {1}
+
+
+def test_attention_is_compared_with_the_models_own() -> None:
+    batch, _ = attended_text()
+    assert batch.attended is not None
+    tokenizer = build_tokenizer()
+    model = create_llama(tokenizer.get_vocab_size(), answer_word_ids(tokenizer), seed=0)
+    watch = AttentionWatch(model)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        attentions = model(batch.input_ids, output_attentions=True).attentions
+        loss = watch.loss(batch.attended)
+    texts, rows = torch.arange(len(batch.input_ids))[:, None], batch.attended.rows
+    found = attentions[RETRIEVING].transpose(1, 2)[texts, rows].mean(dim=2)
+    total = torch.einsum("bqt,bkt->bqk", found, batch.attended.membership).sum(dim=-1)
+    last = attentions[LAST].transpose(1, 2)[texts, rows]
+    own = last.gather(-1, rows[..., None, None].expand(-1, -1, last.shape[2], 1))[..., 0]
+    expected = -0.3 * (last[..., 0] + own).clamp_min(1e-4).log().mean() - 0.1 * total.clamp_max(0.8).log().mean()
+    for tokens in (batch.attended.membership, batch.attended.words):
+        is_there = tokens.sum(dim=-1)[:, None] > 0
+        wanted, shares = (
+            torch.where(is_there, one, 0.0)
+            for one in (batch.attended.shares, torch.einsum("bqt,bkt->bqk", found, tokens))
+        )
+        wanted, shares = (one / one.sum(dim=-1, keepdim=True) for one in (wanted, shares))
+        expected += 2 * (torch.special.entr(wanted) + wanted * shares.clamp_min(1e-9).log()).sum(dim=-1).mean().neg()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-3)
+
+
+def test_the_first_word_of_each_answer_is_known_to_the_loss() -> None:
+    batch, documents = attended_text()
+    assert batch.attended is not None
+    tokenizer = build_tokenizer()
+    for ids, words, own in zip(batch.input_ids, batch.attended.words, documents, strict=True):
+        for tokens, text in zip(words, own, strict=True):
+            named = tokenizer.decode(ids[tokens > 0].tolist()).strip()
+            assert f" the {named} " in text if named else "This passage" in text
+
+
 def test_steps_of_the_optimizer_are_orthogonal() -> None:
     matrix = torch.randn(40, 16, generator=torch.Generator().manual_seed(0)) @ torch.diag(torch.logspace(0, -1, 16))
     for update in (orthogonalised(matrix), orthogonalised(matrix.T)):
@@ -118,7 +190,7 @@ def test_a_killed_job_that_is_started_again_ends_with_the_same_weights(tmp_path:
 @pytest.mark.slow
 def test_a_resume_state_of_other_arguments_is_refused(tmp_path: Path) -> None:
     job(*FAST, "--no-publish", "--output", str(tmp_path))
-    with pytest.raises(ValueError, match=r"\(--bias was 5\.0, and is 1\.0\)"):
+    with pytest.raises(ValueError, match=r"\(--bias was 1\.5, and is 1\.0\)"):
         job(*FAST, "--no-publish", "--output", str(tmp_path), "--bias", "1")
 
 

@@ -1,0 +1,29 @@
+"""Labels of an input's words, which a training reads from a student's encoder and a checkpoint does not keep.
+
+A label of a whole answer reaches one token of a target; these reach most words of an input, and say what the answer
+follows from.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from services.predict.data.claims import word_labels as of_inferences
+from services.predict.data.everyday import word_labels as of_problems
+from services.predict.data.inferences import INFERENCES
+from services.predict.data.problems import WORD_PROBLEMS
+from services.predict.data.rows import Example
+from services.predict.data.spans import Probe, WordLabel
+
+
+@dataclass(frozen=True)
+class WordLabels:
+    """The probes of a task, and how to label the words of its examples as a student reads them."""
+
+    probes: tuple[Probe, ...]
+    label: Callable[[Example], Iterable[WordLabel]]
+
+
+WORD_LABELS: Mapping[str, WordLabels] = {
+    INFERENCES.name: WordLabels(of_inferences.PROBES, of_inferences.label_words),
+    WORD_PROBLEMS.name: WordLabels(of_problems.PROBES, of_problems.label_words),
+}
