@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from services.predict.data.claims.inferences import draw_everyday_inference, draw_word_inference
+from services.predict.data.claims.written import written_inferences
 from services.predict.data.deductions import DEDUCTIONS, draw_deduction
 from services.predict.data.denoising import DENOISING, denoising_of
 from services.predict.data.drawing import draw_distinct
@@ -24,6 +25,7 @@ class _Everyday:
 
     Validation rows are those of the wide one that its rules hold out; test rows are the narrow set's. Only a share of
     the training rows has a rationale, which costs more than its label, and `lesson_share` are of a simpler lesson.
+    `confided` reads the rows that the confidence is fitted to, where others than the validation rows are.
     """
 
     narrow: Task
@@ -33,6 +35,7 @@ class _Everyday:
     rationale_share: float
     draw_lesson: Draw | None = None
     lesson_share: float = 0.0
+    confided: Callable[[], list[Row]] = list
 
     @property
     def task(self) -> Task:
@@ -50,7 +53,16 @@ class _Everyday:
         return row if generator.random() < self.rationale_share else replace(row, output=None)
 
 
-_PAIRS = _Everyday(INFERENCES, draw_inference, draw_everyday_inference, 0.25, 0.08, draw_word_inference, 0.15)
+_PAIRS = _Everyday(
+    INFERENCES,
+    draw_inference,
+    draw_everyday_inference,
+    narrow_share=0.25,
+    rationale_share=0.08,
+    draw_lesson=draw_word_inference,
+    lesson_share=0.15,
+    confided=written_inferences,
+)
 _EVERYDAY: Mapping[str, _Everyday] = {
     "everyday-problems": _Everyday(WORD_PROBLEMS, draw_problem, draw_everyday_problem, 0.3, 0.1),
     "everyday-inferences": _PAIRS,
@@ -85,7 +97,7 @@ def generated_splits(task: str, *, num_train: int, num_valid: int, num_test: int
         everyday = _EVERYDAY[task]
         test = draw_split(everyday.draw_narrow, everyday.narrow.name, "test", num_test)
         valid = draw_split(partial(everyday.draw_wide, is_held_out=True), task, "valid", num_valid)
-        return Splits(draw_split(everyday.draw, task, "train", num_train), valid, test)
+        return Splits(draw_split(everyday.draw, task, "train", num_train), valid, test, everyday.confided())
     draw = _DRAWS[task]
     test = draw_split(draw, task, "test", num_test)
     valid = draw_split(draw, task, "valid", num_valid)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -50,11 +50,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Splits:
-    """Rows for training, for choosing a checkpoint, and for a single test of it."""
+    """Rows for training, for choosing a checkpoint, and for a single test of it.
+
+    The confidence is fitted to `confided`, or without any to the rows for choosing.
+    """
 
     train: list[Row]
     valid: list[Row]
     test: list[Row]
+    confided: list[Row] = field(default_factory=list)
 
 
 def join(rows: Sequence[Row], outputs: Sequence[TeacherOutput | None]) -> list[Row]:

@@ -330,12 +330,12 @@ class _Teaching:
         unfinished.replace(self.folder / CHECKPOINT)
 
     def _described(self, model: Any) -> TaskDescription:
-        """Describe the checkpoint, with the confidence that validation examples show, unless inputs have choices."""
+        """Describe the checkpoint, with the confidence that other examples show, unless inputs have choices."""
         task, recipe = self.data.task, self.recipe
         description = describe(task, recipe)
         if task.choices is not None or recipe.method == "single-task":
             return description
-        examples = self.data.valid[: recipe.max_evaluated]
+        examples = self.data.confided or self.data.valid[: recipe.max_evaluated]
         found = fit_confidence(Student(model, self.tokenizer), task, examples, recipe)
         confidence = Confidence(temperature=found.temperature, offset=found.offset)
         return description.model_copy(update={"confidence": confidence})

@@ -1,6 +1,6 @@
 """Recipes, examples and outcomes of trainings: plain values for the training and for tables of runs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from services.predict.data.rows import Example
@@ -134,12 +134,16 @@ _AT_LEAST_ONE = (
 
 @dataclass(frozen=True)
 class TeachingData:
-    """Examples for training, for choosing the step, and for a single test of it."""
+    """Examples for training, for choosing the step, and for a single test of it.
+
+    The confidence is fitted to `confided`, or without any to those for choosing.
+    """
 
     task: Task
     train: list[Example]
     valid: list[Example]
     test: list[Example]
+    confided: list[Example] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

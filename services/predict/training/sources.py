@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from services.predict.data.generated import GENERATED_TASKS, generated_splits
@@ -98,6 +98,7 @@ def read_teaching_data(source: DataSource, method: Method, seed: int) -> Teachin
         numbers = {"num_train": source.num_train, "num_valid": source.num_valid, "num_test": source.num_test}
         drawn = generated_splits(source.task, **numbers)
         splits = make_splits(drawn.train, drawn.valid, drawn.test, source.fraction, seed)
+        splits = replace(splits, confided=drawn.confided)
     elif source.own is not None:
         assert source.folder is not None
         task = source.own.task
@@ -119,7 +120,7 @@ def read_teaching_data(source: DataSource, method: Method, seed: int) -> Teachin
         raise BadData(f"no training row of {source.task} has a rationale{reason}: {cure}, or --method standard")
     if task.numbers == "slots":
         train = [_hidden(example, task) for example in train]
-    return TeachingData(task, train, to_examples(splits.valid), to_examples(splits.test))
+    return TeachingData(task, train, *map(to_examples, (splits.valid, splits.test, splits.confided)))
 
 
 def _published_splits(source: DataSource, task: Task, seed: int, *, has_explained_tests: bool) -> Splits:

@@ -142,7 +142,7 @@ def arguments_of(recipe: Recipe, data: TeachingData, model: nn.Module) -> dict[s
     The digest covers only the first numbers of each of the model's weights.
     """
     examples = hashlib.sha256(repr(data.task).encode())
-    for split in (data.train, data.valid, data.test):
+    for split in (data.train, data.valid, data.test, *([data.confided] if data.confided else [])):
         examples.update(f"{len(split)}".encode())
         for example in split:
             examples.update(repr(example).encode())
