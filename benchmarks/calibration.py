@@ -41,7 +41,9 @@ SAVINGS = {
     "tree": DummyOptions(),
     "tree, dummies of 16 tokens": DummyOptions(dummy_tokens=16),
     "tree, window of 256": DummyOptions(window=256),
-    "tree, dummies of 4 tokens, window of 64": DummyOptions(**TREE_SAVINGS),
+    "tree, dummies of 4 tokens, window of 64": DummyOptions(
+        dummy_tokens=TREE_SAVINGS["dummy_tokens"], window=TREE_SAVINGS["window"]
+    ),
 }
 
 

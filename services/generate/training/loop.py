@@ -126,8 +126,13 @@ def draw_batch(run: Run[Stage], step: int, tokenizer: Tokenizer) -> Batch:
     length = max(len(text.input_ids) for text in texts)
     attended = None
     if stage.is_attention_taught:
-        columns = ([getattr(text, name) for text in texts] for name in ("rows", "spans", "words", "shares"))
-        attended = Attended.of(*columns, num_tokens=length)
+        attended = Attended.of(
+            [text.rows for text in texts],
+            [text.spans for text in texts],
+            [text.words for text in texts],
+            [text.shares for text in texts],
+            num_tokens=length,
+        )
     return Batch(
         torch.tensor([text.input_ids + [EOS_ID] * (length - len(text.input_ids)) for text in texts]),
         torch.tensor([text.weights + [0.0] * (length - len(text.weights)) for text in texts]),
@@ -152,7 +157,7 @@ def _draw_text(
             ids = tokenizer.encode(piece.text, add_special_tokens=False).ids
             if piece.document is not None:
                 start = len(text.input_ids)
-                answer_id = tokenizer.token_to_id(f"Ġ{facts[piece.document].quality}")
+                (answer_id,) = tokenizer.encode(f" {facts[piece.document].quality}", add_special_tokens=False).ids
                 text.spans.append((start, start + len(ids)))
                 text.words.append(None if piece.document in blanks else start + ids.index(answer_id))
             text.input_ids.extend(ids)

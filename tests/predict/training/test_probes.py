@@ -51,7 +51,7 @@ def test_the_tokens_of_a_word_have_its_label_and_the_end_of_sequence_that_of_the
     tokenizer, recipe = tiny_tokenizer(), toy_recipe(probe_weight=1.0)
     ((kinds, ends),) = TokenLabels(TOY_WORDS, tokenizer, recipe).of([Example("a man in park", "entailment")])
     ids = tokenizer(f"{recipe.used_prefixes.label}a man in park").input_ids
-    pieces = [tokenizer.decode([id_]) for id_, kind in zip(ids, kinds, strict=True) if kind != IGNORED]
+    pieces = [str(tokenizer.decode([id_])) for id_, kind in zip(ids, kinds, strict=True) if kind != IGNORED]
     assert "".join(pieces).replace(" ", "") == "park"
     assert set(kinds) == {IGNORED, CLASSES.index("place")}
     assert ends == [*[IGNORED] * (len(ids) - 1), 0]

@@ -24,8 +24,8 @@ from services.generate.data.world.relations import Relation
 from services.generate.data.world.subjects import GROUPS, group
 from services.generate.data.world.topics import draw_topics
 from services.generate.prompts.templates import PLAIN, QUERY_AWARE, RANDOM_ORDER, Document, Template
+from services.generate.training.attending import position_weights
 from services.generate.training.llama import BOS_ID, EOS_ID
-from services.generate.training.loop import position_weights
 
 # In the loss, relative to later tokens of answers, which are copied once the first is found.
 CONTEXT_WEIGHT, FIRST_WEIGHT = 0.1, 3.0
