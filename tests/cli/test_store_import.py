@@ -28,6 +28,7 @@ from services.generate.prompts.templates import Document
 from services.nn.devices import DeviceOptions
 from services.nn.loading import transformers
 from services.predict.engine import PredictEngine
+from services.predict.model.footprint import held_bytes
 from services.score.engine import ScoreEngine
 from tests.hub_server import COMMIT, serving
 from tests.published_clips import openai_state, write_hugging_face, write_laion, write_openai, write_siglip
@@ -230,6 +231,7 @@ def test_a_published_t5_answers_the_task_that_a_file_describes(tmp_path: Path, n
     description = json.loads((folder / "task.json").read_text())
     assert (description["labels"], description["label_prefix"]) == (["billing", "bug"], "classify: ")
     PredictEngine.load(folder, DeviceOptions()).self_check()
+    assert held_bytes(folder, DeviceOptions()) > 0  # a service measures it before it loads it
 
     tokenizer = transformers().AutoTokenizer.from_pretrained(folder)
     text = "classify: the oldest lighthouse"

@@ -8,10 +8,9 @@ from safetensors import SafetensorError, safe_open
 from services.nn.devices import DeviceOptions
 from services.nn.packed_linear import can_pack
 
-EMBEDDINGS = "shared.weight"
+# Names of the embeddings: a model saved with its tied weights has several copies, others have any one of them.
+EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 HEAD = "lm_head.weight"
-# Copies of the embeddings that transformers writes if a model was saved with its tied weights.
-TIED = frozenset({"encoder.embed_tokens.weight", "decoder.embed_tokens.weight"})
 
 
 def held_bytes(directory: Path, options: DeviceOptions, *, is_int8: bool = False) -> int:
@@ -24,10 +23,11 @@ def held_bytes(directory: Path, options: DeviceOptions, *, is_int8: bool = False
     """
     device = options.choose_device()
     dtype = options.choose_dtype(device)
-    tensors = {name: numel for name, numel in _tensors(directory) if name not in TIED}
-    if EMBEDDINGS not in tensors:
-        raise ValueError(f"no file of {directory.name} holds {EMBEDDINGS}")
-    looked_up, multiplied = tensors.pop(EMBEDDINGS), sum(tensors.values())
+    tensors = dict(_tensors(directory))
+    embeddings = [tensors.pop(name) for name in EMBEDDINGS if name in tensors]
+    if not embeddings:
+        raise ValueError(f"no file of {directory.name} holds {EMBEDDINGS[0]}")
+    looked_up, multiplied = embeddings[0], sum(tensors.values())
     if is_int8 or can_pack(device, dtype):
         head = tensors.get(HEAD)
         multiplied += looked_up if head is None else 0
