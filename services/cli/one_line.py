@@ -13,8 +13,8 @@ from services.core.store.errors import StoreError
 # What each process imports from its extra, by import name.
 MODULES = {
     "gateway": ("aiohttp", "limits"),
-    "predict": ("torch", "transformers", "safetensors", "numpy", "aiohttp", "yaml"),
-    "generate": ("torch", "transformers", "safetensors", "numpy", "jinja2"),
+    "predict": ("torch", "transformers", "safetensors", "numpy", "aiohttp", "yaml", "sentencepiece"),
+    "generate": ("torch", "transformers", "safetensors", "numpy", "jinja2", "sentencepiece"),
     "embed": ("torch", "open_clip", "safetensors", "numpy", "PIL", "aiohttp", "python_multipart"),
     "score": ("torch", "open_clip", "safetensors", "numpy", "PIL", "aiohttp", "python_multipart", "textblob"),
 }

@@ -173,9 +173,7 @@ def import_checkpoint(  # noqa: PLR0913 - one parameter an option
     architecture: Annotated[
         str | None, typer.Option(help="open_clip's name of a CLIP that is one file of a training: ViT-B-32-quickgelu.")
     ] = None,
-    licence: Annotated[
-        str | None, typer.Option("--licence", "--license", help="Licence. Default: what the model card says.")
-    ] = None,
+    licence: Annotated[str | None, typer.Option(help="Licence. Default: what the model card says.")] = None,
     alias: Annotated[
         list[str] | None, typer.Option(help="Alias to point at the version. Repeatable. Default: latest.")
     ] = None,

@@ -78,7 +78,8 @@ def check_room(directory: Path, device: torch.device, dtype: torch.dtype) -> Non
     Only the headers of the files are read.
     """
     memory = memory_of(device)
-    needed = sum(_bytes_in(file, dtype) for file in directory.rglob("*.safetensors"))
+    with readable_weights(directory):
+        needed = sum(_bytes_in(file, dtype) for file in directory.rglob("*.safetensors"))
     if memory is not None and needed > memory:
         named = str(dtype).removeprefix("torch.")
         sizes = f"{needed / GIBIBYTE:.1f} GiB in {named}, and {device} has {memory / GIBIBYTE:.1f} GiB free"
@@ -86,6 +87,6 @@ def check_room(directory: Path, device: torch.device, dtype: torch.dtype) -> Non
 
 
 def _bytes_in(file: Path, dtype: torch.dtype) -> int:
-    with readable_weights(file), safe_open(file, framework="pt") as weights:
+    with safe_open(file, framework="pt") as weights:
         shapes: list[list[int]] = [weights.get_slice(name).get_shape() for name in weights.keys()]  # noqa: SIM118 not a dictionary
     return sum(math.prod(shape) for shape in shapes) * dtype.itemsize
