@@ -57,7 +57,7 @@ class Import:
         plan, sizes = self.plan, self.source.files
         fates = dict.fromkeys(plan.placed, "taken")
         fates |= {path: f"converted to {name}" for path, name in plan.converted.items()}
-        fates |= dict.fromkeys(plan.read, "read") | {path: f"left: {why}" for path, why in plan.left.items()}
+        fates |= dict.fromkeys(plan.all_read, "read") | {path: f"left: {why}" for path, why in plan.left.items()}
         fates = dict.fromkeys(sizes, "taken as text") | fates
         listed = [(path, sizes[path], fate) for path, fate in fates.items()]
         made = [(path, None, f"made of {of}") for path, of in plan.made.items()]

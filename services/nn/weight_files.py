@@ -79,14 +79,16 @@ def check_room(directory: Path, device: torch.device, dtype: torch.dtype) -> Non
     """
     memory = memory_of(device)
     with readable_weights(directory):
-        needed = sum(_bytes_in(file, dtype) for file in directory.rglob("*.safetensors"))
+        files = directory.rglob("*.safetensors")
+        needed = sum(math.prod(shape) for file in files for _, shape in shapes_in(file)) * dtype.itemsize
     if memory is not None and needed > memory:
         named = str(dtype).removeprefix("torch.")
         sizes = f"{needed / GIBIBYTE:.1f} GiB in {named}, and {device} has {memory / GIBIBYTE:.1f} GiB free"
         raise ValueError(f"its weights take {sizes}")
 
 
-def _bytes_in(file: Path, dtype: torch.dtype) -> int:
+def shapes_in(file: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield name and shape of each tensor of a safetensors file, from its header alone."""
     with safe_open(file, framework="pt") as weights:
-        shapes: list[list[int]] = [weights.get_slice(name).get_shape() for name in weights.keys()]  # noqa: SIM118 not a dictionary
-    return sum(math.prod(shape) for shape in shapes) * dtype.itemsize
+        for name in weights.keys():  # noqa: SIM118 not a dictionary
+            yield name, tuple(weights.get_slice(name).get_shape())

@@ -423,3 +423,10 @@ def test_a_repository_of_the_hub_is_imported_though_a_download_breaks_off(tmp_pa
     assert missing.returncode == 1
     assert "there is no such repository" in missing.stderr
     assert len(missing.stderr.splitlines()) == 1
+
+
+def test_the_index_of_shards_that_are_converted_is_read_and_made_anew(tmp_path: Path) -> None:
+    files = json.loads(run(publish(tmp_path, "vicuna-7b-v1.3"), "--dry-run", "--json").stdout)["files"]
+    fates = {file["path"]: file["fate"] for file in files}
+    assert fates["pytorch_model.bin.index.json"] == "read"
+    assert [path for path, fate in fates.items() if fate == "taken as text"] == ["LICENSE"]

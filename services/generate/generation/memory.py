@@ -4,8 +4,7 @@ from services.generate.capacity import Capacity
 from services.generate.generation.options import CPU_CACHED_TOKENS
 from services.generate.model.language_model import LanguageModel
 from services.nn.devices import memory_of
-
-GIBIBYTE = 2**30
+from services.nn.weight_files import GIBIBYTE
 
 
 def fitting_tokens(model: LanguageModel, share: float) -> int:

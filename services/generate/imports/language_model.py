@@ -15,7 +15,7 @@ from services.generate.imports.families import family_of, template_of
 from services.generate.imports.sentencepiece_tokenizer import make_fast
 from services.generate.model.language_model import ARCHITECTURES, check_config
 from services.jobs.imports.plan import Plan, left_files
-from services.jobs.imports.source import Source, read_object
+from services.jobs.imports.source import Source, read_model_config, read_object
 from services.jobs.imports.weights import find_weights
 from services.nn.loading import quiet_loading, transformers
 from services.nn.refusals import Refused
@@ -54,7 +54,7 @@ class LanguageModelImport:
         weights = find_weights(self.source)
         present = self.source.files
         taken = [path for path in BESIDE_WEIGHTS if path in present]
-        taken += [weights.index] if weights.index and not weights.are_pickles else []
+        taken += weights.taken_index
         beside = self._tokenizer_files()
         has_tokenizer = TOKENIZER in present
         read = () if has_tokenizer else tuple(path for path in beside if path in present)
@@ -80,9 +80,7 @@ class LanguageModelImport:
             _drop_template(folder / TOKENIZER_CONFIG)
 
     def _config(self) -> Any:
-        raw = read_object(self.source, CONFIG)
-        if "auto_map" in raw:
-            raise Refused(f"{CONFIG} names programs of the source (auto_map); nothing of a source is run")
+        raw = read_model_config(self.source)
         if raw.get("model_type") not in ARCHITECTURES:
             kind = raw.get("model_type")
             raise Refused(f"{CONFIG}: the architecture {kind!r} is not served; served are {', '.join(ARCHITECTURES)}")

@@ -17,8 +17,8 @@ from services.jobs.imports.clip_weights import (
     convert_trained_clip,
 )
 from services.jobs.imports.plan import Plan, left_files
-from services.jobs.imports.source import Source, read_object
-from services.jobs.imports.weights import PICKLES
+from services.jobs.imports.source import Source
+from services.jobs.imports.weights import PICKLES, shards_of
 from services.jobs.released_weights import UnusableWeights, is_torch_script
 from services.nn.clip_model import OPEN_CLIP_CONFIG, OPEN_CLIP_WEIGHTS
 from services.nn.plain_clip import OPEN_CLIP_KIND
@@ -90,15 +90,8 @@ class ClipImport:
             chosen = clip_files(layout, self.source.files)
         except UnusableWeights as error:
             raise Refused(f"{self.source.uri}: {error}") from None
-        shards = {
-            str(shard)
-            for path in chosen
-            if path.endswith(".index.json")
-            for shard in (read_object(self.source, path).get("weight_map") or {}).values()
-        }
-        if missing := sorted(shard for shard in shards if shard not in self.source.files):
-            raise Refused(f"{missing[0]} is not there: the download of {self.source.uri} is incomplete")
-        return (*chosen, *sorted(shards))
+        indexes = [path for path in chosen if path.endswith(".index.json")]
+        return (*chosen, *(shard for index in indexes for shard in shards_of(self.source, index)))
 
     def _convert_folder(self, layout: Layout, folder: Path) -> None:
         with TemporaryDirectory() as together:

@@ -21,6 +21,7 @@ from torch import Tensor
 from services.jobs.imports.clip_architecture import clip_config, text_tower_config, with_counters
 from services.jobs.imports.hugging_face_clip import open_clip_config, open_clip_state, own_merges
 from services.jobs.imports.torch_script import read_torch_script
+from services.jobs.imports.weights import separate
 from services.jobs.released_weights import (
     State,
     UnusableWeights,
@@ -184,20 +185,8 @@ def _written(
     for name in (*HUGGING_FACE_FILES, MERGES):  # of an earlier conversion
         (output / name).unlink(missing_ok=True)
     _write_json(output / OPEN_CLIP_CONFIG, config)
-    save_file(_apart(state), output / OPEN_CLIP_WEIGHTS, metadata={"format": "pt"})
+    save_file(separate(state), output / OPEN_CLIP_WEIGHTS, metadata={"format": "pt"})
     return ConvertedClip(layout, config, tuple(left_out))
-
-
-def _apart(state: Mapping[str, Tensor]) -> State:
-    """Copy weights that share memory with others, which safetensors refuses, and leave the others where they are."""
-    apart: State = {}
-    places: set[int] = set()
-    for name, weight in state.items():
-        storage = weight.untyped_storage()
-        is_alone = storage.nbytes() == weight.nbytes and storage.data_ptr() not in places
-        apart[name] = weight.contiguous() if is_alone else weight.contiguous().clone()
-        places.add(storage.data_ptr())
-    return apart
 
 
 def _read_weights(folder: Path, name: str) -> State:

@@ -54,6 +54,12 @@ class Plan:
         return dict(zip(self.weights.files, self.weights.made(), strict=True))
 
     @property
+    def all_read(self) -> tuple[str, ...]:
+        """Files that others are made of, with the index of weights that are converted."""
+        index = self.weights.index if self.weights is not None and self.converted else None
+        return self.read if index is None else (*self.read, index)
+
+    @property
     def placed(self) -> tuple[str, ...]:
         """Files that become part of the checkpoint as they are."""
         return self.taken if self.weights is None or self.converted else (*self.taken, *self.weights.files)

@@ -12,6 +12,7 @@ from services.nn.refusals import Refused
 
 HUB_SCHEME = "hf://"
 README = "README.md"
+MODEL_CONFIG = "config.json"
 # Folders that are about the files beside them: of git, and of huggingface_hub's downloads.
 BOOKKEEPING = frozenset({".git", ".cache", ".huggingface"})
 LFS_POINTER = b"version https://git-lfs"
@@ -115,6 +116,14 @@ def read_object(source: Source, path: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise Refused(f"{path} is not a JSON object")
     return content
+
+
+def read_model_config(source: Source) -> dict[str, Any]:
+    """Read a model's `config.json`. Raises Refused also for one that names programs of the source."""
+    config = read_object(source, MODEL_CONFIG)
+    if "auto_map" in config:
+        raise Refused(f"{MODEL_CONFIG} names programs of the source (auto_map); nothing of a source is run")
+    return config
 
 
 def licence_of(source: Source) -> str | None:

@@ -16,9 +16,10 @@ from rich.filesize import decimal as human_bytes
 
 from services.jobs.imports.plan import LICENCES, Plan
 from services.jobs.imports.source import Source
-from services.jobs.imports.weights import convert, shapes_in
+from services.jobs.imports.weights import convert
 from services.jobs.progress import standard_bars, watched
 from services.nn.refusals import Refused, readable_weights
+from services.nn.weight_files import shapes_in
 
 IMPORTS = Path("~/.fovea/imports")
 

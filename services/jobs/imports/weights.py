@@ -8,19 +8,19 @@ import pickle
 import re
 import warnings
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from services.jobs.imports.source import Source, read_object
 from services.jobs.progress import watched
 from services.nn.refusals import Refused
+from services.nn.weight_files import shapes_in
 
 INDEX = "model.safetensors.index.json"
 # In the order of preference: one file, or the shards of an index.
@@ -42,6 +42,11 @@ class Weights:
     def are_pickles(self) -> bool:
         return self.files[0].endswith(PICKLES)
 
+    @property
+    def taken_index(self) -> tuple[str, ...]:
+        """The index, where the shards stay as they are."""
+        return () if self.index is None or self.are_pickles else (self.index,)
+
     def made(self) -> tuple[str, ...]:
         """Name the safetensors files of a folder that holds these weights."""
         if len(self.files) == 1:
@@ -54,7 +59,7 @@ def find_weights(source: Source) -> Weights:
     """Find the weights of a source in transformers' layout. Raises Refused, naming missing shards."""
     for single, index in FORMATS:
         if index in source.files:
-            return Weights(_shards(source, index), index)
+            return Weights(shards_of(source, index), index)
         if single in source.files:
             return Weights((single,), None)
     raise Refused(
@@ -63,7 +68,8 @@ def find_weights(source: Source) -> Weights:
     )
 
 
-def _shards(source: Source, index: str) -> tuple[str, ...]:
+def shards_of(source: Source, index: str) -> tuple[str, ...]:
+    """Name the files of an index, in order. Raises Refused for one without them, and for a file that is not there."""
     mapped = read_object(source, index).get("weight_map")
     if not isinstance(mapped, dict) or not mapped or not all(isinstance(file, str) for file in mapped.values()):
         raise Refused(f"{index} has no weight_map")
@@ -81,7 +87,7 @@ def convert(source: Source, weights: Weights, folder: Path) -> None:
     for shard, name in watched(zip(weights.files, weights.made(), strict=True), "converting", len(weights.files)):
         if not (folder / name).exists():
             unfinished = folder / f"{name}.partial"
-            save_file(_separate(read_pickle(source.fetch(shard))), unfinished, metadata={"format": "pt"})
+            save_file(separate(read_pickle(source.fetch(shard))), unfinished, metadata={"format": "pt"})
             unfinished.replace(folder / name)
     if len(weights.files) > 1:
         _write_index(folder, weights.made())
@@ -106,27 +112,20 @@ def read_pickle(path: Path) -> Mapping[str, Tensor]:
     return content
 
 
-def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copy tensors whose memory an earlier one has, such as tied embeddings: safetensors can't express that."""
+def separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copy tensors that share memory with others, such as tied embeddings: safetensors can't express that."""
     seen: set[int] = set()
-    separate = {}
+    separated = {}
     for name, tensor in tensors.items():
-        memory = tensor.untyped_storage().data_ptr()
-        separate[name] = tensor.clone().contiguous() if memory in seen else tensor.contiguous()
-        seen.add(memory)
-    return separate
+        memory = tensor.untyped_storage()
+        is_alone = memory.nbytes() == tensor.nbytes and memory.data_ptr() not in seen
+        separated[name] = tensor.contiguous() if is_alone else tensor.contiguous().clone()
+        seen.add(memory.data_ptr())
+    return separated
 
 
 def _write_index(folder: Path, names: tuple[str, ...]) -> None:
-    mapped = {tensor: name for name in names for tensor, _, _ in shapes_in(folder / name)}
+    mapped = {tensor: name for name in names for tensor, _ in shapes_in(folder / name)}
     total = sum((folder / name).stat().st_size for name in names)
     content = {"metadata": {"total_size": total}, "weight_map": mapped}
     (folder / INDEX).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
-
-
-def shapes_in(file: Path) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    """Yield name, shape and dtype of each tensor of a safetensors file, from its header alone."""
-    with safe_open(file, framework="pt") as opened:
-        for name in opened.keys():  # noqa: SIM118 not a dictionary
-            part = opened.get_slice(name)
-            yield name, tuple(part.get_shape()), part.get_dtype()

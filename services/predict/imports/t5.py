@@ -11,7 +11,7 @@ import torch
 from pydantic import JsonValue
 
 from services.jobs.imports.plan import Plan, left_files
-from services.jobs.imports.source import Source, read_object
+from services.jobs.imports.source import Source, read_model_config, read_object
 from services.jobs.imports.weights import find_weights
 from services.nn.loading import quiet_loading, transformers
 from services.nn.refusals import Refused
@@ -53,7 +53,7 @@ class T5Import:
         if TOKENIZER not in present and SENTENCEPIECE not in present:
             raise Refused(f"{self.source.uri} has no tokenizer: neither {TOKENIZER} nor {SENTENCEPIECE}")
         taken = [path for path in BESIDE_WEIGHTS if path in present]
-        taken += [weights.index] if weights.index and not weights.are_pickles else []
+        taken += weights.taken_index
         has_tokenizer = TOKENIZER in present
         beside = (TOKENIZER if has_tokenizer else SENTENCEPIECE, *BESIDE_TOKENIZER)
         found = tuple(path for path in beside if path in present)
@@ -89,9 +89,7 @@ class T5Import:
         return TaskDescription.of(task, Prefixes(self.label_prefix, ""), has_rationales=False)
 
     def _config(self) -> Any:
-        raw = read_object(self.source, CONFIG)
-        if "auto_map" in raw:
-            raise Refused(f"{CONFIG} names programs of the source (auto_map); nothing of a source is run")
+        raw = read_model_config(self.source)
         try:
             with quiet_loading():
                 return transformers().T5Config.from_dict(raw)

@@ -3,10 +3,11 @@
 import math
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from services.nn.devices import DeviceOptions
 from services.nn.packed_linear import can_pack
+from services.nn.weight_files import shapes_in
 
 # Names of the embeddings: a model saved with its tied weights has several copies, others have any one of them.
 EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
@@ -40,8 +41,7 @@ def _tensors(directory: Path) -> list[tuple[str, int]]:
     found = []
     for path in sorted(directory.glob("*.safetensors")):
         try:
-            with safe_open(path, framework="numpy") as file:
-                found += [(name, math.prod(file.get_slice(name).get_shape())) for name in file.keys()]  # noqa: SIM118
+            found += [(name, math.prod(shape)) for name, shape in shapes_in(path)]
         except SafetensorError as error:
             raise ValueError(f"{path.name}: {error}") from error
     return found
