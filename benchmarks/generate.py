@@ -104,7 +104,7 @@ async def compare(folder: Path, num_rounds: int, num_requests: int) -> dict[str,
     settings = {
         "FOVEA_STORE_URL": (folder / "store").as_uri(),
         "FOVEA_CHECKPOINT_CACHE_DIR": str(folder / "checkpoints"),
-        "FOVEA_GENERATE_MODEL": MODEL,
+        "FOVEA_GENERATE_MODELS": MODEL,
     }
     loop = TransformersLoop(folder / "model")
     figures: dict[str, list[float]] = {"service": [], "loop": [], "batches": []}

@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 import time
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 
 import aiohttp
@@ -14,7 +15,7 @@ import aiohttp
 WRK_SCRIPT = """
 wrk.method = "POST"
 wrk.headers["Content-Type"] = "application/json"
-wrk.body = string.rep("x", %d)
+wrk.body = io.open("%s", "rb"):read("*all")
 function done(summary, latency, requests)
   local errors = summary.errors
   local failed = errors.connect + errors.read + errors.write + errors.status + errors.timeout
@@ -26,11 +27,11 @@ end
 
 @dataclass(frozen=True)
 class Load:
-    """POSTs of `body_bytes` bytes, `concurrency` at a time, for `duration_s` seconds."""
+    """POSTs of a body, said to be JSON, `concurrency` at a time, for `duration_s` seconds."""
 
     concurrency: int
     duration_s: float
-    body_bytes: int = 2000
+    body: bytes = b"x" * 2000
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,9 @@ def measure(url: str, load: Load) -> Measured:
 
 def _measure_with_wrk(url: str, load: Load) -> Measured:
     with tempfile.TemporaryDirectory() as folder:
-        script = Path(folder) / "post.lua"
-        script.write_text(WRK_SCRIPT % load.body_bytes)
+        script, body = Path(folder) / "post.lua", Path(folder) / "body"
+        body.write_bytes(load.body)
+        script.write_text(WRK_SCRIPT % body)
         options = ["-t1", f"-c{load.concurrency}", f"-d{load.duration_s:g}s", "-s", str(script)]
         output = subprocess.run(["wrk", *options, url], capture_output=True, text=True, check=True).stdout
     seen = json.loads(output.splitlines()[-1])
@@ -66,11 +68,12 @@ def _measure_with_wrk(url: str, load: Load) -> Measured:
 
 async def _measure_with_client(url: str, load: Load) -> Measured:
     latencies: list[float] = []
+    headers = {"Content-Type": "application/json"}
     began = time.perf_counter()
 
     async def ask_again_and_again(session: aiohttp.ClientSession) -> None:
         while (asked := time.perf_counter()) < began + load.duration_s:
-            async with session.post(url, data=bytes(load.body_bytes)) as response:
+            async with session.post(url, data=BytesIO(load.body), headers=headers) as response:
                 await response.read()
                 if response.status != 200:
                     raise RuntimeError(f"{url} answered {response.status}")

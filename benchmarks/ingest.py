@@ -63,7 +63,7 @@ async def measure(folder: Path, num_rounds: int, num_images: int) -> dict[str, A
     publish(folder / "photographs")
     photographs = Photographs()
     loop = PlainLoop(load_focallens(folder / "photographs" / "readout"))
-    async with served_embed(folder / "photographs", FOVEA_EMBED_MODEL="readout") as url:
+    async with served_embed(folder / "photographs", FOVEA_EMBED_MODELS="readout") as url:
         rounds = [photographs.take(num_images) for _ in range(num_rounds + 1)]
         result = {"torch_threads": torch.get_num_threads(), "photographs": await compare(url, loop, rounds)}
     num_scenes = SCENES_PER_PHOTOGRAPH * num_images

@@ -185,7 +185,7 @@ async def served_score(folder: Path, name: str) -> AsyncIterator[Client]:
     settings = {
         "FOVEA_STORE_URL": (folder / "store").as_uri(),
         "FOVEA_CHECKPOINT_CACHE_DIR": str(folder / "checkpoints"),
-        "FOVEA_SCORE_MODEL": name.lower(),
+        "FOVEA_SCORE_MODELS": name.lower(),
     }
     async with (
         served("services.score", "FOVEA_SCORE_PORT", settings) as url,

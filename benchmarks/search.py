@@ -194,7 +194,7 @@ def recall(answers: list[set[str]], exact: list[set[str]]) -> float:
 async def measure(folder: Path, num_images: int, num_queries: int, num_rounds: int) -> dict[str, Any]:
     publish(folder)
     names = [name_of(n) for n in np.random.default_rng(1).permutation(num_images)[:num_queries].tolist()]
-    exact_settings = {"FOVEA_EMBED_MODEL": "wide", "FOVEA_EMBED_INDEX_MAX_EXACT": str(2 * num_images)}
+    exact_settings = {"FOVEA_EMBED_MODELS": "wide", "FOVEA_EMBED_INDEX_MAX_EXACT": str(2 * num_images)}
     result: dict[str, Any] = {"images": num_images, "width": WIDTH}
     async with aiohttp.ClientSession() as session:
         async with served_embed(folder, **exact_settings) as url:

@@ -5,7 +5,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -20,12 +20,20 @@ async def served(module: str, port_setting: str, settings: Mapping[str, str]) ->
     port = free_port()
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("FOVEA_")}
     environment = {**inherited, "FOVEA_LOG_LEVEL": "warning", **settings, port_setting: str(port)}
-    process = subprocess.Popen([sys.executable, "-m", module], env=environment)  # noqa: ASYNC220 nothing else runs yet
-    url = f"http://127.0.0.1:{port}"
+    async with running([sys.executable, "-m", module], environment, f"http://127.0.0.1:{port}") as url:
+        yield url
+
+
+@asynccontextmanager
+async def running(
+    command: Sequence[str], environment: Mapping[str, str], url: str, *, ready: str = "/readyz"
+) -> AsyncIterator[str]:
+    """Run a server until the block ends; yields its URL once the path `ready` answers 200."""
+    process = subprocess.Popen(command, env=environment)  # noqa: ASYNC220 nothing else runs yet
     try:
         async with aiohttp.ClientSession() as session:
-            while not await _is_ready(session, url):
-                assert process.poll() is None, f"{module} ended before it was ready"
+            while not await _is_ready(session, f"{url}{ready}"):
+                assert process.poll() is None, f"{' '.join(command[:3])} ended before it was ready"
                 await asyncio.sleep(POLL_S)
         yield url
     finally:
@@ -60,7 +68,7 @@ def free_port() -> int:
 
 async def _is_ready(session: aiohttp.ClientSession, url: str) -> bool:
     try:
-        async with session.get(f"{url}/readyz") as response:
+        async with session.get(url) as response:
             return response.status == 200
     except aiohttp.ClientConnectionError:
         return False

@@ -27,7 +27,7 @@ FROM builder AS code
 COPY README.md LICENSE ./
 COPY gateway gateway
 COPY services services
-RUN rm -r services/nn services/jobs services/predict services/generate services/embed services/score \
+RUN rm -r services/nn services/jobs services/predict services/generate services/embed services/score services/curate \
     && pip --python /opt/fovea/bin/python install --no-deps --root /code . \
     && python -m compileall -q --invalidation-mode unchecked-hash /code/opt/fovea/lib
 

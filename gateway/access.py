@@ -6,7 +6,6 @@ dictionary leaks nothing by its timing: an attacker would have to choose guesses
 SHA-256.
 """
 
-import asyncio
 import hashlib
 import secrets
 from collections.abc import Iterable
@@ -15,15 +14,15 @@ from pathlib import Path
 from typing import get_args
 
 import structlog
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 from starlette.types import Scope as AsgiScope
 
+from gateway.followed_file import FollowedFile, changes, parse_file
 from gateway.rate_limits import Allowance, RateLimits
 from gateway.settings import GatewaySettings, KeyRecord, Level, Scope, Service
 from services.core.caller import DEFAULT_TENANT, Caller, client_network
 from services.core.errors import PermissionDenied, RateLimited, Unauthenticated
 from services.core.metrics import Metrics
-from services.core.settings import SettingsError
 
 KEY_PREFIX = "fovea-"
 # Longer than any key; anything longer is not hashed.
@@ -84,12 +83,7 @@ def read_key_file(path: Path) -> KeyFile:
 
 def parse_key_file(content: bytes, source: str) -> KeyFile:
     """Parse what a keys file holds. Raises ValueError with one sentence that names the source."""
-    try:
-        return KeyFile.model_validate_json(content)
-    except ValidationError as invalid:
-        first = invalid.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise ValueError(f"{source} is not a keys file: {where}: {first['msg']}.") from None
+    return parse_file(KeyFile, content, source, "keys file")
 
 
 class KeyRing:
@@ -100,53 +94,34 @@ class KeyRing:
     """
 
     def __init__(self, settings: GatewaySettings) -> None:
-        self._path = settings.keys_file and settings.keys_file.expanduser()
         self._poll_s = settings.keys_poll_s
         self._configured = settings.keys
-        self._stamp: tuple[int, int, int] | None = None
-        self._visitors = _visitors(self._configured)
+        self._file: FollowedFile[KeyFile] | None = None
+        if settings.keys_file is not None:
+            cure = "create it with `fovea keys create`"
+            variable = "FOVEA_GATEWAY_KEYS_FILE"
+            self._file = FollowedFile(settings.keys_file, read_key_file, variable=variable, cure=cure)
+        self._visitors = self._known()
         self.is_required = settings.keys_file is not None or bool(settings.keys)
-        try:
-            self.reload()
-        except FileNotFoundError:
-            raise SettingsError(
-                f"FOVEA_GATEWAY_KEYS_FILE: there is no file {self._path}; create it with `fovea keys create`."
-            ) from None
-        except (OSError, ValueError) as broken:
-            raise SettingsError(f"FOVEA_GATEWAY_KEYS_FILE: {broken}") from None
 
     def find(self, key: str) -> Visitor | None:
         return self._visitors.get(digest(key))
 
     def reload(self) -> bool:
-        """Read the file if it has changed since, and return whether it had. Raises OSError and ValueError.
-
-        A file that could not be read counts as changed: restoring its owner or mode leaves no other trace.
-        """
-        if self._path is None:
+        """Read the file if it has changed since, and return whether it had. Raises OSError and ValueError."""
+        if self._file is None or not self._file.reload():
             return False
-        status = self._path.stat()
-        stamp = (status.st_mtime_ns, status.st_ino, status.st_size)
-        if stamp == self._stamp:
-            return False
-        self._visitors = _visitors([*self._configured, *read_key_file(self._path).keys])
-        # Taken before reading, so that a change in between is seen at the next poll.
-        self._stamp = stamp
+        self._visitors = self._known()
         return True
 
     async def follow(self) -> None:
         """Poll the file until cancelled."""
-        reported: str | None = None
-        while True:
-            await asyncio.sleep(self._poll_s)
-            try:
-                if await asyncio.to_thread(self.reload):
-                    log.info("keys_reloaded", keys=len(self._visitors))
-                reported = None
-            except (OSError, ValueError) as broken:
-                if (reason := str(broken)) != reported:  # once, not at each poll
-                    log.error("keys_not_reloaded", reason=reason)
-                reported = reason
+        async for _ in changes(self.reload, self._poll_s, "keys"):
+            log.info("keys_reloaded", keys=len(self._visitors))
+
+    def _known(self) -> dict[str, Visitor]:
+        in_file = self._file.content.keys if self._file is not None else ()
+        return _visitors([*self._configured, *in_file])
 
 
 class Access:

@@ -111,7 +111,7 @@ class Addresses:
         policy: EjectionPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._bases = [urlsplit(base_url) for base_url in base_urls]
+        self.set_base_urls(base_urls)
         self._resolve = resolve
         self._policy = policy or EjectionPolicy()
         self._clock = clock
@@ -121,6 +121,10 @@ class Addresses:
 
     def __iter__(self) -> Iterator[Address]:
         return iter(self._addresses)
+
+    def set_base_urls(self, base_urls: Sequence[str]) -> None:
+        """Set the URLs that `refresh` looks up from then on."""
+        self._bases = [urlsplit(base_url) for base_url in base_urls]
 
     @property
     def is_configured(self) -> bool:
@@ -145,9 +149,9 @@ class Addresses:
     async def refresh(self) -> None:
         """Look up every name; an address that stays keeps its record, one that is gone gets no new requests."""
         looked_up = await asyncio.gather(*(self._look_up(base) for base in self._bases))
-        known = {address.url: address for address in self._addresses}
+        known = {(address.url, address.authority): address for address in self._addresses}
         found = {address.url: address for addresses in looked_up for address in addresses}
-        self._addresses = [known.get(url, address) for url, address in found.items()]
+        self._addresses = [known.get((address.url, address.authority), address) for address in found.values()]
 
     async def _look_up(self, base: SplitResult) -> list[Address]:
         host, port = base.hostname or "", base.port or DEFAULT_PORTS[base.scheme]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from gateway.addresses import FIRST_PLACES
+from gateway.routing.destinations import Destination
 from services.core.admission.admission import line_length
 from services.core.admission.places import Place, Places
 from services.core.errors import Overloaded
@@ -51,7 +52,7 @@ class RecentRequests:
 
 
 class Gate:
-    """Admits as many requests as the instances of a service have places for, and keeps a short queue behind them.
+    """Admits as many requests as the instances of a destination have places for, and keeps a short queue behind them.
 
     Every client has its share of both (`services.core.admission.places`). An autoscaler reads the gauges of requests in
     flight and in the queue, even for a service that has no instance left.
@@ -59,7 +60,7 @@ class Gate:
 
     def __init__(
         self,
-        service: str,
+        destination: Destination,
         *,
         max_inflight: int,
         max_queued: int,
@@ -72,7 +73,7 @@ class Gate:
         self._num_held_back = 0
         limit = min(FIRST_PLACES, max_inflight)
         self._places = Places(
-            f"The {service} service",
+            destination.title,
             limit=limit,
             max_waiting=min(line_length(FIRST_PLACES), max_queued),
             max_burst=max_queued,
@@ -80,13 +81,13 @@ class Gate:
             clock=clock,
         )
         self._refused = metrics.rejected.labels("queue_full")
-        metrics.gateway_inflight_requests.labels(service).set_function(
+        metrics.gateway_inflight_requests.labels(destination.name).set_function(
             lambda: self._places.num_held - self._num_held_back
         )
-        metrics.gateway_queued_requests.labels(service).set_function(
+        metrics.gateway_queued_requests.labels(destination.name).set_function(
             lambda: self._places.num_waiting + self._num_held_back
         )
-        metrics.gateway_concurrency_limit.labels(service).set_function(lambda: self._places.limit)
+        metrics.gateway_concurrency_limit.labels(destination.name).set_function(lambda: self._places.limit)
 
     def resize(self, num_places: int, *, is_patient: bool = False) -> None:
         """Set the instances' places in sum; a patient gate queues up to its maximum, without regard to the wait."""

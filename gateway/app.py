@@ -1,10 +1,12 @@
 """The gateway: the shared application with the proxy inside its middleware, and its upkeep in the background."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
+import structlog
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.middleware import Middleware
@@ -12,17 +14,24 @@ from starlette.routing import BaseRoute, Route
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from gateway.access import Access, KeyRing
-from gateway.addresses import Addresses, EjectionPolicy, Resolve, resolve_host
+from gateway.addresses import Resolve, resolve_host
 from gateway.client_body import BodyMemory
 from gateway.client_session import open_session
+from gateway.console.routes import console_paths, console_router
 from gateway.directory import Directory, directory_router
+from gateway.followed_file import FollowedFile, changes
 from gateway.proxy import Proxy
 from gateway.rate_limits import RateLimits
-from gateway.settings import Destination, GatewaySettings, Service
+from gateway.routes import PUBLIC_PATHS
+from gateway.routing.pool_file import PoolFile, follow_pools
+from gateway.settings import GatewaySettings
 from gateway.upstream import Upstream
+from gateway.upstreams import Upstreams
 from services.core.http.app import AppParts, create_app
-from services.core.http.health import CheckReport, Health, HealthReport
+from services.core.http.health import CheckReport, CheckResult, Health, HealthReport
 from services.core.metrics import Metrics
+
+log = structlog.get_logger(__name__)
 
 
 class GatewayHealth(Health):
@@ -33,14 +42,14 @@ class GatewayHealth(Health):
     to zero comes back only because the gateway still accepts requests for it.
     """
 
-    def __init__(self, upstreams: Mapping[Destination, Upstream]) -> None:
+    def __init__(self, upstreams: Upstreams) -> None:
         super().__init__()
         self._upstreams = upstreams
 
     def ready(self) -> HealthReport:
         report = super().ready()
-        services = {service: _describe(upstream) for service, upstream in self._upstreams.items()}
-        return HealthReport(status=report.status, checks={**report.checks, **services})
+        found = {one.name: _describe(one) for one in self._upstreams if one.destination.kind != "canary"}
+        return HealthReport(status=report.status, checks={**report.checks, **found})
 
 
 def _describe(upstream: Upstream) -> CheckReport:
@@ -51,36 +60,32 @@ def _describe(upstream: Upstream) -> CheckReport:
 
 
 def create_gateway(settings: GatewaySettings, *, resolve: Resolve = resolve_host) -> FastAPI:
-    """Create the gateway; `resolve` turns a service's host name into IPs. Raises SettingsError for a bad keys file."""
+    """Create the gateway; `resolve` turns a service's host name into IPs.
+
+    Raises SettingsError for a bad file of keys or pools.
+    """
     metrics = Metrics("gateway")
-    # Filled when the application starts: a client session belongs to the event loop that it was opened in.
-    upstreams: dict[Destination, Upstream] = {}
-    canaries: dict[Service, Upstream] = {}
+    pools = follow_pools(settings)
     keys = KeyRing(settings)
     limits = RateLimits(settings.redis_url, timeout_s=settings.rate_limit_timeout_s)
+    # Connected when the application starts: a client session belongs to the event loop that it was opened in.
+    upstreams = Upstreams(settings, metrics, resolve)
     health = GatewayHealth(upstreams)
+    if pools is not None:
+        health.add_readiness_check("pools file", partial(_are_current, pools))
+
+    of_console = console_paths() if settings.console else frozenset[str]()
 
     @asynccontextmanager
     async def services_connected() -> AsyncIterator[None]:
         async with open_session(connect_timeout_s=settings.connect_timeout_s, telemetry=settings.telemetry) as session:
-            policy = EjectionPolicy(unanswered_probes=settings.unanswered_probes)
-
-            def connect(destination: Destination, base_urls: tuple[str, ...], *, is_canary: bool = False) -> Upstream:
-                addresses = Addresses(base_urls, resolve=resolve, policy=policy)
-                return Upstream(destination, addresses, session, settings, metrics, is_canary=is_canary)
-
-            upstreams.update((service, connect(service, urls)) for service, urls in settings.urls().items())
-            if settings.collections_urls:
-                upstreams["collections"] = connect("collections", settings.collections_urls)
-            canaries.update((one, connect(one, urls, is_canary=True)) for one, urls in settings.canary_urls.items())
+            upstreams.connect(session, pools.content.pools if pools else ())
             yield
 
-    def every_upstream() -> list[Upstream]:
-        return [*upstreams.values(), *canaries.values()]
-
-    async def look_up_and_probe() -> None:
-        await asyncio.gather(*(upstream.addresses.refresh() for upstream in every_upstream()))
-        await asyncio.gather(*(upstream.probe() for upstream in every_upstream()))
+    async def keep_pools(file: FollowedFile[PoolFile]) -> None:
+        async for _ in changes(file.reload, settings.pools_poll_s, "pools"):
+            await upstreams.update(file.content.pools)
+            log.info("pools_reloaded", pools=len(file.content.pools))
 
     app = create_app(
         settings,
@@ -89,15 +94,20 @@ def create_gateway(settings: GatewaySettings, *, resolve: Resolve = resolve_host
             title="Fovea",
             metrics=metrics,
             health=health,
-            routers=[directory_router(Directory(upstreams, needs_key=keys.is_required))],
+            routers=[
+                directory_router(Directory(upstreams, needs_key=keys.is_required)),
+                *([console_router()] if settings.console else []),
+            ],
             resources=[
                 limits.opened,
                 services_connected,
                 lambda: _beside(keys.follow, "keys", health),
-                lambda: _beside(lambda: _keep_up(every_upstream(), settings), "addresses", health),
+                lambda: _beside(upstreams.keep_up, "addresses", health),
+                *([lambda: _beside(lambda: keep_pools(pools), "pools", health)] if pools else []),
             ],
-            warm_up=look_up_and_probe,
+            warm_up=upstreams.look_up_and_probe,
             needs_key=keys.is_required,
+            linked_paths=of_console,
         ),
     )
     # The framework's own document covers only the gateway; the directory serves the merged one in its place.
@@ -106,24 +116,15 @@ def create_gateway(settings: GatewaySettings, *, resolve: Resolve = resolve_host
         app.user_middleware.insert(0, Middleware(ProxyHeadersMiddleware, trusted_hosts=list(settings.trusted_proxies)))
     access = Access(keys, limits, settings, metrics)
     body_memory = BodyMemory(settings, metrics)
-    proxy = Middleware(Proxy, access=access, upstreams=upstreams, canaries=canaries, body_memory=body_memory)
+    public = PUBLIC_PATHS | of_console
+    proxy = Middleware(Proxy, access=access, upstreams=upstreams, body_memory=body_memory, public_paths=public)
     app.user_middleware.append(proxy)
     return app
 
 
-async def _keep_up(upstreams: Iterable[Upstream], settings: GatewaySettings) -> None:
-    """Look up every service's name and probe its addresses, each at its own interval, until cancelled."""
-
-    async def again_and_again(interval_s: float, work: Callable[[], Awaitable[None]]) -> None:
-        while True:
-            await asyncio.sleep(interval_s)
-            await work()
-
-    async with asyncio.TaskGroup() as group:
-        # Each in its own task, so that no service waits for another that hangs.
-        for upstream in upstreams:
-            group.create_task(again_and_again(settings.dns_refresh_s, upstream.addresses.refresh))
-            group.create_task(again_and_again(settings.probe_interval_s, upstream.probe))
+def _are_current(pools: FollowedFile[PoolFile]) -> CheckResult:
+    """Report a file of pools that can't be read any more; requests still go to the pools that it had."""
+    return True, "as in their file" if pools.is_current else "as before: their file can't be read; the log says why"
 
 
 @asynccontextmanager

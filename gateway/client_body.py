@@ -57,12 +57,16 @@ class ClientBody:
         self._memory = memory
         self._client = client
         self._num_counted = 0
+        self._content: bytes | None = None
 
     async def read(self, scope: Scope, receive: Receive) -> bytes | None:
-        """Read the whole body; None where none is announced. Raises InvalidRequest where the client leaves before its
-        end, Overloaded where there is no room for it."""
-        if not announces_body(scope):
-            return None
+        """Read the whole body, once; None where none is announced. Raises InvalidRequest where the client leaves before
+        its end, Overloaded where there is no room for it."""
+        if self._content is None and announces_body(scope):
+            self._content = await self._read_whole(receive)
+        return self._content
+
+    async def _read_whole(self, receive: Receive) -> bytes:
         chunk, has_more = await _read_chunk(receive)
         if not has_more:
             self._count(len(chunk))
@@ -76,6 +80,7 @@ class ClientBody:
         return buffer.getvalue()
 
     def release(self) -> None:
+        self._content = None
         if self._num_counted:
             self._memory.give_back(self._client, self._num_counted)
             self._num_counted = 0

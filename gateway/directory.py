@@ -1,8 +1,8 @@
-"""The gateway's answers combined from those of every service: the list of models, and one document of all routes."""
+"""The gateway's answers combined from those of every service and pool: models, tasks, one document of all routes."""
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from fastapi import APIRouter, FastAPI, Request
@@ -11,15 +11,16 @@ from pydantic import BaseModel, ConfigDict
 
 from gateway.openapi import Document, merge_documents, require_key
 from gateway.routes import PUBLIC_PATHS, RouteTable
-from gateway.settings import Destination
-from gateway.upstream import Upstream
-from services.core.errors import NotFound
+from gateway.upstream import NOT_RUNNING_RETRY_S
+from gateway.upstreams import Branch, Upstreams
+from services.core.errors import NotFound, Overloaded
 
 # Seconds after which at most a newly started service is in the document, and its models are listed.
 DOCUMENT_AGE_S = 5.0
 MODELS_AGE_S = 1.0
 
 AnswerT = TypeVar("AnswerT")
+Entry = dict[str, Any]
 
 
 class Model(BaseModel):
@@ -56,35 +57,51 @@ class Kept(Generic[AnswerT]):
 
 
 class Directory:
-    """Asks all services at the same time; those that do not answer in time are omitted.
+    """Asks all services and pools at the same time; those that do not answer in time are omitted.
 
     Answers are cached briefly, so that frequent requests do not reach the services.
     """
 
-    def __init__(self, upstreams: Mapping[Destination, Upstream], *, needs_key: bool) -> None:
+    def __init__(self, upstreams: Upstreams, *, needs_key: bool) -> None:
         self._upstreams = upstreams
         self._needs_key = needs_key
         self._routes = RouteTable()
         self._document = Kept[Document](DOCUMENT_AGE_S)
         self._models = Kept[list[Model]](MODELS_AGE_S)
+        self._tasks = Kept[list[Entry]](MODELS_AGE_S)
 
     async def models(self) -> list[Model]:
-        return await self._models.get(self._ask_for_models)
+        async def ask() -> list[Model]:
+            entries = await self._listed("/v1/models", self._upstreams.branches, model_of="id")
+            return [Model.model_validate(entry) for entry in entries]
 
-    async def _ask_for_models(self) -> list[Model]:
-        lists = await self._ask_all("/v1/models")
-        return [
-            Model.model_validate(model)
-            for listed in lists.values()
-            for model in listed.get("data", [])
-            if isinstance(model, dict) and isinstance(model.get("id"), str)
-        ]
+        return await self._models.get(ask)
+
+    def missing(self, model_id: str) -> NotFound | Overloaded:
+        """Make the error for a model that is not listed, which may be one of a pool that does not answer."""
+        claimed = (branch.by_model.get(model_id.partition("@")[0]) for branch in self._upstreams.branches)
+        down = next((pool for pool in claimed if pool is not None and not pool.addresses.has_ready), None)
+        if down is None:
+            return NotFound(f"No available service has a model {model_id!r}.", code="model_not_found")
+        message = f"{down.destination.title}, which has the model {model_id!r}, is not available."
+        return Overloaded(message, code="service_unavailable", retry_after_s=NOT_RUNNING_RETRY_S)
+
+    async def tasks(self) -> list[Entry]:
+        """Return the tasks of predict as its processes describe them."""
+        return await self._tasks.get(
+            lambda: self._listed("/tasks", [self._upstreams.of("predict")], model_of="model"),
+        )
 
     async def document(self, own: Document) -> Document:
         """Return the merged OpenAPI document."""
 
         async def ask() -> Document:
-            merged = merge_documents(own, await self._ask_all("/openapi.json"), self._belongs)
+            branches = self._upstreams.branches
+            found = await asyncio.gather(*(_first_answer(branch, "/openapi.json") for branch in branches))
+            documents: dict[str, Document] = {
+                branch.service: one for branch, one in zip(branches, found, strict=True) if one is not None
+            }
+            merged = merge_documents(own, documents, self._belongs)
             return require_key(merged, PUBLIC_PATHS) if self._needs_key else merged
 
         return await self._document.get(ask)
@@ -93,11 +110,30 @@ class Directory:
         route = self._routes.find(path)
         return route is not None and route.service == service
 
-    async def _ask_all(self, path: str) -> dict[str, dict[str, Any]]:
-        # The process that has the collections is one of embed's, and would only say the same again.
-        services = [name for name in self._upstreams if name != "collections"]
-        answers = await asyncio.gather(*(self._upstreams[service].fetch_json(path) for service in services))
-        return {service: answer for service, answer in zip(services, answers, strict=True) if isinstance(answer, dict)}
+    async def _listed(self, path: str, branches: Sequence[Branch], *, model_of: str) -> list[Entry]:
+        """Return the entries of the lists at a path, each of the upstream that a request for its model reaches.
+
+        What no request reaches, such as a model that a pool serves and does not claim, is left out.
+        """
+        asked = [(branch, upstream) for branch in branches for upstream in branch]
+        answers = await asyncio.gather(*(upstream.fetch_json(path) for _, upstream in asked))
+        return [
+            entry
+            for (branch, upstream), answer in zip(asked, answers, strict=True)
+            for entry in (answer.get("data", []) if isinstance(answer, dict) else [])
+            if isinstance(entry, dict)
+            and isinstance(model := entry.get(model_of), str)
+            and branch.of_model(model) is upstream
+        ]
+
+
+async def _first_answer(branch: Branch, path: str) -> Document | None:
+    """Return the first object that one of a service's upstreams answers, those first that are ready."""
+    for upstream in sorted(branch, key=lambda one: not one.addresses.has_ready):
+        answer = await upstream.fetch_json(path)
+        if isinstance(answer, dict):
+            return answer
+    return None
 
 
 def directory_router(directory: Directory) -> APIRouter:
@@ -114,7 +150,14 @@ def directory_router(directory: Directory) -> APIRouter:
         for model in await directory.models():
             if model.id == model_id:
                 return model
-        raise NotFound(f"No available service has a model {model_id!r}.", code="model_not_found")
+        raise directory.missing(model_id)
+
+    # Asked for here only where predict has pools; predict's own document describes it. Both paths are declared, so that
+    # neither is rewritten on its way to a predict without pools.
+    @router.get("/tasks", include_in_schema=False)
+    @router.get("/v1/tasks", include_in_schema=False)
+    async def list_tasks() -> dict[str, Any]:
+        return {"object": "list", "data": await directory.tasks()}
 
     @router.get("/openapi.json", include_in_schema=False)
     async def openapi(request: Request) -> JSONResponse:

@@ -1,14 +1,14 @@
 """The routes of every service: the whole public surface in one table.
 
 A path answers with and without the prefix `/v1`; only those of Cohere's version 2 have no other form. The gateway
-routes by path and method and does not parse bodies, so dialects that differ only in their bodies (TEI's `/embed` and
-`/rerank`) are distinguished by the service.
+routes by path and method, and where a service has pools by the model, and does not parse bodies, so dialects that
+differ only in their bodies (TEI's `/embed` and `/rerank`) are distinguished by the service.
 """
 
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from gateway.settings import Level, Scope, Service
 from services.core.errors import FoveaError, MethodNotAllowed
@@ -28,13 +28,20 @@ def rerank_error_body(error: FoveaError) -> dict[str, Any]:
     return {**error.body(), "detail": error.message}
 
 
+# A JSON body's outermost object, a part of a multipart form, a parameter of the URL.
+ModelPlace = Literal["json", "form", "query"]
+IN_JSON: tuple[ModelPlace, ...] = ("json",)
+ANYWHERE: tuple[ModelPlace, ...] = ("json", "form", "query")
+
+
 @dataclass(frozen=True)
 class Route:
     """A route: requests of `methods` on `path` go to `service`; `/**` at the end stands for all paths below.
 
     `error_body` shapes the gateway's own errors on this route; None is OpenAI's envelope. `changes` says that requests
     other than GETs and searches change stored data of the service. `has_canary` is False where the answer is about data
-    that the service keeps, which a version on trial does not have.
+    that the service keeps, which a version on trial does not have. `model_in` lists where a request may name a model.
+    `is_merged` says that a list of what is served is that of all pools together, where there are any.
     """
 
     service: Service
@@ -43,6 +50,8 @@ class Route:
     error_body: Callable[[FoveaError], dict[str, Any]] | None = None
     changes: bool = False
     has_canary: bool = True
+    model_in: tuple[ModelPlace, ...] = ()
+    is_merged: bool = False
 
     def level(self, method: str, path: str) -> Level:
         """Return the level that a key needs for this. A method that the route does not take needs only `read`, so that
@@ -53,22 +62,22 @@ class Route:
 
 
 ROUTES = (
-    Route("predict", "/tasks", ("GET",)),
-    Route("predict", "/predict", ("POST",)),
-    Route("generate", "/generate", ("POST",)),
-    Route("generate", "/chat/completions", ("POST",)),
-    Route("generate", "/completions", ("POST",)),
-    Route("generate", "/tokenize", ("POST",)),
-    Route("generate", "/rerank", ("POST",), rerank_error_body),
-    Route("generate", "/v2/rerank", ("POST",), rerank_error_body),
-    Route("embed", "/embed", ("POST",)),
-    Route("embed", "/v2/embed", ("POST",)),
+    Route("predict", "/tasks", ("GET",), is_merged=True),
+    Route("predict", "/predict", ("POST",), model_in=IN_JSON),
+    Route("generate", "/generate", ("POST",), model_in=IN_JSON),
+    Route("generate", "/chat/completions", ("POST",), model_in=IN_JSON),
+    Route("generate", "/completions", ("POST",), model_in=IN_JSON),
+    Route("generate", "/tokenize", ("POST",), model_in=IN_JSON),
+    Route("generate", "/rerank", ("POST",), rerank_error_body, model_in=IN_JSON),
+    Route("generate", "/v2/rerank", ("POST",), rerank_error_body, model_in=IN_JSON),
+    Route("embed", "/embed", ("POST",), model_in=ANYWHERE),
+    Route("embed", "/v2/embed", ("POST",), model_in=IN_JSON),
     Route("embed", "/info", ("GET",)),
-    Route("embed", "/embeddings", ("POST",)),
+    Route("embed", "/embeddings", ("POST",), model_in=IN_JSON),
     Route("embed", "/collections", ("GET",), has_canary=False),
     # Only the service knows a collection's own paths and methods.
     Route("embed", "/collections/**", ("GET", "PUT", "POST", "DELETE"), changes=True, has_canary=False),
-    Route("score", "/score", ("POST",)),
+    Route("score", "/score", ("POST",), model_in=ANYWHERE),
     Route("score", "/hard-negatives", ("POST",)),
 )
 

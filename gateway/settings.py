@@ -13,8 +13,6 @@ from services.core.caller import DEFAULT_TENANT, TENANT_PATTERN
 from services.core.settings import ProcessSettings
 
 Service = Literal["predict", "generate", "embed", "score"]
-# What the gateway sends requests to: the services, and the process of embed that has the collections.
-Destination = Literal[Service, "collections"]
 # Levels of access to a service, each including the ones before it: `write` permits changes to stored data, `admin` also
 # shows how long each stage took.
 Level = Literal["read", "write", "admin"]
@@ -41,6 +39,21 @@ Scope = Literal[
 ]
 URL_FIELDS = ("predict_urls", "generate_urls", "embed_urls", "score_urls", "collections_urls")
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+
+def check_base_urls(urls: tuple[str, ...]) -> tuple[str, ...]:
+    """Return base URLs unchanged. Raises ValueError for one that is none."""
+    for url in urls:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"{url!r} is not a base URL such as http://embed:8103")
+        if parts.path.strip("/") or parts.query or parts.fragment or parts.username:
+            raise ValueError(f"{url!r} must consist of only scheme, host and port")
+        try:
+            _ = parts.port
+        except ValueError:
+            raise ValueError(f"{url!r} has no port from 0 to 65535") from None
+    return urls
 
 
 class KeyRecord(BaseModel):
@@ -89,6 +102,12 @@ class GatewaySettings(ProcessSettings):
         description="Base URLs of the only embed process with collections, which receives `/collections` and requests "
         "that name an image of a collection. Unset: every embed process receives both.",
     )
+    pools: Path | None = Field(
+        None,
+        description="JSON file of pools, processes of a service that serve some of its models, read again when it "
+        "changes. Unset: all requests of a service go to its base URLs.",
+    )
+    pools_poll_s: float = Field(2.0, gt=0, description="Seconds between checks of the file of pools for changes.")
     connect_timeout_s: float = Field(2.0, gt=0, description="Timeout for connecting to an address, in seconds.")
     dns_refresh_s: float = Field(5.0, gt=0, description="Seconds between DNS lookups of a service's host name.")
     probe_interval_s: float = Field(1.0, gt=0, description="Seconds between readiness probes of an instance.")
@@ -128,6 +147,7 @@ class GatewaySettings(ProcessSettings):
         description="Addresses or networks of proxies in front, separated by commas. `X-Forwarded-For` is trusted only "
         "from these.",
     )
+    console: bool = Field(True, description="Serve the console, a page that tries the services out, at `/console`.")
     client_connection_share: float = Field(
         0.5,
         gt=0,
@@ -147,18 +167,12 @@ class GatewaySettings(ProcessSettings):
     @field_validator(*URL_FIELDS)
     @classmethod
     def check_urls(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
-        for url in urls:
-            parts = urlsplit(url)
-            if parts.scheme not in ("http", "https") or not parts.hostname:
-                raise ValueError(f"{url!r} is not a base URL such as http://embed:8103")
-            if parts.path.strip("/") or parts.query or parts.fragment or parts.username:
-                raise ValueError(f"{url!r} must consist of only scheme, host and port")
-        return urls
+        return check_base_urls(urls)
 
     @field_validator("canary_urls")
     @classmethod
     def check_canary_urls(cls, urls: dict[Service, tuple[str, ...]]) -> dict[Service, tuple[str, ...]]:
-        return {service: cls.check_urls(given) for service, given in urls.items()}
+        return {service: check_base_urls(given) for service, given in urls.items()}
 
     @field_validator("trusted_proxies")
     @classmethod
@@ -180,3 +194,7 @@ class GatewaySettings(ProcessSettings):
             "embed": self.embed_urls,
             "score": self.score_urls,
         }
+
+    def has_own_urls(self, service: Service) -> bool:
+        """Whether base URLs of a service were set, be they those of the default."""
+        return f"{service}_urls" in self.model_fields_set and bool(self.urls()[service])

@@ -1,4 +1,4 @@
-"""One service as the gateway sees it: the choice of an address, retries, and errors for the client."""
+"""One destination as the gateway sees it: the choice of an address, retries, and errors for the client."""
 
 import asyncio
 import time
@@ -16,7 +16,8 @@ from yarl import URL
 from gateway.addresses import Address, Addresses, Lease
 from gateway.admission import Gate, RecentRequests, RetryBudget
 from gateway.client_session import Attempt
-from gateway.settings import Destination, GatewaySettings
+from gateway.routing.destinations import Destination
+from gateway.settings import GatewaySettings
 from services.core.admission.admission import PLACES_HEADER
 from services.core.caller import Caller
 from services.core.descriptors import ExhaustionLog, is_exhaustion, out_of_descriptors
@@ -70,7 +71,7 @@ class _ClosedWhileIdle(Exception):
 
 
 class Upstream:
-    """The addresses of one service, or of its version on trial, behind one gate.
+    """The addresses of one destination behind one gate.
 
     A request is sent again where the connection was refused, where an instance said 503 with `Retry-After`, and, once,
     where an idle connection broke as soon as it was used again: most likely it was being closed, but an instance that
@@ -80,21 +81,18 @@ class Upstream:
 
     def __init__(
         self,
-        service: Destination,
+        destination: Destination,
         addresses: Addresses,
         session: aiohttp.ClientSession,
         settings: GatewaySettings,
         metrics: Metrics,
-        *,
-        is_canary: bool = False,
     ) -> None:
-        self.service = service
-        # In metrics, so that what scales or alerts by a service never counts its canary.
-        self.name = f"{service}-canary" if is_canary else service
-        self._variable = "FOVEA_GATEWAY_CANARY_URLS" if is_canary else f"FOVEA_GATEWAY_{service.upper()}_URLS"
+        self.destination = destination
+        # In metrics, so that what scales or alerts by a service never counts its canary or its pools.
+        self.name = destination.name
         self.addresses = addresses
         self.gate = Gate(
-            self.name,
+            destination,
             max_inflight=settings.max_inflight_requests,
             max_queued=settings.max_queued_requests,
             burst_s=settings.burst_s,
@@ -109,13 +107,36 @@ class Upstream:
         self._wait_s = settings.wait_for_service_s
         self._retries = metrics.retries.labels(self.name)
         self._metrics = metrics
+        self._is_counted = True
         # Looking up a label set costs more than counting; there are few codes.
         self._counters: dict[str, Counter] = {}
         ejections = metrics.upstream_ejections.labels(self.name)
         addresses.on_ejection = lambda _: ejections.inc()
         # A canary may have none for as long as nothing is published for it: nobody is to be woken.
-        if addresses.is_configured and not is_canary:
-            metrics.upstream_ready_addresses.labels(service).set_function(lambda: addresses.num_ready)
+        if addresses.is_configured and destination.kind != "canary":
+            metrics.upstream_ready_addresses.labels(self.name).set_function(lambda: addresses.num_ready)
+
+    def become(self, destination: Destination) -> None:
+        """Take over all but the name of a destination; `addresses.refresh` looks up its URLs."""
+        self.destination = destination
+        self.addresses.set_base_urls(destination.urls)
+
+    def leave_metrics(self) -> None:
+        """Remove this upstream's label sets for good, while its last requests may still be running."""
+        self._is_counted = False
+        for code in self._counters:
+            self._metrics.upstream_requests.remove(self.name, code)
+        for metric in (
+            self._metrics.gateway_inflight_requests,
+            self._metrics.gateway_queued_requests,
+            self._metrics.gateway_concurrency_limit,
+            self._metrics.gateway_recent_requests,
+            self._metrics.gateway_unserved_requests,
+            self._metrics.upstream_ready_addresses,
+            self._metrics.upstream_ejections,
+            self._metrics.retries,
+        ):
+            metric.remove(self.name)
 
     @asynccontextmanager
     async def send(self, request: UpstreamRequest) -> AsyncIterator[aiohttp.ClientResponse]:
@@ -275,31 +296,27 @@ class Upstream:
     def _count(self, code: str) -> None:
         counter = self._counters.get(code)
         if counter is None:
+            if not self._is_counted:
+                return
             counter = self._counters[code] = self._metrics.upstream_requests.labels(self.name, code)
         counter.inc()
 
     def _not_running(self) -> Overloaded:
-        self._unserved.inc()
         if not self.addresses.is_configured:
-            problem = f"This gateway has no {self.name} service; set {self._variable}."
-        else:
-            where = ", ".join(sorted({address.authority for address in self.addresses})) or "any known address"
-            problem = (
-                f"The {self.name} service is not running: no response from {where}. Start it with `fovea up`, or "
-                f"set {self._variable} to its address."
-            )
-        return Overloaded(problem, code="service_unavailable", retry_after_s=NOT_RUNNING_RETRY_S)
+            return self._unavailable(f"This gateway has no {self.name} service; set {self.destination.variable}.")
+        where = ", ".join(sorted({address.authority for address in self.addresses})) or "any known address"
+        return self._unavailable(self.destination.not_running(where))
 
     def _hangs(self) -> Overloaded:
+        return self._unavailable(self.destination.hangs())
+
+    def _unavailable(self, problem: str) -> Overloaded:
         self._unserved.inc()
-        return Overloaded(
-            f"The {self.name} service hangs: it accepts connections but does not respond. `fovea up` restarts it.",
-            code="service_unavailable",
-            retry_after_s=NOT_RUNNING_RETRY_S,
-        )
+        return Overloaded(problem, code="service_unavailable", retry_after_s=NOT_RUNNING_RETRY_S)
 
     def _broke_off(self) -> Overloaded:
-        return Overloaded(f"The {self.name} service closed the connection before it responded.", code="upstream_failed")
+        title = self.destination.title
+        return Overloaded(f"{title} closed the connection before it responded.", code="upstream_failed")
 
     async def fetch_json(self, path: str) -> Any:
         """Return one instance's JSON answer to a GET; None where it does not answer 200 with JSON."""
@@ -313,6 +330,11 @@ class Upstream:
             return None
         finally:
             self.addresses.release(lease)
+
+    async def look_up_and_probe(self) -> None:
+        """Find the addresses and their readiness, as before the first request."""
+        await self.addresses.refresh()
+        await self.probe()
 
     async def probe(self) -> None:
         """Probe every address's readiness; one that leaves several probes unanswered counts as hung."""

@@ -157,7 +157,20 @@ def t5_v1_1(folder: Path) -> None:
     _t5(folder, {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "num_layers": 3, "num_heads": 6})
 
 
-T5S: Mapping[str, Callable[[Path], None]] = {"flan-t5-base": flan_t5, "t5-v1_1-small": t5_v1_1}
+def step_by_step_student(folder: Path) -> None:
+    """checkpoint-10000 of distilling-step-by-step's run.py: the trainer of transformers leaves its own state there."""
+    _t5(folder, {"feed_forward_proj": "relu", "tie_word_embeddings": True, "n_positions": 512})
+    transformers().T5Tokenizer.from_pretrained(folder).save_pretrained(folder)
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"):
+        (folder / name).write_bytes(b"pickled objects of the training, which nothing may open")
+    (folder / "trainer_state.json").write_text(json.dumps({"best_metric": 0.89, "global_step": 10000}))
+
+
+T5S: Mapping[str, Callable[[Path], None]] = {
+    "flan-t5-base": flan_t5,
+    "t5-v1_1-small": t5_v1_1,
+    "checkpoint-10000": step_by_step_student,
+}
 
 
 def publish(folder: Path, name: str) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.imports import ROOT, circles, import_graph, imported, nodes, sources
+from tests.imports import ROOT, circles, import_graph, imported, nodes, plug_in_sources, sources
 
 # What computes with tensors, what speaks HTTP, and what reads or writes the world.
 HEAVY = ("torch", "open_clip", "torchvision", "transformers", "accelerate")
@@ -20,7 +20,9 @@ JOBS = "training,evaluation,calibrate,bulk,extraction,imports"
 ABOVE = (f"services.{{service}}.{{service,http,app,settings,collections,data,{JOBS}}}",)
 BELOW = ("services.nn", "services.{service}", "services.core.errors")
 ROOMS_OF_CORE = ("store", "batching", "cache", "images", "http", "admission", "serving")
-CORE_OF_JOBS = "services.core.{store,images,settings,errors,logs,durable_files,printable,scarce_memory,metrics}"
+CORE_OF_JOBS = (
+    "services.core.{store,images,settings,errors,complaints,logs,durable_files,printable,scarce_memory,metrics}"
+)
 
 
 def core_except(*rooms: str) -> str:
@@ -54,9 +56,23 @@ ROOMS = (
     Room("services/*/model/**", BELOW, (*HTTP, *ABOVE, "services.{service}.engine")),
     Room("services/*/prompts/**", ("services.{service}.{prompts,model}", "services.core"), ("torch", *HTTP)),
     Room("services/*/generation/**", (*BELOW, "services.core.batching"), (*HTTP, *ABOVE, "os", "time")),
-    Room("services/*/negatives/**", ("services.{service}.negatives", "services.core"), (*HEAVY, *HTTP)),
+    Room(
+        "services/*/negatives/**",
+        ("services.{service}.negatives", "services.core", "services.jobs.endpoint"),
+        (*HEAVY, *HTTP),
+    ),
+    # The client of vLLM stands where the own engine and its stepper do.
+    Room(
+        "services/generate/vllm/**",
+        (*BELOW, "services.core.{batching,store,caller,metrics}"),
+        (*HTTP, *ABOVE, "services.{service}.engine", "os"),
+    ),
     Room("services/*/engine.py", BELOW, (*HTTP, *ABOVE, "os")),
-    Room("services/*/{app,__main__,settings}.py", ("services.{service}", "services.core", "services.nn"), HEAVY),
+    Room(
+        "services/*/{app,__main__,settings}.py",
+        ("services.{service}", "services.core", "services.nn", "services.jobs.endpoint"),
+        HEAVY,
+    ),
     Room(
         "services/*/service.py",
         (*BELOW, "services.core"),
@@ -73,11 +89,29 @@ ROOMS = (
         (*BELOW, "services.core"),
         (*HEAVY, f"services.{{service}}.{{app,engine,data,{JOBS}}}"),
     ),
+    # The corruptions that a small blind model learns from are made as score's hard negatives are.
+    Room(
+        "services/curate/training/**",
+        ("services.curate", "services.score.negatives", "services.nn", "services.jobs", CORE_OF_JOBS),
+        HTTP,
+    ),
     Room(
         f"services/*/{{data,{JOBS}}}/**",
         (*BELOW, "services.jobs", CORE_OF_JOBS),
         (*HTTP, "services.{service}.{engine,service,app,settings,collections}"),
     ),
+    # The reviewers' page is the one part of curate that is served; it makes negatives and scenes as score does.
+    Room("services/curate/review/**", ("services.curate.{review,data}", "services.jobs", "services.core"), HEAVY),
+    Room(
+        "services/curate/{authoring,refinement,pipeline}/**",
+        ("services.curate", "services.score.{negatives,data}", "services.nn", "services.jobs", CORE_OF_JOBS),
+        (*HTTP, "services.curate.review"),
+    ),
+    # The plug-in for vLLM knows nothing of Fovea; what it computes and reads knows nothing of vLLM either.
+    Room("vllm_plugin/fovea_vllm/attention/**", (), (*HTTP, *WORLD, "vllm")),
+    Room("vllm_plugin/fovea_vllm/{request,step,estimates,measurements,loaded}.py", (), (*HTTP, "os", "vllm")),
+    Room("vllm_plugin/fovea_vllm/endpoint.py", ()),
+    Room("vllm_plugin/fovea_vllm/**", (), HTTP),
     # The papers, and what else has no more to know than arithmetic.
     Room(
         "services/*/*.py",
@@ -101,6 +135,7 @@ CATCH_ALL = (
     "services/core/serving/**",
     "services/embed/collections/{collection,open_collections}.py",
     "services/generate/prompts/template_worker.py",
+    "services/generate/vllm/stepper.py",
 )
 
 
@@ -136,7 +171,8 @@ def name(path: Path) -> str:
 
 
 def test_every_file_imports_only_what_its_room_may() -> None:
-    assert [breach for path in sources() for breach in breaches(name(path), path.read_text())] == []
+    files = (*sources(), *plug_in_sources())
+    assert [breach for path in files for breach in breaches(name(path), path.read_text())] == []
 
 
 @pytest.mark.parametrize(
@@ -155,6 +191,8 @@ def test_every_file_imports_only_what_its_room_may() -> None:
         ("services/embed/collections/reader.py", "from services.embed.engine import EmbedEngine"),
         ("services/predict/service.py", "from fastapi import Request"),
         ("services/jobs/options.py", "from services.predict.tasks import Task"),
+        ("vllm_plugin/fovea_vllm/plugin.py", "from services.generate.calibration import log_alpha"),
+        ("vllm_plugin/fovea_vllm/step.py", "import vllm"),
     ],
 )
 def test_a_planted_breach_is_named_by_file_and_line(path: str, line: str) -> None:
@@ -167,10 +205,11 @@ def test_no_import_runs_in_a_circle() -> None:
 
 
 def test_folders_files_and_functions_stay_short() -> None:
-    folders = {path.parent for path in sources()}
+    files = (*sources(), *plug_in_sources())
+    folders = {path.parent for path in files}
     counts = {name(folder): sum(1 for p in folder.glob("*.py") if p.stem != "__init__") for folder in folders}
     found = [f"{folder}: {count} files" for folder, count in counts.items() if count > MAX_FILES_IN_FOLDER]
-    for path in sources():
+    for path in files:
         text = path.read_text()
         if text.count("\n") > MAX_FILE_LINES:
             found.append(f"{name(path)}: {text.count(chr(10))} lines")
@@ -183,8 +222,9 @@ def test_folders_files_and_functions_stay_short() -> None:
 
 
 def test_no_file_holds_global_state_catches_everything_or_has_a_name_that_says_nothing() -> None:
-    found = [name(path) for path in sources() if path.stem in SAYS_NOTHING]
-    for path in sources():
+    files = (*sources(), *plug_in_sources())
+    found = [name(path) for path in files if path.stem in SAYS_NOTHING]
+    for path in files:
         for node in nodes(path.read_text()):
             match node:
                 case ast.Global():

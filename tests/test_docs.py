@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
+from fovea_vllm.estimates import FIELDS as FIELDS_OF_ESTIMATES
+from fovea_vllm.request import FIELDS
 from services.core.settings import COMMAND_LINE_VARIABLES
+from tests.core.child_processes import running
 from tests.documentation.reference import PROCESSES, metrics, settings, subcommands
 from tests.kept_port import kept_port
-
-# The first test that asks `fovea up` starts every service, and a guide has dozens of examples.
-pytestmark = pytest.mark.timeout(600)
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -34,6 +34,8 @@ PAGES = [
 
 PYTHON_BLOCK = re.compile(r'^```python(?: title="([^"]*)")?\n(.*?)^```', re.MULTILINE | re.DOTALL)
 FIFTH_SERVICE = ROOT / "docs/guide/add-a-service.md"
+# Of requests to vLLM with the plug-in.
+PLUG_IN = {*FIELDS, *FIELDS_OF_ESTIMATES}
 # Of the service that the guide to adding one builds.
 PREFIX_OF_THE_GUIDE = {"FOVEA_LANGUAGE_"}
 
@@ -46,7 +48,7 @@ def test_settings_and_metrics_that_a_page_names_exist(page: Path) -> None:
     for_one_process = {f"FOVEA_{process}_{name}" for process in PROCESSES for name in shared}
     known = settings().keys() | for_one_process | COMMAND_LINE_VARIABLES | PREFIX_OF_THE_GUIDE
     assert set(re.findall(r"\bFOVEA_[A-Z_]+\b", text)) <= known
-    assert set(re.findall(r"\bfovea_[a-z_]+\b", text)) <= metrics().keys()
+    assert set(re.findall(r"\bfovea_[a-z_]+\b", text)) <= metrics().keys() | PLUG_IN
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -111,7 +113,7 @@ def fovea_up(home: Path, ports: dict[str, int]) -> Iterator[str]:
         **{f"FOVEA_{name}_PORT": str(port) for name, port in ports.items()},
     }
     command = [sys.executable, "-m", "services.cli.main", "up"]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+    with running(command, env=environment, stdout=subprocess.PIPE, cwd=ROOT) as process:
         assert process.stdout is not None
         output = []
         for line in process.stdout:
@@ -121,7 +123,7 @@ def fovea_up(home: Path, ports: dict[str, int]) -> Iterator[str]:
         else:
             pytest.fail("".join(output))
         # Processes whose output nobody reads stop at a full pipe.
-        reader = threading.Thread(target=deque, args=(process.stdout, 0))
+        reader = threading.Thread(target=deque, args=(process.stdout, 0), daemon=True)
         reader.start()
         yield f"http://127.0.0.1:{ports['GATEWAY']}"
         process.send_signal(signal.SIGINT)

@@ -110,7 +110,6 @@ def test_the_guides_keep_every_calibration_that_they_make() -> None:
     assert all("--publish" in command or "--output" in command for command in commands)
 
 
-@pytest.mark.timeout(600)  # trains and evaluates
 @pytest.mark.slow
 def test_a_folder_that_was_begun_with_other_options_is_refused_in_one_line(tmp_path: Path) -> None:
     tiny = ["--lookup-steps", "1", "--doubt-steps", "0", "--bias-steps", "0", "--documents", "2", "--tokens", "1"]

@@ -76,7 +76,7 @@ def _fovea(folders: ModelFolders, num_threads: int) -> Server:
             "FOVEA_STORE_URL": folders.store.as_uri(),
             "FOVEA_CHECKPOINT_CACHE_DIR": str(root / "checkpoints"),
             "FOVEA_EMBED_COLLECTIONS_DIR": str(root / "collections"),
-            "FOVEA_EMBED_MODEL": FOVEA_MODEL,
+            "FOVEA_EMBED_MODELS": FOVEA_MODEL,
             "FOVEA_EMBED_PORT": "{port}",
             "FOVEA_LOG_LEVEL": "warning",
             "FOVEA_REQUEST_TIMEOUT_S": str(REQUEST_TIMEOUT_S),

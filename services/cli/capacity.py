@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from services.cli.byte_sizes import binary_size, parse_bytes
+from services.core.byte_sizes import binary_size, parse_bytes
 from services.core.logs import log_warnings_to_stderr
 from services.core.printable import printable
 from services.core.settings import ServiceSettings
@@ -21,6 +21,7 @@ CONFIG_FILE = "config.json"
 # In the order in which a loader looks for them: one file, or an index that names the files.
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 INDEX = ".index.json"
+DEFAULT_CONTEXT = 4096
 # Of a config without one.
 DEFAULT_STORED_DTYPE = "float32"
 
@@ -90,12 +91,22 @@ def measure(files: ModelFiles, dtype: str, budget_bytes: int) -> Capacity:
 
 @app.command()
 def capacity(  # noqa: PLR0913 - one parameter an option
-    model: Annotated[str, typer.Argument(help="A folder with config.json and weights, or NAME[@ALIAS] in the store.")],
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", help="A folder with config.json and weights, or NAME[@ALIAS] in the store."),
+    ],
     memory: Annotated[str, typer.Option(help="Memory of the device, such as 24GiB.")],
     share: Annotated[
         float, typer.Option(min=0.01, max=1.0, help="Share of the memory for weights and cache.")
     ] = DEFAULT_SHARE,
-    context: Annotated[int, typer.Option(min=1, help="Tokens of one stream: its prompt and its answer.")] = 4096,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Tokens of one stream: its prompt and its answer.",
+            show_default=f"{DEFAULT_CONTEXT}, or the model's own if that is shorter",
+        ),
+    ] = None,
     dtype: Annotated[
         Literal["bfloat16", "float16", "float32"],
         typer.Option(help="Precision on the device; `auto` on CUDA is bfloat16."),
@@ -117,6 +128,8 @@ def capacity(  # noqa: PLR0913 - one parameter an option
     log_warnings_to_stderr()
     files = _find(model, store_url)
     found = measure(files, dtype, int(memory_bytes * share))
+    if context is None:
+        context = min(DEFAULT_CONTEXT, found.max_context)
     if context > found.max_context:
         raise typer.BadParameter(f"the model's own context is {found.max_context} tokens", param_hint="--context")
     if as_json:

@@ -17,7 +17,7 @@ from services.cli.one_line import errors_in_one_line, missing_module, needs
 from services.cli.signals import end_on_signals
 
 EXAMPLES = """
-Try it:
+{try_it}:
   curl {gateway}/v1/models
   curl {gateway}/generate -H 'Content-Type: application/json' \\
        -d '{{"query": "What is the pet of Belan Ashford?", "documents": ["Belan Ashford owns the quiet otter."]}}'
@@ -40,10 +40,14 @@ distill = typer.Typer(
     rich_markup_mode=None, no_args_is_help=True, help="Collect a language model's rationales to train students."
 )
 convert = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Convert checkpoints of other projects.")
+curate = typer.Typer(
+    rich_markup_mode=None, no_args_is_help=True, help="Make hard negatives that a model without the image can't spot."
+)
 app.add_typer(train, name="train")
 app.add_typer(evaluate, name="evaluate")
 app.add_typer(distill, name="distill")
 app.add_typer(convert, name="convert")
+app.add_typer(curate, name="curate")
 
 
 def main() -> None:
@@ -93,7 +97,9 @@ def up(
         programs = plan_programs(names, environment)
         policy = RestartPolicy(hung_after_s=restart_after)
         supervisor = Supervisor(programs, output=sys.stdout, drain_timeout_s=_drain_s(environment), policy=policy)
-        return await supervisor.run(EXAMPLES.format(gateway=programs[0].url))
+        gateway = programs[0].url
+        try_it = f"Try it at {gateway}/console, or" if _has_console(environment) else "Try it"
+        return await supervisor.run(EXAMPLES.format(gateway=gateway, try_it=try_it))
 
     try:
         raise typer.Exit(asyncio.run(supervise()))
@@ -111,6 +117,16 @@ def _installed_programs(names: Sequence[str]) -> list[str]:
     if installed[:1] != ["gateway"] or installed == ["gateway"]:
         raise typer.Exit(1)
     return installed
+
+
+def _has_console(environment: Mapping[str, str]) -> bool:
+    """Whether the gateway's settings leave the console on; a value that they do not know they refuse themselves."""
+    from pydantic import TypeAdapter, ValidationError  # other commands start without it
+
+    try:
+        return TypeAdapter(bool).validate_python(environment.get("FOVEA_GATEWAY_CONSOLE", True))
+    except ValidationError:
+        return True
 
 
 def _drain_s(environment: Mapping[str, str]) -> float:
@@ -223,6 +239,20 @@ _delegate(
     "train",
 )
 _delegate(
+    train,
+    "align-sizes",
+    "services.score.training.train",
+    "Teach a tuned CLIP's text tower to say sizes as its image tower sees them.",
+    "train",
+)
+_delegate(
+    train,
+    "blind",
+    "services.curate.training.train",
+    "Train a small model that tells plausible or grammatical sentences, the starters of curate.",
+    "train",
+)
+_delegate(
     evaluate,
     "focallens",
     "services.embed.evaluation.evaluate",
@@ -270,6 +300,48 @@ _delegate(
     "services.score.training.convert",
     "Convert released weights of FSC-CLIP, NegCLIP or CE-CLIP.",
     "score",
+)
+_delegate(
+    curate,
+    "generate",
+    "services.curate.authoring.command",
+    "Make hard negatives of captions, by a language model or by rules; resumable.",
+    "score",
+)
+_delegate(
+    curate,
+    "refine",
+    "services.curate.refinement.command",
+    "Drop pairs until no model of texts alone can tell the true captions.",
+    "train",
+)
+_delegate(
+    curate,
+    "audit",
+    "services.curate.evaluation.audit",
+    "Tell how much of a benchmark can be solved without its images.",
+    "evaluate",
+)
+_delegate(
+    curate,
+    "measure",
+    "services.curate.evaluation.measure",
+    "Measure hard negatives by the dissertation's tables: counts, quality, blind against seeing models.",
+    "evaluate",
+)
+_delegate(
+    curate,
+    "review",
+    "services.curate.review.command",
+    "Let people judge pairs in a browser, and measure their agreement.",
+    "score",
+)
+_delegate(
+    curate,
+    "run",
+    "services.curate.pipeline.command",
+    "Go from captions to a published data set by a recipe; resumable.",
+    "train",
 )
 _delegate(
     app,

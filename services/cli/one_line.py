@@ -14,7 +14,7 @@ from services.core.store.errors import StoreError
 MODULES = {
     "gateway": ("aiohttp", "limits"),
     "predict": ("torch", "transformers", "safetensors", "numpy", "aiohttp", "yaml", "sentencepiece"),
-    "generate": ("torch", "transformers", "safetensors", "numpy", "jinja2", "sentencepiece"),
+    "generate": ("torch", "transformers", "safetensors", "numpy", "jinja2", "sentencepiece", "aiohttp"),
     "embed": ("torch", "open_clip", "safetensors", "numpy", "PIL", "aiohttp", "python_multipart"),
     "score": ("torch", "open_clip", "safetensors", "numpy", "PIL", "aiohttp", "python_multipart", "textblob"),
 }

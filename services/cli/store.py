@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from services.cli.one_line import errors_in_one_line
 from services.cli.references import ENGINES
-from services.cli.store_import import ImportOptions, interruptions, recognise, summary, write_outputs
+from services.cli.store_import import Import, ImportOptions, interruptions, recognise, summary, write_outputs
 from services.cli.store_output import print_json, print_table, report, text_of
 from services.core.audit import AuditFailed, AuditLog
 from services.core.logs import log_warnings_to_stderr
@@ -163,9 +163,13 @@ def import_checkpoint(  # noqa: PLR0913 - one parameter an option
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="hf://owner/name[@revision], a folder, or a file.")],
     name: Annotated[str | None, typer.Option(help="Name to publish under. Default: the source's.")] = None,
     task: Annotated[
-        Path | None, typer.Option("--task", help="Task file for a T5: what it answers (docs/guide/distill.md).")
+        str | None,
+        typer.Option("--task", help="For a T5, what it answers: a task file, or esnli, anli1, cqa, svamp or asdiv."),
     ] = None,
     label_prefix: Annotated[str, typer.Option(help="Text that a T5 was trained to have before its input.")] = "",
+    rationale_prefix: Annotated[
+        str | None, typer.Option(help="Text before the input that asks a T5 for its rationale. Default: it gives none.")
+    ] = None,
     chat_template: Annotated[
         str | None,
         typer.Option(help="Chat template for a language model, in place of its own: a Jinja file, or a family's name."),
@@ -193,7 +197,9 @@ def import_checkpoint(  # noqa: PLR0913 - one parameter an option
     The same command continues an interrupted import. Nothing of a source is run: pickles are read as plain tensors.
     """
     with errors_in_one_line("fovea store import", "generate"), interruptions():
-        planned = recognise(source, ImportOptions(name, task, label_prefix, chat_template, architecture, licence))
+        planned = recognise(
+            source, ImportOptions(name, task, label_prefix, rationale_prefix, chat_template, architecture, licence)
+        )
         check_model_name(planned.name)
         aliases = [check_alias(each) for each in alias or ["latest"]]
         if not as_json:
@@ -201,15 +207,37 @@ def import_checkpoint(  # noqa: PLR0913 - one parameter an option
                 typer.echo(printable(line))
             print_table(("file", "size", "what becomes of it"), planned.rows())
         if dry_run:
-            report(planned.content(), "Nothing was changed: this was a dry run.", as_json=as_json)
+            if not as_json:
+                _tell_settings(planned, aliases)
+            report(planned.content(aliases), "Nothing was changed: this was a dry run.", as_json=as_json)
             return
         version, before = planned.publish(_open(store_url), _audit(audit_log), aliases, reference=reference)
     report({**asdict(version), "aliases": aliases}, f"{version} published as {', '.join(aliases)}", as_json=as_json)
     if not as_json:
         for each, replaced in before.items():
             typer.echo(f"{each} named {replaced} before; `fovea store rollback {version.name} {each}` returns to it")
-        for setting in planned.settings():
-            typer.echo(f"serve it: {setting} fovea up")
+        _tell_settings(planned, aliases)
+
+
+def _tell_settings(planned: Import, aliases: Sequence[str]) -> None:
+    for setting in planned.settings(aliases):
+        typer.echo(f"serve it: {setting} fovea up")
+
+
+@app.command()
+def fetch(
+    reference: Reference,
+    folder: Annotated[Path, typer.Argument(help="Folder to make. One that is there already is only compared.")],
+    store_url: StoreUrl = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Copy a version to a folder, every byte checked."""
+    store = _open(store_url)
+    name, version = _resolve(store, reference)
+    store.copy(name, version, folder)
+    content = {"name": name, "version": version, "folder": str(folder)}
+    report(content, f"{name}@{version} is in {folder}", as_json=as_json)
 
 
 @app.command()

@@ -21,17 +21,15 @@ from services.core.store.manifest import MAX_NAME_LENGTH, CheckpointInfo
 from services.core.store.store import Store
 from services.core.store.versions import Version
 
-# Names of the settings that choose what a service serves.
-SETTINGS = {"embed": "MODEL", "generate": "MODEL", "predict": "MODELS", "score": "MODEL"}
-
 
 @dataclass(frozen=True)
 class ImportOptions:
     """Options that describe a source, beside its place."""
 
     name: str | None
-    task: Path | None
+    task: str | None
     label_prefix: str
+    rationale_prefix: str | None
     chat_template: str | None
     architecture: str | None
     licence: str | None
@@ -67,9 +65,9 @@ class Import:
         """List the files for people."""
         return [(path, "" if size is None else human_bytes(size), fate) for path, size, fate in self.files()]
 
-    def content(self) -> dict[str, Any]:
+    def content(self, aliases: Sequence[str]) -> dict[str, Any]:
         """Return the plan as plain JSON."""
-        serving = {"services": list(self.plan.services), "settings": self.settings()}
+        serving = {"services": list(self.plan.services), "settings": self.settings(aliases)}
         files = [{"path": path, "size_bytes": size, "fate": fate} for path, size, fate in self.files()]
         return {"name": self.name, **self.info().model_dump(mode="json"), **serving, "files": files}
 
@@ -90,7 +88,11 @@ class Import:
     def publish(
         self, store: Store, audit: AuditLog, aliases: Sequence[str], *, reference: bool
     ) -> tuple[Version, dict[str, str]]:
-        """Publish what was planned; returns the version, and the other versions that the aliases named before."""
+        """Publish what was planned; returns the version, and the other versions that the aliases named before.
+
+        Raises InvalidCheckpoint where an alias names a version of another kind, which another service serves.
+        """
+        self._check_kind(store, aliases)
         with self.put_together() as folder:
             if reference and (told := self.lacks_memory()) is not None:
                 typer.echo(f"fovea store: published without reference outputs: {told}", err=True)
@@ -104,9 +106,21 @@ class Import:
                     store.promote(version.name, version.id, alias)
         return version, {each: before[each] for each in aliases if before.get(each, version.id) != version.id}
 
-    def settings(self) -> list[str]:
-        """List the settings that serve the model, one for each service that can."""
-        return [f"FOVEA_{service.upper()}_{SETTINGS[service]}={self.name}" for service in self.plan.services]
+    def _check_kind(self, store: Store, aliases: Sequence[str]) -> None:
+        named = store.aliases(self.name) if self.name in store.names() else {}
+        for alias in aliases:
+            if alias not in named:
+                continue
+            kind = store.manifest(self.name, named[alias].version).kind
+            if kind != self.plan.kind:
+                raise InvalidCheckpoint(
+                    f"{self.name}@{alias} is a {kind}, and this is a {self.plan.kind}: give it a --name of its own"
+                )
+
+    def settings(self, aliases: Sequence[str]) -> list[str]:
+        """List the settings that serve the model by one of its aliases, one for each service that can."""
+        model = self.name if "latest" in aliases else f"{self.name}@{aliases[0]}"
+        return [f"FOVEA_{service.upper()}_MODELS={model}" for service in self.plan.services]
 
 
 def write_outputs(kind: str, directory: Path) -> None:
@@ -138,10 +152,16 @@ def recognise(text: str, options: ImportOptions) -> Import:
     source = open_source(text)
     config = read_object(source, "config.json")
     importer: Any
-    given = {"--task": options.task, "--chat-template": options.chat_template, "--architecture": options.architecture}
+    given = {
+        "--task": options.task,
+        "--label-prefix": options.label_prefix or None,
+        "--rationale-prefix": options.rationale_prefix,
+        "--chat-template": options.chat_template,
+        "--architecture": options.architecture,
+    }
     if T5Import.recognises(config):
-        importer = T5Import(source, options.task, options.label_prefix)
-        del given["--task"]
+        importer = T5Import(source, options.task, options.label_prefix, options.rationale_prefix)
+        del given["--task"], given["--label-prefix"], given["--rationale-prefix"]
     elif ClipImport.recognises(source, config):
         importer = ClipImport(source, options.architecture)
         del given["--architecture"]

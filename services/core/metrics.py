@@ -151,7 +151,7 @@ class Metrics:
             "Share of the running batch's capacity that running and waiting items need; above 1, some wait.",
         )
         self.kv_cache_usage_ratio = self._gauge(
-            "kv_cache_usage_ratio", "Share of the cache of keys and values that running answers hold."
+            "kv_cache_usage_ratio", "Share of the cache of keys and values that running answers hold.", "name"
         )
         self.preemptions = self._counter(
             "preemptions", "Running items paused to make room for others and resumed later."

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, field_validator
@@ -23,6 +23,8 @@ from pydantic_settings import (
 )
 from pydantic_settings.exceptions import SettingsError as UnreadableVariable
 
+from services.core.byte_sizes import NumBytes
+
 SHARED_PREFIX = "FOVEA_"
 # Several processes share one environment, so each must know which names belong to others.
 PROCESS_PREFIXES = tuple(
@@ -30,7 +32,7 @@ PROCESS_PREFIXES = tuple(
 )
 # Read by commands only; a shell that exports them may still start a process.
 COMMAND_LINE_VARIABLES = frozenset(
-    f"{SHARED_PREFIX}{name}" for name in ("API_KEY", "CODE_REVISION", "UP_RESTART_AFTER_S")
+    f"{SHARED_PREFIX}{name}" for name in ("API_KEY", "CODE_REVISION", "CURATE_PORT", "UP_RESTART_AFTER_S")
 )
 # Processes that shared one value would conflict.
 PROCESS_ONLY_FIELDS = frozenset({"port"})
@@ -54,6 +56,9 @@ class ProcessSettings(BaseSettings):
     """The settings of every listening process, the gateway included."""
 
     model_config = SettingsConfigDict(env_prefix=SHARED_PREFIX, frozen=True, extra="forbid")
+
+    # The options of the command line that choose the port, for messages.
+    port_options: ClassVar[tuple[str, ...]] = ()
 
     host: str = Field("127.0.0.1", description="Address to listen on; `0.0.0.0` in a container.")
     port: int = Field(ge=0, le=65535, description="Port to listen on; 0: any free port.")
@@ -86,7 +91,7 @@ class ProcessSettings(BaseSettings):
         description="Seconds after the first request waits in which further requests count as one burst and may wait "
         "longer.",
     )
-    max_body_bytes: int = Field(
+    max_body_bytes: NumBytes = Field(
         64 * MEBIBYTE, gt=0, description="Maximum size of a request body, decompressed, in bytes."
     )
     body_timeout_s: float = Field(
@@ -94,10 +99,10 @@ class ProcessSettings(BaseSettings):
         gt=0,
         description="Seconds that a body may stall or fall behind its minimum rate before the request gets 408.",
     )
-    min_body_bytes_per_s: int = Field(
+    min_body_bytes_per_s: NumBytes = Field(
         4096, gt=0, description="Minimum rate at which a request's body must arrive, regardless of its deadline."
     )
-    max_held_body_bytes: int = Field(
+    max_held_body_bytes: NumBytes = Field(
         256 * MEBIBYTE,
         gt=0,
         description="Maximum number of bytes held in request bodies over 256 KiB; one body always fits. Beyond it, the "
@@ -170,12 +175,12 @@ class ServiceSettings(ProcessSettings):
     checkpoint_cache_dir: Path = Field(
         Path("~/.fovea/checkpoints"), description="Folder for verified local copies of checkpoints."
     )
-    checkpoint_cache_max_bytes: int = Field(
+    checkpoint_cache_max_bytes: NumBytes = Field(
         DEFAULT_CHECKPOINT_CACHE_BYTES,
         gt=0,
         description="Bytes that these copies may take together; those used longest ago make room for a new one.",
     )
-    cache_max_bytes: int = Field(
+    cache_max_bytes: NumBytes = Field(
         256 * MEBIBYTE, ge=0, description="Size of the in-process result cache, in bytes; 0: disabled."
     )
     cache_timeout_s: float = Field(0.1, gt=0, description="Seconds after which a slow Redis counts as a cache miss.")
@@ -219,23 +224,7 @@ class ServiceSettings(ProcessSettings):
         return path and path.expanduser()
 
 
-class ModelSettings(ServiceSettings):
-    """Settings of a service that follows one checkpoint; each gives `model` a default."""
-
-    model: str = Field(description="Name of the served model in the store.")
-    alias: str = Field("latest", description="Alias that the service follows.")
-    device: DeviceName = Field(
-        "auto", description="`cuda`, `mps` or `cpu`; `auto` selects the first that is available."
-    )
-    dtype: DtypeName = Field(
-        "auto", description="Precision of the forward pass; `auto`: bfloat16 on CUDA, float32 elsewhere."
-    )
-    num_threads: int = Field(
-        0, ge=0, description="Threads of a forward pass on a CPU; 0: one for a small model, otherwise all."
-    )
-
-
-class ImageSettings(ModelSettings):
+class ImageSettings(ServiceSettings):
     """Further settings of a service that reads images."""
 
     num_decode_threads: int = Field(4, ge=1, description="Threads that decode images.")
@@ -364,4 +353,6 @@ def _variable(settings_cls: type[ProcessSettings], field_name: str) -> str:
 
 
 def _type_name(annotation: Any) -> str:
-    return annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")
+    if isinstance(annotation, type):
+        return annotation.__name__
+    return str(annotation).replace("typing.", "").replace("pydantic.types.SecretStr", "str")

@@ -1,5 +1,6 @@
 """The application of the embed service."""
 
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,14 +12,14 @@ from services.core.images.inputs import ImageInputs, image_inputs
 from services.core.images.references import ImageLimits
 from services.core.metrics import Metrics
 from services.core.serving.model_service import ModelService
-from services.core.serving.served_checkpoint import ServedCheckpoint
 from services.embed.engine import EmbedEngine
 from services.embed.http.routes import embed_models_router, embed_router
 from services.embed.model.plain_engine import PlainEngine
-from services.embed.service import CallLimits, Embedder, EmbedModel, EmbedService
+from services.embed.service import CallLimits, Embedder, EmbedModel, EmbedModels, EmbedService, ModelFacts
 from services.embed.settings import EmbedSettings
 from services.nn.devices import DeviceOptions
 from services.nn.plain_clip import OPEN_CLIP_KIND
+from services.nn.weight_files import parameter_bytes
 
 if TYPE_CHECKING:
     from services.embed.collections.library import Library
@@ -28,7 +29,7 @@ CHECKPOINT_KIND = "focallens-clip"
 
 def create_embed(settings: EmbedSettings) -> FastAPI:
     """Create the application. It does not access the store until it is started."""
-    host = ModelService("embed", settings, kind=CHECKPOINT_KIND)
+    host = ModelService("embed", settings)
     options = DeviceOptions(settings.device, settings.dtype, settings.num_threads)
 
     def load(folder: Path) -> EmbedModel:
@@ -37,10 +38,12 @@ def create_embed(settings: EmbedSettings) -> FastAPI:
     def load_plain(folder: Path) -> EmbedModel:
         return PlainEngine.load(folder, options)
 
-    checkpoint = host.follow(
-        settings.model, settings.alias, load=load, also={OPEN_CLIP_KIND: load_plain}, make_batcher=host.batcher
+    models = host.follow(
+        {CHECKPOINT_KIND: load, OPEN_CLIP_KIND: load_plain},
+        make_batcher=host.batcher,
+        measure=partial(parameter_bytes, options=options),
+        describe=ModelFacts.of,
     )
-    host.health.add_readiness_check("checkpoint", checkpoint.check)
     limits = CallLimits(
         settings.max_inputs,
         settings.max_conditions,
@@ -50,12 +53,12 @@ def create_embed(settings: EmbedSettings) -> FastAPI:
     )
     inputs = image_inputs(settings, limits.images, host.metrics)
     embedder = Embedder(host.open_cache(), inputs, host.metrics)
-    service = EmbedService(checkpoint, embedder, limits, host.batch_limits, host.metrics)
-    library = _library(settings, checkpoint, inputs, embedder, host.metrics)
+    service = EmbedService(models, embedder, limits, host.batch_limits, host.metrics)
+    library = _library(settings, models, inputs, embedder, host.metrics)
     if library is not None:
         host.health.add_readiness_check("collections", library.check)
     return host.create_app(
-        checkpoint,
+        models,
         [embed_router(service), *_collection_routers(library, limits), embed_models_router(service)],
         title="Fovea embed",
         description="Image embeddings conditioned on a text, and text embeddings in the same space.",
@@ -65,7 +68,7 @@ def create_embed(settings: EmbedSettings) -> FastAPI:
 
 def _library(
     settings: EmbedSettings,
-    checkpoint: ServedCheckpoint[EmbedModel],
+    models: EmbedModels,
     inputs: ImageInputs,
     embedder: Embedder,
     metrics: Metrics,
@@ -76,7 +79,7 @@ def _library(
         return None
     from services.embed.collections.library import create_library
 
-    return create_library(settings, checkpoint, inputs, embedder, metrics)
+    return create_library(settings, models, inputs, embedder, metrics)
 
 
 def _collection_routers(library: "Library | None", limits: CallLimits) -> list[APIRouter]:

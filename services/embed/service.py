@@ -23,7 +23,8 @@ from services.core.images.inputs import DECODED_AT_ONCE, ImageInput, ImageInputs
 from services.core.images.references import ImageLimits
 from services.core.metrics import Metrics
 from services.core.serving.candidates import CheckpointEngine
-from services.core.serving.served_checkpoint import Served, ServedCheckpoint
+from services.core.serving.served_checkpoint import Served
+from services.core.serving.served_models import ServedModels
 from services.embed.model.items import Embeddings, Item, Pixels, Reading
 from services.nn.clip_texts import Text
 
@@ -64,6 +65,22 @@ class EmbedModel(CheckpointEngine, Engine[Item, Reading], Protocol):
 
 
 ServedEmbed = Served[EmbedModel, Batcher[Item, Reading]]
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """Properties of a model that clients are told, also while it is not in memory."""
+
+    context_length: int
+    embedding_width: int
+    dtype_name: str
+
+    @classmethod
+    def of(cls, engine: EmbedModel) -> "ModelFacts":
+        return cls(engine.context_length, engine.embedding_width, engine.dtype_name)
+
+
+EmbedModels = ServedModels[EmbedModel, ModelFacts]
 
 
 @dataclass(frozen=True)
@@ -258,9 +275,9 @@ class Embedder:
 
 @dataclass(frozen=True)
 class EmbedService:
-    """Answers calls with the served checkpoint; `batch_limits` are those of its batcher."""
+    """Answers calls with the served models; `batch_limits` are those of each one's batcher."""
 
-    checkpoint: ServedCheckpoint[EmbedModel]
+    models: EmbedModels
     embedder: Embedder
     limits: CallLimits
     batch_limits: BatchLimits
@@ -269,12 +286,10 @@ class EmbedService:
     async def embed(self, call: EmbedCall, context: RequestContext) -> Embedded:
         """Compute all embeddings of a call.
 
-        Raises NotFound for a model that is not the served one, InvalidField for an embedding width that it does not
-        have, and what `Embedder.embed` raises.
+        Raises InvalidField for an embedding width that the model does not have, and what `ServedModels.lease` and
+        `Embedder.embed` raise.
         """
-        with self.checkpoint.lease() as served:
-            context.model = served.label
-            self.checkpoint.check_model(served, call.model)
+        async with self.models.lease(call.model, context) as served:
             width = served.engine.embedding_width
             if call.dimensions is not None and call.dimensions != width:
                 raise InvalidField(f"dimensions: This model's embeddings have {width} numbers.", param="dimensions")

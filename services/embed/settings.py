@@ -1,26 +1,28 @@
 """The embed service's settings."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
-from pydantic_settings import SettingsConfigDict
+from pydantic_settings import NoDecode, SettingsConfigDict
 
+from services.core.byte_sizes import NumBytes
+from services.core.serving.model_settings import ModelSettings
 from services.core.settings import MEBIBYTE, ImageSettings
 
 GIBIBYTE = 1024 * MEBIBYTE
 
 
-class EmbedSettings(ImageSettings):
+class EmbedSettings(ModelSettings, ImageSettings):
     """Settings of the embed service in addition to those of all services."""
 
     model_config = SettingsConfigDict(env_prefix="FOVEA_EMBED_", frozen=True, extra="forbid")
 
     port: int = Field(8103, ge=0, le=65535)
-    model: str = Field("focallens-shapes")
+    models: Annotated[tuple[str, ...], NoDecode] = Field(("focallens-shapes",), min_length=1)
     max_inputs: int = Field(4096, ge=1, description="Maximum number of images and texts in one request.")
     max_conditions: int = Field(64, ge=1, description="Maximum number of conditions in one request.")
-    max_image_bytes: int = Field(20 * MEBIBYTE, ge=1, description="Maximum size of an image file, in bytes.")
+    max_image_bytes: NumBytes = Field(20 * MEBIBYTE, ge=1, description="Maximum size of an image file, in bytes.")
     max_image_pixels: int = Field(
         64_000_000, ge=1, description="Maximum number of pixels of an image (width × height)."
     )
@@ -28,16 +30,16 @@ class EmbedSettings(ImageSettings):
     collections_dir: Path = Field(Path("~/.fovea/collections"), description="Folder of the image collections.")
     max_collections: int = Field(100, ge=0, description="Maximum number of collections of a tenant.")
     collection_max_images: int = Field(1_000_000, ge=1, description="Maximum number of images in one collection.")
-    collection_max_bytes: int = Field(
+    collection_max_bytes: NumBytes = Field(
         100 * GIBIBYTE, ge=1, description="Maximum total size of the images in one collection, in bytes."
     )
     collection_max_conditions: int = Field(
         32, ge=1, description="Maximum number of conditions that one collection indexes."
     )
-    collection_max_metadata_bytes: int = Field(
+    collection_max_metadata_bytes: NumBytes = Field(
         16 * 1024, ge=2, description="Maximum size of an image's metadata as JSON, in bytes."
     )
-    collection_state_bytes: int = Field(
+    collection_state_bytes: NumBytes = Field(
         4 * GIBIBYTE,
         ge=0,
         description="Maximum size of the image states that one collection stores so that new conditions need not "

@@ -1,57 +1,49 @@
 """The application of the generate service."""
 
+from functools import partial
 from pathlib import Path
 
 from fastapi import FastAPI
 
 from services.core.batching.stepper import StepLimits, Stepper
+from services.core.http.health import CheckResult
 from services.core.serving.model_service import ModelService
+from services.core.serving.served_checkpoint import ServedCheckpoint
 from services.generate.engine import GenerateEngine
 from services.generate.generation.options import EngineOptions
 from services.generate.http.generate_routes import generate_models_router, generate_router
 from services.generate.http.openai_routes import openai_router
 from services.generate.http.rerank_routes import rerank_router
 from services.generate.http.tokenize_routes import tokenize_router
-from services.generate.service import CallLimits, GenerateService, GenerateStepper
+from services.generate.service import CallLimits, GenerateModels, GenerateService, ModelFacts, Preparing, Stepping
 from services.generate.settings import GenerateSettings
+from services.generate.vllm.client import VllmAddress
+from services.generate.vllm.engine import VllmEngine
+from services.generate.vllm.stepper import VllmStepper
 from services.nn.devices import DeviceOptions
+from services.nn.weight_files import parameter_bytes
 
 CHECKPOINT_KIND = "causal-lm"
 
 
 def create_generate(settings: GenerateSettings) -> FastAPI:
     """Create the application. It does not access the store until it is started."""
-    host = ModelService("generate", settings, kind=CHECKPOINT_KIND)
-    options = EngineOptions(
-        DeviceOptions(settings.device, settings.dtype, settings.num_threads),
-        max_cached_tokens=settings.max_cached_tokens,
-        memory_share=settings.memory_share,
-        max_running=settings.max_running,
-        prefix_cache_bytes=settings.prefix_cache_bytes,
-    )
+    host = ModelService("generate", settings)
     steps = StepLimits(
         settings.max_batch_cost, settings.max_queue_cost, settings.max_waiting, max_wait_s=settings.max_wait_s
     )
-
-    def load(folder: Path) -> GenerateEngine:
-        return GenerateEngine.load(folder, options)
-
-    def make_stepper(engine: GenerateEngine) -> GenerateStepper:
-        host.metrics.kv_cache_usage_ratio.set_function(lambda: engine.cache_share)
-        return Stepper(engine, thread=host.thread, limits=steps, metrics=host.metrics)
-
-    checkpoint = host.follow(settings.model, settings.alias, load=load, make_batcher=make_stepper)
-    host.health.add_readiness_check("checkpoint", checkpoint.check)
+    models = (_over_vllm if settings.engine == "vllm" else _over_own_engine)(host, settings, steps)
     limits = CallLimits(
         settings.max_documents,
         settings.max_tokens,
         settings.max_choices,
         settings.max_waiting,
         settings.max_queue_cost,
+        has_formats=settings.engine == "vllm",
     )
-    service = GenerateService(checkpoint, limits, host.metrics)
+    service = GenerateService(models, limits, host.metrics)
     return host.create_app(
-        checkpoint,
+        models,
         [
             make(service)
             for make in (generate_router, openai_router, tokenize_router, rerank_router, generate_models_router)
@@ -59,3 +51,64 @@ def create_generate(settings: GenerateSettings) -> FastAPI:
         title="Fovea generate",
         description="Answers over documents, corrected for positional bias, and rankings of documents.",
     )
+
+
+def _over_own_engine(host: ModelService, settings: GenerateSettings, steps: StepLimits) -> GenerateModels:
+    device = DeviceOptions(settings.device, settings.dtype, settings.num_threads)
+    options = EngineOptions(
+        device,
+        max_cached_tokens=settings.max_cached_tokens,
+        memory_share=settings.memory_share / len(settings.models),
+        max_running=settings.max_running,
+        prefix_cache_bytes=settings.prefix_cache_bytes,
+    )
+
+    def load(folder: Path) -> Preparing:
+        return GenerateEngine.load(folder, options)
+
+    def make_stepper(engine: Preparing) -> Stepping:
+        assert isinstance(engine, GenerateEngine), "it was loaded here"
+        return Stepper(engine, thread=host.thread, limits=steps, metrics=host.metrics)
+
+    models = host.follow(
+        {CHECKPOINT_KIND: load},
+        make_batcher=make_stepper,
+        measure=partial(parameter_bytes, options=device),
+        describe=ModelFacts.of,
+    )
+    for resident in models.residents:
+        share = partial(_cache_share, resident.checkpoint)
+        host.metrics.kv_cache_usage_ratio.labels(resident.checkpoint.name).set_function(share)
+    return models
+
+
+def _over_vllm(host: ModelService, settings: GenerateSettings, steps: StepLimits) -> GenerateModels:
+    ((name, _),) = settings.followed
+    address = VllmAddress(settings.vllm_url, settings.vllm_model or name, settings.vllm_key.get_secret_value())
+
+    def load(folder: Path) -> Preparing:
+        return VllmEngine.load(folder, address)
+
+    def make_stepper(engine: Preparing) -> Stepping:
+        assert isinstance(engine, VllmEngine), "it was loaded here"
+        return VllmStepper(engine, limits=steps, max_running=settings.max_running, metrics=host.metrics)
+
+    models = host.follow(
+        {CHECKPOINT_KIND: load}, make_batcher=make_stepper, measure=lambda folder: 0, describe=ModelFacts.of
+    )
+    (resident,) = models.residents
+    host.health.add_readiness_check("vllm", partial(_check_vllm, resident.checkpoint))
+    return models
+
+
+def _cache_share(checkpoint: ServedCheckpoint[Preparing, Stepping]) -> float:
+    engine = checkpoint.engine
+    return engine.cache_share if isinstance(engine, GenerateEngine) else 0.0
+
+
+def _check_vllm(checkpoint: ServedCheckpoint[Preparing, Stepping]) -> CheckResult:
+    """For `/readyz`: whether vLLM answered when it was last asked, and serves this checkpoint."""
+    engine = checkpoint.engine
+    if not isinstance(engine, VllmEngine):
+        return False, "serves no checkpoint of this service yet"
+    return engine.trouble is None, engine.trouble or f"serves {engine.model}"

@@ -43,6 +43,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from services.generate.retrieval_heads import Head, mean_over_heads
+
 Scope = Literal["mean", "per_head"]
 
 LIGHTEST = 1e-30  # share of a row's weight; smaller values near the limit of float32, where they lose precision
@@ -155,18 +157,23 @@ def mean_weight(weights: Tensor, documents: Documents) -> Tensor:
 
 
 def relevance(
-    attention: Tensor, dummy_attention: Tensor, *, layers: Sequence[int] | None = None, scope: Scope = "mean"
+    attention: Tensor,
+    dummy_attention: Tensor,
+    *,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[Head] = (),
+    scope: Scope = "mean",
 ) -> Tensor:
     """rel(k) = Attn(doc, k) − Attn(dummy, k), Eq. 3.4, up to a constant that does not affect α.
 
     Both (…, L, H, K): Attn(k) of the last prompt row with the document in place, and with the dummy. `layers` are those
-    that count, None for all. Returns (…, K), the mean over layers and heads, or with `per_head` (…, L, H, K), where L
-    are the layers that count.
+    that count, None for all, and `heads` the only ones of them, none for all. Returns (…, K), the mean over layers and
+    heads, or with `per_head`, which ignores `heads`, (…, L, H, K), where L are the layers that count.
     """
     difference = widen(attention) - widen(dummy_attention)
-    if layers is not None:
-        difference = difference[..., list(layers), :, :]
-    return difference.mean(dim=(-3, -2)) if scope == "mean" else difference
+    if scope == "mean":
+        return mean_over_heads(difference, layers=layers, heads=heads)
+    return difference if layers is None else difference[..., list(layers), :, :]
 
 
 def log_alpha(rel: Tensor, temperature: float, num_tokens: Tensor) -> Tensor:
@@ -197,6 +204,28 @@ def log_rescale(log_alpha: Tensor, log_mass: Tensor, num_tokens: Tensor) -> Tens
     is_unseen = log_mass == -torch.inf
     wanted = (log_alpha + num_tokens.to(log_mass.dtype).log()).masked_fill(is_unseen, -torch.inf)
     return (wanted.log_softmax(dim=-1) - log_mass.log_softmax(dim=-1)).masked_fill_(is_unseen, 0.0)
+
+
+def merge_parts(outputs: Tensor, log_mass: Tensor, log_alpha: Tensor, num_tokens: Tensor) -> Tensor:
+    """Merge attention over each document alone into calibrated rows, Eq. 3.5 without any token's weight.
+
+        o = (m_0 / Z) o_0 + (M / Z) Σ_k s_k o_k    with m_k = exp LSE_k, Z = Σ_{k≥0} m_k, M = Σ_{k≥1} m_k
+                                                   and s_k = N_k α_k / Σ_j N_j α_j
+
+    c_k is the same for all tokens of document k, and with N_k Attn(k) = m_k / Z its weight c_k m_k / Z is M s_k / Z.
+    This is how a kernel that reads keys and values once, in parts that do not mix documents, measures and calibrates.
+
+    `outputs` (…, K + 1, D') are o_k, the attention over document k's tokens alone, and last o_0, over all tokens
+    outside documents; `log_mass` (…, K + 1) their LSE, −inf for a part of which the row sees nothing, whose output
+    does not count. `log_alpha` and `num_tokens` (…, K) as for `log_rescale`. Returns (…, D').
+    If α is 0 for every document that a row sees, Eq. 3.5 has no solution, and the row is merged as without calibration.
+    """
+    own, is_unseen = log_mass.softmax(dim=-1), log_mass == -torch.inf
+    wanted = (log_alpha + num_tokens.to(log_mass.dtype).log()).masked_fill(is_unseen[..., :-1], -torch.inf)
+    has_solution = wanted.amax(dim=-1, keepdim=True) > -torch.inf if wanted.shape[-1] else is_unseen[..., :0]
+    shares = own[..., :-1].sum(dim=-1, keepdim=True) * wanted.softmax(dim=-1)
+    weights = torch.cat((torch.where(has_solution, shares, own[..., :-1]), own[..., -1:]), dim=-1)
+    return (weights[..., None] * outputs.masked_fill(is_unseen[..., None], 0.0)).sum(dim=-2)
 
 
 def rescale(weights: Tensor, documents: Documents, alpha: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,38 +1,83 @@
 """Stepwise answers and rankings by the served checkpoint."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, aclosing, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from services.core.batching.step_queue import Event
-from services.core.batching.stepper import Stepper
 from services.core.caller import current_caller
 from services.core.errors import blaming
 from services.core.exchange import RequestContext
 from services.core.metrics import Metrics
-from services.core.serving.served_checkpoint import Served, ServedCheckpoint
-from services.generate.engine import GenerateEngine, Outcome
+from services.core.serving.candidates import CheckpointEngine
+from services.core.serving.served_checkpoint import Answering, Served
+from services.core.serving.served_models import ServedModels
 from services.generate.generation.generation import Generation, Progress, PromptFacts
 from services.generate.generation.input_processor import InputProcessor, Item
 from services.generate.generation.ranking import Ranking
+from services.generate.model.profile import CalibrationProfile
 from services.generate.prompts.abandonment import in_thread
 from services.generate.prompts.ranking import RankMethod
 from services.generate.prompts.templates import Document, shorten
 
 T = TypeVar("T")
+Outcome = Progress | Ranking
 
-GenerateStepper = Stepper[Item, Outcome]
-ServedGenerate = Served[GenerateEngine, GenerateStepper]
+
+class Preparing(CheckpointEngine, Protocol):
+    """An engine as calls see it: what makes its items."""
+
+    @property
+    def processor(self) -> InputProcessor: ...
+
+
+class Outcomes(Protocol):
+    """The events of one item; close it where its reader goes."""
+
+    def __aiter__(self) -> AsyncIterator[Event[Outcome]]: ...
+
+    def __anext__(self) -> Awaitable[Event[Outcome]]: ...
+
+    def aclose(self) -> Awaitable[None]: ...
+
+
+class Stepping(Answering, Protocol):
+    """The own engine's Stepper, or vLLM's: answers items in steps."""
+
+    def check_wait(self, deadline: float | None = None) -> None:
+        """Raises Overloaded where an item would wait too long."""
+
+    def submit(self, item: Item, *, cost: int, deadline: float | None = None) -> Outcomes:
+        """Ask for an item's events, on behalf of the caller."""
+
+
+ServedGenerate = Served[Preparing, Stepping]
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """Properties of a model that clients are told; `context_length` limits a prompt and its answer together."""
+
+    context_length: int
+    profile: CalibrationProfile
+
+    @classmethod
+    def of(cls, engine: Preparing) -> "ModelFacts":
+        return cls(engine.processor.context_length, engine.processor.profile)
+
+
+GenerateModels = ServedModels[Preparing, ModelFacts, Stepping]
 
 
 @dataclass(frozen=True)
 class CallLimits:
     """Limits of one request; a request beyond them is rejected with the limit and its value.
 
-    `max_waiting` answers and `max_queue_cost` tokens are the capacity of an empty queue.
+    `max_waiting` answers and `max_queue_cost` tokens are the capacity of an empty queue. `has_formats` says whether
+    answers can be constrained to a format.
     """
 
     max_documents: int = 256
@@ -40,6 +85,7 @@ class CallLimits:
     max_choices: int = 16
     max_waiting: int = 1024
     max_queue_cost: int = 262_144
+    has_formats: bool = False
 
 
 class Charged(NamedTuple):
@@ -71,9 +117,9 @@ class Ranked:
 
 @dataclass(frozen=True)
 class GenerateService:
-    """Answers calls. The checkpoint is leased once per call and kept until the call is answered."""
+    """Answers calls. A model is leased once per call and kept until the call is answered."""
 
-    checkpoint: ServedCheckpoint[GenerateEngine, GenerateStepper]
+    models: GenerateModels
     limits: CallLimits
     metrics: Metrics
 
@@ -85,7 +131,7 @@ class GenerateService:
         `prepare` runs in a thread. Closing the generator frees the places of its answers within one step. Raises what
         `_lease`, `prepare`, `Stepper.submit` and its streams raise.
         """
-        with self._lease(model, context) as served:
+        async with self._lease(model, context) as served:
             asked = await self._prepare(lambda: prepare(served.engine.processor), context)
             # only one of the concurrent answers may add to the request's `Server-Timing`
             runs = [self._run(served, one, context, is_timed=place == 0) for place, one in enumerate(asked)]
@@ -102,13 +148,13 @@ class GenerateService:
         self, model: str | None, tokens: Callable[[InputProcessor], list[int]], context: RequestContext
     ) -> tuple[list[int], int]:
         """Return the result of `tokens`, run in a thread, and the limit of a prompt and its answer together."""
-        with self._lease(model, context) as served:
+        async with self._lease(model, context) as served:
             processor = served.engine.processor
             return await self._prepare(lambda: tokens(processor), context), processor.context_length
 
     async def rank(self, call: RankCall, context: RequestContext) -> Ranked:
         """Rank documents by their relevance to a query. Raises what `generate` raises."""
-        with self._lease(call.model, context) as served:
+        async with self._lease(call.model, context) as served:
             processor, documents = served.engine.processor, call.documents
             cut: dict[int, str] = {}
             if call.max_document_tokens is not None:
@@ -126,16 +172,14 @@ class GenerateService:
             self.metrics.prompt_tokens.inc(event.value.prompt_tokens)
             return Ranked(event.value, served.label, tuple(cut))
 
-    @contextmanager
-    def _lease(self, model: str | None, context: RequestContext) -> Iterator[ServedGenerate]:
+    @asynccontextmanager
+    async def _lease(self, model: str | None, context: RequestContext) -> AsyncIterator[ServedGenerate]:
         """Lease the version that answers this call.
 
-        Raises NotFound for a model that is not the served one, Overloaded while there is none, and if the request would
-        wait too long, before any work is done for it.
+        Raises what `ServedModels.lease` raises, and Overloaded if the request would wait too long, before any work is
+        done for it.
         """
-        with self.checkpoint.lease() as served:
-            context.model = served.label
-            self.checkpoint.check_model(served, model)
+        async with self.models.lease(model, context) as served:
             served.batcher.check_wait(context.deadline)
             yield served
 

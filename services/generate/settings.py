@@ -1,9 +1,13 @@
 """The generate service's settings."""
 
-from pydantic import Field
-from pydantic_settings import SettingsConfigDict
+from typing import Annotated, Literal, Self
 
-from services.core.settings import MEBIBYTE, ModelSettings
+from pydantic import Field, SecretStr, model_validator
+from pydantic_settings import NoDecode, SettingsConfigDict
+
+from services.core.byte_sizes import NumBytes
+from services.core.serving.model_settings import ModelSettings
+from services.core.settings import MEBIBYTE
 from services.generate.capacity import DEFAULT_SHARE
 
 
@@ -13,8 +17,23 @@ class GenerateSettings(ModelSettings):
     model_config = SettingsConfigDict(env_prefix="FOVEA_GENERATE_", frozen=True, extra="forbid")
 
     port: int = Field(8102, ge=0, le=65535)
-    model: str = Field("open-facts")
-    max_body_bytes: int = Field(16 * MEBIBYTE, gt=0)
+    models: Annotated[tuple[str, ...], NoDecode] = Field(("open-facts",), min_length=1)
+    engine: Literal["own", "vllm"] = Field(
+        "own", description="What computes: `own`, or a server of `vllm` with Fovea's plug-in at `vllm_url`."
+    )
+    vllm_url: str = Field(
+        "http://127.0.0.1:8000",
+        pattern="^https?://",
+        description="Address of the vLLM server, for `engine` = `vllm`; `device`, `dtype`, `num_threads`, "
+        "`memory_bytes`, `max_cached_tokens`, `memory_share` and `prefix_cache_bytes` are then vLLM's own to choose.",
+    )
+    vllm_model: str = Field(
+        "",
+        description="Name by which vLLM serves the model (`--served-model-name`), or one of its LoRA adapters. "
+        "Default: the model's own.",
+    )
+    vllm_key: SecretStr = Field(SecretStr(""), description="Key of the vLLM server (`--api-key`), if it has one.")
+    max_body_bytes: NumBytes = Field(16 * MEBIBYTE, gt=0)
     max_documents: int = Field(256, ge=1, description="Most documents in one request.")
     max_tokens: int = Field(4096, ge=1, description="Most tokens of one answer that a request may ask for.")
     max_choices: int = Field(16, ge=1, description="Most answers that one request may ask for.")
@@ -38,6 +57,12 @@ class GenerateSettings(ModelSettings):
         description="Longest wait for a place, in seconds: a request that would probably wait longer "
         "is refused with 503, unless it is among the first 32.",
     )
-    prefix_cache_bytes: int = Field(
+    prefix_cache_bytes: NumBytes = Field(
         512 * MEBIBYTE, ge=0, description="Most bytes kept of computed prompts, for others that begin alike; 0: none."
     )
+
+    @model_validator(mode="after")
+    def _one_model_of_vllm(self) -> Self:
+        if self.engine == "vllm" and len(self.models) > 1:
+            raise ValueError("models: a server of vLLM serves one; another model needs a service of its own")
+        return self

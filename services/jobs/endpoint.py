@@ -5,7 +5,7 @@ If the endpoint asks to wait, all requests wait, not only the one that was told.
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -18,12 +18,15 @@ import stamina
 MAX_RETRY_AFTER_S = 120.0
 CONNECT_TIMEOUT_S = 10.0
 MAX_MESSAGE_CHARACTERS = 500
+# Attempts at a request whose answers are not in OpenAI's format: each may be paid for, and more seldom help.
+MAX_MALFORMED = 3
 STOPPED = "stopped before it was answered"
 PAST = 0.0  # on the clock of an event loop
 
 Api = Literal["chat", "completions"]
 
 _PATHS: Mapping[Api, str] = {"chat": "chat/completions", "completions": "completions"}
+UNAUTHORIZED = 401
 _RETRIED_STATUSES = frozenset({408, 409, 425, 429, *range(500, 600)})
 # Errors about one request, its texts or its image; a wrong key, an unpaid bill or an unknown model affects all.
 _REFUSING_STATUSES = frozenset({400, 413, 415, 422, 451})
@@ -46,6 +49,10 @@ class EndpointError(Exception):
     def is_refusal(self) -> bool:
         """Whether the endpoint rejects only this request."""
         return self.status in _REFUSING_STATUSES and not self.is_about_all
+
+
+class Malformed(EndpointError):
+    """An answer with status 200 that is not in OpenAI's format."""
 
 
 class Busy(Exception):
@@ -72,12 +79,13 @@ class Endpoint:
 @dataclass(frozen=True)
 class Patience:
     """Attempts at one request, the time limit of each, and the waits between them, which double up to the longest
-    unless the endpoint names one."""
+    unless the endpoint names one; whoever watches is told after `silence_s` without any answer."""
 
     attempts: int = 10
     timeout_s: float = 600.0
     first_wait_s: float = 0.5
     longest_wait_s: float = 60.0
+    silence_s: float = 60.0
 
 
 @dataclass(frozen=True)
@@ -105,6 +113,9 @@ class EndpointClient:
         self._not_before = 0.0  # on the monotonic clock
         self._is_stopped = False
         self._waits: set[asyncio.Timeout] = set()
+        self._num_asked = 0  # requests without an answer yet
+        self._last_answer = 0.0  # on the monotonic clock
+        self._last_failure = ""
         self.num_retries = 0
 
     async def __aenter__(self) -> Self:
@@ -134,19 +145,43 @@ class EndpointClient:
         otherwise after the last attempt, or when the client is stopped.
         """
         content = orjson.dumps(body)
-        with suppress(TimeoutError):  # raised when `stop` ends a wait
-            async with asyncio.timeout(None) as wait:
-                self._may_end(wait)
-                try:
-                    return await self._send_until_answered(content, wait)
-                finally:
-                    self._waits.discard(wait)
+        self._num_asked += 1
+        try:
+            with suppress(TimeoutError):  # raised when `stop` ends a wait
+                async with asyncio.timeout(None) as wait:
+                    self._may_end(wait)
+                    try:
+                        return await self._send_until_answered(content, wait)
+                    finally:
+                        self._waits.discard(wait)
+        finally:
+            self._num_asked -= 1
         raise EndpointError(STOPPED, is_about_all=True)
+
+    async def watch(self, tell: Callable[[str], None]) -> None:
+        """Tell whenever requests wait and none has been answered for `silence_s`; runs until it is cancelled."""
+        self._last_answer = told = time.monotonic()
+        while True:
+            await asyncio.sleep(max(self._last_answer, told) + self._patience.silence_s - time.monotonic())
+            now = time.monotonic()
+            if now - max(self._last_answer, told) >= self._patience.silence_s:
+                told = now
+                if self._num_asked:
+                    failed = f"; last failure: {self._last_failure}" if self._last_failure else ""
+                    silence = f"no answer from {self._url} for {now - self._last_answer:.0f} s"
+                    tell(f"{silence}; requests waiting: {self._num_asked}{failed}")
 
     async def _send_until_answered(self, content: bytes, wait: asyncio.Timeout) -> Answer:
         patience = self._patience
+        num_malformed = 0
+
+        def wait_s(error: Exception) -> bool | float:
+            nonlocal num_malformed
+            num_malformed += isinstance(error, Malformed)
+            return num_malformed < MAX_MALFORMED and self._wait_s(error)
+
         attempts = stamina.retry_context(
-            on=self._wait_s,
+            on=wait_s,
             attempts=patience.attempts,
             timeout=None,
             wait_initial=patience.first_wait_s,
@@ -163,7 +198,7 @@ class EndpointClient:
         except _NO_ADDRESS:
             raise EndpointError(f"{self._url} is not an HTTP address", is_about_all=True) from None
         except _PASSING as error:
-            reason = str(error) or type(error).__name__
+            reason = _reason(error)
             if not self._has_answered and isinstance(error, aiohttp.ClientConnectorError):
                 raise EndpointError(f"no response from {self._url}: {reason}", is_about_all=True) from None
             raise EndpointError(f"{patience.attempts} attempts have failed; last error: {reason}") from None
@@ -186,11 +221,12 @@ class EndpointClient:
 
     def _wait_s(self, error: Exception) -> bool | float:
         """Decide whether to retry after an error, and after how many seconds if the endpoint says so."""
-        if isinstance(error, _NO_ADDRESS) or not isinstance(error, _PASSING):
+        if isinstance(error, _NO_ADDRESS) or not isinstance(error, (*_PASSING, Malformed)):
             return False
         if isinstance(error, aiohttp.ClientConnectorError) and not self._has_answered:
             return False
         self.num_retries += 1
+        self._last_failure = _reason(error)
         if not isinstance(error, Busy) or error.retry_after_s is None:
             return True
         self._not_before = max(self._not_before, time.monotonic() + error.retry_after_s)
@@ -207,6 +243,8 @@ class EndpointClient:
         message = f"{response.status}: {told or response.reason}"
         if self._endpoint.key:
             message = message.replace(self._endpoint.key, "…")
+        elif response.status == UNAUTHORIZED:
+            message += " (no key was sent)"
         if code not in _CODES_ABOUT_ALL:
             if response.status in _RETRIED_STATUSES:
                 raise Busy(message, retry_after_s(response.headers))
@@ -220,6 +258,7 @@ class EndpointClient:
             choice = body["choices"][0]
             text = choice["message"]["content"] if self._endpoint.api == "chat" else choice["text"]
             usage = body.get("usage") or {}
+            self._last_answer = time.monotonic()
             return Answer(
                 _text_of(text or ""),
                 choice.get("finish_reason"),
@@ -228,7 +267,11 @@ class EndpointClient:
                 usage.get("completion_tokens"),
             )
         except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError):
-            raise EndpointError(f"the response of {self._url} does not have OpenAI's format", status=200) from None
+            raise Malformed(f"the response of {self._url} does not have OpenAI's format", status=200) from None
+
+
+def _reason(error: Exception) -> str:
+    return str(error) or type(error).__name__
 
 
 def _end(wait: asyncio.Timeout) -> None:

@@ -3,11 +3,12 @@
 A callback takes an option's value and returns it, or raises BadParameter; None, a missing option, is accepted.
 """
 
+import json
 import math
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -110,6 +111,17 @@ def parse_numbers(text: str, kind: type[NumberT], option: str) -> tuple[NumberT,
     if not found:
         numbers = "whole numbers" if kind is int else "numbers"
         raise typer.BadParameter(f"{text!r} is not a comma-separated list of {numbers}", param_hint=option)
+    return found
+
+
+def json_object(text: str, option: str) -> dict[str, Any]:
+    """Read a JSON object. Raises BadParameter for any other text."""
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"not JSON ({error})", param_hint=option) from None
+    if not isinstance(found, dict):
+        raise typer.BadParameter("not a JSON object", param_hint=option)
     return found
 
 

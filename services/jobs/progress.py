@@ -122,6 +122,11 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
+def counted(number: int, noun: str) -> str:
+    """Write a number with its noun: 1 pair, 2,000 pairs."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 class _Speed(ProgressColumn):
     def __init__(self, unit: str) -> None:
         super().__init__()

@@ -1,14 +1,78 @@
-"""SugarCrepe's files: an image and two similar captions, one of them true, in seven types."""
+"""Pairs of captions of an image, one of them true: SugarCrepe's files of seven types, and JSON lines of nine types."""
 
 import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
+from pydantic import BaseModel, ConfigDict, Field
+
+from services.jobs.json_lines import read_json_lines
 from services.jobs.published_data import MissingData, Source
 
 SOURCE = Source("SugarCrepe", "https://github.com/RAIVNLab/sugar-crepe")
 COCO = Source("COCO's validation images of 2017", "https://cocodataset.org")
 KINDS = ("replace_obj", "replace_att", "replace_rel", "swap_obj", "swap_att", "add_obj", "add_att")
+
+# SugarCrepe's seven types, and two that only rules make: a denial, and the words in another order.
+PairKind = Literal[
+    "replace_obj", "replace_att", "replace_rel", "swap_obj", "swap_att", "add_obj", "add_att", "negate", "shuffle"
+]
+# The forms that results are told by, and the types of each.
+FORMS: Mapping[str, tuple[PairKind, ...]] = {
+    "replace": ("replace_obj", "replace_att", "replace_rel"),
+    "swap": ("swap_obj", "swap_att"),
+    "add": ("add_obj", "add_att"),
+    "negate": ("negate",),
+    "shuffle": ("shuffle",),
+}
+
+
+class BadPairs(ValueError):
+    """A file that does not hold pairs; the message names the file, the line and the field."""
+
+
+class Pair(BaseModel):
+    """An image's true caption and a false one.
+
+    `id` is unique in a data set. `filename` is the image's, relative to the folder of images. `made_by` tells how the
+    false caption was made. `second_caption` is another true caption, for data in SugarCrepe++'s form.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: str = Field(min_length=1)
+    kind: PairKind
+    filename: str = Field(min_length=1)
+    caption: str = Field(min_length=1)
+    negative_caption: str = Field(min_length=1)
+    made_by: str | None = None
+    second_caption: str | None = None
+
+
+def read_pairs(path: Path) -> list[Pair]:
+    """Read pairs, one a line as JSON, with distinct ids. Raises BadPairs, and OSError."""
+    pairs: dict[str, Pair] = {}
+    for number, pair in read_json_lines(path, Pair, BadPairs):
+        if pair.id in pairs:
+            raise BadPairs(f"{path}:{number}: id: {pair.id!r} was used before")
+        pairs[pair.id] = pair
+    return list(pairs.values())
+
+
+def load_pairs(path: Path) -> list[Pair]:
+    """Read pairs from a file of JSON lines, or from a folder in SugarCrepe's form.
+
+    Raises BadPairs, MissingData and OSError.
+    """
+    return published_pairs(path) if path.is_dir() else read_pairs(path)
+
+
+def published_pairs(directory: Path, *, swap_obj: Path | None = None) -> list[Pair]:
+    """Read SugarCrepe's own files, one for each type. Raises MissingData."""
+    loaded = load_sugarcrepe(directory, swap_obj=swap_obj)
+    return [pair for kind in KINDS for pair in _named(kind, loaded[kind])]
 
 
 @dataclass(frozen=True)
@@ -39,3 +103,14 @@ def _read(path: Path) -> list[CaptionPair]:
         return [CaptionPair(**record) for record in json.loads(path.read_text(encoding="utf-8")).values()]
     except (AttributeError, TypeError, ValueError) as error:
         raise MissingData(f"{path} does not contain {SOURCE.name}'s choices ({error}): see {SOURCE.address}") from error
+
+
+def _named(kind: str, pairs: Sequence[CaptionPair]) -> Iterator[Pair]:
+    for place, pair in enumerate(pairs):
+        yield Pair(
+            id=f"{kind}-{place}",
+            kind=kind,
+            filename=pair.filename,
+            caption=pair.caption,
+            negative_caption=pair.negative_caption,
+        )

@@ -72,7 +72,11 @@ def check_checkpoint(engine: ReferencedEngine, directory: Path | None) -> None:
     if reference is None:
         return
     tolerance = max(TOLERANCES[reference.dtype], TOLERANCES[engine.computes_in])
-    found = engine.reference_outputs(reference.inputs)
+    check_outputs(reference, engine.reference_outputs(reference.inputs), tolerance)
+
+
+def check_outputs(reference: Reference, found: Sequence[OutputRow], tolerance: float) -> None:
+    """Raises BrokenModel for outputs that differ from the reference's by more than `tolerance`."""
     for place, (expected, row) in enumerate(zip(reference.outputs, found, strict=True)):
         if len(row) != len(expected):
             raise BrokenModel(f"the output {place} has {len(row)} numbers, its reference {len(expected)}")

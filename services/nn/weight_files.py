@@ -10,7 +10,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from services.nn.broken_model import BrokenModel
-from services.nn.devices import memory_of
+from services.nn.devices import DeviceOptions, memory_of
 from services.nn.refusals import Refused, readable_weights, shown_names
 
 GIBIBYTE = 2**30
@@ -77,14 +77,29 @@ def check_room(directory: Path, device: torch.device, dtype: torch.dtype) -> Non
 
     Only the headers of the files are read.
     """
-    memory = memory_of(device)
-    with readable_weights(directory):
-        files = directory.rglob("*.safetensors")
-        needed = sum(math.prod(shape) for file in files for _, shape in shapes_in(file)) * dtype.itemsize
+    memory, needed = memory_of(device), weight_bytes(directory, dtype)
     if memory is not None and needed > memory:
         named = str(dtype).removeprefix("torch.")
         sizes = f"{needed / GIBIBYTE:.1f} GiB in {named}, and {device} has {memory / GIBIBYTE:.1f} GiB free"
         raise ValueError(f"its weights take {sizes}")
+
+
+def weight_bytes(directory: Path, dtype: torch.dtype) -> int:
+    """Return the bytes of all weights in `directory` in this dtype, whatever that of the files, from their headers.
+
+    Raises ValueError for a file that is no safetensors file.
+    """
+    with readable_weights(directory):
+        files = directory.rglob("*.safetensors")
+        return sum(math.prod(shape) for file in files for _, shape in shapes_in(file)) * dtype.itemsize
+
+
+def parameter_bytes(directory: Path, options: DeviceOptions) -> int:
+    """Return the bytes that the weights in `directory` take on the device and in the dtype of these options.
+
+    Raises what `weight_bytes` and `DeviceOptions.choose_device` raise.
+    """
+    return weight_bytes(directory, options.choose_dtype(options.choose_device()))
 
 
 def shapes_in(file: Path) -> Iterator[tuple[str, tuple[int, ...]]]:

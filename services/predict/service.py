@@ -2,8 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeVar
@@ -13,8 +12,9 @@ from services.core.batching.slices import map_slices
 from services.core.errors import InvalidField, InvalidRequest, NotFound, Overloaded, TooLarge
 from services.core.exchange import RequestContext
 from services.core.metrics import Metrics
-from services.core.serving.residency import Residency, Resident
-from services.core.serving.served_checkpoint import LOADING_RETRY_AFTER_S, Served
+from services.core.serving.residency import Resident
+from services.core.serving.served_checkpoint import Served
+from services.core.serving.served_models import ServedModels
 from services.predict.engine import Item, PredictEngine, Prediction
 from services.predict.model.task_description import TaskDescription
 from services.predict.tasks import FieldValue
@@ -24,7 +24,7 @@ T = TypeVar("T")
 PredictBatcher = Batcher[Item, Prediction]
 ServedPredict = Served[PredictEngine, PredictBatcher]
 TaskModel = Resident[PredictEngine, TaskDescription]
-TaskModels = Residency[PredictEngine, TaskDescription]
+TaskModels = ServedModels[PredictEngine, TaskDescription]
 Side = Literal["left", "right"]
 
 # Tokenising fewer characters than this takes less time than waking a thread.
@@ -70,16 +70,16 @@ class Predicted:
 class PredictService:
     """Answers calls; `max_inputs` is the maximum number of inputs in a call."""
 
-    residency: TaskModels
+    models: TaskModels
     max_inputs: int
     metrics: Metrics
 
     async def predict(self, call: PredictCall, context: RequestContext) -> Predicted:
         """Label the inputs of a task.
 
-        Raises what `_choose`, `_lease`, `PredictEngine.prepare` and `Batcher.submit` raise.
+        Raises what `_choose`, `ServedModels.hold`, `PredictEngine.prepare` and `Batcher.submit` raise.
         """
-        resident = self._choose(call.task, call.model)
+        resident = await self._choose(call.task, call.model)
         num_characters = sum(
             len(value) if isinstance(value, str) else sum(map(len, value))
             for fields in call.inputs
@@ -91,12 +91,12 @@ class PredictService:
                 fields, rationale=call.rationale, probabilities=call.probabilities, place=f"inputs.{place}"
             )
 
-        async with self._lease(resident, call.model, context) as served:
+        async with self.models.hold(resident, context, asked=call.model) as served:
             return await self._answer(served, call.inputs, num_characters, partial(prepare, served.engine), context)
 
-    def fields_of(self, task: str | None, model: str | None) -> Sequence[str]:
+    async def fields_of(self, task: str | None, model: str | None) -> Sequence[str]:
         """The fields of a task's inputs. Raises what `_choose` raises."""
-        description = self._choose(task, model).description
+        description = (await self._choose(task, model)).description
         return description.fields if description is not None else ()
 
     async def classify(self, call: ClassifyCall, context: RequestContext) -> Predicted:
@@ -105,7 +105,7 @@ class PredictService:
         Without `model`, uses the first model that has labels and as many fields as an input has texts. Raises
         InvalidField if there is none, and what `predict` raises.
         """
-        resident = self._choose_classifier(call)
+        resident = await self._choose_classifier(call)
 
         def prepare(engine: PredictEngine, place: int, texts: Sequence[str]) -> Item:
             fields = _fields_of(engine.description, texts, f"inputs.{place}")
@@ -113,68 +113,47 @@ class PredictService:
                 return engine.prepare(fields, place=f"inputs.{place}")
             return prepare_cut(engine, fields, call.cut, f"inputs.{place}")
 
-        async with self._lease(resident, call.model, context) as served:
+        async with self.models.hold(resident, context, asked=call.model) as served:
             prepare_one = partial(prepare, served.engine)
             return await self._answer(served, call.inputs, call.num_characters, prepare_one, context)
 
-    def described(self) -> list[tuple[TaskModel, TaskDescription]]:
-        """The models that have been loaded before, in memory or not. Raises Overloaded if there are none yet."""
-        known = [(one, one.description) for one in self.residency.residents if one.description is not None]
-        if not known:
-            raise self._loading()
-        return known
-
-    def _choose(self, task: str | None, model: str | None) -> TaskModel:
+    async def _choose(self, task: str | None, model: str | None) -> TaskModel:
         """Choose the model that answers a task.
 
         Raises NotFound for a task or model that does not exist, InvalidRequest for a model that has another task,
         InvalidField if several would fit, Overloaded if it may be one that is being loaded.
         """
-        known = self.described()
+        known = self.models.described()
         if model is not None:
-            known = [(one, description) for one, description in known if model in names_of(one)]
+            named = await self.models.find(model)
+            known = [(one, description) for one, description in known if one is named]
             if not known:
-                raise self._missing(f"There is no model {model!r}; available: {_listed(self._model_names())}.", "model")
+                raise named.checkpoint.not_loaded()
         if task is not None:
-            fitting = [one for one in known if task == one[1].task or task in names_of(one[0])]
+            fitting = [one for one in known if task == one[1].task or task in one[0].checkpoint.names]
             if not fitting and model is not None:
                 raise InvalidRequest(f"task: {model!r} has another task: {known[0][1].task!r}.", param="task")
             if not fitting:
-                raise self._missing(f"There is no task {task!r}; available: {_listed(self._tasks())}.", "task")
+                raise self._no_task(task)
             known = fitting
-        if len(known) > 1 and task is None:
+        tasks = {description.task for _, description in known}
+        if len(tasks) > 1 and task is None:
             raise InvalidField(f"task: It must be one of {_listed(self._tasks())}.", param="task")
         if len(known) > 1:
+            task = task or tasks.pop()
             names = _listed([one.checkpoint.name for one, _ in known])
             raise InvalidField(f"model: Several models have the task {task!r}: {names}.", param="model")
         return known[0][0]
 
-    def _choose_classifier(self, call: ClassifyCall) -> TaskModel:
+    async def _choose_classifier(self, call: ClassifyCall) -> TaskModel:
         if call.model is not None:
-            return self._choose(None, call.model)
+            return await self.models.find(call.model)
         num_texts = len(call.inputs[0])
-        for resident, description in self.described():
+        for resident, description in self.models.described():
             if description.labels is not None and len(description.fields) == num_texts:
                 return resident
         what = "one text" if num_texts == 1 else "two texts"
         raise InvalidField(f"inputs: No model predicts labels for {what}.", param="inputs")
-
-    @asynccontextmanager
-    async def _lease(
-        self, resident: TaskModel, model: str | None, context: RequestContext
-    ) -> AsyncIterator[ServedPredict]:
-        """Lease the version that answers this call.
-
-        Raises what `Residency.lease` raises, and NotFound if `model` is a version that was replaced in the meantime.
-        """
-        began = time.perf_counter()
-        was_loaded = resident.checkpoint.is_loaded
-        async with self.residency.lease(resident, context.deadline) as served:
-            if not was_loaded:
-                context.timing.add("load", time.perf_counter() - began)
-            context.model = served.label
-            resident.checkpoint.check_model(served, model)
-            yield served
 
     async def _answer(
         self,
@@ -232,34 +211,15 @@ class PredictService:
         self.metrics.prompt_tokens.inc(sum(one.prompt_tokens for one in predictions))
         return predictions
 
-    def _missing(self, message: str, param: str) -> NotFound | Overloaded:
-        """Make the error for an unknown name: Overloaded if its model may be one that is being loaded."""
-        if any(one.description is None for one in self.residency.residents):
-            return self._loading()
-        return NotFound(message, param=param, code=f"{param}_not_found")
-
-    def _loading(self) -> Overloaded:
-        self.metrics.rejected.labels("loading").inc()
-        absent = [one.checkpoint.absence for one in self.residency.residents if one.description is None]
-        return Overloaded(" ".join(absent), code="loading", retry_after_s=LOADING_RETRY_AFTER_S)
+    def _no_task(self, task: str) -> NotFound | Overloaded:
+        """Make the error for an unknown task: Overloaded if its model may be one that is being loaded."""
+        if any(one.description is None for one in self.models.residents):
+            return self.models.loading()
+        message = f"There is no task {task!r}; available: {_listed(self._tasks())}."
+        return NotFound(message, param="task", code="task_not_found")
 
     def _tasks(self) -> list[str]:
-        return [description.task for _, description in self.described()]
-
-    def _model_names(self) -> list[str]:
-        return [one.checkpoint.name for one in self.residency.residents]
-
-
-def version_name(resident: TaskModel) -> str:
-    """`name@version` of a model that has been loaded."""
-    manifest = resident.checkpoint.manifest
-    assert manifest is not None, "what is described has a version"
-    return f"{manifest.name}@{manifest.version}"
-
-
-def names_of(resident: TaskModel) -> tuple[str, ...]:
-    checkpoint = resident.checkpoint
-    return (checkpoint.name, f"{checkpoint.name}@{checkpoint.alias}", version_name(resident))
+        return [description.task for _, description in self.models.described()]
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -7,21 +7,25 @@ from fastapi import FastAPI
 
 from services.core.images.inputs import image_inputs
 from services.core.images.references import ImageLimits
+from services.core.metrics import Metrics
 from services.core.serving.model_service import ModelService
+from services.jobs.endpoint import Endpoint
 from services.nn.devices import DeviceOptions
 from services.nn.plain_clip import OPEN_CLIP_KIND
-from services.score.engine import ScoreEngine
+from services.nn.weight_files import parameter_bytes
+from services.score.engine import ModelFacts, ScoreEngine
 from services.score.http.routes import negatives_router, score_models_router, score_router
 from services.score.model.checkpoint import FSC_CLIP_KIND
 from services.score.negatives.hard_negatives import installed_hard_negatives
 from services.score.negatives.negative_maker import NegativeMaker
+from services.score.negatives.written_negatives import NegativeWriter
 from services.score.service import CallLimits, ScoreBatchers, Scorer, ScoreService
 from services.score.settings import ScoreSettings
 
 
 def create_score(settings: ScoreSettings) -> FastAPI:
     """Create the application. It does not access the store until it is started."""
-    host = ModelService("score", settings, kind=FSC_CLIP_KIND)
+    host = ModelService("score", settings)
     options = DeviceOptions(settings.device, settings.dtype, settings.num_threads)
 
     def load(folder: Path) -> ScoreEngine:
@@ -33,10 +37,12 @@ def create_score(settings: ScoreSettings) -> FastAPI:
     def make_batchers(engine: ScoreEngine) -> ScoreBatchers:
         return ScoreBatchers(encoding=host.batcher(engine), pairing=host.batcher(engine.pairing))
 
-    checkpoint = host.follow(
-        settings.model, settings.alias, load=load, also={OPEN_CLIP_KIND: load_plain}, make_batcher=make_batchers
+    models = host.follow(
+        {FSC_CLIP_KIND: load, OPEN_CLIP_KIND: load_plain},
+        make_batcher=make_batchers,
+        measure=partial(parameter_bytes, options=options),
+        describe=ModelFacts.of,
     )
-    host.health.add_readiness_check("checkpoint", checkpoint.check)
     limits = _call_limits(settings)
     inputs = image_inputs(settings, limits.images, host.metrics)
     scorer = Scorer(host.open_cache(), inputs, host.metrics, max_heatmap_numbers=limits.max_heatmap_numbers)
@@ -46,14 +52,30 @@ def create_score(settings: ScoreSettings) -> FastAPI:
         max_waiting=settings.max_waiting_negatives,
         metrics=host.metrics,
     )
-    service = ScoreService(checkpoint, scorer, negatives, limits, host.metrics)
+    writer = _negative_writer(settings, host.metrics)
+    service = ScoreService(models, scorer, negatives, limits, host.metrics, writer)
     return host.create_app(
-        checkpoint,
+        models,
         [score_router(service), negatives_router(service), score_models_router(service)],
         title="Fovea score",
         description="Scores of an image's captions, heatmaps of their words, and hard negatives.",
-        resources=[negatives.opened, lambda: inputs],
+        resources=[negatives.opened, lambda: inputs, *([writer.opened] if writer else [])],
         warm_up=[negatives.start],
+    )
+
+
+def _negative_writer(settings: ScoreSettings, metrics: Metrics) -> NegativeWriter | None:
+    """Make the writer with the configured teacher, if there is one."""
+    if settings.teacher_url is None or settings.teacher_model is None:
+        return None
+    key = None if settings.teacher_key is None else settings.teacher_key.get_secret_value()
+    return NegativeWriter(
+        Endpoint(settings.teacher_url, key=key),
+        settings.teacher_model,
+        timeout_s=settings.teacher_timeout_s,
+        concurrency=settings.teacher_concurrency,
+        max_tokens=settings.teacher_max_tokens,
+        metrics=metrics,
     )
 
 
@@ -64,5 +86,6 @@ def _call_limits(settings: ScoreSettings) -> CallLimits:
         max_explained_captions=settings.max_explained_captions,
         max_heatmap_numbers=settings.max_heatmap_numbers,
         max_negative_characters=settings.max_negative_characters,
+        max_negative_captions=settings.max_negative_captions,
         images=ImageLimits(max_image_bytes=settings.max_image_bytes, max_pixels=settings.max_image_pixels),
     )

@@ -9,7 +9,7 @@ Shapes: B images, P patches, E embedding width.
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -271,3 +271,19 @@ def _difference(some: Sequence[Features], others: Sequence[Features]) -> float:
         for one, other in ((a.pooled, b.pooled), (a.tokens.astype(np.float32), b.tokens.astype(np.float32)))
         if one.size
     )
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """Properties of a model's engine that clients are told, also while it is not in memory."""
+
+    context_length: int
+    image_size: tuple[int, int]
+    grid: tuple[int, int] | None
+    local_weight: float
+    logit_scale: float
+    logit_bias: float | None
+
+    @classmethod
+    def of(cls, engine: ScoreEngine) -> "ModelFacts":
+        return cls(**{fact.name: getattr(engine, fact.name) for fact in fields(cls)})

@@ -19,19 +19,20 @@ import numpy as np
 from services.core.batching.batcher import Answer, Batcher, Submission
 from services.core.batching.slices import all_or_first_failure, map_slices
 from services.core.cache.result_cache import ResultCache, content_digest, result_key
-from services.core.errors import InvalidField, TooLarge, blaming
+from services.core.errors import TooLarge, blaming
 from services.core.exchange import RequestContext, Timing
 from services.core.images.inputs import DECODED_AT_ONCE, ImageInput, ImageInputs
 from services.core.images.references import ImageLimits
 from services.core.metrics import Metrics
-from services.core.serving.served_checkpoint import Served, ServedCheckpoint
+from services.core.serving.served_checkpoint import Served
+from services.core.serving.served_models import ServedModels
 from services.nn.clip_texts import Text
-from services.score.engine import Cosines, Item, ScoreEngine
+from services.score.engine import Cosines, Item, ModelFacts, ScoreEngine
 from services.score.model.features import BYTES_FORMAT, Features
 from services.score.model.heatmaps import Heatmaps, as_heatmaps
 from services.score.model.pairing import PairItem, Similarities, Weights
-from services.score.negatives.kinds import Kind
 from services.score.negatives.negative_maker import NegativeMaker
+from services.score.negatives.written_negatives import NegativeWriter
 
 # Below these limits, hashing and tokenising take less time than waking a thread for them.
 MAX_INLINE_BYTES = 256 * 1024
@@ -50,6 +51,7 @@ class CallLimits:
     max_explained_captions: int = 64
     max_heatmap_numbers: int = 1_000_000
     max_negative_characters: int = 1000
+    max_negative_captions: int = 32
     images: ImageLimits = field(default_factory=ImageLimits)
 
 
@@ -100,6 +102,7 @@ class ScoreBatchers:
 
 
 ServedScore = Served[ScoreEngine, ScoreBatchers]
+ScoreModels = ServedModels[ScoreEngine, ModelFacts, ScoreBatchers]
 
 
 @dataclass(frozen=True)
@@ -132,36 +135,22 @@ class Scored:
 
 @dataclass(frozen=True)
 class ScoreService:
-    """Answers calls with the served checkpoint; negatives need none."""
+    """Answers calls with the served models; negatives need none."""
 
-    checkpoint: ServedCheckpoint[ScoreEngine, ScoreBatchers]
+    models: ScoreModels
     scorer: "Scorer"
     negatives: NegativeMaker
     limits: CallLimits
     metrics: Metrics
+    writer: NegativeWriter | None = None
 
     async def score(self, call: ScoreCall, context: RequestContext) -> Scored:
         """Score how well the images and captions of each pair fit.
 
-        Raises NotFound for a model that is not the served one, and what `Scorer.score` raises.
+        Raises what `ServedModels.lease` and `Scorer.score` raise.
         """
-        with self.checkpoint.lease() as served:
-            context.model = served.label
-            self.checkpoint.check_model(served, call.model)
+        async with self.models.lease(call.model, context) as served:
             return await self.scorer.score(served, call, context)
-
-    async def make_negatives(
-        self, caption: str, kinds: Sequence[Kind], seed: int, context: RequestContext
-    ) -> dict[Kind, str | None]:
-        """Make hard negatives of a caption, None for a kind that it does not allow.
-
-        Raises InvalidField for a blank caption, TooLarge for one over the limit, and what `NegativeMaker.make` raises.
-        """
-        if not caption.strip():
-            raise InvalidField("caption: The text is empty.", param="caption")
-        if (num_characters := len(caption)) > (limit := self.limits.max_negative_characters):
-            raise TooLarge(f"caption: The text has {num_characters} characters; the limit is {limit}.", param="caption")
-        return await self.negatives.make(caption, list(dict.fromkeys(kinds)), seed, context.timing)
 
 
 @dataclass

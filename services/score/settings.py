@@ -1,20 +1,23 @@
 """The score service's settings."""
 
 from pathlib import Path
+from typing import Annotated, Self
 
-from pydantic import Field, field_validator
-from pydantic_settings import SettingsConfigDict
+from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic_settings import NoDecode, SettingsConfigDict
 
+from services.core.byte_sizes import NumBytes
+from services.core.serving.model_settings import ModelSettings
 from services.core.settings import MEBIBYTE, ImageSettings
 
 
-class ScoreSettings(ImageSettings):
+class ScoreSettings(ModelSettings, ImageSettings):
     """Settings of the score service besides those of every service."""
 
     model_config = SettingsConfigDict(env_prefix="FOVEA_SCORE_", frozen=True, extra="forbid")
 
     port: int = Field(8104, ge=0, le=65535)
-    model: str = Field("fsc-clip-scenes")
+    models: Annotated[tuple[str, ...], NoDecode] = Field(("fsc-clip-scenes",), min_length=1)
     num_decode_threads: int = Field(4, ge=1, description="Threads that decode images and tokenize captions.")
     max_captions: int = Field(
         1024, ge=1, description="Maximum number of captions, or of pairs of an image and a text, in one request."
@@ -26,7 +29,7 @@ class ScoreSettings(ImageSettings):
         ge=1,
         description="Maximum number of values in the heatmaps of one response: captions x tokens x patches.",
     )
-    max_image_bytes: int = Field(20 * MEBIBYTE, ge=1, description="Maximum size of an image file, in bytes.")
+    max_image_bytes: NumBytes = Field(20 * MEBIBYTE, ge=1, description="Maximum size of an image file, in bytes.")
     max_image_pixels: int = Field(
         64_000_000, ge=1, description="Maximum number of pixels of an image (width × height)."
     )
@@ -38,6 +41,19 @@ class ScoreSettings(ImageSettings):
     max_negative_characters: int = Field(
         1000, ge=1, description="Maximum length of a caption for hard negatives, in characters."
     )
+    max_negative_captions: int = Field(
+        32, ge=1, description="Maximum number of captions in one request for hard negatives."
+    )
+    teacher_url: str | None = Field(
+        None,
+        description="Base URL of an OpenAI-compatible endpoint that writes hard negatives with method `llm`, such as"
+        " `http://127.0.0.1:8080/v1`. Unset: that method is refused.",
+    )
+    teacher_model: str | None = Field(None, description="Name of the model there.")
+    teacher_key: SecretStr | None = Field(None, description="Key of that endpoint.")
+    teacher_timeout_s: float = Field(60.0, gt=0, description="Seconds to wait for one of its answers.")
+    teacher_concurrency: int = Field(8, ge=1, description="Number of concurrent requests to it.")
+    teacher_max_tokens: int = Field(256, ge=1, description="Maximum number of tokens of one of its answers.")
     wordnet_dir: Path | None = Field(
         None, description="Folder of WordNet's data files. Unset: the default locations are searched."
     )
@@ -46,3 +62,9 @@ class ScoreSettings(ImageSettings):
     @classmethod
     def expand_home_of_wordnet(cls, folder: Path | None) -> Path | None:
         return None if folder is None else folder.expanduser()
+
+    @model_validator(mode="after")
+    def has_teacher_with_model(self) -> Self:
+        if (self.teacher_url is None) != (self.teacher_model is None):
+            raise ValueError("teacher_url and teacher_model belong together")
+        return self

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from services.cli.main import EXAMPLES, app
 from services.cli.programs import PACKAGES, BadPort, existing_names, plan_programs
+from tests.core.child_processes import running
 
 pytestmark = pytest.mark.process
 
@@ -148,7 +149,7 @@ def test_a_process_logs_short_lines_at_a_terminal_and_json_elsewhere(is_terminal
     reading, writing = os.openpty() if is_terminal else os.pipe()
     environment = {**os.environ, "FOVEA_GATEWAY_PORT": "0"}
     command = [sys.executable, "-m", "services.cli.main", "serve", "gateway"]
-    with subprocess.Popen(command, stdout=writing, stdin=subprocess.DEVNULL, env=environment) as process:
+    with running(command, stdout=writing, stdin=subprocess.DEVNULL, env=environment) as process:
         os.close(writing)
         line = os.read(reading, 4096).decode().splitlines()[0]
         process.terminate()

@@ -76,6 +76,24 @@ def test_publish_reads_the_description_and_moves_the_aliases(
     assert store.resolve("other", "a") == renamed["id"]
 
 
+def test_fetch_copies_a_version_to_a_folder_and_compares_one_that_is_there(
+    fovea_store: StoreCommand, store: Store, tmp_path: Path
+) -> None:
+    folder = tmp_path / "for another server" / "toy"
+
+    fetched = fovea_store.json("fetch", "toy", str(folder))
+
+    assert (fetched["version"], fetched["folder"]) == (store.resolve("toy"), str(folder))
+    manifest = store.manifest("toy", fetched["version"])
+    copied = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert copied == {*manifest.files, "manifest.json"}
+    assert [path.name for path in folder.parent.iterdir()] == ["toy"]
+    assert fovea_store("fetch", "toy", str(folder)).exit_code == 0
+    (folder / "config.json").write_text("{}")
+    assert "config.json" in fovea_store.refusal("fetch", "toy@latest", str(folder))
+    assert "other" in fovea_store.refusal("fetch", "other", str(folder))
+
+
 def test_a_model_made_elsewhere_is_published_under_a_name_and_a_kind(
     fovea_store: StoreCommand, store: Store, tmp_path: Path
 ) -> None:

@@ -239,6 +239,54 @@ def test_a_published_t5_answers_the_task_that_a_file_describes(tmp_path: Path, n
     assert tokenizer(text).input_ids == [*expected, 1]
 
 
+def test_a_student_of_the_papers_own_scripts_gives_labels_and_rationales(tmp_path: Path) -> None:
+    source = publish(tmp_path, "checkpoint-10000")
+    prefixes = ("--label-prefix", "predict: ", "--rationale-prefix", "explain: ")
+    folder = imported(tmp_path, source, "--task", "esnli", *prefixes)
+    engine = PredictEngine.load(folder, DeviceOptions("cpu", "float32"))
+    assert engine.description.labels == ("entailment", "neutral", "contradiction")
+    pair = {"premise": "A man sleeps.", "hypothesis": "He runs."}
+    item = engine.prepare(pair, rationale=True, probabilities=True)
+    (prediction,) = engine.run_batch([item])
+    assert prediction.rationale is not None
+
+    model = transformers().T5ForConditionalGeneration.from_pretrained(source).eval()
+    tokenizer = transformers().T5Tokenizer.from_pretrained(source)
+    asked = tokenizer("predict: A man sleeps.</s>He runs.", return_tensors="pt")
+    labels = [tokenizer(label).input_ids for label in engine.description.labels]
+    place = next(place for place, tokens in enumerate(zip(*labels, strict=False)) if len(set(tokens)) > 1)
+    answer = torch.tensor([[model.config.decoder_start_token_id, *labels[0][:place]]])
+    with torch.inference_mode():
+        logits = model(**asked, decoder_input_ids=answer).logits[0, -1]
+    expected = logits[[label[place] for label in labels]].softmax(0).tolist()
+    assert prediction.probabilities is not None
+    assert list(prediction.probabilities.values()) == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("task", ["esnl", "tickets.yaml"])
+def test_a_task_that_is_neither_a_file_nor_published_is_refused(tmp_path: Path, task: str) -> None:
+    result = run(publish(tmp_path, "flan-t5-base"), "--task", task)
+    assert result.exit_code == 1
+    assert task in result.stderr
+
+
+def test_a_model_of_another_kind_does_not_take_a_models_name(tmp_path: Path) -> None:
+    imported(tmp_path, publish(tmp_path, "tulu-2-7b"), "--name", "mine")
+    result = run(publish(tmp_path, "flan-t5-base"), "--task", "svamp", "--name", "mine")
+    assert result.exit_code == 1
+    assert "mine@latest is a causal-lm, and this is a t5-student: give it a --name of its own" in result.stderr
+
+
+def test_an_import_under_another_alias_says_how_that_one_is_served(tmp_path: Path) -> None:
+    result = run(publish(tmp_path, "tulu-2-7b"), "--alias", "candidate", "--no-reference")
+    assert "serve it: FOVEA_GENERATE_MODELS=tulu-2-7b@candidate fovea up" in result.output
+
+
+def test_an_option_for_other_kinds_of_models_is_refused(tmp_path: Path) -> None:
+    result = run(publish(tmp_path, "tulu-2-7b"), "--label-prefix", "predict: ")
+    assert (result.exit_code, "--label-prefix does not apply to" in result.stderr) == (1, True), result.stderr
+
+
 def _spm_ids(text: str) -> list[int]:
     from sentencepiece import SentencePieceProcessor
 
@@ -384,7 +432,7 @@ def test_a_published_clip_is_served_by_two_services(tmp_path: Path, name: str) -
     result = run(source)
     assert result.exit_code == 0, result.output
     served = source.stem.lower() if source.is_file() else name.lower()
-    for setting in (f"FOVEA_SCORE_MODEL={served} ", f"FOVEA_EMBED_MODEL={served} "):
+    for setting in (f"FOVEA_SCORE_MODELS={served} ", f"FOVEA_EMBED_MODELS={served} "):
         assert f"serve it: {setting}fovea up" in result.output
     store = Store.open(f"file://{tmp_path}/store")
     folder = store.fetch(served, store.resolve(served), tmp_path / "copies")

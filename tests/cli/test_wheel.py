@@ -105,6 +105,7 @@ def asked(url: str, question: dict[str, Any]) -> dict[str, Any]:
         ("store ls", "clip-shapes"),
         ("embed-bulk photos --output embeddings", "1 image"),
         ("evaluate compositionality --help", "winoground"),
+        ("curate review --help", "--token-file"),
         ("evaluate visitor --services predict --url http://127.0.0.1:9", "no response from http://127.0.0.1:9/predict"),
         ("serve nosuch", "there is no 'nosuch'"),
     ],
@@ -121,6 +122,17 @@ def test_the_wheel_names_its_extras_for_users_and_keeps_the_earlier_names(instal
     ]
     assert {"cpu", "gpu", "train", "search", "vllm"} <= set(found)
     assert {"gateway", "embed", "generate", "predict", "score", "search-gpu", "evaluate", "telemetry"} <= set(found)
+
+
+@pytest.mark.parametrize("page", ["services/curate/review/page", "gateway/console/page"])
+def test_pages_are_in_the_wheel_with_their_modules_and_licences(installed: Path, page: str) -> None:
+    (packages,) = installed.parents[1].glob("lib/python*/site-packages")
+    found, expected = (
+        {path.relative_to(root / page).as_posix() for path in (root / page).rglob("*") if path.is_file()}
+        for root in (packages, ROOT)
+    )
+    assert found == expected
+    assert {"index.html", "vendor/preact.mjs", "vendor/preact.LICENSE", "vendor/htm.LICENSE"} <= found
 
 
 def test_the_shell_completes_the_commands_of_the_wheel(fovea: Fovea) -> None:
@@ -152,6 +164,7 @@ def test_all_services_start_outside_of_a_clone_and_answer_with_their_packaged_ch
         finally:
             process.terminate()
             rest = process.stdout.read()
+    assert f"Try it at {addresses['gateway']}/console, or:" in "".join(lines)
     assert "imported from the working directory" not in "".join(lines) + rest
     assert process.returncode == 0
     assert len(answers["/embed"]["data"][0]["embedding"]) > 1

@@ -18,6 +18,6 @@ def tiny_environment(folder: Path, **settings: str) -> dict[str, str]:
         "FOVEA_STORE_URL": store_url,
         "FOVEA_CHECKPOINT_CACHE_DIR": str(folder / "checkpoints"),
         "FOVEA_EMBED_COLLECTIONS_DIR": str(folder / "collections"),
-        "FOVEA_EMBED_MODEL": MODEL,
+        "FOVEA_EMBED_MODELS": MODEL,
         **settings,
     }

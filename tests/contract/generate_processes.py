@@ -14,7 +14,7 @@ def running_system(folder: Path, **settings: str) -> AbstractContextManager[Syst
     """
     own = {
         "FOVEA_STORE_URL": settings.get("FOVEA_STORE_URL") or publish_tiny(folder),
-        "FOVEA_GENERATE_MODEL": MODEL,
+        "FOVEA_GENERATE_MODELS": MODEL,
         "FOVEA_GENERATE_DEVICE": "cpu",
         "FOVEA_GENERATE_DTYPE": "float32",
         "FOVEA_GENERATE_NUM_THREADS": "1",

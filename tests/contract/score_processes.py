@@ -11,7 +11,7 @@ def running_score(folder: Path, **settings: str) -> AbstractContextManager[Syste
     """Both processes, ready; `settings` are environment variables."""
     own = {
         "FOVEA_STORE_URL": settings.get("FOVEA_STORE_URL") or publish_tiny(folder),
-        "FOVEA_SCORE_MODEL": MODEL,
+        "FOVEA_SCORE_MODELS": MODEL,
         "FOVEA_SCORE_DEVICE": "cpu",
         "FOVEA_SCORE_DTYPE": "float32",
         "FOVEA_SCORE_NUM_THREADS": "1",

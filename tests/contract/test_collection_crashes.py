@@ -198,7 +198,7 @@ async def check_index(session: aiohttp.ClientSession, url: str, library: Library
     np.testing.assert_allclose([scores[image_id] for image_id in some[1:]], expected, atol=COSINE_TOLERANCE)
 
 
-@pytest.mark.timeout(60 + 30 * NUM_KILLS)
+@pytest.mark.timeout(600 + 30 * NUM_KILLS)
 @pytest.mark.slow
 async def test_nothing_acknowledged_is_lost_when_the_process_is_killed_at_any_moment(tmp_path: Path) -> None:
     environment = tiny_environment(

@@ -50,7 +50,7 @@ def start(tmp_path: Path, disk: Path, log: str) -> Process:
         "FOVEA_STORE_URL": (tmp_path / "store").as_uri(),
         "FOVEA_CHECKPOINT_CACHE_DIR": str(tmp_path / "checkpoints"),
         "FOVEA_EMBED_COLLECTIONS_DIR": str(disk),
-        "FOVEA_EMBED_MODEL": "tiny",
+        "FOVEA_EMBED_MODELS": "tiny",
         "FOVEA_EMBED_INDEX_SAVE_EVERY_S": "0.05",
         "FOVEA_EMBED_PORT": "0",
     }

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import requests
 
-from services.predict.data.rationale_file import digest_of, read_records
+from services.jobs.inquiry.record_file import digest_of
+from services.predict.data.rationale_file import read_records
 from services.predict.extraction.prompts import load_prompts
 from services.predict.tasks import ESNLI
 from tests.contract.generate_processes import running_system
@@ -49,7 +50,6 @@ def num_requests(system: System) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # six processes, one after the other
 def test_killed_twice_it_asks_about_every_input_and_keeps_one_output_of_each(tmp_path: Path) -> None:
     rows = [{"id": f"n{row}", **values_of(row)} for row in range(NUM_INPUTS)]
     (tmp_path / "inputs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -75,7 +75,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
     tokenizer.save_pretrained(directory)
     store_url = (folder / "store").as_uri()
     Store.open(store_url).publish(MODEL, directory, CheckpointInfo(kind="causal-lm"))
-    settings = {"FOVEA_STORE_URL": store_url, "FOVEA_GENERATE_MODEL": MODEL}
+    settings = {"FOVEA_STORE_URL": store_url, "FOVEA_GENERATE_MODELS": MODEL}
     with running_system(folder, **settings) as system:
         yield Reader(system, tokenizer, tiny_model(attention="eager", **SHAPE), fast_model)
 

@@ -105,7 +105,6 @@ async def test_redis_stops_and_starts_and_no_request_fails(system: System) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # services start beside clients that ask without a pause
 async def test_a_service_is_terminated_and_replaced_and_no_request_fails(system: System) -> None:
     async with under_load(system) as load:
         await load.more(50)

@@ -62,7 +62,7 @@ def _running(command: Sequence[str]) -> Iterator[str]:
         reader.start()
         yield address
     finally:
-        server.terminate()
+        server.kill()
         server.wait()
         if reader.is_alive():
             reader.join()

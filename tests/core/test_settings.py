@@ -114,3 +114,16 @@ def test_every_setting_is_described_under_the_name_that_is_read(monkeypatch: pyt
         if row.default not in (None, "None"):
             monkeypatch.setenv(variable, str(row.default))
     assert read_settings(EmbedLikeSettings) == EmbedLikeSettings()
+
+
+@pytest.mark.parametrize(("text", "num_bytes"), [("1000", 1000), ("64MiB", 2**26), ("64Mi", 2**26), ("2GB", 2 * 10**9)])
+def test_a_number_of_bytes_may_have_a_unit(monkeypatch: pytest.MonkeyPatch, text: str, num_bytes: int) -> None:
+    monkeypatch.setenv("FOVEA_EMBED_MEMORY_BYTES", text)
+    assert read_settings(EmbedSettings).memory_bytes == num_bytes
+
+
+@pytest.mark.parametrize("text", ["-1", "2 GBs", "much"])
+def test_what_is_no_number_of_bytes_is_blamed_on_its_variable(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("FOVEA_EMBED_MEMORY_BYTES", text)
+    with pytest.raises(SettingsError, match="FOVEA_EMBED_MEMORY_BYTES"):
+        read_settings(EmbedSettings)

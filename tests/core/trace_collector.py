@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from tests.web_server import serving
+
 
 @dataclass(frozen=True)
 class CollectedSpan:
@@ -55,12 +57,5 @@ async def collecting() -> AsyncIterator[Collector]:
     collector = Collector()
     application = web.Application()
     application.router.add_post("/v1/traces", collector.take)
-    runner = web.AppRunner(application)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    host, port = runner.addresses[0][:2]
-    collector.url = f"http://{host}:{port}"
-    try:
+    async with serving(application) as collector.url:
         yield collector
-    finally:
-        await runner.cleanup()

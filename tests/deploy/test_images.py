@@ -19,17 +19,19 @@ from packaging.utils import canonicalize_name
 
 from services.cli.programs import PACKAGES
 from services.core.settings import describe_settings
+from tests.core.child_processes import running
 from tests.deploy.dockerfiles import ROOT, Dockerfile
 from tests.documentation.reference import PROCESSES
 from tests.kept_port import kept_port
 
 SERVICE, GATEWAY = Dockerfile("service.Dockerfile"), Dockerfile("gateway.Dockerfile")
+VLLM = Dockerfile("vllm.Dockerfile")
 IMAGES = [(SERVICE, "cpu"), (SERVICE, "cuda"), (GATEWAY, "gateway")]
 EVERY_IMAGE = pytest.mark.parametrize(("dockerfile", "target"), IMAGES, ids=[target for _, target in IMAGES])
 PROBE = ROOT / "docker" / "probe.py"
 
 
-@pytest.mark.parametrize("name", ["service.Dockerfile", "gateway.Dockerfile"])
+@pytest.mark.parametrize("name", ["service.Dockerfile", "gateway.Dockerfile", "vllm.Dockerfile"])
 def test_the_linter_finds_nothing(name: str) -> None:
     linter = shutil.which("hadolint", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     if linter is None:
@@ -132,7 +134,10 @@ def test_what_the_images_are_built_from_gets_past_dockerignore_and_nothing_else(
     lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
     allowed = {line.removeprefix("!") for line in lines if line.startswith("!")}
     copies = [
-        line.split() for file in (SERVICE, GATEWAY) for stage in file.stages.values() for line in stage.all("COPY")
+        line.split()
+        for file in (SERVICE, GATEWAY, VLLM)
+        for stage in file.stages.values()
+        for line in stage.all("COPY")
     ]
     sources = {source for words in copies if not words[0].startswith("--from") for source in words[:-1]}
     assert lines[0] == "*"
@@ -165,7 +170,7 @@ def gateway_alone(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], int]]
     command = [sys.executable, "-m", "services.cli.main", "serve", "gateway"]
     with kept_port() as port:
         environment |= {"FOVEA_GATEWAY_PORT": str(port), "PYTHONPATH": str(tmp_path)}
-        with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        with running(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE) as process:
             try:
                 yield process, port
             finally:

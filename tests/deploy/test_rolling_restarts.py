@@ -20,9 +20,6 @@ from tests.contract.processes import SERVICES, Process
 from tests.contract.running_fovea import Fovea, settings_of_a_test
 from tests.kept_port import kept_port
 
-# Services start beside clients that ask without a pause: on two busy cores that has taken a hundred seconds.
-pytestmark = pytest.mark.timeout(600)
-
 ROOT = Path(__file__).parents[2]
 BASE = ROOT / "k8s" / "base"
 # What a load balancer needs to leave a pod out that is being stopped.

@@ -193,6 +193,18 @@ GATEWAY: list[Figure] = [
     ("median latency that nginx adds as a proxy, µs", ("gateway", "json_nginx_added_p50_us")),
     ("requests/s, JSON, concurrency 32: times nginx's", ("gateway", "json_throughput_ratio_to_nginx")),
     ("requests/s, streams of 20 chunks: times nginx's", ("gateway", "stream_throughput_ratio_to_nginx")),
+    *(
+        (
+            f"CPU time that pools add to a request of {size} at the gateway, µs",
+            ("pools", "bodies", size, "added_cpu_us"),
+        )
+        for size in ("2 KB", "200 KB", "2 MB")
+    ),
+    (
+        "64 MB of JSON, searched for its model in a thread: longest pause of the event loop, ms",
+        ("pools", "longest", "search_longest_pause_ms"),
+    ),
+    ("the same, parsed by orjson in a thread, ms", ("pools", "longest", "orjson_longest_pause_ms")),
     ("batcher: CPU time per item with an empty engine, µs", ("batcher", "cpu_us_per_item")),
     ("batcher: CPU time in 2 idle seconds, s", ("batcher", "idle_cpu_s")),
 ]

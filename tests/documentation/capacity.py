@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from services.cli.byte_sizes import binary_size
+from services.core.byte_sizes import binary_size
 from services.generate.capacity import DEFAULT_SHARE, DTYPE_BYTES, CacheSize, Capacity
 from tests.documentation.blocks import ROOT, table
 

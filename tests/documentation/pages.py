@@ -3,7 +3,7 @@
 from functools import partial
 
 from services.jobs.visitor.questions import SERVICES
-from tests.documentation import api, benchmark_figures, capacity, headline, reference, results
+from tests.documentation import api, benchmark_figures, capacity, headline, ranking_figures, reference, results
 from tests.documentation.blocks import PAGES, Writer, render
 
 WRITERS: dict[str, Writer] = {
@@ -25,6 +25,8 @@ WRITERS: dict[str, Writer] = {
     "answers": results.accuracy_table,
     "answers by seed": results.seeds_table,
     "recall": results.recall_table,
+    "ranking by attention": ranking_figures.ranking_table,
+    "ranking cost": ranking_figures.ranking_cost_table,
     "estimates": results.estimates_table,
     "estimates by seed": results.estimates_by_seed_table,
     "students": results.students_table,
@@ -33,6 +35,12 @@ WRITERS: dict[str, Writer] = {
     "back ends": benchmark_figures.labels_table,
     "captions": partial(results.caption_table, 0),
     "captions by attribute": partial(results.caption_table, 1),
+    "refinement": results.refinement_table,
+    "audits": results.audit_table,
+    "quality": results.quality_table,
+    "trainings": results.training_table,
+    "blind and seeing": results.seeing_table,
+    "general ability": results.general_table,
     **{f"visitor {service}": partial(results.visitor_table, service) for service in SERVICES},
     "visitor reliability": results.reliability_table,
     "visitor cases": results.visitor_cases_table,

@@ -4,6 +4,7 @@ import json
 import statistics
 from typing import Any
 
+from services.curate.evaluation import recorded, recorded_trainings
 from services.jobs.visitor.questions import Service
 from services.jobs.visitor.results import RESULT_FILES as VISITOR_FILES
 from services.jobs.visitor.tables import make_case_table, make_reliability_table
@@ -217,3 +218,39 @@ def visitor_cases_table() -> str:
     """How many of the cases made by hand are right, before and after."""
     results = VISITOR_FILES.load([RESULTS / "visitor.json"])
     return make_case_table(results, VISITOR_RUNS).to_markdown().partition("\n\n")[2]
+
+
+def curated() -> dict[str, Any]:
+    """What `services.curate.evaluation.recorded` wrote of a refinement, audits and a comparison."""
+    found: dict[str, Any] = json.loads((RESULTS / "curate.json").read_text())
+    return found
+
+
+def refinement_table() -> str:
+    return recorded.refinement_table(curated()).to_markdown()
+
+
+def audit_table() -> str:
+    return recorded.audit_table(curated()).to_markdown()
+
+
+def quality_table() -> str:
+    return recorded.quality_table(curated()).to_markdown()
+
+
+def trainings() -> dict[str, Any]:
+    """What `python -m benchmarks.hard_negative_trainings` recorded."""
+    found: dict[str, Any] = json.loads((RESULTS / "curate-trainings.json").read_text())
+    return found
+
+
+def training_table() -> str:
+    return recorded_trainings.training_table(trainings()).to_markdown().partition("\n\n")[2]
+
+
+def seeing_table() -> str:
+    return recorded_trainings.seeing_table(trainings()).to_markdown()
+
+
+def general_table() -> str:
+    return recorded_trainings.general_table(trainings()).to_markdown().partition("\n\n")[2]

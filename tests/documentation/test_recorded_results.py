@@ -1,6 +1,7 @@
 """The recorded results are those of the starters, and the starters reach what they were made for."""
 
 import json
+import math
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -8,6 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.hard_negative_trainings import BASE, CONTROL, PACKAGED, TESTS, TUNINGS
+from services.curate.evaluation import recorded_trainings
+from services.curate.evaluation.gains import form_accuracies
 from services.jobs.visitor.cases import read_cases
 from services.jobs.visitor.results import RESULT_FILES as VISITOR_FILES
 from services.jobs.visitor.rows import all_rows
@@ -15,7 +19,7 @@ from services.predict.evaluation.results import RESULT_FILES as STUDENT_FILES
 from services.score.data.scene_captions import Facts, sentence
 from services.score.data.scenes import render_scenes
 from services.score.evaluation.scene_protocol import CHOICES, SceneProtocol
-from services.score.evaluation.starter_tables import NAMES
+from services.score.evaluation.starter_tables import NAMES, SERVED
 from services.score.evaluation.starter_tables import RESULT_FILES as CAPTION_FILES
 from services.score.fsc_clip import mean_local_similarity, token_cosines
 from services.score.model.checkpoint import FscClipCheckpoint, load_fsc_clip
@@ -23,6 +27,7 @@ from services.score.model.dense_features import encode_images, encode_texts
 from services.score.training.scene_clip import IMAGE_SIDE
 from tests.documentation.benchmark_figures import latest
 from tests.documentation.blocks import ROOT
+from tests.documentation.ranking_figures import COLUMNS, SOURCES, ndcg, ranking_runs
 from tests.documentation.results import (
     CALIBRATED,
     LITM_SEEDS,
@@ -30,13 +35,16 @@ from tests.documentation.results import (
     VANILLA,
     VISITOR_RUNS,
     described,
+    general_table,
     litm_mean,
     litm_results,
     litm_scores,
+    trainings,
     unseen_embedder,
 )
 
 SEEDS = ["0", "1", "2"]
+RULES, REFINED = TESTS
 
 
 def test_every_method_of_teaching_was_run_with_three_seeds() -> None:
@@ -73,6 +81,46 @@ def test_subtracting_the_bias_is_what_finds_the_middle() -> None:
         assert one["average"] >= vanilla["average"]
 
 
+def test_a_content_free_question_is_the_best_estimate_under_a_strong_bias_and_not_elsewhere() -> None:
+    dummies = ("exact", "tree", "single")
+    for bias in ("bias of 2", "bias of 4"):
+        assert ndcg(bias, "query", "layers") > max(ndcg(bias, kind, "layers") for kind in dummies) + 0.02
+    assert ndcg("bias of 4", "query", "heads, CoRe") > ndcg("bias of 4", "query", "layers") + 0.02
+    for column in ("`open-facts`", "`litm-facts`"):
+        assert ndcg(column, "query", "layers") < min(ndcg(column, kind, "layers") for kind in dummies)
+    for run in ranking_runs(COLUMNS["`litm-facts`"]):
+        assert run["ndcg"]["query"]["all layers"] < run["ndcg"]["tree"]["all layers"] - 0.05
+    for column in ("`open-facts`", "`litm-facts`"):
+        runs = ranking_runs(COLUMNS[column])
+        lexical = sum(run["alone"]["TF-IDF"] for run in runs) / len(runs)
+        assert lexical > max(ndcg(column, kind, source) for kind in runs[0]["ndcg"] for source in SOURCES)
+
+
+def test_attention_ranks_real_text_about_as_chance_does() -> None:
+    chance = sum(1 / math.log2(1 + rank) for rank in range(1, 11)) / 10
+    for column in ("SynthWiki", "NaturalQuestions"):
+        (run,) = ranking_runs(COLUMNS[column])
+        for sources in run["ndcg"].values():
+            assert max(abs(found - chance) for found in sources.values()) < 0.12
+        assert run["alone"]["query_likelihood"] > max(max(sources.values()) for sources in run["ndcg"].values())
+
+
+def test_chosen_heads_rank_as_chosen_layers_do_and_neither_worse_than_all_layers() -> None:
+    for column in ("`open-facts`", "`litm-facts`"):
+        for kind in ("exact", "tree", "single"):
+            layers, heads, every = (ndcg(column, kind, source) for source in ("layers", "heads, CoRe", "all layers"))
+            assert abs(heads - layers) < 0.01
+            assert min(heads, layers) >= every - 0.005
+
+
+def test_a_ranking_by_the_content_free_question_costs_little_more_than_one_without_an_estimate() -> None:
+    for column in ("`open-facts`", "`litm-facts`"):
+        took = ranking_runs(COLUMNS[column])[0]["cpu_ms"]
+        cost = {name: took[name]["median"] for name in took}
+        assert cost["query, heads, CoRe"] < 1.5 * cost["attention"] < cost["single, all layers"]
+        assert cost["single, all layers"] < cost["tree, all layers"] < cost["exact, all layers"]
+
+
 def test_textures_are_retrieved_if_asked_for_and_little_worse_than_by_clip_if_tuning_never_asked() -> None:
     clip, tuned = (described("embed", name)["metrics"] for name in ("clip-shapes", "focallens-shapes"))
     assert "texture" in unseen_embedder()["training"]["never_asked"].split(",")
@@ -89,13 +137,13 @@ def captions() -> dict[str, dict[str, dict[str, float]]]:
 def test_every_method_of_tuning_was_run_with_three_seeds_on_one_base() -> None:
     assert captions().keys() == NAMES.keys()
     for run, scores in captions().items():
-        assert list(scores) == (["0"] if run in ("base", "wide-base", "wide", "starter") else SEEDS), run
+        assert list(scores) == (["0"] if run in ("base", "wide-base", *SERVED) else SEEDS), run
 
 
 def test_the_starter_of_score_is_the_recorded_one() -> None:
     description = described("score", "fsc-clip-scenes")
     (base,) = captions()["wide-base"].values()
-    served = captions()["starter"][str(description["seed"])]
+    served = captions()["aligned"][str(description["seed"])]
     kept = {key: value for key, value in description["metrics"].items() if not key.startswith("global_")}
     assert kept | {key: description["training"][key] for key in ("alpha", "local_weight")} == served
     stated = f"α of {served['alpha']:g} and a local weight of {served['local_weight']:g}"
@@ -168,3 +216,52 @@ def test_the_bulk_guide_states_how_many_images_were_measured() -> None:
     bulk = latest("bulk")
     stated = f"{bulk['scenes']['images']:,} scenes or {bulk['photographs']['images']} photographs"
     assert stated in (ROOT / "docs" / "guide" / "bulk.md").read_text()
+
+
+def gain(model: str, benchmark: str, form: str) -> float:
+    """Points that a tuning of `trainings` gains on the control without hard negatives."""
+    accuracy = {one.judge: one.accuracy for one in form_accuracies(trainings()["results"])}
+    return accuracy[model][benchmark, form] - accuracy[trainings()["control"]][benchmark, form]
+
+
+def test_every_training_on_hard_negatives_was_tested_before_and_after_refinement() -> None:
+    found = Counter((one["judge"], one["benchmark"]) for one in trainings()["results"])
+    assert found == Counter((name, test) for name in (PACKAGED, BASE, CONTROL, *TUNINGS) for test in TESTS)
+
+
+def test_denials_gain_on_denials_alone_and_swaps_on_all_swaps() -> None:
+    assert gain("negate", RULES, "negate") > 20
+    assert all(abs(gain("negate", REFINED, form)) < 3 for form in ("replace", "swap"))
+    assert gain("swap", RULES, "swap") > gain("swap", REFINED, "swap") > 10
+    assert abs(gain("replace", RULES, "replace")) < 3
+
+
+def test_refined_hard_negatives_gain_as_much_on_refined_ones_and_less_on_swaps_by_rules() -> None:
+    assert abs(gain("swap-refined", REFINED, "swap") - gain("swap", REFINED, "swap")) < 2
+    assert gain("swap-refined", RULES, "swap") < gain("swap", RULES, "swap") - 5
+    for form in ("replace", "swap"):
+        assert gain("replace-refined", REFINED, form) > gain("replace", REFINED, form) + 2
+
+
+def test_the_trainings_show_no_correlation_with_general_ability() -> None:
+    correlated = recorded_trainings.general_correlations(trainings())
+    assert correlated and all(one.interval[0] < 0 < one.interval[1] for one in correlated)
+
+
+def test_blind_models_are_better_than_the_control_on_five_types_before_refinement_and_on_none_after() -> None:
+    found = trainings()
+    better = {}
+    for benchmark, attacks in found["audits"].items():
+        (scores,) = (
+            one["scores"] for one in found["results"] if (one["judge"], one["benchmark"]) == (CONTROL, benchmark)
+        )
+        blind = [one for one in attacks if one["attacker"] in ("plausibility", "grammar") and one["task"] in scores]
+        right = [(one["task"], 100 * one["num_right"] / (one["num_right"] + one["num_wrong"])) for one in blind]
+        better[benchmark] = {task for task, accuracy in right if accuracy > scores[task]}
+    assert better == {RULES: {"replace_rel", "swap_obj", "swap_att", "negate", "shuffle"}, REFINED: set()}
+
+
+def test_the_figures_of_the_trainings_are_drawn_from_the_record() -> None:
+    drawn = (ROOT / "docs" / "images" / "curate-general.svg").read_text()
+    rows = [line.split(" | ") for line in general_table().splitlines()[2:]]
+    assert rows and all(f"{name.removeprefix('| ')}: r = {r}" in drawn for name, r, *_ in rows)

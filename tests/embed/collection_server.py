@@ -10,6 +10,8 @@ from typing import Any
 
 from aiohttp import web
 
+from tests.web_server import serving
+
 
 def error(
     status: int,
@@ -126,12 +128,5 @@ class CollectionServer:
         app.router.add_get("/collections/{name}", self.describe)
         app.router.add_get("/collections/{name}/images", self.list)
         app.router.add_post("/collections/{name}/images", self.add)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        try:
+        async with serving(app) as self.url:
             yield self
-        finally:
-            await runner.cleanup()

@@ -53,7 +53,7 @@ def settings(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Embe
         store_url=store_url,
         checkpoint_cache_dir=folder / "checkpoints",
         collections_dir=folder / "collections",
-        model=MODEL,
+        models=(MODEL,),
         device="cpu",
         max_body_bytes=2**20,
     )
@@ -594,7 +594,7 @@ def own_store(folder: Path, checkpoint: Path, kind: str = "focallens-clip") -> E
         checkpoint_cache_dir=folder / "checkpoints",
         collections_dir=folder / "collections",
         store_poll_s=0.05,
-        model=MODEL,
+        models=(MODEL,),
         device="cpu",
     )
     Store.open(settings.store_url).publish(MODEL, checkpoint, CheckpointInfo(kind=kind))
@@ -630,7 +630,7 @@ def test_a_checkpoint_that_answers_no_numbers_is_refused_and_requests_are_told_t
     with serving(own_store(tmp_path, broken)) as client:
         report = client.get("/readyz")
         assert report.status_code == 503
-        assert "BrokenModel" in report.json()["checks"]["checkpoint"]["detail"]
+        assert "BrokenModel" in report.json()["checks"][f"checkpoint {MODEL}"]["detail"]
         assert client.get("/livez").json()["checks"]["compute"]["ok"]
         error = error_of(client.post("/embed", json={"texts": ["ok"]}), 503)
         assert error["code"] == "loading"
@@ -639,7 +639,8 @@ def test_a_checkpoint_that_answers_no_numbers_is_refused_and_requests_are_told_t
 
 def test_a_checkpoint_of_another_kind_is_refused(checkpoint: Path, tmp_path: Path) -> None:
     with serving(own_store(tmp_path, checkpoint, kind="t5")) as client:
-        assert "it did not load" in client.get("/readyz").json()["checks"]["checkpoint"]["detail"]
+        detail = client.get("/readyz").json()["checks"][f"checkpoint {MODEL}"]["detail"]
+        assert "is a t5 checkpoint, and this service runs focallens-clip and open-clip checkpoints" in detail
 
 
 @pytest.mark.slow

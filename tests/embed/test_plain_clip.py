@@ -41,7 +41,7 @@ def served(checkpoint: Path | None, folder: Path) -> Iterator[TestClient]:
         store_url=store_url,
         checkpoint_cache_dir=folder / "checkpoints",
         collections_dir=folder / "collections",
-        model="clip",
+        models=("clip",),
         device="cpu",
         num_threads=1,
     )

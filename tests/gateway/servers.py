@@ -20,6 +20,7 @@ Connected = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[Non
 
 # Nobody listens there: the port is reserved, and no service needs to be probed on the real ones.
 NOWHERE = "http://127.0.0.1:1"
+HOPELESS_S = 300
 
 
 class Server(uvicorn.Server):
@@ -71,9 +72,12 @@ async def serving(app: ASGIApp, host: str = "127.0.0.1", port: int = 0, **option
 
 @asynccontextmanager
 async def gateway(resolve: Resolve = resolve_host, **settings: Any) -> AsyncIterator[aiohttp.ClientSession]:
-    """A client of a gateway; services without an address given are nowhere."""
+    """A client of a gateway; services without an address given are nowhere, those with None have only the default."""
     addresses = {f"{service}_urls": NOWHERE for service in ("predict", "generate", "embed", "score")}
-    app = create_gateway(GatewaySettings(**{"log_level": "error", **addresses, **settings}), resolve=resolve)
+    given = {
+        name: value for name, value in {"log_level": "error", **addresses, **settings}.items() if value is not None
+    }
+    app = create_gateway(GatewaySettings(**given), resolve=resolve)
     async with serving(app, http=BoundedHeadProtocol, timeout_keep_alive=KEEP_ALIVE_S) as url:
         await until(lambda: app.state.health.started().status == "ok")
         connector = aiohttp.TCPConnector(limit=0)
@@ -160,9 +164,13 @@ async def read_request(reader: asyncio.StreamReader) -> bytes:
 
 
 async def until(condition: Callable[[], bool | Awaitable[bool]]) -> None:
-    """Poll until it holds, since the gateway sends no events; the test's timeout bounds the wait."""
-    while not (result if isinstance(result := condition(), bool) else await result):  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
+    """Poll until it holds, since the gateway sends no events. Raises TimeoutError where it never does.
+
+    pytest's own timeout raises in whatever callback happens to run, a server's among them, which may swallow it.
+    """
+    async with asyncio.timeout(HOPELESS_S):
+        while not (result if isinstance(result := condition(), bool) else await result):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
 
 
 async def metric(client: aiohttp.ClientSession, name: str, **labels: str) -> float:

@@ -8,10 +8,12 @@ from collections.abc import Callable
 import pytest
 
 from gateway.admission import Gate, RetryBudget
+from gateway.routing.destinations import Destination
 from services.core.admission.places import Place
 from services.core.errors import Overloaded
 from services.core.metrics import Metrics
 
+EMBED = Destination("embed", "embed", ())
 ANYONE = ("client:127.0.0.1", math.inf)
 
 
@@ -24,7 +26,7 @@ class Clock:
 
 def gate(max_inflight: int, max_queued: int, clock: Callable[[], float] = time.monotonic) -> tuple[Gate, Metrics]:
     metrics = Metrics("gateway")
-    gate = Gate("embed", max_inflight=max_inflight, max_queued=max_queued, burst_s=1.0, metrics=metrics, clock=clock)
+    gate = Gate(EMBED, max_inflight=max_inflight, max_queued=max_queued, burst_s=1.0, metrics=metrics, clock=clock)
     return gate, metrics
 
 

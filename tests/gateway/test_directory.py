@@ -3,8 +3,10 @@
 import asyncio
 import json
 import re
+from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from starlette.types import Receive, Scope, Send
 
@@ -12,7 +14,8 @@ from gateway import directory
 from gateway.access import digest
 from gateway.openapi import merge_documents
 from gateway.settings import KeyRecord
-from tests.gateway.servers import Service, echo, gateway, metric, respond, serving, until
+from tests.gateway.routing.pools import named, pool, write_pools
+from tests.gateway.servers import NOWHERE, Service, echo, gateway, metric, respond, serving, until
 
 
 def service_with(**documents: Any) -> Service:
@@ -202,3 +205,119 @@ async def test_probes_answer_at_the_gateway() -> None:
         for path in ("/livez", "/readyz", "/startupz", "/health"):
             async with client.get(path) as response:
                 assert response.status == 200
+
+
+async def listed(client: aiohttp.ClientSession, path: str) -> list[dict[str, Any]]:
+    async with client.get(path) as response:
+        assert response.status == 200
+        found: list[dict[str, Any]] = (await response.json())["data"]
+        return found
+
+
+async def test_models_of_pools_are_listed_once_as_the_pool_has_them_that_gets_their_requests(tmp_path: Path) -> None:
+    def listing(owner: str, *ids: str) -> Service:
+        answer = models(*ids)
+        for one in answer["data"]:
+            one["owned_by"] = owner
+        return named(owner, {"/v1/models": answer})
+
+    async with (
+        serving(listing("own", "reader", "vicuna", "tulu@1")) as own,
+        # Of its models `alias` is not claimed, so no request for it would come here.
+        serving(listing("first", "vicuna", "alias", "reader")) as first,
+        serving(listing("second", "vicuna", "tulu@2")) as second,
+        serving(listing("eyes", "eyes", "vicuna")) as eyes,
+    ):
+        path = write_pools(
+            tmp_path / "pools",
+            pool("first", "generate", first, models=["vicuna"]),
+            pool("second", "generate", second, models=["tulu", "missing"]),
+            pool("down", "generate", NOWHERE, models=["reader"]),
+        )
+        async with gateway(pools=path, generate_urls=own, embed_urls=eyes) as client:
+            found = [(one["id"], one["owned_by"]) for one in await listed(client, "/v1/models")]
+            assert found == [("vicuna", "first"), ("tulu@2", "second"), ("eyes", "eyes"), ("vicuna", "eyes")]
+            async with client.get("/v1/models/tulu@2") as response:
+                assert (await response.json())["owned_by"] == "second"
+            for absent in ("tulu@1", "alias", "missing"):
+                async with client.get(f"/v1/models/{absent}") as response:
+                    assert response.status == 404, absent
+            async with client.get("/v1/models/reader") as response:
+                message = (await response.json())["error"]["message"]
+                assert response.status == 503
+                assert message.endswith("down, which has the model 'reader', is not available.")
+
+
+async def test_tasks_are_those_of_all_pools_of_predict(tmp_path: Path) -> None:
+    def listing(**tasks: str) -> Service:
+        data = [{"id": task, "model": model, "fields": ["x"]} for task, model in tasks.items()]
+        return named("predict", {"/tasks": {"object": "list", "data": data}})
+
+    async with (
+        serving(listing(maths="word-problems@1", nli="old@3")) as own,
+        serving(listing(nli="inferences@2", maths="word-problems@2")) as first,
+        serving(listing(claims="claims@1")) as second,
+    ):
+        path = write_pools(
+            tmp_path / "pools",
+            pool("first", "predict", first, models=["inferences"]),
+            pool("second", "predict", second, models=["claims"]),
+            pool("down", "predict", NOWHERE, models=["lost"]),
+        )
+        expected = [("nli", "inferences@2"), ("claims", "claims@1")]
+        of_own = [("maths", "word-problems@1"), ("nli", "old@3")]
+        for urls, more in ((None, []), (own, of_own)):
+            async with gateway(pools=path, predict_urls=urls) as client:
+                for asked in ("/tasks", "/v1/tasks"):
+                    found = await listed(client, asked)
+                    assert [(one["id"], one["model"]) for one in found] == more + expected
+                    assert found[0]["fields"] == ["x"]
+                async with client.post("/tasks") as response:
+                    assert response.status == 405
+
+
+async def test_tasks_of_a_predict_without_pools_pass_as_they_are(tmp_path: Path) -> None:
+    tasks = named("predict", {"/tasks": {"data": [{"id": "no model"}], "more": 1}, "/v1/tasks": {"more": 2}})
+    path = write_pools(tmp_path / "pools", pool("vicuna", "generate", NOWHERE))
+    async with serving(tasks) as url, gateway(pools=path, predict_urls=url) as client:
+        async with client.get("/tasks") as response:
+            assert await response.json() == {"data": [{"id": "no model"}], "more": 1}
+        async with client.get("/v1/tasks") as response:
+            assert await response.json() == {"more": 2}
+
+
+async def test_a_key_needs_the_scope_of_predict_for_its_tasks(tmp_path: Path) -> None:
+    keys = (KeyRecord(name="a", sha256=digest("a"), scopes=frozenset({"embed"})),)
+    path = write_pools(tmp_path / "pools", pool("students", "predict", NOWHERE))
+    async with gateway(pools=path, predict_urls=None, keys=keys) as client:
+        for headers, status in (({}, 401), ({"Authorization": "Bearer a"}, 403)):
+            async with client.get("/tasks", headers=headers) as response:
+                assert response.status == status
+
+
+async def test_the_document_has_each_service_once_from_the_first_that_answers(tmp_path: Path) -> None:
+    first = service_with(openapi=document("/generate", "first"))
+    second = service_with(openapi=document("/generate", "second"))
+    async with serving(first) as one, serving(second) as other:
+        path = write_pools(
+            tmp_path / "pools",
+            pool("down", "generate", NOWHERE),
+            pool("first", "generate", one),
+            pool("second", "generate", other),
+        )
+        async with gateway(pools=path, generate_urls=None) as client, client.get("/openapi.json") as response:
+            merged = await response.json()
+    assert merged["paths"]["/generate"]["post"]["operationId"] == "first"
+    assert "/tasks" not in merged["paths"]
+    assert not second.requests
+
+
+async def test_readiness_names_each_pool(tmp_path: Path) -> None:
+    async with serving(Service()) as url:
+        path = write_pools(tmp_path / "pools", pool("vicuna", "generate", url), pool("tulu", "generate", NOWHERE))
+        async with gateway(pools=path, generate_urls=None) as client, client.get("/readyz") as response:
+            assert response.status == 200
+            checks = (await response.json())["checks"]
+    assert checks["vicuna"] == {"ok": True, "detail": "1 of 1 addresses ready"}
+    assert checks["tulu"] == {"ok": False, "detail": "0 of 1 addresses ready"}
+    assert "generate" not in checks

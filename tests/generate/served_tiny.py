@@ -39,7 +39,7 @@ def served_tiny(folder: Path, **settings: Any) -> Iterator[TestClient]:
     served = GenerateSettings(
         store_url=publish_tiny(folder),
         checkpoint_cache_dir=folder / "checkpoints",
-        model=MODEL,
+        models=(MODEL,),
         device="cpu",
         num_threads=1,
         **settings,

@@ -70,7 +70,7 @@ def client(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     settings = GenerateSettings(
         store_url=store_url,
         checkpoint_cache_dir=folder / "checkpoints",
-        model=MODEL,
+        models=(MODEL,),
         device="cpu",
         num_threads=1,
         max_documents=MAX_DOCUMENTS,
@@ -254,6 +254,7 @@ def test_calibration_may_be_left_out(client: TestClient, engine: GenerateEngine)
     ("options", "changed"),
     [
         ({"bias": "exact"}, {"bias": "exact"}),
+        ({"bias": "query"}, {"bias": "query"}),
         ({"temperature": 5e-5, "layers": [0, 1]}, {"temperature": 5e-5, "layers": (0, 1)}),
         ({"layers": "all"}, {"layers": (0, 1, 2, 3)}),
         ({"dummy": "whole"}, {"dummy": "whole"}),

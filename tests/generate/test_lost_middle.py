@@ -17,7 +17,6 @@ NUM_QUESTIONS = 60
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.usefixtures("one_thread")
 def test_the_exact_bias_and_trees_beat_none_in_the_middle() -> None:
     profile = read_profile(STARTER)

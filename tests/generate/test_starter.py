@@ -40,7 +40,7 @@ def answer(engine: GenerateEngine, query: str, documents: list[Document]) -> tup
 
 def test_the_served_model_is_packaged_with_a_description() -> None:
     assert STARTER in packaged_starters()
-    assert GenerateSettings().model == STARTER.name
+    assert GenerateSettings().models == (STARTER.name,)
     description = read_description(STARTER)
     assert (description.name, description.kind, description.licence) == ("open-facts", "causal-lm", "MIT")
     assert "copies its answers" in str(description.statement)

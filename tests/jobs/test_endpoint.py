@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 from aiohttp import web
 
-from services.jobs.endpoint import Answer, Api, Endpoint, EndpointClient, EndpointError, Patience
+from services.jobs.endpoint import MAX_MALFORMED, Answer, Api, Endpoint, EndpointClient, EndpointError, Patience
 from tests.kept_port import kept_port
 from tests.predict.teacher_server import (
     COMPLETION_TOKENS,
@@ -148,10 +148,31 @@ async def test_a_key_is_not_carried_to_where_the_endpoint_points(server: Teacher
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b"{}", b'{"choices": []}', b'{"choices": [{"text": "no chat"}]}'])
-async def test_something_that_is_no_such_endpoint_is_told_so(server: TeacherServer, body: bytes) -> None:
-    server.faults += [web.Response(body=body)]
+async def test_something_that_is_no_such_endpoint_is_told_so_after_few_attempts(
+    server: TeacherServer, body: bytes
+) -> None:
+    server.faults += [web.Response(body=body) for _ in range(MAX_MALFORMED)]
     with pytest.raises(EndpointError, match="does not have OpenAI's format"):
         await ask(server)
+    assert server.asked.total() == MAX_MALFORMED
+    # one such answer is no reason to give up
+    server.faults += [web.Response(body=body) for _ in range(MAX_MALFORMED - 1)]
+    assert (await ask(server)).text == OUTPUT
+
+
+async def test_whoever_watches_is_told_that_no_answer_comes(server: TeacherServer) -> None:
+    told: list[str] = []
+    server.delay_s = 30
+    patience = Patience(attempts=500, timeout_s=0.3, first_wait_s=0.001, longest_wait_s=0.01, silence_s=0.01)
+    async with EndpointClient(Endpoint(server.url), patience) as teacher:
+        watching = asyncio.create_task(teacher.watch(told.append))
+        asking = asyncio.create_task(teacher.ask(BODY))
+        await until(lambda: told and "last failure" in told[-1])
+        server.delay_s = 0
+        await asking
+        watching.cancel()
+    begins = rf"no answer from {server.url}/chat/completions for \d+ s; requests waiting: 1"
+    assert re.fullmatch(begins, told[0]) and re.match(f"{begins}; last failure: ", told[-1])
 
 
 async def test_an_address_where_nobody_listens_is_told_at_once() -> None:

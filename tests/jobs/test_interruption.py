@@ -104,7 +104,6 @@ def _read(terminal: int) -> bytes:
         return b""
 
 
-@pytest.mark.timeout(600)  # a process imports torch
 @pytest.mark.parametrize("name", TRAININGS)
 def test_ctrl_c_saves_a_trainings_step_and_says_that_the_same_command_goes_on(name: str, tmp_path: Path) -> None:
     command = ["train", name, *TRAININGS[name], "--output", str(tmp_path)]
@@ -120,7 +119,6 @@ def test_ctrl_c_saves_a_trainings_step_and_says_that_the_same_command_goes_on(na
     assert int(later) > int(step)
 
 
-@pytest.mark.timeout(600)  # a process imports torch
 @pytest.mark.parametrize("name", MEASUREMENTS)
 def test_ctrl_c_ends_a_measurement_that_shows_its_progress_and_says_what_is_kept(name: str) -> None:
     arguments, words = MEASUREMENTS[name]

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from services.jobs.plots import COLORS, MARK_RADIUS, Curve, Panel, draw
+from services.jobs.plots import COLORS, MARK_RADIUS, Curve, FlowStep, Panel, draw, draw_flow
 
 pytestmark = pytest.mark.process
 
@@ -114,6 +114,14 @@ def test_an_error_bar_reaches_as_far_as_its_error_up_and_down() -> None:
         assert place[1] - high == pytest.approx(error * per_unit, abs=0.02)
 
 
+def test_points_that_are_not_joined_have_marks_alone_and_round_numbers_below() -> None:
+    points = tuple((x, 2 * x) for x in (61.3, 74.9, 88.2))
+    svg = draw([Panel("models", "x", "y", (Curve("one each", points, is_joined=False),), labels_points=False)])
+    assert lines_of(svg) == []
+    assert len(marks_of(svg)) == 3 + 1  # and one in the legend
+    assert "61.3" not in texts_of(svg)
+
+
 def test_errors_must_be_as_many_as_points() -> None:
     with pytest.raises(ValueError, match="yerr"):
         draw([panel_with(Curve("some", ((1, 20.0), (2, 40.0), (3, 60.0)), errors=(1.0, 2.0)))])
@@ -162,3 +170,28 @@ def test_nothing_to_draw_is_refused() -> None:
         draw([])
     with pytest.raises(ValueError, match="K = 10"):
         draw([panel_with()])
+
+
+def heights(svg: str, color: str) -> list[float]:
+    """Heights of the filled areas of a colour, from left to right."""
+    found = []
+    for group in ET.fromstring(svg).iter(f"{NAMESPACE}path"):
+        if f"fill: {color}" in group.attrib.get("style", ""):
+            ys = numbers(group.attrib["d"])[1::2]
+            found.append(max(ys) - min(ys))
+    return found
+
+
+def test_a_flows_bands_are_as_high_as_the_numbers_of_items() -> None:
+    svg = draw_flow("made", 200, [FlowStep("rejected", 50), FlowStep("refused", 100)], "kept")
+    whole, after_first, after_second, last = heights(svg, COLORS[0])
+    assert [after_first / whole, after_second / whole, last / whole] == pytest.approx([0.75, 0.25, 0.25], abs=1e-3)
+    assert all(text in svg for text in ("made", "rejected", "refused", "kept", ">200<", ">50<", ">100<"))
+
+
+def test_a_flow_in_which_nothing_remains_or_is_lost_is_drawn_and_one_of_nothing_is_not() -> None:
+    assert heights(draw_flow("made", 3, [FlowStep("lost", 3)], "kept"), COLORS[0])[-1] == 0
+    assert heights(draw_flow("made", 3, [FlowStep("lost", 0)], "kept"), COLORS[0])[0] > 0
+    for total, lost in ((0, 0), (3, 4)):
+        with pytest.raises(ValueError, match=f"{total} items can't lose {lost}"):
+            draw_flow("made", total, [FlowStep("lost", lost)], "kept")

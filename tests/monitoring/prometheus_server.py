@@ -125,7 +125,7 @@ def running_prometheus(
                 time.sleep(POLL_S)  # a process that starts can only be polled
             yield Prometheus(url)
         finally:
-            process.terminate()
+            process.kill()
             process.wait()
 
 

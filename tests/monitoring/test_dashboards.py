@@ -57,7 +57,6 @@ def test_a_name_that_does_not_exist_is_found(query: str, unknown: set[str]) -> N
 
 @needs_prometheus
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("query", QUERIES)
 def test_a_query_returns_data_of_a_running_fovea(query: str, scraped: Prometheus) -> None:
     for variable, value in VARIABLES.items():

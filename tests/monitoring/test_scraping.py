@@ -40,7 +40,6 @@ def test_the_gateway_and_every_service_are_scraped_where_they_listen_by_default(
 
 @needs_prometheus
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_prometheus_reads_every_process_and_the_gateway_by_its_key(scraped: Prometheus) -> None:
     assert scraped.healthy() == {f"{name}:{PORTS[name]}" for name in ("gateway", *SERVICES)}
     own = {sample.labels["job"] for sample in scraped.query("fovea_inflight_requests")}
@@ -51,7 +50,6 @@ def test_prometheus_reads_every_process_and_the_gateway_by_its_key(scraped: Prom
 
 @needs_prometheus
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_what_prometheus_holds_of_us_is_what_the_code_lists(scraped: Prometheus) -> None:
     listed = {family.name for family in Metrics("any").registry.collect()}
     held = {sample.labels["__name__"] for sample in scraped.query('{__name__=~"fovea_.+"}')}

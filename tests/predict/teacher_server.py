@@ -6,9 +6,11 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from aiohttp import web
+
+from tests.web_server import serving
 
 PROMPT_TOKENS, COMPLETION_TOKENS = 1000, 20
 OUTPUT = "The one says as much as the other.\nAnswer: entailment"
@@ -107,22 +109,16 @@ class TeacherServer:
         return response
 
     @asynccontextmanager
-    async def served(self) -> AsyncIterator["TeacherServer"]:
+    async def served(self) -> AsyncIterator[Self]:
         app = web.Application(client_max_size=64 * 1024 * 1024)
         app.router.add_post("/v1/chat/completions", self.answer)
         app.router.add_post("/v1/completions", self.answer)
-        runner = web.AppRunner(app, handler_cancellation=True)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-        try:
+        async with serving(app, handler_cancellation=True) as url:
+            self.url = f"{url}/v1"
             yield self
-        finally:
-            await runner.cleanup()
 
     @contextmanager
-    def beside(self) -> Iterator["TeacherServer"]:
+    def beside(self) -> Iterator[Self]:
         """Served by a thread, for commands that have an event loop of their own."""
         is_ready, loop = threading.Event(), asyncio.new_event_loop()
         is_done = asyncio.Event()

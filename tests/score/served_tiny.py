@@ -34,7 +34,7 @@ def publish_tiny(folder: Path) -> str:
 @contextmanager
 def served_tiny(store_url: str, folder: Path, *, probe: str = "/readyz", **settings: Any) -> Iterator[TestClient]:
     """A client of the service, once `probe` answers 200."""
-    given = {"model": MODEL, "device": "cpu", "num_threads": 1, **settings}
+    given = {"models": (MODEL,), "device": "cpu", "num_threads": 1, **settings}
     served = ScoreSettings(store_url=store_url, checkpoint_cache_dir=folder / "checkpoints", **given)
     with TestClient(create_score(served), raise_server_exceptions=False, base_url="http://localhost") as client:
         wait_until_ready(lambda: client.get(probe).status_code == 200)

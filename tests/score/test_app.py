@@ -395,7 +395,7 @@ def test_vllms_truncation_cuts_at_the_context_length(client: TestClient) -> None
 # --- /hard-negatives ---
 
 CAPTION = "A small red circle is left of two blue squares."
-KINDS = ["negclip", "replace", "bigram_shuffle", "relation"]
+KINDS = ["negclip", "replace", "bigram_shuffle", "relation", "negate"]
 
 
 @pytest.mark.parametrize("path", ["/hard-negatives", "/v1/hard-negatives"])
@@ -514,16 +514,23 @@ def test_a_checkpoint_that_answers_no_numbers_is_refused_while_negatives_are_mad
     with served_tiny(store_url, tmp_path, probe="/startupz") as client:
         report = client.get("/readyz")
         assert report.status_code == 503
-        assert "BrokenModel" in report.json()["checks"]["checkpoint"]["detail"]
+        assert "BrokenModel" in report.json()["checks"][f"checkpoint {MODEL}"]["detail"]
         error = error_of(client.post("/score", json={"image": URI, "captions": CAPTIONS}), 503)
         assert error["code"] == "loading"
         assert client.get("/v1/models").status_code == 503
         assert client.post("/hard-negatives", json={"caption": CAPTION}).status_code == 200
 
 
-@pytest.mark.parametrize("damage", ["another kind", "no weight", "no vit"])
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        ("another kind", "and this service runs fsc-clip and open-clip checkpoints"),
+        ("no weight", "it did not load"),
+        ("no vit", "it did not load"),
+    ],
+)
 @pytest.mark.slow
-def test_a_checkpoint_that_can_not_score_is_refused(tmp_path: Path, damage: str) -> None:
+def test_a_checkpoint_that_can_not_score_is_refused(tmp_path: Path, damage: str, told: str) -> None:
     folder = write_tiny_checkpoint(tmp_path / "checkpoint")
     if damage == "no weight":
         (folder / "fsc_clip.json").write_text('{"local_weight": 2}')
@@ -532,7 +539,7 @@ def test_a_checkpoint_that_can_not_score_is_refused(tmp_path: Path, damage: str)
     store_url = (tmp_path / "store").as_uri()
     publish(store_url, folder, kind="focallens-clip" if damage == "another kind" else "fsc-clip")
     with served_tiny(store_url, tmp_path, probe="/startupz") as client:
-        assert "it did not load" in client.get("/readyz").json()["checks"]["checkpoint"]["detail"]
+        assert told in client.get("/readyz").json()["checks"][f"checkpoint {MODEL}"]["detail"]
 
 
 @pytest.mark.slow

@@ -25,12 +25,13 @@ def below(parent: str) -> list[tuple[str, str, int, int]]:
 
 
 def animals() -> dict[str, Sense]:
-    """A tree of five steps with dogs, cats and their like in it, and opposites of three kinds."""
+    """A tree of six steps with dogs, cats and their like in it, and opposites of three kinds."""
     return {
         "entity": Sense("entity"),
         "object": Sense("object", pointers=below("entity")),
         "whole": Sense("whole", pointers=below("object")),
-        "organism": Sense("organism", pointers=below("whole")),
+        "living": Sense("living_thing", pointers=below("whole")),
+        "organism": Sense("organism", pointers=below("living")),
         "animal": Sense("animal beast", pointers=below("organism"), counts=(5, 0)),
         "canine": Sense("canine", pointers=below("animal")),
         "feline": Sense("feline", pointers=below("animal")),
@@ -40,7 +41,9 @@ def animals() -> dict[str, Sense]:
         "lynx": Sense("lynx Lynx_lynx", pointers=below("feline")),
         "cur": Sense("cur", pointers=below("canine"), gloss="an offensive word for a dog", counts=(9,)),
         "puppy": Sense("puppy", pointers=below("dog"), counts=(2,)),
-        "follow": Sense("go_after", "v"),
+        "move": Sense("move", "v", counts=(9,)),
+        "hesitate": Sense("hesitate", "v", pointers=below("move"), counts=(2,)),
+        "follow": Sense("go_after", "v", pointers=below("move")),
         "chase": Sense("chase dog", "v", pointers=below("follow"), counts=(4, 1)),
         "trot": Sense("trot jog", "v", pointers=below("follow"), counts=(2, 7)),
         "regret": Sense("regret", "v", pointers=below("follow"), counts=(1,)),

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from services.cli.byte_sizes import parse_bytes
 from services.cli.doctor.configured import read_configured
 from services.cli.doctor.findings import Check, Finding, examine
+from services.cli.doctor.gateway import TOPIC_GATEWAY, find_gateway_files
 from services.cli.doctor.installation import (
     TOPIC_EXTRAS,
     TOPIC_PROCESSES,
@@ -22,6 +22,7 @@ from services.cli.doctor.installation import (
 from services.cli.doctor.machine import TOPIC_DEVICES, TOPIC_MEMORY, find_devices, find_memory
 from services.cli.doctor.network import TOPIC_PORTS, TOPIC_REDIS, find_ports, find_redis
 from services.cli.doctor.storage import TOPIC_ROOM, TOPIC_STORE, find_room, find_store
+from services.core.byte_sizes import parse_bytes
 from services.core.logs import log_warnings_to_stderr
 from services.core.printable import printable
 
@@ -68,6 +69,7 @@ def _examine(room_bytes: int) -> list[Finding]:
         TOPIC_STORE: partial(find_store, configured),
         TOPIC_PORTS: partial(find_ports, configured),
         TOPIC_REDIS: partial(find_redis, configured),
+        TOPIC_GATEWAY: partial(find_gateway_files, configured),
     }
     return [*configured.complaints, *examine(checks)]
 

@@ -9,6 +9,7 @@ from typing import Any
 from services.cli.doctor.findings import Finding
 from services.cli.one_line import missing_module
 from services.cli.programs import PACKAGES, existing_names
+from services.core.serving.model_settings import ModelSettings
 from services.core.settings import ProcessSettings, SettingsError, read_settings
 
 
@@ -54,18 +55,9 @@ def read_configured() -> Configured:
     return Configured(names, missing, settings, _once(complaints))
 
 
-def model_variable(name: str, settings: ProcessSettings) -> str:
-    """Return the variable that sets which models a process serves."""
-    return f"FOVEA_{name.upper()}_{'MODELS' if hasattr(settings, 'models') else 'MODEL'}"
-
-
-def served_models(settings: ProcessSettings) -> list[tuple[str, str]]:
+def served_models(settings: ProcessSettings) -> Sequence[tuple[str, str]]:
     """Return the name and alias of every model that a process serves."""
-    models = getattr(settings, "models", None)
-    if models is not None:
-        return [(model.partition("@")[0], model.partition("@")[2] or "latest") for model in models]
-    model = getattr(settings, "model", None)
-    return [] if model is None else [(model, getattr(settings, "alias", "latest"))]
+    return settings.followed if isinstance(settings, ModelSettings) else ()
 
 
 def _settings_class(name: str) -> type[ProcessSettings] | None:

@@ -11,9 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from services.cli.byte_sizes import binary_size
 from services.cli.doctor.configured import Configured
 from services.cli.doctor.findings import Finding
+from services.core.byte_sizes import binary_size
 
 TOPIC_MEMORY, TOPIC_DEVICES = "memory", "devices"
 # The four services with their starters on a CPU, and something for requests.

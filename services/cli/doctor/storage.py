@@ -1,14 +1,15 @@
 """The store, the models that the services follow in it, and room on the file systems that they write to."""
 
+import difflib
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from services.cli.byte_sizes import binary_size
-from services.cli.doctor.configured import Configured, model_variable, served_models
+from services.cli.doctor.configured import Configured, served_models
 from services.cli.doctor.findings import Finding
+from services.core.byte_sizes import binary_size
 from services.core.store.errors import CorruptCheckpoint, NotFoundInStore, StoreError
 from services.core.store.starters import packaged_starters, read_description
 from services.core.store.store import Store
@@ -37,7 +38,7 @@ def find_store(configured: Configured) -> Iterator[Finding]:
             settings = configured.settings[name]
             for model, alias in served_models(settings):
                 is_ours = (model, alias) in starters and _can_write(url)
-                yield _model(store, (model, alias), name, model_variable(name, settings), is_ours=is_ours)
+                yield _model(store, (model, alias), name, f"FOVEA_{name.upper()}_MODELS", is_ours=is_ours)
 
 
 def find_room(configured: Configured, room_bytes: int) -> Iterator[Finding]:
@@ -72,7 +73,9 @@ def _model(store: Store, followed: tuple[str, str], process: str, variable: str,
             told = f"{process}: {model} is packaged, and stored when it is first started"
             return Finding(TOPIC_STORE, "ok", told)
         cure = f"fovea store publish FOLDER --name {model} --alias {alias}, or unset {variable}"
-        return Finding(TOPIC_STORE, "failure", f"{process} would have no model: {missing}", cure)
+        if near := difflib.get_close_matches(model, store.names(), n=1):
+            cure = f"did you mean {near[0]}? It stands in {variable}; otherwise: {cure}"
+        return Finding(TOPIC_STORE, "failure", f"{process} would lack a model: {missing}", cure)
     except CorruptCheckpoint as damaged:
         return Finding(TOPIC_STORE, "failure", f"{process}: {damaged}", f"fovea store rollback {model} {alias}")
     except StoreError as error:

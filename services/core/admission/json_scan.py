@@ -18,6 +18,32 @@ _NO_OPENING, _NO_CLOSING = (bytes(set(range(256)) - set(brackets)) for brackets 
 _LIST_OR_OBJECT = re.compile(rb'"(\w{1,64})"\s{0,8}:\s{0,8}[\[{]')
 
 
+class OutsideOfStrings:
+    """Picks what is outside of strings from a JSON text that comes in pieces, however it is cut."""
+
+    def __init__(self) -> None:
+        self.is_in_string = False
+        self.has_odd_backslash = False
+
+    def pick(self, piece: bytes) -> bytes:
+        """Return what the next piece of the text has outside of strings."""
+        if self.has_odd_backslash:
+            piece = b"\\" + piece
+            self.has_odd_backslash = False
+        if b"\\" in piece:
+            num_last = len(piece) - len(piece.rstrip(b"\\"))
+            if num_last % 2:  # what it escapes comes with the next piece
+                piece = piece[:-1]
+                self.has_odd_backslash = True
+            piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")
+        if b'"' not in piece:
+            return b"" if self.is_in_string else piece
+        parts = piece.split(b'"')
+        outside = b"".join(parts[1::2] if self.is_in_string else parts[::2])
+        self.is_in_string ^= len(parts) % 2 == 0
+        return outside
+
+
 class JsonScan:
     """Counts list elements and object members, all levels together, by the commas and opening brackets outside of
     strings, and each member once more by its colon: it takes a parser four times as long as an element.
@@ -28,8 +54,7 @@ class JsonScan:
     def __init__(self, max_values: int) -> None:
         self.num_values = 0
         self._max_values = max_values
-        self._is_in_string = False
-        self._has_odd_backslash = False
+        self._strings = OutsideOfStrings()
         self._head = bytearray()
 
     @property
@@ -42,7 +67,7 @@ class JsonScan:
             piece = text[start : start + PIECE_BYTES]
             if len(self._head) < MAX_NAMING_BYTES:
                 self._head += piece[: MAX_NAMING_BYTES - len(self._head)]
-            outside = self._outside_of_strings(piece)
+            outside = self._strings.pick(piece)
             self.num_values += sum(map(outside.count, (b",", b"[", b"{", b":")))
             if self.is_over:
                 return
@@ -57,23 +82,6 @@ class JsonScan:
             param=param,
             code="too_many_values",
         )
-
-    def _outside_of_strings(self, piece: bytes) -> bytes:
-        if self._has_odd_backslash:
-            piece = b"\\" + piece
-            self._has_odd_backslash = False
-        if b"\\" in piece:
-            num_last = len(piece) - len(piece.rstrip(b"\\"))
-            if num_last % 2:  # what it escapes comes with the next piece
-                piece = piece[:-1]
-                self._has_odd_backslash = True
-            piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")
-        if b'"' not in piece:
-            return b"" if self._is_in_string else piece
-        parts = piece.split(b'"')
-        outside = b"".join(parts[1::2] if self._is_in_string else parts[::2])
-        self._is_in_string ^= len(parts) % 2 == 0
-        return outside
 
 
 def check_num_values(text: bytes, max_values: int, *, param: str) -> None:
@@ -92,9 +100,9 @@ def _last_field(head: bytes) -> str | None:
     for num_seen, member in enumerate(_LIST_OR_OBJECT.finditer(head)):
         if num_seen == MAX_NAMING_MEMBERS:
             return None
-        scan = JsonScan(0)
-        outside = scan._outside_of_strings(head[: member.start()])
+        strings = OutsideOfStrings()
+        outside = strings.pick(head[: member.start()])
         depth = len(outside.translate(None, _NO_OPENING)) - len(outside.translate(None, _NO_CLOSING))
-        if depth == 1 and not scan._is_in_string:
+        if depth == 1 and not strings.is_in_string:
             name = member[1].decode("utf-8", "replace")
     return name

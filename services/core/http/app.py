@@ -27,7 +27,8 @@ class AppParts:
 
     `resources` are opened in order before the first request and closed in reverse after the last. `warm_up` runs
     concurrently with the server, which answers probes meanwhile; until it returns the process does not count as
-    started, and if it raises the process ends. `needs_key` says that requests are answered only with a key.
+    started, and if it raises the process ends. `needs_key` says that requests are answered only with a key. Pages of
+    other sites may link to `linked_paths`, which reveal no secret and change nothing.
     """
 
     service: str
@@ -39,12 +40,15 @@ class AppParts:
     warm_up: Callable[[], Awaitable[None]] | None = None
     description: str = ""
     needs_key: bool = False
+    linked_paths: frozenset[str] = frozenset()
 
 
 def create_app(settings: ProcessSettings, parts: AppParts) -> FastAPI:
     """Create the application. Its routes answer with and without `/v1`; `app.state.health` is the process's health."""
     paths = [getattr(route, "path", "/") for router in parts.routers for route in router.routes]
-    middleware = http_middleware(settings, parts.metrics, parts.health, paths, needs_key=parts.needs_key)
+    middleware = http_middleware(
+        settings, parts.metrics, parts.health, paths, needs_key=parts.needs_key, linked_paths=parts.linked_paths
+    )
     if settings.telemetry:
         middleware.insert(1, Middleware(RequestSpan))  # the request has its id by then
     app = FastAPI(

@@ -78,16 +78,25 @@ class OriginCheck:
     """Refuse a request that a browser sends for a page of another origin, unless it is in `allowed`: 403.
 
     Browsers name the origin in `Sec-Fetch-Site`, and older ones, or those that reach this server by plain HTTP under a
-    name, in `Origin`. Other clients send neither. Probes and the documentation may be linked to.
+    name, in `Origin`. Other clients send neither. Probes, the documentation and `linked_paths` may be linked to.
 
     Where requests need a key, which no browser adds by itself, only preflights are checked: they carry none, and would
     be told that it is missing.
     """
 
-    def __init__(self, app: ASGIApp, allowed: Collection[str], metrics: Metrics, *, needs_key: bool) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        allowed: Collection[str],
+        metrics: Metrics,
+        *,
+        needs_key: bool,
+        linked_paths: Collection[str] = (),
+    ) -> None:
         self.app = app
         self.allowed = frozenset(allowed)
         self.needs_key = needs_key
+        self.linked_paths = LINKED_PATHS.union(linked_paths)
         self.rejected = metrics.rejected.labels("foreign_origin")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -110,7 +119,7 @@ class OriginCheck:
         site, origin, host = (header_of(scope, name) for name in (b"sec-fetch-site", b"origin", b"host"))
         if "*" in self.allowed or origin in self.allowed:
             return False
-        if scope["method"] in ("GET", "HEAD") and scope["path"] in LINKED_PATHS:
+        if scope["method"] in ("GET", "HEAD") and scope["path"] in self.linked_paths:
             return False
         if site is not None:
             return site not in ("same-origin", "none")

@@ -6,7 +6,7 @@ Never `BaseHTTPMiddleware`: it hides the client's disconnect from the applicatio
 import asyncio
 import json
 import uuid
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import structlog
 from starlette.middleware import Middleware
@@ -41,10 +41,16 @@ MAX_REQUEST_ID_LENGTH = 128
 
 
 def http_middleware(
-    settings: ProcessSettings, metrics: Metrics, health: Health, paths: Iterable[str] = (), *, needs_key: bool = False
+    settings: ProcessSettings,
+    metrics: Metrics,
+    health: Health,
+    paths: Iterable[str] = (),
+    *,
+    needs_key: bool = False,
+    linked_paths: Collection[str] = (),
 ) -> list[Middleware]:
     """Return the middleware, outermost first. `paths` are the route templates that answer with and without `/v1`;
-    `needs_key` says that requests are answered only with a key.
+    `needs_key` says that requests are answered only with a key; pages of other sites may link to `linked_paths`.
     """
     hosts, origins = settings.allowed_hosts, settings.allowed_origins
     checks_host = "*" not in hosts and (hosts or is_loopback(settings.host))
@@ -61,7 +67,9 @@ def http_middleware(
         *([Middleware(AllowedOrigins, allowed=origins)] if origins else []),
         Middleware(ErrorResponses, health=health),
         *([Middleware(HostCheck, allowed=hosts, metrics=metrics)] if checks_host else []),
-        Middleware(OriginCheck, allowed=origins, metrics=metrics, needs_key=needs_key),
+        Middleware(
+            OriginCheck, allowed=origins, metrics=metrics, needs_key=needs_key, linked_paths=tuple(linked_paths)
+        ),
         Middleware(BodyLimit, max_body_bytes=settings.max_body_bytes, metrics=metrics),
         Middleware(BodyPace, settings=settings, metrics=metrics),
         Middleware(GzipBody, max_body_bytes=settings.max_body_bytes, metrics=metrics),

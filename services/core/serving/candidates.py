@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from typing import Generic, Protocol, TypeVar
 
 from services.core.serving.freed_memory import return_freed_memory
+from services.core.store.errors import StoreUnavailable, UnservedKind
 
 
 class CheckpointEngine(Protocol):
@@ -51,7 +52,9 @@ class Candidate(Generic[EngineT]):
         self._engine: Future[EngineT] = Future()
 
     async def ready(self, timeout_s: float) -> EngineT:
-        """Return the engine, ready to serve. Raises Refused for one that fails, or is not ready within `timeout_s`."""
+        """Return the engine, ready to serve. Raises Refused for one that fails, or is not ready within `timeout_s`, and
+        StoreUnavailable where something else is not there yet that the version needs.
+        """
         threading.Thread(target=self._work, name=THREAD_NAME, daemon=True).start()
         engine = asyncio.wrap_future(self._engine)
         try:
@@ -59,8 +62,10 @@ class Candidate(Generic[EngineT]):
             if not engine.done():
                 raise Refused(f"{self._label}: it did not {self._step} within {timeout_s:g} s")
             return engine.result()
-        except Refused:
+        except (Refused, StoreUnavailable):
             raise
+        except UnservedKind as error:
+            raise Refused(str(error)) from error
         except Exception as error:
             # The cause is only logged: a loader's message may hold paths and values.
             raise Refused(f"{self._label}: it did not {self._step} ({type(error).__name__})") from error

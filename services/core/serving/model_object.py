@@ -6,7 +6,8 @@ from typing import Any, Literal, TypeVar
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
-from services.core.serving.served_checkpoint import Served, ServedCheckpoint
+from services.core.serving.residency import Resident
+from services.core.serving.served_models import ServedModels
 
 
 class ModelObject(BaseModel):
@@ -20,44 +21,48 @@ class ModelObject(BaseModel):
     version: str
     revision: str = Field(description="Content digest of the checkpoint.")
     statement: str | None = Field(None, description="What the model was trained on and what it knows, in a sentence.")
+    loaded: bool = Field(description="Whether the model is in memory; otherwise its next request loads it.")
 
 
 ModelT = TypeVar("ModelT", bound=ModelObject)
-EngineT = TypeVar("EngineT", bound=Any)
-BatcherT = TypeVar("BatcherT", bound=Any)
+DescriptionT = TypeVar("DescriptionT")
 
 
-def model_fields(served: Served[Any, Any]) -> dict[str, Any]:
-    """Return the fields of a ModelObject."""
+def model_fields(resident: Resident[Any, Any, Any]) -> dict[str, Any]:
+    """Return the fields of a ModelObject for a model that has been loaded."""
+    manifest = resident.checkpoint.manifest
+    assert manifest is not None, "what has been loaded has a version"
     return {
-        "id": served.name,
-        "created": int(served.manifest.created.timestamp()),
-        "kind": served.manifest.kind,
-        "version": served.version,
-        "revision": served.digest,
-        "statement": served.manifest.statement,
+        "id": manifest.name,
+        "created": int(manifest.created.timestamp()),
+        "kind": manifest.kind,
+        "version": manifest.version,
+        "revision": manifest.digest,
+        "statement": manifest.statement,
+        "loaded": resident.checkpoint.is_loaded,
     }
 
 
 def models_router(
-    checkpoint: ServedCheckpoint[EngineT, BatcherT],
-    describe: Callable[[Served[EngineT, BatcherT]], ModelT],
+    models: ServedModels[Any, DescriptionT, Any],
+    describe: Callable[[Resident[Any, DescriptionT, Any], DescriptionT], ModelT],
     *,
     one: type[ModelT],
     listing: type[BaseModel],
 ) -> APIRouter:
-    """The routes that tell what a service of one checkpoint serves; a `listing` has models as its `data`."""
+    """The routes that tell what a service serves; a `listing` has models as its `data`."""
     router = APIRouter(tags=["models"])
 
     @router.get("/v1/models", response_model=listing)
-    async def models() -> Any:
-        with checkpoint.lease() as served:
-            return {"data": [describe(served)]}
+    async def list_models() -> Any:
+        """List the served models, also those that are not in memory."""
+        return {"data": [describe(resident, description) for resident, description in models.described()]}
 
     @router.get("/v1/models/{model_id}", response_model=one)
-    async def model(model_id: str) -> Any:
-        with checkpoint.lease() as served:
-            checkpoint.check_model(served, model_id)
-            return describe(served)
+    async def show_model(model_id: str) -> Any:
+        resident = await models.find(model_id)
+        if resident.description is None:
+            raise resident.checkpoint.not_loaded()
+        return describe(resident, resident.description)
 
     return router

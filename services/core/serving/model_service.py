@@ -1,10 +1,13 @@
 """The parts shared by all services that run models."""
 
 import asyncio
+import math
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
 import structlog
 from fastapi import APIRouter, FastAPI
@@ -16,79 +19,128 @@ from services.core.http.app import AppParts, create_app
 from services.core.http.health import CheckResult, Health
 from services.core.metrics import Metrics
 from services.core.serving.candidates import CheckpointEngine
-from services.core.serving.memory_budget import MemoryBudget, Unlimited
+from services.core.serving.memory_budget import MemoryBudget
+from services.core.serving.model_settings import ModelSettings
+from services.core.serving.residency import Residency
 from services.core.serving.served_checkpoint import Answering, FollowOptions, ServedCheckpoint
-from services.core.settings import ServiceSettings
-from services.core.store.errors import StoreUnavailable
+from services.core.serving.served_models import ServedModels
+from services.core.store.errors import StoreError, StoreUnavailable, UnservedKind
 from services.core.store.manifest import Manifest
 from services.core.store.starters import packaged_starters
 from services.core.store.store import Store
 
 EngineT = TypeVar("EngineT", bound=CheckpointEngine)
 BatcherT = TypeVar("BatcherT", bound=Answering)
+DescriptionT = TypeVar("DescriptionT")
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 
 
-class Models(Protocol):
-    """The models of a service: one ServedCheckpoint, or several."""
+class StoredKinds:
+    """The names of the models in a store and their kinds, read again once they are older than `max_age_s`.
 
-    async def start(self) -> None:
-        """Load what is to be served at the beginning."""
+    Requests for names that do not exist then cost the store next to nothing. None is known where it can't be read.
+    """
 
-    async def close(self) -> None:
-        """Let go of everything; what waits for a batch fails."""
+    def __init__(self, store: Store, *, max_age_s: float) -> None:
+        self._store = store
+        self._max_age_s = max_age_s
+        self._names: frozenset[str] = frozenset()
+        self._kinds: dict[str, str] = {}
+        self._read_at = -math.inf
+
+    async def find(self, name: str) -> str | None:
+        """Return the kind of a model's newest version, an empty text where it can't be read; None without the model."""
+        if time.monotonic() - self._read_at > self._max_age_s:
+            self._read_at = time.monotonic()
+            self._kinds = {}
+            try:
+                self._names = frozenset(await asyncio.to_thread(self._store.names))
+            except StoreError:
+                self._names = frozenset()
+        if name not in self._names:
+            return None
+        if name not in self._kinds:
+            self._kinds[name] = await asyncio.to_thread(self._kind, name)
+        return self._kinds[name]
+
+    def _kind(self, name: str) -> str:
+        try:
+            newest = next(iter(self._store.versions(name)), None)
+            return "" if newest is None else self._store.manifest(name, newest.id).kind
+        except StoreError:
+            return ""
 
 
 class ModelService:
-    """A store, a compute thread, metrics and health for checkpoints of one `kind`, and the application around them.
+    """A store, a compute thread, metrics and health for the models of a service, and the application around them.
 
     The store is not accessed before the application is started.
     """
 
-    def __init__(self, name: str, settings: ServiceSettings, *, kind: str) -> None:
+    def __init__(self, name: str, settings: ModelSettings) -> None:
         self.name = name
         self.metrics, self.health = Metrics(name), Health()
         self.batch_limits = BatchLimits(settings.max_batch_cost, settings.max_batch_size, settings.max_queue_cost)
         self.thread = ComputeThread(name)
         self._settings = settings
-        self._kind = kind
         self._store = Store.open(settings.store_url)
         self._cache: ResultCache | None = None
-        self._followed: list[str] = []
         self.health.add_liveness_check("compute", self._check_compute)
 
     def follow(
         self,
-        name: str,
-        alias: str,
+        load: Mapping[str, Callable[[Path], EngineT]],
         *,
-        load: Callable[[Path], EngineT],
         make_batcher: Callable[[EngineT], BatcherT],
-        also: Mapping[str, Callable[[Path], EngineT]] | None = None,
-        room: MemoryBudget | None = None,
-    ) -> ServedCheckpoint[EngineT, BatcherT]:
-        """The checkpoint that an alias names; `load` reads a verified folder of the service's own kind, and `also` has
-        what reads those of other kinds."""
-        settings = self._settings
-        self._followed.append(name)
-        load_of = {self._kind: load, **(also or {})}
+        measure: Callable[[Path], int],
+        describe: Callable[[EngineT], DescriptionT],
+    ) -> ServedModels[EngineT, DescriptionT, BatcherT]:
+        """The models of the settings. `load` has what reads a verified folder, by the kind of its checkpoint;
+        `measure` and `describe` are as in Residency."""
+        settings, variable = self._settings, f"FOVEA_{self.name.upper()}"
 
         def load_kind(folder: Path, manifest: Manifest) -> EngineT:
-            if manifest.kind not in load_of:
-                raise ValueError(f"this service runs {' and '.join(load_of)} checkpoints, not {manifest.kind}")
-            return load_of[manifest.kind](folder)
+            if manifest.kind not in load:
+                raise UnservedKind(
+                    f"{manifest.name}@{manifest.version} is a {manifest.kind} checkpoint, and this service runs "
+                    f"{' and '.join(load)} checkpoints"
+                )
+            return load[manifest.kind](folder)
 
-        followed = FollowOptions(
-            name,
-            alias,
-            settings.checkpoint_cache_dir,
-            settings.store_poll_s,
-            load_timeout_s=settings.load_timeout_s,
-            cache_max_bytes=settings.checkpoint_cache_max_bytes,
-            room=room or Unlimited(),
+        def follow_one(name: str, alias: str, room: MemoryBudget) -> ServedCheckpoint[EngineT, BatcherT]:
+            followed = FollowOptions(
+                name,
+                alias,
+                settings.checkpoint_cache_dir,
+                settings.store_poll_s,
+                load_timeout_s=settings.load_timeout_s,
+                cache_max_bytes=settings.checkpoint_cache_max_bytes,
+                room=room,
+            )
+            return ServedCheckpoint(
+                self._store, followed, load=load_kind, make_batcher=make_batcher, metrics=self.metrics
+            )
+
+        residency: Residency[EngineT, DescriptionT, BatcherT] = Residency(
+            max_bytes=settings.memory_bytes,
+            measure=measure,
+            describe=describe,
+            metrics=self.metrics,
+            setting=f"{variable}_MEMORY_BYTES",
         )
-        return ServedCheckpoint(self._store, followed, load=load_kind, make_batcher=make_batcher, metrics=self.metrics)
+        for name, alias in settings.followed:
+            residency.add(partial(follow_one, name, alias))
+        models = ServedModels(
+            residency,
+            stored_kind=StoredKinds(self._store, max_age_s=settings.store_poll_s).find,
+            runs=tuple(load),
+            setting=f"{variable}_MODELS",
+            metrics=self.metrics,
+        )
+        for resident in models.residents:
+            self.health.add_readiness_check(f"checkpoint {resident.checkpoint.name}", partial(models.check, resident))
+        return models
 
     def batcher(self, engine: Engine[ItemT, ResultT]) -> Batcher[ItemT, ResultT]:
         """A batcher on the compute thread."""
@@ -108,7 +160,7 @@ class ModelService:
 
     def create_app(
         self,
-        models: Models,
+        models: ServedModels[Any, Any, Any],
         routers: Sequence[APIRouter],
         *,
         title: str,
@@ -164,6 +216,6 @@ class ModelService:
         A store that can't be written now is used as it is.
         """
         try:
-            self._store.publish_starters(packaged_starters(), self._followed)
+            self._store.publish_starters(packaged_starters(), [name for name, _ in self._settings.followed])
         except StoreUnavailable as error:
             structlog.get_logger(__name__).warning("starter checkpoints not published", error=str(error))

@@ -9,29 +9,33 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
+from typing_extensions import TypeVar
+
+from services.core.batching.batcher import Batcher
 from services.core.errors import DeadlineExceeded, Overloaded
 from services.core.metrics import Metrics
 from services.core.serving.candidates import CheckpointEngine
 from services.core.serving.memory_budget import MemoryBudget
-from services.core.serving.served_checkpoint import Served, ServedCheckpoint
+from services.core.serving.served_checkpoint import Answering, Served, ServedCheckpoint
 from services.core.store.errors import InvalidCheckpoint
 from services.core.store.manifest import Manifest
 
 EngineT = TypeVar("EngineT", bound=CheckpointEngine)
 DescriptionT = TypeVar("DescriptionT")
+BatcherT = TypeVar("BatcherT", bound=Answering, default=Batcher[Any, Any])
 
 
-class Resident(Generic[EngineT, DescriptionT]):
+class Resident(Generic[EngineT, DescriptionT, BatcherT]):
     """One of the models, in memory or not; `description` is that of the version that serves, None before the first.
 
     A MemoryBudget of its own checkpoint.
     """
 
-    checkpoint: ServedCheckpoint[EngineT]
+    checkpoint: ServedCheckpoint[EngineT, BatcherT]
 
-    def __init__(self, residency: "Residency[EngineT, DescriptionT]") -> None:
+    def __init__(self, residency: "Residency[EngineT, DescriptionT, BatcherT]") -> None:
         self.description: DescriptionT | None = None
         self.num_leases = 0
         self.last_used = 0.0
@@ -84,7 +88,7 @@ class Resident(Generic[EngineT, DescriptionT]):
             arrival.exception()  # looked at: perhaps nobody waits for it any more
 
 
-class Residency(Generic[EngineT, DescriptionT]):
+class Residency(Generic[EngineT, DescriptionT, BatcherT]):
     """Models whose parameters take at most `max_bytes` together, 0: any number.
 
     `measure` returns the bytes that those of a checkpoint folder will take, on any thread; it raises ValueError or
@@ -101,7 +105,7 @@ class Residency(Generic[EngineT, DescriptionT]):
         metrics: Metrics,
         setting: str,
     ) -> None:
-        self.residents: list[Resident[EngineT, DescriptionT]] = []
+        self.residents: list[Resident[EngineT, DescriptionT, BatcherT]] = []
         self.describe = describe
         self._setting = setting
         self._max_bytes = max_bytes
@@ -111,9 +115,11 @@ class Residency(Generic[EngineT, DescriptionT]):
         self.has_changed = asyncio.Event()  # a model is in memory, or a version is out of it
         self._one_at_a_time = asyncio.Lock()
 
-    def add(self, follow: Callable[[MemoryBudget], ServedCheckpoint[EngineT]]) -> Resident[EngineT, DescriptionT]:
+    def add(
+        self, follow: Callable[[MemoryBudget], ServedCheckpoint[EngineT, BatcherT]]
+    ) -> Resident[EngineT, DescriptionT, BatcherT]:
         """A model that is loaded into the room it is given."""
-        resident: Resident[EngineT, DescriptionT] = Resident(self)
+        resident: Resident[EngineT, DescriptionT, BatcherT] = Resident(self)
         resident.checkpoint = follow(resident)
         self._metrics.model_resident_bytes.labels(resident.checkpoint.name).set(0)
         self.residents.append(resident)
@@ -136,8 +142,8 @@ class Residency(Generic[EngineT, DescriptionT]):
 
     @asynccontextmanager
     async def lease(
-        self, resident: Resident[EngineT, DescriptionT], deadline: float
-    ) -> AsyncIterator[Served[EngineT, Any]]:
+        self, resident: Resident[EngineT, DescriptionT, BatcherT], deadline: float
+    ) -> AsyncIterator[Served[EngineT, BatcherT]]:
         """The version that serves, kept in memory until the block ends.
 
         Waits for it to be loaded until `deadline`, a reading of `time.monotonic()`. Raises what `Resident.arrive`
@@ -162,7 +168,7 @@ class Residency(Generic[EngineT, DescriptionT]):
 
     @asynccontextmanager
     async def entered(
-        self, newcomer: Resident[EngineT, DescriptionT], folder: Path, manifest: Manifest
+        self, newcomer: Resident[EngineT, DescriptionT, BatcherT], folder: Path, manifest: Manifest
     ) -> AsyncIterator[Callable[[], None]]:
         """See MemoryBudget."""
         checkpoint = f"{manifest.name}@{manifest.version}"
@@ -192,7 +198,7 @@ class Residency(Generic[EngineT, DescriptionT]):
                 leave()
                 raise
 
-    async def _make_room(self, needed: int, newcomer: Resident[EngineT, DescriptionT]) -> None:
+    async def _make_room(self, needed: int, newcomer: Resident[EngineT, DescriptionT, BatcherT]) -> None:
         """Unload idle models before those that are answering, and the newcomer's own previous version last of all."""
         while 0 < self._max_bytes < self.held_bytes + needed:
             self.has_changed.clear()

@@ -17,7 +17,7 @@ import structlog
 from typing_extensions import TypeVar
 
 from services.core.batching.batcher import Batcher
-from services.core.errors import NotFound, Overloaded
+from services.core.errors import Overloaded
 from services.core.http.health import CheckResult
 from services.core.metrics import Metrics
 from services.core.serving.candidates import Candidate, CheckpointEngine, Refused
@@ -172,6 +172,11 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
         """Whether a version that can answer is in memory."""
         return self._current is not None
 
+    @property
+    def engine(self) -> EngineT | None:
+        """The engine of the version that serves, None while none is in memory; it may leave at any time."""
+        return None if self._current is None else self._current.served.engine
+
     async def start(self) -> None:
         """Load the version that the alias names, then follow the alias.
 
@@ -213,19 +218,21 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
         Raises Overloaded while there is none.
         """
         if self._current is None:
-            raise self._not_loaded()
+            raise self.not_loaded()
         with self._current.lease() as served:
             yield served
 
-    def check_model(self, served: Served[EngineT, BatcherT], asked: str | None) -> None:
-        """Raises NotFound where `asked` is none of the served model's names; None matches any model."""
-        names = (served.name, self.alias, f"{served.name}@{self.alias}", served.label)
-        if asked and asked not in names:
-            raise NotFound(
-                f"There is no model {asked!r}: this service serves {served.name!r}.",
-                param="model",
-                code="model_not_found",
-            )
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names by which a request may ask for the model: with the version that serves, once there is one."""
+        names = (self.name, f"{self.name}@{self.alias}")
+        return names if self.manifest is None else (*names, self.label)
+
+    @property
+    def label(self) -> str:
+        """`name@version` of the version that serves, in memory or not."""
+        assert self.manifest is not None, "nothing serves yet"
+        return f"{self.name}@{self.manifest.version}"
 
     def check(self) -> CheckResult:
         """Report for `/readyz` whether a version serves, which, and why the one that was to replace it was refused."""
@@ -242,10 +249,14 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
         return is_alive, "; ".join(details)
 
     @property
+    def has_failed(self) -> bool:
+        """Whether the last look at the store found no version that could be served."""
+        return self._refusal is not None or self._trouble is not None
+
+    @property
     def absence(self) -> str:
         """A sentence for clients about a model that does not serve, without the causes, which may name the store."""
-        has_failed = self._refusal is not None or self._trouble is not None
-        state = "could not be loaded; the service's /readyz says why" if has_failed else "is being loaded"
+        state = "could not be loaded; the service's /readyz says why" if self.has_failed else "is being loaded"
         return f"{self.name}@{self.alias} {state}."
 
     async def look(self) -> None:
@@ -317,13 +328,13 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
         if self._current is not None:
             return
         if self.manifest is None:
-            raise self._not_loaded()
+            raise self.not_loaded()
         version = self.manifest.version
         try:
             generation = await self._load_generation(version)
         except Exception as error:
             self._log.error("checkpoint not loaded again", model=self.name, version=version, exc_info=error)
-            raise self._not_loaded() from error
+            raise self.not_loaded() from error
         await self._swap(generation)
 
     async def _swap(self, generation: _Generation[EngineT, BatcherT]) -> None:
@@ -350,7 +361,8 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
         await asyncio.to_thread(return_freed_memory)
         generation.leave()
 
-    def _not_loaded(self) -> Overloaded:
+    def not_loaded(self) -> Overloaded:
+        """Count and return the refusal of a request for a model that does not serve."""
         self._metrics.rejected.labels("loading").inc()
         return Overloaded(self.absence, code="loading", retry_after_s=LOADING_RETRY_AFTER_S)
 
@@ -369,10 +381,10 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
             self._trouble = None
             return
         shown = str(error) if isinstance(error, StoreError) else type(error).__name__
-        trouble = f"{self.name}@{self.alias} can't be looked up: {shown}"
+        trouble = f"{self.name}@{self.alias} is not available now: {shown}"
         if trouble != self._trouble:  # once, not at each poll
             self._log.warning(
-                "model store not readable", model=self.name, error=str(error), exc_info=_unexpected(error)
+                "checkpoint not available", model=self.name, error=str(error), exc_info=_unexpected(error)
             )
         self._trouble = trouble
 

@@ -94,10 +94,10 @@ def _bind(settings: ProcessSettings) -> socket.socket:
     try:
         return socket.create_server((settings.host, settings.port), family=family, backlog=BACKLOG)
     except OSError as refused:
-        variable = f"{settings.model_config.get('env_prefix', '')}PORT"
+        ways = (*settings.port_options, f"{settings.model_config.get('env_prefix', '')}PORT")
         raise SystemExit(
             f"Cannot listen on {settings.host}:{settings.port}: {refused.strerror}. "
-            f"Choose another port with {variable}."
+            f"Choose another port with {' or '.join(ways)}."
         ) from None
 
 

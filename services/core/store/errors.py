@@ -2,6 +2,7 @@
 
     StoreError
     ├── InvalidCheckpoint    a folder, name or description that the store refuses; nothing was published
+    │   └── UnservedKind     a checkpoint of a kind that the service does not run
     ├── NotFoundInStore      no such model, version, alias or object
     ├── CorruptCheckpoint    stored bytes are not those that were published
     ├── AliasMoved           an alias is not where the caller expected it; nothing was changed
@@ -17,6 +18,10 @@ class StoreError(Exception):
 
 
 class InvalidCheckpoint(StoreError):
+    pass
+
+
+class UnservedKind(InvalidCheckpoint):
     pass
 
 

@@ -60,6 +60,21 @@ def fetch_verified(
     return folder
 
 
+def copy_verified(versions: Versions, name: str, version: str, folder: Path) -> None:
+    """Make a folder of exactly the files of the version and its manifest, every byte checked; it appears in one step.
+
+    A folder that is there already is only compared. Raises NotFoundInStore, CorruptCheckpoint (also for a folder that
+    holds anything else), StoreUnavailable (also for a folder that can't be written).
+    """
+    manifest = versions.manifest(check_model_name(name), version)
+    try:
+        if not folder.exists():
+            _download(versions, manifest, folder)
+        check_copy(folder, manifest)
+    except OSError as error:
+        raise StoreUnavailable(f"{folder}: {error}") from error
+
+
 def check_copy(folder: Path, manifest: Manifest) -> None:
     """Raises CorruptCheckpoint unless the folder holds exactly the manifest's files, byte for byte."""
     checkpoint = f"{manifest.name}@{manifest.version} in {folder}"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from services.core.complaints import first_complaint
 from services.core.store.checkpoint_files import DESCRIPTION_FILE
 from services.core.store.errors import InvalidCheckpoint
 from services.core.store.manifest import CheckpointInfo
@@ -28,9 +29,7 @@ def read_description(directory: Path) -> CheckpointDescription:
     except OSError as error:
         raise InvalidCheckpoint(f"{path}: {error.strerror}") from error
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        field = ".".join(str(part) for part in first["loc"]) or "content"
-        raise InvalidCheckpoint(f"{path}: {field}: {first['msg']}") from error
+        raise InvalidCheckpoint(f"{path}: {first_complaint(error, 'content')}") from error
 
 
 def packaged_starters() -> list[Path]:

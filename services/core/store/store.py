@@ -31,7 +31,7 @@ from services.core.store.errors import (
     StoreUnavailable,
 )
 from services.core.store.garbage import GarbageCollector, Removal
-from services.core.store.local_copies import fetch_verified
+from services.core.store.local_copies import copy_verified, fetch_verified
 from services.core.store.manifest import (
     CheckpointInfo,
     Manifest,
@@ -153,6 +153,10 @@ class Store:
     def fetch(self, name: str, version: str, cache_dir: Path, max_bytes: int = DEFAULT_CHECKPOINT_CACHE_BYTES) -> Path:
         """Return a verified local copy, see `fetch_verified`. Raises NotFoundInStore, CorruptCheckpoint."""
         return fetch_verified(self._versions, name, version, cache_dir, max_bytes)
+
+    def copy(self, name: str, version: str, folder: Path) -> None:
+        """Copy a version to a folder, see `copy_verified`. Raises NotFoundInStore, CorruptCheckpoint."""
+        copy_verified(self._versions, name, version, folder)
 
     def verify(self, name: str, version: str) -> Manifest:
         """Read every stored byte of a version. Raises CorruptCheckpoint, NotFoundInStore."""

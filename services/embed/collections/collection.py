@@ -8,6 +8,7 @@ from concurrent.futures import Executor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -16,7 +17,7 @@ from services.core.exchange import RequestContext
 from services.core.images.inputs import ImageInput, ImageInputs
 from services.core.images.references import StoredImage as StoredImageReference
 from services.core.metrics import Metrics
-from services.core.serving.served_checkpoint import ServedCheckpoint
+from services.core.serving.residency import Resident
 from services.embed.collections.answers import (
     CollectionStatus,
     IndexStatus,
@@ -26,7 +27,7 @@ from services.embed.collections.answers import (
     StatesStatus,
 )
 from services.embed.collections.checkpoint_indexes import CheckpointIndexes, ConditionIndex
-from services.embed.collections.conditions import Conditions
+from services.embed.collections.conditions import Conditions, prepare_conditions
 from services.embed.collections.index.vector_index import IndexOptions
 from services.embed.collections.indexer import Indexer
 from services.embed.collections.open_indexes import OpenIndexes
@@ -37,7 +38,7 @@ from services.embed.collections.storage.ballast import Ballast
 from services.embed.collections.storage.catalog import no_collection
 from services.embed.collections.storage.database import DatabaseFailed, StorageFull
 from services.embed.collections.storage.image_store import Added, CollectionLimits, ImageStore, NewImage
-from services.embed.service import Embedder, EmbedModel, ServedEmbed
+from services.embed.service import Embedder, EmbedModel, EmbedModels
 from services.nn.clip_texts import Text
 
 RETRY_S = 1.0
@@ -45,6 +46,8 @@ RETRY_S = 1.0
 MAX_RETRY_S = 60.0
 # A wait for an index ends this long before the deadline, so that images that are stored are not answered with 504.
 ANSWERING_S = 0.5
+# Longest wait of the indexer for its model, which may have made room for another.
+LOADING_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ class CollectionOptions:
 class Serving:
     """The parts of the service that collections use."""
 
-    checkpoint: ServedCheckpoint[EmbedModel]
+    models: EmbedModels
     inputs: ImageInputs
     embedder: Embedder
     reader: ImageReader
@@ -183,20 +186,27 @@ class Collection:
             self._may_give_back = True
             await self._indexes.delete(row)
 
-    async def index_ahead(self, conditions: Sequence[str]) -> None:
-        """Keep an index of each condition. Raises TooLarge over the limit, and what the tokenizer raises."""
+    async def index_ahead(
+        self, conditions: Sequence[str], context: RequestContext, asked: Resident[EmbedModel, Any] | None = None
+    ) -> None:
+        """Keep an index of each condition.
+
+        Raises TooLarge over the limit, Conflict if the collection's model is not served or another is asked, and what
+        the tokenizer raises.
+        """
         async with self.in_use():
-            with self._serving.checkpoint.lease() as served:
+            async with self._serving.models.hold(self._model(asked), context) as served:
                 texts = prepare_conditions(served.engine, conditions)
                 indexes = await self._indexes.of(served)
             await self._conditions.index_ahead(indexes, texts)
             self._wake.set()
 
     async def search(self, query: SearchQuery, context: RequestContext) -> SearchAnswer:
-        """Raises NotFound for a model or an image that does not exist, Conflict if another model is served."""
+        """Raises NotFound for a model or an image that does not exist, Conflict if the collection's is another one."""
         async with self.in_use() as store:
-            with self._serving.checkpoint.lease() as served:
-                self._check_model(served, query.model)
+            asked = await self._serving.models.find(query.model) if query.model else None
+            resident = self._model(asked)
+            async with self._serving.models.hold(resident, context, asked=query.model) as served:
                 with blaming("condition"):
                     text = served.engine.prepare_condition(query.condition) if query.condition is not None else None
                 among = await asyncio.to_thread(store.rows_matching, query.filter) if query.filter else None
@@ -243,14 +253,16 @@ class Collection:
                 else None,
             )
 
-    def _check_model(self, served: ServedEmbed, asked: str | None) -> None:
-        if served.name != self.info.model:
-            raise Conflict(
-                f"The collection {self.info.name!r} was made for the model {self.info.model!r}; this service serves "
-                f"{served.name!r}.",
-                param="model",
-            )
-        self._serving.checkpoint.check_model(served, asked)
+    def _model(self, asked: Resident[EmbedModel, Any] | None = None) -> Resident[EmbedModel, Any]:
+        """Return the model that the collection was made for. Raises Conflict if it is not served, or another asked."""
+        resident = self._serving.models.named(self.info.model)
+        made_for = f"The collection {self.info.name!r} was made for the model {self.info.model!r}"
+        if resident is None:
+            served = ", ".join(repr(one.checkpoint.name) for one in self._serving.models.residents)
+            raise Conflict(f"{made_for}; this service serves {served}.", param="model")
+        if asked not in (None, resident):
+            raise Conflict(f"{made_for}.", param="model")
+        return resident
 
     async def _own_row(self, query: SearchQuery) -> set[int]:
         """Return the row of the stored image that is the query: it is not one of its own neighbours."""
@@ -310,10 +322,14 @@ class Collection:
         await asyncio.to_thread(self._serving.ballast.take_room)
 
     async def _index_a_step(self) -> bool:
-        """Advance the indexes of the served checkpoint by one step; False if nothing is left to do."""
-        with self._serving.checkpoint.lease() as served:
-            if served.name != self.info.model:
-                return False
+        """Advance the indexes of the served checkpoint by one step; False if nothing is left to do.
+
+        A model that made room for another is loaded again only if there is something to index.
+        """
+        resident = self._serving.models.named(self.info.model)
+        if resident is None or (not resident.checkpoint.is_loaded and self._has_indexed(self._last_row)):
+            return False
+        async with self._serving.models.hold(resident, RequestContext(time.monotonic() + LOADING_S)) as served:
             indexes = await self._indexes.of(served)
             is_unfinished = await self._indexer.advance(served, indexes)
         if not is_unfinished or time.monotonic() - self._settled_at >= self._options.save_every_s:
@@ -371,15 +387,6 @@ class Collection:
             num_bytes=vectors.num_bytes,
             recall_at_10=vectors.recall_at_10,
         )
-
-
-def prepare_conditions(engine: EmbedModel, conditions: Sequence[str]) -> list[Text]:
-    """Tokenise conditions. Raises what `prepare_condition` raises, naming the condition."""
-    texts = []
-    for index, condition in enumerate(conditions):
-        with blaming(f"conditions.{index}"):
-            texts.append(engine.prepare_condition(condition))
-    return texts
 
 
 def _not_open(condition: str | None, num_images: int) -> IndexStatus:

@@ -3,9 +3,10 @@
 import asyncio
 from collections.abc import Sequence
 
-from services.core.errors import TooLarge
+from services.core.errors import TooLarge, blaming
 from services.embed.collections.checkpoint_indexes import CheckpointIndexes
 from services.embed.collections.storage.image_store import ImageStore
+from services.embed.service import EmbedModel
 from services.nn.clip_texts import Text
 
 
@@ -51,3 +52,12 @@ class Conditions:
         indexes.drop(oldest)
         await asyncio.to_thread(self._store.drop_condition, oldest.condition)
         return True
+
+
+def prepare_conditions(engine: EmbedModel, conditions: Sequence[str]) -> list[Text]:
+    """Tokenise conditions. Raises what `prepare_condition` raises, naming the condition."""
+    texts = []
+    for index, condition in enumerate(conditions):
+        with blaming(f"conditions.{index}"):
+            texts.append(engine.prepare_condition(condition))
+    return texts

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from itertools import chain
 from time import perf_counter, time
 
@@ -13,13 +14,12 @@ from services.core.audit import AuditLog
 from services.core.batching.slices import all_or_first_failure, map_slices
 from services.core.cache.result_cache import content_digest
 from services.core.caller import current_caller
-from services.core.errors import NotFound, Overloaded
+from services.core.errors import NotFound
 from services.core.exchange import RequestContext
 from services.core.http.health import CheckResult
 from services.core.images.inputs import DECODED_AT_ONCE, ImageInputs
 from services.core.images.references import StoredImage as StoredImageReference
 from services.core.metrics import Metrics
-from services.core.serving.served_checkpoint import ServedCheckpoint
 from services.core.settings import MEBIBYTE
 from services.core.thread_priority import step_back
 from services.embed.collections.answers import (
@@ -29,7 +29,8 @@ from services.embed.collections.answers import (
     SearchAnswer,
     SearchQuery,
 )
-from services.embed.collections.collection import Collection, CollectionOptions, Serving, prepare_conditions
+from services.embed.collections.collection import Collection, CollectionOptions, Serving
+from services.embed.collections.conditions import prepare_conditions
 from services.embed.collections.index.vector_index import IndexOptions, VectorIndex
 from services.embed.collections.open_collections import OpenCollections
 from services.embed.collections.reader import ImageReader
@@ -45,7 +46,7 @@ from services.embed.collections.storage.image_store import (
     NewImage,
     StoredImage,
 )
-from services.embed.service import Embedder, EmbedModel
+from services.embed.service import Embedder, EmbedModels
 from services.embed.settings import EmbedSettings
 
 # Pixels of images that are not indexed yet, over all collections.
@@ -80,25 +81,26 @@ class Library:
         """Report to `/readyz` which collections can't be used, and why; they do not make it fail."""
         return self._collections.check()
 
-    async def create(self, name: str, model: str | None, conditions: Sequence[str]) -> tuple[CollectionStatus, bool]:
+    async def create(
+        self, name: str, model: str | None, conditions: Sequence[str], context: RequestContext
+    ) -> tuple[CollectionStatus, bool]:
         """Create a collection, or confirm it and index more conditions in advance; also return whether it is new.
 
-        Raises InvalidField for an invalid name, NotFound for a model that is not served, TooLarge for too many
-        collections or conditions.
+        Raises InvalidField for an invalid name, NotFound for a model that is not served, Conflict for another one than
+        an existing collection's, TooLarge for too many collections or conditions.
         """
         check_name(name)
-        with self._serving.checkpoint.lease() as served:
-            known = (served.name, f"{served.name}@{self._serving.checkpoint.alias}", served.label)
-            if model is not None and model not in known:
-                raise NotFound(
-                    f"There is no model {model!r}: this service serves {served.name!r}.",
-                    param="model",
-                    code="model_not_found",
-                )
-            prepare_conditions(served.engine, conditions)
-            info = CollectionInfo(name, served.name, time())
-        collection, is_new = await asyncio.shield(self._get_or_make(info))
-        await collection.index_ahead(conditions)
+        models = self._serving.models
+        asked = await models.find(model) if model else None
+        is_new = False
+        try:
+            collection = self._get(name)
+        except NotFound:
+            async with models.hold(asked or models.residents[0], context, asked=model) as served:
+                prepare_conditions(served.engine, conditions)
+                info = CollectionInfo(name, served.name, time())
+            collection, is_new = await asyncio.shield(self._get_or_make(info))
+        await collection.index_ahead(conditions, context, asked)
         return await collection.status(), is_new
 
     async def list(self) -> CollectionListing:
@@ -130,7 +132,7 @@ class Library:
         image, Conflict for an id that has other content, TooLarge over a limit.
         """
         collection = self._get(name)
-        read = await map_slices(images, self._read)
+        read = await map_slices(images, partial(self._read, collection.info.model))
         began = perf_counter()
         added = await asyncio.shield(self._add(name, collection, list(chain.from_iterable(read))))
         seconds = perf_counter() - began
@@ -154,9 +156,9 @@ class Library:
     async def search(self, name: str, query: SearchQuery, context: RequestContext) -> SearchAnswer:
         return await self._get(name).search(query, context)
 
-    async def _read(self, images: Sequence[ImageToAdd]) -> Sequence[NewImage]:
-        """Check that the images decode and return their bytes; their pixels are kept for the indexer."""
-        keep = self._keep_pixels()
+    async def _read(self, model: str, images: Sequence[ImageToAdd]) -> Sequence[NewImage]:
+        """Check that the images decode and return their bytes; their pixels are kept for the model's indexer."""
+        keep = self._keep_pixels(model)
 
         async def read(asked: ImageToAdd) -> NewImage:
             data = await self._inputs.bytes_of(asked.image.reference, asked.image.param)
@@ -171,14 +173,14 @@ class Library:
 
         return await all_or_first_failure([read(image) for image in images], at_once=DECODED_AT_ONCE)
 
-    def _keep_pixels(self) -> Callable[[str, Image], None]:
+    def _keep_pixels(self, model: str) -> Callable[[str, Image], None]:
         """Make the function that keeps a decoded image's pixels, or drops them without a checkpoint to transform
         them."""
-        try:
-            with self._serving.checkpoint.lease() as served:
-                checkpoint, transform = served.digest, served.engine.transform
-        except Overloaded:
+        resident = self._serving.models.named(model)
+        if resident is None or not resident.checkpoint.is_loaded:
             return lambda digest, image: None
+        with resident.checkpoint.lease() as served:
+            checkpoint, transform = served.digest, served.engine.transform
         return lambda digest, image: self._serving.fresh.put(checkpoint, digest, transform(image))
 
     async def _stored_image(self, reference: StoredImageReference) -> bytes:
@@ -220,7 +222,7 @@ def _key(name: str) -> CollectionKey:
 
 def create_library(
     settings: EmbedSettings,
-    checkpoint: ServedCheckpoint[EmbedModel],
+    models: EmbedModels,
     inputs: ImageInputs,
     embedder: Embedder,
     metrics: Metrics,
@@ -247,7 +249,7 @@ def create_library(
         save_every_s=settings.index_save_every_s,
     )
     serving = Serving(
-        checkpoint,
+        models,
         inputs,
         embedder,
         ImageReader(

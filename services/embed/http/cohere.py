@@ -32,7 +32,7 @@ class CohereInput(BaseModel):
 class CohereRequest(OpenRequest):
     """Texts, images, or inputs of either; `input_type` changes nothing here."""
 
-    model: str | None = Field(None, description="Checked against the served model.")
+    model: str | None = Field(None, description="Model that answers; the first served one by default.")
     texts: JsonList[str] | None = None
     images: JsonList[JsonImage] | None = None
     inputs: JsonList[CohereInput] | None = Field(None, description="Version 2's; each of one text or one image.")

@@ -15,6 +15,7 @@ from services.core.http.dialects import TeiError, tei_headers
 from services.core.http.error_responses import ErrorEnvelope, error_responses
 from services.core.http.request_fields import check_query
 from services.core.serving.model_object import model_fields, models_router
+from services.core.serving.residency import Resident
 from services.embed.http.calls import read_cohere, read_embed, read_embeddings
 from services.embed.http.cohere import CohereAnswer, CohereCall, CohereRequest, render_cohere
 from services.embed.http.schemas import (
@@ -32,7 +33,7 @@ from services.embed.http.schemas import (
     render_rows,
     render_tei,
 )
-from services.embed.service import CallLimits, EmbedCall, Embedded, EmbedService, EncodingFormat, ServedEmbed, TextInput
+from services.embed.service import CallLimits, EmbedCall, Embedded, EmbedService, EncodingFormat, ModelFacts, TextInput
 
 # Larger responses are rendered in a thread, so that they do not block the event loop.
 MAX_INLINE_NUMBERS = 64 * 1024
@@ -59,7 +60,7 @@ def embed_router(service: EmbedService) -> APIRouter:
         condition: Annotated[
             list[str] | None, Query(description="Condition of the embeddings; may be repeated.")
         ] = None,
-        model: Annotated[str | None, Query(description="Checked against the served model.")] = None,
+        model: Annotated[str | None, Query(description="Model that answers; the first served one by default.")] = None,
         encoding_format: Annotated[EncodingFormat | None, Query(description="`float` by default.")] = None,
     ) -> Response:
         """Embed images, each under every condition, and texts.
@@ -94,24 +95,26 @@ def embed_router(service: EmbedService) -> APIRouter:
 
 def embed_models_router(service: EmbedService) -> APIRouter:
     """Create the routes of the served models in OpenAI's and TEI's formats."""
-    router = models_router(service.checkpoint, partial(_model, service.limits), one=Model, listing=ModelList)
+    router = models_router(service.models, partial(_model, service.limits), one=Model, listing=ModelList)
 
     @router.get("/info")
     async def info() -> TeiInfo:
         """Describe the server in the format of text-embeddings-inference."""
-        with service.checkpoint.lease() as served:
-            return TeiInfo(
-                model_id=served.name,
-                model_sha=served.digest,
-                model_dtype=served.engine.dtype_name,
-                served_model_name=served.label,
-                model_type=TeiModelType(embedding={"pooling": "cls"}),
-                max_input_length=served.engine.context_length,
-                max_batch_tokens=service.batch_limits.max_batch_cost,
-                max_batch_requests=service.batch_limits.max_batch_size,
-                max_client_batch_size=service.limits.max_inputs,
-                version=version("fovea"),
-            )
+        resident, facts = service.models.described()[0]
+        manifest = resident.checkpoint.manifest
+        assert manifest is not None, "what has been loaded has a version"
+        return TeiInfo(
+            model_id=manifest.name,
+            model_sha=manifest.digest,
+            model_dtype=facts.dtype_name,
+            served_model_name=resident.checkpoint.label,
+            model_type=TeiModelType(embedding={"pooling": "cls"}),
+            max_input_length=facts.context_length,
+            max_batch_tokens=service.batch_limits.max_batch_cost,
+            max_batch_requests=service.batch_limits.max_batch_size,
+            max_client_batch_size=service.limits.max_inputs,
+            version=version("fovea"),
+        )
 
     return router
 
@@ -175,11 +178,11 @@ def _tei_headers(request: Request, call: EmbedCall, embedded: Embedded, seconds:
     return tei_headers(request, num_characters=num_characters, num_tokens=embedded.prompt_tokens, seconds=seconds)
 
 
-def _model(limits: CallLimits, served: ServedEmbed) -> Model:
+def _model(limits: CallLimits, resident: Resident[Any, ModelFacts], facts: ModelFacts) -> Model:
     return Model(
-        **model_fields(served),
-        max_model_len=served.engine.context_length,
-        dimensions=served.engine.embedding_width,
+        **model_fields(resident),
+        max_model_len=facts.context_length,
+        dimensions=facts.embedding_width,
         limits=ModelLimits(
             max_inputs=limits.max_inputs,
             max_conditions=limits.max_conditions,

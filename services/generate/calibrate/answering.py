@@ -1,14 +1,10 @@
-"""The probability that the documents answer, fitted for answers under a profile's calibration.
-
-Shapes: V vocabulary.
-"""
+"""The probability that the documents answer, fitted for answers under a profile's calibration."""
 
 import torch
 
-from services.generate.calibrate.bench import Bench
+from services.generate.calibrate.vllm_bench import AnyBench
 from services.generate.data.question_sets import at_positions
 from services.generate.data.questions import Example, Unanswerable
-from services.generate.generation.relevance import refusal_log_odds
 from services.generate.model.profile import CalibrationProfile, LogisticFit
 from services.generate.training.reading.measures import fit_logistic
 
@@ -20,7 +16,7 @@ SEED = 7_000
 
 
 def fitted_with_calibration(
-    bench: Bench, profile: CalibrationProfile, token_id: int, num_documents: int
+    bench: AnyBench, profile: CalibrationProfile, token_id: int, num_documents: int
 ) -> LogisticFit | None:
     """Fit t and o of σ((o − logit p) / t) by likelihood, p the probability of the refusal's first token (Platt, 1999).
 
@@ -37,8 +33,8 @@ def fitted_with_calibration(
             *at_positions(some, range(count)),
             *bench.questions.unanswerable("calibration", count, num_refused, SEED + number),
         ]
-        for one, logits in zip(asked, bench.first_logits(asked, profile), strict=True):
-            odds.append(refusal_log_odds(logits, token_id))
+        for one, log_odds in zip(asked, bench.refusal_odds(asked, profile, token_id), strict=True):
+            odds.append(log_odds)
             is_answerable.append(one.gold is not None)
     temperature, offset = fit_logistic(-torch.stack(odds), torch.tensor(is_answerable))
     return LogisticFit(temperature=temperature, offset=offset)

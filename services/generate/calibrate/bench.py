@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -11,6 +12,7 @@ from services.generate.calibration import Calibration
 from services.generate.data.question_sets import QuestionSet
 from services.generate.data.questions import Example, Unanswerable
 from services.generate.generation.bias import BiasEstimate, DummyOptions, EstimateKind
+from services.generate.generation.relevance import refusal_log_odds
 from services.generate.model.language_model import LanguageModel
 from services.generate.model.profile import OFF, CalibrationProfile, SpanRule
 from services.generate.prompts.chat import render_question
@@ -27,13 +29,14 @@ class Bench:
     template: Template = QUERY_AWARE
     on_progress: Callable[[int], None] = lambda count: None
 
+    @property
+    def num_layers(self) -> int:
+        """Number of layers of the model."""
+        return self.model.config.num_layers
+
     def prompts(self, examples: Sequence[Example | Unanswerable], span_rule: SpanRule) -> list[Prompt]:
         """Make one prompt per example, as in the service."""
-        tokenizer = self.model.tokenizer
-        return [
-            tokenise(tokenizer, render_question(tokenizer, one.question, one.documents, self.template, span_rule))
-            for one in examples
-        ]
+        return question_prompts(self.model.tokenizer, examples, self.template, span_rule)
 
     def measure(
         self,
@@ -88,6 +91,13 @@ class Bench:
             yield from batch.first_logits(calibrations, profile.row_scope).cpu()
             self.on_progress(len(places))
 
+    def refusal_odds(
+        self, examples: Sequence[Example | Unanswerable], profile: CalibrationProfile, token_id: int
+    ) -> Iterator[Tensor]:
+        """Yield the log odds of an answer's first token under a profile, float64, of each example in order."""
+        for logits in self.first_logits(examples, profile):
+            yield refusal_log_odds(logits, token_id)
+
     def _answers(
         self,
         batch: PrefilledPrompts,
@@ -123,6 +133,16 @@ class Bench:
         for places in in_batches(prompts, max_tokens, self.max_cached_tokens):
             with prefilled(self.model, [prompts[place] for place in places], max_tokens) as batch:
                 yield places, batch
+
+
+def question_prompts(
+    tokenizer: Any, examples: Sequence[Example | Unanswerable], template: Template, span_rule: SpanRule
+) -> list[Prompt]:
+    """Make one prompt per example, as in the service."""
+    return [
+        tokenise(tokenizer, render_question(tokenizer, one.question, one.documents, template, span_rule))
+        for one in examples
+    ]
 
 
 def _calibrations(

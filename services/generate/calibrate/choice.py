@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from services.generate.calibrate.bench import Bench
+from services.generate.calibrate.heads import rank_heads
 from services.generate.calibrate.search import (
     Limits,
     RelSetting,
@@ -20,6 +20,7 @@ from services.generate.calibrate.search import (
     score_of,
     varied,
 )
+from services.generate.calibrate.vllm_bench import AnyBench
 from services.generate.data.question_sets import at_positions
 from services.generate.data.questions import Example, Unanswerable
 from services.generate.generation.bias import DummyOptions
@@ -34,11 +35,12 @@ from services.generate.model.profile import (
     SpanRule,
     length_bucket,
 )
+from services.generate.retrieval_heads import mean_over_heads
 
 SEARCH_SHARES = (0.2, 0.3, 0.5)
 # from the cheapest, `tree` first with its savings; a more expensive one is chosen only if all cheaper ones lose more
 # than the tolerance
-BIAS_KINDS: tuple[BiasKind, ...] = ("cached", "single", "tree", "exact")
+BIAS_KINDS: tuple[BiasKind, ...] = ("cached", "query", "single", "tree", "exact")
 TOLERANCE = 0.01
 TABLE_PROMPTS = 100
 MIN_BUCKET_PROMPTS = 10
@@ -84,7 +86,7 @@ class ProfileChoice:
 
 
 def choose_calibration(
-    bench: Bench,
+    bench: AnyBench,
     examples: Sequence[Example],
     plan: Plan,
     on_step: Callable[[str, int], None] = lambda what, work: None,
@@ -109,7 +111,7 @@ def choose_calibration(
     search, held_out = evenly_mixed(placed, unanswerable[:cut]), evenly_mixed(rest, unanswerable[cut:])
     on_step("measuring attention", plan.num_measured * len(plan.span_rules))
     settings = _rel_settings(bench, examples[:half], middle, plan)
-    found = candidates(_best(settings, plan.limits), bench.model.config.num_layers, plan.search_bias, plan.limits)
+    found = candidates(_best(settings, plan.limits), bench.num_layers, plan.search_bias, plan.limits)
     profiles = [profile.model_copy(update={"dummy": plan.dummy}) for profile in found]
     rounds = []
     chunks = _chunks(search)
@@ -183,9 +185,9 @@ def cheapest_as_good(tried: Sequence[Tried], middle: Collection[int]) -> Calibra
 
 
 def bias_tables(
-    bench: Bench, examples: Sequence[Example], positions: Sequence[int], profile: CalibrationProfile
+    bench: AnyBench, examples: Sequence[Example], positions: Sequence[int], profile: CalibrationProfile
 ) -> Iterator[BiasTable]:
-    """Compute mean Attn(dummy, k) over `rel_layers` and heads, of examples with equally many documents, by length.
+    """Compute mean Attn(dummy, k) over what enters rel, of examples with equally many documents, by length.
 
     A bucket with fewer than MIN_BUCKET_PROMPTS prompts is left out, unless it is the only one.
     """
@@ -196,7 +198,7 @@ def bias_tables(
     measurements = bench.measure(placed, profile.span_rule, kind, DummyOptions(profile.dummy))
     for prompt, measured in zip(prompts, measurements, strict=True):
         bucket = length_bucket([end - start for start, end in prompt.spans])
-        means = measured.bias[list(profile.rel_layers)].mean(dim=(0, 1)).tolist()
+        means = mean_over_heads(measured.bias, layers=profile.rel_layers, heads=profile.rel_heads).tolist()
         buckets.setdefault(bucket, []).append(means)
     for bucket, rows in sorted(buckets.items()):
         if len(rows) >= MIN_BUCKET_PROMPTS or len(buckets) == 1:
@@ -204,8 +206,8 @@ def bias_tables(
             yield BiasTable(bucket=bucket, attention=attention, num_prompts=len(rows))
 
 
-def _rel_settings(bench: Bench, examples: Sequence[Example], middle: Sequence[int], plan: Plan) -> list[RelSetting]:
-    """Rank all settings of rel, for each span rule and scope, best first."""
+def _rel_settings(bench: AnyBench, examples: Sequence[Example], middle: Sequence[int], plan: Plan) -> list[RelSetting]:
+    """Rank all settings of rel, of all span rules and scopes, best first."""
     placed = at_positions(examples, middle, plan.num_measured)
     kind = "tree" if plan.search_bias == "cached" else plan.search_bias
     found: list[RelSetting] = []
@@ -213,7 +215,9 @@ def _rel_settings(bench: Bench, examples: Sequence[Example], middle: Sequence[in
         measured = list(bench.measure(placed, span_rule, kind, DummyOptions(plan.dummy)))
         for scope in plan.limits.rel_scopes:
             found += rank_rel_settings(measured, span_rule, scope)
-    return found
+        found += rank_heads(measured, span_rule, plan.limits.head_scores)
+    # of equals, layers come before heads
+    return sorted(found, key=lambda setting: (-setting.merit, bool(setting.heads), len(setting.layers)))
 
 
 def _best(settings: Sequence[RelSetting], limits: Limits) -> list[RelSetting]:
@@ -239,7 +243,7 @@ def _kinds(profile: CalibrationProfile, plan: Plan) -> list[BiasKind]:
 
 
 def _by_estimate(
-    bench: Bench,
+    bench: AnyBench,
     profile: CalibrationProfile,
     search: Sequence[Example | Unanswerable],
     plan: Plan,
@@ -257,7 +261,7 @@ def _by_estimate(
 
 
 def _tried(
-    bench: Bench, profiles: Sequence[CalibrationProfile | None], examples: Sequence[Example | Unanswerable]
+    bench: AnyBench, profiles: Sequence[CalibrationProfile | None], examples: Sequence[Example | Unanswerable]
 ) -> list[Tried]:
     return [
         Tried(profile, score_of(examples, answers))

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from services.core.errors import FoveaError
 from services.core.store.checkpoint_files import DESCRIPTION_FILE
 from services.core.store.errors import StoreError
 from services.core.store.manifest import MANIFEST_FILE, CheckpointInfo, check_alias, check_model_name
@@ -23,8 +24,9 @@ from services.generate.calibrate.answering import NUM_FITTED, fitted_with_calibr
 from services.generate.calibrate.bench import Bench
 from services.generate.calibrate.choice import TABLE_PROMPTS, Plan, ProfileChoice, bias_tables, choose_calibration
 from services.generate.calibrate.search import Limits, RelSetting, Tried
-from services.generate.calibrate.selection import drawn, load, parse_positions
+from services.generate.calibrate.selection import drawn, load, load_over_vllm, parse_positions
 from services.generate.calibrate.shares import fitted_share_temperature
+from services.generate.calibrate.vllm_bench import AnyBench, VllmBench, without_tree
 from services.generate.data.question_sets import GENERATED, at_positions
 from services.generate.data.questions import BadData, Example
 from services.generate.generation.bias import EstimateKind
@@ -39,6 +41,8 @@ from services.generate.model.profile import (
     read_profile,
     write_profile,
 )
+from services.generate.retrieval_heads import Head, HeadScore
+from services.generate.vllm.client import VllmAddress
 from services.jobs.checkpoints import CheckpointSource, Device, open_store
 from services.jobs.interruption import interruptible
 from services.jobs.options import StoreUrl, among, command_line, output_file, output_folder, parse_numbers
@@ -50,6 +54,7 @@ MAX_ROWS = 12
 ENOUGH_QUESTIONS = 100
 # answerable questions for one that no document answers, in data that have these
 ANSWERABLE_FOR_ONE = 3
+NO_HEADS = "none"
 STOPPED = "Stopped. Nothing is kept; run the same command to begin again."
 
 app = command_line()
@@ -73,10 +78,13 @@ def calibrate(
     sources: Annotated[
         int, typer.Option(min=1, help="Sources of relevance to try for each span rule, those that rank best.")
     ] = 3,
+    heads: Annotated[
+        str, typer.Option(help="Scores to choose single heads by, beside layers: some of core and qr, or none.")
+    ] = NO_HEADS,
     span_rule: Annotated[str, typer.Option(help="Span rules to try.")] = "newline,text",
     row_scope: Annotated[str, typer.Option(help="Choices of calibrated prompt rows to try.")] = "last,tail",
     bias: Annotated[
-        str, typer.Option(help="Bias estimates to choose among: some of exact, tree, single and cached.")
+        str, typer.Option(help="Bias estimates to choose among: some of exact, tree, single, query and cached.")
     ] = "tree,exact,single",
     search_bias: Annotated[
         EstimateKind, typer.Option(help="The bias estimate that all settings are tried with.")
@@ -104,6 +112,19 @@ def calibrate(
         int, typer.Option(min=1, help="Most tokens of prompts in the cache at a time.")
     ] = 65_536,
     device: Device = "auto",
+    vllm_url: Annotated[
+        str | None,
+        typer.Option(
+            help="A server of vLLM with Fovea's plug-in that serves the checkpoint, to measure and answer with instead "
+            "of this process. Estimates by tree are left out, and the search uses exact for it."
+        ),
+    ] = None,
+    vllm_model: Annotated[
+        str, typer.Option(help="The name by which vLLM serves it; by default the checkpoint's.")
+    ] = "",
+    vllm_key: Annotated[
+        str, typer.Option(envvar="FOVEA_GENERATE_VLLM_KEY", help="vLLM's key (`--api-key`).", show_default=False)
+    ] = "",
     store_url: StoreUrl = None,
 ) -> None:
     """Choose and measure a checkpoint's attention calibration; off where nothing helps on held-out questions.
@@ -112,23 +133,33 @@ def calibrate(
     """
     if output is None and publish is None and save is None:
         raise typer.BadParameter("say where to keep the calibration: --publish NAME, --output FOLDER or --save FILE")
+    kinds = among(bias, get_args(BiasKind), "--bias")
+    if vllm_url is not None:
+        search_bias, kinds = without_tree(search_bias, kinds)
     plan = Plan(
         positions=parse_positions(positions, documents),
         num_prompts=prompts,
         num_measured=measured,
         span_rules=among(span_rule, get_args(SpanRule), "--span-rule"),
         search_bias=search_bias,
-        bias_kinds=among(bias, get_args(BiasKind), "--bias"),
-        limits=Limits(rel_settings=sources, row_scopes=among(row_scope, get_args(RowScope), "--row-scope")),
+        bias_kinds=kinds,
+        limits=_limits(sources, row_scope, heads),
         dummy=dummy,
     )
     if publish is not None:
         _check_publication(publish, alias, store_url)
     counts = sorted(parse_numbers(tables or str(documents), int, "--tables"))
     console = Console(highlight=False, width=200)
-    questions, source, model = load(data, checkpoint, device, store_url)
+    bench: AnyBench
+    if vllm_url is None:
+        questions, source, model = load(data, checkpoint, device, store_url)
+        bench = Bench(model, questions, max_cached_tokens)
+    else:
+        questions, source, engine = load_over_vllm(
+            data, checkpoint, store_url, VllmAddress(vllm_url, vllm_model, vllm_key)
+        )
+        bench = VllmBench(engine, questions)
     info = _known_info(source)
-    bench = Bench(model, questions, max_cached_tokens)
     examples = drawn(questions, "calibration", documents, 2 * prompts, seed, "--documents")
     unanswerable = questions.unanswerable("calibration", documents, 2 * (prompts // ANSWERABLE_FOR_ONE), seed)
     of_tables = [drawn(questions, "calibration", count, TABLE_PROMPTS, seed, "--tables") for count in counts]
@@ -139,7 +170,7 @@ def calibrate(
             bar.begin("tables of the bias")
             found = [one for those in of_tables for one in _tables(watched, choice.profile, those)]
             answerability = _answerability(watched, source, choice.profile, of_tables[0], bar.begin)
-    except (BadData, ValueError) as error:
+    except (BadData, FoveaError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
     profile = choice.profile.model_copy(update={"tables": tuple(found), "answerability": answerability})
     print_choice(choice, console)
@@ -157,7 +188,15 @@ def calibrate(
         console.print(profile.model_dump_json(), soft_wrap=True, markup=False)
 
 
-def _tables(bench: Bench, profile: CalibrationProfile, examples: Sequence[Example]) -> Sequence[BiasTable]:
+def _limits(sources: int, row_scope: str, heads: str) -> Limits:
+    return Limits(
+        rel_settings=sources,
+        row_scopes=among(row_scope, get_args(RowScope), "--row-scope"),
+        head_scores=() if heads == NO_HEADS else among(heads, get_args(HeadScore), "--heads"),
+    )
+
+
+def _tables(bench: AnyBench, profile: CalibrationProfile, examples: Sequence[Example]) -> Sequence[BiasTable]:
     """Make an enabled profile's tables from separate questions with equally many documents, gold anywhere."""
     if not profile.enabled or profile.rel_scope == "per_head":
         return ()
@@ -165,7 +204,7 @@ def _tables(bench: Bench, profile: CalibrationProfile, examples: Sequence[Exampl
 
 
 def _answerability(
-    bench: Bench,
+    bench: AnyBench,
     source: CheckpointSource,
     profile: CalibrationProfile,
     examples: Sequence[Example],
@@ -222,12 +261,13 @@ def decision(profile: CalibrationProfile) -> str:
 
 def _rel_table(settings: Sequence[RelSetting]) -> Table:
     table = Table(title="Sources of relevance, gold in the middle", title_justify="left")
-    for heading in ("span", "rel", "layers", "R@1", "R@3", "vanilla R@1", "vanilla R@3", "spread"):
+    for heading in ("span", "rel", "layers or heads", "R@1", "R@3", "vanilla R@1", "vanilla R@3", "spread"):
         table.add_column(heading)
     for setting in sorted(settings, key=lambda one: -one.merit)[:MAX_ROWS]:
         recalls = [*setting.recall.values(), *setting.vanilla_recall.values()]
         table.add_row(
-            setting.span_rule, setting.scope, _layers(setting.layers), *(f"{recall:.3f}" for recall in recalls),
+            setting.span_rule, setting.scope, _sources(setting.layers, setting.heads),
+            *(f"{recall:.3f}" for recall in recalls),
             f"{setting.spread:.1e}",
         )  # fmt: skip
     return table
@@ -235,7 +275,7 @@ def _rel_table(settings: Sequence[RelSetting]) -> Table:
 
 def _tried_table(title: str, tried: Sequence[Tried]) -> Table:
     table = Table(title=title, title_justify="left")
-    for heading in ("bias", "span", "rel", "rel layers", "layers", "t", "rows", "average", "refused", "by position"):
+    for heading in ("bias", "span", "rel", "of", "layers", "t", "rows", "average", "refused", "by position"):
         table.add_column(heading)
     for one in tried[:MAX_ROWS]:
         score = one.score
@@ -250,13 +290,18 @@ def _settings(profile: CalibrationProfile | None) -> Sequence[str]:
         return ("vanilla", *[""] * 6)
     estimate = profile.bias if profile.dummy_tokens is None else f"{profile.bias}, saving"
     return (
-        estimate, profile.span_rule, profile.rel_scope, _layers(profile.rel_layers), _layers(profile.layers),
-        f"{profile.temperature:g}", profile.row_scope,
+        estimate, profile.span_rule, profile.rel_scope, _sources(profile.rel_layers, profile.rel_heads),
+        _layers(profile.layers), f"{profile.temperature:g}", profile.row_scope,
     )  # fmt: skip
 
 
 def _layers(layers: Sequence[int]) -> str:
     return f"{layers[0]}" if len(layers) == 1 else f"{layers[0]}–{layers[-1]}"
+
+
+def _sources(layers: Sequence[int], heads: Sequence[Head]) -> str:
+    """Name layers, or heads by layer and number, as in 2.0 2.3."""
+    return " ".join(f"{layer}.{head}" for layer, head in heads) or _layers(layers)
 
 
 def _record(

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from services.generate.calibration import relevance
 from services.generate.model.profile import BiasKind, CalibrationProfile, RelScope, RowScope, SpanRule, paper_profile
+from services.generate.retrieval_heads import Head, HeadScore
 
 RECALL_DEPTHS = (1, 3)
 # factors of the spread of rel over a prompt's documents: from nearly one-hot to nearly uniform
@@ -92,9 +93,9 @@ class Measured:
 
 @dataclass(frozen=True)
 class RelSetting:
-    """The layers that define rel, and its recall of gold documents.
+    """The layers that define rel, or only some `heads` in them, and its recall of gold documents.
 
-    `recall` by depth in 0 … 1, `vanilla_recall` that of the same layers' attention without subtracting the bias;
+    `recall` by depth in 0 … 1, `vanilla_recall` that of the same attention without subtracting the bias;
     `spread` is the median over prompts of rel's standard deviation over the documents, in the unit of Attn.
     """
 
@@ -104,6 +105,7 @@ class RelSetting:
     recall: Mapping[int, float]
     vanilla_recall: Mapping[int, float]
     spread: float
+    heads: tuple[Head, ...] = ()
 
     @property
     def merit(self) -> float:
@@ -162,23 +164,28 @@ def rank_rel_settings(measured: Sequence[Measured], span_rule: SpanRule, scope: 
     if not measured:
         raise ValueError("no prompts were measured")
     runs = layer_ranges(measured[0].attention.shape[0])
-    settings = [_rel_setting(measured, span_rule, layers, scope) for layers in runs]
+    settings = [rel_setting(measured, span_rule, layers, scope) for layers in runs]
     # layers that attend to no document only change rel by a factor: of equals, fewer layers come first
     return sorted(settings, key=lambda setting: (-setting.merit, len(setting.layers)))
 
 
-def _rel_setting(
-    measured: Sequence[Measured], span_rule: SpanRule, layers: tuple[int, ...], scope: RelScope
+def rel_setting(
+    measured: Sequence[Measured],
+    span_rule: SpanRule,
+    layers: tuple[int, ...],
+    scope: RelScope = "mean",
+    heads: tuple[Head, ...] = (),
 ) -> RelSetting:
+    """Measure the recall and the spread of rel of these layers, or of these heads in them."""
     rels, vanilla = [], []
     for one in measured:
-        rel = relevance(one.attention, one.bias, layers=layers, scope=scope)
-        attention = relevance(one.attention, one.attention.new_zeros(()), layers=layers, scope=scope)
+        rel = relevance(one.attention, one.bias, layers=layers, heads=heads, scope=scope)
+        attention = relevance(one.attention, one.attention.new_zeros(()), layers=layers, heads=heads, scope=scope)
         rels.append(rel.reshape(-1, rel.shape[-1]))
         vanilla.append(attention.reshape(-1, rel.shape[-1]))
     golds = [one.gold for one in measured]
     spread = statistics.median(float(rel.std(dim=-1, correction=0).mean()) for rel in rels)
-    return RelSetting(span_rule, layers, scope, _recalls(rels, golds), _recalls(vanilla, golds), spread)
+    return RelSetting(span_rule, layers, scope, _recalls(rels, golds), _recalls(vanilla, golds), spread, heads)
 
 
 def _recalls(scores: Sequence[Tensor], golds: Sequence[int]) -> dict[int, float]:
@@ -197,10 +204,14 @@ def is_found(scores: Tensor, gold: int, depth: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of the search: settings of rel for each span rule and scope, runs of layers, finalists."""
+    """Limits of the search: settings of rel for each span rule and scope, runs of layers, finalists.
+
+    `head_scores` are those by which heads are chosen as sources of rel beside runs of layers.
+    """
 
     rel_settings: int = 3
     row_scopes: tuple[RowScope, ...] = ("last", "tail")
+    head_scores: tuple[HeadScore, ...] = ()
     rel_scopes: tuple[RelScope, ...] = ("mean", "per_head")
     max_layer_blocks: int = 6
     finalists: int = 5
@@ -231,6 +242,7 @@ def _candidate(setting: RelSetting, layers: tuple[int, ...], factor: float, bias
         temperature=float(f"{setting.spread * factor:.1e}"),
         layers=layers,
         rel_layers=setting.layers,
+        rel_heads=setting.heads,
         rel_scope=setting.scope,
         span_rule=setting.span_rule,
     )
@@ -314,14 +326,15 @@ def _num_shared(one: Tried, other: Tried) -> int:
     return sum(
         (
             _overlap(a.layers, b.layers),
-            (a.bias, a.rel_scope) == (b.bias, b.rel_scope) and _overlap(a.rel_layers, b.rel_layers),
+            (a.bias, a.rel_scope, bool(a.rel_heads)) == (b.bias, b.rel_scope, bool(b.rel_heads))
+            and _overlap(a.rel_heads or a.rel_layers, b.rel_heads or b.rel_layers),
             a.span_rule == b.span_rule,
             abs(math.log10(a.temperature / b.temperature)) < 1,
         )
     )
 
 
-def _overlap(some: Collection[int], others: Collection[int]) -> bool:
+def _overlap(some: Collection[object], others: Collection[object]) -> bool:
     """Whether two sets have at least half of their union in common."""
     return 2 * len(set(some) & set(others)) >= len(set(some) | set(others))
 

@@ -1,27 +1,53 @@
 """Inputs of calibration and evaluation: questions, a checkpoint, numbers and positions of documents."""
 
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
 import typer
 
 from services.core.store.errors import StoreError
 from services.generate.data.question_sets import Part, QuestionSet, question_set
 from services.generate.data.questions import BadData, Example
 from services.generate.model.language_model import LanguageModel
+from services.generate.vllm.client import VllmAddress
+from services.generate.vllm.engine import VllmEngine
 from services.jobs.checkpoints import CheckpointSource, find_checkpoint
 from services.jobs.options import parse_numbers
 from services.nn.devices import DeviceName, DeviceOptions
+
+ModelT = TypeVar("ModelT")
 
 
 def load(
     data: str, checkpoint: str, device: DeviceName, store_url: str | None
 ) -> tuple[QuestionSet, CheckpointSource, LanguageModel]:
     """Load data, then checkpoint, then model. Raises BadParameter for one that does not exist."""
+    return _load(data, checkpoint, store_url, lambda folder: LanguageModel.load(folder, DeviceOptions(device=device)))
+
+
+def load_over_vllm(
+    data: str, checkpoint: str, store_url: str | None, address: VllmAddress
+) -> tuple[QuestionSet, CheckpointSource, VllmEngine]:
+    """Load data and checkpoint, and compare the checkpoint with what vLLM serves. Raises BadParameter as `load`.
+
+    Without a name in the address, vLLM serves it by the checkpoint's.
+    """
+    named = replace(address, model=address.model or Path(checkpoint).name.partition("@")[0])
+    return _load(data, checkpoint, store_url, lambda folder: VllmEngine.load(folder, named))
+
+
+def _load(
+    data: str, checkpoint: str, store_url: str | None, load_model: Callable[[Path], ModelT]
+) -> tuple[QuestionSet, CheckpointSource, ModelT]:
     try:
         questions = question_set(data)
     except BadData as error:
         raise typer.BadParameter(str(error), param_hint="--data") from error
     try:
         source = find_checkpoint(checkpoint, store_url)
-        return questions, source, LanguageModel.load(source.directory, DeviceOptions(device=device))
+        return questions, source, load_model(source.directory)
     except (OSError, StoreError, ValueError) as error:
         raise typer.BadParameter(str(error), param_hint="CHECKPOINT") from error
 

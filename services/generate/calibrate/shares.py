@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from services.generate.calibrate.bench import Bench
+from services.generate.calibrate.vllm_bench import AnyBench
 from services.generate.calibration import log_alpha, relevance
 from services.generate.data.questions import Example
 from services.generate.generation.bias import DummyOptions
@@ -19,7 +19,7 @@ from services.generate.model.profile import CalibrationProfile
 NUM_STEPS = 60
 
 
-def fitted_share_temperature(bench: Bench, examples: Sequence[Example], profile: CalibrationProfile) -> float:
+def fitted_share_temperature(bench: AnyBench, examples: Sequence[Example], profile: CalibrationProfile) -> float:
     """Find t that minimises the mean of −log α of the gold documents, α = softmax(rel / t).
 
     rel is the profile's; a cached bias is estimated by `tree`, as it is for numbers of documents without a table.
@@ -29,7 +29,8 @@ def fitted_share_temperature(bench: Bench, examples: Sequence[Example], profile:
     golds: list[int] = []
     for one in bench.measure(examples, profile.span_rule, kind, DummyOptions.of(profile)):
         layers = layers_of_relevance(profile, len(one.attention))
-        rel = relevance(one.attention[: len(one.bias)], one.bias, layers=layers, scope=profile.rel_scope)
+        own = one.attention[: len(one.bias)]
+        rel = relevance(own, one.bias, layers=layers, heads=profile.rel_heads, scope=profile.rel_scope)
         rels.append(torch.tensor(by_document(rel), dtype=torch.float64))
         golds.append(one.gold)
     return best_temperature(rels, golds)

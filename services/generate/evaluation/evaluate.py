@@ -34,6 +34,7 @@ from services.generate.evaluation.protocols import (
 )
 from services.generate.evaluation.results import RESULT_FILES, Protocol, Result
 from services.generate.evaluation.tables import print_tables
+from services.generate.model.language_model import ModelConfig
 from services.generate.model.profile import (
     BadProfile,
     BiasKind,
@@ -141,7 +142,7 @@ def litm(
     for count in counts:
         plan.positions_of(count)  # fail before any answers are computed
     changes = {"bias": bias, "temperature": temperature, "layers": layers, "dummy": dummy}
-    profile = _profile(source, model.config.num_layers, calibration, changes)
+    profile = _profile(source, model.config, calibration, changes)
     options = AnswerOptions(questions.max_tokens, questions.stop, max_running, max_cached_tokens)
     study = Study(Bench(model, questions, max_cached_tokens), profile, options, sorting_rounds)
     results: list[Result] = []
@@ -218,15 +219,16 @@ def _estimates(study: Study, examples: Sequence[Example], num_documents: int, pl
 
 
 def _profile(
-    source: CheckpointSource, num_layers: int, calibration: str | None, changes: Mapping[str, Any]
+    source: CheckpointSource, model: ModelConfig, calibration: str | None, changes: Mapping[str, Any]
 ) -> CalibrationProfile:
     """The named profile, else the checkpoint's own, else the paper's, with the changes of the options.
 
     Raises BadParameter for a profile that cannot be read or does not fit the model, and for changes that do not fit.
     """
     named = "CHECKPOINT" if calibration is None else "--calibration"
+    num_layers = model.num_layers
     try:
-        found = _profile_named(source, num_layers, calibration).check_layers(num_layers)
+        found = _profile_named(source, num_layers, calibration).check_layers(num_layers, model.num_heads)
     except (OSError, BadProfile) as error:
         raise typer.BadParameter(str(error), param_hint=named) from error
     wanted = {field: value for field, value in changes.items() if value is not None}

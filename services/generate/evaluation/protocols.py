@@ -10,6 +10,7 @@ import random
 import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -32,6 +33,7 @@ from services.generate.generation.bias import DummyOptions
 from services.generate.generation.ranking import reorder, run_rankings
 from services.generate.model.profile import TREE_SAVINGS, BiasKind, BiasTable, CalibrationProfile, SpanRule
 from services.generate.prompts.ranking import RankMethod, prepare_ranking
+from services.generate.retrieval_heads import Head, mean_over_heads
 
 Scores = dict[str, dict[str, float]]
 
@@ -123,8 +125,8 @@ def reordered(study: Study, examples: Sequence[Example], method: RankMethod) -> 
 def recall_at_3(study: Study, examples: Sequence[Example], *, methods: Mapping[str, RankMethod] = RANKINGS) -> Scores:
     """Table 3.3: the share of examples in which gold, placed in the middle, is among the three best documents.
 
-    Attention is a mean over all layers and heads; attention and rel over the profile's `rel_layers` are added if these
-    are not all layers.
+    Attention is a mean over all layers and heads; attention and rel over those of the profile are added if these are
+    not all.
     """
     middle = (len(examples[0].documents) - 1) // 2
     placed = [place_gold(example, middle) for example in examples]
@@ -133,10 +135,11 @@ def recall_at_3(study: Study, examples: Sequence[Example], *, methods: Mapping[s
     measured = list(study.bench.measure(placed, profile.span_rule, kind, DummyOptions(profile.dummy)))
     every = tuple(range(study.bench.model.config.num_layers))
     found: dict[str, list[bool]] = {}
-    for layers in dict.fromkeys([every, profile.rel_layers or every]):
-        where = "" if layers == every else f", layers {layers[0]}–{layers[-1]}"
-        found[VANILLA + where] = [_is_gold_found(_attention(one, layers), one.gold) for one in measured]
-        found[CALIBRATED + where] = [_is_gold_found(_rel(one, layers), one.gold) for one in measured]
+    for layers, heads in dict.fromkeys([(every, ()), (profile.rel_layers or every, profile.rel_heads)]):
+        named = ", heads" if heads else f", layers {layers[0]}–{layers[-1]}"
+        where = "" if layers == every and not heads else named
+        found[VANILLA + where] = [_is_gold_found(_attention(one, layers, heads), one.gold) for one in measured]
+        found[CALIBRATED + where] = [_is_gold_found(_rel(one, layers, heads), one.gold) for one in measured]
     for name, method in methods.items():
         found[name] = [
             _is_gold_found(torch.tensor(scores), middle) for scores, _ in _rankings(study.bench, placed, method)
@@ -276,13 +279,11 @@ def _accuracies(score: Score, middle: Collection[int]) -> dict[str, float]:
 def _compared(
     study: Study, examples: Sequence[Example], exact: Sequence[Measured], profile: CalibrationProfile
 ) -> _Estimate:
-    layers = list(profile.rel_layers)
+    mean = partial(mean_over_heads, layers=profile.rel_layers, heads=profile.rel_heads)
     middle = middle_positions(len(examples[0].documents))
     sums = _Estimate()
     for one, own in zip(exact, _measured_again(study, examples, exact, profile), strict=True):
-        wanted = one.bias[layers].mean(dim=(0, 1))
-        attention = one.attention[layers].mean(dim=(0, 1))
-        bias = own.bias[layers].mean(dim=(0, 1))
+        wanted, attention, bias = mean(one.bias), mean(one.attention), mean(own.bias)
         sums.bias.append(_spearman(bias, wanted))
         sums.rel.append(_spearman(attention - bias, attention - wanted))
         if one.gold in middle:
@@ -346,12 +347,12 @@ def _shuffled(example: Example, generator: random.Random) -> Example:
     return _in_order(example, order)
 
 
-def _attention(measured: Measured, layers: Sequence[int]) -> Tensor:
-    return measured.attention[list(layers)].mean(dim=(0, 1))
+def _attention(measured: Measured, layers: Sequence[int], heads: Sequence[Head]) -> Tensor:
+    return mean_over_heads(measured.attention, layers=layers, heads=heads)
 
 
-def _rel(measured: Measured, layers: Sequence[int]) -> Tensor:
-    return relevance(measured.attention, measured.bias, layers=layers)
+def _rel(measured: Measured, layers: Sequence[int], heads: Sequence[Head]) -> Tensor:
+    return relevance(measured.attention, measured.bias, layers=layers, heads=heads)
 
 
 def _is_gold_found(scores: Tensor, gold: int) -> bool:

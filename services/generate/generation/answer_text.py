@@ -8,7 +8,7 @@ import json
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from services.generate.generation.sampling import TokenChoice
 
@@ -20,6 +20,7 @@ MAX_HELD_TOKENS = 64
 NUM_CONTEXT_TOKENS = 8
 
 Decode = Callable[[list[int]], str]
+FinishReason = Literal["stop", "length"]
 
 
 @dataclass(frozen=True)
@@ -193,6 +194,19 @@ class AnswerText:
         """Return the text that becomes final with this token."""
         self._held.append((token, self._num_read, None))
         return self._give(self._detokenizer.push(token.token_id))
+
+    def take(self, token: TokenOut, *, is_end: bool, is_last: bool) -> tuple[Piece, FinishReason | None]:
+        """Return what becomes final with a token, and why the answer ends with it; None if it goes on.
+
+        A token that `is_end` is the model's end of text, which is no text; `is_last` is the last that is allowed.
+        """
+        piece = Piece() if is_end else self.push(token)
+        if (is_end or is_last) and not self.is_stopped:
+            rest = self.finish()
+            piece = Piece(piece.text + rest.text, piece.tokens + rest.tokens)
+        if is_end or self.is_stopped:
+            return piece, "stop"
+        return piece, "length" if is_last else None
 
     def finish(self) -> Piece:
         """Return the rest after the last token. If it contains a stop string, the answer ends there."""

@@ -1,6 +1,6 @@
-"""Attention due to a document's position: the attention that a dummy in that position receives.
+"""Attention due to a document's position: that of a dummy in its place, or of the document without a question.
 
-There are three estimates of Attn(dummy, k), on a prefilled prompt:
+There are three estimates of Attn(dummy, k) by dummies, on a prefilled prompt:
 
 * `exact`, the paper's: for each k the prompt with document k replaced, all K of them. Each continues the cached
   prompt from document k on, so they cost half of K prefills, not K.
@@ -8,6 +8,12 @@ There are three estimates of Attn(dummy, k), on a prefilled prompt:
   document k. Later documents keep the keys and values that they have with the real document k: this approximation is
   the reason why all branches together cost one or two prefills, for any K.
 * `single`: one prompt with every document replaced. A dummy then competes with dummies.
+
+A fourth has no dummies:
+
+* `query`: the attention that document k itself gets when a question without content ("N/A", repeated to the question's
+  length) stands in the question's place after the documents, as in in-context reranking (Chen et al. 2024, arXiv
+  2410.02642), whose sum over the query's rows is the last row here. Only the prompt's end runs again.
 
 A dummy has its document's number of tokens. In a `framed` one, neutral text replaces only title and text: the
 template's own text (`Document [3](Title:`) stays, because attention to it is bias as well. In a `whole` one, neutral
@@ -25,7 +31,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -35,9 +41,9 @@ from services.generate.model.branches import Branch, Branched, Range, Segment
 from services.generate.model.kv_cache import KeyValues, Slot
 from services.generate.model.language_model import LanguageModel, in_passes
 from services.generate.model.profile import CalibrationProfile, DummyForm
-from services.generate.prompts.templates import Prompt
+from services.generate.prompts.templates import CONTENT_FREE, Prompt, filler_ids, with_question
 
-EstimateKind = Literal["exact", "tree", "single"]
+EstimateKind = Literal["exact", "tree", "single", "query"]
 
 
 @dataclass(frozen=True)
@@ -115,7 +121,7 @@ class DummyCache:
 
 
 @dataclass(frozen=True)
-class _Dummy:
+class Dummy:
     """A dummy's tokens, in stretches, with each one's length and the number of document tokens that it replaces."""
 
     input_ids: tuple[int, ...]
@@ -157,9 +163,10 @@ def estimate_bias(
 ) -> list[BiasEstimate]:
     """Attn(dummy, k) of each job's prompt in the first `num_layers` layers, None for all; jobs share their passes.
 
-    `dummy_cache`, and all `options` except the form, apply only to `tree`. Raises ValueError for a prompt that is not
-    fully cached, that ends with a document, that has documents but no filler for their dummies, or that lacks the
-    places of titles and texts which framed dummies need.
+    `dummy_cache`, and all `options` except the form, apply only to `tree`, and no option to `query`. Raises ValueError
+    for a prompt that is not fully cached, that ends with a document, that has documents but no filler for their
+    dummies, or that lacks the places which an estimate replaces: of titles and texts for framed dummies, of the
+    question for `query`.
     """
     return finish(estimating(model, jobs, kind, num_layers=num_layers, options=options, dummy_cache=dummy_cache))
 
@@ -178,9 +185,12 @@ def estimating(
     options = options or DummyOptions()
     planned: list[list[_Planned]] = []
     for job in jobs:
-        _check(job, options.form)
+        _check(job, options.form, kind)
+        if kind == "query":
+            planned.append(_query(job, filler_ids(model.tokenizer, CONTENT_FREE)))
+            continue
         max_tokens = options.dummy_tokens if kind == "tree" else None
-        dummies = [_dummy(model, job, k, options.form, max_tokens) for k in range(len(job.prompt.spans))]
+        dummies = dummies_of(model.tokenizer, job.prompt, job.filler_ids, options.form, max_tokens)
         if kind == "tree":
             planned.append(_tree(job, dummies, options, dummy_cache, depth))
         else:
@@ -204,6 +214,8 @@ def num_estimate_tokens(prompt: Prompt, kind: EstimateKind, options: DummyOption
         return sum(num_tokens - start for start, stop in prompt.spans if start < stop)
     if kind == "single":
         return num_tokens - prompt.spans[0][0] if prompt.spans else 0
+    if kind == "query":
+        return num_tokens - prompt.question[0] if prompt.spans and prompt.question else 0
     return sum(
         stop - start - _num_saved(prompt, k, options) + num_tokens - prompt.tail_start
         for k, (start, stop) in enumerate(prompt.spans)
@@ -243,7 +255,7 @@ def _estimate(
     )
 
 
-def _exact(job: BiasJob, dummies: Sequence[_Dummy]) -> list[_Planned]:
+def _exact(job: BiasJob, dummies: Sequence[Dummy]) -> list[_Planned]:
     """Plan a branch for each document: the dummy and everything after it."""
     input_ids = job.prompt.input_ids
     planned = []
@@ -254,7 +266,7 @@ def _exact(job: BiasJob, dummies: Sequence[_Dummy]) -> list[_Planned]:
     return planned
 
 
-def _single(job: BiasJob, dummies: Sequence[_Dummy]) -> list[_Planned]:
+def _single(job: BiasJob, dummies: Sequence[Dummy]) -> list[_Planned]:
     """Plan one branch: everything from the first document on, with a dummy for each document."""
     if not any(dummy.input_ids for dummy in dummies):
         return []
@@ -266,9 +278,20 @@ def _single(job: BiasJob, dummies: Sequence[_Dummy]) -> list[_Planned]:
     return [_Planned(Branch(job.slot, (segment,), job.prompt.spans), tuple(range(len(dummies))))]
 
 
+def _query(job: BiasJob, content_free: Sequence[int]) -> list[_Planned]:
+    """Plan one branch: the prompt from the question after the documents on, with a question without content."""
+    prompt = job.prompt
+    if not any(start < stop for start, stop in prompt.spans):
+        return []
+    assert prompt.question is not None  # it was checked
+    start = prompt.question[0]
+    segment = Segment(with_question(prompt, content_free)[start:], start, ((0, start),))
+    return [_Planned(Branch(job.slot, (segment,), prompt.spans), tuple(range(len(prompt.spans))))]
+
+
 def _tree(
     job: BiasJob,
-    dummies: Sequence[_Dummy],
+    dummies: Sequence[Dummy],
     options: DummyOptions,
     dummy_cache: DummyCache | None,
     num_layers: int,
@@ -299,35 +322,43 @@ def _seen_by_dummy(start: int, options: DummyOptions) -> tuple[Range, ...]:
     return ((0, min(options.num_sinks, start)), (max(0, start - options.window), start))
 
 
-def _dummy(model: LanguageModel, job: BiasJob, k: int, form: DummyForm, max_tokens: int | None) -> _Dummy:
-    """Make the dummy of document k, with at most `max_tokens` of filler (a whole one: with at most as many in all).
+def dummies_of(
+    tokenizer: Any, prompt: Prompt, filler_ids: Sequence[int], form: DummyForm, max_tokens: int | None = None
+) -> list[Dummy]:
+    """Make a dummy of each document, with at most `max_tokens` of filler (a whole one: with at most as many in all).
 
     A token that ends the document with a newline also ends the dummy, because small models aggregate a document there.
     """
-    start, stop = job.prompt.spans[k]
-    ids = job.prompt.input_ids
-    has_newline = start < stop and model.tokenizer.decode([ids[stop - 1]]).endswith("\n")
+    return [_dummy(tokenizer, prompt, filler_ids, k, form, max_tokens) for k in range(len(prompt.spans))]
+
+
+def _dummy(
+    tokenizer: Any, prompt: Prompt, filler_ids: Sequence[int], k: int, form: DummyForm, max_tokens: int | None
+) -> Dummy:
+    start, stop = prompt.spans[k]
+    ids = prompt.input_ids
+    has_newline = start < stop and tokenizer.decode([ids[stop - 1]]).endswith("\n")
     last = stop - 1 if has_newline else stop
     if form == "whole":
         length = stop - start if max_tokens is None else min(max_tokens, stop - start)
-        dummy = (*_filler(job, length - (stop - last)), *ids[last:stop])
-        return _Dummy(dummy, ((length, stop - start),) if dummy else ())
+        dummy = (*_filler(filler_ids, length - (stop - last)), *ids[last:stop])
+        return Dummy(dummy, ((length, stop - start),) if dummy else ())
     framed: list[int] = []
     stretches = []
     done = start
-    for first, end in job.prompt.contents[k]:
+    for first, end in prompt.contents[k]:
         replaced = min(end, last) - first
         length = replaced if max_tokens is None else min(max_tokens, replaced)
-        framed += (*ids[done:first], *_filler(job, length))
+        framed += (*ids[done:first], *_filler(filler_ids, length))
         stretches += [(first - done, first - done), (length, replaced)]
         done = first + replaced
     framed += ids[done:stop]
     stretches.append((stop - done, stop - done))
-    return _Dummy(tuple(framed), tuple(stretch for stretch in stretches if stretch[1]))
+    return Dummy(tuple(framed), tuple(stretch for stretch in stretches if stretch[1]))
 
 
-def _filler(job: BiasJob, num_tokens: int) -> Iterator[int]:
-    return itertools.islice(itertools.cycle(job.filler_ids), num_tokens)
+def _filler(filler_ids: Sequence[int], num_tokens: int) -> Iterator[int]:
+    return itertools.islice(itertools.cycle(filler_ids), num_tokens)
 
 
 def _prefix_digests(prompt: Prompt) -> list[bytes]:
@@ -346,7 +377,7 @@ def _key(prefix: bytes, dummy: tuple[int, ...], options: DummyOptions) -> bytes:
     return hashlib.sha256(prefix + array("q", dummy).tobytes() + repr(view).encode()).digest()
 
 
-def _check(job: BiasJob, form: DummyForm) -> None:
+def _check(job: BiasJob, form: DummyForm, kind: EstimateKind) -> None:
     prompt = job.prompt
     if not prompt.spans:
         return
@@ -354,6 +385,10 @@ def _check(job: BiasJob, form: DummyForm) -> None:
         raise ValueError(f"{job.slot.length} of the prompt's {len(prompt.input_ids)} tokens are cached")
     if prompt.tail_start >= len(prompt.input_ids):
         raise ValueError("the prompt ends with a document: no question follows it to be measured")
+    if kind == "query":
+        if prompt.question is None:
+            raise ValueError("the prompt does not say where its question is, which query replaces")
+        return
     if not job.filler_ids:
         raise ValueError("dummies need at least one token of filler")
     if form == "framed" and len(prompt.contents) < len(prompt.spans):

@@ -3,15 +3,14 @@
 Shapes: K documents.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any
 
-from services.generate.generation.answer_text import TokenOut
+from services.generate.generation.answer_text import FinishReason, TokenOut
 from services.generate.generation.sampling import Sampling
 from services.generate.model.profile import CalibrationProfile
 from services.generate.prompts.templates import Prompt
-
-FinishReason = Literal["stop", "length"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,8 +21,8 @@ class Generation:
     `ignore_eos`, or after `max_tokens`, at least 1 (0 with `echo`). Without `calibration`, or if it is off, the plain
     model answers. `continues_prompt` keeps the space between prompt and answer even if the tokenizer would drop it.
     `echo` is the prompt's text if it is repeated before the answer; `sampling.num_logprobs` then applies to the
-    prompt's tokens too. Cached results are used only from prompts of the same `tenant`. The prompt has at least one
-    token (ValueError).
+    prompt's tokens too. Cached results are used only from prompts of the same `tenant`. `response_format` is OpenAI's,
+    which only vLLM can keep to. The prompt has at least one token (ValueError).
     """
 
     prompt: Prompt
@@ -36,6 +35,7 @@ class Generation:
     continues_prompt: bool = False
     echo: str | None = None
     tenant: str = ""
+    response_format: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if self.max_tokens < (1 if self.echo is None else 0) or not self.prompt.input_ids:
@@ -77,7 +77,7 @@ class PromptFacts:
     """Results of the prompt's pass, K numbers in the order of the prompt's documents.
 
     `cached_tokens` were not computed again. `attention` is Attn(k) of the last prompt row before any calibration,
-    a mean over all heads and the layers that enter rel (all layers if the generation has no profile). `relevance` is
+    a mean over the layers and heads that enter rel (all of them if the generation has no profile). `relevance` is
     rel(k), None if nothing was calibrated. `order` are the documents' places in the request. `echo` is the
     generation's; `scored` are the prompt's tokens if it `scores_prompt`, the first without `logprob`. `answerable` is
     the probability that the documents answer, None for a model without a trained refusal.

@@ -19,7 +19,7 @@ from services.generate.prompts.ranking import RankingJob, RankMethod, prepare_ra
 from services.generate.prompts.templates import Document, Piece, Prompt, tokenise
 
 # Approximate cost of estimating a prompt's bias, in runs of the prompt; `exact` has one pass per document.
-BIAS_PROMPTS = {"tree": 2, "single": 1, "cached": 0}
+BIAS_PROMPTS = {"tree": 2, "single": 1, "query": 0, "cached": 0}
 
 Item = Generation | RankingJob
 
@@ -31,8 +31,8 @@ class InputProcessor:
     """
 
     def __init__(self, tokenizer: Any, config: ModelConfig, profile: CalibrationProfile, context_length: int) -> None:
-        """Raises BadProfile for a profile with layers that the model does not have."""
-        self.profile = profile.check_layers(config.num_layers)
+        """Raises BadProfile for a profile with layers or heads that the model does not have."""
+        self.profile = profile.check_layers(config.num_layers, config.num_heads)
         self.tokenizer = tokenizer
         # A checkpoint's own truncation settings would cut prompts, and would change while another thread reads them.
         self.tokenizer.backend_tokenizer.no_truncation()
@@ -150,6 +150,7 @@ class InputProcessor:
             options.include_stop,
             options.ignore_eos,
             echo=echo,
+            response_format=options.response_format,
         )
 
     def _span_rule(self, options: AnswerOptions) -> SpanRule:

@@ -1,7 +1,8 @@
 """Options of an engine and of an answer."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from services.generate.capacity import DEFAULT_SHARE
 from services.generate.generation.sampling import Sampling
@@ -51,3 +52,4 @@ class AnswerOptions:
     include_stop: bool = False
     ignore_eos: bool = False
     echo: bool = False
+    response_format: Mapping[str, Any] | None = None

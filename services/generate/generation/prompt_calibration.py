@@ -139,10 +139,12 @@ def _calibrated(one: MeasuredPrompt, bias: Tensor | None, num_passes: int) -> Pr
 def needed_estimate(profile: CalibrationProfile, prompt: Prompt) -> tuple[EstimateKind, DummyOptions] | None:
     """Choose how to estimate the bias of the prompt's documents; None if the profile's tables contain it.
 
-    If a cached bias has no table for this number of documents, `tree` replaces it.
+    `tree` replaces a cached bias without a table for this number of documents, and `query` in a prompt that does not
+    say where its question is.
     """
     if cached_bias(profile, prompt) is not None:
         return None
-    if profile.bias == "tree" or profile.bias == "cached":
+    is_replaced = profile.bias == "query" and prompt.question is None
+    if profile.bias == "tree" or profile.bias == "cached" or is_replaced:
         return "tree", DummyOptions.of(profile)
     return profile.bias, DummyOptions(profile.dummy)

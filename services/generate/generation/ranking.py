@@ -31,6 +31,7 @@ from services.generate.model.language_model import LanguageModel, Prefill, Prefi
 from services.generate.model.profile import OFF, CalibrationProfile
 from services.generate.prompts.ranking import RankingJob, RankMethod, prepare_ranking
 from services.generate.prompts.templates import Document, Prompt, filler_ids
+from services.generate.retrieval_heads import mean_over_heads
 
 # Tokens of prompts side by side in the cache; a longer prompt is alone. They run in one pass, for which the running
 # answers wait, and larger passes are hardly faster.
@@ -96,10 +97,15 @@ def running_rankings(
         for (i, _), some in zip(asked, results, strict=True):
             scores[i] += some.numbers
             answered[i] = some.answerable
-    return [
-        Ranking(tuple(some), _between_0_and_1(some, job.method, profile, answers), best_first(some), job.prompt_tokens)
-        for job, some, answers in zip(jobs, scores, answered, strict=True)
-    ]
+    return [ranking_of(job, some, profile, answers) for job, some, answers in zip(jobs, scores, answered, strict=True)]
+
+
+def ranking_of(
+    job: RankingJob, scores: Sequence[float], profile: CalibrationProfile, any_answers: float | None = None
+) -> Ranking:
+    """Make the ranking of K scores; `any_answers` is the probability that the documents answer, if it is known."""
+    shares = _between_0_and_1(scores, job.method, profile, any_answers)
+    return Ranking(tuple(scores), shares, best_first(scores), job.prompt_tokens)
 
 
 def num_ranking_tokens(job: RankingJob, profile: CalibrationProfile = OFF) -> int:
@@ -250,7 +256,8 @@ def _groups(lengths: Sequence[int]) -> Iterator[list[int]]:
 def _mean_attention(group: _Group) -> Passes[list[_Scores]]:
     layers = layers_of_relevance(group.profile, group.model.config.num_layers)
     measured = yield from group.attention()
-    return [_Scores(attention[list(layers)].mean(dim=(0, 1)).tolist()) for attention in measured]
+    heads = group.profile.rel_heads
+    return [_Scores(mean_over_heads(attention, layers=layers, heads=heads).tolist()) for attention in measured]
 
 
 def _summed_attention(group: _Group) -> Passes[list[_Scores]]:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from services.generate.calibration import Calibration, log_alpha, relevance
-from services.generate.model.profile import BadProfile, CalibrationProfile
+from services.generate.model.profile import OFF, Answerability, BadProfile, CalibrationProfile
 from services.generate.prompts.templates import Prompt
+from services.generate.retrieval_heads import mean_over_heads
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,17 +37,27 @@ def document_relevance(profile: CalibrationProfile, prompt: Prompt, attention: T
     """
     layers = layers_of_relevance(profile, len(attention))
     if bias is not None:
-        return relevance(attention[: len(bias)].to(bias), bias, layers=layers, scope=profile.rel_scope)
+        own = attention[: len(bias)].to(bias)
+        return relevance(own, bias, layers=layers, heads=profile.rel_heads, scope=profile.rel_scope)
     table = cached_bias(profile, prompt)
     if table is None:
         raise BadProfile(f"the profile has no table of the bias for {len(prompt.spans)} documents")
     # a table is already a mean over layers and heads
-    return attention[list(layers)].mean(dim=(0, 1)) - torch.tensor(table).to(attention)
+    return mean_over_heads(attention, layers=layers, heads=profile.rel_heads) - torch.tensor(table).to(attention)
 
 
 def by_document(rel: Tensor) -> tuple[float, ...]:
     """Reduce rel (K,) or (L', H, K) to K numbers: the mean over layers and heads."""
     numbers: list[float] = (rel.mean(dim=(0, 1)) if rel.dim() == 3 else rel).tolist()
+    return tuple(numbers)
+
+
+def mean_attention(profile: CalibrationProfile | None, attention: Tensor | None) -> tuple[float, ...]:
+    """Reduce Attn(k) (L, H, K) to K numbers: the mean over what enters rel, or over all without a profile."""
+    if attention is None:
+        return ()
+    of_rel = profile or OFF
+    numbers: list[float] = mean_over_heads(attention, layers=of_rel.rel_layers or None, heads=of_rel.rel_heads).tolist()
     return tuple(numbers)
 
 
@@ -73,8 +84,12 @@ def answerable(
     refusal = profile.answerability if profile is not None else None
     if refusal is None or refusal.token_id >= len(first_logits):
         return None
+    return answerable_by(refusal, refusal_log_odds(first_logits, refusal.token_id), is_calibrated=is_calibrated)
+
+
+def answerable_by(refusal: Answerability, log_odds: Tensor, *, is_calibrated: bool) -> float:
+    """Return the probability that the documents answer, from the log odds of the refusal's first token."""
     fit = refusal.fit(is_calibrated=is_calibrated)
-    log_odds = refusal_log_odds(first_logits, refusal.token_id)
     return float(((fit.offset - log_odds) / fit.temperature).sigmoid())
 
 

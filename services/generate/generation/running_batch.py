@@ -14,9 +14,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from services.generate.generation.answer_text import AnswerText, Detokenizer, Piece, StopStrings, Vocabulary
+from services.generate.generation.answer_text import Vocabulary
 from services.generate.generation.bias import num_estimate_tokens
-from services.generate.generation.generation import FinishReason, Generation, Progress, PromptFacts
+from services.generate.generation.generation import Generation, Progress, PromptFacts
 from services.generate.generation.options import HEADROOM_TOKENS, MAX_PREFILL_TOKENS
 from services.generate.generation.passes import Passes, finish
 from services.generate.generation.prefix_cache import MIN_REUSED_TOKENS, Prefix, PrefixCache, as_token_ids, num_shared
@@ -27,7 +27,7 @@ from services.generate.generation.prompt_calibration import (
 )
 from services.generate.generation.relevance import PromptCalibration
 from services.generate.generation.sampling import Chooser, TokenChoice, choose
-from services.generate.generation.sequence import Arrival, RunningSequence, facts_of, is_worth_waiting
+from services.generate.generation.sequence import Arrival, RunningSequence, facts_of, is_worth_waiting, new_text
 from services.generate.model.kv_cache import KeyValues, Slot
 from services.generate.model.language_model import MAX_PASS_TOKENS, LanguageModel, Prefill, Prefilled, Row
 from services.nn.devices import is_out_of_memory
@@ -290,15 +290,10 @@ class RunningBatch:
         return running
 
     def _new(self, arrival: Arrival, slot: Slot) -> RunningSequence:
-        generation, prompt = arrival.generation, arrival.generation.prompt
-        context = prompt.input_ids if generation.continues_prompt else ()
-        text = AnswerText(
-            Detokenizer(self._vocabulary.decode, context),
-            StopStrings(generation.stop, is_kept=generation.include_stop),
-        )
-        chooser = Chooser(generation.sampling)
-        ids = arrival.input_ids
-        return RunningSequence(generation, slot, ids, arrival.num_reused, chooser, text, list(prompt.input_ids))
+        generation, ids = arrival.generation, arrival.input_ids
+        text, chooser = new_text(generation, self._vocabulary), Chooser(generation.sampling)
+        prompt_ids = list(generation.prompt.input_ids)
+        return RunningSequence(generation, slot, ids, arrival.num_reused, chooser, text, prompt_ids)
 
     def _copy_of(self, source: RunningSequence | Prefix, num_tokens: int) -> KeyValues:
         if isinstance(source, Prefix):
@@ -354,20 +349,12 @@ class RunningBatch:
         return [self._take(one, choice, own) for one, choice, own in zip(running, choices, facts, strict=True)]
 
     def _take(self, running: RunningSequence, choice: TokenChoice, facts: PromptFacts | None) -> Progress:
-        generation, text = running.generation, running.text
+        generation = running.generation
         running.input_ids.append(choice.token_id)
         running.num_generated += 1
         is_end = choice.token_id in self._model.config.eos_token_ids and not generation.ignore_eos
-        piece = Piece() if is_end else text.push(self._vocabulary.token(choice))
-        is_last = is_end or running.num_generated == generation.max_tokens
-        if is_last and not text.is_stopped:
-            rest = text.finish()
-            piece = Piece(piece.text + rest.text, piece.tokens + rest.tokens)
-        finish_reason: FinishReason | None = None
-        if is_end or text.is_stopped:
-            finish_reason = "stop"
-        elif is_last:
-            finish_reason = "length"
+        is_last = running.num_generated == generation.max_tokens
+        piece, finish_reason = running.text.take(self._vocabulary.token(choice), is_end=is_end, is_last=is_last)
         if finish_reason is not None:
             self._leave(running)
         return Progress(generation, piece.text, piece.tokens, running.num_generated, finish_reason, facts)

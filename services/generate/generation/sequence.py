@@ -3,15 +3,16 @@
 Shapes: L layers, H heads, K documents.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from services.generate.calibration import Calibration
-from services.generate.generation.answer_text import AnswerText, TokenOut, Vocabulary
+from services.generate.generation.answer_text import AnswerText, Detokenizer, StopStrings, TokenOut, Vocabulary
 from services.generate.generation.generation import Generation, PromptFacts
 from services.generate.generation.prefix_cache import MIN_REUSED_TOKENS, Prefix, TokenIds, num_shared
-from services.generate.generation.relevance import PromptCalibration, answerable
+from services.generate.generation.relevance import PromptCalibration, answerable, mean_attention
 from services.generate.generation.sampling import Chooser, TokenChoice
 from services.generate.model.kv_cache import Slot
 from services.generate.model.language_model import Prefill, Prefilled, TokenScores
@@ -91,6 +92,13 @@ class Arrival:
         return len(self.input_ids) - self.num_reused
 
 
+def new_text(generation: Generation, vocabulary: Vocabulary) -> AnswerText:
+    """Make the text of an answer that has no tokens yet."""
+    context = generation.prompt.input_ids if generation.continues_prompt else ()
+    stops = StopStrings(generation.stop, is_kept=generation.include_stop)
+    return AnswerText(Detokenizer(vocabulary.decode, context), stops)
+
+
 def is_worth_waiting(arrival: Arrival, other: Arrival) -> bool:
     """Whether most of an arrival's computation could be replaced by copying once the other is prefilled."""
     if arrival.generation.tenant != other.generation.tenant or not arrival.may_reuse:
@@ -108,15 +116,11 @@ def facts_of(
     vocabulary: Vocabulary,
 ) -> PromptFacts:
     """Collect the results of the prompt's pass; `first_logits` (V,) are those of the answer's first token."""
-    generation, attention = running.generation, prefilled.attention
-    layers = generation.calibration.rel_layers if generation.calibration is not None else ()
-    means: list[float] = []
-    if attention is not None:
-        means = (attention[list(layers)] if layers else attention).mean(dim=(0, 1)).tolist()
+    generation = running.generation
     return PromptFacts(
         prompt_tokens=len(generation.prompt.input_ids),
         cached_tokens=running.cached_tokens,
-        attention=tuple(means),
+        attention=mean_attention(generation.calibration, prefilled.attention),
         relevance=calibration.relevance if calibration is not None else None,
         calibration_passes=calibration.num_passes if calibration is not None else 0,
         order=tuple(range(len(generation.prompt.spans))),
@@ -129,10 +133,18 @@ def facts_of(
 def _scored(generation: Generation, scores: TokenScores | None, vocabulary: Vocabulary) -> tuple[TokenOut, ...]:
     if scores is None:
         return ()
-    first, *following = generation.prompt.input_ids
+    following = generation.prompt.input_ids[1:]
     tops = zip(scores.top_ids.tolist(), scores.top_logprobs.tolist(), strict=True)
     choices = [
         TokenChoice(token_id, logprob, tuple(zip(*top, strict=True)))
         for token_id, logprob, top in zip(following, scores.logprobs.tolist(), tops, strict=True)
     ]
-    return (TokenOut(first, vocabulary.utf8(first)), *map(vocabulary.token, choices))
+    return scored_tokens(generation, choices, vocabulary)
+
+
+def scored_tokens(
+    generation: Generation, following: Sequence[TokenChoice], vocabulary: Vocabulary
+) -> tuple[TokenOut, ...]:
+    """Return the prompt's tokens; the first has no log-probability, `following` are those after it."""
+    first = generation.prompt.input_ids[0]
+    return (TokenOut(first, vocabulary.utf8(first)), *map(vocabulary.token, following))

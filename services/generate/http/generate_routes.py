@@ -15,6 +15,7 @@ from services.core.exchange import RequestContext, context_of
 from services.core.http.bodies import JsonRoute
 from services.core.http.request_fields import check_query
 from services.core.serving.model_object import model_fields, models_router
+from services.core.serving.residency import Resident
 from services.generate.generation.generation import Progress, PromptFacts
 from services.generate.generation.input_processor import InputProcessor
 from services.generate.generation.options import AnswerOptions
@@ -34,7 +35,7 @@ from services.generate.http.generate_schemas import (
 )
 from services.generate.http.streaming import DONE, EventStream, event, event_stream_content
 from services.generate.prompts.templates import Document
-from services.generate.service import CallLimits, Charged, GenerateService, ServedGenerate
+from services.generate.service import CallLimits, Charged, GenerateService, ModelFacts
 
 GENERATE_RESPONSE: dict[str, Any] = {
     "model": GenerateAnswer,
@@ -110,7 +111,7 @@ def generate_router(service: GenerateService) -> APIRouter:
 
 def generate_models_router(service: GenerateService) -> APIRouter:
     """Make the routes of the served models, in OpenAI's form."""
-    return models_router(service.checkpoint, partial(_model, service.limits), one=Model, listing=ModelList)
+    return models_router(service.models, partial(_model, service.limits), one=Model, listing=ModelList)
 
 
 def _prepare(body: GenerateRequest, documents: tuple[Document, ...], processor: InputProcessor) -> list[Charged]:
@@ -136,12 +137,11 @@ async def _events(
     yield DONE
 
 
-def _model(limits: CallLimits, served: ServedGenerate) -> Model:
-    processor = served.engine.processor
-    profile = processor.profile
+def _model(limits: CallLimits, resident: Resident[Any, ModelFacts, Any], facts: ModelFacts) -> Model:
+    profile = facts.profile
     return Model(
-        **model_fields(served),
-        max_model_len=processor.context_length,
+        **model_fields(resident),
+        max_model_len=facts.context_length,
         calibration=ModelCalibration(
             enabled=profile.enabled,
             bias=profile.bias,

@@ -70,7 +70,7 @@ class GenerateRequest(StrictRequest):
 
     query: Annotated[str, Field(min_length=1)]
     documents: DocumentList = Field([])
-    model: str | None = Field(None, description="Checked against the served model.")
+    model: str | None = Field(None, description="Model that answers; the first served one by default.")
     calibration: CalibrationOptions | None = None
     reorder: Reorder = Field("none", description=REORDER_DESCRIPTION)
     max_tokens: Annotated[int, Field(ge=1)] = 128

@@ -34,6 +34,8 @@ UNSUPPORTED_IN_CHAT = {
     "continue_final_message": (False,),
     "echo": (False,),
 }
+# Of `response_format`, where the engine can constrain its tokens.
+FORMATS = ("json_object", "json_schema")
 # Our own additions to chat.
 OF_DOCUMENTS = ("documents", "calibration", "reorder")
 UNSUPPORTED_IN_COMPLETIONS = {
@@ -43,8 +45,11 @@ UNSUPPORTED_IN_COMPLETIONS = {
 }
 
 
-def check_chat(body: ChatRequest) -> None:
-    """Raises InvalidRequest for a field whose omission would make a wrong answer of it."""
+def check_chat(body: ChatRequest, *, has_formats: bool = False) -> None:
+    """Raises InvalidRequest for a field whose omission would make a wrong answer of it.
+
+    `has_formats` says whether answers can be constrained to one of FORMATS.
+    """
     refuse_unsupported(body.model_extra, UNSUPPORTED_IN_CHAT)
     refuse_misspelt(body.model_extra, OF_DOCUMENTS)
     asked = {
@@ -52,7 +57,7 @@ def check_chat(body: ChatRequest) -> None:
         "functions": bool(body.functions),
         "tool_choice": body.tool_choice not in (None, "none", "auto"),
         "function_call": body.function_call not in (None, "none", "auto"),
-        "response_format": body.response_format not in (None, {"type": "text"}),
+        "response_format": is_constrained(body) and not has_formats,
         "modalities": body.modalities not in (None, ["text"]),
         "audio": body.audio is not None,
         "web_search_options": body.web_search_options is not None,
@@ -60,10 +65,13 @@ def check_chat(body: ChatRequest) -> None:
     }
     for name, is_asked in asked.items():
         if is_asked:
+            formats = "" if has_formats else "response formats, "
             raise _refusal(
-                name,
-                "Answers are plain text: tools, response formats, audio, web search and moderation are not supported.",
+                name, f"Answers are text: tools, {formats}audio, web search and moderation are not supported."
             )
+    form = body.response_format
+    if is_constrained(body) and not (isinstance(form, dict) and form.get("type") in FORMATS):
+        raise _refusal("response_format", f"Its type must be text, {' or '.join(FORMATS)}.")
     if body.top_logprobs is not None and not body.logprobs:
         raise _refusal("top_logprobs", "Requires logprobs to be true.")
     if body.documents is None:
@@ -71,6 +79,11 @@ def check_chat(body: ChatRequest) -> None:
             raise _refusal("calibration", "Only answers over documents are calibrated; give documents.")
         if body.reorder != "none":
             raise _refusal("reorder", "There is nothing to reorder; give documents.")
+
+
+def is_constrained(body: ChatRequest) -> bool:
+    """Whether the answer is to have a format other than plain text."""
+    return body.response_format not in (None, {"type": "text"})
 
 
 def check_completion(body: CompletionRequest) -> None:

@@ -24,6 +24,7 @@ from services.generate.http.openai_calls import (
     charges,
     check_chat,
     check_completion,
+    is_constrained,
     messages_of,
     prompts_of,
     sampling_of,
@@ -54,7 +55,7 @@ def openai_router(service: GenerateService) -> APIRouter:
     )
     async def chat_completions(request: Request, body: ChatRequest) -> Response:
         """OpenAI's chat completions; the user's last message asks about `documents`, with `calibration` applied."""
-        check_chat(body)
+        check_chat(body, has_formats=service.limits.has_formats)
         return await _answer(service, request, body)
 
     @router.post(
@@ -180,6 +181,7 @@ def _prepare_chat(limits: CallLimits, processor: InputProcessor, body: ChatReque
         calibration=calibration_of(body.calibration, processor.profile, processor.num_layers),
         reorder=body.reorder,
         ignore_eos=body.ignore_eos,
+        response_format=body.response_format if is_constrained(body) else None,
     )
     generation = processor.prepare_chat(messages_of(body.messages), documents, options)
     # if the request has no `max_tokens`, the service's limit applies as well as the context

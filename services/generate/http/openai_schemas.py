@@ -68,7 +68,7 @@ def _bad_logit_bias(reason: str) -> InvalidRequest:
 class SamplingRequest(OpenRequest):
     """Fields of both routes: how the answer is drawn and how it is sent."""
 
-    model: str | None = Field(None, description="Checked against the served model.")
+    model: str | None = Field(None, description="Model that answers; the first served one by default.")
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = Field(None, description="Answers per prompt.")
     temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(None, description=TEMPERATURE_DESCRIPTION)
@@ -136,11 +136,13 @@ class ChatRequest(SamplingRequest):
     documents: DocumentList | None = Field(None, description="Documents that the user's last message asks about.")
     calibration: CalibrationOptions | None = None
     reorder: Reorder = Field("none", description=REORDER_DESCRIPTION)
-    tools: list[Any] | None = Field(None, description="Refused, like all fields after it.")
+    tools: list[Any] | None = Field(None, description="Refused, like all fields after it except `response_format`.")
     tool_choice: Any = None
     functions: list[Any] | None = None
     function_call: Any = None
-    response_format: Any = None
+    response_format: Any = Field(
+        None, description="`json_object` or `json_schema` where vLLM answers; refused otherwise."
+    )
     modalities: JsonList[str] | None = None
     audio: Any = None
     web_search_options: Any = None

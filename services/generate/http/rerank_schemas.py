@@ -34,7 +34,7 @@ class RerankDocument(BaseModel):
 class RerankRequest(OpenRequest):
     """The rerank request of Jina and of both of Cohere's versions."""
 
-    model: str | None = Field(None, description="Checked against the served model.")
+    model: str | None = Field(None, description="Model that answers; the first served one by default.")
     query: Annotated[str, Field(min_length=1)]
     documents: Annotated[JsonList[str | RerankDocument], BeforeValidator(check_length)]
     top_n: Annotated[int, Field(ge=0)] | None = Field(None, description="Most results to return; 0 or null: all.")

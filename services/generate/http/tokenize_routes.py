@@ -28,7 +28,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 class TokenizeRequest(OpenRequest):
     """Either a text, tokenised as `/v1/completions` would, or messages, as `/v1/chat/completions` would."""
 
-    model: str | None = Field(None, description="Checked against the served model.")
+    model: str | None = Field(None, description="Model that answers; the first served one by default.")
     prompt: str | None = None
     messages: Messages | None = None
 

@@ -111,7 +111,9 @@ class LanguageModel:
         self.tokenizer = tokenizer
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
-        self.config = _model_config(model, tokenizer.eos_token_id)
+        self.config = describe_model(
+            model.config, model.generation_config, tokenizer.eos_token_id, num_bytes=model.dtype.itemsize
+        )
         self.weight_bytes = sum(weight.nbytes for weight in model.parameters())
         self._interventions: Interventions | None = None
         if can_pack(self.device, self.dtype):
@@ -349,10 +351,12 @@ def check_config(config: Any) -> None:
         raise ValueError("quantised weights are not supported")
 
 
-def _model_config(model: Any, end_of_turn: int | None) -> ModelConfig:
-    """Describe a model; `end_of_turn` is the token that its tokenizer names as the end, for chat models of a turn."""
-    config = model.config
-    eos = model.generation_config.eos_token_id
+def describe_model(config: Any, generation_config: Any, end_of_turn: int | None, *, num_bytes: int) -> ModelConfig:
+    """Describe a model of transformers by its configurations, with `num_bytes` for each number in the cache.
+
+    `end_of_turn` is the token that its tokenizer names as the end, for chat models of a turn.
+    """
+    eos = generation_config.eos_token_id
     eos = config.eos_token_id if eos is None else eos
     ends = [] if eos is None else [eos] if isinstance(eos, int) else eos
     size = CacheSize.of(config.to_dict())
@@ -365,6 +369,6 @@ def _model_config(model: Any, end_of_turn: int | None) -> ModelConfig:
         vocab_size=config.vocab_size,
         max_model_len=size.max_context,
         eos_token_ids=frozenset(ends if end_of_turn is None else (*ends, end_of_turn)),
-        token_bytes=size.token_numbers * model.dtype.itemsize,
-        is_greedy=model.generation_config.do_sample is False,
+        token_bytes=size.token_numbers * num_bytes,
+        is_greedy=generation_config.do_sample is False,
     )

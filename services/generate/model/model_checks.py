@@ -33,11 +33,16 @@ def check_last_token(model: LanguageModel, input_ids: tuple[int, ...]) -> None:
             raise BrokenModel(f"logits of a token change by {difference:.3g} when it is {way}")
 
 
+def reference_token_ids(vocab_size: int) -> range:
+    """Return the tokens whose logits are compared, evenly spaced in the vocabulary."""
+    return range(0, vocab_size, max(1, vocab_size // NUM_REFERENCE_TOKENS))
+
+
 def next_logits(model: LanguageModel, tokenizer: Any, text: str, max_tokens: int) -> list[float]:
     """Return some tokens' logits, evenly spaced in V, minus their mean, after at most the first `max_tokens` tokens of
     a text.
     """
     input_ids = tokenise(tokenizer, [Piece(text)]).input_ids[:max_tokens]
     (last,) = model.prefill([Prefill(model.new_cache(len(input_ids)).open(len(input_ids)), input_ids)])
-    logits = last.logits.double()[:: max(1, model.config.vocab_size // NUM_REFERENCE_TOKENS)]
+    logits = last.logits.double()[list(reference_token_ids(model.config.vocab_size))]
     return (logits - logits.mean()).tolist()

@@ -18,13 +18,14 @@ PAPER_TEMPERATURE = 5e-5
 # of `tree`, which `fovea calibrate` prefers to whole dummies that see everything, if accuracy is as good
 TREE_SAVINGS: Mapping[str, int] = {"dummy_tokens": 4, "window": 64}
 
-BiasKind = Literal["exact", "tree", "single", "cached"]
+BiasKind = Literal["exact", "tree", "single", "query", "cached"]
 RelScope = Literal["mean", "per_head"]
 SpanRule = Literal["newline", "text"]
 RowScope = Literal["last", "tail"]
 DummyForm = Literal["framed", "whole"]
 
 Layer = Annotated[int, Field(ge=0)]
+HeadNumber = Annotated[int, Field(ge=0)]
 
 
 class BadProfile(ValueError):
@@ -34,7 +35,7 @@ class BadProfile(ValueError):
 class BiasTable(BaseModel):
     """Mean Attn(dummy, k) of many prompts, for one number of documents and about one number of tokens per document.
 
-    `attention` has a mean over the profile's `rel_layers` and all heads for each place k, first document first;
+    `attention` has a mean over what enters the profile's rel, layers and heads, for each place k, first document first;
     `bucket` is the least power of two that is not below the mean length of the prompts' documents in tokens.
     """
 
@@ -86,11 +87,12 @@ class Answerability(BaseModel):
 class CalibrationProfile(BaseModel):
     """The calibration of one checkpoint; layers are counted from 0.
 
-    `layers` are intervened, `rel_layers` enter rel (Eq. 3.4): their mean over layers and heads, or with `per_head` a
-    rel for each head of each intervened layer. `dummy` is what filler replaces in a dummy: its document's title and
-    text (`framed`), or all of it (`whole`). `dummy_tokens`, `window` and `num_sinks` make `tree` cheaper: the most
-    tokens of filler, and the numbers of tokens that a dummy sees before itself and at the prompt's start; None leaves
-    it as long as its document, and seeing everything. `row_scope` is the prompt rows that are calibrated beside those
+    `layers` are intervened, `rel_layers` enter rel (Eq. 3.4): their mean over layers and heads, or over `rel_heads`,
+    pairs of layer and head, if there are any, or with `per_head` a rel for each head of each intervened layer. `dummy`
+    is what filler replaces in a dummy: its document's title and text (`framed`), or all of it (`whole`).
+    `dummy_tokens`, `window` and `num_sinks` make `tree` cheaper: the most tokens of filler, and the numbers of tokens
+    that a dummy sees before itself and at the prompt's start; None leaves it as long as its document, and seeing
+    everything. `row_scope` is the prompt rows that are calibrated beside those
     of the answer. `answerability` belongs to a model that was trained to refuse, whether or not calibration is enabled.
     `gain` holds what was measured on separate prompts, `tables` the estimates of `cached`; both are of this `dummy`.
     """
@@ -102,6 +104,7 @@ class CalibrationProfile(BaseModel):
     temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = PAPER_TEMPERATURE
     layers: tuple[Layer, ...] = ()
     rel_layers: tuple[Layer, ...] = ()
+    rel_heads: tuple[tuple[Layer, HeadNumber], ...] = ()
     rel_scope: RelScope = "mean"
     span_rule: SpanRule = "newline"
     row_scope: RowScope = "last"
@@ -117,6 +120,11 @@ class CalibrationProfile(BaseModel):
     @classmethod
     def _sorted(cls, layers: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(sorted(set(layers)))
+
+    @field_validator("rel_heads")
+    @classmethod
+    def _sorted_heads(cls, heads: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+        return tuple(sorted(set(heads)))
 
     @field_validator("tables")
     @classmethod
@@ -135,10 +143,20 @@ class CalibrationProfile(BaseModel):
             raise ValueError("tables of the bias hold means over heads, so rel_scope cannot be per_head")
         if self.rel_scope == "per_head" and not set(self.layers) <= set(self.rel_layers):
             raise ValueError("with rel_scope per_head, layers must be among rel_layers")
+        if self.rel_scope == "per_head" and self.rel_heads:
+            raise ValueError("rel_heads are for a mean over heads, so rel_scope cannot be per_head")
+        if self.rel_heads and {layer for layer, _ in self.rel_heads} != set(self.rel_layers):
+            raise ValueError("rel_layers must be the layers of rel_heads")
         return self
 
-    def check_layers(self, num_layers: int) -> Self:
-        """Return the profile itself. Raises BadProfile for a layer that a model of `num_layers` layers lacks."""
+    def check_layers(self, num_layers: int, num_heads: int | None = None) -> Self:
+        """Return the profile itself. Raises BadProfile for a layer, or a head of `rel_heads`, that the model lacks.
+
+        `num_heads` None does not check heads.
+        """
+        wrong = max((head for _, head in self.rel_heads), default=0)
+        if num_heads is not None and wrong >= num_heads:
+            raise BadProfile(f"rel_heads name head {wrong}; the model's are 0 to {num_heads - 1}")
         for field, layers in (("layers", self.layers), ("rel_layers", self.rel_layers)):
             if layers and layers[-1] >= num_layers:
                 raise BadProfile(f"{field} name layer {layers[-1]}; the model's are 0 to {num_layers - 1}")

@@ -30,8 +30,10 @@ from services.generate.prompts.templates import (
 # A plane of private characters: the first ones are marks around documents, the others replace other characters.
 _FIRST, _LAST = 0xF0000, 0xFFFFD
 _MAX_DOCUMENTS = 0x4000
+# the mark around the question after the documents
+_QUESTION = _MAX_DOCUMENTS
 _PRIVATE = re.compile(f"[{chr(_FIRST)}-{chr(_LAST)}]")
-_MARK = re.compile(f"[{chr(_FIRST)}-{chr(_FIRST + _MAX_DOCUMENTS - 1)}]")
+_MARK = re.compile(f"[{chr(_FIRST)}-{chr(_FIRST + _QUESTION)}]")
 
 Message = Mapping[str, str]
 
@@ -88,11 +90,12 @@ def _in_message(
     escaped = [{**m, "content": chat.escaped(m["content"])} for m in messages]
     escaped[asked] = {**escaped[asked], "content": prompt}
     text = chat.rendered(escaped)
-    found = _found(text, len(documents))
+    found = _found(text, [*range(len(documents)), *[_QUESTION] * bool(pieces[-1].contents)])
     if found is None:
         message = "this checkpoint's chat template does not render the user's last message exactly once and in full"
         raise InvalidRequest(message, param="messages")
-    return chat.pieces(text, [_Place((at[0], at[-1]), _pairs(at[1:-1])) for at in found])
+    places = [_Place((at[0], at[-1]), _pairs(at[1:-1])) for at in found[: len(documents)]]
+    return chat.pieces(text, places, _pairs(list(itertools.chain(*found[len(documents) :]))))
 
 
 def _in_template(
@@ -104,7 +107,7 @@ def _in_template(
         twice = chat.written(messages, [documents[0]] * 2)
     except InvalidRequest:  # it does not support documents of this form, which is not an error of the messages
         return None
-    found, pair = _found(text, len(documents)), _found(twice, 2)
+    found, pair = _found(text, range(len(documents))), _found(twice, range(2))
     if found is None or pair is None:
         return None
     bare = _MARK.sub("", text)
@@ -112,7 +115,19 @@ def _in_template(
     ranges = _with_frame(bare, [(at[0], at[-1]) for at in found], between, span_rule)
     places = [_Place(range_, _pairs(at)) for range_, at in zip(ranges, found, strict=True)]
     # without text after the documents, no question would attend to them
-    return chat.pieces(text, places) if bare[ranges[-1][1] :].strip() else None
+    if not bare[ranges[-1][1] :].strip():
+        return None
+    return chat.pieces(text, places, _only(chat, messages, bare, ranges[-1][1]))
+
+
+def _only(chat: "_Chat", messages: Sequence[Message], text: str, start: int) -> tuple[Range, ...]:
+    """The range of the user's last message in the text from `start` on, if it is there exactly once."""
+    asked = next((one["content"] for one in reversed(messages) if one["role"] == "user"), "").strip()
+    question = chat.escaped(asked)
+    if not asked or text.count(question, start) != 1:
+        return ()
+    first = text.index(question, start)
+    return ((first, first + len(question)),)
 
 
 def _with_frame(text: str, found: list[Range], between: str, span_rule: SpanRule) -> list[Range]:
@@ -143,13 +158,13 @@ def _closing(between: str) -> int:
     return match.end() if match else 0
 
 
-def _found(text: str, num_documents: int) -> list[list[int]] | None:
-    """Find the places of each document's marks in the text without marks; None unless all are present, disjoint and in
+def _found(text: str, marks: Sequence[int]) -> list[list[int]] | None:
+    """Find the places of each of these marks in the text without marks; None unless all are present, disjoint and in
     order."""
     places = [(ord(mark.group()) - _FIRST, mark.start() - i) for i, mark in enumerate(_MARK.finditer(text))]
     by_document = [(k, [at for _, at in group]) for k, group in itertools.groupby(places, key=lambda place: place[0])]
     # a title or a text whose second mark is missing was cut off by the template
-    if [k for k, _ in by_document] != list(range(num_documents)) or any(len(at) % 2 for _, at in by_document):
+    if [k for k, _ in by_document] != list(marks) or any(len(at) % 2 for _, at in by_document):
         return None
     return [at for _, at in by_document]
 
@@ -211,9 +226,12 @@ class _Chat:
         return "".join(characters)
 
     def marked(self, text: str, document: int | None, contents: Sequence[Range] = ()) -> str:
-        """Escape `text` and put its document's marks around it and around each of `contents`."""
+        """Escape `text` and put its document's marks around it and around each of `contents`; the question's only
+        around these."""
         if document is None:
-            return self.escaped(text)
+            escaped = self.escaped(text)
+            borders = [0, *itertools.chain.from_iterable(contents), len(text)]
+            return chr(_FIRST + _QUESTION).join(escaped[start:end] for start, end in itertools.pairwise(borders))
         if document >= _MAX_DOCUMENTS:
             message = f"a prompt takes {_MAX_DOCUMENTS} documents at most"
             raise TooLarge(message, param="documents")
@@ -238,8 +256,11 @@ class _Chat:
             self._tokenizer.get_chat_template(), messages, documents, self._tokenizer.special_tokens_map
         )
 
-    def pieces(self, text: str, places: Sequence[_Place]) -> tuple[Piece, ...]:
-        """Remove marks, restore escaped characters: one piece for each document and each text between them."""
+    def pieces(self, text: str, places: Sequence[_Place], question: Sequence[Range] = ()) -> tuple[Piece, ...]:
+        """Remove marks, restore escaped characters: one piece for each document and each text between them.
+
+        `question` is its range after the documents, if it is known.
+        """
         bare = _MARK.sub("", text)
         pieces, at = [], 0
         for k, place in enumerate(places):
@@ -247,7 +268,8 @@ class _Chat:
             contents = tuple((first - start, stop - start) for first, stop in place.contents)
             pieces += [self._piece(bare[at:start], None), self._piece(bare[start:end], k, contents)]
             at = end
-        pieces.append(self._piece(bare[at:], None))
+        asked = tuple((first - at, stop - at) for first, stop in question)
+        pieces.append(self._piece(bare[at:], None, asked))
         return tuple(piece for piece in pieces if piece.text or piece.document is not None)
 
     def _piece(self, text: str, document: int | None, contents: tuple[Range, ...] = ()) -> Piece:
@@ -257,7 +279,7 @@ class _Chat:
         return Piece(original, document, is_chat=True, plain=plain, contents=contents)
 
     def _stand_in(self, character: str) -> str:
-        code = _FIRST + _MAX_DOCUMENTS + len(self._stand_ins)
+        code = _FIRST + _QUESTION + 1 + len(self._stand_ins)
         if code > _LAST:
             message = "a conversation has too many different private-use characters; the limit is some ten thousand"
             raise InvalidRequest(message, param="messages")

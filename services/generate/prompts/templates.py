@@ -56,13 +56,15 @@ class Prompt:
     input_ids: T token ids. spans: one half-open token range (start, end) for each of the K documents, in order and
     disjoint; empty documents may have few tokens, never wrong ones. tail_start: the first token after the last
     document, where the question's tail begins; 0 without documents. contents: for each document the token ranges of
-    its title and text within its span, without the template's own text; empty if unknown.
+    its title and text within its span, without the template's own text; empty if unknown. question: the tokens of the
+    question after the last document; None if unknown.
     """
 
     input_ids: tuple[int, ...]
     spans: tuple[Range, ...]
     tail_start: int
     contents: tuple[tuple[Range, ...], ...] = ()
+    question: Range | None = None
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class Piece:
     document: the number of the document, counted from 0; None for the text around them. is_chat: written by a chat
     template, whose control tokens count as such; `plain` are then the half-open ranges of `text` in which they do not,
     because a user wrote them. Without `is_chat`, all of `text` is plain. contents: the ranges of the document's title
-    and text in `text`, in order.
+    and text in `text`, in order, or that of the question after the documents.
     """
 
     text: str
@@ -115,7 +117,9 @@ class Template:
             else:
                 pieces += [replace(line, text=line.text.removesuffix("\n")), Piece("\n")]
         last = pieces.pop().text if span_rule == "text" else ""
-        return (*pieces, Piece(last + self.tail.replace("{question}", question)))
+        before, *after = (last + self.tail).split("{question}")
+        places = ((len(before), len(before) + len(question)),) if after else ()
+        return (*pieces, Piece(question.join((before, *after)), contents=places))
 
     def _line(self, k: int, document: Document) -> Piece:
         form = self.titled if document.title else self.untitled
@@ -151,6 +155,8 @@ TEMPLATES = {"plain": PLAIN, "query_aware": QUERY_AWARE, "random_order": RANDOM_
 
 # The dummy document's text, which is irrelevant to any question.
 FILLER = " This passage was left blank on purpose and says nothing about the matter."
+# A question without content, in-context reranking's (Chen et al. 2024).
+CONTENT_FREE = " N/A"
 
 # Texts to put before a text when it is tokenised, so that it is not at the start, where some tokenizers add a space.
 # The first one that does not merge with the text is used.
@@ -173,6 +179,7 @@ def tokenise(tokenizer: Any, pieces: Sequence[Piece]) -> Prompt:
     input_ids = [] if any(piece.is_chat for piece in pieces) else encoder.opening()
     spans: dict[int, Range] = {}
     contents: dict[int, tuple[Range, ...]] = {}
+    question: Range | None = None
     fragments = [
         _Fragment(piece.text, piece.plain if piece.is_chat else ((0, len(piece.text)),), None if i == 0 else 0)
         for i, piece in enumerate(pieces)
@@ -184,15 +191,25 @@ def tokenise(tokenizer: Any, pieces: Sequence[Piece]) -> Prompt:
             spans[piece.document] = (start, len(input_ids))
             found = _content_tokens(piece, tokens.offsets)
             contents[piece.document] = tuple((start + first, start + stop) for first, stop in found)
+        else:
+            found = _content_tokens(piece, tokens.offsets)
+            question = next(((start + first, start + stop) for first, stop in found), question)
     ordered = tuple(spans[k] for k in range(len(spans)))
     tail_start = ordered[-1][1] if ordered else 0
-    return Prompt(tuple(input_ids), ordered, tail_start, tuple(contents[k] for k in range(len(spans))))
+    return Prompt(tuple(input_ids), ordered, tail_start, tuple(contents[k] for k in range(len(spans))), question)
 
 
-def filler_ids(tokenizer: Any) -> tuple[int, ...]:
-    """Return the token ids of FILLER, to be repeated or cut to the length of the replaced text."""
+def with_question(prompt: Prompt, content_free: Sequence[int]) -> tuple[int, ...]:
+    """Return a prompt's tokens with others, repeated to its length, in the place of the question, if there is one."""
+    start, stop = prompt.question or (0, 0)
+    asked = itertools.islice(itertools.cycle(content_free), stop - start)
+    return (*prompt.input_ids[:start], *asked, *prompt.input_ids[stop:])
+
+
+def filler_ids(tokenizer: Any, text: str = FILLER) -> tuple[int, ...]:
+    """Return the token ids of a filler, to be repeated or cut to the length of the replaced text."""
     encoder = _Encoder(tokenizer)
-    return tuple(encoder.encode([_Fragment(FILLER, ((0, len(FILLER)),), 0)])[0].ids)
+    return tuple(encoder.encode([_Fragment(text, ((0, len(text)),), 0)])[0].ids)
 
 
 def control_tokens(tokenizer: Any) -> dict[int, str]:
@@ -201,7 +218,7 @@ def control_tokens(tokenizer: Any) -> dict[int, str]:
 
 
 def _content_tokens(piece: Piece, offsets: Sequence[Range]) -> Iterator[Range]:
-    """Yield the ranges of tokens of a document's title and text.
+    """Yield the ranges of tokens of a document's title and text, or of the question.
 
     A token that also contains text of the template belongs to the template, unless that text is only spaces.
     """

@@ -25,6 +25,8 @@ OTHER_FRAMEWORKS = (
 )
 # A licence goes with what it is about.
 LICENCES = re.compile(r"(LICEN[CS]E|NOTICE|USE_POLICY)(\.(md|txt))?", re.IGNORECASE)
+# What the trainer of transformers saves beside the model.
+TRAINING_STATE = ("optimizer.", "scheduler.", "rng_state", "scaler.", "training_args.", "trainer_state.")
 PROGRAMS = (".py", ".pyc", ".sh", ".so", ".ipynb")
 
 
@@ -81,6 +83,8 @@ def _reason(path: str) -> str:
         return "bookkeeping of git or of a download"
     if suffix in PROGRAMS:
         return "a program; nothing of a source is run"
+    if name.startswith(TRAINING_STATE):
+        return "state of a training"
     if suffix in OTHER_FRAMEWORKS:
         return "of another framework"
     if suffix == ".safetensors" or suffix in PICKLES or ".bin." in name or ".safetensors." in name:

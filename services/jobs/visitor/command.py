@@ -64,7 +64,10 @@ def visitor(
         if cases is None:
             results = asyncio.run(_ask_rows(chosen, Plan(run, tuple(range(seeds)), count), address))
         else:
-            results = asyncio.run(_ask_cases(read_cases(cases), run, address, console))
+            asked = [case for case in read_cases(cases) if case.service in chosen]
+            if not asked:
+                raise BadCase(f"{cases} holds no cases of {services}")
+            results = asyncio.run(_ask_cases(asked, run, address, console))
     except (VisitorError, BadCase, OSError) as error:
         typer.echo(f"fovea evaluate visitor: {error}", err=True)
         raise typer.Exit(EXIT_FAILED) from None

@@ -60,11 +60,11 @@ _PAIRS = _Everyday(
     narrow_share=0.25,
     rationale_share=0.08,
     draw_lesson=draw_word_inference,
-    lesson_share=0.15,
+    lesson_share=0.08,
     confided=written_inferences,
 )
 _EVERYDAY: Mapping[str, _Everyday] = {
-    "everyday-problems": _Everyday(WORD_PROBLEMS, draw_problem, draw_everyday_problem, 0.3, 0.1),
+    "everyday-problems": _Everyday(WORD_PROBLEMS, draw_problem, draw_everyday_problem, 0.4, 0.1),
     "everyday-inferences": _PAIRS,
     # A first lesson for the set above, with a quarter of its rows, so that both have one vocabulary.
     "word-inferences": _Everyday(INFERENCES, draw_inference, draw_word_inference, 0.0, 0.12, _PAIRS.draw, 0.25),

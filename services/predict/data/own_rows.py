@@ -10,9 +10,10 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from services.jobs.inquiry.record_file import OutputError
 from services.predict.data.inputs import Input, read_inputs
 from services.predict.data.published import Split
-from services.predict.data.rationale_file import OutputError, read_records
+from services.predict.data.rationale_file import read_records
 from services.predict.data.rows import VALIDATION_SHARE, BadData, Row, Splits, TeacherOutput, split_off, subsample
 from services.predict.data.task_file import OwnTask
 from services.predict.data.teacher_outputs import read_output

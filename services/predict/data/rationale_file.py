@@ -6,31 +6,27 @@
 A line counts once it is on disk. An incomplete line that a crash leaves at the end of the file is cut off.
 """
 
-import asyncio
-import fcntl
-import hashlib
 import json
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ConfigDict
 
-from services.core.durable_files import make_folder_durably, write_durably
+from services.core.durable_files import write_durably
+from services.jobs.inquiry import record_file
+from services.jobs.inquiry.record_file import Identified, OutputError, RecordFile, digest_of
 from services.jobs.resumption import differences, option_names
 from services.predict.data.rows import TeacherOutput
 from services.predict.data.teacher_outputs import parse_output
 
 ARGUMENTS_SUFFIX = ".arguments.json"
+JOB = "extraction"
 
 
-class OutputError(Exception):
-    """A file that can't be written or continued; the message can be shown to users."""
-
-
-class Record(BaseModel):
+class Record(Identified):
     """An output and what it was asked with.
 
     `row` is the input's place in its data set, `prompt` and `arguments` are digests, `model` is what the endpoint calls
@@ -40,7 +36,6 @@ class Record(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    id: str
     row: int
     prompt: str
     arguments: str
@@ -54,96 +49,35 @@ class Record(BaseModel):
     completion_tokens: int | None
 
 
-def digest_of(value: Any) -> str:
-    """SHA-256 of a JSON value, in hexadecimal."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+@contextmanager
+def opened_rationales(path: Path, arguments: Mapping[str, Any]) -> Iterator[RecordFile[Record]]:
+    """Open a file with its records, or create it if there is none.
 
+    Its arguments are written with its first record, so that an extraction without any output binds nobody. Raises
+    OutputError if it was begun with other arguments, another process writes to it, or it holds anything other than
+    records.
+    """
 
-class RationaleFile:
-    """Records in a file that only this process writes to; created by `opened`."""
+    def check(records: Sequence[Record], num_torn_bytes: int) -> Callable[[], None] | None:
+        begun = _begun_with(path)
+        if begun is not None and records:
+            _agree(path, begun, json.loads(json.dumps(arguments)))
+        own = digest_of(arguments)
+        for number, record in enumerate(records, start=1):
+            if record.arguments != own:
+                raise OutputError(f"{path}: line {number} was requested with other arguments")
+        if begun is None and num_torn_bytes:
+            raise OutputError(f"{path} exists but is not the output of an extraction")
+        told = json.dumps(arguments, indent=1, ensure_ascii=False).encode() + b"\n"
+        return None if records and begun is not None else partial(write_durably, _beside(path), [told])
 
-    def __init__(self, descriptor: int, records: Sequence[Record], unwritten: tuple[Path, bytes] | None) -> None:
-        """`unwritten` is the file of arguments to be written before the first record."""
-        self._descriptor = descriptor
-        self.found = records
-        self._waiting: list[bytes] = []
-        self._num_given = 0
-        self._num_written = 0
-        self._failure: OSError | None = None
-        self._unwritten = unwritten
-
-    @classmethod
-    @contextmanager
-    def opened(cls, path: Path, arguments: Mapping[str, Any]) -> Iterator[Self]:
-        """Open a file with its records, or create it if there is none.
-
-        Its arguments are written with its first record, so that an extraction without any output binds nobody. Raises
-        OutputError if it was begun with other arguments, another process writes to it, or it holds anything
-        other than records.
-        """
-        try:
-            make_folder_durably(path.parent)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise OutputError(f"{path}: {error.strerror}") from None
-        try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise OutputError(f"another extraction is writing to {path}") from None
-            begun = _begun_with(path)
-            content = path.read_bytes()
-            if begun is not None and _parsed(path, content, None)[0]:
-                _agree(path, begun, json.loads(json.dumps(arguments)))
-            records, num_bytes = _parsed(path, content, digest_of(arguments))
-            if begun is None and num_bytes < len(content):
-                raise OutputError(f"{path} exists but is not the output of an extraction")
-            os.ftruncate(descriptor, num_bytes)
-            os.fsync(descriptor)
-            told = json.dumps(arguments, indent=1, ensure_ascii=False).encode() + b"\n"
-            yield cls(descriptor, records, None if records and begun is not None else (_beside(path), told))
-        finally:
-            os.close(descriptor)
-
-    async def append(self, record: Record) -> None:
-        """Write a record; it is on disk when this returns. Raises OutputError.
-
-        Records that arrive at the same time are written together, with one wait for the disk.
-        """
-        if self._failure is None:
-            self._waiting.append(record.model_dump_json().encode() + b"\n")
-            self._num_given += 1
-            number = self._num_given
-            await asyncio.sleep(0)  # other records may join this write
-            if number > self._num_written:
-                self._write()
-        if self._failure is not None:
-            raise OutputError(f"the output can't be written: {self._failure.strerror}")
-
-    def _write(self) -> None:
-        """Write all waiting lines. Blocking costs little beside the teacher's latency, and it keeps each line whole."""
-        content = b"".join(self._waiting)
-        self._waiting.clear()
-        self._num_written = self._num_given
-        try:
-            if self._unwritten is not None:
-                beside, arguments = self._unwritten
-                write_durably(beside, [arguments])
-                self._unwritten = None
-            while content:
-                content = content[os.write(self._descriptor, content) :]
-            os.fsync(self._descriptor)
-        except OSError as error:
-            # part of a line may have been written, and nothing may follow it
-            self._failure = error
+    with RecordFile.opened(path, Record, JOB, check) as file:
+        yield file
 
 
 def read_records(path: Path) -> list[Record]:
     """Read the records of a file in order, except one left incomplete by a crash. Raises OutputError."""
-    try:
-        return _parsed(path, path.read_bytes(), None)[0]
-    except OSError as error:
-        raise OutputError(f"{path}: {error.strerror}") from None
+    return record_file.read_records(path, Record, JOB)
 
 
 def read_teacher_outputs(path: Path, task: str, num_rows: int) -> list[TeacherOutput | None]:
@@ -184,38 +118,3 @@ def _agree(path: Path, begun: dict[str, Any], now: dict[str, Any]) -> None:
             f"{path} belongs to an extraction with other arguments: {changed}. Use another --output, or"
             f" remove it and {_beside(path)} to begin again"
         )
-
-
-def _parsed(path: Path, content: bytes, arguments: str | None) -> tuple[list[Record], int]:
-    """Parse a file's content into its records, and count the bytes that hold them.
-
-    An incomplete record at the end is left out. Raises OutputError for anything else that is not a record, for a
-    repeated id, and for records with arguments other than these.
-    """
-    records: list[Record] = []
-    seen: set[str] = set()
-    num_bytes, torn_at = 0, 0
-    for number, line in enumerate(content.splitlines(keepends=True), start=1):
-        record = _record(line)
-        if record is None:
-            torn_at = torn_at or number
-            continue
-        if torn_at:
-            raise OutputError(f"{path}: line {torn_at} is not an output of an extraction")
-        if arguments is not None and record.arguments != arguments:
-            raise OutputError(f"{path}: line {number} was requested with other arguments")
-        if record.id in seen:
-            raise OutputError(f"{path}: {record.id} occurs twice")
-        seen.add(record.id)
-        records.append(record)
-        num_bytes += len(line)
-    return records, num_bytes
-
-
-def _record(line: bytes) -> Record | None:
-    if not line.endswith(b"\n"):
-        return None
-    try:
-        return Record.model_validate_json(line)
-    except ValidationError:
-        return None

@@ -23,7 +23,8 @@ class WordLabels:
     label: Callable[[Example], Iterable[WordLabel]]
 
 
-WORD_LABELS: Mapping[str, WordLabels] = {
-    INFERENCES.name: WordLabels(of_inferences.PROBES, of_inferences.label_words),
-    WORD_PROBLEMS.name: WordLabels(of_problems.PROBES, of_problems.label_words),
+# By task, made when they are needed: the words of inferences are in files.
+WORD_LABELS: Mapping[str, Callable[[], WordLabels]] = {
+    INFERENCES.name: lambda: WordLabels(of_inferences.probes(), of_inferences.label_words),
+    WORD_PROBLEMS.name: lambda: WordLabels(of_problems.PROBES, of_problems.label_words),
 }

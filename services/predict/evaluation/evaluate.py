@@ -15,10 +15,10 @@ import typer
 from rich.console import Console
 
 from services.core.durable_files import write_durably
+from services.jobs.inquiry.record_file import OutputError
 from services.jobs.options import among, command_line, output_folder, parse_numbers, results_file, split
 from services.jobs.plots import draw
 from services.predict.data.published import read_outputs, read_rows
-from services.predict.data.rationale_file import OutputError
 from services.predict.data.rows import BadData, LabelSource, join
 from services.predict.data.task_file import OwnTask, read_task_file
 from services.predict.evaluation.figures import figures

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import stamina
 import typer
@@ -18,16 +18,17 @@ from rich.console import Console
 
 from services.core.printable import printable
 from services.jobs.endpoint import Api, Endpoint, EndpointClient, EndpointError, Patience
-from services.jobs.interruption import SIGNALS
-from services.jobs.options import command_line
+from services.jobs.inquiry.inquiry import Interrupted, Tokens, attended
+from services.jobs.inquiry.record_file import OutputError
+from services.jobs.options import command_line, json_object
 from services.jobs.progress import Bars
 from services.predict.data.inputs import Input, published_inputs, read_inputs
 from services.predict.data.own_rows import split_file
 from services.predict.data.published import Split
-from services.predict.data.rationale_file import OutputError, RationaleFile, Record
+from services.predict.data.rationale_file import Record, opened_rationales
 from services.predict.data.rows import BadData
 from services.predict.data.task_file import read_task_file
-from services.predict.extraction.extraction import Extraction, Interrupted, Plan, Tally, UnparsedOutputs, unanswered
+from services.predict.extraction.extraction import Extraction, Plan, Tally, UnparsedOutputs, unanswered
 from services.predict.extraction.prompts import PromptError, Prompts, load_prompts, own_prompts
 from services.predict.tasks import TASKS, Task
 
@@ -105,12 +106,12 @@ def extract(
     with _one_line_errors(console):
         loaded = _prompts(task, task_file, prompts, is_zero_shot=zero_shot)
         endpoint = Endpoint(base_url, api, _key(key_variable))
-        plan = Plan(loaded, endpoint, model, temperature, max_tokens, _parsed_extra(extra))
+        plan = Plan(loaded, endpoint, model, temperature, max_tokens, json_object(extra, "--extra"))
         asked = _asked(loaded.task, inputs, data, split)[:limit]
         if show_prompt:
             typer.echo(json.dumps(plan.body(plan.prompt(asked[0].values)), indent=1, ensure_ascii=False))
             return
-        tally = Tally(price_per_million_input, price_per_million_output, max_unparsed)
+        tally = Tally(Tokens(price_per_million_input, price_per_million_output), max_unparsed)
         pace = Concurrency(concurrency, Patience(attempts, timeout_s))
         try:
             num_failed = asyncio.run(_extract(plan, asked, output, tally, pace, console))
@@ -133,7 +134,7 @@ async def _extract(
 
     Raises EndpointError, OutputError, UnparsedOutputs and Interrupted.
     """
-    with RationaleFile.opened(output, plan.arguments()) as file, Bars(console).bar("Outputs") as bar:
+    with opened_rationales(output, plan.arguments()) as file, Bars(console).bar("Outputs") as bar:
         todo = unanswered(plan, asked, file.found)
         for record in file.found:
             tally.add(record)
@@ -152,37 +153,13 @@ async def _extract(
             typer.echo(json.dumps({"id": one.id, "status": error.status, "reason": str(error)}, ensure_ascii=False))
 
         async with EndpointClient(plan.endpoint, pace.patience) as teacher:
-            extraction = Extraction(plan, teacher, file, on_record=on_record, on_failure=on_failure)
-            with _ending(extraction, console):
-                await extraction.run(todo, pace.concurrency)
+            inquiry = Extraction(plan, teacher, file, on_record).inquiry(on_failure)
+            with attended(inquiry, console):
+                await inquiry.run(todo, pace.concurrency)
         tally.check(is_complete=True)
         if tally.num_records == 0 and len(set(reasons)) == 1:
             raise EndpointError(f"every input was rejected for the same reason, {reasons[0]}")
         return len(reasons)
-
-
-@contextmanager
-def _ending(extraction: Extraction, console: Console) -> Iterator[None]:
-    """End the extraction on the first signal once the pending answers have arrived, on the second at once."""
-    loop = asyncio.get_running_loop()
-    running = asyncio.current_task()
-    assert running is not None
-    signals = iter((True,))
-
-    def end() -> None:
-        if next(signals, False):
-            console.print("Stopping after the answers in flight have arrived; press again to stop at once.")
-            extraction.end(Interrupted())
-        else:
-            running.cancel()
-
-    for number in SIGNALS:
-        loop.add_signal_handler(number, end)
-    try:
-        yield
-    finally:
-        for number in SIGNALS:
-            loop.remove_signal_handler(number)
 
 
 @contextmanager
@@ -253,16 +230,6 @@ def _key(variable: str | None) -> str | None:
     if not key:
         raise typer.BadParameter(f"{variable} is not set", param_hint="--key-variable")
     return key
-
-
-def _parsed_extra(text: str) -> dict[str, Any]:
-    try:
-        extra = json.loads(text)
-    except ValueError as error:
-        raise typer.BadParameter(f"not JSON ({error})", param_hint="--extra") from None
-    if not isinstance(extra, dict):
-        raise typer.BadParameter("not a JSON object", param_hint="--extra")
-    return extra
 
 
 if __name__ == "__main__":

@@ -1,18 +1,20 @@
 """The routes of the predict service."""
 
 import asyncio
+from functools import partial
 from typing import Annotated, Any
 
 import orjson
 from fastapi import APIRouter, Body, Depends, Request, Response
 from pydantic import Discriminator, Tag
 
-from services.core.errors import InvalidField, NotFound, check_count
+from services.core.errors import InvalidField, check_count
 from services.core.exchange import context_of
 from services.core.http.bodies import JsonRoute
 from services.core.http.dialects import TeiError, tei_error_body
 from services.core.http.error_responses import ErrorEnvelope, error_responses
 from services.core.http.request_fields import check_known, check_query
+from services.core.serving.model_object import model_fields, models_router
 from services.predict.http.schemas import (
     MAX_FIELDS,
     MAX_NAME_LENGTH,
@@ -29,7 +31,8 @@ from services.predict.http.schemas import (
     num_inputs,
 )
 from services.predict.http.tei import answer_tei
-from services.predict.service import PredictCall, Predicted, PredictService, TaskModel, names_of, version_name
+from services.predict.model.task_description import TaskDescription
+from services.predict.service import PredictCall, Predicted, PredictService, TaskModel
 
 # More numbers than this are serialised in a thread, so that the event loop can serve other requests.
 MAX_INLINE_NUMBERS = 4096
@@ -53,7 +56,7 @@ def predict_router(service: PredictService) -> APIRouter:
         if is_tei(body):
             request.state.error_body = tei_error_body
         check_count("inputs", num_inputs(body), service.max_inputs)
-        _check_names(service, body)
+        await _check_names(service, body)
 
     @router.get("/tasks")
     async def tasks() -> TaskList:
@@ -62,7 +65,7 @@ def predict_router(service: PredictService) -> APIRouter:
             data=[
                 TaskObject(
                     id=description.task,
-                    model=version_name(one),
+                    model=one.checkpoint.label,
                     fields=list(description.fields),
                     labels=None if description.labels is None else list(description.labels),
                     choices=description.choices,
@@ -70,7 +73,7 @@ def predict_router(service: PredictService) -> APIRouter:
                     metrics=one.checkpoint.manifest.metrics if one.checkpoint.manifest else {},
                     statement=one.checkpoint.manifest.statement if one.checkpoint.manifest else None,
                 )
-                for one, description in service.described()
+                for one, description in service.models.described()
             ]
         )
 
@@ -98,31 +101,18 @@ def predict_router(service: PredictService) -> APIRouter:
     return router
 
 
-def models_router(service: PredictService) -> APIRouter:
+def predict_models_router(service: PredictService) -> APIRouter:
     """Make the routes of the served models, in OpenAI's form."""
-    router = APIRouter(tags=["models"])
-
-    @router.get("/v1/models")
-    async def models() -> ModelList:
-        return ModelList(data=[_model(service, one) for one, _ in service.described()])
-
-    @router.get("/v1/models/{model_id}")
-    async def model(model_id: str) -> Model:
-        for one, _ in service.described():
-            if model_id in names_of(one):
-                return _model(service, one)
-        raise NotFound(f"There is no model {model_id!r}.", param="model", code="model_not_found")
-
-    return router
+    return models_router(service.models, partial(_model, service.max_inputs), one=Model, listing=ModelList)
 
 
-def _check_names(service: PredictService, body: Any) -> None:
+async def _check_names(service: PredictService, body: Any) -> None:
     """Refuse inputs without the task's fields, and with others, before their values are read, which may be anything."""
     if not isinstance(body, dict) or is_tei(body) or "inputs" not in body:
         return
     task, model = body.get("task"), body.get("model")
     if all(one is None or (isinstance(one, str) and len(one) <= MAX_NAME_LENGTH) for one in (task, model)):
-        known = service.fields_of(task, model)
+        known = await service.fields_of(task, model)
         inputs = body["inputs"]
         if not isinstance(inputs, list):
             raise InvalidField(f"inputs: Must be a list of objects with the fields {', '.join(known)}.", param="inputs")
@@ -175,19 +165,10 @@ def _render(predicted: Predicted) -> bytes:
     return orjson.dumps(answer)
 
 
-def _model(service: PredictService, resident: TaskModel) -> Model:
-    manifest, description = resident.checkpoint.manifest, resident.description
-    assert manifest is not None, "what is described has a version"
-    assert description is not None, "only what is described is listed"
+def _model(max_inputs: int, resident: TaskModel, description: TaskDescription) -> Model:
     return Model(
-        id=manifest.name,
-        created=int(manifest.created.timestamp()),
-        kind=manifest.kind,
-        statement=manifest.statement,
-        version=manifest.version,
-        revision=manifest.digest,
+        **model_fields(resident),
         max_model_len=description.max_input_tokens,
         task=description.task,
-        loaded=resident.checkpoint.is_loaded,
-        limits=ModelLimits(max_inputs=service.max_inputs),
+        limits=ModelLimits(max_inputs=max_inputs),
     )

@@ -130,7 +130,6 @@ class Model(ModelObject):
 
     max_model_len: int = Field(description="Maximum number of tokens of an input.")
     task: str
-    loaded: bool = Field(description="Whether the model is in memory; if not, the next request loads it.")
     limits: ModelLimits
 
 

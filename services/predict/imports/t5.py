@@ -18,7 +18,7 @@ from services.nn.refusals import Refused
 from services.predict.data.rows import BadData
 from services.predict.data.task_file import read_task_file
 from services.predict.model.task_description import TASK_FILE, TaskDescription
-from services.predict.tasks import Prefixes
+from services.predict.tasks import TASKS, Prefixes
 
 KIND = "t5-student"
 CONFIG, TOKENIZER, SENTENCEPIECE = "config.json", "tokenizer.json", "spiece.model"
@@ -28,14 +28,16 @@ BESIDE_TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json", "added_t
 
 @dataclass(frozen=True)
 class T5Import:
-    """An import of one source; `task` is a task file, which a source without `task.json` needs.
+    """An import of one source; `task` is a task file or a published task, which a source without `task.json` needs.
 
-    `label_prefix` is put before each input, as the model was trained with it.
+    The prefixes are put before each input, as the model was trained with them, to ask for its label and for its
+    rationale; None is for a model without rationales.
     """
 
     source: Source
-    task: Path | None = None
+    task: str | None = None
     label_prefix: str = ""
+    rationale_prefix: str | None = None
 
     @classmethod
     def recognises(cls, config: Mapping[str, Any]) -> bool:
@@ -48,7 +50,10 @@ class T5Import:
         weights = find_weights(self.source)
         present = self.source.files
         if self.task is None and TASK_FILE not in present:
-            raise Refused(f"{self.source.uri} has no {TASK_FILE}: give --task FILE, which says what the model answers")
+            raise Refused(
+                f"{self.source.uri} has no {TASK_FILE}: give --task FILE, which says what the model answers, or --task"
+                f" {'|'.join(TASKS)}"
+            )
         self._description()
         if TOKENIZER not in present and SENTENCEPIECE not in present:
             raise Refused(f"{self.source.uri} has no tokenizer: neither {TOKENIZER} nor {SENTENCEPIECE}")
@@ -60,7 +65,7 @@ class T5Import:
         taken += [*(found if has_tokenizer else ()), *([TASK_FILE] if self.task is None else ())]
         made = {} if has_tokenizer else {TOKENIZER: SENTENCEPIECE}
         if self.task is not None:
-            made[TASK_FILE] = self.task.name
+            made[TASK_FILE] = Path(self.task).name
         read = () if has_tokenizer else found
         left = left_files(
             self.source,
@@ -82,11 +87,16 @@ class T5Import:
         """Read --task, if it is given. Raises Refused."""
         if self.task is None:
             return None
-        try:
-            task = read_task_file(self.task).to_task()
-        except BadData as error:
-            raise Refused(f"--task: {error}") from None
-        return TaskDescription.of(task, Prefixes(self.label_prefix, ""), has_rationales=False)
+        task = TASKS.get(self.task)
+        if task is None:
+            if not Path(self.task).exists():
+                raise Refused(f"--task: {self.task} is neither a file nor one of {', '.join(TASKS)}")
+            try:
+                task = read_task_file(Path(self.task)).to_task()
+            except BadData as error:
+                raise Refused(f"--task: {error}") from None
+        prefixes = Prefixes(self.label_prefix, self.rationale_prefix or "")
+        return TaskDescription.of(task, prefixes, has_rationales=self.rationale_prefix is not None)
 
     def _config(self) -> Any:
         raw = read_model_config(self.source)

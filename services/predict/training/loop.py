@@ -53,10 +53,10 @@ def teach(
 
     Evaluation uses greedy decoding. `folder` receives a state at every evaluation, the losses for TensorBoard and, at
     the end, `checkpoint`, the best step as a folder that `PredictEngine.load` reads (not for "explained" students,
-    whose inputs are more than a task's fields). The model itself ends on the CPU with that step's weights, unless it is
-    sharded over processes. Raises ValueError for data that lacks a kind of example, a batch that can't be divided
-    equally among the processes, a tokenizer that does not end texts, a state with other arguments, and a `lora_rank`
-    without peft.
+    whose inputs are more than a task's fields). An average is made of that step, and evaluated again. The model itself
+    ends on the CPU with these weights, unless it is sharded over processes. Raises ValueError for data that lacks a
+    kind of example, a batch that can't be divided equally among the processes, a tokenizer that does not end texts, a
+    state with other arguments, and a `lora_rank` without peft.
     """
     for name in ("train", "valid", "test"):
         if not getattr(data, name):
@@ -146,6 +146,9 @@ class _Teaching:
         token_labels = None if words is None else TokenLabels(words, tokenizer, recipe)
         self.lessons = Lessons(tokenizer, model.config, data.train, recipe, token_labels)
         self.num_parameters = sum(weight.numel() for weight in model.parameters())
+        self.start = (
+            {} if recipe.average is None else {name: w.detach().clone() for name, w in model.named_parameters()}
+        )
         model.requires_grad_(True)
         if recipe.gradient_checkpointing:
             # renamed in newer transformers
@@ -298,6 +301,10 @@ class _Teaching:
         loss, lora = self.whole
         if self.is_main or not self.is_sharded:
             load_weights(loss, self.progress.best_weights(best.step))
+            self._average(loss.model)
+        valid_accuracy = best.validation_accuracy
+        if self.recipe.average is not None:
+            valid_accuracy = self._accuracy(self.data.valid[: self.recipe.max_evaluated])
         test_accuracy = self._accuracy(self.data.test)
         if self.is_main or not self.is_sharded:
             model = loss.model if lora is None else lora.merge_and_unload()
@@ -308,13 +315,19 @@ class _Teaching:
         return Outcome(
             tuple(self.evaluations),
             best.step,
-            best.validation_accuracy,
+            valid_accuracy,
             test_accuracy,
             len(self.data.train),
             self.num_parameters,
             self.seconds,
             len(self.data.test),
         )
+
+    def _average(self, model: Any) -> None:
+        """Average a model's weights with those before the training, if the recipe says so."""
+        with torch.no_grad():
+            for name, weight in model.named_parameters() if self.start else ():
+                weight.copy_(torch.lerp(self.start[name].to(weight), weight, self.recipe.average or 1.0))
 
     def _write(self, model: Any) -> None:
         """Write the checkpoint's folder."""

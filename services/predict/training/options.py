@@ -27,6 +27,9 @@ Precision = Annotated[PrecisionName, typer.Option(help="Precision of the computa
 ProbeWeight = Annotated[
     float | None, typer.Option(help="Weight of probes that read the labels of an input's words, for generated tasks.")
 ]
+Average = Annotated[
+    float | None, typer.Option(help="Share of the trained weights in an average with those before the training.")
+]
 GradientCheckpointing = Annotated[
     bool, typer.Option("--gradient-checkpointing", help="Recompute activations to save memory.")
 ]

@@ -24,7 +24,7 @@ def word_labels_of(task: Task, recipe: Recipe) -> WordLabels | None:
         return None
     if task.name not in WORD_LABELS:
         raise ValueError(f"probe_weight is for the tasks {', '.join(WORD_LABELS)}, not {task.name}")
-    return WORD_LABELS[task.name]
+    return WORD_LABELS[task.name]()
 
 
 class TokenLabels:

@@ -35,7 +35,8 @@ class Recipe:
     examples. Sequence limits include the end of sequence, and longer sequences are cut; `max_new_tokens` limits a
     label, but a single-task answer may have `max_target_tokens`. With a `lora_rank`, low-rank matrices are trained
     beside the attention's weights, which are frozen. With a `probe_weight`, probes read the labels of an input's words
-    from the encoder, and their loss counts as much as this weight.
+    from the encoder, and their loss counts as much as this weight. With an `average`, the student is the average of the
+    best step's weights, which have this share, and those before the training (Wortsman et al. 2022).
 
     Raises ValueError for invalid values.
     """
@@ -59,6 +60,7 @@ class Recipe:
     max_gradient_norm: float = 1.0
     gradient_checkpointing: bool = False
     probe_weight: float | None = None
+    average: float | None = None
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -72,6 +74,10 @@ class Recipe:
                 raise ValueError(f"{name} is a finite number above 0, not {getattr(self, name)}")
         if self.probe_weight is not None and not 0 < self.probe_weight < float("inf"):
             raise ValueError(f"probe_weight is a finite number above 0, not {self.probe_weight}")
+        if self.average is not None and not 0 < self.average <= 1:
+            raise ValueError(f"average is a share above 0 and at most 1, not {self.average}")
+        if self.average is not None and self.lora_rank is not None:
+            raise ValueError("average is for all weights, and a lora_rank leaves most of them as they are: give one")
         for name in _AT_LEAST_ONE:
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -39,7 +39,7 @@ class StudentRun:
 
     A student from scratch has a tokenizer of at most `vocab_size` tokens, learnt from its training texts. One of a
     directory may get `matching_heads` more heads that begin by matching equal tokens. Raises ValueError if `vocab_size`
-    is too small to contain every byte, and for new heads of a student from scratch.
+    is too small to contain every byte, and for new heads or an average of a student from scratch.
     """
 
     data: DataSource
@@ -51,6 +51,8 @@ class StudentRun:
     def __post_init__(self) -> None:
         if self.matching_heads is not None and (self.matching_heads < 1 or self.model in SHAPES):
             raise ValueError(f"matching_heads is at least 1, and for students of a directory: {self.matching_heads}")
+        if self.recipe.average is not None and self.model in SHAPES:
+            raise ValueError(f"average is for students of a directory, not for {self.model} from scratch")
         if self.vocab_size < MIN_VOCABULARY:
             raise ValueError(f"vocab_size is at least {MIN_VOCABULARY}, not {self.vocab_size}")
 

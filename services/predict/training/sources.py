@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from services.jobs.inquiry.record_file import OutputError
 from services.predict.data.generated import GENERATED_TASKS, generated_splits
 from services.predict.data.own_rows import content_digest, own_splits
 from services.predict.data.published import Split, read_outputs, read_rows
-from services.predict.data.rationale_file import OutputError, read_records, read_teacher_outputs
+from services.predict.data.rationale_file import read_records, read_teacher_outputs
 from services.predict.data.rows import (
     BadData,
     Example,

@@ -16,10 +16,10 @@ from rich.console import Console
 
 from services.core.store.errors import StoreError
 from services.core.store.manifest import MAX_NAME_LENGTH, NAME_PATTERN
+from services.jobs.inquiry.record_file import OutputError
 from services.jobs.interruption import interruptible, resumable
 from services.jobs.options import StoreUrl, command_line, output_folder
 from services.jobs.publication import check_publication, publish_trained
-from services.predict.data.rationale_file import OutputError
 from services.predict.data.rows import BadData, LabelSource
 from services.predict.data.task_file import OwnTask, read_task_file
 from services.predict.distillation import alpha_of
@@ -107,6 +107,7 @@ def distill(
     precision: option.Precision = "float32",
     gradient_checkpointing: option.GradientCheckpointing = False,
     probe_weight: option.ProbeWeight = None,
+    average: option.Average = None,
     vocab_size: Annotated[
         int, typer.Option(help="Vocabulary size of a student trained from scratch.")
     ] = StudentRun.vocab_size,

@@ -9,12 +9,15 @@ import io
 import json
 import re
 import tarfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from PIL import Image
+
+from services.score.data.stored_negatives import OfImage, StoredNegatives
 
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp", "gif", "bmp")
 CAPTION_COLUMNS = ("caption", "captions", "title", "text")
@@ -52,6 +55,15 @@ class Example:
 
     image: Part
     captions: tuple[str, ...] | Part
+    negatives: OfImage = field(default_factory=dict)
+
+
+class Captioned(NamedTuple):
+    """An image (RGB), a caption, and the stored hard negatives of the caption, by name."""
+
+    image: Image.Image
+    caption: str
+    negatives: Mapping[str, str]
 
 
 class CaptionedImages:
@@ -70,11 +82,11 @@ class CaptionedImages:
     def __len__(self) -> int:
         return self._num_examples
 
-    def example(self, seed: int, position: int) -> tuple[Image.Image, str]:
-        """The image (RGB) and a caption at a position of the endless shuffled epochs.
+    def example(self, seed: int, position: int) -> Captioned:
+        """The image and a caption at a position of the endless shuffled epochs.
 
-        An example that can't be read is replaced by the next one. Raises Unreadable after MAX_UNREADABLE consecutive
-        ones.
+        Of several captions, and of several hard negatives of a name, every epoch takes another. An example that can't
+        be read is replaced by the next one. Raises Unreadable after MAX_UNREADABLE consecutive ones.
         """
         epoch, offset = divmod(position, self._num_examples)
         order = self._epoch(seed, epoch)
@@ -82,7 +94,10 @@ class CaptionedImages:
             example = order[place % self._num_examples]
             try:
                 captions = _captions(example)
-                return _image(example.image), captions[(position + seed) % len(captions)]
+                caption = captions[(position + seed) % len(captions)]
+                stored = example.negatives.get(caption, {})
+                negatives = {name: texts[(epoch + seed) % len(texts)] for name, texts in stored.items()}
+                return Captioned(_image(example.image), caption, negatives)
             except Unreadable as error:
                 last = error
         raise Unreadable(f"{MAX_UNREADABLE} consecutive examples can't be read; last error: {last}")
@@ -99,16 +114,24 @@ class CaptionedImages:
         return self._order[1]
 
 
-def open_table(table: Path, image_folder: Path | None = None) -> CaptionedImages:
+def open_table(table: Path, image_folder: Path | None = None, stored: StoredNegatives | None = None) -> CaptionedImages:
     """Open a TSV or JSONL file of images and their captions.
 
     A TSV has two columns, or a header with one of IMAGE_COLUMNS and one of CAPTION_COLUMNS; a JSONL line is an object
     with such keys, where captions may be a list. Images are paths relative to `image_folder`, by default the table's
-    own folder. Raises OSError or ValueError, naming the line.
+    own folder. Captions may have `stored` hard negatives. Raises OSError or ValueError, naming the line, or the image
+    or caption of a stored negative that is not there.
     """
     folder = table.parent if image_folder is None else image_folder
-    rows = _json_rows(table) if table.suffix in (".jsonl", ".ndjson") else _tsv_rows(table)
-    return CaptionedImages([[Example(Part(folder / image), captions) for image, captions in rows]], str(table))
+    rows = list(_json_rows(table) if table.suffix in (".jsonl", ".ndjson") else _tsv_rows(table))
+    if stored is None:
+        return CaptionedImages([[Example(Part(folder / image), captions) for image, captions in rows]], str(table))
+    known: dict[str, set[str]] = {}
+    for image, captions in rows:
+        known.setdefault(image, set()).update(captions)
+    stored.check(table, known, folder)
+    examples = [Example(Part(folder / image), captions, stored.of(image)) for image, captions in rows]
+    return CaptionedImages([examples], str(table))
 
 
 def open_shards(sources: Sequence[str]) -> CaptionedImages:

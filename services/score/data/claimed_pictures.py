@@ -27,7 +27,7 @@ from services.score.data.claims import (
     picture_facts,
     truth,
 )
-from services.score.data.close_claims import close_group
+from services.score.data.close_claims import MAKERS, Maker, close_group
 
 NUM_ALTERNATIVES = 3
 # Pictures from which a training begins, whose many upright things of similar sizes teach shapes, clear ones, and all.
@@ -123,13 +123,15 @@ class Pictures:
 class ClaimedPictures:
     """Endless batches of pictures with groups of claims about the first `num_groups` of each.
 
-    The share `close` of the groups are of pictures drawn for a fact that is hard to see: see `close_claims`.
+    The share `close` of the groups are of pictures that one of `makers` draws for a fact that is hard to see: see
+    `close_claims`.
     """
 
     tokenizer: Tokenizer
     pictures: Pictures
     num_groups: int
     close: float = 0.0
+    makers: tuple[Maker, ...] = MAKERS
 
     def claims(self, step: int) -> list[list[Claim]]:
         """Return the groups of claims of a step."""
@@ -156,7 +158,7 @@ class ClaimedPictures:
         captions: list[str] = []
         for i in range(self.num_groups):
             if i < round(self.close * self.num_groups):
-                pictures[i], group = close_group(random)
+                pictures[i], group = close_group(random, self.makers)
             else:
                 claim = draw_claim(pictures[i], random)
                 group = [claim, *alternatives(claim, pictures[i], NUM_ALTERNATIVES, random)]

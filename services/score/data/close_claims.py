@@ -33,11 +33,6 @@ OF_SIZES = (("size", "shape"), ("size", "color", "shape"), ("size", "color", "sh
 OF_ABSENCES = (("color", "shape"), ("color", "shape"), ("shape",), ("color",))
 
 
-def close_group(random: Random) -> tuple[Picture, Group]:
-    """Draw a picture and a group of claims about it, the first of them true and most others false."""
-    return random.choice(MAKERS)(random)
-
-
 def numbered(random: Random) -> tuple[Picture, Group]:
     """Draw things of which most are alike, and claims of different numbers."""
     picture = draw_picture(NUMBERED, random)
@@ -122,6 +117,11 @@ Maker = Callable[[Random], tuple[Picture, Group]]
 MAKERS: tuple[Maker, ...] = (
     numbered, numbered, textured, textured, two_textures, two_textures, two_sizes, two_sizes, two_sizes, absent, absent,
 )  # fmt: skip
+
+
+def close_group(random: Random, makers: tuple[Maker, ...] = MAKERS) -> tuple[Picture, Group]:
+    """Draw a picture and a group of claims about it, the first of them true and most others false."""
+    return random.choice(makers)(random)
 
 
 def _exchanges(

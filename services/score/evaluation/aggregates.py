@@ -10,6 +10,8 @@ accuracy over all records of a form (Tables 4.5 and C.4), and FSC-CLIP's mean of
 from collections.abc import Callable, Mapping
 from statistics import fmean
 
+from services.jobs.sugarcrepe import FORMS
+
 ByTask = Mapping[str, float]
 Sizes = Mapping[str, int]
 
@@ -89,6 +91,15 @@ def sugarcrepe_macro(scores: ByTask) -> float:
 def sugarcrepe_form(scores: ByTask, form: str, sizes: Sizes = SUGARCREPE_SIZES) -> float:
     """REPLACE, SWAP or ADD (Tables 4.5 and C.4): over all records of the form."""
     return micro(scores, sizes, SUGARCREPE_FORMS[form])
+
+
+def pair_forms(scores: ByTask, sizes: Sizes) -> dict[str, float]:
+    """Compute the accuracy over all pairs of each form that has some; nothing if other tasks are among them, or
+    some without a size."""
+    if scores.keys() - {kind for kinds in FORMS.values() for kind in kinds if kind in sizes}:
+        return {}
+    found = {form: tuple(kind for kind in kinds if kind in scores) for form, kinds in FORMS.items()}
+    return {form: micro(scores, sizes, kinds) for form, kinds in found.items() if kinds}
 
 
 def sugarcrepe(scores: ByTask, sizes: Sizes = SUGARCREPE_SIZES) -> float:
@@ -214,11 +225,15 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
 def aggregates(benchmark: str, scores: ByTask, sizes: Sizes) -> dict[str, float]:
     """Compute the numbers of a benchmark's rules for which all tasks have scores; none for an unknown benchmark.
 
-    `sizes` are the numbers of records of each task. Both names of SPELLINGS are accepted.
+    An unknown benchmark whose tasks are types of pairs has a number for each form. `sizes` are the numbers of records
+    of each task. Both names of SPELLINGS are accepted.
     """
     found = {}
     known = {SPELLINGS.get(task, task): value for task, value in scores.items()}
-    for name, rule in RULES.get(SPELLINGS.get(benchmark, benchmark), {}).items():
+    rules = RULES.get(SPELLINGS.get(benchmark, benchmark))
+    if rules is None:
+        return pair_forms(known, sizes)
+    for name, rule in rules.items():
         try:
             found[name] = rule(known, sizes)
         except KeyError:

@@ -3,15 +3,15 @@
 A line counts once it is on disk. An incomplete line that a crash leaves at the end of the file is cut off.
 """
 
-import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from services.jobs.inquiry.record_file import OutputError, append_durably, locked_file
 from services.score.evaluation.judges import CannotJudge
 
 
@@ -45,21 +45,14 @@ class AnswerLog:
         if path is None:
             yield cls(None, {})
             return
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise CannotJudge(f"{path}: {error.strerror}") from error
-        try:
+        with ExitStack() as held:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise CannotJudge(f"another evaluation is writing to {path}") from None
+                descriptor = held.enter_context(locked_file(path, "evaluation"))
+            except OutputError as error:
+                raise CannotJudge(str(error)) from error
             answers, num_bytes = _parsed(path)
             os.ftruncate(descriptor, num_bytes)
             yield cls(descriptor, answers)
-        finally:
-            os.close(descriptor)
 
     def find(self, question: str) -> str | None:
         """The recorded answer, if there is one."""
@@ -70,11 +63,8 @@ class AnswerLog:
         self._answers[answer.question] = answer.answer
         if self._descriptor is None:
             return
-        content = answer.model_dump_json().encode() + b"\n"
         try:
-            while content:
-                content = content[os.write(self._descriptor, content) :]
-            os.fsync(self._descriptor)
+            append_durably(self._descriptor, answer.model_dump_json().encode() + b"\n")
         except OSError as error:
             raise CannotJudge(f"answers can't be saved: {error.strerror}") from error
 

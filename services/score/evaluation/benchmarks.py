@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from services.jobs.published_data import MissingData, Source
-from services.jobs.sugarcrepe import COCO, load_sugarcrepe
+from services.jobs.sugarcrepe import COCO, KINDS, BadPairs, load_pairs, load_sugarcrepe
 from services.score.evaluation.aggregates import SPELLINGS
 from services.score.evaluation.records import Record, Task
 
@@ -85,6 +85,7 @@ def _told(error: ValidationError) -> str:
     return f"{field}: {first['msg']}" if field else first["msg"]
 
 
+SUGARCREPE_PP = Source("SugarCrepe++", "https://github.com/Sri-Harsha/scpp")
 VALSE = Source("VALSE", "https://github.com/Heidelberg-NLP/VALSE")
 NEGCLIP = Source("NegCLIP's captions", "https://github.com/mertyg/vision-language-models-are-bows")
 COCO_2014 = Source("COCO's images of 2014", "https://cocodataset.org")
@@ -112,18 +113,67 @@ def load_sugarcrepe_tasks(
 ) -> list[Task]:
     """Load SugarCrepe's seven types, with the images of COCO's `val2017` folder. Raises MissingData.
 
-    `swap_obj` replaces that type's file: the first published one contains one more choice.
+    `swap_obj` replaces that type's file: the first published one contains one more choice. A file without choices is
+    left out, unless all are.
     """
     tasks = []
     for kind, choices in load_sugarcrepe(directory, swap_obj=swap_obj, limit=limit).items():
         path = swap_obj if kind == "swap_obj" and swap_obj is not None else directory / f"{kind}.json"
         ids = list(json.loads(path.read_text(encoding="utf-8")))
+        if not choices:
+            continue
         records = (
             Record(name, (images / choice.filename,), (choice.caption, choice.negative_caption))
             for name, choice in zip(ids[:limit], choices, strict=True)
         )
         with _described(path, "SugarCrepe", "choices"):
             tasks.append(Task(kind, "sugarcrepe", tuple(records), COCO))
+    if not tasks:
+        raise MissingData(f"{directory} contains none of SugarCrepe's choices: all of its files are empty")
+    return tasks
+
+
+def load_pairs_tasks(path: Path, images: Path, *, benchmark: str | None = None, limit: int | None = None) -> list[Task]:
+    """Load pairs of `fovea curate`, JSON lines or a folder in SugarCrepe's form, as a task for each type.
+
+    `benchmark` is by default the file's name, `limit` takes the first pairs of each type. Raises MissingData.
+    """
+    source = Source(path.name, "its author")
+    try:
+        pairs = load_pairs(source.existing(path))
+    except (BadPairs, OSError) as error:
+        raise MissingData(str(error)) from error
+    by_kind: dict[str, list[Record]] = {}
+    for pair in pairs:
+        record = Record(pair.id, (images / pair.filename,), (pair.caption, pair.negative_caption))
+        by_kind.setdefault(pair.kind, []).append(record)
+    if not by_kind:
+        raise MissingData(f"{path} holds no pairs")
+    return [Task(kind, benchmark or path.stem, tuple(some[:limit]), source) for kind, some in by_kind.items()]
+
+
+def load_sugarcrepe_pp_tasks(directory: Path, images: Path, *, limit: int | None = None) -> list[Task]:
+    """Load SugarCrepe++'s types that the folder has, with the images of COCO's `val2017` folder. Raises MissingData.
+
+    Each record has two true captions in different words and a false one.
+    """
+    tasks = []
+    for kind in KINDS:
+        path = directory / f"{kind}.json"
+        if not path.exists():
+            continue
+        with _described(path, SUGARCREPE_PP.name, "captions"):
+            records = tuple(
+                Record(
+                    str(row.get("id", place)),
+                    (images / row["filename"],),
+                    tuple(map(_nonblank, (row["caption"], row["caption2"], row["negative_caption"]))),
+                )
+                for place, row in enumerate(json.loads(path.read_text(encoding="utf-8")))
+            )
+            tasks.append(Task(kind, "sugarcrepe_pp", records[:limit], COCO, num_true=2))
+    if not tasks:
+        SUGARCREPE_PP.existing(directory / f"{KINDS[0]}.json")
     return tasks
 
 
@@ -192,6 +242,12 @@ def load_imagecode(path: Path, images: Path, *, limit: int | None = None) -> lis
                 record = Record(f"{name}/{number}", (true, *(file for file in files if file != true)), (text,))
                 by_task["static" if "open-images" in name else "videos"].append(record)
         return [Task(name, "imagecode", tuple(some[:limit]), IMAGECODE) for name, some in by_task.items() if some]
+
+
+def _nonblank(caption: Any) -> str:
+    if not isinstance(caption, str) or not caption.strip():
+        raise ValueError(f"a caption is {caption!r}")
+    return caption
 
 
 def _frames(folder: Path) -> list[Path]:

@@ -84,8 +84,10 @@ class ChatJudge:
     def score(self, task: Task, on_scores: OnScores) -> None:
         """Score both orders of each record's captions.
 
-        Raises CannotJudge for a choice of images, and if the endpoint fails.
+        Raises CannotJudge for a choice of images or of several true captions, and if the endpoint fails.
         """
+        if task.num_true > 1:
+            raise CannotJudge(f"{self.name} chooses one caption, but {task.name} has {task.num_true} true ones")
         if task.kind != "image-to-text":
             raise CannotJudge(f"{self.name} supports one image at a time, but {task.name} is a choice among images")
         asyncio.run(self._score(task, on_scores))

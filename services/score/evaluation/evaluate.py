@@ -23,7 +23,9 @@ from services.score.evaluation.aggregates import aggregates
 from services.score.evaluation.benchmarks import (
     load_imagecode,
     load_negclip_captions,
+    load_pairs_tasks,
     load_records,
+    load_sugarcrepe_pp_tasks,
     load_sugarcrepe_tasks,
     load_valse,
     load_winoground,
@@ -112,6 +114,49 @@ def sugarcrepe(
     options = dict(locals())
     with bad_parameters():
         tasks = load_sugarcrepe_tasks(data, images, swap_obj=swap_obj, limit=limit)
+    run(tasks, options)
+
+
+@app.command()
+def pairs(
+    data: Annotated[Path, typer.Option(help="Pairs as JSON lines, or a folder in SugarCrepe's form.")],
+    images: Images = HERE,
+    benchmark: Annotated[
+        str | None, typer.Option(help="Name of the benchmark in tables.", show_default="the file's name")
+    ] = None,
+    model: Model = None,
+    judge: JudgeOption = "clip",
+    similarity: SimilarityOption = "mix",
+    limit: Limit = None,
+    output: Output = None,
+    resamples: Resamples = 0,
+    device: Device = "auto",
+    store_url: StoreUrl = None,
+) -> None:
+    """Choose the true one of two captions in any pairs of `fovea curate`, by type and form."""
+    options = dict(locals())
+    with bad_parameters():
+        tasks = load_pairs_tasks(data, images, benchmark=benchmark, limit=limit)
+    run(tasks, options)
+
+
+@app.command()
+def sugarcrepe_pp(
+    data: Annotated[Path, typer.Option(help="Folder with replace_obj.json and others of the seven files.")],
+    images: Images = Path("val2017"),
+    model: Model = None,
+    judge: JudgeOption = "clip",
+    similarity: SimilarityOption = "mix",
+    limit: Limit = None,
+    output: Output = None,
+    resamples: Resamples = 0,
+    device: Device = "auto",
+    store_url: StoreUrl = None,
+) -> None:
+    """Prefer each of two true captions in different words to a similar false one: SugarCrepe++, image to text."""
+    options = dict(locals())
+    with bad_parameters():
+        tasks = load_sugarcrepe_pp_tasks(data, images, limit=limit)
     run(tasks, options)
 
 

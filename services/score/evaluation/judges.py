@@ -79,7 +79,7 @@ def evaluate(
     if judge.reads_images:
         for task in tasks:
             task.check_images()
-    right = [(task, outcomes(score(judge, task))) for task in tasks]
+    right = [(task, outcomes(score(judge, task), task.num_true)) for task in tasks]
     notes = {**(settings or {}), **judge.notes()}
     resampling = resampling or Resampling()
     results = []

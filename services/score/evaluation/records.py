@@ -56,7 +56,9 @@ class Task:
     """R records of one kind, under one name of a benchmark; `source` is the source of its images.
 
     A task's score is the mean over records or, with `by_category`, the mean over categories of their mean over records.
-    Raises ValueError for no records, records of several kinds, or a repeated id.
+    With `num_true` above 1, as in SugarCrepe++, the first captions of each record's one image are all true, and each of
+    them has to be better than all false ones. Raises ValueError for no records, records of several kinds, a repeated
+    id, and a record without a false caption.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Task:
     records: tuple[Record, ...]
     source: Source
     by_category: bool = False
+    num_true: int = 1
 
     def __post_init__(self) -> None:
         kinds = sorted({record.kind for record in self.records})
@@ -75,6 +78,10 @@ class Task:
         if len(set(ids)) < len(ids):
             twice = next(one for place, one in enumerate(ids) if one in ids[:place])
             raise ValueError(f"{self.name} holds {twice!r} twice")
+        if self.num_true > 1:
+            short = [record.id for record in self.records if len(record.captions) <= self.num_true]
+            if self.kind != "image-to-text" or short:
+                raise ValueError(f"{self.name} needs one image and a false caption beside {self.num_true} true ones")
 
     @property
     def kind(self) -> Kind:
@@ -118,11 +125,20 @@ class Outcomes:
     both: NDArray[np.float64]
 
 
-def outcomes(scores: Iterable[Scores]) -> Outcomes:
-    """Judge the scores of R records, (O, I, C) each."""
+def all_true_are_right(scores: Scores, num_true: int) -> NDArray[np.bool_]:
+    """Whether the first captions of one image are all strictly better than each of the others: (…, 1, C) → (…)."""
+    false = scores[..., 0, num_true:]
+    better = scores[..., 0, :num_true, None] > false[..., None, :]
+    return np.asarray(better.all(axis=(-2, -1)))
+
+
+def outcomes(scores: Iterable[Scores], num_true: int = 1) -> Outcomes:
+    """Judge the scores of R records, (O, I, C) each, of whose captions the first `num_true` are true of one image."""
     rows = []
     for one in scores:
         text, image = text_is_right(one), image_is_right(one)
+        if num_true > 1:
+            text = image = all_true_are_right(one, num_true)
         rows.append((text.mean(), image.mean(), (text & image).mean()))
     columns: NDArray[np.float64] = np.asarray(rows, np.float64).reshape(-1, 3)
     return Outcomes(*columns.T)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
+from services.core.complaints import first_complaint
 from services.score.evaluation.judges import CannotJudge, OnScores
 from services.score.evaluation.records import Task
 
@@ -32,8 +33,7 @@ class ReleasedAnswers:
         except OSError as error:
             raise CannotJudge(f"{path}: {error.strerror}") from error
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            raise CannotJudge(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+            raise CannotJudge(f"{path}: {first_complaint(error, 'the file')}") from error
         except ValueError as error:
             raise CannotJudge(f"{path}: not JSON ({error})") from error
         if not self._by_order:
@@ -44,10 +44,14 @@ class ReleasedAnswers:
         return {"orders": list(self._by_order)}
 
     def score(self, task: Task, on_scores: OnScores) -> None:
-        """Score 1 for matching pairs and 0 for others if the answer was right, else a tie."""
+        """Score 1 for matching pairs and 0 for others if the answer was right, else a tie.
+
+        Raises CannotJudge for a record without an answer.
+        """
         for place, record in enumerate(task.records):
             right = [self._is_right(order, task.name, record.id) for order in self._by_order]
             pairs = np.eye(len(record.images), len(record.captions))
+            pairs[0, : task.num_true] = 1
             on_scores(place, np.stack([pairs * is_right for is_right in right]))
 
     def _is_right(self, order: str, task: str, record: str) -> bool:

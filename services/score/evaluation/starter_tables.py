@@ -1,8 +1,8 @@
 """Tables of the gains from tuning the small CLIP on generated scenes, by method, kind of hard negative and seed.
 
 `python -m services.score.evaluation.starter_tables RUNS RESULTS` collects the checkpoints of one folder, named `base`,
-`<method>-<seed>` and `wise-ft-<seed>`, and of the wide base `wide-base-<seed>`, `wide-<seed>` and `starter-<seed>`, and
-prints the tables.
+`<method>-<seed>` and `wise-ft-<seed>`, and of the wide base `wide-base-<seed>`, `wide-<seed>`,
+`starter-<seed>` and `aligned-<seed>`, and prints the tables.
 """
 
 import json
@@ -30,10 +30,11 @@ NAMES = {
     "wise-ft-local": "the same, scored as it is served",
     "wide-base": "wide base, before",
     "wide": "wide base, FSC-CLIP + WiSE-FT, scored as it is served",
-    "starter": "the same, tuned further on close claims: the packaged starter",
+    "starter": "the same, tuned further on close claims",
+    "aligned": "the same, with its sizes aligned: the packaged starter",
 }
 # Blends that are measured only as they are served.
-SERVED = ("wide", "starter")
+SERVED = ("wide", "starter", "aligned")
 COMPOSITION = ("comp", *NEGATIVE_KINDS)
 KEPT = ("zs", "i2t", "t2i")
 HEADERS = {"comp": "Comp", "zs": "ZS", "i2t": "I2T R@1", "t2i": "T2I R@1"}

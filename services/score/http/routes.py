@@ -10,15 +10,18 @@ from services.core.exchange import context_of
 from services.core.http.bodies import JsonRoute, request_schema
 from services.core.http.request_fields import check_query
 from services.core.serving.model_object import model_fields, models_router
+from services.core.serving.residency import Resident
+from services.score.engine import ModelFacts
 from services.score.http.answers import num_numbers, render
 from services.score.http.calls import captions_of, read_score
+from services.score.http.negatives import make_negatives
 from services.score.http.schemas import (
     HardNegativeSources,
     Model,
     ModelLimits,
     ModelList,
-    Negative,
     NegativesAnswer,
+    NegativesList,
     NegativesRequest,
     ScoreAnswer,
     ScoreRequest,
@@ -26,7 +29,8 @@ from services.score.http.schemas import (
     VllmScoreRequest,
 )
 from services.score.negatives.kinds import KINDS
-from services.score.service import ScoreCall, ScoreService, ServedScore
+from services.score.negatives.prompting.forms import WRITTEN_KINDS
+from services.score.service import ScoreCall, ScoreService
 
 # Larger responses are rendered in a thread, so that they do not block the event loop.
 MAX_INLINE_NUMBERS = 4096
@@ -47,7 +51,7 @@ def score_router(service: ScoreService) -> APIRouter:
         request: Request,
         *,
         captions: Annotated[list[str] | None, Query(description="Captions of an image sent as the body.")] = None,
-        model: Annotated[str | None, Query(description="Checked against the served model.")] = None,
+        model: Annotated[str | None, Query(description="Model that answers; the first served one by default.")] = None,
         explain: Annotated[bool, Query(description="Return heatmaps of each caption.")] = False,
         truncate: Annotated[bool, Query(description="Truncate captions at the context length.")] = False,
     ) -> Response:
@@ -70,31 +74,30 @@ def negatives_router(service: ScoreService) -> APIRouter:
     """Create the route that generates hard negatives."""
     router = APIRouter(tags=["score"], route_class=JsonRoute, dependencies=[Depends(check_query)])
 
-    @router.post("/hard-negatives")
-    async def hard_negatives(request: Request, body: NegativesRequest) -> NegativesAnswer:
+    @router.post("/hard-negatives", response_model_exclude_none=True)
+    async def hard_negatives(request: Request, body: NegativesRequest) -> NegativesAnswer | NegativesList:
         """Generate similar captions that are not true of the image, at most one of each kind."""
-        made = await service.make_negatives(body.caption, body.kinds, body.seed, context_of(request.scope))
-        found = [Negative(kind=kind, text=text) for kind, text in made.items() if text is not None]
-        return NegativesAnswer(caption=body.caption, negatives=found)
+        made = await make_negatives(service, body, context_of(request.scope))
+        return made[0] if body.caption is not None else NegativesList(data=made)
 
     return router
 
 
 def score_models_router(service: ScoreService) -> APIRouter:
     """Create the routes of the served models in OpenAI's format."""
-    return models_router(service.checkpoint, partial(_model, service), one=Model, listing=ModelList)
+    return models_router(service.models, partial(_model, service), one=Model, listing=ModelList)
 
 
-def _model(service: ScoreService, served: ServedScore) -> Model:
-    engine, limits = served.engine, service.limits
+def _model(service: ScoreService, resident: Resident[Any, ModelFacts, Any], facts: ModelFacts) -> Model:
+    limits = service.limits
     return Model(
-        **model_fields(served),
-        max_model_len=engine.context_length,
-        image_size=engine.image_size,
-        patches=engine.grid,
-        local_weight=engine.local_weight,
-        logit_scale=engine.logit_scale,
-        logit_bias=engine.logit_bias,
+        **model_fields(resident),
+        max_model_len=facts.context_length,
+        image_size=facts.image_size,
+        patches=facts.grid,
+        local_weight=facts.local_weight,
+        logit_scale=facts.logit_scale,
+        logit_bias=facts.logit_bias,
         limits=ModelLimits(
             max_captions=limits.max_captions,
             max_images=limits.max_images,
@@ -103,8 +106,13 @@ def _model(service: ScoreService, served: ServedScore) -> Model:
             max_image_bytes=limits.images.max_image_bytes,
             max_image_pixels=limits.images.max_pixels,
             max_negative_characters=limits.max_negative_characters,
+            max_negative_captions=limits.max_negative_captions,
         ),
-        hard_negatives=HardNegativeSources(kinds=list(KINDS), sources=service.negatives.sources),
+        hard_negatives=HardNegativeSources(
+            kinds=[*KINDS, *(WRITTEN_KINDS if service.writer else ())],
+            sources=service.negatives.sources,
+            teacher=None if service.writer is None else service.writer.model,
+        ),
     )
 
 

@@ -9,6 +9,8 @@ from services.core.http.request_fields import StrictRequest
 from services.core.images.references import JsonImage
 from services.core.serving.model_object import ModelObject
 from services.score.negatives.kinds import PAPER_KINDS, Kind
+from services.score.negatives.prompting.forms import WrittenKind
+from services.score.negatives.written_negatives import Lack
 
 # Seeds fit into eight bytes.
 MAX_SEED = 2**63 - 1
@@ -21,7 +23,7 @@ class ScoreOptions(StrictRequest):
     truncate: bool = Field(
         default=False, description="Truncate captions at the model's context length instead of rejecting them."
     )
-    model: str | None = Field(None, description="Checked against the served model.")
+    model: str | None = Field(None, description="Model that answers; the first served one by default.")
 
 
 class ScoreRequest(ScoreOptions):
@@ -128,19 +130,46 @@ class VllmScoreAnswer(BaseModel):
     usage: VllmUsage
 
 
-class NegativesRequest(StrictRequest):
-    """A caption to turn into hard negatives."""
+Method = Literal["rules", "llm"]
+AnyKind = Literal[Kind, WrittenKind]
 
-    caption: str
-    kinds: Annotated[JsonList[Kind], Field(min_length=1)] = Field(
-        list(PAPER_KINDS), description="Kinds of negatives, in the order of the response; duplicates are ignored."
+
+class NegativesRequest(StrictRequest):
+    """A caption, or several, to turn into hard negatives."""
+
+    caption: str | None = Field(None, description="One caption; either this or `captions` is required.")
+    captions: Annotated[JsonList[str], Field(min_length=1)] | None = Field(
+        None, description="Several captions; the response is then a list."
     )
-    seed: int = Field(0, ge=0, le=MAX_SEED, description="Identical requests with the same seed get the same response.")
+    method: Method = Field(
+        "rules", description="`rules` changes the caption's own words; `llm` has the configured language model write."
+    )
+    kinds: Annotated[JsonList[AnyKind], Field(min_length=1)] | None = Field(
+        None,
+        description="Kinds of negatives, in the order of the response; duplicates are ignored. Default: "
+        + ", ".join(PAPER_KINDS)
+        + " by rules, and SugarCrepe's seven types by a language model.",
+    )
+    seed: int = Field(
+        0,
+        ge=0,
+        le=MAX_SEED,
+        description="By rules, identical requests with the same seed get the same response. For a language model, it "
+        "chooses the word to change.",
+    )
 
 
 class Negative(BaseModel):
-    kind: Kind
+    kind: AnyKind
     text: str
+
+
+class RejectedNegative(BaseModel):
+    """A negative that the language model did not write as its type demands."""
+
+    kind: WrittenKind
+    reason: Lack
+    text: str = Field(description="The rejected text, or the model's last answer.")
 
 
 class NegativesAnswer(BaseModel):
@@ -148,6 +177,16 @@ class NegativesAnswer(BaseModel):
 
     caption: str
     negatives: list[Negative]
+    rejected: list[RejectedNegative] | None = Field(
+        None, description="Negatives that failed a check, with the reason. Only with the method `llm`."
+    )
+
+
+class NegativesList(BaseModel):
+    """Hard negatives of several captions, in their order."""
+
+    object: Literal["list"] = "list"
+    data: list[NegativesAnswer]
 
 
 class ModelLimits(BaseModel):
@@ -160,6 +199,7 @@ class ModelLimits(BaseModel):
     max_image_bytes: int
     max_image_pixels: int
     max_negative_characters: int
+    max_negative_captions: int
 
 
 class HardNegativeSources(BaseModel):
@@ -167,6 +207,7 @@ class HardNegativeSources(BaseModel):
 
     kinds: list[str]
     sources: dict[str, str | None] | None = Field(description="Null until loaded.")
+    teacher: str | None = Field(description="The language model of the method `llm`; null if none is configured.")
 
 
 class Model(ModelObject):

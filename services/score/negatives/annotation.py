@@ -22,12 +22,14 @@ MAX_WORDS = 256
 MAX_CHARACTERS = 4_096
 
 # A word is a run of characters between white space and marks, so that all kinds of scripts and emoji stay whole;
-# hyphenated words are one word, and the second half of a contraction is a separate word, as in the Penn treebank.
+# hyphenated words and letters with full stops ("a.m.") are one word, and the second half of a contraction is a separate
+# word, as in the Penn treebank.
 _MARK = r"!-/:-@\[-`{-~‐-‧‹›«»¡¿…"
 _LETTERS = rf"[^\s{_MARK}]+"
 _CLITIC = r"['’](?:s|re|ve|ll|d|m)\b"
 _WORD = re.compile(
     rf"n['’]t\b|{_CLITIC}"
+    r"|(?:\b[a-z]\.){2,}"
     r"|\d+(?:[.,:/]\d+)+"
     rf"|{_LETTERS}?(?=n['’]t\b)"
     rf"|{_LETTERS}(?:(?:[-_]|['’](?!(?:s|re|ve|ll|d|m|t)\b)){_LETTERS})*"

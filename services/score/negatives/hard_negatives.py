@@ -6,8 +6,9 @@ from functools import lru_cache
 from pathlib import Path
 from random import Random
 
-from services.score.negatives.agreement import agreeing_articles
+from services.score.negatives.agreement import agreeing_articles, agreeing_swap
 from services.score.negatives.annotation import Annotator, best_annotator
+from services.score.negatives.denials import deny
 from services.score.negatives.kinds import Kind
 from services.score.negatives.lexicon import FirstOf, Lexicon, Vocabulary
 from services.score.negatives.relations import Reading
@@ -62,9 +63,12 @@ class HardNegatives:
         if kind == "bigram_shuffle":
             return bigram_shuffle(annotation, generator)
         if kind == "negclip":
-            edits = negclip(annotation, generator)
+            swapped = negclip(annotation, generator)
+            edits = agreeing_swap(annotation, swapped) if swapped else None
         elif kind == "replace":
             edits = replace(reading, self._lexicon, generator)
+        elif kind == "negate":
+            edits = deny(annotation, generator)
         else:
             edits = turn(reading, generator)
         return annotation.replaced(agreeing_articles(annotation, edits)) if edits else None

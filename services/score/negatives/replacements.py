@@ -10,7 +10,7 @@ from functools import lru_cache
 from itertools import accumulate
 from random import Random
 
-from services.score.negatives.agreement import QUANTITIES, agreeing_verb
+from services.score.negatives.agreement import MEASURES, QUANTITIES, agreeing_verb
 from services.score.negatives.annotation import NOUN_TAGS, Annotation, Span
 from services.score.negatives.inflection import cased_like, plural
 from services.score.negatives.lexicon import Candidates, Lexicon
@@ -32,10 +32,25 @@ _PLACES: tuple[dict[str, int], ...] = (
 )
 # other phrases of place, which may be replaced by those above
 _REPLACEABLE = frozenset(("at", "by", "near", "next to", "beside", "close to", "against", "around", "along", "through"))
+# Phrases that may be true together with those on the left, beside those of the same meaning.
+_COMPATIBLE = {
+    **dict.fromkeys(("by", "near", "next to", "beside", "close to"), ("in front of", "behind", "outside")),
+    **{"against": ("on", "in front of"), "at": ("in", "on", "in front of", "outside"), "along": ("on", "in")},
+    **{"through": ("in", "over"), "around": ("outside", "on", "in")},
+}
+# Phrases of a direction are excluded only by the opposite direction.
+_DIRECTIONS = frozenset(("into", "out of", "onto", "off", "toward", "towards", "away from"))
 _OTHER_PREPOSITIONS: dict[str, Candidates] = {"with": (("without", 1.0),), "without": (("with", 1.0),)}
 # no particular word excludes these
-_KEPT = frozenset((*TIMES, "background", "foreground"))
+_KEPT = frozenset((*TIMES, "background", "foreground", "close"))
+# pronouns that may stand for one thing, and would not for two
+_OF_ONE = frozenset(("he", "him", "his", "himself", "she", "her", "hers", "herself", "it", "its", "itself"))
 _NOT_COUNTED = frozenset((*PICTURES, *_KEPT, *QUANTITIES))
+# what may hold a thing: a glass of water
+CONTAINERS = frozenset(
+    form for noun in ("cup", "mug", "bottle", "bowl", "plate", "glass", "can", "box") for form in (noun, plural(noun))
+)
+_PARTICLES = frozenset(("up", "down", "out", "off", "away", "together", "back"))
 _OPPOSITE_WEIGHT = 3.0
 
 
@@ -50,7 +65,8 @@ def replace(reading: Reading, lexicon: Lexicon, generator: Random) -> dict[Span,
         return None
     # one of all replacements that would be drawn: up to PER_ELEMENT of each element
     shares = [(span, found) for span, found in _elements(reading, lexicon) for _ in range(min(PER_ELEMENT, len(found)))]
-    counted = [chunk for chunk in chunks if _is_one(annotation, chunk)]
+    may_be_more = _OF_ONE.isdisjoint(annotation.lowered)
+    counted = [chunk for chunk in chunks if may_be_more and _is_one(annotation, chunk)]
     chosen = generator.randrange(len(shares) + bool(counted)) if shares or counted else None
     if chosen is None:
         return None
@@ -64,6 +80,8 @@ def replace(reading: Reading, lexicon: Lexicon, generator: Random) -> dict[Span,
 def _is_one(annotation: Annotation, chunk: Span) -> bool:
     """Whether a thing is stated to be one and may become more."""
     head = annotation.lowered[chunk[1] - 1]
+    if annotation.lowered[chunk[1] : chunk[1] + 1] == ("of",) and head in MEASURES:
+        return False
     is_thing = annotation.tags[chunk[1] - 1] == "NN" and head not in _NOT_COUNTED
     return is_thing and annotation.lowered[chunk[0]] in ("a", "an", "one") and chunk[1] - chunk[0] > 1
 
@@ -83,25 +101,41 @@ def _elements(reading: Reading, lexicon: Lexicon) -> Iterator[tuple[Span, Candid
         yield _head(annotation, chunk, lexicon)
         for place in _properties(annotation, chunk):
             yield (place, place + 1), lexicon.candidates(words[place], _property_tag(annotation, place))
+    times = {chunk[0] for chunk in chunks if words[chunk[1] - 1] in TIMES}
     for phrase in phrases:
-        yield phrase.span, place_candidates(phrase.text)
+        if phrase.span[1] not in times:
+            yield phrase.span, place_candidates(phrase.text)
     taken = {place for span in (*chunks, *(phrase.span for phrase in phrases)) for place in range(*span)}
     for place, kind in enumerate(annotation.kinds):
         if place in taken:
             continue
-        if kind == "VERB":
+        if kind == "VERB" and not _has_particle(annotation, place):
             yield (place, place + 1), lexicon.candidates(words[place], tags[place])
-        elif kind == "ADP" and place + 1 in taken:
+        elif kind == "ADP" and place + 1 in taken - times and not _names_doer(annotation, place):
             yield (place, place + 1), place_candidates(words[place])
+
+
+def _has_particle(annotation: Annotation, place: int) -> bool:
+    """Whether a particle follows a verb: what excludes `sticks` does not go with `out`."""
+    after = place + 1
+    return annotation.tags[after : after + 1] == ("RP",) or not _PARTICLES.isdisjoint(annotation.lowered[after:][:1])
+
+
+def _names_doer(annotation: Annotation, place: int) -> bool:
+    """Whether a preposition is the `by` of a passive."""
+    return annotation.lowered[place] == "by" and annotation.tags[place - 1 : place] in (("VBN",), ("VBD",))
 
 
 def _head(annotation: Annotation, chunk: Span, lexicon: Lexicon) -> tuple[Span, Candidates]:
     """Return a thing's noun, or the compound that ends with it if the lexicon knows that."""
     words, tags, end = annotation.lowered, annotation.tags, chunk[1]
     last = (end - 1, end)
-    shows = words[end - 1] in PICTURES and words[end : end + 1] == ("of",)
-    if shows or words[end - 1] in _KEPT:
+    of_something = words[end : end + 1] == ("of",)
+    if words[end - 1] in _KEPT or (of_something and words[end - 1] in PICTURES | MEASURES):
         return last, ()
+    if of_something and words[end - 1] in CONTAINERS:
+        found = lexicon.candidates(words[end - 1], tags[end - 1])
+        return last, [candidate for candidate in found if candidate[0] in CONTAINERS]
     if end - 2 >= chunk[0] and tags[end - 2] in NOUN_TAGS:
         compound = lexicon.candidates(f"{words[end - 2]} {words[end - 1]}", tags[end - 1])
         if compound:
@@ -133,10 +167,11 @@ def place_candidates(text: str) -> Candidates:
     opposites = OPPOSITES.get(text, ())
     if not opposites and text not in _REPLACEABLE and not any(text in meaning for meaning in _PLACES):
         return ()
-    others = [meaning for meaning in _PLACES if text not in meaning]
+    compatible = _COMPATIBLE.get(text, ())
+    others = [meaning for meaning in _PLACES if text not in meaning and meaning.keys().isdisjoint(compatible)]
     total = {phrase: math.sqrt(count) for meaning in others for phrase, count in meaning.items()}
     is_side = text in NEEDS_NO_OBJECT or (text.endswith(" of") and not any(text in meaning for meaning in _PLACES))
-    if is_side:  # only its opposite excludes "to the left of"
+    if is_side or text in _DIRECTIONS:  # only its opposite excludes "to the left of"
         total = {}
     share = _OPPOSITE_WEIGHT * (sum(total.values()) or 1) / (len(opposites) or 1)
     return tuple((total | dict.fromkeys(opposites, share)).items())

@@ -80,12 +80,16 @@ def exchange(annotation: Annotation, one: Span, other: Span) -> dict[Span, str]:
     texts = annotation.text(first), annotation.text(second)
     if not annotation.starts_sentence(first[0]):
         return {first: texts[1], second: texts[0]}
-    word, tag = annotation.words[first[0]], annotation.tags[first[0]]
+    return {first: cased_like(texts[1], texts[0]), second: inside_sentence(annotation, first)}
+
+
+def inside_sentence(annotation: Annotation, first: Span) -> str:
+    """Return the text of the span at the start of a sentence as it is written inside of one."""
+    text, word = annotation.text(first), annotation.words[first[0]]
     # names, titles and texts in capitals keep their capitals
-    is_title = " " in texts[0] and texts[0].istitle()
-    keeps = tag.startswith("NNP") or word == "I" or is_title or (len(word) > 1 and word.isupper()) or texts[0].isupper()
-    moved = texts[0] if keeps else texts[0][:1].lower() + texts[0][1:]
-    return {first: cased_like(texts[1], texts[0]), second: moved}
+    is_name = annotation.tags[first[0]].startswith("NNP") or word == "I" or (" " in text and text.istitle())
+    is_shouted = any(len(one) > 1 and one.isupper() for one in (word, text))
+    return text if is_name or is_shouted else text[:1].lower() + text[1:]
 
 
 def _kinds_of_spans(annotation: Annotation) -> Iterable[Sequence[Span]]:

@@ -11,6 +11,8 @@ from pathlib import Path
 from services.score.negatives.inflection import verb_form
 
 PUNCTUATION_TAGS = frozenset((".", ",", ":", "``", "''", "(", ")", "-LRB-", "-RRB-", "HYPH", "NFP"))
+# Marks that may stand between an article and its word; a straight quotation mark is tagged as a closing one.
+OPENING_TAGS = frozenset(("``", "''", "(", "-LRB-"))
 _MARKS = {
     **dict.fromkeys(".!?", "."),
     **dict.fromkeys(";:-–—…", ":"),
@@ -45,9 +47,11 @@ drinking:VBG cooking:VBG petting:VBG reading:VBG eating:VBG skating:VBG hiking:V
 """
 # Actions of people and animals in pictures. In newspapers these words are usually nouns.
 _ACTS_TEXT = """
-cook cross cut dance drink drive fish fly gather graze hang hug jump lay lean look pass play pose post race rest ride
-roll run scramble share show sit skate ski sleep smile stand stare step stick surf surround swim swing talk tie use
-wait walk watch wind work
+attempt bark bow camp chat cheer climb cook crawl cross crowd cry cut dance dive drift drink drive fight fish float fly
+gather glow graze grin hang hike hug jump kick kiss laugh lay lean leap look march mill paddle pass pet play point pose
+post pull push race relax rest ride roll run rush scramble share shine show sit skate ski sleep smile sniff splash
+stand stare step stick stretch surf surround swim swing talk tie toss touch trot use visit wade wait walk wander wash
+watch wave wind work yawn
 """
 # -ing words that stand before a noun like nouns
 _GERUNDS = frozenset(("living", "dining", "parking", "cutting", "wedding", "baking", "swimming", "washing", "shopping"))
@@ -55,8 +59,8 @@ _BE = frozenset(("is", "are", "was", "were", "be", "been", "being", "am", "'s", 
 _PLACE_WORDS = frozenset(("to", "left", "right", "close", "next", "past", "up", "down", "off", "out", "away"))
 _NOMINAL = ("NN", "NNS", "NNP", "NNPS")
 _BEFORE_NOUN = frozenset(("DT", "JJ", "JJR", "JJS", "PRP$", "CD", "POS", "PDT"))
-_ACTS = frozenset(_ACTS_TEXT.split())
-_ACTS_S = frozenset(verb_form(verb, "VBZ") for verb in _ACTS)
+ACTS = frozenset(_ACTS_TEXT.split())
+_ACTS_S = frozenset(verb_form(verb, "VBZ") for verb in ACTS)
 
 
 class Tagger:
@@ -187,6 +191,6 @@ def _noun(word: str, tag: str, before: str, after: str, word_before: str) -> str
     # "a man rides a horse": a plural would not be followed by an article
     if tag == "NNS" and before in ("NN", "NNP", "PRP") and (follows or (word in _ACTS_S and after not in _NOMINAL)):
         return "VBZ"
-    if tag == "NN" and before == "NNS" and word in _ACTS and after not in _NOMINAL:
+    if tag == "NN" and before in ("NNS", "PRP", "WP", "WDT") and word in ACTS and after not in _NOMINAL:
         return "VBP"
     return tag

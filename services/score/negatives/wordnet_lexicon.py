@@ -4,7 +4,9 @@ Follows SugarCrepe's replacements as drawn by the released code of FSC-CLIP: ant
 same parent) and cousin co-hyponyms (kinds of the parent's siblings), weighted by their frequencies in WordNet's tagged
 texts. Adjectives are not in such a tree and are looked up through the nouns derived from them. Differences to that
 code: the weight includes the share of the word's sense in its use; names and insulting words are left out, and so are
-the word's own synonyms, hypernyms and hyponyms in any sense, with which the caption would remain true.
+the word's own synonyms, hypernyms and hyponyms in any sense, with which the caption would remain true. Left out are
+also rare senses, words that occur in no tagged text where there are enough others, and of verbs the cousins and those
+with a particle.
 """
 
 import re
@@ -28,7 +30,7 @@ _MAX_SENSES = 6
 # some senses have thousands of hyponyms: no more than this are used
 _MAX_KINDS = 2_000
 # above this depth in the tree of nouns the categories are too general: a person and a place would be cousins
-_MIN_DEPTH = 4
+_MIN_DEPTH = 5
 # an opposite is certainly not true; a cousin may be
 _ANTONYM_WEIGHT = 10
 # parts of WordNet's definitions of insults and of words that do not occur in captions
@@ -39,6 +41,10 @@ _INDECENT = (
 )
 # words that are not in any tagged text are rare
 _RARE_WEIGHT = 0.05
+# and are used only where fewer others than this can replace a word
+_MIN_USUAL = 5
+# share of a word's uses below which a sense of it is unlikely in captions
+_MIN_SHARE = 0.1
 _PLAIN = re.compile(r"[a-z]+(?:[_-][a-z]+)?")
 _POS: dict[str, Pos] = {
     **dict.fromkeys(("NN", "NNS"), "n"),
@@ -72,14 +78,22 @@ class WordNetLexicon:
         weights: defaultdict[str, float] = defaultdict(float)
         for sense, count in zip(senses, counts, strict=True):
             share = count / sum(counts)
+            if share < _MIN_SHARE:
+                continue
             for lemma, times in self._cousins(sense):
                 weights[lemma] += times * share
             for lemma, times in self._antonyms(sense):
                 weights[lemma] += _ANTONYM_WEIGHT * times * share
         for lemma in self._still_true(senses):
             weights.pop(lemma, None)
+        if pos == "v":  # with a particle a verb is of another construction
+            weights = defaultdict(float, {lemma: weight for lemma, weight in weights.items() if "_" not in lemma})
         best = sorted(weights.items(), key=lambda item: (-item[1], crc32(item[0].encode())))
-        decent = islice((item for item in best if self._is_decent(item[0], pos)), MAX_CANDIDATES)
+        if tag == "NN":
+            best = [item for item in best if not self._is_plural(item[0])]
+        usual = [item for item in best if item[0] in self.wordnet.met_lemmas]
+        chosen = usual if len(usual) >= _MIN_USUAL else best
+        decent = islice((item for item in chosen if self._is_decent(item[0], pos)), MAX_CANDIDATES)
         return tuple((self._inflected(lemma, tag, pos), weight) for lemma, weight in decent)
 
     def _inflected(self, lemma: str, tag: str, pos: Pos) -> str:
@@ -88,7 +102,14 @@ class WordNetLexicon:
         for form in self.wordnet.irregular_forms(lemma, pos):
             if tag in endings and form.endswith(endings[tag]):
                 return form
+        if tag == "NNS" and self._is_plural(lemma):
+            return lemma.replace("_", " ")
         return inflected(lemma.replace("_", " "), tag)
+
+    def _is_plural(self, lemma: str) -> bool:
+        """Whether a noun of the dictionary is a plural, such as `stairs`: it ends in s, and is a noun without it."""
+        last = lemma.rpartition("_")[2]
+        return last.endswith("s") and last[:-1] in self.wordnet.base_forms(last, "n")
 
     def _counts(self, sense: Synset) -> dict[str, int]:
         """Count the occurrences of each word of a sense in that sense."""
@@ -116,10 +137,17 @@ class WordNetLexicon:
         return 1 if lemma in self.wordnet.met_lemmas else _RARE_WEIGHT
 
     def _notions(self, sense: Synset) -> Iterator[tuple[Synset, int]]:
-        """Yield grandparents, two steps above the sense; for parents whose own parents are too general, the parent."""
+        """Yield grandparents, two steps above the sense; for parents whose own parents are too general, the parent.
+
+        Those of verbs always are: their trees have few levels, and at the top `act` and `change`, below which any two
+        verbs are true together.
+        """
         for parent in self.wordnet.related(sense, "@"):
-            above = [up for up in self.wordnet.related(parent, "@") if up.pos == "v" or self._depth(up) >= _MIN_DEPTH]
-            yield from [(up, 2) for up in above] or [(parent, 1)]
+            above = list(self.wordnet.related(parent, "@"))
+            if sense.pos == "v":
+                yield from [(parent, 1)] if above else []
+            else:
+                yield from [(up, 2) for up in above if self._depth(up) >= _MIN_DEPTH] or [(parent, 1)]
 
     def _depth(self, sense: Synset) -> int:
         """Count the steps to the root along the first hypernyms."""

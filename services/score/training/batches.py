@@ -5,9 +5,9 @@ Three sources share one interface: generated scenes, a folder with a table of ca
 Shapes: B images, K kinds of hard negatives, N hard negatives, W text tokens, S image side in pixels.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -54,10 +54,18 @@ class TuningBatch:
         return transform.normalise(images)
 
 
+class Drawn(NamedTuple):
+    """Images, a caption of each, and the stored hard negatives of each caption by name, None if there are none."""
+
+    images: GroupScenes | Tensor
+    captions: list[str]
+    negatives: Sequence[Mapping[str, str]] | None = None
+
+
 class Source(Protocol):
     """Images and captions by number."""
 
-    def draw(self, seed: int, step: int, num_images: int) -> tuple[GroupScenes | Tensor, list[str]]:
+    def draw(self, seed: int, step: int, num_images: int) -> Drawn:
         """Draw images and a caption of each, as a function of only the arguments."""
         ...
 
@@ -68,7 +76,7 @@ class SceneSource:
 
     pair_fraction: float = PAIR_FRACTION
 
-    def draw(self, seed: int, step: int, num_images: int) -> tuple[GroupScenes, list[str]]:
+    def draw(self, seed: int, step: int, num_images: int) -> Drawn:
         generator = generator_of(seed, step)
         scenes = sample_scenes(num_images, generator, pair_fraction=self.pair_fraction)
         dice = torch.rand(num_images, 13, generator=generator).tolist()
@@ -76,7 +84,7 @@ class SceneSource:
         for facts, draws in zip(scene_facts(scenes), dice, strict=True):
             said = sketch(facts, draws) if facts.relation else forget(facts, draws)
             captions.append(sentence(said, int(draws[12] * NUM_STYLES)))
-        return scenes, captions
+        return Drawn(scenes, captions)
 
 
 @dataclass(frozen=True)
@@ -91,23 +99,25 @@ class ImageSource:
     transform: ImageTransform
     min_area: float = 0.9
 
-    def draw(self, seed: int, step: int, num_images: int) -> tuple[Tensor, list[str]]:
-        pixels, captions = [], []
+    def draw(self, seed: int, step: int, num_images: int) -> Drawn:
+        pixels, captions, negatives = [], [], []
         for position in range(step * num_images, (step + 1) * num_images):
-            image, caption = self.images.example(seed, position)
+            image, caption, stored = self.images.example(seed, position)
             share, left, top = torch.rand(3, generator=generator_of(seed + 1, position)).tolist()
             side = (1 - share * (1 - self.min_area)) ** 0.5
             width, height = round(image.width * side), round(image.height * side)
             x, y = round(left * (image.width - width)), round(top * (image.height - height))
             pixels.append(torch.tensor(self.transform(image.crop((x, y, x + width, y + height)))))
             captions.append(caption)
-        return torch.stack(pixels), captions
+            negatives.append(stored)
+        return Drawn(torch.stack(pixels), captions, negatives)
 
 
 @dataclass(frozen=True)
 class TuningData:
     """Batches by step number, for `services.jobs.training.train`. Without kinds there are no hard negatives.
 
+    `stored` names hard negatives that the source has for some captions; they follow those that are made.
     With `claims`, the last of the images are pictures with claims, whose hard negatives are the false claims of a
     group. If `excludes_true`, claims are rivals only of the pictures that they are false of, and captions of scenes,
     whose truth is known of their own scene only, only of other scenes.
@@ -121,16 +131,18 @@ class TuningData:
     num_images: int
     claims: ClaimedPictures | None = None
     excludes_true: bool = False
+    stored: Sequence[str] = ()
 
     def __call__(self, step: int) -> TuningBatch:
         num_claimed = 0 if self.claims is None else self.claims.num_groups
-        images, captions = self.source.draw(self.seed, step, self.num_images - num_claimed)
+        images, captions, stored = self.source.draw(self.seed, step, self.num_images - num_claimed)
         first = step * self.num_images
         columns: list[list[str | None]] = [[] for _ in self.kinds]
-        for i, caption in enumerate(captions):
+        for i, caption in enumerate(captions if self.kinds else ()):
             made = self.hard_negatives.make(caption, self.kinds, self.seed * 1_000_000_007 + first + i)
             for kind, column in zip(self.kinds, columns, strict=True):
                 column.append(made[kind])
+        columns += [[known.get(name) for known in stored or ()] for name in self.stored]
         rivals = pictures = None
         if self.claims is not None:
             claimed = self.claims.captioned(step)
@@ -145,7 +157,7 @@ class TuningData:
                 column += [wrong[number] if number < len(wrong) else None for _, wrong in claimed.groups]
         texts = [*captions, *(text for column in columns for text in column if text is not None)]
         exists = torch.tensor([[text is not None for text in column] for column in columns], dtype=torch.bool)
-        exists = exists.view(len(self.kinds), len(captions))
+        exists = exists.view(len(columns), len(captions))
         return TuningBatch(images, self.tokenizer(texts), exists, rivals, pictures)
 
 

@@ -308,9 +308,9 @@ def pooled_loss(images: Tensor, texts: Tensor, is_true: Tensor, scale: Tensor) -
         num_groups, num_pictures = len(logits) // K, logits.shape[1]
         groups, right = logits.view(num_groups, K, num_pictures), is_true.reshape(num_groups, K, num_pictures)
         number = torch.arange(num_groups, device=logits.device)
-        of_own = _choice(groups[number, :, number], right[number, :, number])
-        of_all = _choice(groups.mT.flatten(0, 1), right.mT.flatten(0, 1))
-        return OWN * of_own + ALL * of_all + FOUND * _choice(logits, is_true)
+        of_own = choice_loss(groups[number, :, number], right[number, :, number])
+        of_all = choice_loss(groups.mT.flatten(0, 1), right.mT.flatten(0, 1))
+        return OWN * of_own + ALL * of_all + FOUND * choice_loss(logits, is_true)
 
 
 def claim_loss(images: ImageFeatures, texts: TextFeatures, is_true: Tensor, scale: Tensor) -> Tensor:
@@ -322,11 +322,11 @@ def claim_loss(images: ImageFeatures, texts: TextFeatures, is_true: Tensor, scal
         cosines = token_cosines(images.tokens[:num_groups], words).view(num_groups, K, -1)
         local = mean_local_similarity(cosines, texts.mask.reshape(num_groups, K, -1))
         own = is_true.reshape(num_groups, K, -1)[number, :, number]
-        of_own = LOCAL * _choice(scale * local, own)
+        of_own = LOCAL * choice_loss(scale * local, own)
         return of_own + pooled_loss(images.pooled, texts.pooled, is_true, scale)
 
 
-def _choice(logits: Tensor, is_right: Tensor) -> Tensor:
+def choice_loss(logits: Tensor, is_right: Tensor) -> Tensor:
     """Mean of −log of the probability of the right choices, (N, choices), over rows with right and wrong ones."""
     is_asked = is_right.any(dim=1) & ~is_right.all(dim=1)
     logits, is_right = logits[is_asked], is_right[is_asked]

@@ -4,6 +4,7 @@
 captions of a step.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -17,11 +18,13 @@ from services.jobs.clip_base import load_base
 from services.jobs.interruption import interruptible, resumable
 from services.jobs.options import MAX_SEED, StoreUrl, command_line, finite, multiple_of, output_folder, positive
 from services.jobs.publication import check_publication, publish_trained
+from services.jobs.published_data import MissingData
 from services.jobs.training import Precision, Run, rank, train
 from services.nn.clip_model import ClipModel, create_clip, save_clip
 from services.nn.text_transformer import MAX_LOG_SCALE
 from services.score.data.captioned_images import CaptionedImages, open_shards, open_table
 from services.score.data.claimed_pictures import ClaimedPictures, Pictures
+from services.score.data.stored_negatives import StoredNegatives, read_stored
 from services.score.evaluation.claim_protocol import claim_metrics
 from services.score.evaluation.scene_protocol import SceneProtocol
 from services.score.fsc_clip import Missing, interpolate
@@ -55,6 +58,7 @@ from services.score.training.scene_clip import (
     SceneWarmup,
     create_scene_clip,
 )
+from services.score.training.size_alignment import align_sizes
 from services.score.training.wise_ft import wise_ft
 from services.score.training.word_labels import WordLabels, WordNaming
 
@@ -70,6 +74,7 @@ DataKind = Literal["scenes", "folder", "tars"]
 
 app = command_line(help="Train and publish checkpoints of the score service.", no_args_is_help=True)
 app.command("wise-ft")(wise_ft)
+app.command("align-sizes")(align_sizes)
 
 
 @app.command("clip-scenes")
@@ -196,7 +201,18 @@ def fsc_clip(
     image_folder: Annotated[
         Path | None, typer.Option(help="Folder of a table's images. Default: the folder of the table.")
     ] = None,
-    negatives: Annotated[list[str] | None, typer.Option(help="Kind of hard negatives. Repeatable.")] = None,
+    negatives: Annotated[
+        list[str] | None,
+        typer.Option(help="Kind of hard negatives; with --stored, a form or type of pairs. Repeatable."),
+    ] = None,
+    stored: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            help="Pairs of `fovea curate`, whose false captions are the hard negatives, in place of those made during "
+            "training. Their images and captions are in the table.",
+        ),
+    ] = None,
     missing: Annotated[
         Missing | None,
         typer.Option(help="A negative that a caption lacks: exclude it, or count it as a logit of 0, as released."),
@@ -236,14 +252,16 @@ def fsc_clip(
 ) -> None:
     """Tune a CLIP on captions and hard negatives generated during training."""
     chosen = _chosen(
-        recipe, base=base, pretrained=pretrained, method=method, negatives=tuple(negatives) if negatives else None,
-        missing=missing, steps=steps, batch_size=batch_size, learning_rate=learning_rate, lora_rank=lora,
+        recipe, base=base, pretrained=pretrained, method=method,
+        negatives=tuple(negatives) if negatives and stored is None else None, missing=missing, steps=steps,
+        batch_size=batch_size, learning_rate=learning_rate, lora_rank=lora,
     )  # fmt: skip
+    given = _stored(stored, negatives or (), chosen)
+    files = _files(data, images or [], image_folder, given)
     check_publication(name, store_url, is_wanted=publish)
     output.mkdir(parents=True, exist_ok=True)
     set_seed(seed)
     before, reference = load_base(chosen.base, chosen.pretrained, store_url)
-    files = _files(data, images or [], image_folder)
     try:
         run = chosen.run(output, None if files is None else len(files), seed=seed, accumulate=accumulate)
     except ValueError as error:
@@ -256,8 +274,9 @@ def fsc_clip(
     if files is None and (num_claimed := int(chosen.claimed * run.num_examples)):
         pictures = Pictures(seed + 4_000, num_claimed, before.transform.size[0])
         claims = ClaimedPictures(before.tokenizer, pictures, num_claimed, chosen.close)
+    names, kinds = (given.names, ()) if given is not None else ((), chosen.kinds)
     made_batches = TuningData(
-        source, before.tokenizer, made, chosen.kinds, seed, run.num_examples, claims, chosen.excludes_true
+        source, before.tokenizer, made, kinds, seed, run.num_examples, claims, chosen.excludes_true, names
     )
     theta1 = _tune(run, chosen, before, made_batches)
     if rank() == 0:
@@ -268,9 +287,10 @@ def fsc_clip(
         save_fsc_clip(FscClipCheckpoint(tuned, local_weight), directory)
         metrics = _metrics(tuned, num_evaluated, local_weight)
         options = {
-            **asdict(chosen), "base": reference, "recipe": recipe, "data": data, "images": images, "alpha": alpha,
+            **asdict(chosen), "negatives": names or kinds, "stored": stored, "base": reference, "recipe": recipe,
+            "data": data, "images": images, "alpha": alpha,
             "local_weight": local_weight, "seed": seed, "precision": precision, "accumulate": accumulate,
-            "sources": dict(made.sources), "publish": publish, "store_url": store_url,
+            "sources": {} if names else dict(made.sources), "publish": publish, "store_url": store_url,
         }  # fmt: skip
         publish_trained(directory, name, FSC_CLIP_KIND, options, metrics)
 
@@ -309,10 +329,26 @@ def _chosen(name: str, **given: Any) -> Recipe:
         raise typer.BadParameter(str(error)) from None
 
 
-def _files(data: str, images: list[str], image_folder: Path | None) -> CaptionedImages | None:
+def _stored(path: Path | None, names: Sequence[str], recipe: Recipe) -> StoredNegatives | None:
+    """Read stored hard negatives, None if there are none. Raises BadParameter if nothing would use them."""
+    if path is None:
+        return None
+    if recipe.method == "clip":
+        raise typer.BadParameter("the method clip uses no hard negatives", param_hint="--stored")
+    try:
+        return read_stored(path, names)
+    except (MissingData, OSError, ValueError) as error:
+        raise typer.BadParameter(str(error), param_hint="--stored") from None
+
+
+def _files(
+    data: str, images: list[str], image_folder: Path | None, stored: StoredNegatives | None
+) -> CaptionedImages | None:
     """Open the images on disk, None for generated scenes."""
     if data not in get_args(DataKind):
         raise typer.BadParameter(f"{data!r} is not one of {', '.join(get_args(DataKind))}", param_hint="--data")
+    if stored is not None and data != "folder":
+        raise typer.BadParameter("stored hard negatives are of a table: --data folder", param_hint="--stored")
     if data == "scenes":
         return None
     try:
@@ -320,7 +356,7 @@ def _files(data: str, images: list[str], image_folder: Path | None) -> Captioned
             return open_shards(images)
         if len(images) != 1:
             raise ValueError("a folder has one table of captions")
-        return open_table(Path(images[0]), image_folder)
+        return open_table(Path(images[0]), image_folder, stored)
     except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error), param_hint="--images") from None
 

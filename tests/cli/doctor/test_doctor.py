@@ -16,6 +16,7 @@ import pytest
 
 from services.core.store.store import Store
 from tests.cli.test_missing_packages import EXTRAS
+from tests.core.child_processes import running
 from tests.core.redis_server import RedisServer, redis_executables
 from tests.core.tiny_checkpoints import INFO, write_checkpoint
 from tests.kept_port import kept_port
@@ -145,7 +146,7 @@ def test_a_port_that_is_taken_is_named_with_a_free_one(machine: Machine) -> None
 def test_a_port_that_fovea_itself_listens_on_is_a_warning(machine: Machine) -> None:
     port = machine.ports["GATEWAY"]
     command = [sys.executable, "-m", "services.cli.main", "serve", "gateway"]
-    with subprocess.Popen(command, env=machine.environment, stdout=subprocess.PIPE, text=True) as gateway:
+    with running(command, env=machine.environment, stdout=subprocess.PIPE) as gateway:
         assert gateway.stdout is not None
         while "listening" not in gateway.stdout.readline():
             assert gateway.poll() is None
@@ -227,11 +228,11 @@ def test_a_setting_with_which_a_process_would_not_start_is_one_failure(
 def test_a_model_that_the_store_lacks_is_a_failure_and_one_that_it_holds_is_named(
     machine: Machine, tmp_path: Path
 ) -> None:
-    machine.environment["FOVEA_GENERATE_MODEL"] = "my-llama"
+    machine.environment["FOVEA_GENERATE_MODELS"] = "my-llama"
     [(topic, found, cure)] = machine.failures()
     assert topic == "store"
-    assert found.startswith("generate would have no model: my-llama has no alias 'latest'")
-    assert cure == ("fovea store publish FOLDER --name my-llama --alias latest, or unset FOVEA_GENERATE_MODEL")
+    assert found.startswith("generate would lack a model: my-llama has no alias 'latest'")
+    assert cure == ("fovea store publish FOLDER --name my-llama --alias latest, or unset FOVEA_GENERATE_MODELS")
     url = machine.environment["FOVEA_STORE_URL"] = (tmp_path / "store").as_uri()
     version = Store.open(url).publish("my-llama", write_checkpoint(tmp_path / "folder"), INFO)
     assert f"generate: my-llama@latest is {version.id}" in [one["found"] for one in machine.findings()]
@@ -240,13 +241,35 @@ def test_a_model_that_the_store_lacks_is_a_failure_and_one_that_it_holds_is_name
 def test_a_task_that_the_store_lacks_is_named_with_the_variable_that_asks_for_it(machine: Machine) -> None:
     machine.environment["FOVEA_PREDICT_MODELS"] = "inferences,my-task@stable"
     [(_, found, cure)] = machine.failures()
-    assert found.startswith("predict would have no model: my-task has no alias 'stable'")
+    assert found.startswith("predict would lack a model: my-task has no alias 'stable'")
     assert cure.endswith("fovea store publish FOLDER --name my-task --alias stable, or unset FOVEA_PREDICT_MODELS")
+
+
+def test_a_misspelt_model_is_told_the_one_that_is_meant(machine: Machine, tmp_path: Path) -> None:
+    machine.environment["FOVEA_GENERATE_MODELS"] = "my-lama"
+    url = machine.environment["FOVEA_STORE_URL"] = (tmp_path / "store").as_uri()
+    Store.open(url).publish("my-llama", write_checkpoint(tmp_path / "folder"), INFO)
+    [(_, _, cure)] = machine.failures()
+    assert cure.startswith("did you mean my-llama? It stands in FOVEA_GENERATE_MODELS")
+
+
+@pytest.mark.parametrize("variable", ["FOVEA_GATEWAY_POOLS", "FOVEA_GATEWAY_KEYS_FILE"])
+@pytest.mark.parametrize("content", [None, "{", '{"pools": [{}], "keys": [{}]}'])
+def test_a_file_with_which_the_gateway_would_not_start_is_a_failure(
+    machine: Machine, tmp_path: Path, variable: str, content: str | None
+) -> None:
+    path = tmp_path / "file.json"
+    if content is not None:
+        path.write_text(content)
+    machine.environment[variable] = str(path)
+    [(topic, found, cure)] = machine.failures()
+    assert (topic, cure) == ("gateway", f"mend {path}, or unset {variable}")
+    assert found.startswith(variable)
 
 
 def test_a_damaged_model_is_a_failure(machine: Machine, tmp_path: Path) -> None:
     url = machine.environment["FOVEA_STORE_URL"] = (tmp_path / "store").as_uri()
-    machine.environment["FOVEA_GENERATE_MODEL"] = "my-llama"
+    machine.environment["FOVEA_GENERATE_MODELS"] = "my-llama"
     version = Store.open(url).publish("my-llama", write_checkpoint(tmp_path / "folder"), INFO)
     (tmp_path / "store/models/my-llama/versions" / version.id / "manifest.json").write_text("{}")
     [(topic, found, _)] = machine.failures()

@@ -17,6 +17,7 @@ from services.core.errors import Overloaded
 from services.core.metrics import Metrics
 from services.core.serving.candidates import THREAD_NAME
 from services.core.serving.served_checkpoint import FollowOptions, Served, ServedCheckpoint
+from services.core.store.errors import StoreUnavailable
 from services.core.store.manifest import Manifest
 from services.core.store.store import Store
 from tests.core.engines import submission
@@ -70,6 +71,7 @@ class Place:
         self.metrics = Metrics("test")
         self.events: list[tuple[str, str]] = []
         self.is_copy_taken_away = False  # by another process that needs the room, as the next version is loaded
+        self.lacks = ""  # what the next version needs beside the store
         self.checkpoint: ServedCheckpoint[TinyEngine] = ServedCheckpoint(
             self.store,
             FollowOptions("toy", "latest", folder / "cache", poll_s, damaged_retry_s, load_timeout_s),
@@ -110,6 +112,8 @@ class Place:
         if self.is_copy_taken_away:
             self.is_copy_taken_away = False
             shutil.rmtree(folder)
+        if self.lacks:
+            raise StoreUnavailable(self.lacks)
         body = (folder / "model.safetensors").read_bytes()
         (header_bytes,) = struct.unpack("<Q", body[:8])
         return TinyEngine(body[8 + header_bytes :].decode(), self.events, self.hang)
@@ -509,6 +513,18 @@ async def test_a_version_whose_copy_goes_while_it_is_loaded_is_fetched_again(pla
     assert place.serving() == "new"
 
 
+async def test_a_version_that_needs_what_is_not_there_yet_is_loaded_at_a_later_look(place: Place) -> None:
+    place.publish("v1")
+    place.lacks = "its server does not answer"
+    for _ in range(2):
+        await place.checkpoint.look()
+    assert place.checkpoint.check() == (False, f"toy@latest is not available now: {place.lacks}")
+    assert place.sample("checkpoint_refusals_total", name="toy") == 0
+    place.lacks = ""
+    await place.checkpoint.look()
+    assert place.serving() == "v1"
+
+
 async def test_a_store_that_can_not_be_read_is_reported_and_the_loaded_version_serves_on(place: Place) -> None:
     version = place.publish("v1")
     await place.checkpoint.start()
@@ -522,8 +538,8 @@ async def test_a_store_that_can_not_be_read_is_reported_and_the_loaded_version_s
     assert await place.ask("a") == "v1:a"
     is_ready, detail = place.checkpoint.check()
     assert is_ready
-    assert detail.startswith(f"toy@{version}; toy@latest can't be looked up: ")
-    assert [log["event"] for log in logs] == ["model store not readable"]
+    assert detail.startswith(f"toy@{version}; toy@latest is not available now: ")
+    assert [log["event"] for log in logs] == ["checkpoint not available"]
     assert logs[0]["exc_info"] is None  # the store's own message says all
 
     models.unlink()

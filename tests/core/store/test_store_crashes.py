@@ -45,7 +45,6 @@ def check_every_alias(store: Store, cache_dir: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_after_a_hundred_kills_every_alias_of_a_folder_still_loads(tmp_path: Path) -> None:
     place = StorePlace((tmp_path / "store").as_uri())
     store = place.open()
@@ -65,7 +64,6 @@ def test_after_a_hundred_kills_every_alias_of_a_folder_still_loads(tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("server", ["rclone", "moto"])
 def test_after_kills_every_alias_on_s3_still_loads(request: pytest.FixtureRequest, tmp_path: Path, server: str) -> None:
     s3: S3Server = request.getfixturevalue(server)

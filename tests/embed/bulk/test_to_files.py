@@ -319,7 +319,6 @@ def kill_jobs(*arguments: object) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # dozens of jobs
 def test_a_job_killed_at_any_of_its_writes_is_continued_to_the_same_bytes(tmp_path: Path, checkpoint: Path) -> None:
     source = write_images(tmp_path / "images", 12, damaged=(2, 9))
     num_jobs = kill_jobs("writes", checkpoint, source, tmp_path / "out")
@@ -331,7 +330,6 @@ def test_a_job_killed_at_any_of_its_writes_is_continued_to_the_same_bytes(tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # dozens of jobs
 def test_a_job_killed_while_it_overwrites_never_mixes_old_and_new(tmp_path: Path, checkpoint: Path, bars: Bars) -> None:
     source = write_images(tmp_path / "images", 12, damaged=(2, 9))
     embed_into_files(request_for(tmp_path / "old", checkpoint, dtype="float16"), list_images([str(source)]), bars)

@@ -47,7 +47,9 @@ class InMemory:
         self.deadline = 0.0
         self.cosine: Callable[[StoredImage], float] = lambda image: 1 - image.row / 8
 
-    async def create(self, name: str, model: str | None, conditions: Sequence[str]) -> tuple[CollectionStatus, bool]:
+    async def create(
+        self, name: str, model: str | None, conditions: Sequence[str], context: RequestContext
+    ) -> tuple[CollectionStatus, bool]:
         self.conditions, self.model = conditions, model
         is_new = name not in self.stored
         self.stored.setdefault(name, {})

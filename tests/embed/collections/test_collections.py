@@ -118,7 +118,7 @@ def settings_in(folder: Path, checkpoint: Path, **changes: Any) -> EmbedSettings
         checkpoint_cache_dir=folder / "checkpoints",
         collections_dir=folder / "collections",
         store_poll_s=0.05,
-        model=MODEL,
+        models=(MODEL,),
         device="cpu",
         **changes,
     )

@@ -130,7 +130,6 @@ def test_llava_conversations_tune_a_model(base: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # three processes import torch
 def test_two_processes_tune_one_model(base: Path, tmp_path: Path) -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     arguments = [*FOCALLENS, "--base", str(base), "--steps", "2", "--output", str(tmp_path), "--no-publish"]

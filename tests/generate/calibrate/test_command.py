@@ -261,15 +261,23 @@ def test_the_savings_of_tree_are_taken_where_they_lose_no_more_than_a_point(
     assert (chosen.bias, chosen.dummy_tokens is not None) == ("tree", is_chosen)
 
 
-@pytest.mark.parametrize(("single", "chosen"), [((0.9, 0.79, 0.9), "single"), ((0.9, 0.7, 0.9), "tree")])
+@pytest.mark.parametrize(
+    ("single", "query", "chosen"),
+    [
+        ((0.9, 0.79, 0.9), (0.9, 0.7, 0.9), "single"),
+        ((0.9, 0.7, 0.9), (0.9, 0.7, 0.9), "tree"),
+        ((0.9, 0.8, 0.9), (0.9, 0.79, 0.9), "query"),
+    ],
+)
 def test_a_cheaper_estimate_is_taken_where_it_loses_no_more_than_a_point(
-    single: tuple[float, ...], chosen: str
+    single: tuple[float, ...], query: tuple[float, ...], chosen: str
 ) -> None:
     def tried(bias: str, *shares: float) -> Tried:
         fields = {"enabled": True, "bias": bias, "layers": (0,), "rel_layers": (0,)}
         return Tried(CalibrationProfile.model_validate(fields), score(*shares))
 
     others = [tried("exact", 0.9, 0.8, 0.9), tried("tree", 0.9, 0.8, 0.9), tried("single", *single)]
+    others.append(tried("query", *query))
     assert cheapest_as_good([Tried(None, score(0.9, 0.5, 0.9)), *others], MIDDLE).bias == chosen
     with pytest.raises(ValueError, match="no estimate"):
         cheapest_as_good([Tried(None, score(0.9))], MIDDLE)
@@ -294,6 +302,36 @@ def test_tables_of_the_cached_bias_are_means_over_prompts_of_a_length(model: Lan
     (alone,) = bias_tables(bench, examples[:1], (0,), profile)
     (measured,) = bench.measure(examples[:1], "newline", "tree")
     assert alone.attention == pytest.approx(measured.bias[1].mean(dim=0).tolist())
+    (of_heads,) = bias_tables(bench, examples[:1], (0,), profile.changed({"rel_heads": ((1, 0), (1, 3))}))
+    assert of_heads.attention == pytest.approx(measured.bias[1, [0, 3]].mean(dim=0).tolist())
+
+
+def test_heads_are_sources_of_relevance_where_scores_for_them_are_given(model: LanguageModel) -> None:
+    bench, examples = Helped(model, questions()), generated_facts(60, 3)
+    limits = replace(PLAN.limits, rel_settings=9)
+    plan = replace(PLAN, num_measured=30, limits=limits)
+    assert not any(setting.heads for setting in choose_calibration(bench, examples, plan).rel_settings)
+    choice = choose_calibration(bench, examples, replace(plan, limits=replace(limits, head_scores=("core", "qr"))))
+    of_heads = {setting.heads for setting in choice.rel_settings if setting.heads}
+    assert 1 <= len(of_heads) <= 2
+    tried = {one.profile.rel_heads for one in choice.rounds[0] if one.profile is not None}
+    assert tried >= {()}
+    assert tried - {()} <= of_heads
+    assert tried - {()}
+    assert choice.profile.enabled
+    merits = [setting.merit for setting in choice.rel_settings]
+    assert merits == sorted(merits, reverse=True)
+
+
+@pytest.mark.slow
+def test_the_scores_of_heads_and_the_estimate_by_a_question_are_chosen_by_options(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    saved = tmp_path / "record.json"
+    answer(checkpoint, *SMALL, "--heads", "qr", "--bias", "query", "--search-bias", "query", "--save", saved)
+    record = json.loads(saved.read_text())
+    assert sum(bool(setting["heads"]) for setting in record["rel_settings"]) == 1
+    assert {one["profile"]["bias"] for one in record["estimates"][1:]} <= {"query"}
 
 
 @pytest.mark.slow
@@ -345,7 +383,8 @@ def test_a_published_version_has_the_profile_among_its_files_and_its_gain_in_the
             "--positions: the positions of 3 documents are 0 to 2",
         ),
         (["CHECKPOINT", "--positions", "first"], "--positions: 'first' is not a comma-separated list of whole numbers"),
-        (["CHECKPOINT", "--bias", "tree,guess"], "--bias: 'guess' is not one of exact, tree, single, cached"),
+        (["CHECKPOINT", "--bias", "tree,guess"], "--bias: 'guess' is not one of exact, tree, single, query, cached"),
+        (["CHECKPOINT", "--heads", "all"], "--heads: 'all' is not one of core, qr"),
         (["CHECKPOINT", "--span-rule", "both"], "--span-rule: 'both' is not one of newline, text"),
         (["CHECKPOINT", "--tables", "many"], "--tables: 'many' is not a comma-separated list of whole numbers"),
         (["."], "CHECKPOINT: "),

@@ -21,6 +21,7 @@ from services.generate.calibrate.search import (
     middle_positions,
     narrow_down,
     rank_rel_settings,
+    rel_setting,
     varied,
 )
 from services.generate.model.profile import CalibrationProfile, paper_profile
@@ -95,6 +96,14 @@ def test_candidates_have_temperatures_around_the_spread_and_the_paper_is_one_of_
     assert min(temperatures) < setting.spread < max(temperatures)
     per_head = rank_rel_settings([measured(1, found_by=2)], "text", "per_head")[0]
     assert all(profile.layers == (2,) for profile in candidates([per_head], 4, "tree", Limits())[1:])
+
+
+def test_a_candidate_has_the_heads_of_its_setting() -> None:
+    heads = ((1, 0), (2, 1))
+    setting = rel_setting([measured(1, found_by=2)], "text", (1, 2), heads=heads)
+    found = candidates([setting], 4, "tree", Limits())[1:]
+    assert {(profile.rel_layers, profile.rel_heads) for profile in found} == {((1, 2), heads)}
+    assert {profile.layers for profile in found} == set(layer_ranges(4))
 
 
 def test_a_middle_that_rises_by_what_the_ends_lose_is_no_gain() -> None:
@@ -176,10 +185,12 @@ def test_finalists_differ_in_layers_estimate_span_or_temperature_by_a_decade() -
     near = [tried(0.9, 2e-3), tried(0.9, row_scope="tail"), tried(0.89, layers=(2,)), tried(0.89, rel_layers=(2, 3))]
     other_layers, other_t = tried(0.8, layers=(0, 1)), tried(0.7, 1e-2)
     other_rel, other_span = tried(0.6, rel_layers=(0,)), tried(0.55, span_rule="text")
+    of_heads = tried(0.6, rel_heads=((2, 0),))
     useless = tried(0.4, 1e-1, layers=(0,), rel_layers=(1,))
     running = [best, *near, other_layers, other_t, other_rel, other_span, useless]
 
     assert varied(running, vanilla, MIDDLE, Limits()) == [best, other_layers, other_t, other_rel, other_span]
+    assert varied([best, of_heads], vanilla, MIDDLE, Limits()) == [best, of_heads]
     assert varied(running, vanilla, MIDDLE, Limits(finalists=2)) == [best, other_layers]
     all_but_span = tried(0.51, 1e-1, layers=(0,), rel_layers=(1,))
     assert varied([*running, all_but_span], vanilla, MIDDLE, Limits(finalists=2)) == [best, all_but_span]

@@ -134,6 +134,13 @@ def test_recall_counts_gold_among_the_three_best_of_each_method(known: Reader) -
     }
 
 
+def test_recall_is_of_the_profiles_heads_where_it_has_any(known: Reader) -> None:
+    with_heads = replace(known, profile=PROFILE.changed({"rel_heads": ((1, 0), (1, 2))}))
+    scores = recall_at_3(with_heads, EXAMPLES, methods={})
+    assert list(scores) == [VANILLA, CALIBRATED, f"{VANILLA}, heads", f"{CALIBRATED}, heads"]
+    assert scores[f"{CALIBRATED}, heads"] == {"recall_at_3": 1.0}
+
+
 def test_recall_of_rankings_is_of_each_document_alone(study: Study) -> None:
     scores = recall_at_3(study, EXAMPLES[:3], methods={LIKELIHOOD: "query_likelihood"})
     found = []

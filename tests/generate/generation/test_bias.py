@@ -8,15 +8,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.generate.generation.bias import BiasEstimate, BiasJob, DummyCache, DummyOptions, estimate_bias
+from services.generate.generation.bias import (
+    BiasEstimate,
+    BiasJob,
+    DummyCache,
+    DummyOptions,
+    EstimateKind,
+    estimate_bias,
+    num_estimate_tokens,
+)
 from services.generate.model.kv_cache import Slot
 from services.generate.model.language_model import LanguageModel, Prefill, Row
 from services.generate.model.profile import DummyForm
-from services.generate.prompts.templates import Prompt, filler_ids
+from services.generate.prompts.templates import CONTENT_FREE, Prompt, filler_ids
 from tests.generate.tiny_models import CONFIGS, SLIDING_WINDOW, VOCAB_SIZE, tiny_model, tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
 FILLER = filler_ids(TOKENIZER)
+CONTENT_FREE_IDS = filler_ids(TOKENIZER, CONTENT_FREE)
+KINDS: tuple[EstimateKind, ...] = ("exact", "tree", "single", "query")
 NEWLINE = TOKENIZER("\n", add_special_tokens=False).input_ids[0]
 
 
@@ -146,6 +156,44 @@ def test_single_is_the_prefill_of_a_prompt_of_dummies(model: LanguageModel, refe
         assert_close(estimate.attention, torch.stack(expected, dim=-1))
 
 
+def asking(prompt: Prompt, num_tokens: int) -> Prompt:
+    """Put a question of random tokens before the last token."""
+    generator = torch.Generator().manual_seed(num_tokens)
+    question = torch.randint(2, VOCAB_SIZE, (num_tokens,), generator=generator).tolist()
+    start = len(prompt.input_ids) - 1
+    ids = (*prompt.input_ids[:start], *question, prompt.input_ids[-1])
+    return replace(prompt, input_ids=ids, question=(start, start + num_tokens))
+
+
+def without_question(prompt: Prompt) -> tuple[int, ...]:
+    """The prompt's tokens with the content-free question, repeated or cut."""
+    assert prompt.question is not None
+    start, stop = prompt.question
+    asked = [CONTENT_FREE_IDS[i % len(CONTENT_FREE_IDS)] for i in range(stop - start)]
+    return (*prompt.input_ids[:start], *asked, *prompt.input_ids[stop:])
+
+
+ASKING = tuple(asking(prompt, length) for prompt, length in zip(PROMPTS, (4, 1, 30, 7), strict=True))
+
+
+def test_query_is_the_prefill_of_a_prompt_with_a_question_without_content(model: LanguageModel, reference: Any) -> None:
+    for prompt, estimate in zip(ASKING, estimates(model, ASKING, "query"), strict=True):
+        weights = last_row_weights(reference, without_question(prompt))
+        expected = [weights[:, :, start:stop].mean(dim=-1) for start, stop in prompt.spans]
+        assert_close(estimate.attention, torch.stack(expected, dim=-1))
+
+
+def test_a_question_without_content_is_all_bias(llama: LanguageModel) -> None:
+    prompts = [replace(prompt, input_ids=without_question(prompt)) for prompt in ASKING]
+    slots = [llama.new_cache(200).open(150) for _ in prompts]
+    measured = llama.prefill(
+        [Prefill(slot, prompt.input_ids, prompt.spans) for slot, prompt in zip(slots, prompts, strict=True)]
+    )
+    for own, estimate in zip(measured, estimates(llama, prompts, "query"), strict=True):
+        assert own.attention is not None
+        assert_close(estimate.attention, own.attention)
+
+
 def dense_tree(reference: Any, prompt: Prompt, k: int, options: DummyOptions) -> Tensor:
     """Attn(dummy, k), (L, H), by one call with an explicit mask over the prompt, the dummy and a second tail."""
     start, stop = prompt.spans[k]
@@ -210,30 +258,30 @@ def test_tree_is_exact_for_the_last_document_and_in_the_first_layer(llama: Langu
     assert (tree.attention - exact.attention).abs().max() > 1e-4
 
 
-@pytest.mark.parametrize("kind", ["exact", "tree", "single"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_fewer_layers_are_the_first_of_all(model: LanguageModel, kind: Any) -> None:
-    whole = estimates(model, PROMPTS, kind)
+    whole = estimates(model, ASKING, kind)
     for depth in (1, 3):
-        for some, all_layers in zip(estimates(model, PROMPTS, kind, num_layers=depth), whole, strict=True):
+        for some, all_layers in zip(estimates(model, ASKING, kind, num_layers=depth), whole, strict=True):
             assert_close(some.attention, all_layers.attention[:depth])
 
 
-@pytest.mark.parametrize("kind", ["exact", "tree", "single"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_cache_is_as_it_was_and_the_answer_goes_on(llama: LanguageModel, kind: Any) -> None:
-    slots = prefilled(llama, PROMPTS)
+    slots = prefilled(llama, ASKING)
     before = [slot.cache.copy_out(slot, slot.length) for slot in slots]
-    estimate_bias(llama, [BiasJob(*each, FILLER) for each in zip(slots, PROMPTS, strict=True)], kind)
+    estimate_bias(llama, [BiasJob(*each, FILLER) for each in zip(slots, ASKING, strict=True)], kind)
     for slot, kept in zip(slots, before, strict=True):
         after = slot.cache.copy_out(slot, slot.length)
         assert torch.equal(after.keys, kept.keys)
         assert torch.equal(after.values, kept.values)
 
 
-@pytest.mark.parametrize("kind", ["exact", "tree", "single"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_prompts_without_documents_and_empty_documents_are_estimated_at_nothing(
     llama: LanguageModel, kind: Any
 ) -> None:
-    prompts = (Prompt((5, 6, 7), (), 0), a_prompt((4, 0, 6)), a_prompt((0,)))
+    prompts = (Prompt((5, 6, 7), (), 0), asking(a_prompt((4, 0, 6)), 3), asking(a_prompt((0,)), 2))
     none, some, empty = estimates(llama, prompts, kind)
     assert none.attention.shape == (4, 4, 0)
     assert (none.num_tokens, none.num_passes) == (0, 0)
@@ -282,13 +330,16 @@ def test_dummies_that_were_not_used_for_longest_are_forgotten_first(llama: Langu
 
 
 def test_costs_are_told(llama: LanguageModel) -> None:
-    prompt = PROMPTS[0]
-    costs = {kind: estimates(llama, [prompt], kind)[0] for kind in ("exact", "tree", "single")}
-    assert {kind: each.num_passes for kind, each in costs.items()} == {"exact": 4, "tree": 1, "single": 1}
+    prompt = ASKING[0]
+    costs = {kind: estimates(llama, [prompt], kind)[0] for kind in KINDS}
+    assert {kind: each.num_passes for kind, each in costs.items()} == {"exact": 4, "tree": 1, "single": 1, "query": 1}
     behind_head = len(prompt.input_ids) - 6
     assert costs["single"].num_tokens == behind_head
-    assert costs["tree"].num_tokens == 41 + 4 * 5
+    assert costs["tree"].num_tokens == 41 + 4 * 9
     assert costs["exact"].num_tokens == sum(len(prompt.input_ids) - start for start, _ in prompt.spans)
+    assert costs["query"].num_tokens == 4 + 1  # the question, and the token after it
+    for kind, each in costs.items():
+        assert num_estimate_tokens(prompt, kind, DummyOptions()) == each.num_tokens
 
 
 def test_estimates_go_on_from_a_slot_that_decodes_already(llama: LanguageModel) -> None:
@@ -311,5 +362,7 @@ def test_what_cannot_be_estimated_is_refused(llama: LanguageModel) -> None:
     unknown = Prompt(PROMPTS[0].input_ids[:10], ((1, 4),), 4)
     with pytest.raises(ValueError, match="filler"):
         estimate_bias(llama, [BiasJob(slot, unknown, ())], "exact")
+    with pytest.raises(ValueError, match="does not say where its question is"):
+        estimate_bias(llama, [BiasJob(slot, unknown, FILLER)], "query")
     with pytest.raises(ValueError, match="does not say where titles and texts are"):
         estimate_bias(llama, [BiasJob(slot, unknown, FILLER)], "exact")

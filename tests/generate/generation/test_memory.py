@@ -9,7 +9,7 @@ from services.generate.generation.memory import fitting_tokens
 from services.generate.generation.options import CPU_CACHED_TOKENS, AnswerOptions, EngineOptions
 from services.generate.model.language_model import LanguageModel
 from services.nn.devices import DeviceOptions
-from tests.generate.served_tiny import served_tiny
+from tests.generate.served_tiny import MODEL, served_tiny
 from tests.generate.tiny_models import save_tiny, tiny_model, tiny_tokenizer
 
 KIBIBYTE = 1024
@@ -68,7 +68,7 @@ def test_a_limit_of_ones_own_is_kept(tmp_path: Path) -> None:
 
 def test_the_share_of_the_cache_that_answers_hold_is_measured(tmp_path: Path) -> None:
     with served_tiny(tmp_path, max_cached_tokens=1024) as client:
-        assert "fovea_kv_cache_usage_ratio 0.0" in client.get("/metrics").text
+        assert f'fovea_kv_cache_usage_ratio{{name="{MODEL}"}} 0.0' in client.get("/metrics").text
 
 
 def test_an_answer_holds_its_share_until_it_ends(tmp_path: Path) -> None:

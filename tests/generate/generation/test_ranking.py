@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from torch import Tensor
 
 from services.core.errors import TooLarge
 from services.generate.calibration import Documents, mean_weight
+from services.generate.generation.bias import DummyOptions
+from services.generate.generation.prompt_calibration import needed_estimate
 from services.generate.generation.ranking import (
     MAX_CACHED_TOKENS,
     best_first,
@@ -25,7 +28,7 @@ from services.generate.model.kv_cache import CacheShape, KVCache, Slot
 from services.generate.model.language_model import LanguageModel, ModelConfig, Prefill, Prefilled, TokenScores
 from services.generate.model.profile import BiasTable, CalibrationProfile, DummyForm
 from services.generate.prompts.ranking import RankMethod, prepare_ranking
-from services.generate.prompts.templates import Document, Prompt, filler_ids
+from services.generate.prompts.templates import CONTENT_FREE, Document, Prompt, filler_ids
 from tests.generate.small_tokenizers import fast
 from tests.generate.tiny_models import tiny_model, tiny_tokenizer
 
@@ -210,6 +213,35 @@ class TestScores:
         assert ranking.scores == pytest.approx(expected, abs=1e-6)
         alpha = torch.tensor(expected, dtype=torch.float64).div(1e-3).softmax(dim=0)
         assert ranking.relevance_scores == pytest.approx(alpha.tolist(), abs=1e-3)
+
+    def test_query_takes_off_what_the_document_is_paid_without_a_question_by_the_chosen_heads(
+        self, model: LanguageModel, plain_model: Any
+    ) -> None:
+        (prompt,) = _job_prompts(model, "calibrated")
+        assert prompt.question is not None
+        start, stop = prompt.question
+        ids = list(prompt.input_ids)
+        ids[start:stop] = (filler_ids(model.tokenizer, CONTENT_FREE) * (stop - start))[: stop - start]
+        heads = ((0, 1), (2, 0), (2, 3))
+        asked, unasked = (_plain_attention(plain_model, one, prompt.spans) for one in (prompt.input_ids, ids))
+        expected = torch.stack([asked[layer, head] - unasked[layer, head] for layer, head in heads]).mean(dim=0)
+        profile = CalibrationProfile(enabled=False, bias="query", rel_layers=(0, 2), rel_heads=heads)
+        assert rank(model, QUERY, DOCUMENTS, "calibrated", profile).scores == pytest.approx(expected.tolist(), abs=1e-6)
+        seen = torch.stack([asked[layer, head] for layer, head in heads]).mean(dim=0)
+        assert rank(model, QUERY, DOCUMENTS, "attention", profile).scores == pytest.approx(seen.tolist(), abs=1e-6)
+
+    def test_all_heads_of_the_layers_rank_as_the_layers_do(self, model: LanguageModel) -> None:
+        layers = CalibrationProfile(enabled=False, rel_layers=(0, 2))
+        heads = layers.changed({"rel_heads": [(layer, head) for layer in (0, 2) for head in range(4)]})
+        for method in ("calibrated", "attention"):
+            assert rank(model, QUERY, DOCUMENTS, method, heads) == rank(model, QUERY, DOCUMENTS, method, layers)
+
+    def test_tree_replaces_query_in_a_prompt_whose_question_is_not_known(self, model: LanguageModel) -> None:
+        profile = CalibrationProfile(enabled=False, bias="query", rel_layers=(1,), window=8)
+        (prompt,) = _job_prompts(model, "calibrated")
+        assert needed_estimate(profile, prompt) == ("query", DummyOptions())
+        unknown = replace(prompt, question=None)
+        assert needed_estimate(profile, unknown) == ("tree", DummyOptions(window=8))
 
     def test_a_cached_bias_is_read_from_the_profiles_table_where_one_fits(self, model: LanguageModel) -> None:
         table = (0.5, 0.25, 0.125, 0.0, 0.0)

@@ -32,7 +32,9 @@ PROFILES: dict[str, CalibrationProfile | None] = {
     "tree": PROFILE,
     "exact": PROFILE.model_copy(update={"bias": "exact"}),
     "single": PROFILE.model_copy(update={"bias": "single", "rel_layers": (0, 1, 2, 3)}),
+    "query": PROFILE.model_copy(update={"bias": "query"}),
     "cached": PROFILE.model_copy(update={"bias": "cached", "tables": TABLES}),
+    "heads": PROFILE.changed({"rel_layers": (0, 2), "rel_heads": ((0, 3), (2, 1))}),
     "tail": PROFILE.model_copy(update={"row_scope": "tail"}),
     "per head": PROFILE.model_copy(update={"rel_scope": "per_head", "layers": (0, 2)}),
     "whole dummies": PROFILE.model_copy(update={"dummy": "whole"}),
@@ -144,7 +146,7 @@ def test_a_plain_answer_is_the_one_that_transformers_gives(name: str) -> None:
 
 
 @pytest.mark.parametrize("row_scope", ["last", "tail"])
-@pytest.mark.parametrize("bias", ["exact", "tree", "single"])
+@pytest.mark.parametrize("bias", ["exact", "tree", "single", "query"])
 def test_a_calibrated_answer_follows_the_recipe(bias: Any, row_scope: Any) -> None:
     profile = PROFILE.model_copy(update={"bias": bias, "row_scope": row_scope})
     generation = ask(1, profile)
@@ -191,6 +193,18 @@ def test_attention_is_told_as_the_model_pays_it_before_calibration() -> None:
         assert facts is not None and facts.order == tuple(range(4))
         assert facts.attention == pytest.approx([float(own[layers].mean()) for own in expected], rel=1e-4)
         assert (facts.relevance is None) == (profile is None)
+    with_heads = alone(replace(generation, calibration=PROFILES["heads"]))[0].facts
+    assert with_heads is not None
+    of_heads = [float((own[0, 3] + own[2, 1]) / 2) for own in expected]
+    assert with_heads.attention == pytest.approx(of_heads, rel=1e-4)
+
+
+def test_all_heads_of_the_layers_answer_as_the_layers_do() -> None:
+    heads = PROFILE.changed({"rel_heads": [(layer, head) for layer in PROFILE.rel_layers for head in range(4)]})
+    for seed in range(3):
+        with_heads, with_layers = alone(ask(seed, heads)), alone(ask(seed, PROFILE))
+        assert ids_of(with_heads) == ids_of(with_layers)
+        assert with_heads[0].facts == with_layers[0].facts
 
 
 @pytest.mark.parametrize("num_documents", [0, 1])

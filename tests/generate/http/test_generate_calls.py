@@ -36,7 +36,14 @@ def test_without_options_the_calibration_is_the_profile() -> None:
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("enabled", False), ("bias", "exact"), ("temperature", 5e-5), ("layers", (2, 0)), ("dummy", "whole")],
+    [
+        ("enabled", False),
+        ("bias", "exact"),
+        ("bias", "query"),
+        ("temperature", 5e-5),
+        ("layers", (2, 0)),
+        ("dummy", "whole"),
+    ],
 )
 def test_an_option_changes_its_own_field_alone(option: str, value: Any) -> None:
     options: dict[str, Any] = {option: list(value) if isinstance(value, tuple) else value}

@@ -61,6 +61,23 @@ def test_tables_are_of_the_dummies_that_they_were_measured_with() -> None:
         CHOSEN.changed({"dummy": "whole"})
 
 
+def test_a_profile_from_before_heads_has_none_and_one_with_heads_is_read_back(tmp_path: Path) -> None:
+    fields = CHOSEN.model_dump(mode="json", exclude={"rel_heads"})
+    (tmp_path / PROFILE_FILE).write_text(json.dumps(fields))
+    assert read_profile(tmp_path) == CHOSEN
+    with_heads = CHOSEN.changed({"rel_heads": ((1, 3), (1, 0), (1, 3))})
+    assert with_heads.rel_heads == ((1, 0), (1, 3))
+    write_profile(with_heads, tmp_path)
+    assert read_profile(tmp_path) == with_heads
+
+
+def test_a_head_that_the_model_has_not_is_named() -> None:
+    with_heads = CHOSEN.changed({"rel_heads": ((1, 3),)})
+    assert with_heads.check_layers(3, 4) is with_heads
+    with pytest.raises(BadProfile, match="rel_heads name head 3; the model's are 0 to 2"):
+        with_heads.check_layers(3, 3)
+
+
 def test_a_checkpoint_without_a_profile_has_none(tmp_path: Path) -> None:
     assert read_profile(tmp_path) is None
 
@@ -91,6 +108,10 @@ def test_layers_are_kept_in_order_and_once() -> None:
         ({"tables": ()}, "no tables"),
         ({"rel_scope": "per_head"}, "per_head"),
         ({"rel_scope": "per_head", "bias": "tree"}, "layers must be among rel_layers"),
+        ({"rel_heads": ((1, -1),)}, "rel_heads"),
+        ({"rel_heads": ((0, 1),)}, "rel_layers must be the layers of rel_heads"),
+        ({"rel_heads": ((1, 0), (2, 0))}, "rel_layers must be the layers of rel_heads"),
+        ({"rel_scope": "per_head", "bias": "tree", "layers": (1,), "rel_heads": ((1, 0),)}, "rel_heads are for a mean"),
         ({"tables": (CHOSEN.tables[0], CHOSEN.tables[0])}, "two tables"),
         ({"gain": {"vanilla": float("inf")}}, "gain"),
         ({"colour": "red"}, "colour"),

@@ -75,6 +75,17 @@ class TestPromptAsTheUsersMessage:
         assert _documents_of(pieces) == _documents_of(QUERY_AWARE.render("who?", DOCUMENTS, span_rule))
         check_round_trip(tokenizer, pieces, tokenise(tokenizer, pieces))
 
+    @pytest.mark.parametrize("question", ["who?", "A", "<|im_end|>\n who?"])
+    def test_the_question_after_the_documents_is_known(self, question: str) -> None:
+        tokenizer = byte_level()
+        pieces = render_question(tokenizer, question, DOCUMENTS)
+        ((start, stop),) = pieces[-1].contents
+        assert pieces[-1].text[start:stop] == question
+        assert pieces[-1].text[:start].endswith("\nQuestion: ")
+        conversation = [*_user("A"), {"role": "assistant", "content": "Yes?"}, *_user(question)]
+        assert render_chat(tokenizer, conversation, DOCUMENTS)[-1] == pieces[-1]
+        assert render_chat(tokenizer, conversation)[-1].contents == ()
+
     def test_without_a_chat_template_it_stands_alone(self) -> None:
         assert render_question(prepended(), "who?", DOCUMENTS) == QUERY_AWARE.render("who?", DOCUMENTS)
 
@@ -168,6 +179,12 @@ class TestDocumentsOfTheTemplate:
         with_newline = _documents_of(render_chat(tokenizer, _user("who?"), DOCUMENTS[:2]))
         without = _documents_of(render_chat(tokenizer, _user("who?"), DOCUMENTS[:2], span_rule="text"))
         assert without == [document.rstrip("\n") for document in with_newline]
+
+    def test_the_question_is_known_where_the_template_writes_it_once_after_the_documents(self) -> None:
+        for question, is_known in (("who?", True), (" who? \n", True), ("e", False), (" ", False)):
+            pieces = render_chat(_with_template(LITM), _user(question), DOCUMENTS)
+            places = pieces[-1].contents
+            assert [pieces[-1].text[start:stop] for start, stop in places] == [question.strip()] * is_known
 
     def test_a_template_that_cuts_documents_does_not_get_them(self) -> None:
         template = "{% for d in documents or [] %}{{ d.text[:4] }}\n{% endfor %}{{ messages[-1].content }}"

@@ -16,6 +16,7 @@ from services.generate.prompts.templates import (
     RANDOM_ORDER,
     Document,
     Piece,
+    Prompt,
     SpanRule,
     control_tokens,
     filler_ids,
@@ -111,6 +112,26 @@ class TestSpans:
             assert "".join(frame).count("(Title:") == bool(document.title)
             assert not set("".join(frame)) - set(f"Document [](Title: ){k}.\n \t")
             assert "".join("".join(given).split()) in "".join(f"{document.title}{document.text}".split())
+
+    @pytest.mark.parametrize("span_rule", ["newline", "text"])
+    @pytest.mark.parametrize("question", ["who lit it?", "A", "Question: {question}\nAnswer:", "<s> 東京 🎉?"])
+    def test_the_tokens_of_the_question_are_those_after_the_documents(
+        self, tokenizer: Any, span_rule: SpanRule, question: str
+    ) -> None:
+        prompt = tokenise(tokenizer, QUERY_AWARE.render(question, AWKWARD, span_rule))
+        assert prompt.question is not None
+        start, stop = prompt.question
+        assert prompt.tail_start < start < stop < len(prompt.input_ids)
+        others = tokenise(tokenizer, QUERY_AWARE.render("who?", AWKWARD, span_rule))
+        assert others.question is not None
+
+        def around(one: Prompt, first: int, last: int) -> tuple[str, str]:
+            before = tokenizer.decode(one.input_ids[one.tail_start : first])
+            return before.strip(), tokenizer.decode(one.input_ids[last:]).strip()
+
+        # what stands around a question does not depend on it, but for a space that its first token may hold
+        assert around(prompt, start, stop) == around(others, *others.question)
+        assert tokenise(tokenizer, QUERY_AWARE.render(question, [])).question is None
 
     def test_a_document_without_title_and_text_is_all_the_templates(self, tokenizer: Any) -> None:
         assert tokenise(tokenizer, QUERY_AWARE.render("who?", [Document("")])).contents == ((),)

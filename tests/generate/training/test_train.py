@@ -174,7 +174,6 @@ def test_first_weights_gather_what_stands_before_a_token() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # a process imports torch
 def test_a_killed_job_that_is_started_again_ends_with_the_same_weights(tmp_path: Path) -> None:
     steady, killed = tmp_path / "steady", tmp_path / "killed"
     job(*FAST, "--no-publish", "--output", str(steady))

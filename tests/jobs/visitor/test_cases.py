@@ -54,6 +54,19 @@ def test_every_kind_of_case_is_asked_and_the_right_ones_are_counted(folder: Path
     assert json.loads(saved.read_text()) == results
 
 
+def test_of_the_cases_only_those_of_the_chosen_services_are_asked(folder: Path) -> None:
+    cases = [case for case in read_cases(folder) if case.service == "predict"]
+    arguments = ["evaluate", "visitor", "--cases", str(folder), "--services"]
+    with serving([case.question for case in cases], perfect) as url:
+        ended = CliRunner(env={"COLUMNS": "200"}).invoke(app, [*arguments, "predict", "--url", url])
+    assert ended.exit_code == 0, ended.output
+    assert [result["service"] for result in json.loads(ended.stdout.splitlines()[-1])] == ["predict"]
+    write(folder, *(case for case in CASES if case["service"] != "predict"))
+    ended = CliRunner().invoke(app, [*arguments, "predict"])
+    assert ended.exit_code == 1
+    assert "holds no cases of predict" in ended.stderr
+
+
 def test_a_rejected_case_is_wrong_and_said_so(folder: Path) -> None:
     cases = read_cases(folder)
     with serving([case.question for case in cases[1:]], perfect) as url:

@@ -12,7 +12,7 @@ from services.predict.data.word_labels import WORD_LABELS
 def labels(task: str, text: str, label: str, probe: str) -> dict[str, str]:
     """Label the words of an example for a probe, by the words; the end is the empty one."""
     example = Example(text, label)
-    found = WORD_LABELS[task].label(example)
+    found = WORD_LABELS[task]().label(example)
     return {text[one.start : one.end]: one.value for one in found if one.probe == probe}
 
 
@@ -61,7 +61,7 @@ def test_numbers_have_the_roles_that_the_equation_gives_them() -> None:
 
 @pytest.mark.parametrize("task", ["everyday-inferences", "everyday-problems", "inferences"])
 def test_every_label_is_a_class_of_a_probe_and_lies_within_the_text(task: str) -> None:
-    words = WORD_LABELS[GENERATED_TASKS[task].name]
+    words = WORD_LABELS[GENERATED_TASKS[task].name]()
     classes = {probe.name: probe.classes for probe in words.probes}
     rows = generated_splits(task, num_train=200, num_valid=0, num_test=0).train
     random.Random(0).shuffle(rows)

@@ -76,7 +76,6 @@ def wait_for(path: Path) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.timeout(600)  # processes import torch, one after the other
 def test_a_failed_student_is_told_and_the_others_are_taught(tmp_path: Path) -> None:
     cells = replace(GRID, models=("no-such-shape", "tiny")).cells()
     sweep, heard = Sweep(cells, tmp_path), Heard()
@@ -99,7 +98,6 @@ def test_a_failed_student_is_told_and_the_others_are_taught(tmp_path: Path) -> N
     assert not heard.finished
 
 
-@pytest.mark.timeout(600)  # processes import torch, one after the other
 def test_two_sweeps_at_once_share_the_students(tmp_path: Path) -> None:
     sweeps = [Sweep(GRID.cells(), tmp_path, is_lean=True) for _ in range(2)]
     heard = [Heard(), Heard()]
@@ -122,7 +120,6 @@ def test_two_sweeps_at_once_share_the_students(tmp_path: Path) -> None:
         assert sorted(path.name for path in (tmp_path / name).iterdir()) == [LOCK, LOG, SCORES]
 
 
-@pytest.mark.timeout(600)  # processes import torch, one after the other
 def test_a_student_whose_process_is_killed_has_failed_and_goes_on_in_the_next_sweep(tmp_path: Path) -> None:
     grid = replace(GRID, methods=("standard",), recipe=replace(SHORT, num_steps=100_000))
     sweep, heard = Sweep(grid.cells(), tmp_path), Heard()
@@ -134,7 +131,7 @@ def test_a_student_whose_process_is_killed_has_failed_and_goes_on_in_the_next_sw
             if process.name == cell.name and process.pid is not None:
                 os.kill(process.pid, signal.SIGKILL)
 
-    killer = threading.Thread(target=kill)
+    killer = threading.Thread(target=kill, daemon=True)
     killer.start()
     assert sweep.run(heard) == 1
     killer.join()
@@ -142,7 +139,6 @@ def test_a_student_whose_process_is_killed_has_failed_and_goes_on_in_the_next_sw
     assert not Sweep(grid.cells(), tmp_path).found
 
 
-@pytest.mark.timeout(600)  # processes import torch, one after the other
 def test_a_killed_sweep_takes_its_students_along_and_goes_on_where_it_was(tmp_path: Path) -> None:
     arguments = ["sweep", "--output", str(tmp_path), *OPTIONS, "--steps", "40", "--evaluate-every", "20"]
     evaluated = ["20/40", "40/40"]

@@ -15,11 +15,13 @@ from typing import Any, get_args
 import pytest
 from typer.testing import CliRunner, Result
 
+from services.jobs.inquiry.inquiry import MAX_FAILURES_IN_A_ROW
+from services.jobs.inquiry.record_file import OutputError
 from services.predict.data.inputs import published_inputs, read_inputs
-from services.predict.data.rationale_file import OutputError, RationaleFile, Record, read_records, read_teacher_outputs
+from services.predict.data.rationale_file import Record, opened_rationales, read_records, read_teacher_outputs
 from services.predict.data.rows import BadData
 from services.predict.extraction.command import TaskName, app
-from services.predict.extraction.extraction import MAX_FAILURES_IN_A_ROW, MIN_JUDGED
+from services.predict.extraction.extraction import MIN_JUDGED
 from services.predict.extraction.prompts import load_prompts
 from services.predict.tasks import ANLI1, ASDIV, CQA, ESNLI, SVAMP, TASKS, Task
 from tests.predict.teacher_server import COMPLETION_TOKENS, OUTPUT, PROMPT_TOKENS, Dropped, TeacherServer, error
@@ -140,7 +142,7 @@ def test_wherever_the_file_was_torn_nothing_whole_is_lost_and_nothing_comes_twic
     for tail in (b"", b"\0\0\0", b"\0\n\0\n"):
         for length in range(len(content) + 1):
             output.write_bytes(content[:length] + tail)
-            with RationaleFile.opened(output, arguments) as file:
+            with opened_rationales(output, arguments) as file:
                 num_whole = sum(end <= length for end in ends)
                 assert [record.row for record in file.found] == list(range(num_whole))
             assert output.read_bytes() == content[: ([0, *ends])[num_whole]]
@@ -310,7 +312,7 @@ def test_two_extractions_cannot_write_one_file(server: TeacherServer, inputs: Pa
     output = inputs.with_name("rationales.jsonl")
     assert extract(server, inputs, "--limit", "1").exit_code == 0
     arguments = json.loads(output.with_name(f"{output.name}.arguments.json").read_bytes())
-    with RationaleFile.opened(output, arguments):
+    with opened_rationales(output, arguments):
         refused = extract(server, inputs)
     assert refused.exit_code == 1 and "another extraction is writing" in refused.stderr
 

@@ -223,6 +223,23 @@ def test_an_interrupted_training_ends_as_an_unbroken_one(lora_rank: int | None, 
     assert same(weights(tmp_path / "unbroken"), weights(tmp_path / "broken"))
 
 
+def test_an_averaged_student_lies_between_its_weights_before_and_after_the_training(tmp_path: Path) -> None:
+    start = {name: weight.clone() for name, weight in toy_t5().state_dict().items()}
+    taught(tmp_path / "whole", toy_recipe())
+    outcome = taught(tmp_path / "averaged", toy_recipe(average=0.25))
+    trained, averaged = weights(tmp_path / "whole"), weights(tmp_path / "averaged")
+    for name, weight in averaged.items():
+        torch.testing.assert_close(weight, torch.lerp(start[name], trained[name], 0.25))
+    assert not same(trained, averaged)
+    assert outcome.best_step in [one.step for one in outcome.evaluations]
+
+
+@pytest.mark.parametrize("values", [{"average": 0.0}, {"average": 1.5}, {"average": 0.5, "lora_rank": 2}])
+def test_an_average_needs_a_share_and_all_weights(values: Any) -> None:
+    with pytest.raises(ValueError, match="average is"):
+        toy_recipe(**values)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
 def test_a_signal_saves_the_step_that_runs_between_two_evaluations(number: signal.Signals, tmp_path: Path) -> None:
     before = signal.signal(number, signal.SIG_DFL)  # what runs in a shell's background ignores Ctrl-C
@@ -381,7 +398,6 @@ def test_explained_inputs_need_their_rationales(tmp_path: Path) -> None:
 # Several processes
 
 
-@pytest.mark.timeout(600)  # two processes train
 def test_processes_that_share_the_work_learn_what_one_does_interrupted_or_not(tmp_path: Path) -> None:
     data, recipe = toy_data(train=examples(24, 0, explained=0.5)), shared_recipe()
     alone = taught(tmp_path / "alone", recipe, data, toy_t5(dropout_rate=0.0))

@@ -39,7 +39,7 @@ TOY_WORDS = WordLabels((Probe("kind", 1, CLASSES), Probe("end", 9, TOY.labels or
 
 @pytest.fixture(autouse=True)
 def toy_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probes, "WORD_LABELS", {TOY.name: TOY_WORDS})
+    monkeypatch.setattr(probes, "WORD_LABELS", {TOY.name: lambda: TOY_WORDS})
 
 
 def lessons(**changes: Any) -> Lessons:

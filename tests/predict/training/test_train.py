@@ -109,7 +109,6 @@ def test_results_are_standard_output_and_progress_and_remarks_are_not(tmp_path: 
     assert f"The test accuracy is that of {result['num_test']} test rows: on fewer than 100" in done.stderr
 
 
-@pytest.mark.timeout(600)  # a process imports torch
 def test_a_killed_job_goes_on_where_it_stopped_and_ends_as_an_unbroken_one(tmp_path: Path) -> None:
     data = write_svamp(tmp_path / "data")
     arguments = ["svamp", *TINY, "--data", str(data), "--steps", "20", "--no-publish"]

@@ -140,3 +140,10 @@ def test_what_lacks_a_task_has_no_average_and_an_unknown_benchmark_has_none() ->
 def test_sizes_of_what_was_asked_weigh_the_types_of_a_form() -> None:
     scores = {"swap_obj": 100.0, "swap_att": 50.0}
     assert aggregates("sugarcrepe", scores, {"swap_obj": 4, "swap_att": 4})["SWAP"] == fmean([100, 50])
+
+
+def test_pairs_of_any_benchmark_have_a_number_for_each_form() -> None:
+    scores = {"replace_obj": 90.0, "replace_rel": 60.0, "negate": 80.0}
+    sizes = {"replace_obj": 30, "replace_rel": 10, "negate": 7}
+    assert aggregates("mine", scores, sizes) == pytest.approx({"replace": 82.5, "negate": 80.0})
+    assert aggregates("mine", {**scores, "pets": 1.0}, {**sizes, "pets": 1}) == {}

@@ -11,6 +11,7 @@ from services.jobs.published_data import MissingData
 from services.score.evaluation.benchmarks import (
     load_imagecode,
     load_negclip_captions,
+    load_pairs_tasks,
     load_sugarcrepe_tasks,
     load_valse,
     load_winoground,
@@ -64,6 +65,16 @@ def test_the_file_that_was_published_first_makes_it_7512() -> None:
 
 
 @pytest.mark.slow
+def test_types_without_choices_are_left_out_unless_all_are_empty(tmp_path: Path) -> None:
+    write_sugarcrepe(tmp_path)
+    (tmp_path / "add_obj.json").write_text("{}")
+    assert [task.name for task in load_sugarcrepe_tasks(tmp_path, IMAGES)][-2:] == ["swap_att", "add_att"]
+    for path in tmp_path.glob("*.json"):
+        path.write_text("{}")
+    with pytest.raises(MissingData, match="contains none of SugarCrepe's choices"):
+        load_sugarcrepe_tasks(tmp_path, IMAGES)
+
+
 def test_valse_has_the_published_number_of_valid_captions_in_eleven_files() -> None:
     tasks = load_valse(published("valse"), IMAGES)
     assert {task.name: len(task.records) for task in tasks} == {
@@ -115,6 +126,27 @@ def test_negclips_captions_are_4839_with_one_to_five_swaps_each() -> None:
             "A child petting a flowered umbrella and holding a yak .",
         ),
     )
+
+
+def test_pairs_are_a_task_for_each_type_with_their_own_ids(tmp_path: Path) -> None:
+    pairs = [
+        {"id": f"{kind}-{i}", "kind": kind, "filename": f"{i}.png", "caption": "a cat", "negative_caption": "no cat"}
+        for kind in ("negate", "swap_obj")
+        for i in range(3)
+    ]
+    path = tmp_path / "mine.jsonl"
+    path.write_text("".join(f"{json.dumps(pair)}\n" for pair in pairs))
+    negations, swaps = load_pairs_tasks(path, tmp_path / "images", limit=2)
+    assert (negations.name, swaps.name, negations.benchmark) == ("negate", "swap_obj", "mine")
+    assert [record.id for record in negations.records] == ["negate-0", "negate-1"]
+    assert negations.records[0].captions == ("a cat", "no cat")
+    assert negations.records[0].images == (tmp_path / "images" / "0.png",)
+    path.write_text(json.dumps({**pairs[0], "kind": "deny"}))
+    with pytest.raises(MissingData, match=r"mine\.jsonl:1: kind"):
+        load_pairs_tasks(path, tmp_path)
+    path.write_text("")
+    with pytest.raises(MissingData, match="holds no pairs"):
+        load_pairs_tasks(path, tmp_path)
 
 
 def test_a_limit_takes_the_first_records_of_each_task(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from services.jobs.endpoint import Endpoint, Patience
+from services.jobs.endpoint import MAX_MALFORMED, Endpoint, Patience
 from services.score.evaluation.answer_log import AnswerLog
 from services.score.evaluation.chat_judge import ChatJudge, choice, prompt
 from services.score.evaluation.judges import CannotJudge, evaluate
@@ -214,10 +214,15 @@ def test_an_address_where_nobody_listens_is_told_at_once(tmp_path: Path, url: st
 
 def test_what_does_not_answer_as_openais_does_is_told(tmp_path: Path) -> None:
     with (
-        ChatServer(faults=[web.json_response({"text": "(1)"})]).served() as server,
+        ChatServer(faults=[web.json_response({"text": "(1)"}) for _ in range(MAX_MALFORMED)]).served() as server,
         pytest.raises(CannotJudge, match="does not have OpenAI's format"),
     ):
-        ask(server, color_task(tmp_path))
+        ask(server, color_task(tmp_path).first(1))
+
+
+def test_one_answer_that_is_not_in_openais_format_is_asked_for_again(tmp_path: Path) -> None:
+    with ChatServer(faults=[web.json_response({"text": "(1)"})]).served() as server:
+        assert ask(server, color_task(tmp_path)).scores == {"colours": 100.0}
 
 
 def test_content_in_parts_is_put_together(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from services.score.evaluation.evaluate import app
 from tests.published_data import published
 from tests.score.evaluation.chat_server import ChatServer
 from tests.score.evaluation.stand_ins import write_image, write_sugarcrepe, write_valse
-from tests.score.evaluation.tiny_text_models import write_tiny_grammar, write_tiny_vera
 from tests.score.tiny import write_tiny_checkpoint
+from tests.tiny_text_models import write_tiny_grammar, write_tiny_vera
 
 
 @pytest.fixture(scope="module")
@@ -197,6 +197,27 @@ def test_the_command_aro_says_that_it_reads_negclips_captions_and_how_aros_own_t
     assert "not ARO's own four tasks, which records --benchmark aro reads" in " ".join(told.replace("`", "").split())
 
 
+def test_sugarcrepe_pp_has_two_true_captions_of_each_image(checkpoint: Path, tmp_path: Path) -> None:
+    write_image(tmp_path / "a.png")
+    row = {
+        "id": 3,
+        "filename": "a.png",
+        "caption": "a red hat",
+        "caption2": "a hat, red",
+        "negative_caption": "a blue hat",
+    }
+    (tmp_path / "swap_att.json").write_text(json.dumps([row, {**row, "id": 4, "negative_caption": row["caption"]}]))
+    command: list[str | Path] = ["sugarcrepe-pp", "--data", tmp_path, "--images", tmp_path]
+    (found,) = answer(*command, "--model", checkpoint)
+    assert (found["benchmark"], found["sizes"]) == ("sugarcrepe_pp", {"swap_att": 2})
+    # the second row's captions tie
+    assert found["scores"]["swap_att"] in (0, 50)
+    refused = run(*command, "--judge", "chat", "--model", "m")
+    assert refused.exit_code == 1 and "chooses one caption, but swap_att has 2 true ones" in refused.stderr
+    (tmp_path / "swap_att.json").write_text(json.dumps([{**row, "caption2": None}]))
+    assert "swap_att.json holds no captions of SugarCrepe++" in run(*command, "--model", checkpoint).stderr
+
+
 @pytest.mark.slow
 def test_each_benchmark_is_a_command(checkpoint: Path, tmp_path: Path) -> None:
     for number in range(10):
@@ -240,6 +261,7 @@ def test_each_benchmark_is_a_command(checkpoint: Path, tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["sugarcrepe", "--data", "nowhere"], "replace_obj.json is missing"),
+        (["sugarcrepe-pp", "--data", "nowhere"], "replace_obj.json is missing. It belongs to SugarCrepe++"),
         (["valse", "--data", "nowhere"], "existence.json is missing"),
         (["aro", "--data", "nowhere.tsv"], "nowhere.tsv is missing"),
         (["winoground", "--data", "nowhere"], "examples.jsonl is missing"),

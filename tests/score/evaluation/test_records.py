@@ -58,6 +58,19 @@ def test_the_first_caption_has_to_be_strictly_better_than_all_others() -> None:
     assert outcomes(right).both.tolist() == [1, 0, 0, 1]
 
 
+def test_of_several_true_captions_each_has_to_be_strictly_better_than_the_false_one() -> None:
+    right = [scores([3, 2, 1]), scores([2, 3, 1]), scores([3, 1, 1]), scores([3, 1, 2]), scores([1, 2, float("nan")])]
+    assert outcomes(right, num_true=2).both.tolist() == [1, 1, 0, 0, 0]
+    in_two_orders = np.array([[[3, 2, 1]], [[3, 1, 2]]])
+    assert outcomes([in_two_orders], num_true=2).text.tolist() == [0.5]
+
+
+def test_true_captions_need_a_false_one_and_one_image() -> None:
+    for record in (Record("0", (A,), ("a dog", "a puppy")), Record("0", (A, B), ("a dog", "a cat"))):
+        with pytest.raises(ValueError, match="pets needs one image and a false caption beside 2 true ones"):
+            Task("pets", "pets", (record,), SOURCE, num_true=2)
+
+
 def test_the_first_image_has_to_be_strictly_better_than_all_others() -> None:
     right = [scores([3], [2]), scores([3], [3]), scores([2], [3])]
     assert outcomes(right).both.tolist() == [1, 0, 0]

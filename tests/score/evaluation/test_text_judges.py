@@ -13,7 +13,7 @@ from services.score.evaluation.judges import CannotJudge, evaluate, score
 from services.score.evaluation.records import Record, Task
 from services.score.evaluation.text_judges import TextJudge, load_grammar, load_vera
 from tests.score.evaluation.stand_ins import SOURCE
-from tests.score.evaluation.tiny_text_models import tokenizer, write_tiny_grammar, write_tiny_vera
+from tests.tiny_text_models import tokenizer, write_tiny_grammar, write_tiny_vera
 
 NOWHERE = Path("nowhere.jpg")
 TEXTS = ("a dog on the mat", "a mat on the dog", "two cat", "the dog", "a dog on the mat")

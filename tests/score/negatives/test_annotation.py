@@ -87,6 +87,8 @@ def test_a_generated_scene_is_read(annotator: Annotator) -> None:
         ("two rides in a park", "CD NNS IN DT NN"),
         ("a sink next to a stop sign", "DT NN RB IN DT NN NN"),
         ("the bears stand in the dark", "DT NNS VBP IN DT NN"),
+        ("Two kids laugh, ice cream on their faces", "CD NNS VBP , NN NN IN PRP$ NNS"),
+        ("they smile at a horse", "PRP VBP IN DT NN"),
         ("a dog left of a cat", "DT NN RB IN DT NN"),
         ("a cat on the left", "DT NN IN DT NN"),
         ("A MAN IN A RED HAT", "DT NN IN DT JJ NN"),

@@ -9,7 +9,7 @@ from services.score.negatives.inflection import inflected
 from services.score.negatives.lexicon import ADJECTIVES, NOUNS, NUMBERS, VERBS, FirstOf, Vocabulary
 from services.score.negatives.wordnet import WordNet, find_wordnet
 from services.score.negatives.wordnet_lexicon import MAX_CANDIDATES, WordNetLexicon
-from tests.score.tiny_wordnet import animals, write_wordnet
+from tests.score.tiny_wordnet import Sense, animals, below, write_wordnet
 
 
 @pytest.fixture
@@ -92,6 +92,24 @@ def test_verbs_take_the_form_of_the_verb_that_they_replace(lexicon: WordNetLexic
     assert texts(lexicon, "chases", "VBZ") == {"trots", "jogs", "regrets"}
 
 
+def test_verbs_just_below_the_most_general_ones_exclude_nothing(lexicon: WordNetLexicon) -> None:
+    assert not lexicon.candidates("hesitates", "VBZ")
+
+
+def test_words_of_no_text_are_used_only_where_others_are_few(tmp_path: Path) -> None:
+    usual = ("panther", "leopard", "jaguar", "cheetah", "civet")
+    senses = animals() | {name: Sense(name, pointers=below("feline"), counts=(2,)) for name in usual}
+    found = texts(WordNetLexicon(WordNet(write_wordnet(tmp_path, senses))), "dog", "NN")
+    assert found == {"wolf", "cat", *usual}
+
+
+def test_a_noun_that_is_a_plural_stands_for_plurals_as_it_is(tmp_path: Path) -> None:
+    senses = animals() | {name: Sense(name, pointers=below("feline"), counts=(2,)) for name in ("receipt", "receipts")}
+    lexicon = WordNetLexicon(WordNet(write_wordnet(tmp_path, senses)))
+    assert "receipts" not in texts(lexicon, "dog", "NN")
+    assert "receipts" in texts(lexicon, "dogs", "NNS") and "receiptses" not in texts(lexicon, "dogs", "NNS")
+
+
 @pytest.mark.parametrize("tag", ["NNP", "DT", "IN", "CD", "."])
 def test_other_words_are_not_replaced(lexicon: WordNetLexicon, tag: str) -> None:
     assert not lexicon.candidates("dog", tag)
@@ -111,6 +129,8 @@ def test_a_copy_in_another_process_says_the_same(lexicon: WordNetLexicon) -> Non
         ("standing", "VBG", {"sitting", "lying"}),
         ("slowly", "RB", {"quickly"}),
         ("bedroom", "NN", {"kitchen", "bathroom"}),
+        ("teddy bear", "NN", {"doll", "balloon"}),
+        ("has", "VBZ", {"lacks"}),
     ],
 )
 def test_the_installed_wordnet_replaces_everyday_words(

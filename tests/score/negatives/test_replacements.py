@@ -90,6 +90,12 @@ def test_scenes_need_no_wordnet() -> None:
     assert not any("background" not in text for text in found), "the background is kept"
 
 
+@pytest.mark.parametrize(("left", "right"), [("“", "”"), ('"', '"'), ("(", ")")])
+def test_articles_agree_beyond_quotation_marks_and_brackets(left: str, right: str) -> None:
+    found = replaced(f"an {left}apple{right} on a table", Spoken(apple="pear", table="oven"))
+    assert {f"a {left}pear{right} on a table", f"an {left}apple{right} on an oven"} <= found
+
+
 def test_numbers_agree_with_their_verb_and_capitals_stay() -> None:
     found = replaced("A dog is near THE CAT", Spoken(cat="cow", dog="cow"), 100)
     assert found >= {"Two dogs are near THE CAT", "Three dogs are near THE CAT", "A cow is near THE CAT"}
@@ -114,6 +120,36 @@ def test_a_place_gives_way_to_places_that_exclude_it() -> None:
     assert [text for text, _ in place_candidates("to the left of")] == ["to the right of"]
     assert set(dict(place_candidates("in the top left"))) == set(OPPOSITES["in the top left"])
     assert not place_candidates("of")
+
+
+def test_places_that_may_be_true_together_do_not_replace_each_other() -> None:
+    assert not {"on", "in front of"} & dict(place_candidates("against")).keys()
+    assert not {"in front of", "behind"} & dict(place_candidates("near")).keys()
+    assert set(dict(place_candidates("into"))) == {"out of"}
+
+
+def test_neither_a_time_nor_the_doer_of_a_passive_is_a_place() -> None:
+    assert all(text.endswith(" at night") for text in replaced("a bus under a bridge at night", Spoken(), 100))
+    assert all(" by " in text for text in replaced("a player is watched by people near a dog", Spoken(), 100))
+
+
+def test_a_verb_with_a_particle_is_not_replaced() -> None:
+    lexicon = Spoken(sticks="moves")
+    assert any("moves" in text for text in replaced("a dog sticks his head out near a window", lexicon, 200))
+    assert not any("moves" in text for text in replaced("a dog sticks out his head near a window", lexicon, 200))
+
+
+def test_what_measures_a_thing_is_not_replaced_and_what_holds_it_by_another_vessel() -> None:
+    lexicon = Spoken(slice="interest", glass="bottle fork", pizza="soup", wine="milk")
+    found = replaced("a slice of pizza near a glass of wine", lexicon, 200)
+    assert {"a slice of soup near a glass of wine", "a slice of pizza near a bottle of wine"} <= found
+    assert not any("interest" in text or "fork" in text or "slices" in text for text in found)
+
+
+def test_one_thing_does_not_become_two_where_a_pronoun_or_another_subject_would_be_wrong() -> None:
+    assert not any("two" in text.lower() for text in replaced("A bird cleans itself on a rock", Spoken(), 100))
+    found = replaced("Dogs near a table are asleep on the floor", Spoken(), 200)
+    assert "Dogs near two tables are asleep on the floor" in found
 
 
 def test_opposites_are_drawn_more_often_than_all_other_places() -> None:

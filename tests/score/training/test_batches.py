@@ -3,6 +3,7 @@
 import io
 import json
 import random
+import re
 import tarfile
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +16,11 @@ from PIL import Image
 from services.score.data.captioned_images import CaptionedImages, Unreadable, open_shards, open_table
 from services.score.data.claimed_pictures import ClaimedPictures, Pictures
 from services.score.data.scenes import GroupScenes
+from services.score.data.stored_negatives import read_stored
 from services.score.negatives.annotation import TextBlobAnnotator
 from services.score.negatives.hard_negatives import HardNegatives
 from services.score.negatives.kinds import KINDS
-from services.score.training.batches import ImageSource, SceneLexicon, SceneSource, TuningData
+from services.score.training.batches import Drawn, ImageSource, SceneLexicon, SceneSource, TuningData
 from tests.score.tiny import IMAGE_SIZE, tiny_clip
 
 CAPTIONS = ("a red circle left of a blue square", "two green stars", "hello", "a black cat above a white dog")
@@ -68,7 +70,12 @@ def epoch(images: CaptionedImages, seed: int, number: int = 0) -> list[tuple[int
     """Gray and caption of each example of an epoch."""
     first = number * len(images)
     examples = [images.example(seed, position) for position in range(first, first + len(images))]
-    return [(image.getpixel((0, 0))[0], caption) for image, caption in examples]  # type: ignore[index]
+    return [(image.getpixel((0, 0))[0], caption) for image, caption, _ in examples]  # type: ignore[index]
+
+
+def pixels(drawn: Drawn) -> torch.Tensor:
+    assert isinstance(drawn.images, torch.Tensor)
+    return drawn.images
 
 
 def tuning_data(source: ImageSource | SceneSource, *, num_images: int = 4) -> TuningData:
@@ -166,11 +173,11 @@ def test_a_folder_of_rubbish_ends_the_run(tmp_path: Path) -> None:
 
 def test_processes_that_take_turns_see_what_one_process_sees(tmp_path: Path) -> None:
     source = ImageSource(open_table(write_folder(tmp_path)), tiny_clip().transform)
-    whole, captions = source.draw(5, 3, 4)
+    whole = source.draw(5, 3, 4)
     parts = [source.draw(5, step, 2) for step in (6, 7)]
-    assert torch.equal(whole, torch.cat([pixels for pixels, _ in parts]))
-    assert captions == [caption for _, some in parts for caption in some]
-    assert whole.shape == (4, IMAGE_SIZE, IMAGE_SIZE, 3)
+    assert torch.equal(pixels(whole), torch.cat([pixels(part) for part in parts]))
+    assert whole.captions == [caption for part in parts for caption in part.captions]
+    assert pixels(whole).shape == (4, IMAGE_SIZE, IMAGE_SIZE, 3)
 
 
 def test_random_parts_of_an_image_keep_most_of_it(tmp_path: Path) -> None:
@@ -181,8 +188,8 @@ def test_random_parts_of_an_image_keep_most_of_it(tmp_path: Path) -> None:
     (tmp_path / "x.tsv").write_text("x.png\tstripes\n")
     images = open_table(tmp_path / "x.tsv")
     whole = ImageSource(images, tiny_clip().transform, min_area=1.0)
-    assert torch.equal(whole.draw(0, 0, 1)[0], whole.draw(0, 1, 1)[0])
-    cut = ImageSource(images, tiny_clip().transform, min_area=0.5).draw(0, 0, 16)[0].float()
+    assert torch.equal(pixels(whole.draw(0, 0, 1)), pixels(whole.draw(0, 1, 1)))
+    cut = pixels(ImageSource(images, tiny_clip().transform, min_area=0.5).draw(0, 0, 16)).float()
     heights = cut[..., 1].amax(dim=(1, 2)) - cut[..., 1].amin(dim=(1, 2))
     assert heights.min() > 150  # of 252: at least 0.7 of the height
     assert len(set(heights.tolist())) > 4
@@ -206,7 +213,7 @@ def test_a_batch_does_not_depend_on_those_before_it() -> None:
 def test_negatives_stand_behind_the_captions_kind_by_kind(tmp_path: Path) -> None:
     data = tuning_data(ImageSource(open_table(write_folder(tmp_path)), tiny_clip().transform))
     batch = data(0)
-    _, captions = data.source.draw(3, 0, 4)
+    _, captions, _ = data.source.draw(3, 0, 4)
     tokens = data.tokenizer(captions)
     assert batch.exists.shape == (len(KINDS), 4)
     assert len(batch.input_ids) == 4 + int(batch.exists.sum())
@@ -218,6 +225,88 @@ def test_negatives_stand_behind_the_captions_kind_by_kind(tmp_path: Path) -> Non
         if (text := data.hard_negatives.make(caption, KINDS, 3 * 1_000_000_007 + i)[kind]) is not None
     ]
     assert torch.equal(batch.input_ids[4:], data.tokenizer(expected))
+
+
+PAIRS = (
+    ("replace_obj", 0, "a red star left of a blue square 0"),
+    ("replace_att", 0, "a red circle left of a green square 0"),
+    ("swap_att", 0, "a blue circle left of a red square 0"),
+    ("negate", 3, "no black cat above a white dog 3"),
+)
+
+
+def write_stored(folder: Path, *pairs: tuple[str, int, str]) -> Path:
+    """Pairs of the folder's captions as `fovea curate` publishes them."""
+    path = folder / "pairs.jsonl"
+    lines = [
+        {
+            "id": str(number),
+            "kind": kind,
+            "filename": f"{i}.png",
+            "caption": f"{CAPTIONS[i % 4]} {i}",
+            "negative_caption": text,
+        }
+        for number, (kind, i, text) in enumerate(pairs or PAIRS)
+    ]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return path
+
+
+def stored_data(folder: Path, *names: str) -> TuningData:
+    table = write_folder(folder, 4)
+    stored = read_stored(write_stored(folder), names)
+    source = ImageSource(open_table(table, stored=stored), tiny_clip().transform)
+    return replace(tuning_data(source), kinds=(), stored=stored.names)
+
+
+def test_stored_negatives_stand_behind_the_captions_form_by_form(tmp_path: Path) -> None:
+    data = stored_data(tmp_path)
+    assert data.stored == ("replace", "swap", "negate")
+    batch, (_, captions, _) = data(0), data.source.draw(3, 0, 4)
+    one, last = captions.index(f"{CAPTIONS[0]} 0"), captions.index(f"{CAPTIONS[3]} 3")
+    expected = torch.zeros(3, 4, dtype=torch.bool)
+    expected[:2, one] = expected[2, last] = True
+    assert torch.equal(batch.exists, expected)
+    negatives = batch.input_ids[4:].tolist()
+    assert negatives[1:] == data.tokenizer([PAIRS[2][2], PAIRS[3][2]]).tolist()
+    # of two replacements, every epoch takes another
+    again = data(1).input_ids[4:].tolist()
+    both = data.tokenizer([PAIRS[0][2], PAIRS[1][2]]).tolist()
+    assert sorted([negatives[0], again[0]]) == sorted(both)
+
+
+def test_stored_negatives_are_chosen_by_form_or_type(tmp_path: Path) -> None:
+    batch = stored_data(tmp_path, "replace_att", "negate")(0)
+    assert batch.exists.sum(dim=1).tolist() == [1, 1]
+    assert batch.input_ids[4:].tolist() == tiny_clip().tokenizer([PAIRS[1][2], PAIRS[3][2]]).tolist()
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("bigram_shuffle",), "'bigram_shuffle' is neither a form nor a type of pairs: replace, swap"),
+        (("add",), "holds no pairs of add; it holds replace_obj (1), replace_att (1)"),
+        (("replace", "replace_att"), "each type may be named once"),
+        (("swap", "swap"), "each type may be named once"),
+    ],
+)
+def test_names_of_stored_negatives_that_fit_no_pairs_are_told(
+    tmp_path: Path, names: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        read_stored(write_stored(tmp_path), names)
+
+
+def test_stored_negatives_of_unknown_images_and_captions_are_told(tmp_path: Path) -> None:
+    table = write_folder(tmp_path, 4)
+    stored = read_stored(write_stored(tmp_path, *PAIRS, ("swap_obj", 7, "x")))
+    with pytest.raises(ValueError, match=r"pairs\.jsonl: 1 of 3 images are not in .*, such as 7\.png"):
+        open_table(table, stored=stored)
+    (tmp_path / "7.png").write_bytes(picture(0))
+    with pytest.raises(
+        ValueError, match=r"1 of 3 captions are not in .*captions\.tsv, such as 'a black cat.* 7' of 7\.png"
+    ):
+        open_table(table, stored=stored)
 
 
 def test_negatives_differ_from_epoch_to_epoch(tmp_path: Path) -> None:

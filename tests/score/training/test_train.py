@@ -18,7 +18,7 @@ from services.score.model.checkpoint import load_fsc_clip
 from services.score.training.train import app
 from tests.file_events import before, die, putting
 from tests.kept_port import kept_port
-from tests.score.training.test_batches import write_folder, write_shards
+from tests.score.training.test_batches import write_folder, write_shards, write_stored
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -99,7 +99,6 @@ def differs(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> set
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # three processes train
 def test_a_job_killed_three_times_ends_with_the_weights_of_an_uninterrupted_one(
     base: Path, tmp_path: Path, processes: multiprocessing.context.ForkServerContext
 ) -> None:
@@ -225,6 +224,43 @@ def test_missing_negatives_count_as_in_the_released_code_where_the_command_says_
     options = ["--method", "negclip", "--missing", "zero", "--steps", "1"]
     job(*TUNING, *options, "--base", str(base), "--output", str(tmp_path), *QUIET)
     assert json.loads((tmp_path / "checkpoint" / "checkpoint.json").read_text())["training"]["missing"] == "zero"
+
+
+@pytest.mark.slow
+def test_stored_negatives_are_trained_on_and_named_in_the_manifest(base: Path, tmp_path: Path) -> None:
+    table, pairs = write_folder(tmp_path), write_stored(tmp_path)
+    arguments = [*TUNING, "--base", str(base), "--method", "negclip", "--data", "folder", "--images", str(table)]
+    stored = ["--stored", str(pairs), "--negatives", "swap", "--negatives", "negate"]
+    job(*arguments, *stored, "--steps", "2", *QUIET, "--output", str(tmp_path / "run"))
+    described = json.loads((tmp_path / "run" / "checkpoint" / "checkpoint.json").read_text())["training"]
+    assert described["negatives"] == ["swap", "negate"]
+    assert described["stored"] == str(pairs) and described["sources"] == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--data", "folder", "--negatives", "add"], "holds no pairs"),
+        (["--data", "folder", "--negatives", "negclip"], "'negclip' is neither a form nor a type"),
+        (["--method", "clip", "--data", "folder"], "the method clip uses no hard negatives"),
+    ],
+)
+def test_stored_negatives_that_would_not_be_used_are_refused(
+    base: Path, tmp_path: Path, options: list[str], message: str
+) -> None:
+    pairs = write_stored(tmp_path)
+    arguments = [*TUNING, "--base", str(base), "--images", str(write_folder(tmp_path)), *options]
+    arguments += ["--stored", str(pairs), "--output", str(tmp_path / "run"), *QUIET]
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, arguments)
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_stored_negatives_belong_to_a_table(base: Path, tmp_path: Path) -> None:
+    arguments = [*TUNING, "--base", str(base), "--stored", str(write_stored(tmp_path)), "--output", str(tmp_path / "x")]
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, [*arguments, *QUIET])
+    assert result.exit_code == 2
+    assert "--data folder" in result.output
 
 
 @pytest.mark.parametrize(

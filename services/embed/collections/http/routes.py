@@ -82,7 +82,9 @@ class Collections(Protocol):
     opened, and other errors for other invalid requests.
     """
 
-    async def create(self, name: str, model: str | None, conditions: Sequence[str]) -> tuple[CollectionStatus, bool]:
+    async def create(
+        self, name: str, model: str | None, conditions: Sequence[str], context: RequestContext
+    ) -> tuple[CollectionStatus, bool]:
         """Return the collection, and whether it is new."""
         ...
 
@@ -124,7 +126,7 @@ def _add_collection_routes(router: APIRouter, collections: Collections, limits: 
     async def create(request: Request, name: Name) -> Response:
         """Create a collection, or confirm that it exists."""
         asked = await read_creation(request, limits)
-        status, is_new = await collections.create(name, asked.model, asked.conditions)
+        status, is_new = await collections.create(name, asked.model, asked.conditions, context_of(request.scope))
         body = collection_of(status).model_dump_json()
         return Response(body, status_code=201 if is_new else 200, media_type="application/json")
 
@@ -225,7 +227,7 @@ def _add_search_route(router: APIRouter, collections: Collections, limits: CallL
             ),
         ] = None,
         filter: Annotated[str | None, Query(description="Filter on metadata, as a JSON object.")] = None,
-        model: Annotated[str | None, Query(description="Checked against the served model.")] = None,
+        model: Annotated[str | None, Query(description="Refused if it is not the collection's.")] = None,
     ) -> Response:
         """Find the images nearest to an image or a text under a condition.
 

@@ -25,7 +25,7 @@ Metadata = dict[str, JsonValue]
 class CreateRequest(StrictRequest):
     """Conditions to index in a new or an existing collection."""
 
-    model: str | None = Field(None, description="Checked against the served model.")
+    model: str | None = Field(None, description="Model of a new collection; the first served one by default.")
     conditions: JsonList[str] = Field([], description="Conditions to index in advance.")
 
 
@@ -62,7 +62,7 @@ class SearchRequest(StrictRequest):
     filter: Metadata | None = Field(
         None, description="Return only images whose metadata has these values, or for a list any of its values."
     )
-    model: str | None = Field(None, description="Checked against the served model.")
+    model: str | None = Field(None, description="Refused if it is not the collection's.")
 
 
 class AddedImages(BaseModel):

@@ -32,12 +32,13 @@ OPPOSITES = (
 
 @dataclass(frozen=True)
 class Claim:
-    """A premise and a hypothesis without their full stops, the label, and the reason for it."""
+    """A premise and a hypothesis without full stops, the label, its reason if known, and what it is held out by."""
 
     premise: str
     hypothesis: str
     label: Relation
     reason: str
+    step: str = ""
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,8 @@ class Frame:
 
 def with_article(words: str) -> str:
     """Put "a" or "an" before words."""
-    return f"an {words}" if words[0].lower() in "aeiou" and not words.startswith(("uni", "one")) else f"a {words}"
+    is_vowel = words[0].lower() in "aeiou" and not words.startswith(("uni", "one", "uku", "use", "Euro"))
+    return f"an {words}" if is_vowel or words.startswith("hour") else f"a {words}"
 
 
 def _is_frames(verb: str = "is") -> tuple[Frame, ...]:

@@ -1,8 +1,9 @@
 """Everyday inferences: two short sentences, and whether the first implies, excludes or leaves open the second.
 
 They are about qualities, kinds of things, what people are and do, numbers, places, times, relations, denials, parts of
-a whole, and the same in other words. The three labels are equally likely for each. Pairs of words are held out by
-rule, by a digest of the step between them, and other claims by one of their hypothesis.
+a whole, and the same in other words; about half are filled in from words and sentences that were written by hand, in
+`handwritten/texts/`. The three labels are equally likely for each. Pairs of words are held out by rule, by a digest of
+the step between them, and other claims by one of their hypothesis.
 """
 
 import random
@@ -11,6 +12,15 @@ from collections.abc import Callable
 from services.predict.data.claims.claim import Claim, draw_action, draw_kind, draw_person_kind, draw_quality
 from services.predict.data.claims.counts import draw_number
 from services.predict.data.claims.denials import draw_denial, draw_share
+from services.predict.data.claims.handwritten.amounts import draw_number_of_doers, draw_part
+from services.predict.data.claims.handwritten.between import draw_tie
+from services.predict.data.claims.handwritten.captions import draw_caption
+from services.predict.data.claims.handwritten.doings import draw_doing, draw_opposite
+from services.predict.data.claims.handwritten.groups import draw_grouped
+from services.predict.data.claims.handwritten.moments import draw_moment
+from services.predict.data.claims.handwritten.nesting import draw_nesting
+from services.predict.data.claims.handwritten.reasoning import draw_reasoning
+from services.predict.data.claims.handwritten.stories import draw_story
 from services.predict.data.claims.pairs import draw_open, draw_pair
 from services.predict.data.claims.paraphrases import draw_paraphrase
 from services.predict.data.claims.places import draw_converse, draw_place
@@ -39,6 +49,17 @@ DRAWS: Draws = (
     (draw_paraphrase, 3),
     (draw_pair, 2),
     (draw_open, 2),
+    (draw_grouped, 14),
+    (draw_story, 7),
+    (draw_caption, 6),
+    (draw_doing, 5),
+    (draw_opposite, 3),
+    (draw_tie, 4),
+    (draw_nesting, 4),
+    (draw_moment, 4),
+    (draw_part, 3),
+    (draw_number_of_doers, 1),
+    (draw_reasoning, 2),
 )
 _LABELS: tuple[Relation, ...] = ("entailment", "neutral", "contradiction")
 _ENDS = {
@@ -67,7 +88,7 @@ def _drawn(some: Draws, generator: random.Random, *, is_held_out: bool) -> Row:
         claim = draw(label, generator)
         if claim is None:
             continue
-        key = claim.reason if claim.reason.startswith("what is ") else claim.hypothesis
+        key = claim.step or (claim.reason if claim.reason.startswith("what is ") else claim.hypothesis)
         if is_held(key, HELD_OUT_SHARE) == is_held_out:
             return _row(claim, generator)
 
@@ -77,6 +98,8 @@ def _row(claim: Claim, generator: random.Random) -> Row:
     premise, hypothesis = f"{capitalised(claim.premise)}{end}", f"{capitalised(claim.hypothesis)}{end}"
     if generator.random() < LOWER_CASE_RATE:
         premise, hypothesis = premise.lower(), hypothesis.lower()
-    rationale = f"{capitalised(claim.reason)}. {generator.choice(_ENDS[claim.label])}."
     text = INFERENCES.input_text({"premise": " ".join(premise.split()), "hypothesis": " ".join(hypothesis.split())})
+    if not claim.reason:
+        return Row(text, claim.label)
+    rationale = f"{capitalised(claim.reason)}. {generator.choice(_ENDS[claim.label])}."
     return Row(text, claim.label, TeacherOutput(f"{rationale} So the answer is {claim.label}.", rationale, claim.label))

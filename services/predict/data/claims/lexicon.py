@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from services.predict.data.claims.claim import OPPOSITES
+from services.predict.data.claims.handwritten.groups import Group, groups, link_of
 from services.predict.data.claims.places import CONVERSES
 from services.predict.data.claims.relations import KIN, ROLES
 from services.predict.data.claims.taxonomies import QUALITIES, Relation, quality_groups, taxonomy
@@ -156,11 +157,24 @@ def _families() -> tuple[_Family, ...]:
     for pair in CONVERSES:
         some.append(_Family(dict.fromkeys(pair, "comparison"), _exclusive))
     some.append(_Family(dict.fromkeys((*KIN, *ROLES), "relation"), _exclusive))
+    some.extend(_of_group(group) for group in groups())
     return tuple(some)
 
 
 def _of_aspect(name: str, plain: Mapping[str, str]) -> Callable[[str, str], Relation]:
     return lambda told, said: ASPECTS[name].relation(plain[told], plain[said])
+
+
+def _of_group(group: Group) -> _Family:
+    """Return a group of words written by hand as a family, whose words have no group name of their own."""
+    nodes = {word: node for node in group.nodes for word in node.words if "{" not in word}
+
+    def relation(told: str, said: str) -> Relation:
+        link = link_of(nodes[told], nodes[said])
+        return "contradiction" if link == "excludes" else "neutral" if link is None else "entailment"
+
+    wider = {word: tuple(one.words[0] for one in node.wider if "{" not in one.words[0]) for word, node in nodes.items()}
+    return _Family(dict.fromkeys(nodes, ""), relation, wider)
 
 
 def _exclusive(told: str, said: str) -> Relation:

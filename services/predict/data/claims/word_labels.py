@@ -23,18 +23,22 @@ from services.predict.data.rows import Example
 from services.predict.data.spans import Probe, Word, WordLabel, words_of
 from services.predict.number_slots import SLOTS
 
-PROBES = (
-    Probe("side", 1, ("told", "said")),
-    Probe("group", 1, ("number", *group_names())),
-    Probe("parent", 1, wide_words()),
-    Probe("wide", 1, wide_words()),
-    Probe("relation", 3, RELATIONS),
-    Probe("denial", 2, ("affirmed", "denied")),
-    Probe("label", 4, INFERENCES.labels or ()),
-)
 _DENIALS = re.compile(
     r"\b(?:not|no|never|nobody|none|neither|cannot|nothing|without|nowhere|unable|no one)\b|n't\b", re.IGNORECASE
 )
+
+
+def probes() -> tuple[Probe, ...]:
+    """Return what is read from the words; the lexicon's files are read first."""
+    return (
+        Probe("side", 1, ("told", "said")),
+        Probe("group", 1, ("number", *group_names())),
+        Probe("parent", 1, wide_words()),
+        Probe("wide", 1, wide_words()),
+        Probe("relation", 3, RELATIONS),
+        Probe("denial", 2, ("affirmed", "denied")),
+        Probe("label", 4, INFERENCES.labels or ()),
+    )
 
 
 def label_words(example: Example) -> Iterator[WordLabel]:

@@ -15,6 +15,7 @@ from services.core.errors import InvalidField, NotFound
 from services.embed.collections.storage.catalog import Catalog, CatalogInUse, check_name
 from services.embed.collections.storage.database import IncompatibleDatabase, StorageFull
 from services.embed.collections.storage.image_store import DATABASE_NAME
+from tests.core.child_processes import running
 from tests.embed.collections.killed_process import NUM_KILLS, until_killed
 from tests.embed.collections.small_disk import fill, mounted_disk
 from tests.embed.collections.stored import INFO, LIMITS, content, everything, new_image
@@ -140,7 +141,7 @@ def test_a_folder_open_in_another_process_is_in_use_until_that_is_gone(root: Pat
         "import sys, time; from pathlib import Path; from services.embed.collections.storage.catalog import Catalog;"
         "catalog = Catalog.open(Path(sys.argv[1])); print('open', flush=True); time.sleep(100)"
     )
-    with subprocess.Popen([sys.executable, "-c", program, str(root)], stdout=subprocess.PIPE, text=True) as process:
+    with running([sys.executable, "-c", program, str(root)], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "open\n"
         with pytest.raises(CatalogInUse):
@@ -184,7 +185,7 @@ def create_and_delete(root: Path, seed: int, reports: Connection) -> None:
         reports.send(((kind, name), True))
 
 
-@pytest.mark.timeout(60 + 5 * NUM_KILLS)
+@pytest.mark.timeout(600 + 5 * NUM_KILLS)
 def test_a_process_killed_while_it_makes_and_removes_collections_leaves_none_half_there(root: Path) -> None:
     expected: set[str] = set()
     for kill in range(NUM_KILLS):

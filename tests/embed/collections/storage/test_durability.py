@@ -65,7 +65,7 @@ def after(operation: Operation, there: set[int]) -> set[int]:
     return there | set(numbers) if kind == "add" else there - set(numbers)
 
 
-@pytest.mark.timeout(60 + 5 * NUM_KILLS)
+@pytest.mark.timeout(600 + 5 * NUM_KILLS)
 def test_a_process_killed_at_any_moment_loses_nothing_that_it_acknowledged(folder: Path) -> None:
     ImageStore.create(folder, INFO).close()
     expected: set[int] = set()

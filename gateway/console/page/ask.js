@@ -1,0 +1,169 @@
+// Ask: the same question answered uncalibrated and calibrated, and what each document's attention was and became.
+import { ask, askStream } from "./api.js";
+import { QUESTIONS } from "./ask_examples.js";
+import { generateCall, isRight, profileOf, sharesAfter, sharesBefore, tokensCall } from "./attention.js";
+import { Documents } from "./documents.js";
+import { useFirstRun } from "./first_run.js";
+import { Bar, Copy, Head, ModelChoice, Problem, Run, isGenerating, percent, statementOf } from "./parts.js";
+import { Places, clearPlaces } from "./places.js";
+import { remembered } from "./state.js";
+import { createTask } from "./task.js";
+import { batch, html, signal } from "./vendor/preact.mjs";
+
+const [{ query, documents, gold, expected }] = QUESTIONS;
+const fields = remembered("ask", { query, documents, gold, expected, model: "", reorder: "none", bias: "", temperature: "", isShaded: true });
+const task = createTask();
+// {text, end: the last event, or null, tokens: where asked for} of each answer; null before there is one.
+const answers = { uncalibrated: signal(null), calibrated: signal(null) };
+
+export const values = () => Object.fromEntries(Object.entries(fields).map(([name, one]) => [name, one.value]));
+
+// Answers that are still on their way are dropped, because they are to what was asked before.
+function clear() {
+  for (const one of Object.values(answers)) one.value = null;
+  clearPlaces();
+}
+
+async function stream(call, into, stop) {
+  into.value = { text: "", end: null };
+  try {
+    await askStream(call, stop, (event) => {
+      if (!into.value) return;
+      const { text } = into.value;
+      into.value = event.delta === undefined ? { text, end: event } : { text: text + event.delta, end: null };
+    });
+  } finally {
+    if (into.value && !into.value.end) into.value = { ...into.value, isStopped: true };
+  }
+}
+
+// Tokens are shown only of the very answer that was streamed.
+async function shade(call, into, stop) {
+  const { choices } = await ask(call, stop);
+  if (!into.value) return;
+  const tokens = choices[0].logprobs.content;
+  const isSame = choices[0].message.content.trim() === into.value.text.trim();
+  into.value = { ...into.value, ...(isSame ? { tokens } : { differs: true }) };
+}
+
+const run = () => task.run("Answering …", async (stop) => {
+  const asked = ["uncalibrated", "calibrated"];
+  const calls = asked.map((name) => generateCall({ ...values(), isCalibrated: name === "calibrated" }));
+  task.calls.value = calls;
+  await Promise.all(calls.map((call, i) => stream(call, answers[asked[i]], stop)));
+  if (!fields.isShaded.value) return;
+  const again = calls.map(tokensCall);
+  task.calls.value = [...calls, ...again];
+  await Promise.all(again.map((call, i) => shade(call, answers[asked[i]], stop)));
+});
+
+function show(question) {
+  batch(() => {
+    task.stop();
+    for (const name of ["query", "documents", "gold", "expected"]) fields[name].value = question[name];
+    clear();
+  });
+  run();
+}
+
+function reorder(list, order) {
+  const place = order.indexOf(fields.gold.value);
+  batch(() => {
+    const isSame = order.every((old, i) => old === i) && list.every((text, i) => text === fields.documents.value[i]);
+    fields.documents.value = list;
+    fields.gold.value = Math.max(0, place);
+    if (!isSame) clear();
+  });
+}
+
+// The less probable a token was, the darker it is; its probability is also its title.
+function Token({ token, logprob, isFirst }) {
+  const probability = Math.exp(logprob);
+  const share = `${Math.round(55 * (1 - probability))}%`;
+  return html`<span class="token" title=${percent(probability)} style=${{ "--doubt": share }}>${isFirst ? token.trimStart() : token}</span>`;
+}
+
+function Answer({ title, about, one, expected }) {
+  const text = one?.text ?? "";
+  const mark = one?.end && expected.trim() ? (isRight(text, expected) ? "right" : "wrong") : "";
+  return html`<section class="answer" aria-label=${title}>
+    <h2>${title} <span class="hint">${about}</span></h2>
+    <p class="text" aria-live="polite">
+      ${one?.tokens ? one.tokens.map((part, i) => html`<${Token} ...${part} isFirst=${i === 0} />`) : text || (one && !one.isStopped ? "…" : "")}
+    </p>
+    <p class="hint">
+      ${mark && html`<span class=${mark}>${mark === "right" ? "✓ as expected" : "✗ not as expected"}</span> `}
+      ${one?.isStopped ? "Stopped. " : ""}${one?.differs ? "Asked again for its tokens, the model answered otherwise. " : ""}
+      ${one?.end && one.end.relevance !== null ? `The documents answer this with probability ${percent(one.end.relevance)}.` : ""}
+    </p>
+  </section>`;
+}
+
+function Beside({ i, before, after }) {
+  const bar = (name, shares, kind) => html`<span class="share">
+    <span class="unseen">${name}</span><${Bar} share=${shares?.[i] ?? 0} kind=${kind} />
+    <span class="number">${shares ? percent(shares[i]) : ""}</span>
+  </span>`;
+  return html`<span class="shares">
+      ${bar("before", before, "pale")} ${bar("after", after, "")}
+    </span>
+    <label class="gold"><input
+      type="radio" name="gold" checked=${fields.gold.value === i} onChange=${() => (fields.gold.value = i)}
+    /><span class="unseen">Document ${i + 1}</span> answers</label>`;
+}
+
+function Calibration({ profile }) {
+  const t = profile?.temperature;
+  const choose = (name, options) => html`<select value=${fields[name].value} onChange=${(event) => (fields[name].value = event.target.value)}>
+    ${options.map(([value, text]) => html`<option value=${value}>${text}</option>`)}
+  </select>`;
+  return html`<details class="more"><summary>Calibration and order</summary>
+    <div class="fields">
+      <label class="field">Temperature t ${choose("temperature", [["", `the profile's (${t ?? "none"})`], ["0.00001", "0.00001, sharp"], ["0.0001", "0.0001"], ["0.001", "0.001"], ["0.01", "0.01, flat"]])}</label>
+      <label class="field">Estimate of the bias ${choose("bias", [["", `the profile's (${profile?.bias ?? "none"})`], ["exact", "exact"], ["tree", "tree"], ["single", "single"]])}</label>
+      <label class="field">Order before answering ${choose("reorder", [["none", "as given"], ["calibrated", "by calibrated attention"], ["attention", "by attention"], ["query_likelihood", "by query likelihood"], ["prompt", "by the model's own word"]])}</label>
+      <${ModelChoice} isOne=${isGenerating} value=${fields.model.value} onChange=${(name) => (fields.model.value = name)} />
+    </div>
+  </details>`;
+}
+
+export function Ask() {
+  useFirstRun(run, () => answers.calibrated.value !== null);
+  const profile = profileOf(fields.model.value);
+  const end = answers.calibrated.value?.end;
+  const reports = end?.documents ?? answers.uncalibrated.value?.end?.documents;
+  const isCurrent = reports?.length === fields.documents.value.length;
+  const before = isCurrent ? sharesBefore(reports) : null;
+  const after = isCurrent && end ? sharesAfter(end.documents, Number(fields.temperature.value) || profile?.temperature) : null;
+  return html`<${Head}
+      title="Ask" statement=${statementOf(isGenerating, fields.model.value)}
+      about="One question over your documents, answered with and without calibrated attention."
+    />
+    <div class="choices examples" role="group" aria-label="Examples">
+      ${QUESTIONS.map((one) => html`<button type="button" class="small" onClick=${() => show(one)}>${one.name}</button>`)}
+    </div>
+    <label class="field">Question
+      <input value=${fields.query.value} onInput=${(event) => (fields.query.value = event.target.value)} onKeyDown=${(event) => event.key === "Enter" && run()} />
+    </label>
+    <div class="actions">
+      <${Run} task=${task} label="Ask" onRun=${run} isPossible=${fields.query.value.trim() !== ""}>
+        <label class="choice"><input
+          type="checkbox" checked=${fields.isShaded.value} onChange=${(event) => { fields.isShaded.value = event.target.checked; run(); }}
+        />Shade each token by how sure it was</label>
+      <//>
+    </div>
+    <${Problem} text=${task.problem.value} />
+    <div class="two answers">
+      <${Answer} title="Uncalibrated" about="as the model attends" one=${answers.uncalibrated.value} expected=${fields.expected.value} />
+      <${Answer} title="Calibrated" about="bias of position removed" one=${answers.calibrated.value} expected=${fields.expected.value} />
+    </div>
+    <h2>Documents</h2>
+    <p class="legend hint"><span class="swatch pale"></span> attention before <span class="swatch"></span> after calibration, each as a share of all documents'</p>
+    <${Documents}
+      documents=${fields.documents.value} onChange=${reorder}
+      beside=${(i) => html`<${Beside} i=${i} before=${before} after=${after} />`}
+    />
+    <${Calibration} profile=${profile} />
+    <${Copy} calls=${task.calls.value} />
+    <${Places} values=${values} expected=${fields.expected} gold=${fields.gold.value} />`;
+}

@@ -1,0 +1,44 @@
+// A picture under a spotlight: light where a word attends, dark elsewhere. Its colors stay what they are.
+import { html, useEffect, useRef } from "./vendor/preact.mjs";
+
+const DARKEST = 0.82;
+
+function draw(canvas, image, heat) {
+  const scale = canvas.width / Math.max(image.naturalWidth, image.naturalHeight);
+  const [width, height] = [image.naturalWidth * scale, image.naturalHeight * scale];
+  canvas.height = Math.round(height);
+  const context = canvas.getContext("2d");
+  context.drawImage(image, 0, 0, width, height);
+  if (!heat) return;
+  const [rows, columns] = [heat.length, heat[0].length];
+  const shade = document.createElement("canvas");
+  [shade.width, shade.height] = [columns, rows];
+  const pixels = shade.getContext("2d").createImageData(columns, rows);
+  heat.flat().forEach((value, i) => {
+    pixels.data[4 * i + 3] = Math.round(255 * DARKEST * (1 - value ** 1.5));
+  });
+  shade.getContext("2d").putImageData(pixels, 0, 0);
+  // The model sees the middle square of a longer picture.
+  const side = Math.min(width, height);
+  context.imageSmoothingQuality = "high";
+  context.fillStyle = `rgba(0, 0, 0, ${DARKEST})`;
+  context.beginPath();
+  context.rect(0, 0, width, height);
+  context.rect((width - side) / 2, (height - side) / 2, side, side);
+  context.fill("evenodd");
+  context.drawImage(shade, (width - side) / 2, (height - side) / 2, side, side);
+}
+
+export function Spotlight({ url, heat, size, label }) {
+  const canvas = useRef(null);
+  useEffect(() => {
+    const image = new Image();
+    let isCurrent = true;
+    image.onload = () => isCurrent && draw(canvas.current, image, heat);
+    image.src = url;
+    return () => {
+      isCurrent = false;
+    };
+  }, [url, heat]);
+  return html`<canvas ref=${canvas} width=${size} height=${size} role="img" aria-label=${label}></canvas>`;
+}

@@ -1,0 +1,84 @@
+// Small parts that several views show.
+import { models } from "./api.js";
+import { asCurl, asPython } from "./code.js";
+import { html, useRef, useState } from "./vendor/preact.mjs";
+
+export const percent = (share) => `${(100 * share).toFixed(1)} %`;
+
+// Always in the page, so that screen readers notice when it fills.
+export const Problem = ({ text, kind = "" }) => html`<p class=${`problem ${kind}`} role="alert">${text}</p>`;
+
+// The button starts, and while something runs it stops; both have the same width, so that nothing moves.
+export function Run({ task, label, onRun, isPossible = true, children }) {
+  const isBusy = task.busy.value !== "";
+  return html`<button
+      type="button"
+      class="primary run"
+      aria-disabled=${isPossible || isBusy ? undefined : "true"}
+      onClick=${() => (isBusy ? task.stop() : isPossible && onRun())}
+    >${isBusy ? "Stop" : label}</button>
+    ${children}
+    <span class="busy" role="status">${task.busy.value}</span>`;
+}
+
+export function Bar({ share, kind = "" }) {
+  const width = `${Math.max(0, Math.min(1, share)) * 100}%`;
+  return html`<span class=${`bar ${kind}`} aria-hidden="true"><span style=${{ width }}></span></span>`;
+}
+
+export function Copy({ calls }) {
+  const [copied, setCopied] = useState("");
+  const dialog = useRef(null);
+  const [text, setText] = useState("");
+  const copy = async (name, written) => {
+    try {
+      await navigator.clipboard.writeText(written);
+      setCopied(`Copied as ${name}.`);
+    } catch {
+      // Browsers allow it only on https and on this machine.
+      setText(written);
+      dialog.current.showModal();
+    }
+  };
+  const isEmpty = calls.length === 0;
+  const button = (name, write) => html`<button
+    type="button" class="plain" aria-disabled=${isEmpty ? "true" : undefined}
+    onClick=${() => !isEmpty && copy(name, write(calls))}
+  >Copy as ${name}</button>`;
+  return html`<div class="copy">
+    ${button("curl", asCurl)} ${button("Python", asPython)} <span role="status">${copied}</span>
+    <dialog ref=${dialog} aria-label="What was asked">
+      <textarea readonly rows="12" aria-label="Command" value=${text} onFocus=${(event) => event.target.select()}></textarea>
+      <form method="dialog"><button>Close</button></form>
+    </dialog>
+  </div>`;
+}
+
+// Shown only where there is a choice.
+export function ModelChoice({ isOne, value, onChange }) {
+  const names = models.value.filter(isOne).map((model) => model.id);
+  if (names.length < 2) return null;
+  return html`<label class="field">Model
+    <select value=${value} onChange=${(event) => onChange(event.target.value)}>
+      <option value="">${names[0]} (first)</option>
+      ${names.map((name) => html`<option value=${name}>${name}</option>`)}
+    </select>
+  </label>`;
+}
+
+export function statementOf(isOne, chosen) {
+  const served = models.value.filter(isOne);
+  return (served.find((model) => model.id === chosen) ?? served[0])?.statement ?? "";
+}
+
+export const isScoring = (model) => "local_weight" in model;
+export const isEmbedding = (model) => "dimensions" in model;
+export const isGenerating = (model) => "calibration" in model;
+
+export function Head({ title, about, statement }) {
+  return html`<header class="head">
+    <h1 tabindex="-1">${title}</h1>
+    <p>${about}</p>
+    ${statement && html`<p class="hint">The model that answers: ${statement}</p>`}
+  </header>`;
+}

@@ -1,0 +1,73 @@
+// A picture that the visitor chooses, pastes or drops, or takes from the examples.
+import { keepPicture, keptPicture } from "./picture_store.js";
+import { html, signal, useEffect, useRef } from "./vendor/preact.mjs";
+
+// {name, blob, url}; of an example also `source`, its address.
+export const noPicture = { name: "", blob: null, url: "" };
+
+export async function example(name) {
+  const source = `console/examples/${name}`;
+  const response = await fetch(source);
+  if (!response.ok) return noPicture;
+  const blob = await response.blob();
+  return { name, blob, url: URL.createObjectURL(blob), source };
+}
+
+const ofBlob = (blob, name) => ({ name, blob, url: URL.createObjectURL(blob) });
+
+// The one that a view was left with.
+export async function ownPicture(view) {
+  const kept = await keptPicture(view);
+  return kept ? ofBlob(kept.blob, kept.name) : noPicture;
+}
+
+const firstImage = (files) => [...(files ?? [])].find((file) => file.type.startsWith("image/"));
+
+export function PictureInput({ view, picture, onPicture, examples, label, children }) {
+  const take = (file) => {
+    if (!file) return;
+    const own = ofBlob(file, file.name || "pasted.png");
+    keepPicture(view, own);
+    onPicture(own);
+  };
+  const isOver = useRef(signal(false)).current;
+  useEffect(() => {
+    const paste = (event) => {
+      take(firstImage(event.clipboardData?.files));
+    };
+    document.addEventListener("paste", paste);
+    return () => document.removeEventListener("paste", paste);
+  }, [onPicture]);
+  const drop = (event) => {
+    event.preventDefault();
+    isOver.value = false;
+    take(firstImage(event.dataTransfer?.files));
+  };
+  const over = (event) => {
+    event.preventDefault();
+    isOver.value = true;
+  };
+  return html`<div class="picture-input">
+    <div
+      class=${isOver.value ? "picture over" : "picture"}
+      onDrop=${drop} onDragOver=${over} onDragLeave=${() => (isOver.value = false)}
+    >
+      ${picture.url ? html`<img src=${picture.url} alt=${picture.name} />` : html`<p>Drop or paste a picture here.</p>`}
+      ${children}
+    </div>
+    <div class="choices">
+      <label class="button">${label}<input
+        type="file" accept="image/*" class="unseen"
+        onChange=${(event) => {
+          take(firstImage(event.target.files));
+          event.target.value = "";
+        }}
+      /></label>
+      ${examples.map((name) => html`<button
+        type="button" class="thumb" aria-label=${`Example ${name}`} aria-pressed=${picture.source?.endsWith(name) ? "true" : "false"}
+        onClick=${async () => onPicture(await example(name))}
+      ><img src=${`console/examples/${name}`} alt="" /></button>`)}
+    </div>
+    <p class="hint">Or drop or paste one.</p>
+  </div>`;
+}

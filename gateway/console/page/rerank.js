@@ -1,0 +1,91 @@
+// Rerank: the same documents, ranked by several methods side by side.
+import { ask, each } from "./api.js";
+import { Documents } from "./documents.js";
+import { useFirstRun } from "./first_run.js";
+import { Bar, Copy, Head, ModelChoice, Problem, Run, isGenerating, statementOf } from "./parts.js";
+import { remembered } from "./state.js";
+import { createTask } from "./task.js";
+import { html, signal } from "./vendor/preact.mjs";
+
+const METHODS = {
+  calibrated: "attention minus the bias of position; shares",
+  attention: "attention as it is; shares",
+  query_likelihood: "likelihood of the question given the document",
+  relevance_prompt: "probability that the model calls it relevant",
+};
+const DOCUMENTS = [
+  "Corin Blackwood owns the golden parrot.",
+  "Danis Crowley owns the amber falcon.",
+  "Elra Dunmore owns the silver badger.",
+  "Belan Ashford owns the quiet otter.",
+  "Faris Elwood owns the quiet heron.",
+  "Gavin Fenwick owns the golden otter.",
+];
+
+const fields = remembered("rerank", {
+  query: "Who owns the quiet otter?", documents: DOCUMENTS, methods: Object.keys(METHODS), model: "",
+});
+const task = createTask();
+// {method, documents, results or problem} of each method that was asked.
+const rankings = signal([]);
+
+const isPossible = () => fields.query.value.trim() !== "" && fields.methods.value.length > 0 && fields.documents.value.length > 0;
+
+const run = () => task.run("Ranking …", async (stop) => {
+  if (!isPossible()) return;
+  const documents = fields.documents.value;
+  const methods = Object.keys(METHODS).filter((method) => fields.methods.value.includes(method));
+  const calls = methods.map((method) => {
+    const json = { query: fields.query.value, documents, method, return_documents: false };
+    if (fields.model.value) json.model = fields.model.value;
+    return { method: "POST", path: "v1/rerank", json };
+  });
+  task.calls.value = calls;
+  const found = await each(calls.map((call) => ask(call, stop)));
+  rankings.value = methods.map((method, i) => ({ method, documents, results: found[i].value?.results, problem: found[i].problem }));
+});
+
+function toggle(method) {
+  const chosen = fields.methods.value;
+  fields.methods.value = chosen.includes(method) ? chosen.filter((one) => one !== method) : [...chosen, method];
+}
+
+const shown = (score) => (score !== 0 && Math.abs(score) < 0.001 ? score.toExponential(1) : score.toFixed(3));
+
+function Ranking({ ranking }) {
+  const { method, documents, results, problem } = ranking;
+  const highest = Math.max(...(results ?? []).map((one) => one.relevance_score), 0);
+  return html`<section class="column ranking" aria-label=${method}>
+    <h2>${method.replaceAll("_", " ")}</h2>
+    <p class="hint">${problem ? html`<span class="wrong">${problem}</span>` : METHODS[method]}</p>
+    <ol>${results?.map((one) => html`<li>
+      <span class="place number">${one.index + 1}</span>
+      <span class="caption">${documents[one.index]}</span>
+      <span class="number">${shown(one.relevance_score)}</span>
+      <${Bar} share=${highest > 0 ? one.relevance_score / highest : 0} />
+    </li>`)}</ol>
+  </section>`;
+}
+
+export function Rerank() {
+  useFirstRun(run, () => rankings.value.length > 0);
+  return html`<${Head}
+      title="Rerank" statement=${statementOf(isGenerating, fields.model.value)}
+      about="The same documents ranked by several methods. The number before a document is its place in your list."
+    />
+    <label class="field">Question
+      <input value=${fields.query.value} onInput=${(event) => (fields.query.value = event.target.value)} onKeyDown=${(event) => event.key === "Enter" && run()} />
+    </label>
+    <fieldset><legend>Methods</legend>
+      ${Object.keys(METHODS).map((method) => html`<label class="choice row-choice"><input
+        type="checkbox" checked=${fields.methods.value.includes(method)} onChange=${() => toggle(method)}
+      />${method.replaceAll("_", " ")}</label>`)}
+    </fieldset>
+    <${ModelChoice} isOne=${isGenerating} value=${fields.model.value} onChange=${(name) => (fields.model.value = name)} />
+    <div class="actions"><${Run} task=${task} label="Rank" onRun=${run} isPossible=${isPossible()} /></div>
+    <${Problem} text=${task.problem.value} />
+    <div class="columns" tabindex="0" role="region" aria-label="Rankings by method">${rankings.value.map((one) => html`<${Ranking} key=${one.method} ranking=${one} />`)}</div>
+    <${Copy} calls=${task.calls.value} />
+    <h2 class="below">Documents</h2>
+    <div class="plain-list"><${Documents} documents=${fields.documents.value} onChange=${(list) => (fields.documents.value = list)} /></div>`;
+}

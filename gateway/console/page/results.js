@@ -1,0 +1,75 @@
+// Results: a column for each condition, and an image of them in full size.
+import { askBlob, key } from "./api.js";
+import { imagePath } from "./collections.js";
+import { html, useEffect, useRef, useState } from "./vendor/preact.mjs";
+
+// A browser sends no key for an image by itself, so where there is one the image is fetched.
+export function StoredImage({ collection, id, alt }) {
+  const path = imagePath(collection, id);
+  const [url, setUrl] = useState("");
+  useEffect(() => {
+    if (!key.value) return undefined;
+    const stopping = new AbortController();
+    let made = "";
+    askBlob({ path }, stopping.signal).then((blob) => setUrl((made = URL.createObjectURL(blob))), () => {});
+    return () => {
+      stopping.abort();
+      URL.revokeObjectURL(made);
+    };
+  }, [path, key.value]);
+  return html`<img src=${key.value ? url || undefined : path} alt=${alt} loading="lazy" />`;
+}
+
+function Column({ column, onOpen, onRemove }) {
+  const { condition, found, problem } = column;
+  return html`<section class="column" aria-label=${condition || "no condition"}>
+    <h2><span>${condition || html`<em>no condition</em>`}</span>
+      <button type="button" class="plain" aria-label=${`Remove the column ${condition || "no condition"}`} onClick=${onRemove}>✕</button>
+    </h2>
+    <p class="hint">${problem ? html`<span class="wrong">${problem}</span>` : found ? `${found.index.size} images, ${found.index.exact ? "all compared" : "candidates compared"}` : "…"}</p>
+    <ol>
+      ${found?.results.map((one) => html`<li><button type="button" class="hit" onClick=${() => onOpen(one)}>
+        <${StoredImage} collection=${column.collection} id=${one.id} alt=${one.id} />
+        <span class="number">${one.score.toFixed(3)}</span>
+      </button></li>`)}
+    </ol>
+    ${found?.results.length === 0 && html`<p class="hint">Nothing matches.</p>`}
+  </section>`;
+}
+
+export function Columns({ columns, onOpen, onRemove }) {
+  return html`<div class="columns" tabindex="0" role="region" aria-label="Results by condition">
+    ${columns.map((column) => html`<${Column} key=${column.condition} column=${column} onOpen=${onOpen} onRemove=${() => onRemove(column.condition)} />`)}
+  </div>`;
+}
+
+export function ImagePanel({ collection, image, columns, onClose, onSearch }) {
+  const dialog = useRef(null);
+  useEffect(() => {
+    dialog.current.showModal();
+  }, []);
+  const scores = columns.flatMap(({ condition, found }) =>
+    (found?.results ?? []).map((one, place) => ({ ...one, place, condition })).filter(({ id }) => id === image.id),
+  );
+  return html`<dialog ref=${dialog} class="panel" aria-label=${image.id} onClose=${onClose}>
+    <div class="panel-grid">
+      <${StoredImage} collection=${collection} id=${image.id} alt=${image.id} />
+      <div>
+        <h2>${image.id}</h2>
+        <table><thead><tr><th scope="col">Condition</th><th scope="col" class="number">Place</th><th scope="col" class="number">Cosine</th></tr></thead>
+          <tbody>${scores.map(({ condition, place, score }) => html`<tr>
+            <td>${condition || "no condition"}</td><td class="number">${place + 1}</td><td class="number">${score.toFixed(3)}</td>
+          </tr>`)}</tbody>
+        </table>
+        <dl>${Object.entries(image.metadata ?? {}).map(([name, value]) => html`<dt>${name}</dt><dd>${String(value)}</dd>`)}</dl>
+        <div class="actions">
+          <button type="button" class="primary" onClick=${() => {
+            dialog.current.close();
+            onSearch(image.id);
+          }}>Search with this</button>
+          <button type="button" onClick=${() => dialog.current.close()}>Close</button>
+        </div>
+      </div>
+    </div>
+  </dialog>`;
+}

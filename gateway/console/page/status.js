@@ -1,0 +1,125 @@
+// Status: whether each service is ready, what it serves, and what the gateway measures, read anew every few seconds.
+import { Refused, ask, askText, loadModels, models } from "./api.js";
+import { parse, quantile, sum, valuesOf } from "./metrics.js";
+import { Copy, Head, Problem } from "./parts.js";
+import { html, signal, useEffect } from "./vendor/preact.mjs";
+
+const PERIOD_MS = 3000;
+const CALLS = [{ path: "readyz" }, { path: "v1/models" }, { path: "metrics" }];
+
+const health = signal(null);
+const healthProblem = signal("");
+const readings = signal([]); // [{at, samples}], at most the last two
+const metricsProblem = signal("");
+
+async function readInto(work, problem) {
+  try {
+    await work();
+    problem.value = "";
+  } catch (refused) {
+    if (!(refused instanceof Refused)) throw refused;
+    problem.value = refused.message;
+  }
+}
+
+async function refresh() {
+  const before = JSON.stringify(health.value);
+  await readInto(async () => {
+    health.value = await ask({ path: "readyz" });
+  }, healthProblem);
+  if (!healthProblem.value && JSON.stringify(health.value) !== before) await loadModels();
+  await readInto(async () => {
+    const samples = parse(await askText({ path: "metrics" }));
+    readings.value = [...readings.value.slice(-1), { at: performance.now(), samples }];
+  }, metricsProblem);
+}
+
+function rate(name, matches) {
+  if (readings.value.length < 2) return null;
+  const [before, after] = readings.value;
+  return ((sum(after.samples, name, matches) - sum(before.samples, name, matches)) * 1000) / (after.at - before.at);
+}
+
+const perSecond = (value) => (value === null ? "…" : Math.max(0, value).toFixed(1));
+const within = (seconds) => (seconds === null ? "" : seconds === Infinity ? "more" : `≤ ${seconds < 1 ? `${seconds * 1000} ms` : `${seconds} s`}`);
+
+function Services() {
+  const now = readings.value.at(-1)?.samples ?? [];
+  const services = valuesOf(now, "fovea_gateway_inflight_requests", "service");
+  const checks = health.value?.checks ?? {};
+  const names = [...new Set([...services, ...Object.keys(checks).filter((name) => checks[name].detail.includes("address"))])].sort();
+  return html`<div class="scroll" tabindex="0" role="region" aria-label="Services"><table>
+    <thead><tr><th scope="col">Service</th><th scope="col">State</th><th scope="col" class="number">In flight</th><th scope="col" class="number">Waiting</th><th scope="col" class="number">Limit</th></tr></thead>
+    <tbody>${names.map((name) => {
+      const check = checks[name];
+      const gauge = (metric) => (services.includes(name) ? sum(now, `fovea_gateway_${metric}`, { service: name }) : "");
+      return html`<tr>
+        <th scope="row">${name}</th>
+        <td>${check && html`<span class=${check.ok ? "right" : "wrong"}>${check.ok ? "● ready" : "○ not ready"}</span> <span class="hint">${check.detail}</span>`}</td>
+        <td class="number">${gauge("inflight_requests")}</td><td class="number">${gauge("queued_requests")}</td><td class="number">${gauge("concurrency_limit")}</td>
+      </tr>`;
+    })}</tbody>
+  </table></div>`;
+}
+
+function Routes() {
+  const now = readings.value.at(-1)?.samples ?? [];
+  const own = (route) => !route || route.startsWith("/console") || ["/metrics", "/readyz"].includes(route);
+  const routes = valuesOf(now, "fovea_requests_total", "route").filter((route) => !own(route)).sort();
+  if (routes.length === 0) return html`<p class="hint">${readings.value.length ? "No request yet." : "…"}</p>`;
+  const refusals = (route) => now.filter((one) => one.name === "fovea_requests_total" && one.labels.route === route && Number(one.labels.code) >= 400)
+    .reduce((total, one) => total + one.value, 0);
+  return html`<div class="scroll" tabindex="0" role="region" aria-label="Requests"><table>
+    <thead><tr><th scope="col">Route</th><th scope="col" class="number">Requests</th><th scope="col" class="number">a second</th><th scope="col" class="number">Refused or failed</th><th scope="col" class="number">Half within</th><th scope="col" class="number">95 % within</th></tr></thead>
+    <tbody>${routes.map((route) => html`<tr>
+      <th scope="row"><code>${route}</code></th>
+      <td class="number">${sum(now, "fovea_requests_total", { route })}</td>
+      <td class="number">${perSecond(rate("fovea_requests_total", { route }))}</td>
+      <td class="number">${refusals(route)}</td>
+      <td class="number">${within(quantile(now, "fovea_request_seconds", { route }, 0.5))}</td>
+      <td class="number">${within(quantile(now, "fovea_request_seconds", { route }, 0.95))}</td>
+    </tr>`)}</tbody>
+  </table></div>`;
+}
+
+function Model({ model }) {
+  const calibration = model.calibration;
+  const facts = [
+    ["version", model.version], ["kind", model.kind], ["task", model.task], ["longest input", model.max_model_len && `${model.max_model_len} tokens`],
+    ["dimensions", model.dimensions], ["calibration", calibration && (calibration.enabled ? `on, ${calibration.bias}, t = ${calibration.temperature}` : "off")],
+    ["weight of words", model.local_weight],
+  ].filter(([, value]) => value !== undefined && value !== null && value !== false);
+  return html`<li class="answer">
+    <h3>${model.id} <span class=${model.loaded === false ? "hint" : "hint right"}>${model.loaded === false ? "not in memory" : "in memory"}</span></h3>
+    <p class="hint">${model.statement ?? ""}</p>
+    <dl>${facts.map(([name, value]) => html`<dt>${name}</dt><dd>${value}</dd>`)}</dl>
+  </li>`;
+}
+
+export function Status() {
+  useEffect(() => {
+    let timer;
+    let isOver = false;
+    // The next reading begins only after the last one has ended, and none while nobody looks.
+    const next = async () => {
+      if (!document.hidden) await refresh();
+      if (!isOver) timer = setTimeout(next, PERIOD_MS);
+    };
+    readings.value = [];
+    next();
+    return () => {
+      isOver = true;
+      clearTimeout(timer);
+    };
+  }, []);
+  return html`<${Head} title="Status" about="What is served, whether it is ready, and what the gateway measures. Read anew every few seconds." />
+    <h2>Services</h2>
+    <${Problem} kind="quiet" text=${healthProblem.value} />
+    <${Services} />
+    <h2>Requests since the gateway started</h2>
+    <${Problem} kind="quiet" text=${metricsProblem.value === healthProblem.value ? "" : metricsProblem.value} />
+    <${Routes} />
+    <h2>Models</h2>
+    <ul class="models">${models.value.map((model) => html`<${Model} key=${model.id} model=${model} />`)}</ul>
+    <${Copy} calls=${CALLS} />`;
+}

@@ -1,0 +1,86 @@
+"""Files that are read again when they change: the keys and the pools."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import structlog
+from pydantic import BaseModel, ValidationError
+
+from services.core.complaints import first_complaint
+from services.core.settings import SettingsError
+
+ContentT = TypeVar("ContentT")
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+log = structlog.get_logger(__name__)
+
+
+def parse_file(model: type[ModelT], content: bytes, source: str, what: str) -> ModelT:
+    """Parse what a file of JSON holds. Raises ValueError with one sentence that names the source and the field."""
+    try:
+        return model.model_validate_json(content)
+    except ValidationError as invalid:
+        raise ValueError(f"{source} is not a {what}: {first_complaint(invalid, 'the file')}.") from None
+
+
+class FollowedFile(Generic[ContentT]):
+    """A file that a setting names, and its content as `read` returns it.
+
+    A file that is missing or invalid at first prevents the start, with SettingsError. One that becomes so later leaves
+    the content as it was.
+    """
+
+    def __init__(self, path: Path, read: Callable[[Path], ContentT], *, variable: str, cure: str) -> None:
+        """`variable` is the setting's name in the environment, `cure` what to do where there is no file."""
+        self._path = path.expanduser()
+        self._read = read
+        # Whether the file could be read when it was last looked at; if not, `content` is that of before.
+        self.is_current = True
+        try:
+            self._stamp = self._look()
+            self.content = read(self._path)
+        except FileNotFoundError:
+            raise SettingsError(f"{variable}: there is no file {self._path}; {cure}.") from None
+        except (OSError, ValueError) as broken:
+            raise SettingsError(f"{variable}: {broken}") from None
+
+    def reload(self) -> bool:
+        """Read the file if it has changed since, and return whether it had. Raises OSError and ValueError.
+
+        A file that could not be read counts as changed: restoring its owner or mode leaves no other trace.
+        """
+        self.is_current = False
+        # Before reading, so that a change in between is seen at the next poll.
+        stamp = self._look()
+        has_changed = stamp != self._stamp
+        if has_changed:
+            self.content = self._read(self._path)
+            self._stamp = stamp
+        self.is_current = True
+        return has_changed
+
+    def _look(self) -> tuple[int, int, int]:
+        status = self._path.stat()
+        return status.st_mtime_ns, status.st_ino, status.st_size
+
+
+async def changes(reload: Callable[[], bool], poll_s: float, name: str) -> AsyncIterator[None]:
+    """Poll `reload`, which raises what `FollowedFile.reload` does, and yield whenever it has taken over a change.
+
+    An error is logged once, as `NAME_not_reloaded`, not at each poll.
+    """
+    reported: str | None = None
+    while True:
+        await asyncio.sleep(poll_s)
+        try:
+            has_changed = await asyncio.to_thread(reload)
+            reported = None
+        except (OSError, ValueError) as broken:
+            has_changed = False
+            if (reason := str(broken)) != reported:
+                log.error(f"{name}_not_reloaded", reason=reason)
+            reported = reason
+        if has_changed:
+            yield

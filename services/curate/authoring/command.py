@@ -1,0 +1,196 @@
+"""`fovea curate generate`: make hard negatives of captions, by a language model or by rules.
+
+Running the same command again continues where it stopped: no request with an answer on disk is sent again.
+"""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import stamina
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+
+from services.core.printable import printable
+from services.curate.authoring.candidates import reasons_told
+from services.curate.authoring.generation import UnusableAnswers
+from services.curate.authoring.job import TIMEOUT_S, Generated, GenerateOptions, NoKey, run_generation
+from services.curate.data.captions import CaptionFile, Fields, read_captions
+from services.jobs.endpoint import Api, EndpointError, Patience
+from services.jobs.inquiry.inquiry import Interrupted
+from services.jobs.inquiry.record_file import OutputError
+from services.jobs.options import MAX_SEED, among, command_line, json_object, output_folder
+from services.jobs.progress import counted
+from services.jobs.sugarcrepe import PairKind
+from services.score.negatives.prompting.prompt_files import PromptError
+from services.score.negatives.prompting.requests import Requests
+from services.score.negatives.prompting.writer import Chat, Reply, Steps
+
+EXIT_FAILED = 1
+EXIT_UNANSWERED = 3
+EXIT_UNUSABLE = 4
+EXIT_INTERRUPTED = 130
+
+app = command_line()
+
+
+@app.command()
+def generate(
+    *,
+    captions: Annotated[
+        Path,
+        typer.Argument(
+            exists=True, dir_okay=False, help="COCO's captions_*.json, or JSON lines with a caption and an image each."
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Option(callback=output_folder, help="Folder for the pairs, the rejected, and all answers.")
+    ],
+    method: Annotated[Literal["llm", "rules"], typer.Option(help="A language model, or ARO's and CREPE's rules.")] = (
+        "llm"
+    ),
+    kinds: Annotated[
+        str | None, typer.Option(help="Types, separated by commas.", show_default="all that the method makes")
+    ] = None,
+    per_kind: Annotated[int, typer.Option(min=1, max=100, help="Negatives of each type; a model swaps once.")] = 1,
+    limit: Annotated[int | None, typer.Option(min=1, help="Use at most this many captions.")] = None,
+    caption_field: Annotated[str, typer.Option(help="Field of the caption in JSON lines.")] = Fields.caption,
+    image_field: Annotated[str, typer.Option(help="Field of the image's file.")] = Fields.image,
+    id_field: Annotated[str, typer.Option(help="Field of the id; without one it is the line's number.")] = Fields.id,
+    second_field: Annotated[str, typer.Option(help="Field of a second true caption.")] = Fields.second,
+    endpoint: Annotated[
+        str, typer.Option(help="Base URL of an OpenAI-compatible endpoint.")
+    ] = "http://127.0.0.1:8080/v1",
+    model: Annotated[str | None, typer.Option(help="The model's name at the endpoint.")] = None,
+    api: Annotated[Api, typer.Option(help="Route of the endpoint to use.")] = "chat",
+    key_variable: Annotated[
+        str | None, typer.Option(help="Environment variable that holds the key.", show_default="no key")
+    ] = None,
+    steps: Annotated[Steps, typer.Option(help="Three requests for a replacement or an addition, or one.")] = "three",
+    prompts: Annotated[
+        Path | None, typer.Option(help="Folder of prompts, <type>.toml; others keep the built-in ones.")
+    ] = None,
+    temperature: Annotated[float, typer.Option(min=0, max=2, help="Temperature of all requests but the next.")] = 0.0,
+    proposing_temperature: Annotated[float, typer.Option(min=0, max=2, help="Of requests for a new concept.")] = 1.5,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens of an answer.")] = 256,
+    extra: Annotated[str, typer.Option(help="Additional fields of a request, as JSON; null removes a field.")] = "{}",
+    concurrency: Annotated[int, typer.Option(min=1, help="Number of concurrent requests.")] = 8,
+    attempts: Annotated[int, typer.Option(min=1, help="Attempts for each request.")] = Patience.attempts,
+    timeout_s: Annotated[float, typer.Option(min=0.001, help="Time limit of each attempt.")] = TIMEOUT_S,
+    max_unusable: Annotated[
+        float, typer.Option(min=0, max=1, help="Stop if a larger share of the answers ignores the demonstrations.")
+    ] = 0.9,
+    max_unanswered: Annotated[
+        float, typer.Option(min=0, max=1, help="Go on if no larger share of the candidates has no answer.")
+    ] = 0.0,
+    price_in: Annotated[float | None, typer.Option(min=0, help="Price of a million input tokens.")] = None,
+    price_out: Annotated[float | None, typer.Option(min=0, help="Price of a million output tokens.")] = None,
+    wordnet: Annotated[Path | None, typer.Option(help="Folder of WordNet's database, for the rules.")] = None,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of the rules.")] = 0,
+    show_prompt: Annotated[bool, typer.Option("--show-prompt", help="Print the first request and exit.")] = False,
+) -> None:
+    """Make hard negatives: pairs.jsonl holds those that pass the checks of their type, rejected.jsonl the others.
+
+    Run the same command again to continue where it stopped. Exit status: 0 if every request has an answer, 3 if more
+    than --max-unanswered have none, 4 if too many answers can't be used, 1 if the command failed.
+    """
+    given = dict(locals())
+    names = GenerateOptions.model_fields.keys() & given.keys()
+    stamina.instrumentation.set_on_retry_hooks(())  # a line for each retry would break the progress bar
+    console = Console(stderr=True, highlight=False)
+    with one_line_errors("fovea curate generate", console):
+        fields = Fields(caption_field, image_field, id_field, second_field)
+        found = read_captions(captions, fields, limit=limit)
+        tell_captions(found, console)
+        chosen = None if kinds is None else among(kinds, get_args(PairKind), "--kinds")
+        options = _options(
+            {name: given[name] for name in names} | {"kinds": chosen, "extra": json_object(extra, "--extra")}
+        )
+        if show_prompt:
+            typer.echo(json.dumps(first_request(found.captions[0].text, options), indent=1, ensure_ascii=False))
+            return
+        done = run_generation(found.captions, options, output, console)
+    tell(done, output, console)
+    if done.lacks_answers:
+        console.print(done.told_unanswered("command"), markup=False, soft_wrap=True)
+        raise typer.Exit(EXIT_UNANSWERED)
+
+
+def tell(done: Generated, folder: Path, console: Console) -> None:
+    """Print the numbers of a generation."""
+    tokens = done.progress.tokens
+    told = f" · {tokens.told()}" if tokens.has_any else ""
+    console.print(
+        f"{counted(done.num_candidates, 'candidate')}: {len(done.pairs):,} kept as pairs, {len(done.rejected):,}"
+        f" rejected, in {folder}{told}",
+        markup=False,
+        soft_wrap=True,
+    )
+    for line in reasons_told(done.rejected):
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def tell_captions(found: CaptionFile, console: Console) -> None:
+    """Print what is unusual about the captions that were read."""
+    for sentence in found.told():
+        console.print(sentence, markup=False, soft_wrap=True)
+
+
+class _Asked(Exception):
+    """The first request, which was not sent."""
+
+
+def first_request(caption: str, options: GenerateOptions) -> dict[str, Any]:
+    """Return the JSON of the first request about a caption. Raises ValueError and PromptError."""
+    requests = Requests(options.model or "", options.api, options.max_tokens, options.extra)
+    bodies: list[dict[str, Any]] = []
+
+    async def ask(chat: Chat) -> Reply:
+        bodies.append(requests.body(chat))
+        raise _Asked
+
+    with suppress(_Asked):
+        asyncio.run(options.writer().write(caption, options.written_kinds()[0], ask))
+    return bodies[0]
+
+
+@contextmanager
+def one_line_errors(command: str, console: Console) -> Iterator[None]:
+    """Print an error as one line, and end with the status that belongs to it."""
+    try:
+        yield
+    except (PromptError, OutputError, EndpointError, NoKey, ValueError, OSError, ModuleNotFoundError) as error:
+        console.print(f"{command}: {printable(_told(error))}", markup=False, soft_wrap=True)
+        raise typer.Exit(EXIT_FAILED) from None
+    except UnusableAnswers as error:
+        console.print(f"{command}: {printable(str(error))}", markup=False, soft_wrap=True)
+        console.print("All answers are kept. Try another model or other prompts, or raise the limit to continue.")
+        raise typer.Exit(EXIT_UNUSABLE) from None
+    except (Interrupted, KeyboardInterrupt, asyncio.CancelledError):
+        console.print("Stopped. Run the same command to continue.")
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, EndpointError) and error.status in (401, 403):
+        return f"{error}. The key is the value of the environment variable that --key-variable names"
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
+
+
+def _options(given: dict[str, Any]) -> GenerateOptions:
+    try:
+        return GenerateOptions.model_validate(given)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        option = f"--{str(first['loc'][0]).replace('_', '-')}"
+        raise typer.BadParameter(first["msg"], param_hint=option) from None
+
+
+if __name__ == "__main__":
+    app()

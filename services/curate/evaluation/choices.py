@@ -1,0 +1,132 @@
+"""Choices between captions from the files of any benchmark, without their images."""
+
+import ast
+import csv
+import gzip
+import io
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from services.jobs.sugarcrepe import KINDS, BadPairs, published_pairs, read_pairs
+from services.nn.refusals import Refused
+
+# Annotators, of three, who must have found VALSE's caption true and its foil false, as in its protocol.
+VALSE_MIN_VOTES = 2
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A true caption and one or more false ones; `task` is the part of the benchmark that it belongs to."""
+
+    task: str
+    id: str
+    caption: str
+    negatives: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Fields:
+    """Names of the fields of a JSON line: the true caption, a false one or a list of them, and perhaps the task."""
+
+    caption: str
+    negative: str
+    task: str | None = None
+
+
+def read_choices(path: Path, fields: Fields | None = None) -> list[Choice]:
+    """Read a benchmark by the form of its files, or JSON lines with the fields named.
+
+    The forms are SugarCrepe's folder or one of its files, VALSE's folder or one of its files, ARO's `.tsv` of captions
+    for NegCLIP, and our JSON lines of pairs; files may be gzipped. Raises Refused for any other, BadPairs and
+    MissingData for faults within.
+    """
+    if path.is_dir():
+        return _read_folder(path)
+    suffixes = [suffix for suffix in path.suffixes if suffix != ".gz"]
+    if fields is not None:
+        return list(_described(path, lambda: _read_lines(path, fields)))
+    if suffixes[-1:] == [".tsv"]:
+        return list(_described(path, lambda: _read_aro(path)))
+    if suffixes[-1:] == [".json"]:
+        return list(_described(path, lambda: _read_records(path)))
+    try:
+        pairs = read_pairs(path)
+    except BadPairs as error:
+        raise BadPairs(
+            f"{error}. Lines other than pairs need the names of their fields: --caption-field, --negative-field"
+        ) from None
+    return [Choice(pair.kind, pair.id, pair.caption, (pair.negative_caption,)) for pair in pairs]
+
+
+def _read_folder(folder: Path) -> list[Choice]:
+    if _has_all_types(folder):
+        pairs = published_pairs(folder)
+        return [Choice(pair.kind, pair.id, pair.caption, (pair.negative_caption,)) for pair in pairs]
+    paths = sorted([*folder.glob("*.json"), *folder.glob("*.json.gz")])
+    if below := [one.name for one in sorted(folder.iterdir()) if _has_all_types(one)]:
+        raise Refused(f"{folder} does not hold SugarCrepe's seven files itself: choose of {', '.join(below)} in it")
+    if not paths:
+        raise Refused(f"{folder} holds no .json files of SugarCrepe's or VALSE's form")
+    return [choice for path in paths for choice in _described(path, lambda path=path: _read_records(path))]  # type: ignore[misc]
+
+
+def _has_all_types(folder: Path) -> bool:
+    return all((folder / f"{kind}.json").is_file() for kind in KINDS)
+
+
+def _text(path: Path) -> str:
+    content = path.read_bytes()
+    return (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8")
+
+
+def _read_records(path: Path) -> Iterator[Choice]:
+    """Read records by id: VALSE's have a foil and votes, SugarCrepe's a negative caption."""
+    task = path.name.split(".")[0]
+    for name, record in json.loads(_text(path)).items():
+        if "foil" in record:
+            if record["mturk"]["caption"] >= VALSE_MIN_VOTES:
+                yield Choice(task, name, record["caption"], (record["foil"],))
+        else:
+            yield Choice(task, name, record["caption"], (record["negative_caption"],))
+
+
+def _read_aro(path: Path) -> Iterator[Choice]:
+    task = path.name.split(".")[0]
+    for row in csv.DictReader(io.StringIO(_text(path)), delimiter="\t"):
+        yield Choice(task, row[""], row["title"], tuple(ast.literal_eval(row["neg_caption"])))
+
+
+def _read_lines(path: Path, fields: Fields) -> Iterator[Choice]:
+    for number, line in enumerate(_text(path).split("\n"), 1):
+        if line.strip():
+            record = json.loads(line)
+            negative = record[fields.negative]
+            negatives = [negative] if isinstance(negative, str) else negative
+            task = path.name.split(".")[0] if fields.task is None else str(record[fields.task])
+            yield Choice(task, str(record.get("id", number)), _caption(record[fields.caption]), tuple(negatives))
+
+
+def _caption(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"the true caption is {type(value).__name__}, not a text")
+    return value
+
+
+def _described(path: Path, read: Callable[[], Iterator[Choice]]) -> Sequence[Choice]:
+    """Raises Refused, with the file's name, for a file of another form or without choices."""
+    try:
+        choices = list(read())
+    except (AttributeError, EOFError, LookupError, OSError, SyntaxError, TypeError, ValueError) as error:
+        told = f"there is no field {error}" if isinstance(error, KeyError) else str(error)
+        raise Refused(f"{path} holds no choices between captions: {told}") from error
+    if not choices:
+        raise Refused(f"{path} holds no choices between captions")
+    empty = next(
+        (one for one in choices if not one.negatives or not all(isinstance(n, str) for n in one.negatives)), None
+    )
+    if empty is not None:
+        raise Refused(f"{path}: {empty.id} has no false caption")
+    return choices

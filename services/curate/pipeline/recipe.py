@@ -1,0 +1,100 @@
+"""A recipe: one TOML file that leads from captions to a published data set."""
+
+import tomllib
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import typer
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from services.core.complaints import first_complaint
+from services.curate.authoring.job import GenerateOptions
+from services.curate.data.captions import Fields
+from services.curate.refinement.step import refine_options
+from services.jobs.options import output_folder
+from services.nn.refusals import Refused
+
+
+class BadRecipe(ValueError):
+    """A recipe that can't be carried out; the message names the file and the field."""
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class CaptionSource(Strict):
+    """Captions: a file of COCO's or of JSON lines with these fields, or a number of generated `scenes`."""
+
+    file: Path | None = None
+    caption_field: str = Fields.caption
+    image_field: str = Fields.image
+    id_field: str = Fields.id
+    second_field: str = Fields.second
+    limit: int | None = Field(None, ge=1)
+    scenes: int | None = Field(None, ge=1)
+    seed: int = Field(0, ge=0)
+    image_side: int = Field(224, ge=32, le=1024)
+
+    @model_validator(mode="after")
+    def check_one_source(self) -> Self:
+        if (self.file is None) == (self.scenes is None):
+            raise ValueError("give a file or a number of scenes, and not both")
+        return self
+
+    @property
+    def fields(self) -> Fields:
+        return Fields(self.caption_field, self.image_field, self.id_field, self.second_field)
+
+
+class ReviewOptions(Strict):
+    """People's verdicts, and what becomes of pairs without one."""
+
+    verdicts: Path
+    unreviewed: Literal["keep", "refuse"] = "keep"
+
+
+class Recipe(Strict):
+    """The steps' options. Without `refine` or `review`, that step is left out.
+
+    `refine` is passed to the refinement as it is, and checked when the recipe is read. Paths are relative to the
+    recipe's folder.
+    """
+
+    name: str = Field(min_length=1)
+    output: Path
+    licence: str | None = None
+    captions: CaptionSource
+    generate: GenerateOptions
+    refine: dict[str, Any] | None = None
+    review: ReviewOptions | None = None
+
+    def below(self, folder: Path) -> "Recipe":
+        """Return the recipe with its paths below a folder, unless they are absolute."""
+        captions, review, generate = self.captions, self.review, self.generate
+        if captions.file is not None:
+            captions = captions.model_copy(update={"file": folder / captions.file})
+        if review is not None:
+            review = review.model_copy(update={"verdicts": folder / review.verdicts})
+        paths = {name: path for name in ("prompts", "wordnet") if (path := getattr(generate, name)) is not None}
+        generate = generate.model_copy(update={name: folder / path for name, path in paths.items()})
+        changed = {"output": folder / self.output, "captions": captions, "review": review, "generate": generate}
+        return self.model_copy(update=changed)
+
+
+def read_recipe(path: Path) -> Recipe:
+    """Read a recipe. Raises BadRecipe, naming the field, and OSError."""
+    try:
+        recipe = Recipe.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        recipe.generate.written_kinds() if recipe.generate.method == "llm" else recipe.generate.rule_kinds()
+        if recipe.refine is not None:
+            refine_options(recipe.refine)
+        below = recipe.below(path.absolute().parent)
+        output_folder(below.output)
+    except ValidationError as error:
+        raise BadRecipe(f"{path}: {first_complaint(error, 'the recipe')}") from None
+    except typer.BadParameter as error:
+        raise BadRecipe(f"{path}: output: {error}") from None
+    except (Refused, ValueError) as error:
+        raise BadRecipe(f"{path}: {error}") from None
+    return below

@@ -1,0 +1,102 @@
+"""`fovea curate review`: people judge whether negative captions are false, in a browser."""
+
+import socket
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from fastapi import FastAPI
+
+from services.core.durable_files import write_durably
+from services.core.http.browsers import is_loopback
+from services.core.serving.server import run
+from services.curate.review.access import Access, read_or_make_token
+from services.curate.review.app import ReviewSettings, create_review_app
+from services.curate.review.image_folder import ImageFolder
+from services.curate.review.review import Review, export_lines
+from services.curate.review.verdicts import VerdictFile
+from services.jobs.options import command_line, output_file
+from services.jobs.published_data import MissingData
+from services.jobs.sugarcrepe import BadPairs, Pair, published_pairs, read_pairs
+
+DEFAULT_PORT = 8090
+
+app = command_line()
+
+
+@app.command()
+def review(
+    pairs_file: Annotated[
+        Path, typer.Argument(metavar="PAIRS", help="Pairs: JSON lines, or a folder in SugarCrepe's form.", exists=True)
+    ],
+    *,
+    images: Annotated[
+        Path | None, typer.Option(help="Folder of the images; nothing else is served.", exists=True, file_okay=False)
+    ] = None,
+    database: Annotated[
+        Path, typer.Option(help="SQLite file of the verdicts, new or to be continued.", callback=output_file)
+    ],
+    reviewers_per_pair: Annotated[int, typer.Option(min=1, help="Number of reviewers that judge each pair.")] = 2,
+    host: Annotated[str, typer.Option(help="Address to listen on; one of other machines needs --token-file.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[
+        int, typer.Option(envvar="FOVEA_CURATE_PORT", min=1, max=65535, help="Port to listen on.")
+    ] = DEFAULT_PORT,
+    token_file: Annotated[
+        Path | None, typer.Option(help="File of the token that reviewers need; made if it does not exist.")
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(help="Name by which a proxy reaches this server; needs --token-file. Repeatable."),
+    ] = None,
+    export: Annotated[
+        Path | None, typer.Option(help="Write the verdicts to this file and exit.", callback=output_file)
+    ] = None,
+) -> None:
+    """Serve a page on which reviewers judge pairs by keyboard, each verdict on disk before the next pair is shown."""
+    pairs = _read(pairs_file)
+    with VerdictFile(database, pairs) as file:
+        review = Review(pairs, file, reviewers_per_pair)
+        if export is not None:
+            write_durably(export, export_lines(review.verdicts()))
+            return
+        if images is None:
+            raise typer.BadParameter("the page needs the folder of the images", param_hint="--images")
+        if token_file is None and (allow_host or not is_loopback(host)):
+            option, reached = ("--allow-host", ", ".join(allow_host)) if allow_host else ("--host", host)
+            raise typer.BadParameter(
+                f"whoever reaches {reached} could give verdicts; set --token-file too", param_hint=option
+            )
+        settings = ReviewSettings(host=host, port=port, allowed_hosts=tuple(allow_host or ()))
+        folder = ImageFolder(images, (pair.filename for pair in pairs))
+        token = None if token_file is None else read_or_make_token(token_file)
+
+        def create(used: ReviewSettings) -> FastAPI:
+            # The address is bound by now.
+            _announce(used, pairs, folder, token)
+            return create_review_app(used, review, folder, Access(token))
+
+        status = run(create, settings)
+    raise typer.Exit(status)
+
+
+def _read(path: Path) -> list[Pair]:
+    try:
+        pairs = published_pairs(path) if path.is_dir() else read_pairs(path)
+    except (BadPairs, MissingData, UnicodeDecodeError) as bad:
+        raise typer.BadParameter(str(bad), param_hint="PAIRS") from None
+    if not pairs:
+        raise typer.BadParameter(f"{path} holds no pair", param_hint="PAIRS")
+    return pairs
+
+
+def _announce(settings: ReviewSettings, pairs: list[Pair], images: ImageFolder, token: str | None) -> None:
+    problems = {pair.filename: problem for pair in pairs if (problem := images.problem(pair.filename))}
+    if problems:
+        counted = "1 image" if len(problems) == 1 else f"{len(problems)} images"
+        typer.echo(f"{counted} can't be shown. {next(iter(problems.values()))}", err=True)
+    name = socket.gethostname() if settings.host in ("0.0.0.0", "::") else settings.host
+    authority = f"[{name}]:{settings.port}" if ":" in name else f"{name}:{settings.port}"
+    fragment = "" if token is None else f"#token={token}"
+    typer.echo(f"Review {len(pairs)} pairs at http://{authority}/{fragment} (Ctrl-C ends)")

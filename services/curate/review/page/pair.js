@@ -1,0 +1,65 @@
+// One pair: its image, both captions with the words marked in which they differ, and earlier verdicts on it.
+import { imageAddress } from "./api.js";
+import { Component, html } from "./html.js";
+import { LABELS } from "./keys.js";
+
+function Caption({ heading, runs, kind }) {
+  return html`<section class="caption ${kind}">
+    <h3>${heading}</h3>
+    <p>${runs.map(([text, isMarked]) => (isMarked ? html`<mark>${text}</mark>` : text))}</p>
+  </section>`;
+}
+
+class Picture extends Component {
+  state = { isBroken: false };
+
+  render({ filename, problem }, { isBroken }) {
+    const said = problem ?? (isBroken && `The image ${filename} can't be shown.`);
+    if (said) return html`<p class="missing" role="alert">${said}</p>`;
+    const address = imageAddress(filename);
+    return html`<a href=${address} target="_blank" rel="noopener">
+      <img src=${address} alt=${`The image ${filename}; opens in full size`} onError=${() => this.setState({ isBroken: true })} />
+    </a>`;
+  }
+}
+
+function Earlier({ verdicts }) {
+  if (!verdicts.length) return null;
+  return html`<section class="earlier">
+    <h3>Verdicts so far</h3>
+    <ul>
+      ${verdicts.map(
+        ({ reviewer, verdict, round, note }) =>
+          html`<li>
+            <strong>${reviewer}</strong>: ${LABELS[verdict]}${round === 2 && " (second round)"}${note && ` – “${note}”`}
+          </li>`,
+      )}
+    </ul>
+  </section>`;
+}
+
+export function Pair({ pair, note, noteRef, onNote, onLeave }) {
+  return html`<div class="pair">
+    <figure><${Picture} key=${pair.id} filename=${pair.filename} problem=${pair.problem} /></figure>
+    <div class="texts">
+      <${Caption} heading="Caption" runs=${pair.caption} kind="true" />
+      <${Caption} heading="Negative caption" runs=${pair.negative_caption} kind="negative" />
+      ${pair.second_caption && html`<${Caption} heading="Second caption" runs=${[[pair.second_caption, false]]} kind="true" />`}
+      <${Earlier} verdicts=${pair.earlier} />
+      <label for="note">Note <kbd class="keyboard">N</kbd></label>
+      <textarea
+        id="note"
+        ref=${noteRef}
+        rows="2"
+        maxlength="2000"
+        aria-describedby="note-hint"
+        value=${note}
+        onInput=${(event) => onNote(event.target.value)}
+        onKeyDown=${(event) => event.key === "Escape" && onLeave()}
+      ></textarea>
+      <p class="hint" id="note-hint">
+        Saved with the verdict.<span class="keyboard"> <kbd>Esc</kbd> returns to the keys.</span>
+      </p>
+    </div>
+  </div>`;
+}

@@ -1,0 +1,32 @@
+// Progress of a review and agreement of its reviewers, fetched when somebody looks.
+import { html } from "./html.js";
+import { LABELS } from "./keys.js";
+
+const percent = (share) => `${(100 * share).toFixed(1)} %`;
+
+function Agreement({ agreement }) {
+  const { statistic, kappa, observed, num_pairs, reason } = agreement;
+  const name = statistic ?? "Kappa";
+  const value = kappa === null ? `undefined: ${reason}` : kappa.toFixed(3);
+  return html`<dt>${name}</dt>
+    <dd>${value}${statistic && `, over ${num_pairs} ${num_pairs === 1 ? "pair" : "pairs"}`}</dd>
+    ${observed !== null && html`<dt>Same verdict</dt><dd>${percent(observed)}, by chance or not</dd>`}`;
+}
+
+export function Progress({ summary, onToggle }) {
+  return html`<details class="progress" onToggle=${(event) => onToggle(event.target.open)}>
+    <summary>Progress and agreement</summary>
+    ${summary &&
+    html`<dl>
+        <dt>Pairs complete</dt>
+        <dd>${summary.num_complete} of ${summary.num_pairs}, each judged by ${summary.reviewers_per_pair}</dd>
+        ${summary.reviewers.map(({ name, num_judged }) => html`<dt>${name}</dt><dd>${num_judged} judged</dd>`)}
+        <dt>Verdicts</dt>
+        <dd>${Object.entries(summary.verdicts).map(([name, count]) => `${LABELS[name]} ${count}`).join(", ")}</dd>
+        <${Agreement} agreement=${summary.agreement} />
+        <dt>Disagreements</dt>
+        <dd>${summary.num_disputed}</dd>
+      </dl>
+      <p><a href="verdicts.jsonl" download>Download all verdicts (JSON lines)</a></p>`}
+  </details>`;
+}

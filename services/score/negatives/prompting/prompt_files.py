@@ -1,0 +1,141 @@
+"""Prompts of the types of hard negatives, as TOML files that people can read and change, and the chats made of them.
+
+A file `<type>.toml` holds instructions for each request and demonstrations, which become the earlier turns of a chat.
+"""
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from services.core.complaints import first_complaint
+from services.score.negatives.prompting.checks import problem_of
+from services.score.negatives.prompting.forms import FORM_OF, WRITTEN_KINDS, WrittenKind
+
+OWN_PROMPTS = Path(__file__).with_name("prompts")
+
+# Requests about a sentence: all at once; or its concepts, a new one, and the sentence with it; or a swap.
+Step = Literal["one_step", "locate", "propose", "compose", "swap"]
+STEPS_OF: Mapping[str, tuple[Step, ...]] = {
+    "replace": ("one_step", "locate", "propose", "compose"),
+    "add": ("one_step", "locate", "propose", "compose"),
+    "swap": ("swap",),
+}
+
+
+class PromptError(Exception):
+    """Prompts that can't be used; the message can be shown to users."""
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Demonstration(Strict):
+    """A sentence and its answers; without concepts there is nothing to change, and no new sentence.
+
+    In a swap the two `concepts` change places, and there is neither a chosen one nor a new one.
+    """
+
+    sentence: str = Field(min_length=1)
+    concepts: tuple[str, ...]
+    chosen: str = ""
+    new: str = ""
+    new_sentence: str = ""
+
+    def question(self, step: Step) -> str:
+        return question(step, self.sentence, self.chosen, self.new)
+
+    def answer(self, step: Step) -> str:
+        concepts = f"Concepts: {json.dumps(self.concepts, ensure_ascii=False)}"
+        chosen, new = f"Chosen: {self.chosen}", f"New: {self.new}"
+        sentence = f"New sentence: {self.new_sentence}"
+        match step:
+            case "locate":
+                return concepts
+            case "propose":
+                return new
+            case "compose":
+                return sentence
+            case "one_step":
+                return "\n".join([concepts, chosen, new, sentence] if self.concepts else [concepts])
+            case "swap":
+                return "\n".join(["Possible: yes", concepts, sentence] if self.concepts else ["Possible: no"])
+
+
+class PromptFile(Strict):
+    """The prompts of one type."""
+
+    instructions: Mapping[Step, str]
+    demonstrations: tuple[Demonstration, ...] = Field(min_length=1)
+
+    def messages(self, step: Step, sentence: str, chosen: str = "", new: str = "") -> list[dict[str, str]]:
+        """Return the chat that asks for a step: the instructions, each demonstration, and the question."""
+        turns = [{"role": "system", "content": self.instructions[step].strip()}]
+        for one in self.demonstrations:
+            if one.concepts or step in ("one_step", "locate", "swap"):
+                turns.append({"role": "user", "content": one.question(step)})
+                turns.append({"role": "assistant", "content": one.answer(step)})
+        return [*turns, {"role": "user", "content": question(step, sentence, chosen, new)}]
+
+
+Prompts = Mapping[WrittenKind, PromptFile]
+
+
+def question(step: Step, sentence: str, chosen: str = "", new: str = "") -> str:
+    """Return the last turn of a chat: the sentence and what the earlier steps have found."""
+    lines = [f"Sentence: {sentence}"]
+    if step in ("propose", "compose"):
+        lines.append(f"Chosen: {chosen}")
+    if step == "compose":
+        lines.append(f"New: {new}")
+    return "\n".join(lines)
+
+
+def load_prompts(folder: Path | None = None, kinds: Sequence[WrittenKind] = WRITTEN_KINDS) -> Prompts:
+    """Load the prompts of these types from a folder, or the built-in ones. Raises PromptError, naming the file.
+
+    Types for which the folder has no file keep the built-in prompts; a file that belongs to no type is refused.
+    """
+    own = folder or OWN_PROMPTS
+    if not own.is_dir():
+        raise PromptError(f"{own} is not a folder of prompts")
+    if unknown := sorted(path.name for path in own.glob("*.toml") if path.stem not in WRITTEN_KINDS):
+        raise PromptError(f"{own / unknown[0]} belongs to no type; there are {', '.join(WRITTEN_KINDS)}")
+    return {kind: _load(kind, path if (path := own / f"{kind}.toml").exists() else _built_in(kind)) for kind in kinds}
+
+
+def _built_in(kind: WrittenKind) -> Path:
+    return OWN_PROMPTS / f"{kind}.toml"
+
+
+def _load(kind: WrittenKind, path: Path) -> PromptFile:
+    try:
+        file = PromptFile.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise PromptError(f"{path}: {error.strerror}") from None
+    except ValidationError as error:
+        raise PromptError(f"{path}: {first_complaint(error, 'the file')}") from None
+    except ValueError as error:
+        raise PromptError(f"{path}: {error}") from None
+    if missing := set(STEPS_OF[FORM_OF[kind]]) - file.instructions.keys():
+        raise PromptError(f"{path}: instructions.{min(missing)} is missing")
+    for number, one in enumerate(file.demonstrations, start=1):
+        if complaint := _complaint(kind, one):
+            raise PromptError(f"{path}: demonstrations.{number}: {complaint}")
+    return file
+
+
+def _complaint(kind: WrittenKind, one: Demonstration) -> str | None:
+    """Tell what is wrong with a demonstration: it must pass the checks that answers must."""
+    needed = ("new_sentence",) if FORM_OF[kind] == "swap" else ("chosen", "new", "new_sentence")
+    for name in needed:
+        if bool(getattr(one, name)) != bool(one.concepts):
+            return f"{name} and concepts go together"
+    if not one.concepts:
+        return None
+    chosen = one.chosen if FORM_OF[kind] == "replace" else None
+    return problem_of(kind, one.sentence, one.new_sentence, chosen)

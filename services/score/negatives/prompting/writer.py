@@ -1,0 +1,192 @@
+"""Hard negatives written by a language model: the steps of appendix C.3.2, with the request itself left to the caller.
+
+    REPLACE, ADD   locate concepts (temperature 0) → choose one at random → propose a new one (1.5) → compose (0)
+    SWAP           one request (0), which first tells whether two concepts can be swapped
+
+With `steps` "one", REPLACE and ADD ask for everything in one request, as in Figures 4.3 and C.2.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Literal, Protocol
+
+from services.score.negatives.prompting.checks import MAX_PHRASE_WORDS, compared_words, dressed_like, problem_of
+from services.score.negatives.prompting.forms import FORM_OF, Problem, WrittenKind
+from services.score.negatives.prompting.prompt_files import Prompts
+from services.score.negatives.prompting.replies import Unreadable, concepts_of, labelled, one_text, unquoted
+
+Steps = Literal["three", "one"]
+
+
+@dataclass(frozen=True)
+class Chat:
+    """A request: messages, the temperature, and the number of the draw, by which repeated requests differ."""
+
+    messages: Sequence[Mapping[str, str]]
+    temperature: float
+    draw: int = 0
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A model's text, and whether a limit of tokens ended it."""
+
+    text: str
+    is_truncated: bool
+
+
+class Ask(Protocol):
+    """Sends a chat to a model."""
+
+    async def __call__(self, chat: Chat) -> Reply: ...
+
+
+@dataclass(frozen=True)
+class Style:
+    """Number of steps, and temperatures: of all requests, and of those for a new concept (C.3.2)."""
+
+    steps: Steps = "three"
+    temperature: float = 0.0
+    proposing_temperature: float = 1.5
+
+
+@dataclass(frozen=True)
+class Written:
+    """The outcome for one caption: a hard negative, or the reason that there is none.
+
+    `text` is the negative if there is no `problem`, and otherwise the rejected text or the model's last reply.
+    """
+
+    text: str
+    problem: Problem | None = None
+    chosen: str | None = None
+    new: str | None = None
+
+
+@dataclass(frozen=True)
+class _Task:
+    caption: str
+    kind: WrittenKind
+    draw: int
+    ask: Ask
+    style: Style
+    prompts: Prompts
+
+
+class _NoNegative(Exception):
+    def __init__(self, problem: Problem, text: str) -> None:
+        super().__init__(problem)
+        self.problem: Problem = problem
+        self.text = text
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Writes hard negatives with the prompts of each type."""
+
+    prompts: Prompts
+    style: Style = field(default_factory=Style)
+
+    async def write(self, caption: str, kind: WrittenKind, ask: Ask, draw: int = 0) -> Written:
+        """Write a hard negative and check it. Draws differ in the concept that is changed, and in its new one.
+
+        Raises what `ask` raises.
+        """
+        task = _Task(caption, kind, draw, ask, self.style, self.prompts)
+        try:
+            if FORM_OF[kind] == "swap":
+                found = await _swap(task)
+            elif self.style.steps == "one":
+                found = await _all_at_once(task)
+            else:
+                found = await _step_by_step(task)
+        except _NoNegative as reason:
+            return Written(reason.text, reason.problem)
+        text = dressed_like(found.text, caption)
+        chosen = found.chosen if FORM_OF[kind] == "replace" else None
+        return Written(text, problem_of(kind, caption, text, chosen), found.chosen, found.new)
+
+
+async def _swap(task: _Task) -> Written:
+    reply = await _ask(task, task.prompts[task.kind].messages("swap", task.caption), task.style.temperature)
+    found = labelled(reply)
+    if unquoted(found.get("possible", "")).lower().startswith("no"):
+        raise _NoNegative("nothing_to_change", reply)
+    return Written(_text(reply, "new sentence"))
+
+
+async def _all_at_once(task: _Task) -> Written:
+    reply = await _ask(task, task.prompts[task.kind].messages("one_step", task.caption), task.style.temperature)
+    if not _concepts(reply):
+        raise _NoNegative("nothing_to_change", reply)
+    chosen, new = _text(reply, "chosen"), _text(reply, "new")
+    _check_concepts(task, chosen, new, reply)
+    return Written(_text(reply, "new sentence"), None, chosen, new)
+
+
+async def _step_by_step(task: _Task) -> Written:
+    prompt = task.prompts[task.kind]
+    located = await _ask(task, prompt.messages("locate", task.caption), task.style.temperature)
+    concepts = _concepts(located)
+    if not concepts:
+        raise _NoNegative("nothing_to_change", located)
+    concepts = [one for one in concepts if _occurs(one, task.caption)]
+    if not concepts:
+        raise _NoNegative("not_in_caption", located)
+    chosen = _chosen(concepts, task)
+    messages = prompt.messages("propose", task.caption, chosen)
+    proposed = await _ask(task, messages, task.style.proposing_temperature)
+    new = _text(proposed, "new")
+    _check_concepts(task, chosen, new, proposed)
+    messages = prompt.messages("compose", task.caption, chosen, new)
+    composed = await _ask(task, messages, task.style.temperature)
+    return Written(_text(composed, "new sentence"), None, chosen, new)
+
+
+async def _ask(task: _Task, messages: Sequence[Mapping[str, str]], temperature: float) -> str:
+    """Return the text of a reply. Raises _NoNegative if it was cut off.
+
+    At temperature 0 all draws send the same request, so that a caller who keeps replies sends it once.
+    """
+    reply = await task.ask(Chat(messages, temperature, task.draw if temperature > 0 else 0))
+    if reply.is_truncated:
+        raise _NoNegative("truncated", reply.text)
+    return reply.text
+
+
+def _concepts(reply: str) -> list[str]:
+    try:
+        return concepts_of(reply)
+    except Unreadable:
+        raise _NoNegative("unreadable", reply) from None
+
+
+def _text(reply: str, label: str) -> str:
+    try:
+        return one_text(reply, label)
+    except Unreadable:
+        raise _NoNegative("unreadable", reply) from None
+
+
+def _check_concepts(task: _Task, chosen: str, new: str, reply: str) -> None:
+    if not _occurs(chosen, task.caption):
+        raise _NoNegative("not_in_caption", reply)
+    if not 0 < len(compared_words(new)) <= MAX_PHRASE_WORDS:
+        raise _NoNegative("unreadable", reply)
+    if compared_words(chosen) == compared_words(new):
+        raise _NoNegative("same_concept", reply)
+
+
+def _occurs(concept: str, caption: str) -> bool:
+    """Whether the words of a concept stand together in the caption."""
+    words, wanted = compared_words(caption), compared_words(concept)
+    return bool(wanted) and any(words[i : i + len(wanted)] == wanted for i in range(len(words)))
+
+
+def _chosen(concepts: Sequence[str], task: _Task) -> str:
+    """Choose a concept at random; later draws take the others first."""
+    seed = hashlib.blake2b(f"{task.kind} {task.caption}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    order = Random(int.from_bytes(seed)).sample(concepts, len(concepts))
+    return order[task.draw % len(order)]

@@ -1,0 +1,103 @@
+"""Choices between captions are read from every form of file that benchmarks come in."""
+
+import gzip
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.curate.data.pairs import write_pairs, write_published
+from services.curate.evaluation.choices import Choice, Fields, read_choices
+from services.jobs.sugarcrepe import BadPairs, Pair
+from services.nn.refusals import Refused
+from tests.published_data import published
+
+PAIR = Pair(id="a", kind="negate", filename="1.jpg", caption="A dog.", negative_caption="No dog.")
+ARO = "\ttitle\tfilepath\tneg_caption\n7\tA dog and a cat.\tx.jpg\t['A cat and a dog.', \"A dog's cat.\"]\n"
+
+
+def valse(*, votes: int = 3) -> dict[str, Any]:
+    return {"caption": "Two dogs.", "foil": "Three dogs.", "mturk": {"foil": 0, "caption": votes, "other": 3 - votes}}
+
+
+def test_our_own_pairs_and_sugarcrepes_folder_are_read(tmp_path: Path) -> None:
+    write_pairs(tmp_path / "pairs.jsonl", [PAIR])
+    assert read_choices(tmp_path / "pairs.jsonl") == [Choice("negate", "a", "A dog.", ("No dog.",))]
+    write_published(tmp_path / "folder", [PAIR.model_copy(update={"kind": "add_obj"})])
+    assert read_choices(tmp_path / "folder") == [Choice("add_obj", "add_obj-0", "A dog.", ("No dog.",))]
+    assert read_choices(tmp_path / "folder" / "add_obj.json") == [Choice("add_obj", "0", "A dog.", ("No dog.",))]
+
+
+def test_the_folder_above_sugarcrepes_is_refused_with_the_names_below(tmp_path: Path) -> None:
+    for name in ("refined", "unrefined"):
+        write_published(tmp_path / name, [PAIR.model_copy(update={"kind": "add_obj"})])
+    (tmp_path / "swap_obj_246.json").write_text((tmp_path / "refined" / "add_obj.json").read_text())
+    with pytest.raises(Refused, match="seven files itself: choose of refined, unrefined in it"):
+        read_choices(tmp_path)
+
+
+def test_valses_items_are_those_that_annotators_agreed_with(tmp_path: Path) -> None:
+    content = json.dumps({"x": valse(), "y": valse(votes=1), "z": valse(votes=2)}).encode()
+    (tmp_path / "plurals.json.gz").write_bytes(gzip.compress(content))
+    (tmp_path / "existence.json").write_bytes(content)
+    for path in (tmp_path, tmp_path / "plurals.json.gz"):
+        assert [one.id for one in read_choices(path) if one.task == "plurals"] == ["x", "z"]
+    assert Counter(one.task for one in read_choices(tmp_path)) == {"plurals": 2, "existence": 2}
+
+
+def test_aros_captions_have_several_false_ones(tmp_path: Path) -> None:
+    (tmp_path / "valid.tsv").write_text(ARO)
+    assert read_choices(tmp_path / "valid.tsv") == [
+        Choice("valid", "7", "A dog and a cat.", ("A cat and a dog.", "A dog's cat."))
+    ]
+
+
+def test_lines_of_any_project_are_read_by_the_names_of_their_fields(tmp_path: Path) -> None:
+    lines = [{"pos": "A dog.", "neg": "A cat.", "part": 1}, {"id": 9, "pos": "A cow.", "neg": ["A", "B"], "part": "x"}]
+    (tmp_path / "mine.jsonl").write_text("\n\n".join(map(json.dumps, lines)))
+    assert read_choices(tmp_path / "mine.jsonl", Fields("pos", "neg")) == [
+        Choice("mine", "1", "A dog.", ("A cat.",)),
+        Choice("mine", "9", "A cow.", ("A", "B")),
+    ]
+    assert [one.task for one in read_choices(tmp_path / "mine.jsonl", Fields("pos", "neg", "part"))] == ["1", "x"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.json", "[]", "a.json holds no choices between captions"),
+        ("a.json", '{"x": {"caption": "A dog."}}', "there is no field 'negative_caption'"),
+        ("a.json", "{}", "holds no choices"),
+        ("a.json.gz", "{}", "a.json.gz holds no choices"),
+        ("a.tsv", "title\tneg_caption\nA dog.\t[]\n", "there is no field ''"),
+        ("a.tsv", "\ttitle\tneg_caption\n1\tA dog.\t[]\n", "1 has no false caption"),
+        ("a.tsv", "\ttitle\tneg_caption\n1\tA dog.\t[\n", "holds no choices"),
+    ],
+)
+def test_a_file_of_another_form_is_refused_by_name(tmp_path: Path, name: str, content: str, message: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(Refused, match=message):
+        read_choices(tmp_path / name)
+
+
+def test_lines_that_lack_a_field_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.jsonl").write_text('{"pos": 3, "neg": "A cat."}\n')
+    with pytest.raises(Refused, match="there is no field 'other'"):
+        read_choices(tmp_path / "mine.jsonl", Fields("pos", "other"))
+    with pytest.raises(Refused, match="the true caption is int, not a text"):
+        read_choices(tmp_path / "mine.jsonl", Fields("pos", "neg"))
+    with pytest.raises(BadPairs, match=r"mine.jsonl:1: id: .* --caption-field, --negative-field"):
+        read_choices(tmp_path / "mine.jsonl")
+    with pytest.raises(Refused, match=r"holds no .json files"):
+        read_choices(tmp_path)
+
+
+def test_published_benchmarks_have_their_published_numbers_of_items() -> None:
+    assert len(read_choices(published("sugar-crepe/refined"))) == 7_511
+    assert len(read_choices(published("sugar-crepe/unrefined"))) == 17_478
+    of_valse = Counter(one.task for one in read_choices(published("valse")))
+    assert of_valse["existence"] == 505 and of_valse["foil-it"] == 943 and len(of_valse) == 11
+    aro = read_choices(published("aro/valid_neg_clip.tsv"))
+    assert len(aro) == 4_839 and all(1 <= len(one.negatives) <= 5 for one in aro)

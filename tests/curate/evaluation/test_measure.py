@@ -1,0 +1,156 @@
+"""`fovea curate measure …` fills the dissertation's tables from files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from services.curate.data.pairs import write_pairs
+from services.curate.evaluation.measure import app
+from services.curate.evaluation.quality import qualities
+from services.curate.model.blind_model import BlindModel
+from services.jobs.sugarcrepe import Pair, PairKind
+from services.nn.sentence_scores import ScorerKind, SentenceScorer
+from tests.published_data import published
+from tests.tiny_text_models import write_tiny_grammar
+
+RUNNER = CliRunner()
+
+
+def measured(*arguments: Any) -> str:
+    told = RUNNER.invoke(app, [str(argument) for argument in arguments])
+    assert told.exit_code == 0, told.output
+    return told.output
+
+
+def refused(*arguments: Any) -> str:
+    told = RUNNER.invoke(app, [str(argument) for argument in arguments])
+    assert told.exit_code == 2
+    return " ".join(told.output.replace("│", " ").split())
+
+
+def pair(kind: PairKind, caption: str, negative: str, number: int = 0) -> Pair:
+    return Pair(
+        id=f"{kind}-{negative}", kind=kind, filename=f"{number}.jpg", caption=caption, negative_caption=negative
+    )
+
+
+def by_length(kind: ScorerKind = "classifier") -> BlindModel:
+    """The score of a text is its length in hundreds."""
+    return BlindModel(
+        "length", SentenceScorer(kind, 1, lambda text: [0] * len(text), lambda ids: (ids + 1).sum(1) / 100)
+    )
+
+
+def test_two_sets_are_compared_by_form_and_caption_by_caption() -> None:
+    ours = [pair("replace_obj", "A dog.", "x" * 30), pair("replace_att", "A cat", "x" * 10), pair("add_obj", "C", "xx")]
+    theirs = [
+        *(pair("replace_rel", "a dog", "x" * 20), pair("replace_obj", "a  Cat.", "x" * 10), pair("negate", "C", "x")),
+        *(pair("replace_obj", "another", "x" * 60), pair("shuffle", "C", "xxxx")),
+    ]
+    found = {one.form: one for one in qualities(ours, theirs, [by_length()])}
+    replace = found["REPLACE"]
+    assert replace.ours == pytest.approx(20) and replace.theirs == pytest.approx(30)
+    # of the dog ours is longer, of the cat they tie
+    assert (replace.better, replace.num_compared) == (50.0, 2)
+    assert (found["NEGATE / ADD"].better, found["NEGATE / ADD"].num_compared) == (100.0, 1)
+    assert (found["SHUFFLE"].ours, found["SHUFFLE"].better) == (None, None)
+    assert "SWAP" not in found
+
+
+def test_a_likelihood_is_told_as_the_mean_probability_of_a_token() -> None:
+    (one,) = qualities([pair("swap_obj", "A", "x")], [pair("swap_obj", "A", "xx")], [by_length("likelihood")])
+    assert one.ours == pytest.approx(101.005, abs=1e-3) and one.theirs == pytest.approx(102.020, abs=1e-3)
+
+
+def test_quality_is_told_of_files_by_models_of_folders(tmp_path: Path) -> None:
+    write_tiny_grammar(tmp_path / "cola")
+    write_pairs(tmp_path / "ours.jsonl", [pair("swap_obj", "a dog", "a cat on the mat")])
+    write_pairs(tmp_path / "theirs.jsonl", [pair("swap_att", "a dog", "the cat")])
+    measured(
+        *("quality", tmp_path / "ours.jsonl", tmp_path / "theirs.jsonl", f"--model=Grammar={tmp_path / 'cola'}"),
+        *(f"--cache={tmp_path / 'cache'}", "--device=cpu", f"--output={tmp_path / 'table.md'}"),
+    )
+    (row,) = [line for line in (tmp_path / "table.md").read_text().splitlines() if line.startswith("| SWAP")]
+    assert row.startswith("| SWAP | Grammar |") and row.endswith("| 1 |")
+
+
+def test_pairs_are_counted_as_in_table_4_2() -> None:
+    told = measured("counts", published("sugar-crepe/refined"))
+    for number in ("1,652", "788", "1,406", "245", "666", "2,062", "692", "7,511"):
+        assert number in told
+
+
+def test_peoples_judgements_are_counted_as_in_table_c_3(tmp_path: Path) -> None:
+    lines = [("SWAP", "commonsense", "ours")] * 68 + [("SWAP", "commonsense", "tie")] * 28
+    lines += [("SWAP", "commonsense", "theirs")] * 4 + [("SWAP", "grammar", "tie")]
+    records = [dict(zip(("form", "quality", "better"), line, strict=True)) for line in lines]
+    (tmp_path / "judged.jsonl").write_text("\n".join(map(json.dumps, records)))
+    measured("humans", tmp_path / "judged.jsonl", f"--output={tmp_path / 'table.md'}")
+    table = (tmp_path / "table.md").read_text()
+    assert "| SWAP | commonsense | 4 | 68 | 28 |" in table and "| SWAP | grammar | 0 | 0 | 1 |" in table
+    (tmp_path / "judged.jsonl").write_text('{"form": "SWAP", "quality": "beauty", "better": "ours"}')
+    assert "judged.jsonl:1: quality: Input should be 'commonsense' or 'grammar'" in refused(
+        "humans", tmp_path / "judged.jsonl"
+    )
+
+
+def test_blind_models_stand_beside_those_that_see(tmp_path: Path) -> None:
+    attacks = [
+        {"attacker": name, "task": task, "accuracy": value}
+        for name, task, value in (("Vera", "swap", 0.708), ("Vera", "negate", 0.6615), ("Vera", "all", 0.7))
+    ]
+    (tmp_path / "audit.json").write_text(json.dumps({"attacks": attacks}))
+    results = [{"judge": "ViT-B-32", "benchmark": "crepe", "scores": {"swap": 26.55, "negate": 28.78, "atomic": 22.31}}]
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    files = (tmp_path / "audit.json", f"--results={tmp_path / 'results.json'}")
+    measured("blind", *files, f"--output={tmp_path / 'table.md'}", f"--figure={tmp_path / 'figure.svg'}")
+    table = (tmp_path / "table.md").read_text()
+    assert "| Vera | texts | **70.80** | **66.15** |" in table
+    assert "| ViT-B-32 | images and texts | <u>26.55</u> | <u>28.78</u> |" in table
+    assert "best without images" in (tmp_path / "figure.svg").read_text()
+    (tmp_path / "results.json").write_text(json.dumps([{**results[0], "scores": {"atomic": 22.3}}]))
+    assert "no task has both: blind models have swap, negate; seeing ones atomic" in refused("blind", *files)
+    assert "is no audit.json" in refused("blind", tmp_path / "results.json", *files[1:])
+
+
+def test_columns_of_results_are_correlated(tmp_path: Path) -> None:
+    rows = ["model,imagenet,add_obj,swap_obj", "a,60,80,55", "b,70,85,60", "c,75,95,50", "d,80,97,62"]
+    (tmp_path / "results.csv").write_text("\n".join(rows))
+    told = measured("correlate", tmp_path / "results.csv", "--x=imagenet", f"--figure={tmp_path / 'figure.svg'}")
+    assert "swap_obj: r = 0.26" in (tmp_path / "figure.svg").read_text()
+    assert "add_obj" in told and "0.96" in told and "0.26" in told
+    assert "has no column 'top1'" in refused("correlate", tmp_path / "results.csv", "--x=top1")
+    assert "results.csv:2: model: 'a' is not a number" in refused(
+        "correlate", tmp_path / "results.csv", "--x=imagenet", "--column=model"
+    )
+
+
+def result(judge: str, benchmark: str, **scores: float) -> dict[str, Any]:
+    sizes = {"replace_obj": 300, "replace_att": 100, "negate": 50}
+    return {"judge": judge, "benchmark": benchmark, "scores": scores, "sizes": {kind: sizes[kind] for kind in scores}}
+
+
+def test_gains_of_training_are_told_by_form_beside_the_control(tmp_path: Path) -> None:
+    results = [
+        result("clip", "rules", replace_obj=70.0, replace_att=50.0, negate=61.2),
+        result("negclip", "rules", replace_obj=80.0, replace_att=64.0, negate=55.1),
+        result("negclip", "refined", replace_att=51.0),
+        result("clip", "refined", replace_att=51.5),
+    ]
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    measured("gains", tmp_path / "results.json", "--control=clip", f"--output={tmp_path / 'table.md'}")
+    table = (tmp_path / "table.md").read_text()
+    assert "| Model | rules REPLACE | rules NEGATE | refined REPLACE |" in table
+    assert "| clip | 65.0 | 61.2 | 51.5 |" in table
+    assert "| negclip | **76.0 (+11.0)** | 55.1 (-6.1) | 51.0 (-0.5) |" in table
+    assert "| pairs | 400 | 50 | 100 |" in table
+    assert "the control 'base' is none of clip, negclip" in refused(
+        "gains", tmp_path / "results.json", "--control=base"
+    )
+    (tmp_path / "results.json").write_text(json.dumps([{**results[0], "scores": {"atomic": 1.0}, "sizes": {}}]))
+    assert "none of these results is of pairs: rules" in refused("gains", tmp_path / "results.json", "--control=clip")
+    (tmp_path / "results.json").write_text("{}")
+    assert "results.json holds no results" in refused("gains", tmp_path / "results.json", "--control=clip")

@@ -1,0 +1,21 @@
+"""Settings of the service over vLLM."""
+
+import pytest
+from pydantic import ValidationError
+
+from services.generate.calibrate.vllm_bench import without_tree
+from services.generate.settings import GenerateSettings
+
+
+def test_a_server_of_vllm_serves_one_model() -> None:
+    assert GenerateSettings(models=("one", "two")).engine == "own"
+    assert GenerateSettings(models=("one",), engine="vllm").vllm_url == "http://127.0.0.1:8000"
+    with pytest.raises(ValidationError, match="a server of vLLM serves one"):
+        GenerateSettings(models=("one", "two"), engine="vllm")
+    with pytest.raises(ValidationError, match="vllm_url"):
+        GenerateSettings(engine="vllm", vllm_url="127.0.0.1:8000")
+
+
+def test_calibrating_over_vllm_uses_exact_for_tree() -> None:
+    assert without_tree("tree", ("tree", "exact", "single")) == ("exact", ("exact", "single"))
+    assert without_tree("single", ("tree",)) == ("single", ("exact",))

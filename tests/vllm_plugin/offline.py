@@ -1,0 +1,64 @@
+"""A job for vLLM's engine in this process; run by the Python of an environment with vLLM, not by pytest.
+
+The job comes as JSON on standard input: `model`, a checkpoint's folder; `rounds` of requests, each with `input_ids`,
+`max_tokens` and `fields` for the plug-in; `engine`, further settings of the engine; `has_block_hashes`, false to leave
+out the plug-in's keys of the prefix cache. A line of standard output is the result: `answers` of each round with
+`tokens`, `logprobs` and `cached`, and `num_preemptions`.
+"""
+
+import json
+import sys
+from typing import Any
+
+
+def main() -> None:
+    job = json.loads(sys.stdin.read())
+    if not job.get("has_block_hashes", True):
+        from fovea_vllm import block_hashes
+
+        block_hashes.install = lambda: None
+    from vllm import LLM
+
+    engine = LLM(
+        model=job["model"],
+        dtype="float32",
+        max_model_len=512,
+        max_num_seqs=8,
+        enforce_eager=True,
+        disable_log_stats=False,
+        **{"block_size": 32, **job.get("engine", {})},
+    )
+    answers = [_round(engine, requests) for requests in job["rounds"]]
+    counted = [metric.value for metric in engine.get_metrics() if metric.name == "vllm:num_preemptions"]
+    print(json.dumps({"answers": answers, "num_preemptions": sum(counted)}))
+
+
+def _round(engine: Any, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    from vllm import SamplingParams
+
+    params = [
+        SamplingParams(
+            temperature=0,
+            max_tokens=request["max_tokens"],
+            ignore_eos=True,
+            logprobs=0,
+            extra_args=request.get("fields"),
+        )
+        for request in requests
+    ]
+    prompts = [{"prompt_token_ids": request["input_ids"]} for request in requests]
+    return [
+        {
+            "tokens": list(output.outputs[0].token_ids),
+            "logprobs": [
+                of_token[token].logprob
+                for token, of_token in zip(output.outputs[0].token_ids, output.outputs[0].logprobs, strict=True)
+            ],
+            "cached": output.num_cached_tokens or 0,
+        }
+        for output in engine.generate(prompts, params, use_tqdm=False)
+    ]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,16 @@
+"""Found-in-the-middle calibration over paged keys and values, as a merge of partial attentions.
+
+    from fovea_vllm.attention.attend import attend_documents
+    from fovea_vllm.attention.rows import DocumentRows
+
+    rows = DocumentRows.of(block_table, seq_lens, spans)  # once per step
+    out, attention = attend_documents(query, key_cache, value_cache, rows, log_alpha, scale=scale, window=window)
+
+`rows` serves all layers of a step. A row is only measured where `log_alpha` is −inf for all of its documents, and all
+rows are if `log_alpha` is None: `out` is then plain attention, and `attention` is Attn(k) per head in either case,
+without calibration.
+
+`merge` has the equations; `rows` says which tokens a row sees, and `pieces` cuts them into units of a kernel's work;
+`paged` computes in torch on any device, `kernels` in Triton, and `launch` launches those. The package depends on torch
+alone, and on triton where it computes on a GPU.
+"""
