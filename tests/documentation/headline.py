@@ -1,5 +1,7 @@
 """The README's table of results: one row a claim, the worst results among them."""
 
+import json
+
 from services.predict.evaluation.results import RESULT_FILES as STUDENT_FILES
 from services.predict.evaluation.results import Estimate, estimate
 from services.score.evaluation.starter_tables import RESULT_FILES as CAPTION_FILES
@@ -9,7 +11,7 @@ from tests.documentation.results import CALIBRATED, RESULTS, VANILLA, described,
 
 
 def headline_table() -> str:
-    rows = [*_retrieval(), _answers(), _students(), _captions(), *_serving()]
+    rows = [*_retrieval(), _answers(), _students(), _captions(), _negatives(), *_serving()]
     return table(("measured", "baseline", "Fovea", "details"), rows)
 
 
@@ -53,6 +55,15 @@ def _captions() -> tuple[str, ...]:
     )
     title = "captions that name a relation, distinguished from captions with exchanged attributes, accuracy"
     return title, f"{before:.1f} (before tuning)", f"{served:.1f}", _page("score")
+
+
+def _negatives() -> tuple[str, ...]:
+    recorded = json.loads((RESULTS / "curate.json").read_text())["refinement"]["results"]
+    kind, model = "swap_obj", "plausibility"
+    result = next(one for one in recorded if (one["kind"], one["model"]) == (kind, model))
+    title = f"published captions of `{kind}` that a model prefers to their hard negatives without seeing the image, %"
+    before, after = (f"{result[stage]['accuracy']:.1f}" for stage in ("before", "after"))
+    return title, f"{before} (as written)", f"{after} (refined; a guess is 50)", _page("curate")
 
 
 def _serving() -> list[tuple[str, ...]]:
