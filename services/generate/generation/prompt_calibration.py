@@ -133,7 +133,8 @@ def _calibrated(one: MeasuredPrompt, bias: Tensor | None, num_passes: int) -> Pr
     attention = one.attention.cpu()
     rel = document_relevance(one.profile, one.prompt, attention, bias)
     calibration = calibration_of(one.profile, one.prompt, rel, len(attention))
-    return PromptCalibration(calibration, by_document(rel), num_passes)
+    needed = needed_estimate(one.profile, one.prompt)
+    return PromptCalibration(calibration, by_document(rel), num_passes, needed[0] if needed else "cached")
 
 
 def needed_estimate(profile: CalibrationProfile, prompt: Prompt) -> tuple[EstimateKind, DummyOptions] | None:
