@@ -45,7 +45,7 @@ class VllmEngine:
         self.model = address.model
         self.trouble: str | None = None
         self._directory = directory
-        self._config = config
+        self.config = config
         context_length = min(config.max_model_len, served.max_model_len)
         self.processor = InputProcessor(tokenizer, config, _profile_of(directory, config), context_length)
 
@@ -81,7 +81,7 @@ class VllmEngine:
         bases = await client.names()
         if self.model not in bases:
             raise NotServed(f"vLLM serves {', '.join(bases)}: start it with --served-model-name {self.model}")
-        check_served(served, self._config, self.model)
+        check_served(served, self.config, self.model)
         reference = read_reference(self._directory)
         if reference is None:
             return
@@ -105,7 +105,7 @@ class VllmEngine:
 
     def answering(self, client: VllmClient) -> "VllmAnswering":
         """Return what answers over the connections of a client."""
-        return VllmAnswering(client, self.processor, self._config)
+        return VllmAnswering(client, self.processor, self.config)
 
     async def _reference_output(self, client: VllmClient, model: str, text: str) -> list[float]:
         """Return what `next_logits` returns: log-probabilities minus their mean are logits minus theirs."""
