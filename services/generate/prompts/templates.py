@@ -183,7 +183,7 @@ def tokenise(tokenizer: Any, pieces: Sequence[Piece]) -> Prompt:
         _Fragment(piece.text, piece.plain if piece.is_chat else ((0, len(piece.text)),), None if i == 0 else 0)
         for i, piece in enumerate(pieces)
     ]
-    places = []
+    places: list[tuple[int, list[Range]]] = []
     for tokens in encoder.encode(fragments):
         places.append((len(input_ids), tokens.offsets))
         input_ids += tokens.ids
@@ -200,7 +200,8 @@ def tokenise_whole(tokenizer: Any, pieces: Sequence[Piece]) -> Prompt:
     text = "".join(piece.text for piece in pieces)
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     input_ids, offsets = encoded["input_ids"], encoded["offset_mapping"]
-    starts, control, places, at = [start for start, _ in offsets], control_tokens(tokenizer), [], 0
+    starts, control, at = [start for start, _ in offsets], control_tokens(tokenizer), 0
+    places: list[tuple[int, list[Range]]] = []
     for piece in pieces:
         first, stop = bisect_left(starts, at), bisect_left(starts, at + len(piece.text))
         own = [(start - at, end - at) for start, end in offsets[first:stop]]

@@ -311,7 +311,7 @@ def _chat_part(choice: dict[str, Any], said: dict[str, Any], usage: dict[str, An
             TokenChoice(
                 _token_id(one["token"]),
                 one["logprob"],
-                _descending((_token_id(top["token"]), top["logprob"]) for top in one["top_logprobs"]),
+                _descending((_token_id(top["token"]), top["logprob"]) for top in one.get("top_logprobs") or ()),
             )
             for one in found
         ),
