@@ -23,7 +23,9 @@ def fields_of(profile: Mapping[str, Any], num_documents: int = 0, num_tokens: in
         raise ValueError("each head has an α of its own in this profile, which only Fovea's generate service estimates")
     fields: dict[str, Any] = {LAYERS: profile["layers"], TEMPERATURE: profile["temperature"]}
     heads = profile.get("rel_heads") or []
-    fields |= {REL_HEADS: [number for head in heads for number in head]} if heads else {REL_LAYERS: profile["rel_layers"]}
+    fields |= (
+        {REL_HEADS: [number for head in heads for number in head]} if heads else {REL_LAYERS: profile["rel_layers"]}
+    )
     bias = profile["bias"]
     if bias != "cached":
         return {**fields, BIAS: "exact" if bias == "tree" else bias}
@@ -58,8 +60,8 @@ def main(arguments: Sequence[str]) -> None:
         fields = fields_of(profile, *map(int, arguments[1:]))
     except ValueError as error:
         sys.exit(f"{arguments[0]}: {error}")
-    print(json.dumps(fields))
-    print("; ".join(notes_on(profile)), file=sys.stderr)
+    sys.stdout.write(f"{json.dumps(fields)}\n")
+    sys.stderr.write(f"{'; '.join(notes_on(profile))}\n")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,15 @@ from services.generate.calibrate.answering import NUM_FITTED, fitted_with_calibr
 from services.generate.calibrate.bench import Bench
 from services.generate.calibrate.choice import TABLE_PROMPTS, Plan, ProfileChoice, bias_tables, choose_calibration
 from services.generate.calibrate.search import Limits, RelSetting, Tried
-from services.generate.calibrate.selection import VllmKey, VllmModel, VllmUrl, drawn, load, load_over_vllm, parse_positions
+from services.generate.calibrate.selection import (
+    VllmKey,
+    VllmModel,
+    VllmUrl,
+    drawn,
+    load,
+    load_over_vllm,
+    parse_positions,
+)
 from services.generate.calibrate.shares import fitted_share_temperature
 from services.generate.calibrate.vllm_bench import AnyBench, VllmBench, without_tree
 from services.generate.data.question_sets import GENERATED, at_positions

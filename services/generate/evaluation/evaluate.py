@@ -17,7 +17,15 @@ from rich.console import Console
 from services.core.errors import FoveaError
 from services.generate.calibrate.bench import Bench
 from services.generate.calibrate.choice import TABLE_PROMPTS, bias_tables
-from services.generate.calibrate.selection import VllmKey, VllmModel, VllmUrl, drawn, load, load_over_vllm, parse_positions
+from services.generate.calibrate.selection import (
+    VllmKey,
+    VllmModel,
+    VllmUrl,
+    drawn,
+    load,
+    load_over_vllm,
+    parse_positions,
+)
 from services.generate.calibrate.vllm_bench import AnyBench, VllmBench
 from services.generate.data.question_sets import GENERATED, Part, at_positions
 from services.generate.data.questions import BadData, Example
@@ -181,7 +189,9 @@ def _all_methods(vllm_url: str | None) -> tuple[str, ...]:
 def _check_for_vllm(plan: Plan) -> None:
     """Raises BadParameter for what needs the model in this process."""
     if plan.protocols != ("accuracy",):
-        raise typer.BadParameter("over vLLM there is only accuracy: give --protocols accuracy", param_hint="--protocols")
+        raise typer.BadParameter(
+            "over vLLM there is only accuracy: give --protocols accuracy", param_hint="--protocols"
+        )
     if not {VANILLA, CALIBRATED}.issuperset(plan.methods):
         methods = f'"{VANILLA},{CALIBRATED}"'
         raise typer.BadParameter(f"vLLM does not reorder: give --methods {methods}", param_hint="--methods")
