@@ -21,8 +21,8 @@ class Generation:
     `ignore_eos`, or after `max_tokens`, at least 1 (0 with `echo`). Without `calibration`, or if it is off, the plain
     model answers. `continues_prompt` keeps the space between prompt and answer even if the tokenizer would drop it.
     `echo` is the prompt's text if it is repeated before the answer; `sampling.num_logprobs` then applies to the
-    prompt's tokens too. Cached results are used only from prompts of the same `tenant`. `response_format` is OpenAI's,
-    which only vLLM can keep to. The prompt has at least one token (ValueError).
+    prompt's tokens too. Cached results are used only from prompts of the same `tenant`. `for_vllm` are fields of a
+    request that only vLLM can keep to, such as `tools`. The prompt has at least one token (ValueError).
     """
 
     prompt: Prompt
@@ -35,7 +35,7 @@ class Generation:
     continues_prompt: bool = False
     echo: str | None = None
     tenant: str = ""
-    response_format: Mapping[str, Any] | None = None
+    for_vllm: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.max_tokens < (1 if self.echo is None else 0) or not self.prompt.input_ids:
@@ -80,7 +80,8 @@ class PromptFacts:
     a mean over the layers and heads that enter rel (all of them if the generation has no profile). `relevance` is
     rel(k), None if nothing was calibrated. `order` are the documents' places in the request. `echo` is the
     generation's; `scored` are the prompt's tokens if it `scores_prompt`, the first without `logprob`. `answerable` is
-    the probability that the documents answer, None for a model without a trained refusal.
+    the probability that the documents answer, None for a model without a trained refusal. `applied` is the calibration
+    of the answer, with the estimate of the bias that was made; None if nothing was calibrated.
     """
 
     prompt_tokens: int
@@ -92,6 +93,7 @@ class PromptFacts:
     echo: str | None = None
     scored: tuple[TokenOut, ...] = ()
     answerable: float | None = None
+    applied: CalibrationProfile | None = None
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,8 @@ class Progress:
     """The result of a step for one generation.
 
     `text` is final and `tokens` are its tokens, without stop strings and end-of-text tokens; `num_tokens` counts all
-    tokens generated so far, including those. `facts` come with the first token.
+    tokens generated so far, including those. `facts` come with the first token. `tool_calls` are parts of calls as in
+    OpenAI's chunks.
     """
 
     generation: Generation
@@ -108,3 +111,4 @@ class Progress:
     num_tokens: int
     finish_reason: FinishReason | None
     facts: PromptFacts | None
+    tool_calls: tuple[Mapping[str, Any], ...] = ()

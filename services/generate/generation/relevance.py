@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from services.generate.calibration import Calibration, log_alpha, relevance
-from services.generate.model.profile import OFF, Answerability, BadProfile, CalibrationProfile
+from services.generate.model.profile import OFF, Answerability, BadProfile, BiasKind, CalibrationProfile
 from services.generate.prompts.templates import Prompt
 from services.generate.retrieval_heads import mean_over_heads
 
@@ -17,11 +17,20 @@ from services.generate.retrieval_heads import mean_over_heads
 @dataclass(frozen=True, eq=False)
 class PromptCalibration:
     """`relevance` is rel(k), K numbers, a mean over layers and heads even if each head has its own α; `num_passes` is
-    the number of prefills with which a naive implementation would estimate the bias."""
+    the number of prefills with which a naive implementation would estimate the bias. `bias` is the estimate that was
+    made, which may stand in for the profile's."""
 
     calibration: Calibration
     relevance: tuple[float, ...]
     num_passes: int
+    bias: BiasKind
+
+
+def applied(profile: CalibrationProfile | None, calibration: PromptCalibration | None) -> CalibrationProfile | None:
+    """Return the profile as it acted on a prompt; None if nothing was calibrated."""
+    if profile is None or calibration is None:
+        return None
+    return profile.model_copy(update={"bias": calibration.bias})
 
 
 def layers_of_relevance(profile: CalibrationProfile, num_layers: int) -> tuple[int, ...]:

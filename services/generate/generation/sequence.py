@@ -12,7 +12,7 @@ from services.generate.calibration import Calibration
 from services.generate.generation.answer_text import AnswerText, Detokenizer, StopStrings, TokenOut, Vocabulary
 from services.generate.generation.generation import Generation, PromptFacts
 from services.generate.generation.prefix_cache import MIN_REUSED_TOKENS, Prefix, TokenIds, num_shared
-from services.generate.generation.relevance import PromptCalibration, answerable, mean_attention
+from services.generate.generation.relevance import PromptCalibration, answerable, applied, mean_attention
 from services.generate.generation.sampling import Chooser, TokenChoice
 from services.generate.model.kv_cache import Slot
 from services.generate.model.language_model import Prefill, Prefilled, TokenScores
@@ -123,6 +123,7 @@ def facts_of(
         attention=mean_attention(generation.calibration, prefilled.attention),
         relevance=calibration.relevance if calibration is not None else None,
         calibration_passes=calibration.num_passes if calibration is not None else 0,
+        applied=applied(generation.calibration, calibration),
         order=tuple(range(len(generation.prompt.spans))),
         echo=generation.echo,
         scored=_scored(generation, prefilled.scores, vocabulary),

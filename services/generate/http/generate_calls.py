@@ -8,7 +8,13 @@ from pydantic import ValidationError
 
 from services.core.errors import InvalidField, check_count
 from services.generate.generation.generation import Progress, PromptFacts
-from services.generate.http.generate_schemas import AnyDocument, CalibrationOptions, DocumentReport
+from services.generate.http.generate_schemas import (
+    AnyDocument,
+    AppliedCalibration,
+    CalibrationOptions,
+    DocumentReport,
+    ModelCalibration,
+)
 from services.generate.model.profile import BadProfile, CalibrationProfile, last_half, paper_profile
 from services.generate.prompts.templates import Document
 
@@ -52,6 +58,20 @@ def without_leading_space(progress: Progress, text_so_far: str) -> Progress:
     """
     text = progress.text if text_so_far else progress.text.lstrip()
     return progress if text == progress.text else replace(progress, text=text)
+
+
+def applied_of(facts: PromptFacts) -> AppliedCalibration | None:
+    """Report how an answer was calibrated; None if it was not."""
+    return None if facts.applied is None else AppliedCalibration(**_reported(facts.applied))
+
+
+def calibration_report(profile: CalibrationProfile) -> ModelCalibration:
+    """Report the calibration of requests that do not choose their own."""
+    return ModelCalibration(enabled=profile.enabled, **_reported(profile))
+
+
+def _reported(profile: CalibrationProfile) -> dict[str, Any]:
+    return profile.model_dump(include=set(AppliedCalibration.model_fields))
 
 
 def reports_of(documents: Sequence[Document], facts: PromptFacts) -> list[DocumentReport]:

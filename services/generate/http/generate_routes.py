@@ -20,7 +20,14 @@ from services.generate.generation.generation import Progress, PromptFacts
 from services.generate.generation.input_processor import InputProcessor
 from services.generate.generation.options import AnswerOptions
 from services.generate.generation.sampling import Sampling
-from services.generate.http.generate_calls import calibration_of, documents_of, reports_of, without_leading_space
+from services.generate.http.generate_calls import (
+    applied_of,
+    calibration_of,
+    calibration_report,
+    documents_of,
+    reports_of,
+    without_leading_space,
+)
 from services.generate.http.generate_schemas import (
     FinishReason,
     GenerateAnswer,
@@ -29,7 +36,6 @@ from services.generate.http.generate_schemas import (
     GenerateRequest,
     GenerateUsage,
     Model,
-    ModelCalibration,
     ModelLimits,
     ModelList,
 )
@@ -75,6 +81,7 @@ class AnswerSoFar:
             finish_reason=self.finish_reason,
             relevance=self.facts.answerable,
             documents=reports_of(self.documents, self.facts),
+            calibration=applied_of(self.facts),
             usage=GenerateUsage(
                 prompt_tokens=self.facts.prompt_tokens,
                 completion_tokens=self.num_tokens,
@@ -138,17 +145,10 @@ async def _events(
 
 
 def _model(limits: CallLimits, resident: Resident[Any, ModelFacts, Any], facts: ModelFacts) -> Model:
-    profile = facts.profile
     return Model(
         **model_fields(resident),
         max_model_len=facts.context_length,
-        calibration=ModelCalibration(
-            enabled=profile.enabled,
-            bias=profile.bias,
-            temperature=profile.temperature,
-            layers=list(profile.layers),
-            dummy=profile.dummy,
-        ),
+        calibration=calibration_report(facts.profile),
         limits=ModelLimits(
             max_documents=limits.max_documents,
             max_tokens=limits.max_tokens,

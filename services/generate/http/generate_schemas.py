@@ -26,6 +26,7 @@ SEED_DESCRIPTION = (
 RELEVANCE_DESCRIPTION = (
     "Probability that the documents answer the question; null if the checkpoint has no trained refusal."
 )
+APPLIED_DESCRIPTION = "The calibration of the answer; null where nothing was calibrated."
 FinishReason = Literal["stop", "length"]
 
 
@@ -93,6 +94,16 @@ class DocumentReport(BaseModel):
     relevance: float | None = Field(description="rel(k) of Eq. 3.4; null where nothing was calibrated.")
 
 
+class AppliedCalibration(BaseModel):
+    """How an answer was calibrated. `bias` is the estimate that was made: another than asked for where that cannot be,
+    such as `tree` for a `cached` one without a table for this number of documents."""
+
+    bias: BiasKind
+    temperature: float
+    layers: list[int]
+    dummy: DummyForm
+
+
 class GenerateUsage(BaseModel):
     """`calibration_passes` counts the forward passes that estimated positional bias, besides the prompt's own."""
 
@@ -120,6 +131,7 @@ class GenerateEnd(GenerateHead):
     finish_reason: FinishReason
     relevance: float | None = Field(ge=0, le=1, description=RELEVANCE_DESCRIPTION)
     documents: list[DocumentReport]
+    calibration: AppliedCalibration | None = Field(description=APPLIED_DESCRIPTION)
     usage: GenerateUsage
 
 
@@ -139,14 +151,10 @@ class ModelLimits(BaseModel):
     max_choices: int
 
 
-class ModelCalibration(BaseModel):
+class ModelCalibration(AppliedCalibration):
     """The calibration of requests that do not choose their own."""
 
     enabled: bool
-    bias: BiasKind
-    temperature: float
-    layers: list[int]
-    dummy: DummyForm
 
 
 class Model(ModelObject):

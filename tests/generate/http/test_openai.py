@@ -291,6 +291,8 @@ def test_what_can_not_be_tokenised_is_refused(client: TestClient, body: dict[str
 
 # --- what is refused ---
 
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
 
 @pytest.mark.parametrize(
     ("fields", "status", "param"),
@@ -300,8 +302,9 @@ def test_what_can_not_be_tokenised_is_refused(client: TestClient, body: dict[str
         ({"messages": [{"role": "robot", "content": "hi"}]}, 422, "messages.0.role"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, 422, "messages.0.content.0.text"),
         ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, 400, "messages.0.content.0"),
-        ({"messages": [{"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}]}, 400, "messages.0"),
-        ({"tools": [{"type": "function"}]}, 400, "tools"),
+        ({"messages": [{"role": "assistant", "tool_calls": [CALL]}]}, 400, "messages.0"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "tools"),
+        ({"tools": [{"type": "function"}]}, 422, "tools.0.function"),
         ({"tool_choice": "required"}, 400, "tool_choice"),
         ({"functions": [{"name": "f"}]}, 400, "functions"),
         ({"function_call": {"name": "f"}}, 400, "function_call"),
