@@ -40,7 +40,7 @@ def main() -> None:
                     body = {"reviewer": reviewer, "id": pair.id, "round": 1, "verdict": verdict if differs else "valid"}
                     if differs and reviewer == "Ben":
                         body["note"] = "An astronaut is a person." if pair.id == "astronaut-5" else "Golden fits, too."
-                    httpx2.post(f"{served.url}/verdicts", json=body).raise_for_status()
+                    httpx2.post(f"{served.url}/review/verdicts", json=body).raise_for_status()
             take("review-phone", "Anna", PHONE, "light", "Space")
             take("review-desktop-dark", "Anna", DESKTOP, "dark", "Space", "Space")
 

@@ -68,7 +68,7 @@ def press(page: Any, key: str) -> None:
 
 
 def exported(served: Served) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in httpx2.get(f"{served.url}/verdicts.jsonl").text.splitlines()]
+    return [json.loads(line) for line in httpx2.get(f"{served.url}/review/verdicts.jsonl").text.splitlines()]
 
 
 def test_twenty_verdicts_by_keyboard_survive_a_kill_and_are_undone_and_agreed_upon(page: Any, served: Served) -> None:
