@@ -81,8 +81,8 @@ def create_gateway(settings: GatewaySettings, *, resolve: Resolve = resolve_host
         health.add_readiness_check("pools file", partial(_are_current, pools))
 
     usage = UsageCounts()
-    routes = RouteTable(ROUTES + REVIEW_ROUTES if settings.review_url else ROUTES)
     of_console = console_paths() if settings.console else frozenset[str]()
+    routes = RouteTable(ROUTES + REVIEW_ROUTES if settings.review_url else ROUTES, PUBLIC_PATHS | of_console)
 
     @asynccontextmanager
     async def services_connected() -> AsyncIterator[None]:
@@ -132,7 +132,6 @@ def create_gateway(settings: GatewaySettings, *, resolve: Resolve = resolve_host
         body_memory=body_memory,
         usage=usage,
         routes=routes,
-        public_paths=PUBLIC_PATHS | of_console,
     )
     app.user_middleware.append(proxy)
     return app

@@ -22,7 +22,7 @@ from services.core.exchange import context_of
 class Proxy:
     """Innermost middleware: sends requests in the route table to their service, others to the gateway's own routes.
 
-    Only `public_paths` and public routes are reached without passing `access`.
+    Only public paths and routes are reached without passing `access`.
     """
 
     def __init__(
@@ -33,7 +33,6 @@ class Proxy:
         body_memory: BodyMemory,
         usage: UsageCounts,
         routes: RouteTable,
-        public_paths: frozenset[str],
     ) -> None:
         self.app = app
         self.access = access
@@ -41,11 +40,10 @@ class Proxy:
         self.upstreams = upstreams
         self.choice = UpstreamChoice(upstreams)
         self.body_memory = body_memory
-        self.public_paths = public_paths
         self.routes = routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in self.public_paths:
+        if scope["type"] != "http" or scope["path"] in self.routes.public_paths:
             await self.app(scope, receive, send)
             return
         route = self.routes.find(scope["path"])

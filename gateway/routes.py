@@ -101,9 +101,13 @@ class WrongMethod(MethodNotAllowed):
 
 
 class RouteTable:
-    """Looks up routes by path: a dictionary for whole paths, then the few prefixes."""
+    """Looks up routes by path: a dictionary for whole paths, then the few prefixes.
 
-    def __init__(self, routes: tuple[Route, ...] = ROUTES) -> None:
+    `public_paths` are the gateway's own that need no key.
+    """
+
+    def __init__(self, routes: tuple[Route, ...] = ROUTES, public_paths: frozenset[str] = PUBLIC_PATHS) -> None:
+        self.public_paths = public_paths
         self._exact = {route.path: route for route in routes if not route.path.endswith("/**")}
         self._below = [(route.path.removesuffix("**"), route) for route in routes if route.path.endswith("/**")]
 
