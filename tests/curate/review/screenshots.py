@@ -29,7 +29,7 @@ def main() -> None:
                     before = page.get_by_role("heading", level=2).inner_text()
                     page.keyboard.press(key)
                     page.wait_for_function("before => document.querySelector('h2').innerText !== before", arg=before)
-                page.wait_for_function("() => document.querySelector('img').complete")
+                page.wait_for_function("() => document.querySelector('img')?.complete")
                 page.screenshot(path=IMAGES / f"{name}.jpg", type="jpeg", quality=72)
 
             take("review-desktop", "Anna", DESKTOP, "light", "1")

@@ -222,5 +222,5 @@ def test_a_review_with_a_token_opens_by_its_address_alone(browser: Any, tmp_path
         page.keyboard.press("Enter")
         page.get_by_role("heading", name="chelsea-1").wait_for()
         assert page.url == f"{served.url}/?reviewer=Anna"
-        page.wait_for_function("() => document.querySelector('img').naturalWidth > 0")
+        page.wait_for_function("() => document.querySelector('img')?.naturalWidth > 0")
         page.close()
