@@ -1,11 +1,12 @@
 // Review: the page of `fovea curate review`, which that serves itself. Here it asks through the gateway, with this page's
 // key, in a shadow root: it takes this page's colors, and otherwise neither's style reaches the other.
 import { ask, askBlob, key } from "./api.js";
-import { hasReview, health } from "./health.js";
+import { hasReview, health, loadHealth } from "./health.js";
 import { Copy, Head, Problem } from "./parts.js";
 import { remembered } from "./state.js";
 import { effect, html, signal, useEffect, useRef } from "./vendor/preact.mjs";
 
+const LOOK_MS = 3000;
 const fields = remembered("review", { reviewer: "" });
 const calls = signal([]);
 const problem = signal("");
@@ -67,10 +68,14 @@ export function Review() {
   // A review that can't be reached any more keeps its pair and note on the page until the verdict is saved.
   const wasThere = useRef(false);
   wasThere.current ||= hasReview();
+  useEffect(() => {
+    const timer = setInterval(() => wasThere.current || document.hidden || loadHealth(), LOOK_MS);
+    return () => clearInterval(timer);
+  }, []);
   return html`<${Head} title="Review" about="People judge whether negative captions are false of their images, by keyboard." />
     <${Problem} kind="quiet" text=${problem.value} />
     ${wasThere.current && html`<${Mounted} /><${Copy} calls=${calls.value} />`}
-    ${health.value && !wasThere.current && html`<p>No review is running that this gateway knows of. Start one, and come back to this page:</p>
+    ${health.value && !wasThere.current && html`<p>No review is running that this gateway knows of. Start one, and it appears here:</p>
       <pre class="command"><code>fovea curate review pairs.jsonl --images images --database review.sqlite</code></pre>
-      <p class="hint">A gateway of <code>fovea up</code> finds it there; another needs its address in <code>FOVEA_GATEWAY_REVIEW_URL</code>.</p>`}`;
+      <p class="hint">The gateway of <code>fovea up</code> finds it; another needs its address in <code>FOVEA_GATEWAY_REVIEW_URL</code>.</p>`}`;
 }

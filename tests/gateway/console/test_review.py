@@ -59,7 +59,7 @@ def test_a_review_is_in_the_navigation_once_it_runs_and_is_judged_by_keyboard(
         page.goto("/console#status")
         assert page.locator("nav a[href='#review']").count() == 0
         served.start()
-        page.locator("nav a[href='#review']").press("Enter")
+        page.locator("nav a[href='#review']").press("Enter")  # Status looks every few seconds
         page.get_by_label("Your name").fill("Anna")
         page.keyboard.press("Enter")
         page.get_by_role("heading", name="Pair chelsea-1").wait_for()
