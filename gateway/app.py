@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import structlog
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
 from starlette.middleware import Middleware
 from starlette.routing import BaseRoute, Route
@@ -102,11 +102,7 @@ def create_gateway(settings: GatewaySettings, *, resolve: Resolve = resolve_host
             title="Fovea",
             metrics=metrics,
             health=health,
-            routers=[
-                directory_router(Directory(upstreams, routes, needs_key=keys.is_required)),
-                own_key_router(usage, settings.rate_limit),
-                *([console_router()] if settings.console else []),
-            ],
+            routers=_routers(settings, Directory(upstreams, routes, needs_key=keys.is_required), usage),
             resources=[
                 limits.opened,
                 services_connected,
@@ -125,16 +121,15 @@ def create_gateway(settings: GatewaySettings, *, resolve: Resolve = resolve_host
         app.user_middleware.insert(0, Middleware(ProxyHeadersMiddleware, trusted_hosts=list(settings.trusted_proxies)))
     access = Access(keys, limits, settings, metrics)
     body_memory = BodyMemory(settings, metrics)
-    proxy = Middleware(
-        Proxy,
-        access=access,
-        upstreams=upstreams,
-        body_memory=body_memory,
-        usage=usage,
-        routes=routes,
-    )
+    proxy = Middleware(Proxy, access=access, upstreams=upstreams, body_memory=body_memory, usage=usage, routes=routes)
     app.user_middleware.append(proxy)
     return app
+
+
+def _routers(settings: GatewaySettings, directory: Directory, usage: UsageCounts) -> list[APIRouter]:
+    """Return the gateway's own routes."""
+    routers = [directory_router(directory), own_key_router(usage, settings.rate_limit)]
+    return [*routers, console_router()] if settings.console else routers
 
 
 def _are_current(pools: FollowedFile[PoolFile]) -> CheckResult:
