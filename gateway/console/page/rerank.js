@@ -1,6 +1,6 @@
 // Rerank: the same documents, ranked by several methods side by side.
 import { ask, each } from "./api.js";
-import { Documents } from "./documents.js";
+import { Documents, isDocuments, textOf, titleOf } from "./documents.js";
 import { useFirstRun } from "./first_run.js";
 import { Bar, Copy, Head, ModelChoice, Problem, Run, isGenerating, statementOf } from "./parts.js";
 import { remembered } from "./state.js";
@@ -24,7 +24,7 @@ const DOCUMENTS = [
 
 const fields = remembered("rerank", {
   query: "Who owns the quiet otter?", documents: DOCUMENTS, methods: Object.keys(METHODS), model: "",
-});
+}, { documents: isDocuments });
 const task = createTask();
 // {method, documents, results or problem} of each method that was asked.
 const rankings = signal([]);
@@ -60,7 +60,7 @@ function Ranking({ ranking }) {
     <p class="hint">${problem ? html`<span class="wrong">${problem}</span>` : METHODS[method]}</p>
     <ol>${results?.map((one) => html`<li>
       <span class="place number">${one.index + 1}</span>
-      <span class="caption">${documents[one.index]}</span>
+      <span class="caption">${titleOf(documents[one.index]) && html`<b>${titleOf(documents[one.index])}</b> `}${textOf(documents[one.index])}</span>
       <span class="number">${shown(one.relevance_score)}</span>
       <${Bar} share=${highest > 0 ? one.relevance_score / highest : 0} />
     </li>`)}</ol>
