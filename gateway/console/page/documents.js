@@ -40,7 +40,7 @@ export function Documents({ documents, onChange, beside }) {
     focusAfter.current = null;
     list.current.children[row]?.querySelector(name)?.focus();
   });
-  const change = (order) => onChange(order.map((i) => documents[i] ?? i), order);
+  const change = (order) => onChange(order.map((i) => (typeof i === "number" ? documents[i] : i)), order);
   const indices = documents.map((_, i) => i);
   const move = (from, to, name) => {
     if (to < 0 || to >= documents.length) return;
