@@ -22,7 +22,8 @@ class Generation:
     model answers. `continues_prompt` keeps the space between prompt and answer even if the tokenizer would drop it.
     `echo` is the prompt's text if it is repeated before the answer; `sampling.num_logprobs` then applies to the
     prompt's tokens too. Cached results are used only from prompts of the same `tenant`. `response_format` is OpenAI's,
-    which only vLLM can keep to. `explains` reports each layer's attention beside the means. The prompt has at least one token (ValueError).
+    which only vLLM can keep to. `explains` reports each layer's attention beside the means. The prompt has at least one
+    token (ValueError).
     """
 
     prompt: Prompt

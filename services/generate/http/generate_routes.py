@@ -20,7 +20,12 @@ from services.generate.generation.generation import Progress, PromptFacts
 from services.generate.generation.input_processor import InputProcessor
 from services.generate.generation.options import AnswerOptions
 from services.generate.generation.sampling import Sampling
-from services.generate.http.generate_calls import calibration_of, documents_of, explained_reports_of, without_leading_space
+from services.generate.http.generate_calls import (
+    calibration_of,
+    documents_of,
+    explained_reports_of,
+    without_leading_space,
+)
 from services.generate.http.generate_schemas import (
     FinishReason,
     GenerateAnswer,

@@ -190,7 +190,9 @@ def test_markup_in_texts_names_and_metadata_is_shown_and_never_run(page: Any, fo
     page.goto(f"/console#rerank?query={quoted(MARKUP)}&documents={documents}")
     page.locator(".ranking li b", has_text=MARKUP).first.wait_for()
     page.goto("about:blank")
-    page.goto(f"/console#predict?inputs={quoted(json.dumps({'inferences': {'premise': MARKUP, 'hypothesis': MARKUP}}))}")
+    page.goto(
+        f"/console#predict?inputs={quoted(json.dumps({'inferences': {'premise': MARKUP, 'hypothesis': MARKUP}}))}"
+    )
     page.locator(FIRST["predict"]).first.wait_for()
     page.goto("about:blank")
     page.goto(f"/console#search?collection=harm&id=plain.jpg&conditions={quoted(['', MARKUP])}")

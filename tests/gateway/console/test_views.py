@@ -15,6 +15,7 @@ from tests.gateway.console.visits import (
     FIRST,
     make_examples,
     open_view,
+    visit,
     write_pictures,
 )
 
@@ -125,7 +126,10 @@ def test_documents_have_titles_that_pastes_links_and_drafts_keep(page: Any) -> N
     open_view(page, "ask", f"?query=Who%20owns%20the%20otter%3F&expected=Belan&documents={quote(json.dumps(titled))}")
     titles = page.locator(".documents .title")
     assert [one.input_value() for one in titles.all()] == ["Corin Blackwood", ""]
-    paste(page.get_by_label("Document 2", exact=True).first, "# Danis Crowley\nDanis owns\nthe falcon.\n\n# Elra\n\nElra owns the badger.")
+    paste(
+        page.get_by_label("Document 2", exact=True).first,
+        "# Danis Crowley\nDanis owns\nthe falcon.\n\n# Elra\n\nElra owns the badger.",
+    )
     page.wait_for_function("() => document.querySelectorAll('.documents .title').length === 4")
     titles.nth(1).fill("Belan Ashford")
     with page.expect_request("**/generate") as sent:
