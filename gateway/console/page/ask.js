@@ -5,7 +5,7 @@ import { generateCall, isRight, profileOf, sharesAfter, sharesBefore, tokensCall
 import { Documents, isDocuments } from "./documents.js";
 import { useFirstRun } from "./first_run.js";
 import { Layers } from "./layers.js";
-import { Bar, Copy, Head, ModelChoice, Problem, Run, isGenerating, percent, statementOf } from "./parts.js";
+import { Bar, Copy, Head, ModelChoice, Problem, Run, isGenerating, percent, statementOf, typed } from "./parts.js";
 import { Places, clearPlaces } from "./places.js";
 import { remembered } from "./state.js";
 import { createTask } from "./task.js";
@@ -127,7 +127,7 @@ function Calibration({ profile }) {
       <label class="field">Temperature t ${choose("temperature", [["", `the profile's (${t ?? "none"})`], ["0.00001", "0.00001, sharp"], ["0.0001", "0.0001"], ["0.001", "0.001"], ["0.01", "0.01, flat"]])}</label>
       <label class="field">Estimate of the bias ${choose("bias", [["", `the profile's (${profile?.bias ?? "none"})`], ["exact", "exact"], ["tree", "tree"], ["single", "single"]])}</label>
       <label class="field">Order before answering ${choose("reorder", [["none", "as given"], ["calibrated", "by calibrated attention"], ["attention", "by attention"], ["query_likelihood", "by query likelihood"], ["prompt", "by the model's own word"]])}</label>
-      <${ModelChoice} isOne=${isGenerating} value=${fields.model.value} onChange=${(name) => (fields.model.value = name)} />
+      <${ModelChoice} isOne=${isGenerating} into=${fields.model} />
     </div>
   </details>`;
 }
@@ -148,7 +148,7 @@ export function Ask() {
       ${QUESTIONS.map((one) => html`<button type="button" class="small" onClick=${() => show(one)}>${one.name}</button>`)}
     </div>
     <label class="field">Question
-      <input value=${fields.query.value} onInput=${(event) => (fields.query.value = event.target.value)} onKeyDown=${(event) => event.key === "Enter" && run()} />
+      <input ...${typed(fields.query, run)} />
     </label>
     <div class="actions">
       <${Run} task=${task} label="Ask" onRun=${run} isPossible=${fields.query.value.trim() !== ""}>

@@ -1,7 +1,7 @@
 // Makes and fills collections: the examples at one click, files and folders by choosing or dropping them.
 import { ask } from "./api.js";
 import { EXAMPLES, addCall, addFiles, chosenFiles, collections, droppedFiles, exampleFiles, loadCollections, makeCall, pathOf, progress, refused } from "./collections.js";
-import { ModelChoice, Problem, isEmbedding } from "./parts.js";
+import { ModelChoice, Problem, isEmbedding, typed } from "./parts.js";
 import { createTask } from "./task.js";
 import { html, signal } from "./vendor/preact.mjs";
 
@@ -56,8 +56,8 @@ export function Gather({ name, conditions, onFilled }) {
   >
     <div class="actions">
       ${!hasExamples && html`<button type="button" class="primary" onClick=${() => fill(EXAMPLES, conditions, exampleFiles, onFilled)}>Make the example collection</button>`}
-      <label class="field inline">Name of the collection <input value=${newName.value} placeholder=${name} spellcheck=${false} onInput=${(event) => (newName.value = event.target.value)} /></label>
-      <${ModelChoice} isOne=${isEmbedding} value=${model.value} onChange=${(name) => (model.value = name)} />
+      <label class="field inline">Name of the collection <input placeholder=${name} spellcheck=${false} ...${typed(newName)} /></label>
+      <${ModelChoice} isOne=${isEmbedding} into=${model} />
       ${isNamed && input("Add images …", { accept: "image/*" })}
       ${isNamed && input("Add a folder …", { webkitdirectory: true })}
       ${task.busy.value && html`<button type="button" onClick=${task.stop}>Stop</button>`}

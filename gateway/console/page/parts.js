@@ -54,12 +54,19 @@ export function Copy({ calls }) {
   </div>`;
 }
 
+// A field's properties: what is typed goes into a signal, and Enter starts what it is for.
+export const typed = (into, onEnter) => ({
+  value: into.value,
+  onInput: (event) => (into.value = event.target.value),
+  onKeyDown: (event) => event.key === "Enter" && onEnter?.(),
+});
+
 // Shown only where there is a choice.
-export function ModelChoice({ isOne, value, onChange }) {
+export function ModelChoice({ isOne, into }) {
   const names = models.value.filter(isOne).map((model) => model.id);
   if (names.length < 2) return null;
   return html`<label class="field">Model
-    <select value=${value} onChange=${(event) => onChange(event.target.value)}>
+    <select value=${into.value} onChange=${(event) => (into.value = event.target.value)}>
       <option value="">${names[0]} (first)</option>
       ${names.map((name) => html`<option value=${name}>${name}</option>`)}
     </select>

@@ -3,7 +3,7 @@ import { ask, each } from "./api.js";
 import { EXAMPLES, collections, filterOf, loadCollections, pathOf } from "./collections.js";
 import { useFirstRun } from "./first_run.js";
 import { Gather } from "./gather.js";
-import { Copy, Head, Problem, Run, isEmbedding, statementOf } from "./parts.js";
+import { Copy, Head, Problem, Run, isEmbedding, statementOf, typed } from "./parts.js";
 import { PictureInput, noPicture, ownPicture } from "./picture.js";
 import { Columns, ImagePanel, StoredImage } from "./results.js";
 import { remembered } from "./state.js";
@@ -106,10 +106,10 @@ function Query({ model }) {
       onPicture=${(next) => { picture.value = next; run(); }}
     />`}
     ${by === "text" && html`<label class="field">Text
-      <input value=${fields.text.value} onInput=${(event) => (fields.text.value = event.target.value)} onKeyDown=${(event) => event.key === "Enter" && run()} />
+      <input ...${typed(fields.text, run)} />
     </label><p class="hint">A condition applies to the images; the text has one embedding.</p>`}
     <label class="field spaced">Filter on metadata
-      <input value=${fields.filter.value} placeholder="color=red, shape=star" spellcheck=${false} onInput=${(event) => (fields.filter.value = event.target.value)} onKeyDown=${(event) => event.key === "Enter" && run()} />
+      <input placeholder="color=red, shape=star" spellcheck=${false} ...${typed(fields.filter, run)} />
     </label>
     <label class="field">Results a column
       <select value=${fields.k.value} onChange=${(event) => set({ k: Number(event.target.value) })}>
@@ -126,11 +126,9 @@ function Conditions() {
   const offered = SUGGESTED.filter((one) => !fields.conditions.value.includes(one));
   return html`<div class="conditions">
     <div class="actions">
-      <label class="field inline">Another condition <input
-        value=${newCondition.value} placeholder="any question about the picture"
-        onInput=${(event) => (newCondition.value = event.target.value)}
-        onKeyDown=${(event) => event.key === "Enter" && newCondition.value.trim() && addCondition(newCondition.value.trim())}
-      /></label>
+      <label class="field inline">Another condition
+        <input placeholder="any question about the picture" ...${typed(newCondition, () => newCondition.value.trim() && addCondition(newCondition.value.trim()))} />
+      </label>
       ${offered.map((one) => html`<button type="button" class="small" onClick=${() => addCondition(one)}>+ ${one || "no condition"}</button>`)}
     </div>
   </div>`;

@@ -108,7 +108,7 @@ def test_calibration_changes_an_answer_and_the_bars_tell_why(page: Any) -> None:
     assert [float(text) for text in deciding.locator("td").all_inner_texts()] == pytest.approx(shares, abs=0.6)
     assert before.locator("tbody tr").count() == 6
     assert of_dummies.locator("tbody tr").count() == 2  # what follows the last layer that decides is not measured
-    assert [float(text) for text in after.locator("td.gold").all_inner_texts()] == [100, 100]
+    assert [float(text) for text in after.locator("td.marked").all_inner_texts()] == [100, 100]
     page.wait_for_url("**layers=true**")
 
 
