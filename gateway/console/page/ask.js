@@ -5,7 +5,7 @@ import { generateCall, isRight, profileOf, sharesAfter, sharesBefore, tokensCall
 import { Documents, isDocuments } from "./documents.js";
 import { useFirstRun } from "./first_run.js";
 import { Layers } from "./layers.js";
-import { Bar, Copy, Head, ModelChoice, Problem, Run, isGenerating, percent, statementOf, typed } from "./parts.js";
+import { Bar, Copy, Head, ModelChoice, Problem, Run, chosen, isGenerating, percent, statementOf, typed } from "./parts.js";
 import { Places, clearPlaces } from "./places.js";
 import { remembered } from "./state.js";
 import { createTask } from "./task.js";
@@ -119,9 +119,7 @@ function Beside({ i, before, after }) {
 
 function Calibration({ profile }) {
   const t = profile?.temperature;
-  const choose = (name, options) => html`<select value=${fields[name].value} onChange=${(event) => (fields[name].value = event.target.value)}>
-    ${options.map(([value, text]) => html`<option value=${value}>${text}</option>`)}
-  </select>`;
+  const choose = (name, options) => html`<select ...${chosen(fields[name])}>${options.map(([value, text]) => html`<option value=${value}>${text}</option>`)}</select>`;
   return html`<details class="more"><summary>Calibration and order</summary>
     <div class="fields">
       <label class="field">Temperature t ${choose("temperature", [["", `the profile's (${t ?? "none"})`], ["0.00001", "0.00001, sharp"], ["0.0001", "0.0001"], ["0.001", "0.001"], ["0.01", "0.01, flat"]])}</label>

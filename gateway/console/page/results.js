@@ -56,18 +56,16 @@ export function ImagePanel({ collection, image, columns, model, onOpen, onClose,
   const scores = columns.flatMap(({ condition, found }) =>
     (found?.results ?? []).map((one, place) => ({ ...one, place, condition })).filter(({ id }) => id === image.id),
   );
-  const beside = columns.find(({ condition }) => condition === image.condition)?.found?.results ?? [];
-  const place = beside.findIndex(({ id }) => id === image.id);
-  const go = (to) => beside[to] && onOpen({ ...beside[to], condition: image.condition });
   const keys = (event) => {
-    if (event.key === "ArrowLeft") go(place - 1);
-    if (event.key === "ArrowRight") go(place + 1);
+    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    const beside = columns.find(({ condition }) => condition === image.condition)?.found?.results ?? [];
+    const next = step && beside[beside.findIndex(({ id }) => id === image.id) + step];
+    if (next) onOpen({ ...next, condition: image.condition });
   };
   const leave = (work, ...given) => {
     dialog.current.close();
     work(...given);
   };
-  const step = (text, label, to) => html`<button type="button" aria-label=${label} aria-disabled=${beside[to] ? undefined : "true"} onClick=${() => go(to)}>${text}</button>`;
   return html`<dialog ref=${dialog} class="panel" aria-label=${image.id} onClose=${onClose} onKeyDown=${keys}>
     <div class="panel-grid">
       <${StoredImage} collection=${collection} id=${image.id} alt=${image.id} />
@@ -87,7 +85,6 @@ export function ImagePanel({ collection, image, columns, model, onOpen, onClose,
         />
         <div class="actions">
           <button type="button" class="primary" onClick=${() => leave(onSearch, image.id)}>Search with this</button>
-          ${step("←", "Previous result", place - 1)} ${step("→", "Next result", place + 1)}
           <button type="button" onClick=${() => dialog.current.close()}>Close</button>
         </div>
       </div>
