@@ -78,7 +78,7 @@ export function ImagePanel({ collection, image, columns, model, onOpen, onClose,
         </table>
         <dl>${Object.entries(image.metadata ?? {}).map(([name, value]) => html`<dt>${name}</dt><dd>${isFilter(name, value)
           ? html`<button type="button" class="plain" title="Only images with this" onClick=${() => leave(onFilter, name, value)}>${String(value)}</button>`
-          : JSON.stringify(value)}</dd>`)}</dl>
+          : typeof value === "string" ? value : JSON.stringify(value)}</dd>`)}</dl>
         <${Vectors}
           of=${image.id} conditions=${columns.map((one) => one.condition)} model=${model}
           input=${{ images: [{ id: `${collection}/${image.id}` }] }}

@@ -213,7 +213,7 @@ def test_a_result_is_shown_in_full_size_with_its_vectors_and_searched_with(page:
     page.locator(".search .picture + .hint").filter(has_text=name).wait_for()
     page.wait_for_url(f"**id={name}**")
     page.locator(".hit").first.click()
-    page.get_by_role("button", name=name.removesuffix(".jpg").split("-")[1], exact=True).click()
+    page.get_by_role("dialog").locator("dd button").first.click()
     page.wait_for_url("**filter=**")
 
 
