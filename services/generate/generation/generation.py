@@ -1,6 +1,6 @@
 """An answer to be generated, and the reports on it during generation.
 
-Shapes: K documents.
+Shapes: L layers, K documents.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,8 @@ class Generation:
     model answers. `continues_prompt` keeps the space between prompt and answer even if the tokenizer would drop it.
     `echo` is the prompt's text if it is repeated before the answer; `sampling.num_logprobs` then applies to the
     prompt's tokens too. Cached results are used only from prompts of the same `tenant`. `for_vllm` are fields of a
-    request that only vLLM can keep to, such as `tools`. The prompt has at least one token (ValueError).
+    request that only vLLM can keep to, such as `tools`. `explains` reports each layer's attention beside the means. The
+    prompt has at least one token (ValueError).
     """
 
     prompt: Prompt
@@ -36,6 +37,7 @@ class Generation:
     echo: str | None = None
     tenant: str = ""
     for_vllm: Mapping[str, Any] = field(default_factory=dict)
+    explains: bool = False
 
     def __post_init__(self) -> None:
         if self.max_tokens < (1 if self.echo is None else 0) or not self.prompt.input_ids:
@@ -73,6 +75,18 @@ class Generation:
 
 
 @dataclass(frozen=True)
+class LayerMeans:
+    """Means over all heads of each layer: `attention` L times K numbers, those of Attn(k) before any calibration.
+
+    `relevance` are those of rel(k), of the layers up to the last that enters it; None if nothing was calibrated, or if
+    a table held the bias, which has no layers.
+    """
+
+    attention: tuple[tuple[float, ...], ...]
+    relevance: tuple[tuple[float, ...], ...] | None
+
+
+@dataclass(frozen=True)
 class PromptFacts:
     """Results of the prompt's pass, K numbers in the order of the prompt's documents.
 
@@ -81,7 +95,8 @@ class PromptFacts:
     rel(k), None if nothing was calibrated. `order` are the documents' places in the request. `echo` is the
     generation's; `scored` are the prompt's tokens if it `scores_prompt`, the first without `logprob`. `answerable` is
     the probability that the documents answer, None for a model without a trained refusal. `applied` is the calibration
-    of the answer, with the estimate of the bias that was made; None if nothing was calibrated.
+    of the answer, with the estimate of the bias that was made; None if nothing was calibrated. `by_layer` is None
+    unless the generation `explains`.
     """
 
     prompt_tokens: int
@@ -94,6 +109,7 @@ class PromptFacts:
     scored: tuple[TokenOut, ...] = ()
     answerable: float | None = None
     applied: CalibrationProfile | None = None
+    by_layer: LayerMeans | None = None
 
 
 @dataclass(frozen=True)

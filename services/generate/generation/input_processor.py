@@ -159,6 +159,7 @@ class InputProcessor:
             options.ignore_eos,
             echo=echo,
             for_vllm=options.for_vllm,
+            explains=options.explain,
         )
 
     def _span_rule(self, options: AnswerOptions) -> SpanRule:

@@ -53,3 +53,4 @@ class AnswerOptions:
     ignore_eos: bool = False
     echo: bool = False
     for_vllm: Mapping[str, Any] = field(default_factory=dict)
+    explain: bool = False

@@ -136,7 +136,8 @@ def _calibrated(one: MeasuredPrompt, bias: Tensor | None, num_passes: int) -> Pr
     rel = document_relevance(one.profile, one.prompt, attention, bias)
     calibration = calibration_of(one.profile, one.prompt, rel, len(attention))
     needed = needed_estimate(one.profile, one.prompt)
-    return PromptCalibration(calibration, by_document(rel), num_passes, needed[0] if needed else "cached")
+    estimate = needed[0] if needed else "cached"
+    return PromptCalibration(calibration, by_document(rel), num_passes, estimate, bias)
 
 
 @functools.cache

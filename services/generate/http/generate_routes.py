@@ -25,7 +25,7 @@ from services.generate.http.generate_calls import (
     calibration_of,
     calibration_report,
     documents_of,
-    reports_of,
+    explained_reports_of,
     without_leading_space,
 )
 from services.generate.http.generate_schemas import (
@@ -80,7 +80,7 @@ class AnswerSoFar:
             model=model,
             finish_reason=self.finish_reason,
             relevance=self.facts.answerable,
-            documents=reports_of(self.documents, self.facts),
+            documents=explained_reports_of(self.documents, self.facts),
             calibration=applied_of(self.facts),
             usage=GenerateUsage(
                 prompt_tokens=self.facts.prompt_tokens,
@@ -99,7 +99,7 @@ def generate_router(service: GenerateService) -> APIRouter:
     async def generate(request: Request, body: GenerateRequest) -> Response:
         """Answer a question over documents, with the bias of their positions measured and removed.
 
-        The attention and relevance of each document are reported in the order of the request.
+        The attention and relevance of each document are reported in the order of the request; with `explain`, by layer.
         """
         documents = documents_of(body.documents, service.limits.max_documents)
         check_count("max_tokens", body.max_tokens, service.limits.max_tokens, "tokens")
@@ -128,6 +128,7 @@ def _prepare(body: GenerateRequest, documents: tuple[Document, ...], processor: 
         stop=tuple(body.stop),
         calibration=calibration_of(body.calibration, processor.profile, processor.num_layers),
         reorder=body.reorder,
+        explain=body.explain,
     )
     generation = processor.prepare_question(body.query, documents, options)
     return [Charged(generation, processor.cost(generation))]

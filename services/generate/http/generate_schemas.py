@@ -81,6 +81,7 @@ class GenerateRequest(StrictRequest):
         [], description="Stop texts: the answer ends before the first of them."
     )
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = Field(None, description=SEED_DESCRIPTION)
+    explain: bool = Field(False, description="Return each document's attention and relevance by layer, too.")
     stream: bool = False
 
 
@@ -102,6 +103,22 @@ class AppliedCalibration(BaseModel):
     temperature: float
     layers: list[int]
     dummy: DummyForm
+
+
+class LayerReport(BaseModel):
+    """Attention and relevance of one document in each layer, from the first, as means over all heads of the layer."""
+
+    attention: list[float] = Field(description="Attn(k) of every layer, uncalibrated.")
+    relevance: list[float] | None = Field(
+        description="rel(k) of the layers up to the last whose attention counts as relevance; null where nothing was"
+        " calibrated, or where a table holds the bias of the document's place."
+    )
+
+
+class ExplainedDocument(DocumentReport):
+    """The report on a document with, on request, its attention by layer."""
+
+    by_layer: LayerReport | None = Field(description="Null without `explain`.")
 
 
 class GenerateUsage(BaseModel):
@@ -130,7 +147,7 @@ class GenerateEnd(GenerateHead):
 
     finish_reason: FinishReason
     relevance: float | None = Field(ge=0, le=1, description=RELEVANCE_DESCRIPTION)
-    documents: list[DocumentReport]
+    documents: list[ExplainedDocument]
     calibration: AppliedCalibration | None = Field(description=APPLIED_DESCRIPTION)
     usage: GenerateUsage
 

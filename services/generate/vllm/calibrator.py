@@ -78,7 +78,7 @@ class VllmCalibrator:
         rel = document_relevance(profile, prompt, measured.attention, measured.bias)
         calibration = calibration_of(profile, prompt, rel, len(measured.attention))
         return measured, PromptCalibration(
-            calibration, by_document(rel), measured.num_passes, measured.kind or "cached"
+            calibration, by_document(rel), measured.num_passes, measured.kind or "cached", measured.bias
         )
 
     async def measure(self, prompt: Prompt, profile: CalibrationProfile, tenant: str = "") -> MeasuredPrompt:
