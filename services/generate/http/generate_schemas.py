@@ -101,7 +101,8 @@ class AppliedCalibration(BaseModel):
 
     bias: BiasKind
     temperature: float
-    layers: list[int]
+    layers: list[int] = Field(description="Layers that are calibrated, counted from 0.")
+    rel_layers: list[int] = Field(description="Layers whose attention counts as relevance.")
     dummy: DummyForm
 
 
