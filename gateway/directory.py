@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, TypeVar
+from urllib.parse import quote
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse
@@ -14,6 +15,7 @@ from gateway.routes import PUBLIC_PATHS, RouteTable
 from gateway.upstream import NOT_RUNNING_RETRY_S
 from gateway.upstreams import Branch, Upstreams
 from services.core.errors import NotFound, Overloaded
+from services.core.serving.model_versions import ModelVersionList
 
 # Seconds after which at most a newly started service is in the document, and its models are listed.
 DOCUMENT_AGE_S = 5.0
@@ -62,10 +64,10 @@ class Directory:
     Answers are cached briefly, so that frequent requests do not reach the services.
     """
 
-    def __init__(self, upstreams: Upstreams, *, needs_key: bool) -> None:
+    def __init__(self, upstreams: Upstreams, routes: RouteTable, *, needs_key: bool) -> None:
         self._upstreams = upstreams
         self._needs_key = needs_key
-        self._routes = RouteTable()
+        self._routes = routes
         self._document = Kept[Document](DOCUMENT_AGE_S)
         self._models = Kept[list[Model]](MODELS_AGE_S)
         self._tasks = Kept[list[Entry]](MODELS_AGE_S)
@@ -85,6 +87,19 @@ class Directory:
             return NotFound(f"No available service has a model {model_id!r}.", code="model_not_found")
         message = f"{down.destination.title}, which has the model {model_id!r}, is not available."
         return Overloaded(message, code="service_unavailable", retry_after_s=NOT_RUNNING_RETRY_S)
+
+    async def versions(self, model_id: str) -> ModelVersionList:
+        """Return the versions of a listed model as its service finds them in the store. Raises NotFound, Overloaded."""
+        if all(model.id != model_id for model in await self.models()):
+            raise self.missing(model_id)
+        owners = [owner for branch in self._upstreams.branches if (owner := branch.of_model(model_id)) is not None]
+        path = f"/v1/models/{quote(model_id, safe='')}/versions"
+        answers = await asyncio.gather(*(owner.fetch_json(path) for owner in owners))
+        found = next((answer for answer in answers if isinstance(answer, dict)), None)
+        if found is None:
+            message = f"The versions of {model_id!r} can't be listed now."
+            raise Overloaded(message, code="service_unavailable", retry_after_s=NOT_RUNNING_RETRY_S)
+        return ModelVersionList.model_validate(found)
 
     async def tasks(self) -> list[Entry]:
         """Return the tasks of predict as its processes describe them."""
@@ -143,6 +158,11 @@ def directory_router(directory: Directory) -> APIRouter:
     async def list_models() -> ModelList:
         """The models of all services that answer."""
         return ModelList(data=await directory.models())
+
+    @router.get("/v1/models/{model_id:path}/versions", tags=["models"])
+    async def list_versions(model_id: str) -> ModelVersionList:
+        """The versions of a model in the store, newest first, with their aliases."""
+        return await directory.versions(model_id)
 
     @router.get("/v1/models/{model_id:path}", tags=["models"])
     async def show_model(model_id: str) -> Model:

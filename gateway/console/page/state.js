@@ -11,7 +11,7 @@ const ADDRESS_PAUSE_MS = 300;
 const kept = new Map();
 const current = new Map();
 let pause;
-export const VIEWS = ["score", "ask", "search", "rerank", "predict", "status"];
+export const VIEWS = ["score", "ask", "search", "rerank", "predict", "review", "status"];
 export const view = signal(viewIn(location.hash));
 
 function viewIn(hash) {

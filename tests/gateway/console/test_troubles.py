@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from tests.gateway.console.visits import (
     FIRST,
     KEY,
     MAX_BODY_BYTES,
+    give_key,
     guarded_gateway,
     open_view,
     second_gateway,
@@ -35,12 +37,6 @@ def cancelled(url: str) -> float:
     text = httpx2.get(f"{url}/metrics").text
     (line,) = [one for one in text.splitlines() if one.startswith('fovea_cancelled_total{reason="disconnect"}')]
     return float(line.split()[-1])
-
-
-def give_key(page: Any, key: str) -> None:
-    dialog = page.get_by_role("dialog", name="API key")
-    dialog.get_by_label("Key", exact=True).fill(key)
-    dialog.get_by_role("button", name="Use it").click()
 
 
 def test_a_stream_is_cancelled_and_the_gateway_hears_of_it(page: Any, fovea: Fovea) -> None:
@@ -92,6 +88,12 @@ def test_with_a_key_collections_are_made_and_their_images_shown(browser: Any, gu
         page.wait_for_function("() => [...document.querySelectorAll('.hit img')].some(image => image.naturalWidth > 0)")
         assert page.locator(".hit img").first.get_attribute("src").startswith("blob:")
         assert page.get_by_text("not added").count() == 0
+        page.locator("nav a[href='#status']").press("Enter")
+        told = page.locator(".own-key")
+        told.wait_for()
+        assert {"visitor", "admin"} <= set(told.locator("dd, .tag").all_inner_texts())
+        assert re.search(r"5000/hour: 4\d\d\d of 5000 left", told.inner_text())
+        assert re.search(r"embed: \d+", told.inner_text())
 
 
 def test_a_picture_beyond_the_limit_is_refused_as_the_api_says_it(browser: Any, guarded: str, tmp_path: Path) -> None:

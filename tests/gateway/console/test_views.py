@@ -238,6 +238,10 @@ def test_status_tells_what_is_served_and_how_it_does(page: Any) -> None:
     assert {"open-facts", "fsc-clip-scenes"} <= {
         text.split()[0] for text in page.locator(".models h3").all_inner_texts()
     }
+    (model,) = page.locator(".models > li").filter(has_text="fsc-clip-scenes").all()
+    version = model.locator(".versions li").filter(has_text="● serving")
+    version.wait_for()
+    assert "latest" in version.locator(".tag").all_inner_texts()
     row = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name="/score"))
     assert "≤" in row.inner_text()
 
