@@ -1,6 +1,6 @@
 """An answer to be generated, and the reports on it during generation.
 
-Shapes: K documents.
+Shapes: L layers, K documents.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,8 @@ class Generation:
     model answers. `continues_prompt` keeps the space between prompt and answer even if the tokenizer would drop it.
     `echo` is the prompt's text if it is repeated before the answer; `sampling.num_logprobs` then applies to the
     prompt's tokens too. Cached results are used only from prompts of the same `tenant`. `response_format` is OpenAI's,
-    which only vLLM can keep to. The prompt has at least one token (ValueError).
+    which only vLLM can keep to. `explains` reports each layer's attention beside the means. The prompt has at least one
+    token (ValueError).
     """
 
     prompt: Prompt
@@ -36,6 +37,7 @@ class Generation:
     echo: str | None = None
     tenant: str = ""
     response_format: Mapping[str, Any] | None = None
+    explains: bool = False
 
     def __post_init__(self) -> None:
         if self.max_tokens < (1 if self.echo is None else 0) or not self.prompt.input_ids:
@@ -73,6 +75,18 @@ class Generation:
 
 
 @dataclass(frozen=True)
+class LayerMeans:
+    """Means over all heads of each layer: `attention` L times K numbers, those of Attn(k) before any calibration.
+
+    `relevance` are those of rel(k), of the layers up to the last that enters it; None if nothing was calibrated, or if
+    a table held the bias, which has no layers.
+    """
+
+    attention: tuple[tuple[float, ...], ...]
+    relevance: tuple[tuple[float, ...], ...] | None
+
+
+@dataclass(frozen=True)
 class PromptFacts:
     """Results of the prompt's pass, K numbers in the order of the prompt's documents.
 
@@ -80,7 +94,8 @@ class PromptFacts:
     a mean over the layers and heads that enter rel (all of them if the generation has no profile). `relevance` is
     rel(k), None if nothing was calibrated. `order` are the documents' places in the request. `echo` is the
     generation's; `scored` are the prompt's tokens if it `scores_prompt`, the first without `logprob`. `answerable` is
-    the probability that the documents answer, None for a model without a trained refusal.
+    the probability that the documents answer, None for a model without a trained refusal. `by_layer` is None unless
+    the generation `explains`.
     """
 
     prompt_tokens: int
@@ -92,6 +107,7 @@ class PromptFacts:
     echo: str | None = None
     scored: tuple[TokenOut, ...] = ()
     answerable: float | None = None
+    by_layer: LayerMeans | None = None
 
 
 @dataclass(frozen=True)

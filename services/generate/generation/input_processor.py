@@ -151,6 +151,7 @@ class InputProcessor:
             options.ignore_eos,
             echo=echo,
             response_format=options.response_format,
+            explains=options.explain,
         )
 
     def _span_rule(self, options: AnswerOptions) -> SpanRule:

@@ -53,3 +53,4 @@ class AnswerOptions:
     ignore_eos: bool = False
     echo: bool = False
     response_format: Mapping[str, Any] | None = None
+    explain: bool = False

@@ -133,7 +133,7 @@ def _calibrated(one: MeasuredPrompt, bias: Tensor | None, num_passes: int) -> Pr
     attention = one.attention.cpu()
     rel = document_relevance(one.profile, one.prompt, attention, bias)
     calibration = calibration_of(one.profile, one.prompt, rel, len(attention))
-    return PromptCalibration(calibration, by_document(rel), num_passes)
+    return PromptCalibration(calibration, by_document(rel), num_passes, bias)
 
 
 def needed_estimate(profile: CalibrationProfile, prompt: Prompt) -> tuple[EstimateKind, DummyOptions] | None:

@@ -7,8 +7,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from services.core.errors import InvalidField, check_count
-from services.generate.generation.generation import Progress, PromptFacts
-from services.generate.http.generate_schemas import AnyDocument, CalibrationOptions, DocumentReport
+from services.generate.generation.generation import LayerMeans, Progress, PromptFacts
+from services.generate.http.generate_schemas import (
+    AnyDocument,
+    CalibrationOptions,
+    DocumentReport,
+    ExplainedDocument,
+    LayerReport,
+)
 from services.generate.model.profile import BadProfile, CalibrationProfile, last_half, paper_profile
 from services.generate.prompts.templates import Document
 
@@ -67,3 +73,16 @@ def reports_of(documents: Sequence[Document], facts: PromptFacts) -> list[Docume
         )
         for index, document in enumerate(documents)
     ]
+
+
+def explained_reports_of(documents: Sequence[Document], facts: PromptFacts) -> list[ExplainedDocument]:
+    """Report the same with each document's attention and relevance by layer, if the facts have them."""
+    reports = reports_of(documents, facts)
+    return [ExplainedDocument(**one.model_dump(), by_layer=_by_layer(facts.by_layer, one.position)) for one in reports]
+
+
+def _by_layer(means: LayerMeans | None, position: int) -> LayerReport | None:
+    if means is None:
+        return None
+    relevance = None if means.relevance is None else [layer[position] for layer in means.relevance]
+    return LayerReport(attention=[layer[position] for layer in means.attention], relevance=relevance)

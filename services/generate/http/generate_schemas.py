@@ -80,6 +80,7 @@ class GenerateRequest(StrictRequest):
         [], description="Stop texts: the answer ends before the first of them."
     )
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = Field(None, description=SEED_DESCRIPTION)
+    explain: bool = Field(False, description="Return each document's attention and relevance by layer, too.")
     stream: bool = False
 
 
@@ -91,6 +92,22 @@ class DocumentReport(BaseModel):
     position: int = Field(description="Its place in the prompt, from 0.")
     attention: float = Field(description="Attn(k): mean weight of its tokens in the last prompt row, uncalibrated.")
     relevance: float | None = Field(description="rel(k) of Eq. 3.4; null where nothing was calibrated.")
+
+
+class LayerReport(BaseModel):
+    """Attention and relevance of one document in each layer, from the first, as means over all heads of the layer."""
+
+    attention: list[float] = Field(description="Attn(k) of every layer, uncalibrated.")
+    relevance: list[float] | None = Field(
+        description="rel(k) of the layers up to the last whose attention counts as relevance; null where nothing was"
+        " calibrated, or where a table holds the bias of the document's place."
+    )
+
+
+class ExplainedDocument(DocumentReport):
+    """The report on a document with, on request, its attention by layer."""
+
+    by_layer: LayerReport | None = Field(description="Null without `explain`.")
 
 
 class GenerateUsage(BaseModel):
@@ -119,7 +136,7 @@ class GenerateEnd(GenerateHead):
 
     finish_reason: FinishReason
     relevance: float | None = Field(ge=0, le=1, description=RELEVANCE_DESCRIPTION)
-    documents: list[DocumentReport]
+    documents: list[ExplainedDocument]
     usage: GenerateUsage
 
 
@@ -145,7 +162,8 @@ class ModelCalibration(BaseModel):
     enabled: bool
     bias: BiasKind
     temperature: float
-    layers: list[int]
+    layers: list[int] = Field(description="Layers that are calibrated, counted from 0.")
+    rel_layers: list[int] = Field(description="Layers whose attention counts as relevance.")
     dummy: DummyForm
 
 

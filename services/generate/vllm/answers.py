@@ -16,7 +16,7 @@ from torch import Tensor
 
 from services.generate.generation.answer_text import Vocabulary
 from services.generate.generation.generation import Generation, Progress, PromptFacts
-from services.generate.generation.relevance import answerable_by, mean_attention
+from services.generate.generation.relevance import answerable_by, layer_means, mean_attention
 from services.generate.generation.sampling import NUM_SEEDS, TokenChoice
 from services.generate.generation.sequence import new_text, scored_tokens
 from services.generate.vllm.calibrator import VllmCalibrator, calibration_fields
@@ -100,10 +100,10 @@ class VllmAnswers:
     ) -> tuple[PromptFacts, dict[str, Any]]:
         """Measure and calibrate the prompt: the facts, and the plug-in's fields for the answer."""
         prompt, fields = generation.prompt, {}
-        attention, relevance, num_passes, cached_tokens = None, None, 0, 0
+        attention, bias, relevance, num_passes, cached_tokens = None, None, None, 0, 0
         if generation.num_rerun:
             measured, calibration = await self._calibrator.calibrate(generation)
-            attention, cached_tokens = measured.attention, measured.cached_tokens
+            attention, bias, cached_tokens = measured.attention, measured.bias, measured.cached_tokens
             relevance, num_passes = calibration.relevance, calibration.num_passes
             fields = calibration_fields(generation, calibration)
         elif prompt.spans:
@@ -119,12 +119,14 @@ class VllmAnswers:
             echo=generation.echo,
             scored=() if scored is None else scored_tokens(generation, scored, self._vocabulary),
             answerable=answerable,
+            by_layer=layer_means(attention, bias) if generation.explains else None,
         )
         return facts, fields
 
     async def _with_attention(self, facts: PromptFacts, generation: Generation, key: str) -> PromptFacts:
         attention = await self._client.take_attention(key)
-        return replace(facts, attention=mean_attention(generation.calibration, attention))
+        by_layer = layer_means(attention, None) if generation.explains else None
+        return replace(facts, attention=mean_attention(generation.calibration, attention), by_layer=by_layer)
 
     async def _scored(self, generation: Generation) -> tuple[TokenChoice, ...] | None:
         if not generation.scores_prompt:

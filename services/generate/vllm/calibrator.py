@@ -76,7 +76,7 @@ class VllmCalibrator:
         measured = await self.measure(prompt, profile, generation.tenant)
         rel = document_relevance(profile, prompt, measured.attention, measured.bias)
         calibration = calibration_of(profile, prompt, rel, len(measured.attention))
-        return measured, PromptCalibration(calibration, by_document(rel), measured.num_passes)
+        return measured, PromptCalibration(calibration, by_document(rel), measured.num_passes, measured.bias)
 
     async def measure(self, prompt: Prompt, profile: CalibrationProfile, tenant: str = "") -> MeasuredPrompt:
         """Measure a prompt and, unless the profile has a table of its bias, the dummies of its documents."""

@@ -74,6 +74,8 @@ def prepare(page: Any, name: str) -> None:
         page.get_by_role("button", name="Attention of circle").hover()
         page.locator(".overlay canvas").wait_for()
     if name == "ask":
+        page.get_by_text("Attention by layer").click()
+        page.locator(".heat").first.wait_for()
         page.get_by_role("button", name="Try all places").click()
         page.locator("tbody tr").nth(9).wait_for()
     page.evaluate("() => window.scrollTo(0, 0)")
