@@ -92,7 +92,8 @@ class Patience:
 class Answer:
     """The model's text, the reason for its end, the endpoint's name of the model, and the numbers of tokens.
 
-    A field that the endpoint leaves out is None.
+    `first_token` has the log-probabilities of the most probable first tokens, if the request asked for them. A field
+    that the endpoint leaves out is None.
     """
 
     text: str
@@ -100,6 +101,7 @@ class Answer:
     model: str | None
     prompt_tokens: int | None
     completion_tokens: int | None
+    first_token: Mapping[str, float] | None = None
 
 
 class EndpointClient:
@@ -265,8 +267,9 @@ class EndpointClient:
                 body.get("model"),
                 usage.get("prompt_tokens"),
                 usage.get("completion_tokens"),
+                _first_token(choice),
             )
-        except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError):
+        except (AttributeError, LookupError, TypeError, ValueError):  # JSON's errors are ValueErrors
             raise Malformed(f"the response of {self._url} does not have OpenAI's format", status=200) from None
 
 
@@ -295,6 +298,14 @@ def _text_of(content: Any) -> str:
     if isinstance(content, str):
         return content
     return "".join(part["text"] for part in content if part.get("type") == "text")
+
+
+def _first_token(choice: Mapping[str, Any]) -> dict[str, float] | None:
+    """Read the log-probabilities of a chat answer's first token. Raises LookupError, TypeError, ValueError."""
+    content = (choice.get("logprobs") or {}).get("content")
+    if not content:
+        return None
+    return {str(one["token"]): float(one["logprob"]) for one in content[0].get("top_logprobs") or ()}
 
 
 def _error(received: bytes) -> tuple[str | None, str | None]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
-from services.core.images.inputs import image_inputs
+from services.core.images.inputs import ImageInputs, image_inputs
 from services.core.images.references import ImageLimits
 from services.core.metrics import Metrics
 from services.core.serving.model_service import ModelService
@@ -13,13 +13,15 @@ from services.jobs.endpoint import Endpoint
 from services.nn.devices import DeviceOptions
 from services.nn.plain_clip import OPEN_CLIP_KIND
 from services.nn.weight_files import parameter_bytes
+from services.score.call import CallLimits
 from services.score.engine import ModelFacts, ScoreEngine
 from services.score.http.routes import negatives_router, score_models_router, score_router
 from services.score.model.checkpoint import FSC_CLIP_KIND
 from services.score.negatives.hard_negatives import installed_hard_negatives
 from services.score.negatives.negative_maker import NegativeMaker
 from services.score.negatives.written_negatives import NegativeWriter
-from services.score.service import CallLimits, ScoreBatchers, Scorer, ScoreService
+from services.score.second_opinion import OpinionLimits, SecondOpinion
+from services.score.service import ScoreBatchers, Scorer, ScoreService
 from services.score.settings import ScoreSettings
 
 
@@ -53,13 +55,14 @@ def create_score(settings: ScoreSettings) -> FastAPI:
         metrics=host.metrics,
     )
     writer = _negative_writer(settings, host.metrics)
-    service = ScoreService(models, scorer, negatives, limits, host.metrics, writer)
+    second = _second_opinion(settings, inputs, host.metrics)
+    service = ScoreService(models, scorer, negatives, limits, host.metrics, writer, second)
     return host.create_app(
         models,
         [score_router(service), negatives_router(service), score_models_router(service)],
         title="Fovea score",
         description="Scores of an image's captions, heatmaps of their words, and hard negatives.",
-        resources=[negatives.opened, lambda: inputs, *([writer.opened] if writer else [])],
+        resources=[negatives.opened, lambda: inputs, *(one.opened for one in (writer, second) if one is not None)],
         warm_up=[negatives.start],
     )
 
@@ -79,6 +82,20 @@ def _negative_writer(settings: ScoreSettings, metrics: Metrics) -> NegativeWrite
     )
 
 
+def _second_opinion(settings: ScoreSettings, inputs: ImageInputs, metrics: Metrics) -> SecondOpinion | None:
+    """Make the client of the configured vision-language model, if there is one."""
+    if settings.vqa_url is None or settings.vqa_model is None:
+        return None
+    key = None if settings.vqa_key is None else settings.vqa_key.get_secret_value()
+    return SecondOpinion(
+        Endpoint(settings.vqa_url, key=key),
+        settings.vqa_model,
+        inputs,
+        OpinionLimits(settings.vqa_timeout_s, settings.vqa_concurrency, settings.vqa_image_side),
+        metrics,
+    )
+
+
 def _call_limits(settings: ScoreSettings) -> CallLimits:
     return CallLimits(
         max_captions=settings.max_captions,
@@ -87,5 +104,6 @@ def _call_limits(settings: ScoreSettings) -> CallLimits:
         max_heatmap_numbers=settings.max_heatmap_numbers,
         max_negative_characters=settings.max_negative_characters,
         max_negative_captions=settings.max_negative_captions,
+        max_vqa_captions=settings.max_vqa_captions,
         images=ImageLimits(max_image_bytes=settings.max_image_bytes, max_pixels=settings.max_image_pixels),
     )

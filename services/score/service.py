@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
 
@@ -19,20 +19,21 @@ import numpy as np
 from services.core.batching.batcher import Answer, Batcher, Submission
 from services.core.batching.slices import all_or_first_failure, map_slices
 from services.core.cache.result_cache import ResultCache, content_digest, result_key
-from services.core.errors import TooLarge, blaming
+from services.core.errors import InvalidField, TooLarge, blaming
 from services.core.exchange import RequestContext, Timing
 from services.core.images.inputs import DECODED_AT_ONCE, ImageInput, ImageInputs
-from services.core.images.references import ImageLimits
 from services.core.metrics import Metrics
 from services.core.serving.served_checkpoint import Served
 from services.core.serving.served_models import ServedModels
 from services.nn.clip_texts import Text
-from services.score.engine import Cosines, Item, ModelFacts, ScoreEngine
+from services.score.call import CallLimits, Caption, Explained, ScoreCall, Scored
+from services.score.engine import Item, ModelFacts, ScoreEngine
 from services.score.model.features import BYTES_FORMAT, Features
-from services.score.model.heatmaps import Heatmaps, as_heatmaps
+from services.score.model.heatmaps import as_heatmaps
 from services.score.model.pairing import PairItem, Similarities, Weights
 from services.score.negatives.negative_maker import NegativeMaker
 from services.score.negatives.written_negatives import NegativeWriter
+from services.score.second_opinion import SecondOpinion
 
 # Below these limits, hashing and tokenising take less time than waking a thread for them.
 MAX_INLINE_BYTES = 256 * 1024
@@ -40,43 +41,6 @@ MAX_INLINE_CAPTIONS = 8
 MAX_INLINE_CHARACTERS = 8 * 1024
 # Captions that a thread tokenises at once; a request can be abandoned between two such batches.
 TOKENISED_AT_ONCE = 128
-
-
-@dataclass(frozen=True)
-class CallLimits:
-    """Limits of one call; a call beyond them is rejected with the limit and its value."""
-
-    max_captions: int = 1024
-    max_images: int = 64
-    max_explained_captions: int = 64
-    max_heatmap_numbers: int = 1_000_000
-    max_negative_characters: int = 1000
-    max_negative_captions: int = 32
-    images: ImageLimits = field(default_factory=ImageLimits)
-
-
-@dataclass(frozen=True)
-class Caption:
-    """A caption from a request; `param` is its field, for error messages."""
-
-    text: str
-    param: str
-
-
-@dataclass(frozen=True)
-class ScoreCall:
-    """Images and captions of a request; `pairs` are places in `images` and `captions`, in the order of the response.
-
-    `is_vllm` calls get a response in vLLM's format; in all other calls, the pairs are the only image with each caption.
-    """
-
-    images: Sequence[ImageInput] = ()
-    captions: Sequence[Caption] = ()
-    pairs: Sequence[tuple[int, int]] = ()
-    model: str | None = None
-    explain: bool = False
-    truncate: bool = False
-    is_vllm: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,34 +70,6 @@ ScoreModels = ServedModels[ScoreEngine, ModelFacts, ScoreBatchers]
 
 
 @dataclass(frozen=True)
-class Explained:
-    """The compared tokens of one caption (W strings), and each one's attention, (W, rows, columns)."""
-
-    tokens: list[str]
-    heatmaps: Heatmaps
-
-
-@dataclass(frozen=True)
-class Scored:
-    """Similarities of the call's R pairs, (R,) float32 each; `explained` for each pair, or None if not requested.
-
-    `model` is the `name@version` that computed them; its `logit_scale` turns them into probabilities, and with its
-    `logit_bias`, None for a model trained with a softmax, into those of single pairs. Local ones are NaN for a model
-    that has none.
-    """
-
-    global_cosines: Cosines
-    local_cosines: Cosines
-    scores: Cosines
-    explained: list[Explained] | None
-    num_images: int
-    prompt_tokens: int
-    model: str
-    logit_scale: float
-    logit_bias: float | None = None
-
-
-@dataclass(frozen=True)
 class ScoreService:
     """Answers calls with the served models; negatives need none."""
 
@@ -143,14 +79,38 @@ class ScoreService:
     limits: CallLimits
     metrics: Metrics
     writer: NegativeWriter | None = None
+    second_opinion: SecondOpinion | None = None
 
     async def score(self, call: ScoreCall, context: RequestContext) -> Scored:
         """Score how well the images and captions of each pair fit.
 
-        Raises what `ServedModels.lease` and `Scorer.score` raise.
+        Raises InvalidField for a second opinion where no model is configured for it, and what `ServedModels.lease`,
+        `Scorer.score` and `SecondOpinion.ask` raise.
         """
+        if call.vqa_top_k is None:
+            return await self._first_opinion(call, context)
+        second = self._configured_second_opinion()
+        (image,) = call.images
+        image = await second.fetched(image)
+        scored = await self._first_opinion(replace(call, images=[image]), context)
+        best = np.argsort(-scored.scores, kind="stable")[: call.vqa_top_k].tolist()
+        answers = await second.ask(image, [call.captions[place].text for place in best], context)
+        found = dict(zip(best, answers, strict=True))
+        vqa = [found.get(place) for place in range(len(call.captions))]
+        return replace(scored, vqa=vqa, vqa_model=second.model)
+
+    async def _first_opinion(self, call: ScoreCall, context: RequestContext) -> Scored:
         async with self.models.lease(call.model, context) as served:
             return await self.scorer.score(served, call, context)
+
+    def _configured_second_opinion(self) -> SecondOpinion:
+        if self.second_opinion is None:
+            raise InvalidField(
+                "vqa_top_k: No vision-language model is configured. Set FOVEA_SCORE_VQA_URL and FOVEA_SCORE_VQA_MODEL"
+                " to the address and the name of one, or leave the field out.",
+                param="vqa_top_k",
+            )
+        return self.second_opinion
 
 
 @dataclass

@@ -54,6 +54,21 @@ class ScoreSettings(ModelSettings, ImageSettings):
     teacher_timeout_s: float = Field(60.0, gt=0, description="Seconds to wait for one of its answers.")
     teacher_concurrency: int = Field(8, ge=1, description="Number of concurrent requests to it.")
     teacher_max_tokens: int = Field(256, ge=1, description="Maximum number of tokens of one of its answers.")
+
+    vqa_url: str | None = Field(
+        None,
+        description="Base URL of an OpenAI-compatible endpoint of a vision-language model, which answers `vqa_top_k`,"
+        " such as `http://127.0.0.1:8000/v1`. Unset: that field is refused.",
+    )
+    vqa_model: str | None = Field(None, description="Name of the model there.")
+    vqa_key: SecretStr | None = Field(None, description="Key of that endpoint.")
+    vqa_timeout_s: float = Field(60.0, gt=0, description="Seconds to wait for one of its answers.")
+    vqa_concurrency: int = Field(8, ge=1, description="Number of concurrent requests to it.")
+    vqa_image_side: int = Field(
+        1024, ge=1, le=8192, description="Longer side, in pixels, to which larger images are reduced for it."
+    )
+    max_vqa_captions: int = Field(16, ge=1, description="Maximum of `vqa_top_k`.")
+
     wordnet_dir: Path | None = Field(
         None, description="Folder of WordNet's data files. Unset: the default locations are searched."
     )
@@ -64,7 +79,9 @@ class ScoreSettings(ModelSettings, ImageSettings):
         return None if folder is None else folder.expanduser()
 
     @model_validator(mode="after")
-    def has_teacher_with_model(self) -> Self:
+    def has_endpoints_with_models(self) -> Self:
         if (self.teacher_url is None) != (self.teacher_model is None):
             raise ValueError("teacher_url and teacher_model belong together")
+        if (self.vqa_url is None) != (self.vqa_model is None):
+            raise ValueError("vqa_url and vqa_model belong together")
         return self

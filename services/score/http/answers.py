@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from services.score.service import ScoreCall, Scored
+from services.score.call import ScoreCall, Scored
 
 
 def num_numbers(scored: Scored) -> int:
@@ -49,6 +49,8 @@ def _score(call: ScoreCall, scored: Scored) -> bytes:
     if scored.logit_bias is not None:
         each = matches(scored.global_cosines, scored.logit_scale, scored.logit_bias)
         scores = [{**score, "match": match} for score, match in zip(scores, each, strict=True)]
+    if scored.vqa is not None:
+        scores = [{**score, "vqa": vqa} for score, vqa in zip(scores, scored.vqa, strict=True)]
     explain = None
     if scored.explained is not None:
         explain = [
@@ -59,9 +61,10 @@ def _score(call: ScoreCall, scored: Scored) -> bytes:
         {
             "object": "list",
             "model": scored.model,
-            "best": int(scored.scores.argmax()),  # the first one if several are equal
+            "best": scored.best,
             "scores": scores,
             "explain": explain,
+            **({"vqa_model": scored.vqa_model} if scored.vqa is not None else {}),
             "usage": {
                 "images": scored.num_images,
                 "prompt_tokens": scored.prompt_tokens,

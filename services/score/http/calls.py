@@ -18,12 +18,12 @@ from services.core.http.bodies import (
     validate,
 )
 from services.core.images.inputs import ImageInput, image_input
+from services.score.call import CallLimits, Caption, ScoreCall
 from services.score.http.schemas import ScoreOptions, ScoreRequest
 from services.score.http.vllm_calls import is_vllm, read_pairs
-from services.score.service import CallLimits, Caption, ScoreCall
 
 # Fields of a multipart form other than its captions.
-OPTIONS = ("explain", "truncate", "model")
+OPTIONS = ("explain", "truncate", "model", "vqa_top_k")
 
 
 async def read_score(request: Request, query: ScoreCall, limits: CallLimits) -> ScoreCall:
@@ -79,7 +79,12 @@ async def _read_form(request: Request, limits: CallLimits) -> ScoreCall:
 
 def _of_one_image(image: ImageInput, texts: Sequence[str], options: ScoreOptions) -> ScoreCall:
     return ScoreCall(
-        [image], captions_of(texts), model=options.model, explain=options.explain, truncate=options.truncate
+        [image],
+        captions_of(texts),
+        model=options.model,
+        explain=options.explain,
+        truncate=options.truncate,
+        vqa_top_k=options.vqa_top_k,
     )
 
 
@@ -91,6 +96,7 @@ def _merge(query: ScoreCall, call: ScoreCall) -> ScoreCall:
         model=agreed("model", query.model, call.model),
         explain=query.explain or call.explain,
         truncate=query.truncate or call.truncate,
+        vqa_top_k=agreed("vqa_top_k", query.vqa_top_k, call.vqa_top_k),
     )
     return merged if call.is_vllm else replace(merged, pairs=[(0, index) for index in range(len(merged.captions))])
 
@@ -103,6 +109,10 @@ def _within(call: ScoreCall, limits: CallLimits) -> ScoreCall:
     check_count(call.images[0].param.partition(".")[0], len(call.images), limits.max_images, "images")
     if call.explain:
         check_count("explain", len(call.captions), limits.max_explained_captions, "captions that are explained")
+    if call.vqa_top_k is not None:
+        if call.is_vllm:
+            raise InvalidField("vqa_top_k: vLLM's format has no second opinion.", param="vqa_top_k")
+        check_count("vqa_top_k", call.vqa_top_k, limits.max_vqa_captions, "captions of a second opinion")
     for caption in call.captions:
         if not caption.text.strip():
             raise InvalidField(f"{caption.param}: The text is empty.", param=caption.param)

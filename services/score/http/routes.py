@@ -11,6 +11,7 @@ from services.core.http.bodies import JsonRoute, request_schema
 from services.core.http.request_fields import check_query
 from services.core.serving.model_object import model_fields, models_router
 from services.core.serving.residency import Resident
+from services.score.call import ScoreCall
 from services.score.engine import ModelFacts
 from services.score.http.answers import num_numbers, render
 from services.score.http.calls import captions_of, read_score
@@ -30,7 +31,7 @@ from services.score.http.schemas import (
 )
 from services.score.negatives.kinds import KINDS
 from services.score.negatives.prompting.forms import WRITTEN_KINDS
-from services.score.service import ScoreCall, ScoreService
+from services.score.service import ScoreService
 
 # Larger responses are rendered in a thread, so that they do not block the event loop.
 MAX_INLINE_NUMBERS = 4096
@@ -54,12 +55,17 @@ def score_router(service: ScoreService) -> APIRouter:
         model: Annotated[str | None, Query(description="Model that answers; the first served one by default.")] = None,
         explain: Annotated[bool, Query(description="Return heatmaps of each caption.")] = False,
         truncate: Annotated[bool, Query(description="Truncate captions at the context length.")] = False,
+        vqa_top_k: Annotated[
+            int | None, Query(ge=1, description="Number of the best captions that a vision-language model checks.")
+        ] = None,
     ) -> Response:
         """Score captions of an image, on request with a heatmap of each word.
 
         Requests in vLLM's format (with a field `data_1`, `queries` or `text_1`) get a response in vLLM's format.
         """
-        query = ScoreCall(captions=captions_of(captions or []), model=model, explain=explain, truncate=truncate)
+        query = ScoreCall(
+            captions=captions_of(captions or []), model=model, explain=explain, truncate=truncate, vqa_top_k=vqa_top_k
+        )
         call = await read_score(request, query, service.limits)
         scored = await service.score(call, context_of(request.scope))
         with service.metrics.stage_seconds.labels("serialize").time():
@@ -107,12 +113,14 @@ def _model(service: ScoreService, resident: Resident[Any, ModelFacts, Any], fact
             max_image_pixels=limits.images.max_pixels,
             max_negative_characters=limits.max_negative_characters,
             max_negative_captions=limits.max_negative_captions,
+            max_vqa_captions=limits.max_vqa_captions,
         ),
         hard_negatives=HardNegativeSources(
             kinds=[*KINDS, *(WRITTEN_KINDS if service.writer else ())],
             sources=service.negatives.sources,
             teacher=None if service.writer is None else service.writer.model,
         ),
+        vqa_model=None if service.second_opinion is None else service.second_opinion.model,
     )
 
 
@@ -135,6 +143,7 @@ SCORE_BODY: dict[str, Any] = {
                     "explain": {"type": "boolean"},
                     "truncate": {"type": "boolean"},
                     "model": {"type": "string"},
+                    "vqa_top_k": {"type": "integer", "minimum": 1},
                 },
             }
         },

@@ -24,6 +24,12 @@ class ScoreOptions(StrictRequest):
         default=False, description="Truncate captions at the model's context length instead of rejecting them."
     )
     model: str | None = Field(None, description="Model that answers; the first served one by default.")
+    vqa_top_k: int | None = Field(
+        None,
+        ge=1,
+        description="Number of captions, those of the highest scores, about which the configured vision-language model"
+        " is asked as well; `best` is then its choice among them.",
+    )
 
 
 class ScoreRequest(ScoreOptions):
@@ -60,6 +66,14 @@ class CaptionScore(BaseModel):
         description="Probability that this caption describes the image, whatever the others: the sigmoid of logit_scale"
         " x global + logit_bias. Only for models trained with a sigmoid (SigLIP), otherwise left out.",
     )
+    vqa: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="VQAScore: probability that the vision-language model says yes when asked whether the image shows"
+        " the caption; null if it was not asked about this caption or answered neither yes nor no. Only with"
+        " `vqa_top_k`, otherwise left out.",
+    )
 
 
 class Explanation(BaseModel):
@@ -80,9 +94,12 @@ class ScoreAnswer(BaseModel):
 
     object: Literal["list"] = "list"
     model: str = Field(description="`name@version` of the checkpoint that produced the result.")
-    best: int = Field(description="Index of the highest score, or the first in a tie.")
+    best: int = Field(
+        description="Index of the highest score, or the first in a tie; with `vqa_top_k`, of the highest `vqa`."
+    )
     scores: list[CaptionScore]
     explain: list[Explanation] | None
+    vqa_model: str | None = Field(None, description="The vision-language model. Only with `vqa_top_k`.")
     usage: Usage
 
 
@@ -200,6 +217,7 @@ class ModelLimits(BaseModel):
     max_image_pixels: int
     max_negative_characters: int
     max_negative_captions: int
+    max_vqa_captions: int
 
 
 class HardNegativeSources(BaseModel):
@@ -223,6 +241,9 @@ class Model(ModelObject):
     )
     limits: ModelLimits
     hard_negatives: HardNegativeSources
+    vqa_model: str | None = Field(
+        description="The vision-language model of requests with `vqa_top_k`; null if none is configured."
+    )
 
 
 class ModelList(BaseModel):

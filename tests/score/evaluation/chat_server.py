@@ -45,12 +45,14 @@ def seeing(body: dict[str, Any]) -> str:
 
 @dataclass
 class ChatServer:
-    """Answers as `says`; `faults` are had by one request each, first, None being a connection that breaks off.
+    """Answers as `says`, or with the log-probabilities of a `first_token` if a request asks for them.
 
-    `bodies` are the requests that came with the right key.
+    `faults` are had by one request each, first, None being a connection that breaks off. `bodies` are the requests that
+    came with the right key.
     """
 
     says: Callable[[dict[str, Any]], str | None] = seeing
+    first_token: Callable[[dict[str, Any]], dict[str, float]] | None = None
     faults: list[web.Response | None] = field(default_factory=list)
     key: str | None = None
     url: str = ""
@@ -66,8 +68,16 @@ class ChatServer:
                 return fault
             assert request.transport is not None
             request.transport.abort()
-        message = {"role": "assistant", "content": self.says(self.bodies[-1])}
-        return web.json_response({"choices": [{"index": 0, "finish_reason": "stop", "message": message}]})
+        return web.json_response({"choices": [{"index": 0, "finish_reason": "stop", **self._said(self.bodies[-1])}]})
+
+    def _said(self, body: dict[str, Any]) -> dict[str, Any]:
+        if not body.get("logprobs"):
+            return {"message": {"role": "assistant", "content": self.says(body)}}
+        if self.first_token is None:  # a server that ignores the field
+            return {"message": {"role": "assistant", "content": "Yes"}}
+        top = [{"token": token, "logprob": logprob} for token, logprob in self.first_token(body).items()]
+        message = {"role": "assistant", "content": top[0]["token"]}
+        return {"message": message, "logprobs": {"content": [{**top[0], "top_logprobs": top}]}}
 
     @contextmanager
     def served(self) -> Iterator["ChatServer"]:

@@ -1,0 +1,91 @@
+"""Calls of the score service and their results."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from services.core.images.inputs import ImageInput
+from services.core.images.references import ImageLimits
+from services.score.engine import Cosines
+from services.score.model.heatmaps import Heatmaps
+
+
+@dataclass(frozen=True)
+class CallLimits:
+    """Limits of one call; a call beyond them is rejected with the limit and its value."""
+
+    max_captions: int = 1024
+    max_images: int = 64
+    max_explained_captions: int = 64
+    max_heatmap_numbers: int = 1_000_000
+    max_negative_characters: int = 1000
+    max_negative_captions: int = 32
+    max_vqa_captions: int = 16
+    images: ImageLimits = field(default_factory=ImageLimits)
+
+
+@dataclass(frozen=True)
+class Caption:
+    """A caption from a request; `param` is its field, for error messages."""
+
+    text: str
+    param: str
+
+
+@dataclass(frozen=True)
+class ScoreCall:
+    """Images and captions of a request; `pairs` are places in `images` and `captions`, in the order of the response.
+
+    `is_vllm` calls get a response in vLLM's format; in all other calls, the pairs are the only image with each caption.
+    A second model is asked about the `vqa_top_k` captions of the highest scores.
+    """
+
+    images: Sequence[ImageInput] = ()
+    captions: Sequence[Caption] = ()
+    pairs: Sequence[tuple[int, int]] = ()
+    model: str | None = None
+    explain: bool = False
+    truncate: bool = False
+    vqa_top_k: int | None = None
+    is_vllm: bool = False
+
+
+@dataclass(frozen=True)
+class Explained:
+    """The compared tokens of one caption (W strings), and each one's attention, (W, rows, columns)."""
+
+    tokens: list[str]
+    heatmaps: Heatmaps
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Similarities of the call's R pairs, (R,) float32 each; `explained` for each pair, or None if not requested.
+
+    `model` is the `name@version` that computed them; its `logit_scale` turns them into probabilities, and with its
+    `logit_bias`, None for a model trained with a softmax, into those of single pairs. Local ones are NaN for a model
+    that has none. `vqa` has the probabilities of `vqa_model`, None for the pairs that it was not asked about or did not
+    answer; without a second opinion there are none.
+    """
+
+    global_cosines: Cosines
+    local_cosines: Cosines
+    scores: Cosines
+    explained: list[Explained] | None
+    num_images: int
+    prompt_tokens: int
+    model: str
+    logit_scale: float
+    logit_bias: float | None = None
+    vqa: Sequence[float | None] | None = None
+    vqa_model: str | None = None
+
+    @property
+    def best(self) -> int:
+        """The pair of the highest score, or of the highest `vqa` if there is one, where ties go to the higher score.
+
+        The first in a tie of both.
+        """
+        known = {place: vqa for place, vqa in enumerate(self.vqa or ()) if vqa is not None}
+        if not known:
+            return int(self.scores.argmax())
+        return max(known, key=lambda place: (known[place], self.scores[place]))
