@@ -13,12 +13,16 @@ from services.jobs.endpoint import Endpoint
 from services.nn.devices import DeviceName, DeviceOptions
 from services.score.evaluation.judges import CannotJudge, Judge, Similarity
 
-JudgeKind = Literal["clip", "vera", "grammar", "chat", "answers"]
+JudgeKind = Literal["clip", "vera", "grammar", "chat", "vqa", "answers"]
+ENDPOINT_KINDS: tuple[JudgeKind, ...] = ("chat", "vqa")
 
 
 @dataclass(frozen=True)
 class JudgeOptions:
-    """The shared options of a run's judges; the endpoint's are only for `chat`, `similarity` only for `clip`."""
+    """The shared options of a run's judges.
+
+    The endpoint's are only for `chat` and `vqa`, `similarity` only for `clip`.
+    """
 
     kind: JudgeKind
     device: DeviceName = "auto"
@@ -69,7 +73,7 @@ def load_judges(models: Sequence[str], options: JudgeOptions) -> Iterator[Judge]
 
 def _find(reference: str, options: JudgeOptions) -> Path | str:
     """Find a judge's files; a name for an endpoint or open_clip is returned unchanged."""
-    if options.kind == "chat":
+    if options.kind in ENDPOINT_KINDS:
         return reference
     path = Path(reference)
     if path.exists():
@@ -86,11 +90,8 @@ def _find(reference: str, options: JudgeOptions) -> Path | str:
 
 def _load(named: Named, place: Path | str, options: JudgeOptions) -> Judge:
     """Load a judge, and import only what it needs: transformers for texts, an HTTP client for endpoints."""
-    if isinstance(place, str) and options.kind == "chat":
-        from services.score.evaluation.chat_judge import ChatJudge
-
-        endpoint = Endpoint(options.base_url, key=options.key)
-        return ChatJudge(endpoint, place, name=named.name, log=options.log, concurrency=options.concurrency)
+    if isinstance(place, str) and options.kind in ENDPOINT_KINDS:
+        return _load_endpoint_judge(named, place, options)
     if isinstance(place, Path) and options.kind == "answers":
         from services.score.evaluation.released_answers import ReleasedAnswers
 
@@ -112,3 +113,13 @@ def _load(named: Named, place: Path | str, options: JudgeOptions) -> Judge:
         raise CannotJudge(f"{named.reference} can't be loaded: {error}") from error
     name = named.name if options.similarity == "mix" else f"{named.name}, {options.similarity}"
     return ClipJudge(clip, name=name, similarity=options.similarity)
+
+
+def _load_endpoint_judge(named: Named, model: str, options: JudgeOptions) -> Judge:
+    from services.score.evaluation.endpoint.chat_judge import ChatJudge
+    from services.score.evaluation.endpoint.questions import ChatModel
+    from services.score.evaluation.endpoint.vqa_judge import VqaJudge
+
+    endpoint = Endpoint(options.base_url, key=options.key)
+    behind = ChatModel(endpoint, model, named.name, options.concurrency, options.log)
+    return ChatJudge(behind) if options.kind == "chat" else VqaJudge(behind)

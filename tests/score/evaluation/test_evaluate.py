@@ -11,7 +11,7 @@ from services.core.store.manifest import CheckpointInfo
 from services.core.store.store import Store
 from services.score.evaluation.evaluate import app
 from tests.published_data import published
-from tests.score.evaluation.chat_server import ChatServer
+from tests.score.evaluation.endpoint.chat_server import ChatServer
 from tests.score.evaluation.stand_ins import write_image, write_sugarcrepe, write_valse
 from tests.score.tiny import write_tiny_checkpoint
 from tests.tiny_text_models import write_tiny_grammar, write_tiny_vera

@@ -12,7 +12,7 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from services.score.settings import ScoreSettings
-from tests.score.evaluation.chat_server import ChatServer, error
+from tests.score.evaluation.endpoint.chat_server import ChatServer, error
 from tests.score.served_tiny import publish_tiny, served_tiny
 
 CAPTIONS = ["a red circle", "a blue square", "a green star", "a red circle"]

@@ -8,12 +8,13 @@ import pytest
 from aiohttp import web
 
 from services.jobs.endpoint import MAX_MALFORMED, Endpoint, Patience
-from services.score.evaluation.answer_log import AnswerLog
-from services.score.evaluation.chat_judge import ChatJudge, choice, prompt
+from services.score.evaluation.endpoint.answer_log import AnswerLog
+from services.score.evaluation.endpoint.chat_judge import ChatJudge, choice, prompt
+from services.score.evaluation.endpoint.questions import ChatModel
 from services.score.evaluation.judges import CannotJudge, evaluate
 from services.score.evaluation.records import Record, Task
 from services.score.evaluation.results import Result
-from tests.score.evaluation.chat_server import ChatServer, error, options_of, seeing
+from tests.score.evaluation.endpoint.chat_server import ChatServer, error, options_of, seeing
 from tests.score.evaluation.stand_ins import SOURCE, color_task
 
 FAST = Patience(attempts=3, timeout_s=60, first_wait_s=0.001)
@@ -28,9 +29,8 @@ def ask(
     concurrency: int = 1,
     patience: Patience = FAST,
 ) -> Result:
-    endpoint = Endpoint(server.url, key=key)
-    judge = ChatJudge(endpoint, "sees-all", name="Sees all", log=log, concurrency=concurrency, patience=patience)
-    (result,) = evaluate(judge, [task])
+    model = ChatModel(Endpoint(server.url, key=key), "sees-all", "Sees all", concurrency, log, patience)
+    (result,) = evaluate(ChatJudge(model), [task])
     return result
 
 

@@ -1,0 +1,114 @@
+"""Questions about the records of a task to a model behind an OpenAI-compatible address, none of them asked twice."""
+
+import asyncio
+import base64
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+from PIL import Image
+
+from services.jobs.endpoint import Answer, Endpoint, EndpointClient, EndpointError, Patience
+from services.score.evaluation.endpoint.answer_log import AnswerLog, LoggedAnswer
+from services.score.evaluation.judges import CannotJudge, OnScores
+from services.score.evaluation.records import Record, Scores, Task
+
+# After this many rejected requests and no answer, the endpoint is assumed to reject all.
+MAX_REFUSED_AT_FIRST = 4
+PATIENCE = Patience(attempts=8, timeout_s=120.0)
+
+
+# Asks about a record, with a word on what is asked and the request's body; None if the endpoint rejects the question.
+Ask = Callable[[Record, str, Mapping[str, Any]], Awaitable[str | None]]
+ScoreRecord = Callable[[Ask, Record], Awaitable[Scores]]
+
+
+@dataclass(frozen=True)
+class ChatModel:
+    """A model behind an endpoint, its `name` in tables, and how to ask it.
+
+    If there is a `log`, answers are stored in it and never requested again.
+    """
+
+    endpoint: Endpoint
+    model: str
+    name: str
+    concurrency: int
+    log: Path | None = None
+    patience: Patience = PATIENCE
+
+
+class Questions:
+    """The questions of one judge; `read` turns an answer into the text that is logged."""
+
+    def __init__(self, model: ChatModel, read: Callable[[Answer], str]) -> None:
+        self._model = model
+        self._read = read
+        self._num_answers = 0
+        self.num_refused = 0
+
+    def score(self, task: Task, score_record: ScoreRecord, on_scores: OnScores) -> None:
+        """Score each record, several at a time.
+
+        Raises CannotJudge if the endpoint fails or rejects everything, and what `read` and `score_record` raise.
+        """
+        asyncio.run(self._score(task, score_record, on_scores))
+
+    async def _score(self, task: Task, score_record: ScoreRecord, on_scores: OnScores) -> None:
+        records = iter(enumerate(task.records))
+        with AnswerLog.opened(self._model.log) as log:
+            async with EndpointClient(self._model.endpoint, self._model.patience) as client:
+                ask = self._asking(client, log, task.name)
+
+                async def work() -> None:
+                    for place, record in records:
+                        on_scores(place, await score_record(ask, record))
+
+                try:
+                    async with asyncio.TaskGroup() as workers:
+                        for _ in range(self._model.concurrency):
+                            workers.create_task(work())
+                except* CannotJudge as failed:
+                    raise failed.exceptions[0] from None
+
+    def _asking(self, client: EndpointClient, log: AnswerLog, task: str) -> Ask:
+        """Make a function that asks one question, or finds the answer in the log."""
+
+        async def ask(record: Record, what: str, body: Mapping[str, Any]) -> str | None:
+            question = hashlib.sha256(orjson.dumps(body)).hexdigest()
+            answer = log.find(question)
+            if answer is None:
+                try:
+                    answer = self._read(await client.ask(body))
+                except EndpointError as error:
+                    if not error.is_refusal:
+                        raise CannotJudge(str(error)) from error
+                    self._count_refused(record, error)
+                    return None
+                about = {"task": task, "record": record.id, "order": what, "model": self._model.model}
+                log.keep(LoggedAnswer(question=question, answer=answer, **about))
+            self._num_answers += 1
+            return answer
+
+        return ask
+
+    def _count_refused(self, record: Record, refused: EndpointError) -> None:
+        self.num_refused += 1
+        if not self._num_answers and self.num_refused >= MAX_REFUSED_AT_FIRST:
+            raise CannotJudge(
+                f"{self._model.name} did not answer any question; last error, about record {record.id}: {refused}"
+            )
+
+
+def data_url(path: Path) -> str:
+    """Encode an image's file unchanged as a data URL. Raises CannotJudge if it is not an image."""
+    try:
+        content = path.read_bytes()
+        with Image.open(path) as image:
+            kind = Image.MIME[str(image.format)]
+    except (OSError, KeyError) as error:
+        raise CannotJudge(f"{path} can't be read as an image: {error}") from error
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
