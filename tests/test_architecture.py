@@ -61,6 +61,11 @@ ROOMS = (
         ("services.{service}.negatives", "services.core", "services.jobs.endpoint"),
         (*HEAVY, *HTTP),
     ),
+    Room(
+        "services/score/second_opinion/**",
+        ("services.{service}.second_opinion", "services.core", "services.jobs.endpoint"),
+        (*HEAVY, *HTTP),
+    ),
     # The client of vLLM stands where the own engine and its stepper do.
     Room(
         "services/generate/vllm/**",
@@ -74,7 +79,7 @@ ROOMS = (
         HEAVY,
     ),
     Room(
-        "services/*/service.py",
+        "services/*/{call,service}.py",
         (*BELOW, "services.core"),
         (*HEAVY, *HTTP, f"services.{{service}}.{{app,settings,collections,data,{JOBS}}}"),
     ),

@@ -33,7 +33,7 @@ from services.score.model.heatmaps import as_heatmaps
 from services.score.model.pairing import PairItem, Similarities, Weights
 from services.score.negatives.negative_maker import NegativeMaker
 from services.score.negatives.written_negatives import NegativeWriter
-from services.score.second_opinion import SecondOpinion
+from services.score.second_opinion.client import SecondOpinion
 
 # Below these limits, hashing and tokenising take less time than waking a thread for them.
 MAX_INLINE_BYTES = 256 * 1024

@@ -13,7 +13,7 @@ from services.jobs.endpoint import Answer
 from services.score.evaluation.endpoint.questions import Ask, ChatModel, Questions, data_url
 from services.score.evaluation.judges import CannotJudge, OnScores
 from services.score.evaluation.records import Record, Scores, Task
-from services.score.vqa_score import question, request_body, yes_probability
+from services.score.second_opinion.vqa_score import question, request_body, yes_probability
 
 
 class VqaJudge:

@@ -15,7 +15,7 @@ from services.core.exchange import RequestContext
 from services.core.images.inputs import ImageInput, ImageInputs
 from services.core.metrics import Metrics
 from services.jobs.endpoint import Endpoint, EndpointClient, EndpointError, Patience
-from services.score.vqa_score import jpeg_url, request_body, yes_probability
+from services.score.second_opinion.vqa_score import jpeg_url, request_body, yes_probability
 
 ATTEMPTS = 3
 LONGEST_WAIT_S = 5.0
