@@ -9,6 +9,7 @@ Shapes: C captions of a record.
 import asyncio
 import base64
 import hashlib
+import io
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,8 @@ from PIL import Image
 
 from services.jobs.endpoint import Endpoint, EndpointClient, EndpointError, Patience
 from services.score.evaluation.answer_log import AnswerLog, LoggedAnswer
-from services.score.evaluation.judges import CannotJudge, OnScores
+from services.score.evaluation.image_files import ImageFile
+from services.score.evaluation.judges import CannotJudge, OnScores, open_image
 from services.score.evaluation.records import Record, Scores, Task
 
 ORDERS = ("positive-first", "negative-first")
@@ -153,9 +155,9 @@ class ChatJudge:
             )
 
     def _body(self, record: Record, captions: Sequence[str]) -> dict[str, Any]:
-        (path,) = record.images
+        (image,) = record.images
         parts = [
-            {"type": "image_url", "image_url": {"url": data_url(path)}},
+            {"type": "image_url", "image_url": {"url": data_url(image)}},
             {"type": "text", "text": prompt(captions)},
         ]
         return {
@@ -166,12 +168,16 @@ class ChatJudge:
         }
 
 
-def data_url(path: Path) -> str:
-    """Encode an image's file unchanged as a data URL. Raises CannotJudge if it is not an image."""
+def data_url(image: ImageFile) -> str:
+    """Encode an image as a data URL: a whole file unchanged, anything else as PNG. Raises CannotJudge for no image."""
+    if not isinstance(image, Path) or image.suffix == ".npy":
+        written = io.BytesIO()
+        open_image(image).save(written, "PNG")
+        return f"data:image/png;base64,{base64.b64encode(written.getvalue()).decode()}"
     try:
-        content = path.read_bytes()
-        with Image.open(path) as image:
-            kind = Image.MIME[str(image.format)]
+        content = image.read_bytes()
+        with Image.open(image) as opened:
+            kind = Image.MIME[str(opened.format)]
     except (OSError, KeyError) as error:
-        raise CannotJudge(f"{path} can't be read as an image: {error}") from error
+        raise CannotJudge(f"{image} can't be read as an image: {error}") from error
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
