@@ -205,8 +205,7 @@ def aro(
 ) -> None:
     """Choose a caption among swaps of its words: the captions with which ARO's authors validated NegCLIP.
 
-    These are not ARO's own four tasks, which `records --benchmark aro` reads, called VG_Relation, VG_Attribution,
-    Flickr30k_Order and COCO_Order.
+    These are not ARO's own four tasks, which `fovea evaluate suite` reads.
     """
     options = dict(locals())
     with bad_parameters():
