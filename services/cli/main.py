@@ -282,6 +282,13 @@ _delegate(
 )
 _delegate(
     evaluate,
+    "suite",
+    "services.score.evaluation.suite.command",
+    "Evaluate a CLIP on all of FSC-CLIP's benchmarks in one resumable run.",
+    "evaluate",
+)
+_delegate(
+    evaluate,
     "visitor",
     "services.jobs.visitor.command",
     "Ask a running Fovea what a visitor types and draws first: a held-out suite.",

@@ -66,6 +66,7 @@ def fovea(missing: list[str], *arguments: str, home: Path) -> subprocess.Complet
         ("evaluate litm --help", "evaluate"),
         ("evaluate distill --help", "evaluate"),
         ("evaluate compositionality --help", "evaluate"),
+        ("evaluate suite --help", "evaluate"),
         ("evaluate visitor --help", "embed"),
         ("curate audit --help", "evaluate"),
         ("curate measure --help", "evaluate"),

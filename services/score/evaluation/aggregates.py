@@ -53,6 +53,13 @@ VL_CHECKLIST = {
     "Attribute": ("action", "color", "material", "size", "state"),
     "Relation": ("action", "spatial"),
 }
+# The sources of VL-CheckList's images, by group and task: a task is a mean over its sources.
+VL_CHECKLIST_SOURCES = {
+    **{("Object", task): ("vg", "swig", "hake") for task in VL_CHECKLIST["Object"]},
+    **{("Attribute", task): ("vg", "vaw") for task in VL_CHECKLIST["Attribute"]},
+    ("Relation", "action"): ("vg", "swig", "hake"),
+    ("Relation", "spatial"): ("vg",),
+}
 WHATSUP = ("WhatsUp_A", "WhatsUp_B", "COCO_QA_ONE", "COCO_QA_TWO", "VG_QA_ONE", "VG_QA_TWO")
 SPEC = ("absolute_size", "absolute_position", "count", "relative_size", "relative_position", "existence")
 MMVP_VLM = (
@@ -60,6 +67,10 @@ MMVP_VLM = (
     *("Positional and Relational Context", "Color and Appearance", "Structural Characteristics", "Texts"),
     "Viewpoint and Perspective",
 )
+HALF_TRUTHS = {
+    "entity": ("entity_object_change", "entity_attribute_change"),
+    "relation": ("relation_antonym", "relation_negation", "relation_subject_object_swap"),
+}
 ELEVATER = (
     *("caltech101", "cifar10", "cifar100", "country211", "dtd", "eurosat-clip", "fer2013", "fgvc-aircraft-2013b"),
     *("flower102", "food101", "gtsrb", "hateful-memes", "imagenet-1k", "kitti-distance", "mnist", "oxford-iiit-pets"),
@@ -139,7 +150,17 @@ def valse(scores: ByTask) -> float:
 
 def vl_checklist(scores: ByTask) -> float:
     """The mean of objects, attributes and relations, each the mean of its tasks (`Object_Size_large`, …)."""
-    return fmean(mean_of(scores, tuple(f"{group}_{task}" for task in tasks)) for group, tasks in VL_CHECKLIST.items())
+    return fmean(
+        fmean(vl_checklist_task(scores, group, task) for task in tasks) for group, tasks in VL_CHECKLIST.items()
+    )
+
+
+def vl_checklist_task(scores: ByTask, group: str, task: str) -> float:
+    """A task's score, or the mean over its sources (`Object_Size_large/swig`, …)."""
+    name = f"{group}_{task}"
+    if name in scores:
+        return scores[name]
+    return mean_of(scores, tuple(f"{name}/{source}" for source in VL_CHECKLIST_SOURCES[group, task]))
 
 
 def whatsup(scores: ByTask) -> float:
@@ -153,8 +174,9 @@ def winoground(scores: ByTask) -> float:
 
 
 def spec(scores: ByTask) -> float:
-    """The mean group score over six tasks."""
-    return mean_of(scores, SPEC)
+    """The mean over six tasks of the choices of captions and of images, or of the score of groups of both."""
+    directions = tuple(task + direction for task in SPEC for direction in (TEXT, IMAGE))
+    return mean_of(scores, SPEC if scores.keys() >= set(SPEC) else directions)
 
 
 def colorswap(scores: ByTask) -> float:
@@ -170,6 +192,11 @@ def mmvp_vlm(scores: ByTask) -> float:
 def mmvp_vlm_image(scores: ByTask) -> float:
     """The authors' own score: the mean over nine patterns of how often both captions choose their image."""
     return mean_of(scores, tuple(pattern + IMAGE for pattern in MMVP_VLM))
+
+
+def half_truths(scores: ByTask) -> float:
+    """The mean of things and relations, each the mean of its tasks: kinds of wrong details."""
+    return fmean(mean_of(scores, tasks) for tasks in HALF_TRUTHS.values())
 
 
 def zero_shot(scores: ByTask) -> float:
@@ -216,7 +243,7 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
         for name, rule in {
             **{"aro": aro, "crepe": crepe, "eqben": eqben, "svo_probes": svo_probes, "valse": valse},
             **{"vl_checklist": vl_checklist, "whatsup": whatsup, "winoground": winoground, "spec": spec},
-            **{"colorswap": colorswap, "elevater": zero_shot},
+            **{"colorswap": colorswap, "elevater": zero_shot, "half_truths": half_truths},
         }.items()
     },
 }

@@ -4,10 +4,10 @@ Shapes: U distinct images and V distinct texts of a batch, P patches, W text tok
 C captions of a record.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -15,16 +15,16 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from services.jobs.progress import standard_bars
 from services.nn.clip_model import ClipModel, load_clip, open_clip, uses_quick_gelu
 from services.nn.clip_tokenizer import Tokenizer
+from services.score.evaluation.embeddings import Features, numbered
+from services.score.evaluation.image_files import ImageFile
 from services.score.evaluation.judges import CannotJudge, OnScores, Similarity, open_image
 from services.score.evaluation.records import Record, Task
 from services.score.fsc_clip import TextFeatures, mean_local_similarity, token_cosines
 from services.score.model.checkpoint import FSC_CLIP_CONFIG, load_fsc_clip
 from services.score.model.dense_features import check_towers, encode_images, encode_texts
-
-NameT = TypeVar("NameT", bound=Hashable)
-
 
 # Number of distinct images, or texts, in a batch of records.
 BATCH_SIZE = 64
@@ -91,7 +91,7 @@ class Clip:
         Texts with equal tokens share a row, so that they tie exactly.
         """
         rows = self.tokenizer(texts)
-        numbers = _numbered(row.tobytes() for row in rows.numpy())
+        numbers = numbered(row.tobytes() for row in rows.numpy())
         row_of = {text: numbers[row.tobytes()] for text, row in zip(texts, rows.numpy(), strict=True)}
         firsts = {number: place for place, number in reversed(list(enumerate(row_of.values())))}
         return rows[[firsts[number] for number in range(len(numbers))]].to(self.device), row_of
@@ -117,6 +117,36 @@ class ClipJudge:
             except ValueError as error:
                 raise CannotJudge(f"{name} has no features of single tokens: {error}") from error
 
+    @property
+    def only_pooled(self) -> bool:
+        """Tell whether a score is the cosine of pooled features alone."""
+        return self._local_weight == 0
+
+    @torch.inference_mode()
+    def embed_images(self, images: Sequence[ImageFile], title: str) -> Features:
+        """Embed images by their pooled features of length 1, a batch at a time. Raises CannotJudge."""
+        found = []
+        with standard_bars().bar(f"{self.name}, {title}", total=len(images)) as bar:
+            for start in range(0, len(images), self._batch_size):
+                some = images[start : start + self._batch_size]
+                pixels = torch.stack([self._clip.preprocess(open_image(image)) for image in some])
+                features = self._clip.model.encode_image(pixels.to(self._clip.device), normalize=True)
+                found.append(_on_cpu(features))
+                bar.advance(len(some))
+        return np.concatenate(found)
+
+    @torch.inference_mode()
+    def embed_texts(self, texts: Sequence[str], title: str) -> Features:
+        """Embed texts by their pooled features of length 1; texts with equal tokens have equal rows."""
+        input_ids, row_of = self._clip.input_ids(texts)
+        self._num_cut += sum(map(self._is_cut, texts))
+        found = []
+        with standard_bars().bar(f"{self.name}, {title}", total=len(input_ids)) as bar:
+            for some in _runs(input_ids, self._batch_size):
+                found.append(_on_cpu(self._clip.model.encode_text(some, normalize=True)))
+                bar.advance(len(some))
+        return np.concatenate(found)[[row_of[text] for text in texts]]
+
     def notes(self) -> dict[str, Any]:
         """Report the local weight, and how many captions were cut to the model's context."""
         return {"local_weight": self._local_weight, **({"captions_cut": self._num_cut} if self._num_cut else {})}
@@ -125,8 +155,8 @@ class ClipJudge:
     def score(self, task: Task, on_scores: OnScores) -> None:
         """Score one order; each image of a batch and each text is encoded once."""
         for batch in _batches(task.records, self._batch_size):
-            images = _numbered(path for _, record in batch for path in record.images)
-            texts = list(_numbered(caption for _, record in batch for caption in record.captions))
+            images = numbered(path for _, record in batch for path in record.images)
+            texts = list(numbered(caption for _, record in batch for caption in record.captions))
             input_ids, row_of = self._clip.input_ids(texts)
             self._num_cut += sum(map(self._is_cut, texts))
             places = [
@@ -143,7 +173,7 @@ class ClipJudge:
     def _is_cut(self, text: str) -> bool:
         return self._clip.tokenizer.num_tokens(text) > self._clip.tokenizer.context_length
 
-    def _scores(self, paths: Sequence[Path], input_ids: Tensor, wanted: NDArray[np.bool_]) -> NDArray[np.float32]:
+    def _scores(self, paths: Sequence[ImageFile], input_ids: Tensor, wanted: NDArray[np.bool_]) -> NDArray[np.float32]:
         """Score the `wanted` pairs, (U, V); other values are meaningless."""
         model, weight, size = self._clip.model, self._local_weight, self._batch_size
         pixels = torch.stack([self._clip.preprocess(open_image(path)) for path in paths]).to(self._clip.device)
@@ -181,9 +211,9 @@ def _batches(records: Sequence[Record], size: int) -> Iterator[list[tuple[int, R
     A batch has at most `size` distinct images, and texts, unless a single record has more.
     """
     batch: list[tuple[int, Record]] = []
-    images: set[Path] = set()
+    images: set[ImageFile] = set()
     texts: set[str] = set()
-    for place, record in sorted(enumerate(records), key=lambda one: one[1].images):
+    for place, record in sorted(enumerate(records), key=_image_names):
         images |= set(record.images)
         texts |= set(record.captions)
         if batch and max(len(images), len(texts)) > size:
@@ -194,9 +224,8 @@ def _batches(records: Sequence[Record], size: int) -> Iterator[list[tuple[int, R
         yield batch
 
 
-def _numbered(names: Iterable[NameT]) -> dict[NameT, int]:
-    """Number the distinct names."""
-    return {name: place for place, name in enumerate(dict.fromkeys(names))}
+def _image_names(numbered: tuple[int, Record]) -> list[str]:
+    return list(map(str, numbered[1].images))
 
 
 def _runs(rows: Tensor, size: int) -> Iterator[Tensor]:

@@ -20,16 +20,12 @@ from services.jobs.checkpoints import Device
 from services.jobs.options import StoreUrl, command_line, output_file, results_file
 from services.jobs.published_data import MissingData
 from services.score.evaluation.aggregates import aggregates
-from services.score.evaluation.benchmarks import (
-    load_imagecode,
-    load_negclip_captions,
-    load_pairs_tasks,
-    load_records,
-    load_sugarcrepe_pp_tasks,
-    load_sugarcrepe_tasks,
-    load_valse,
-    load_winoground,
-)
+from services.score.evaluation.benchmarks.aro import load_negclip_captions
+from services.score.evaluation.benchmarks.imagecode import load_imagecode
+from services.score.evaluation.benchmarks.record_files import load_pairs_tasks, load_records
+from services.score.evaluation.benchmarks.sugarcrepe import load_sugarcrepe_pp_tasks, load_sugarcrepe_tasks
+from services.score.evaluation.benchmarks.valse import load_valse
+from services.score.evaluation.benchmarks.winoground import load_winoground
 from services.score.evaluation.judges import CannotJudge, Resampling, Similarity
 from services.score.evaluation.judges import evaluate as evaluate_judge
 from services.score.evaluation.loading import JudgeKind, JudgeOptions, load_judges
@@ -209,8 +205,7 @@ def aro(
 ) -> None:
     """Choose a caption among swaps of its words: the captions with which ARO's authors validated NegCLIP.
 
-    These are not ARO's own four tasks, which `records --benchmark aro` reads, called VG_Relation, VG_Attribution,
-    Flickr30k_Order and COCO_Order.
+    These are not ARO's own four tasks, which `fovea evaluate suite` reads.
     """
     options = dict(locals())
     with bad_parameters():

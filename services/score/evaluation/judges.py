@@ -5,7 +5,6 @@ Shapes: R records of a task, O orders, I images and C captions of a record.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -13,8 +12,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from services.jobs.progress import standard_bars
-from services.jobs.published_data import read_image
 from services.score.evaluation.aggregates import IMAGE, TEXT, aggregates
+from services.score.evaluation.image_files import ImageFile, read_image_file
 from services.score.evaluation.records import Outcomes, Scores, Task, category_index, outcomes, percent
 from services.score.evaluation.results import Result
 
@@ -50,12 +49,12 @@ class Judge(Protocol):
         ...
 
 
-def open_image(path: Path) -> Image.Image:
+def open_image(image: ImageFile) -> Image.Image:
     """Open a record's image, RGB. Raises CannotJudge, with its name, for a file that is not an image."""
     try:
-        return read_image(path)
-    except OSError as error:
-        raise CannotJudge(f"{path} can't be read as an image: {error}") from error
+        return read_image_file(image)
+    except (OSError, ValueError) as error:
+        raise CannotJudge(f"{image} can't be read as an image: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,8 @@ def evaluate(
         for task in tasks:
             task.check_images()
     right = [(task, outcomes(score(judge, task), task.num_true)) for task in tasks]
-    notes = {**(settings or {}), **judge.notes()}
+    left_out = {task.name: task.left_out for task in tasks if task.left_out}
+    notes = {**(settings or {}), **judge.notes(), **({"left_out": left_out} if left_out else {})}
     resampling = resampling or Resampling()
     results = []
     for benchmark in dict.fromkeys(task.benchmark for task in tasks):

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from safetensors import SafetensorError
 
@@ -12,6 +12,11 @@ from services.jobs.checkpoints import find_checkpoint
 from services.jobs.endpoint import Endpoint
 from services.nn.devices import DeviceName, DeviceOptions
 from services.score.evaluation.judges import CannotJudge, Judge, Similarity
+
+if TYPE_CHECKING:
+    import torch
+
+    from services.score.evaluation.clip_judge import ClipJudge
 
 JudgeKind = Literal["clip", "vera", "grammar", "chat", "vqa", "answers"]
 ENDPOINT_KINDS: tuple[JudgeKind, ...] = ("chat", "vqa")
@@ -67,12 +72,12 @@ def load_judges(models: Sequence[str], options: JudgeOptions) -> Iterator[Judge]
         raise CannotJudge(
             f"several judges have the same name: {', '.join(one.name for one in named)}; name them with NAME=…"
         )
-    places = [_find(one.reference, options) for one in named]
+    places = [find_model(one.reference, options) for one in named]
     return (_load(one, place, options) for one, place in zip(named, places, strict=True))
 
 
-def _find(reference: str, options: JudgeOptions) -> Path | str:
-    """Find a judge's files; a name for an endpoint or open_clip is returned unchanged."""
+def find_model(reference: str, options: JudgeOptions) -> Path | str:
+    """Find a judge's files; a name for an endpoint or open_clip is returned unchanged. Raises CannotJudge."""
     if options.kind in ENDPOINT_KINDS:
         return reference
     path = Path(reference)
@@ -96,17 +101,19 @@ def _load(named: Named, place: Path | str, options: JudgeOptions) -> Judge:
         from services.score.evaluation.released_answers import ReleasedAnswers
 
         return ReleasedAnswers(place, name=named.name)
-    try:
-        device = DeviceOptions(device=options.device).choose_device()
-    except ValueError as error:
-        raise CannotJudge(str(error)) from error
     if isinstance(place, Path) and options.kind in ("vera", "grammar"):
         from services.score.evaluation.text_judges import load_grammar, load_vera
 
         load = load_vera if options.kind == "vera" else load_grammar
-        return load(place, name=named.name, device=device)
+        return load(place, name=named.name, device=_device(options))
+    return load_clip_judge(named, place, options)
+
+
+def load_clip_judge(named: Named, place: Path | str, options: JudgeOptions) -> "ClipJudge":
+    """Load a CLIP or FSC-CLIP, and import torch only now. Raises CannotJudge."""
     from services.score.evaluation.clip_judge import Clip, ClipJudge
 
+    device = _device(options)
     try:
         clip = Clip.load(place, device=device)
     except (OSError, RuntimeError, SafetensorError, ValueError) as error:
@@ -123,3 +130,10 @@ def _load_endpoint_judge(named: Named, model: str, options: JudgeOptions) -> Jud
     endpoint = Endpoint(options.base_url, key=options.key)
     behind = ChatModel(endpoint, model, named.name, options.concurrency, options.log)
     return ChatJudge(behind) if options.kind == "chat" else VqaJudge(behind)
+
+
+def _device(options: JudgeOptions) -> "torch.device":
+    try:
+        return DeviceOptions(device=options.device).choose_device()
+    except ValueError as error:
+        raise CannotJudge(str(error)) from error

@@ -7,15 +7,16 @@ false. Ties are wrong.
 Shapes: I images and C captions of a record, R records of a task, O orders in which a record is asked.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from services.jobs.published_data import Source
+from services.score.evaluation.image_files import ImageFile, file_of
 
 Kind = Literal["image-to-text", "text-to-image", "group"]
 # (O, I, C): how well each caption fits each image, for each order in which the captions were shown.
@@ -30,7 +31,7 @@ class Record:
     """
 
     id: str
-    images: tuple[Path, ...]
+    images: tuple[ImageFile, ...]
     captions: tuple[str, ...]
     category: str = ""
 
@@ -56,6 +57,8 @@ class Task:
     """R records of one kind, under one name of a benchmark; `source` is the source of its images.
 
     A task's score is the mean over records or, with `by_category`, the mean over categories of their mean over records.
+    `left_out` is the number of published records that have no images here, which happens where a benchmark only
+    publishes addresses of images.
     With `num_true` above 1, as in SugarCrepe++, the first captions of each record's one image are all true, and each of
     them has to be better than all false ones. Raises ValueError for no records, records of several kinds, a repeated
     id, and a record without a false caption.
@@ -67,6 +70,7 @@ class Task:
     source: Source
     by_category: bool = False
     num_true: int = 1
+    left_out: int = 0
 
     def __post_init__(self) -> None:
         kinds = sorted({record.kind for record in self.records})
@@ -76,7 +80,7 @@ class Task:
             raise ValueError(f"{self.name} has records of several kinds: {', '.join(kinds)}")
         ids = [record.id for record in self.records]
         if len(set(ids)) < len(ids):
-            twice = next(one for place, one in enumerate(ids) if one in ids[:place])
+            twice = next(one for one, number in Counter(ids).items() if number > 1)
             raise ValueError(f"{self.name} holds {twice!r} twice")
         if self.num_true > 1:
             short = [record.id for record in self.records if len(record.captions) <= self.num_true]
@@ -94,7 +98,7 @@ class Task:
 
     def check_images(self) -> None:
         """Raises MissingData if an image's file is missing."""
-        for path in sorted({path for record in self.records for path in record.images}):
+        for path in sorted({file_of(image) for record in self.records for image in record.images}):
             self.source.existing(path)
 
 
@@ -163,5 +167,9 @@ def percent(right: NDArray[np.float64], category: NDArray[np.int64]) -> float:
 
 def count(tasks: Sequence[Task]) -> str:
     """Describe the number of records in words: the total and its parts."""
-    parts = ", ".join(f"{task.name} {len(task.records):,}" for task in tasks)
+    parts = ", ".join(f"{task.name} {len(task.records):,}{_told_left_out(task)}" for task in tasks)
     return f"{sum(len(task.records) for task in tasks):,} records: {parts}"
+
+
+def _told_left_out(task: Task) -> str:
+    return f" ({task.left_out:,} without images left out)" if task.left_out else ""

@@ -1,4 +1,4 @@
-"""Comparison of judges, in the layouts of the dissertation's Tables 4.5, 4.6 and C.4 and of FSC-CLIP's Table 1.
+"""Comparison of judges, in the layouts of the dissertation's Tables 4.5, 4.6 and C.4 and of FSC-CLIP's tables.
 
 Other benchmarks get a table of their own. The best value of a column is bold, the second underlined.
 """
@@ -12,7 +12,9 @@ from services.jobs.tables import MISSING, Cell, Table, ranked
 from services.score.evaluation.aggregates import (
     AVERAGE,
     COMP,
+    ELEVATER,
     MACRO,
+    RETRIEVAL,
     SUGARCREPE_FORMS,
     SUGARCREPE_SIZES,
     VALSE_GROUPS,
@@ -92,6 +94,14 @@ _COMP_HEADINGS = (
     *("Winoground", "SPEC"),
 )
 
+_AVERAGES = (
+    Column("Comp", _comp),
+    Column("ZS", _number("elevater", AVERAGE)),
+    Column("I2T Ret", _number("retrieval", "i2t")),
+    Column("T2I Ret", _number("retrieval", "t2i")),
+)
+_RETRIEVAL_HEADINGS = ("COCO", "Flickr30k", "COCO-CounterFactuals")
+
 LAYOUTS = (
     Layout(
         "Table 4.6: SugarCrepe (accuracy)",
@@ -127,10 +137,29 @@ LAYOUTS = (
                 Column(heading, _number(benchmark, AVERAGE))
                 for heading, benchmark in zip(_COMP_HEADINGS, COMP, strict=True)
             ),
-            Column("Comp", _comp),
-            Column("ZS", _number("elevater", AVERAGE)),
-            Column("I2T Ret", _number("retrieval", "i2t")),
-            Column("T2I Ret", _number("retrieval", "t2i")),
+            *_AVERAGES,
+        ),
+        digits=1,
+    ),
+    Layout("Tables 2 to 5 of FSC-CLIP: averages over benchmarks", _AVERAGES, digits=1),
+    Layout(
+        "Table 8 of FSC-CLIP: zero-shot classification",
+        (
+            *(Column(name, _number("elevater", name)) for name in ELEVATER),
+            Column("Average", _number("elevater", AVERAGE)),
+        ),
+        digits=1,
+    ),
+    Layout(
+        "Table 9 of FSC-CLIP: zero-shot retrieval",
+        (
+            *(
+                Column(f"{way.upper()} R@{k}", _number("retrieval", f"{name}::{way}/R@{k}"), heading)
+                for heading, name in zip(_RETRIEVAL_HEADINGS, RETRIEVAL, strict=True)
+                for way in ("i2t", "t2i")
+                for k in (1, 5, 10)
+            ),
+            *(Column(f"{way.upper()} R@1", _number("retrieval", way), "Avg.") for way in ("i2t", "t2i")),
         ),
         digits=1,
     ),

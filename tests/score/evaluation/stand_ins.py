@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from services.jobs.published_data import Source, read_image
+from services.score.evaluation.embeddings import Features
+from services.score.evaluation.image_files import ImageFile, read_image_file
 from services.score.evaluation.judges import OnScores
 from services.score.evaluation.records import Record, Task
 
@@ -96,3 +99,22 @@ class ColorWords:
                 )
                 self.num_images += 1
             on_scores(place, np.array([rows]))
+
+
+class ColorEmbedder(ColorWords):
+    """Embeds images by their mean colour and texts by the primary colours that they name."""
+
+    only_pooled = True
+
+    def embed_images(self, images: Sequence[ImageFile], title: str) -> Features:
+        self.num_images += len(images)
+        return _unit(np.array([np.asarray(read_image_file(image), float).mean(axis=(0, 1)) for image in images]))
+
+    def embed_texts(self, texts: Sequence[str], title: str) -> Features:
+        words = [text.lower().replace(",", " ").split() for text in texts]
+        return _unit(np.array([[1e-3 + some.count(color) for color in PRIMARIES] for some in words]))
+
+
+def _unit(features: NDArray[np.float64]) -> Features:
+    unit: Features = (features / np.linalg.norm(features, axis=1, keepdims=True)).astype(np.float32)
+    return unit

@@ -8,14 +8,12 @@ from typing import Any
 import pytest
 
 from services.jobs.published_data import MissingData
-from services.score.evaluation.benchmarks import (
-    load_imagecode,
-    load_negclip_captions,
-    load_pairs_tasks,
-    load_sugarcrepe_tasks,
-    load_valse,
-    load_winoground,
-)
+from services.score.evaluation.benchmarks.aro import load_negclip_captions
+from services.score.evaluation.benchmarks.imagecode import load_imagecode
+from services.score.evaluation.benchmarks.record_files import load_pairs_tasks
+from services.score.evaluation.benchmarks.sugarcrepe import load_sugarcrepe_tasks
+from services.score.evaluation.benchmarks.valse import load_valse
+from services.score.evaluation.benchmarks.winoground import load_winoground
 from services.score.evaluation.records import Record, count
 from tests.published_data import published
 from tests.score.evaluation.stand_ins import write_image, write_sugarcrepe, write_valse

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from services.jobs.published_data import MissingData
-from services.score.evaluation.benchmarks import load_records
+from services.score.evaluation.benchmarks.record_files import load_records
 from services.score.evaluation.records import Record
 
 IMAGES = Path("pictures")

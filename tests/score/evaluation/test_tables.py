@@ -93,6 +93,27 @@ def test_table_1_of_fsc_clip_has_the_published_row_of_its_sub_tasks(model: str, 
     assert float(cells[12]) == pytest.approx({"DAC-SAM": 51.9, "NegCLIP": 55.9}[model], abs=0.01)
 
 
+@pytest.mark.parametrize("model", ["CLIP-ViT-B/32", "FSC-CLIP (Ours)"])
+def test_table_8_of_fsc_clip_has_the_published_rows(model: str) -> None:
+    *columns, _ = PUBLISHED["table_8"]["columns"]
+    *row, average = PUBLISHED["table_8"]["rows"][model]
+    table = titled([Result(model, "elevater", dict(zip(columns, row, strict=True)), {})], "Table 8")
+    assert names(table) == ("Model", *columns, "Average")
+    assert texts(table) == [[model, *(f"{score:.1f}" for score in row), f"{average:.1f}"]]
+
+
+def test_table_9_of_fsc_clip_has_three_groups_and_two_averages() -> None:
+    row = PUBLISHED["table_9"]["FSC-CLIP (Ours)"]
+    data_sets = ("coco_karpathy", "flickr30k", "coco_counterfactuals")
+    scores = {f"{name}::{way}/R@1": row[way][n] for n, name in enumerate(data_sets) for way in ("i2t", "t2i")}
+    result = Result("FSC-CLIP", "retrieval", scores, {})
+    table = titled([result], "Table 9")
+    headings = ("COCO", "Flickr30k", "COCO-CounterFactuals", "Avg.")
+    assert groups(table) == ("", *(heading for heading in headings for _ in range(2)))
+    assert texts(table)[0][-2:] == [f"{average:.1f}" for average in row["averages"]]
+    assert texts(titled([result], "Tables 2 to 5")) == [["FSC-CLIP", *texts(table)[0][-2:]]]
+
+
 def test_comp_stands_only_where_all_eleven_benchmarks_are_scored() -> None:
     table = titled(of_sub_tasks("DAC-SAM"), "Table 1")
     assert "Comp" not in names(table)

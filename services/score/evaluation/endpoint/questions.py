@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import hashlib
+import io
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,8 @@ from PIL import Image
 
 from services.jobs.endpoint import Answer, Endpoint, EndpointClient, EndpointError, Patience
 from services.score.evaluation.endpoint.answer_log import AnswerLog, LoggedAnswer
-from services.score.evaluation.judges import CannotJudge, OnScores
+from services.score.evaluation.image_files import ImageFile
+from services.score.evaluation.judges import CannotJudge, OnScores, open_image
 from services.score.evaluation.records import Record, Scores, Task
 
 # After this many rejected requests and no answer, the endpoint is assumed to reject all.
@@ -103,12 +105,16 @@ class Questions:
             )
 
 
-def data_url(path: Path) -> str:
-    """Encode an image's file unchanged as a data URL. Raises CannotJudge if it is not an image."""
+def data_url(image: ImageFile) -> str:
+    """Encode an image as a data URL: a whole file unchanged, anything else as PNG. Raises CannotJudge for no image."""
+    if not isinstance(image, Path) or image.suffix == ".npy":
+        written = io.BytesIO()
+        open_image(image).save(written, "PNG")
+        return f"data:image/png;base64,{base64.b64encode(written.getvalue()).decode()}"
     try:
-        content = path.read_bytes()
-        with Image.open(path) as image:
-            kind = Image.MIME[str(image.format)]
+        content = image.read_bytes()
+        with Image.open(image) as opened:
+            kind = Image.MIME[str(opened.format)]
     except (OSError, KeyError) as error:
-        raise CannotJudge(f"{path} can't be read as an image: {error}") from error
+        raise CannotJudge(f"{image} can't be read as an image: {error}") from error
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"

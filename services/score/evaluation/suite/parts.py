@@ -1,0 +1,203 @@
+"""Parts of the suite: FSC-CLIP's eleven benchmarks, 21 classification sets and three retrieval sets, and some beyond.
+
+A part is evaluated and saved as a whole. Its folder lies in the one folder of all data.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from services.score.evaluation.aggregates import (
+    CREPE,
+    ELEVATER,
+    EQBEN_KUBRIC,
+    EQBEN_OTHERS,
+    HALF_TRUTHS,
+    IMAGE,
+    IMAGECODE_SIZES,
+    RETRIEVAL,
+    SPEC,
+    SUGARCREPE_SIZES,
+    SVO_PROBES,
+    TEXT,
+    VALSE_GROUPS,
+    VL_CHECKLIST_SOURCES,
+    WHATSUP,
+)
+from services.score.evaluation.benchmarks.aro import load_order_tasks, load_visual_genome_tasks
+from services.score.evaluation.benchmarks.crepe import load_crepe
+from services.score.evaluation.benchmarks.eqben import MAX_SAMPLES, load_eqben
+from services.score.evaluation.benchmarks.half_truths import load_half_truths
+from services.score.evaluation.benchmarks.imagecode import load_imagecode
+from services.score.evaluation.benchmarks.spec import load_spec
+from services.score.evaluation.benchmarks.sugarcrepe import load_sugarcrepe_pp_tasks, load_sugarcrepe_tasks
+from services.score.evaluation.benchmarks.svo_probes import load_svo_probes
+from services.score.evaluation.benchmarks.valse import load_valse
+from services.score.evaluation.benchmarks.vl_checklist import MAX_RECORDS, load_vl_checklist
+from services.score.evaluation.benchmarks.whatsup import load_whatsup
+from services.score.evaluation.benchmarks.winoground import load_winoground
+from services.score.evaluation.embeddings import EmbeddedBenchmark, Embedder
+from services.score.evaluation.judges import evaluate
+from services.score.evaluation.recognition.elevater import evaluate_classification, load_classification_set
+from services.score.evaluation.recognition.retrieval import evaluate_retrieval, load_retrieval_set
+from services.score.evaluation.records import Task
+from services.score.evaluation.results import Result
+
+Load = Callable[[Path, int | None], list[Task]]
+Evaluate = Callable[[Embedder], Result]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the suite, its benchmark in tables, and the scores that it gives, by name.
+
+    `prepare` reads its files in the folder of all data, without a model, and raises MissingData; what it returns
+    evaluates a model, and raises CannotJudge.
+    """
+
+    name: str
+    benchmark: str
+    scores: tuple[str, ...]
+    prepare: Callable[[Path, int | None], Evaluate]
+
+
+def _compositional(name: str, scores: tuple[str, ...], load: Load, *, benchmark: str = "") -> Part:
+    def prepare(data: Path, limit: int | None) -> Evaluate:
+        tasks = load(data, limit)
+        for task in tasks:
+            task.check_images()
+        return partial(_evaluate_tasks, tasks)
+
+    return Part(name, benchmark or name, scores, prepare)
+
+
+def _evaluate_tasks(tasks: list[Task], embedder: Embedder) -> Result:
+    judge = EmbeddedBenchmark(embedder, tasks) if embedder.only_pooled else embedder
+    (result,) = evaluate(judge, tasks)
+    return result
+
+
+def _classification(name: str) -> Part:
+    def prepare(data: Path, limit: int | None) -> Evaluate:
+        found = load_classification_set(name, data / "elevater", limit=limit)
+
+        def run(embedder: Embedder) -> Result:
+            score = evaluate_classification(embedder, found)
+            return Result(embedder.name, "elevater", {name: score}, {name: len(found.images)})
+
+        return run
+
+    return Part(name, "elevater", (name,), prepare)
+
+
+def _retrieval(name: str) -> Part:
+    def prepare(data: Path, limit: int | None) -> Evaluate:
+        found = load_retrieval_set(name, data, limit=limit)
+
+        def run(embedder: Embedder) -> Result:
+            return Result(embedder.name, "retrieval", evaluate_retrieval(embedder, found), {name: len(found.images)})
+
+        return run
+
+    scores = tuple(f"{name}::{way}/R@{k}" for way in ("i2t", "t2i") for k in (1, 5, 10))
+    return Part(name, "retrieval", scores, prepare)
+
+
+def _at_most(published: int, limit: int | None) -> int:
+    return published if limit is None else min(published, limit)
+
+
+def _load_eqben(data: Path, limit: int | None) -> list[Task]:
+    folder = data / "eqben"
+    return load_eqben(
+        folder / "ann_json_finegrained_random.json", folder / "images", limit=_at_most(MAX_SAMPLES, limit)
+    )
+
+
+VALSE = tuple(task for tasks in VALSE_GROUPS.values() for task in tasks)
+VL_CHECKLIST = tuple(
+    f"{group}_{task}/{source}" for (group, task), sources in VL_CHECKLIST_SOURCES.items() for source in sources
+)
+
+_COMPOSITIONAL = (
+    _compositional(
+        "aro (Visual Genome)",
+        ("VG_Relation", "VG_Attribution"),
+        lambda data, limit: load_visual_genome_tasks(data / "aro", limit=limit),
+        benchmark="aro",
+    ),
+    _compositional(
+        "aro (orders)",
+        ("Flickr30k_Order", "COCO_Order"),
+        lambda data, limit: load_order_tasks(data / "coco", data / "flickr30k", limit=limit),
+        benchmark="aro",
+    ),
+    _compositional(
+        "crepe",
+        CREPE,
+        lambda data, limit: load_crepe(data / "crepe", data / "visual_genome", limit=limit),
+    ),
+    _compositional("eqben", (*EQBEN_OTHERS, *EQBEN_KUBRIC), _load_eqben),
+    _compositional(
+        "imagecode",
+        tuple(IMAGECODE_SIZES),
+        lambda data, limit: load_imagecode(
+            data / "imagecode/valid_data.json", data / "imagecode/image-sets", limit=limit
+        ),
+    ),
+    _compositional(
+        "sugarcrepe",
+        tuple(SUGARCREPE_SIZES),
+        lambda data, limit: load_sugarcrepe_tasks(data / "sugar-crepe/data", data / "coco/val2017", limit=limit),
+    ),
+    _compositional(
+        "svo_probes",
+        SVO_PROBES,
+        lambda data, limit: load_svo_probes(
+            data / "svo_probes/svo_probes.csv", data / "svo_probes/images", limit=limit
+        ),
+    ),
+    _compositional(
+        "valse",
+        VALSE,
+        lambda data, limit: load_valse(data / "valse/data", data / "valse/images", limit=limit),
+    ),
+    _compositional(
+        "vl_checklist",
+        VL_CHECKLIST,
+        lambda data, limit: load_vl_checklist(data / "vl_checklist", limit=_at_most(MAX_RECORDS, limit)),
+    ),
+    _compositional("whatsup", WHATSUP, lambda data, limit: load_whatsup(data / "whatsup", limit=limit)),
+    _compositional(
+        "winoground",
+        ("winoground",),
+        lambda data, limit: load_winoground(data / "winoground", data / "winoground/images", limit=limit),
+    ),
+    _compositional(
+        "spec",
+        tuple(task + way for task in SPEC for way in (TEXT, IMAGE)),
+        lambda data, limit: load_spec(data / "spec", limit=limit),
+    ),
+)
+_BEYOND = (
+    _compositional(
+        "sugarcrepe_pp",
+        tuple(SUGARCREPE_SIZES),
+        lambda data, limit: load_sugarcrepe_pp_tasks(data / "sugar-crepe-pp/data", data / "coco/val2017", limit=limit),
+    ),
+    _compositional(
+        "half_truths",
+        tuple(task for tasks in HALF_TRUTHS.values() for task in tasks),
+        lambda data, limit: load_half_truths(data / "half_truths", data / "coco", limit=limit),
+    ),
+)
+PARTS: Mapping[str, Part] = {
+    part.name: part
+    for part in (
+        *_COMPOSITIONAL,
+        *map(_classification, ELEVATER),
+        *map(_retrieval, RETRIEVAL),
+        *_BEYOND,
+    )
+}
