@@ -52,7 +52,8 @@ JudgeOption = Annotated[
     JudgeKind,
     typer.Option(
         help="clip: a model of images and texts. vera, grammar: text-only models. chat: a vision-language model behind "
-        "an OpenAI-compatible endpoint. answers: released answers of another judge."
+        "an OpenAI-compatible endpoint chooses by number. vqa: it is asked whether the image shows each caption "
+        "(VQAScore). answers: released answers of another judge."
     ),
 ]
 SimilarityOption = Annotated[
@@ -67,7 +68,7 @@ Output = Annotated[
     typer.Option(callback=results_file(RESULT_FILES.load), help="JSON file to add the scores to."),
 ]
 Resamples = Annotated[int, typer.Option(min=0, help="Number of bootstrap samples for 95 % confidence intervals.")]
-BaseUrl = Annotated[str, typer.Option(help="Base URL of the endpoint, with --judge chat.")]
+BaseUrl = Annotated[str, typer.Option(help="Base URL of the endpoint, with --judge chat or vqa.")]
 KeyVariable = Annotated[
     str | None, typer.Option(help="Environment variable that holds its key.", show_default="no key")
 ]
@@ -128,6 +129,10 @@ def pairs(
     resamples: Resamples = 0,
     device: Device = "auto",
     store_url: StoreUrl = None,
+    base_url: BaseUrl = JudgeOptions.base_url,
+    key_variable: KeyVariable = None,
+    log: Log = None,
+    concurrency: Concurrency = JudgeOptions.concurrency,
 ) -> None:
     """Choose the true one of two captions in any pairs of `fovea curate`, by type and form."""
     options = dict(locals())
@@ -148,6 +153,10 @@ def sugarcrepe_pp(
     resamples: Resamples = 0,
     device: Device = "auto",
     store_url: StoreUrl = None,
+    base_url: BaseUrl = JudgeOptions.base_url,
+    key_variable: KeyVariable = None,
+    log: Log = None,
+    concurrency: Concurrency = JudgeOptions.concurrency,
 ) -> None:
     """Prefer each of two true captions in different words to a similar false one: SugarCrepe++, image to text."""
     options = dict(locals())
@@ -203,10 +212,7 @@ def aro(
     log: Log = None,
     concurrency: Concurrency = JudgeOptions.concurrency,
 ) -> None:
-    """Choose a caption among swaps of its words: the captions with which ARO's authors validated NegCLIP.
-
-    These are not ARO's own four tasks, which `fovea evaluate suite` reads.
-    """
+    """Choose a caption among swaps of its words, as NegCLIP was validated; `suite` reads ARO's own four tasks."""
     options = dict(locals())
     with bad_parameters():
         tasks = load_negclip_captions(data, images, limit=limit)
@@ -225,6 +231,10 @@ def winoground(
     resamples: Resamples = 0,
     device: Device = "auto",
     store_url: StoreUrl = None,
+    base_url: BaseUrl = JudgeOptions.base_url,
+    key_variable: KeyVariable = None,
+    log: Log = None,
+    concurrency: Concurrency = JudgeOptions.concurrency,
 ) -> None:
     """Match two captions of the same words with two images: text, image and group score."""
     options = dict(locals())
@@ -245,6 +255,10 @@ def imagecode(
     resamples: Resamples = 0,
     device: Device = "auto",
     store_url: StoreUrl = None,
+    base_url: BaseUrl = JudgeOptions.base_url,
+    key_variable: KeyVariable = None,
+    log: Log = None,
+    concurrency: Concurrency = JudgeOptions.concurrency,
 ) -> None:
     """Choose the image that a caption describes among ten: ImageCoDe."""
     options = dict(locals())
@@ -351,10 +365,9 @@ def _models(options: Mapping[str, Any]) -> list[str]:
 
 
 def _judge_options(options: Mapping[str, Any]) -> JudgeOptions:
-    """Collect the judges' options; some commands have no options for an endpoint."""
     names = ("device", "store_url", "similarity", "base_url", "log", "concurrency")
-    same = {name: options[name] for name in names if name in options}
-    return JudgeOptions(options["judge"], **same, key=_key(options.get("key_variable")))
+    same = {name: options[name] for name in names}
+    return JudgeOptions(options["judge"], **same, key=_key(options["key_variable"]))
 
 
 def _key(variable: str | None) -> str | None:

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from services.jobs.endpoint import Endpoint, Patience
 from services.score.evaluation.endpoint.questions import ChatModel
 from services.score.evaluation.endpoint.vqa_judge import VqaJudge
+from services.score.evaluation.evaluate import app
 from services.score.evaluation.judges import CannotJudge, evaluate
 from services.score.evaluation.records import Record, Task
 from services.score.evaluation.results import Result
@@ -42,6 +44,19 @@ def test_a_model_that_sees_is_right_about_captions_images_and_groups(tmp_path: P
         assert ask(server, images).scores == {"images": 100.0}
         assert ask(server, groups).scores == {"groups": 100.0, "groups::text": 100.0, "groups::image": 100.0}
     assert len(server.bodies) == 9 + 3 + 4 and {body["max_tokens"] for body in server.bodies} == {1}
+
+
+def test_the_command_asks_a_model_about_images_and_captions(tmp_path: Path) -> None:
+    (first, second, _) = color_task(tmp_path).records
+    record = {"id": "0", "images": [one.images[0].name for one in (first, second)]}
+    file = tmp_path / "pairs.jsonl"
+    file.write_text(json.dumps({**record, "captions": [first.captions[0], second.captions[0]]}))
+    with ChatServer(first_token=seeing).served() as server:
+        command = ["records", "--data", str(file), "--images", str(tmp_path), "--judge", "vqa", "--model", "sees-all"]
+        ended = CliRunner().invoke(app, [*command, "--base-url", server.url])
+    assert ended.exit_code == 0, ended.output
+    (found,) = json.loads(ended.stdout.splitlines()[-1])
+    assert (found["judge"], found["scores"]["pairs"]) == ("sees-all", 100.0)
 
 
 def test_an_answer_without_yes_or_no_is_wrong_and_counted(tmp_path: Path) -> None:
