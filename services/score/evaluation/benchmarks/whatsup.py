@@ -1,4 +1,4 @@
-"""What's Up: where one thing is in relation to another, in photographs taken for it and in COCO's and Visual Genome's.
+"""Records of What's Up: where one thing is in relation to another, in photographs taken for it and in others.
 
 The tasks have 412, 408, 2,247, 440, 1,160 and 291 records.
 """
