@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from services.jobs.published_data import Source, read_image
+from services.jobs.published_data import Source
+from services.score.evaluation.image_files import read_image_file
 from services.score.evaluation.embeddings import Features
 from services.score.evaluation.image_files import ImageFile, read_image_file
 from services.score.evaluation.judges import OnScores
@@ -93,7 +94,7 @@ class ColorWords:
             record = task.records[place]
             rows = []
             for path in record.images:
-                means = np.asarray(read_image(path), np.float64).mean(axis=(0, 1))
+                means = np.asarray(read_image_file(path), np.float64).mean(axis=(0, 1))
                 rows.append(
                     [sum(means[PRIMARIES.index(w)] for w in text.split() if w in PRIMARIES) for text in record.captions]
                 )

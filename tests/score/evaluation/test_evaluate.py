@@ -191,10 +191,10 @@ def test_aros_four_tasks_are_averaged_under_either_name_of_the_second(checkpoint
     assert averages == [{"average"}] * 2
 
 
-def test_the_command_aro_says_that_it_reads_negclips_captions_and_how_aros_own_tasks_are_read() -> None:
+def test_the_command_aro_says_that_it_reads_negclips_captions_and_what_reads_aros_own_tasks() -> None:
     told = run("aro", "--help").stdout
     assert "NegCLIP's valid_neg_clip.tsv" in told
-    assert "not ARO's own four tasks, which records --benchmark aro reads" in " ".join(told.replace("`", "").split())
+    assert "suite reads ARO's own four tasks" in " ".join(told.replace("`", "").split())
 
 
 def test_sugarcrepe_pp_has_two_true_captions_of_each_image(checkpoint: Path, tmp_path: Path) -> None:

@@ -198,9 +198,9 @@ def _labels(found: ClassificationSet) -> NDArray[Any]:
 
 
 def _unit(features: Features) -> Features:
-    return features / np.linalg.norm(features, axis=-1, keepdims=True)
+    return np.asarray(features / np.linalg.norm(features, axis=-1, keepdims=True))
 
 
 def _softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
     shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return shifted / shifted.sum(axis=1, keepdims=True)
+    return np.asarray(shifted / shifted.sum(axis=1, keepdims=True))
