@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from services.jobs.published_data import Source
-from services.score.evaluation.image_files import read_image_file
 from services.score.evaluation.embeddings import Features
 from services.score.evaluation.image_files import ImageFile, read_image_file
 from services.score.evaluation.judges import OnScores

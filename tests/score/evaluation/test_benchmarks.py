@@ -14,6 +14,7 @@ from services.score.evaluation.benchmarks.record_files import load_pairs_tasks
 from services.score.evaluation.benchmarks.sugarcrepe import load_sugarcrepe_tasks
 from services.score.evaluation.benchmarks.valse import load_valse
 from services.score.evaluation.benchmarks.winoground import load_winoground
+from services.score.evaluation.image_files import file_of
 from services.score.evaluation.records import Record, count
 from tests.published_data import published
 from tests.score.evaluation.stand_ins import write_image, write_sugarcrepe, write_valse
@@ -95,7 +96,7 @@ def test_valse_has_the_published_number_of_valid_captions_in_eleven_files() -> N
 
 def test_valses_images_are_in_the_folders_of_their_data_sets() -> None:
     files = {task.name: task.records[0].images[0] for task in load_valse(published("valse"), IMAGES)}
-    assert {name: path.relative_to(IMAGES).as_posix() for name, path in files.items()} == {
+    assert {name: file_of(image).relative_to(IMAGES).as_posix() for name, image in files.items()} == {
         "existence": "visual7w/v7w_2371044.jpg",
         "plurals": "val2017/000000291619.jpg",
         "counting-hard": "visual7w/v7w_2396743.jpg",
@@ -189,7 +190,7 @@ def test_imagecode_asks_for_the_described_one_of_ten_images(tmp_path: Path) -> N
     assert (videos.name, static.name, static.kind) == ("videos", "static", "text-to-image")
     (record,) = static.records
     # the fourth by number; by name, img10 would stand beside img1
-    assert [path.name for path in record.images] == [f"img{n}.jpg" for n in (4, 1, 2, 3, 5, 6, 7, 8, 9, 10)]
+    assert [file_of(image).name for image in record.images] == [f"img{n}.jpg" for n in (4, 1, 2, 3, 5, 6, 7, 8, 9, 10)]
     assert [one.id for one in videos.records] == ["MSRVTT_y/0", "MSRVTT_y/9"]
     (tmp_path / "sets" / "MSRVTT_y").rename(tmp_path / "sets" / "elsewhere")
     with pytest.raises(MissingData, match=r"MSRVTT_y is missing. It belongs to ImageCoDe"):

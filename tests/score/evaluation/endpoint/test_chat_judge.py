@@ -11,6 +11,7 @@ from services.jobs.endpoint import MAX_MALFORMED, Endpoint, Patience
 from services.score.evaluation.endpoint.answer_log import AnswerLog
 from services.score.evaluation.endpoint.chat_judge import ChatJudge, choice, prompt
 from services.score.evaluation.endpoint.questions import ChatModel
+from services.score.evaluation.image_files import file_of
 from services.score.evaluation.judges import CannotJudge, evaluate
 from services.score.evaluation.records import Record, Task
 from services.score.evaluation.results import Result
@@ -118,7 +119,7 @@ def test_another_question_is_asked_although_there_is_a_log(tmp_path: Path) -> No
         assert len(server.bodies) == 4
         # the same file with another image in it
         color_task(tmp_path)
-        record.images[0].write_bytes((tmp_path / "blue.png").read_bytes())
+        file_of(record.images[0]).write_bytes((tmp_path / "blue.png").read_bytes())
         assert ask(server, task, log=log).scores == {"colours": 0.0}
         assert len(server.bodies) == 6
 
