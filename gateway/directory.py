@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, get_args
 from urllib.parse import quote
 
 from fastapi import APIRouter, FastAPI, Request
@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict
 
 from gateway.openapi import Document, merge_documents, require_key
 from gateway.routes import PUBLIC_PATHS, RouteTable
-from gateway.upstream import NOT_RUNNING_RETRY_S
+from gateway.settings import Service
+from gateway.upstream import NOT_RUNNING_RETRY_S, Upstream
 from gateway.upstreams import Branch, Upstreams
 from services.core.errors import NotFound, Overloaded
 from services.core.serving.model_versions import ModelVersionList
@@ -69,13 +70,19 @@ class Directory:
         self._needs_key = needs_key
         self._routes = routes
         self._document = Kept[Document](DOCUMENT_AGE_S)
-        self._models = Kept[list[Model]](MODELS_AGE_S)
+        self._models = Kept[list[tuple[Upstream, Model]]](MODELS_AGE_S)
         self._tasks = Kept[list[Entry]](MODELS_AGE_S)
 
     async def models(self) -> list[Model]:
-        async def ask() -> list[Model]:
-            entries = await self._listed("/v1/models", self._upstreams.branches, model_of="id")
-            return [Model.model_validate(entry) for entry in entries]
+        return [model for _, model in await self._owned()]
+
+    async def _owned(self) -> list[tuple[Upstream, Model]]:
+        """Return the models, each with the upstream that lists it."""
+
+        async def ask() -> list[tuple[Upstream, Model]]:
+            services = [self._upstreams.of(service) for service in get_args(Service)]
+            listed = await self._listed("/v1/models", services, model_of="id")
+            return [(owner, Model.model_validate(entry)) for owner, entry in listed]
 
         return await self._models.get(ask)
 
@@ -90,22 +97,23 @@ class Directory:
 
     async def versions(self, model_id: str) -> ModelVersionList:
         """Return the versions of a listed model as its service finds them in the store. Raises NotFound, Overloaded."""
-        if all(model.id != model_id for model in await self.models()):
+        owner = next((owner for owner, model in await self._owned() if model.id == model_id), None)
+        if owner is None:
             raise self.missing(model_id)
-        owners = [owner for branch in self._upstreams.branches if (owner := branch.of_model(model_id)) is not None]
-        path = f"/v1/models/{quote(model_id, safe='')}/versions"
-        answers = await asyncio.gather(*(owner.fetch_json(path) for owner in owners))
-        found = next((answer for answer in answers if isinstance(answer, dict)), None)
-        if found is None:
+        found = await owner.fetch_json(f"/v1/models/{quote(model_id, safe='')}/versions")
+        if not isinstance(found, dict):
             message = f"The versions of {model_id!r} can't be listed now."
             raise Overloaded(message, code="service_unavailable", retry_after_s=NOT_RUNNING_RETRY_S)
         return ModelVersionList.model_validate(found)
 
     async def tasks(self) -> list[Entry]:
         """Return the tasks of predict as its processes describe them."""
-        return await self._tasks.get(
-            lambda: self._listed("/tasks", [self._upstreams.of("predict")], model_of="model"),
-        )
+
+        async def ask() -> list[Entry]:
+            listed = await self._listed("/tasks", [self._upstreams.of("predict")], model_of="model")
+            return [entry for _, entry in listed]
+
+        return await self._tasks.get(ask)
 
     async def document(self, own: Document) -> Document:
         """Return the merged OpenAPI document."""
@@ -125,15 +133,15 @@ class Directory:
         route = self._routes.find(path)
         return route is not None and route.service == service
 
-    async def _listed(self, path: str, branches: Sequence[Branch], *, model_of: str) -> list[Entry]:
-        """Return the entries of the lists at a path, each of the upstream that a request for its model reaches.
+    async def _listed(self, path: str, branches: Sequence[Branch], *, model_of: str) -> list[tuple[Upstream, Entry]]:
+        """Return the entries of the lists at a path, each with the upstream that a request for its model reaches.
 
         What no request reaches, such as a model that a pool serves and does not claim, is left out.
         """
         asked = [(branch, upstream) for branch in branches for upstream in branch]
         answers = await asyncio.gather(*(upstream.fetch_json(path) for _, upstream in asked))
         return [
-            entry
+            (upstream, entry)
             for (branch, upstream), answer in zip(asked, answers, strict=True)
             for entry in (answer.get("data", []) if isinstance(answer, dict) else [])
             if isinstance(entry, dict)

@@ -1,5 +1,6 @@
 """The hot path in plain ASGI: a request for a service is admitted, read, sent on and answered without parsing."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,7 +16,7 @@ from gateway.routes import OWN_SCOPES, Route, RouteTable, check_method
 from gateway.routing.upstream_choice import UpstreamChoice
 from gateway.upstream import Upstream, UpstreamRequest
 from gateway.upstreams import Upstreams
-from services.core.errors import FoveaError, Misdirected, Overloaded, Unauthenticated
+from services.core.errors import Misdirected, Overloaded, Unauthenticated
 from services.core.exchange import context_of
 
 
@@ -61,8 +62,12 @@ class Proxy:
         counts = self.usage.begin(visitor, "gateway" if route is None else route.service)
         try:
             await self._answer(route, Admitted(visitor, counts), scope, receive, send)
-        except FoveaError:
+        except Exception:
             counts.errors += 1
+            raise
+        except asyncio.CancelledError:
+            # At its deadline a request is answered with an error; otherwise the client has gone, and gets no answer.
+            counts.errors += time.monotonic() >= context_of(scope).deadline
             raise
 
     async def _answer(

@@ -85,6 +85,8 @@ ROUTES = (
 # Only where the gateway has a review. Its page's files tell nothing of the pairs.
 REVIEW_ROUTES = (
     Route("review", "/review/page/**", ("GET",), has_canary=False, is_public=True),
+    # Whoever may look needs it, where the review has a token.
+    Route("review", "/review/session", ("POST",), has_canary=False),
     Route("review", "/review/**", ("GET", "POST"), changes=True, has_canary=False),
 )
 

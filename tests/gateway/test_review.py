@@ -34,6 +34,7 @@ async def test_its_pages_files_need_no_key_and_all_else_one_of_its_scope() -> No
             assert review.header("x-fovea-key-name") == "anna"
         assert review.requests[-1]["path"] == "/review/verdicts"
         assert await status(client, "GET", "/review/verdicts.jsonl", "reader") == 200
+        assert await status(client, "POST", "/review/session", "reader") == 200
         assert await status(client, "POST", "/review/undo", "reader") == 403
 
 

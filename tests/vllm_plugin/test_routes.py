@@ -197,7 +197,13 @@ def test_answers_keep_to_a_response_format_under_calibration(tiny: Served) -> No
     assert json.loads(found["choices"][0]["message"]["content"])["pet"] in ("cat", "dog")
     assert found["usage"]["calibration_passes"] >= 0
     assert found["documents"][0]["relevance"] is not None
-    assert found["calibration"] == {"bias": "exact", "temperature": 0.02, "layers": [2, 3], "dummy": "framed"}
+    assert found["calibration"] == {
+        "bias": "exact",
+        "temperature": 0.02,
+        "layers": [2, 3],
+        "rel_layers": [0, 1, 2, 3],
+        "dummy": "framed",
+    }
     for client, wanted in ((tiny.own, form), (tiny.over_vllm, {"type": "grammar"})):
         refused = client.post("/v1/chat/completions", json=chat(0, response_format=wanted))
         assert refused.status_code == 400
@@ -277,7 +283,9 @@ def test_the_results_of_tools_are_read_and_calibration_acts_on_what_follows(tiny
     body = {"messages": messages, "tools": [TOOL], "max_tokens": 12, "temperature": 0, "logprobs": True}
     for more in ({}, DOCUMENTS, DOCUMENTS | {"calibration": {"enabled": False}}):
         found = answered(tiny.over_vllm, "/v1/chat/completions", body | more)
-        assert found["usage"]["completion_tokens"] == len(found["choices"][0]["logprobs"]["content"])
+        [choice] = found["choices"]
+        is_ended = choice["finish_reason"] == "stop"  # by a token that is no part of the answer
+        assert found["usage"]["completion_tokens"] == len(choice["logprobs"]["content"]) + is_ended
         assert "".join(one["delta"].get("content") or "" for chunk in streamed(tiny.over_vllm, body | more)
                        for one in chunk["choices"]) == found["choices"][0]["message"]["content"]  # fmt: skip
     plain, calibrated = (

@@ -2,7 +2,7 @@
 import { ask, each, models } from "./api.js";
 import { html, signal } from "./vendor/preact.mjs";
 
-// {versions, followed} or {problem} by model.
+// {data, followed} or {problem} by model.
 const stored = signal({});
 
 const versionCall = (id) => ({ path: `v1/models/${encodeURIComponent(id)}/versions` });

@@ -94,11 +94,15 @@ export function Status() {
       if (!document.hidden) await refresh(number++);
       if (!isOver) timer = setTimeout(next, PERIOD_MS);
     };
+    // What another key may see is read with the next reading.
+    const renew = () => (number = 0);
     readings.value = [];
     next();
+    window.addEventListener("key-changed", renew);
     return () => {
       isOver = true;
       clearTimeout(timer);
+      window.removeEventListener("key-changed", renew);
     };
   }, []);
   return html`<${Head} title="Status" about="What is served, whether it is ready, and what the gateway measures. Read anew every few seconds." />

@@ -56,9 +56,13 @@ class Access:
 
 
 def _check_is_near(request: Request) -> None:
-    """Raises Unauthenticated for what a proxy forwards from elsewhere without a key."""
-    sender = (header_of(request.scope, b"x-forwarded-for") or "localhost").rpartition(",")[2].strip()
-    if caller_of(request.scope).key_name is None and not is_loopback(sender):
+    """Raises Unauthenticated for what a proxy forwards from elsewhere without a key.
+
+    All addresses count: of several proxies on this machine, only the first names who has sent the request.
+    """
+    senders = ",".join(request.headers.getlist("x-forwarded-for")).split(",")
+    is_near = all(is_loopback(sender.strip()) for sender in senders if sender.strip())
+    if caller_of(request.scope).key_name is None and not is_near:
         raise Unauthenticated(
             "This review is for its own machine, or needs a key of the gateway; start it with --token-file for others.",
             code="review_not_shared",

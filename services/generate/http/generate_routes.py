@@ -66,6 +66,7 @@ class AnswerSoFar:
         text = without_leading_space(progress, self.text).text
         self.text += text
         self.num_tokens = progress.num_tokens
+        assert progress.finish_reason != "tool_calls", "a question has no tools"
         self.finish_reason = progress.finish_reason
         self.facts = self.facts or progress.facts
         return text

@@ -190,6 +190,9 @@ def messages_of(messages: Sequence[ChatMessage], *, has_tools: bool = False) -> 
     Raises InvalidRequest for content other than text, InvalidField for none.
     """
     more = {"tool_calls", "tool_call_id", "name"} if has_tools else set()
+    for index, message in enumerate(messages):
+        if message.tool_calls and not has_tools:
+            raise _refusal(f"messages.{index}", "Calls of tools are not supported here.")
     return [
         {
             "role": TEMPLATE_ROLES.get(message.role, message.role),

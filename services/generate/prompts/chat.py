@@ -12,7 +12,7 @@ import functools
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,9 +86,13 @@ def render_tool_chat(
     """Render a conversation with tools, and return the messages that vLLM renders to the same text as well.
 
     Documents are in the last message of the user. messages: also with OpenAI's `tool_calls` and `tool_call_id`. Raises
-    InvalidRequest as `render_chat`.
+    InvalidRequest as `render_chat`, and where tools or calls spell a control token, which vLLM would read as one.
     """
     chat = _chat(tokenizer, tools)
+    _check_spellings(tokenizer, "tools", tools)
+    for index, message in enumerate(messages):
+        of_calls = [message.get(name) for name in ("tool_calls", "tool_call_id", "name")]
+        _check_spellings(tokenizer, f"messages.{index}", of_calls)
     read = [_with_arguments(message) for message in messages]
     if not documents:
         return chat.pieces(chat.written(read), []), tuple(messages)
@@ -125,6 +129,24 @@ def _arguments(text: str) -> Any:
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _check_spellings(tokenizer: Any, param: str, value: Any) -> None:
+    for text in _texts(value):
+        spelt = next((one for one in control_tokens(tokenizer).values() if one in text), None)
+        if spelt is not None:
+            message = f"{param}: {spelt!r} is a control token of this model, and cannot be part of tools or their calls"
+            raise InvalidRequest(message, param=param)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield all texts in a JSON value, names of fields among them."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from itertools.chain.from_iterable(map(_texts, itertools.chain(value, value.values())))
+    elif isinstance(value, Sequence):
+        yield from itertools.chain.from_iterable(map(_texts, value))
 
 
 def _last_of_user(messages: Sequence[Message]) -> int:

@@ -112,14 +112,16 @@ class VllmAnswers:
         if num_logprobs is not None:
             body |= {"logprobs": True, "top_logprobs": num_logprobs}
         key, first = fields.get("fovea_measure"), True
+        ends: frozenset[int] = frozenset() if generation.ignore_eos else self._eos_token_ids
         async with aclosing(self._client.converse(body)) as parts:
             async for part in parts:
                 if first and key is not None:
                     facts = await self._with_attention(facts, generation, key)
+                choices = [one for one in part.choices if one.token_id not in ends]
                 yield Progress(
                     generation,
                     part.text,
-                    tuple(self._vocabulary.token(_asked(choice, generation)) for choice in part.choices),
+                    tuple(self._vocabulary.token(_asked(choice, generation)) for choice in choices),
                     part.num_tokens,
                     part.finish_reason,
                     facts if first else None,

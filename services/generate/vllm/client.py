@@ -10,7 +10,7 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import aiohttp
 import numpy as np
@@ -301,7 +301,10 @@ def _choices(choice: dict[str, Any]) -> list[TokenChoice]:
 
 
 def _chat_part(choice: dict[str, Any], said: dict[str, Any], usage: dict[str, Any]) -> ChatPart:
-    """Read a choice, or a chunk of it, with its message or delta."""
+    """Read a choice, or a chunk of it, with its message or delta. Raises Gone for an answer that vLLM gave up."""
+    finish_reason = choice.get("finish_reason")
+    if finish_reason not in (None, *get_args(FinishReason)):
+        raise Gone("vLLM ended an answer before its end.")
     calls = [{"index": place, **call} for place, call in enumerate(said.get("tool_calls") or ())]
     found = (choice.get("logprobs") or {}).get("content") or ()
     return ChatPart(
@@ -316,7 +319,7 @@ def _chat_part(choice: dict[str, Any], said: dict[str, Any], usage: dict[str, An
             for one in found
         ),
         usage["completion_tokens"],
-        choice.get("finish_reason"),
+        finish_reason,
     )
 
 

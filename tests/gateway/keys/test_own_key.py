@@ -2,9 +2,11 @@
 
 from typing import Any
 
+from starlette.types import Receive, Scope, Send
+
 from gateway.access import digest
 from gateway.settings import KeyRecord
-from tests.gateway.servers import Service, gateway, respond, serving
+from tests.gateway.servers import Service, gateway, gone, respond, serving
 
 # The window ends with the year of the clock.
 RATE = "5/year"
@@ -44,6 +46,17 @@ async def test_a_key_is_told_its_scopes_what_its_limit_leaves_and_what_it_asked_
         assert other["usage"] == {"gateway": {"requests": 1, "errors": 0}}
         async with client.get("/v1/key") as response:
             assert response.status == 401
+
+
+async def test_a_request_that_is_answered_at_its_deadline_counts_as_an_error() -> None:
+    async def hang(scope: Scope, receive: Receive, send: Send) -> None:
+        await gone(receive)
+
+    async with serving(Service(hang)) as url, gateway(embed_urls=url, keys=KEYS) as client:
+        headers = {"X-API-Key": "a", "X-Request-Timeout": "0.05"}
+        async with client.post("/embed", headers=headers) as response:
+            assert response.status == 504
+        assert (await own(client, "a"))["usage"]["embed"] == {"requests": 1, "errors": 1}
 
 
 async def test_without_keys_it_has_no_name_and_the_requests_of_all_count() -> None:

@@ -115,6 +115,11 @@ def test_every_role_of_text_is_read(client: TestClient) -> None:
     assert prompt_tokens({**system, "content": parts}) == prompt_tokens(system)
 
 
+def test_calls_of_tools_are_not_left_out_of_a_count_of_tokens(client: TestClient) -> None:
+    refused = client.post("/tokenize", json={"messages": [*QUESTION, {"role": "assistant", "tool_calls": [CALL]}]})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, f"messages.{len(QUESTION)}")
+
+
 def test_a_logit_bias_has_its_token_taken(client: TestClient) -> None:
     told = complete(client, logit_bias={"300": 100}, logprobs=0, ignore_eos=True)["choices"][0]["logprobs"]
     assert len(told["tokens"]) == 8

@@ -20,7 +20,7 @@ export function actionOf(event) {
   if (event.repeat || event.ctrlKey || event.altKey || event.metaKey) return null;
   // The element itself, also where the review has a shadow root of its own.
   const [element] = event.composedPath();
-  if (element.matches?.("input, textarea, dialog *")) return null;
+  if (element.matches?.("input, select, textarea, dialog, dialog *")) return null;
   // There the space bar already presses what has the focus.
   if (event.key === " " && element.matches?.("button, a, summary")) return null;
   return ACTIONS[event.key.toLowerCase()] ?? null;

@@ -19,6 +19,17 @@ class Picture extends Component {
     } catch {
       this.setState({ isBroken: true });
     }
+    if (this.isOver) this.release();
+  }
+
+  componentWillUnmount() {
+    this.isOver = true;
+    this.release();
+  }
+
+  // Of an address that was made for an image: it holds the image in memory.
+  release() {
+    URL.revokeObjectURL(this.state.address);
   }
 
   render({ filename, problem }, { isBroken, address }) {
