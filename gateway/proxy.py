@@ -17,7 +17,7 @@ from gateway.routing.upstream_choice import UpstreamChoice
 from gateway.upstream import Upstream, UpstreamRequest
 from gateway.upstreams import Upstreams
 from services.core.errors import Misdirected, Overloaded, Unauthenticated
-from services.core.exchange import context_of
+from services.core.exchange import context_of, exchange_of
 
 
 class Proxy:
@@ -62,12 +62,12 @@ class Proxy:
         counts = self.usage.begin(visitor, "gateway" if route is None else route.service)
         try:
             await self._answer(route, Admitted(visitor, counts), scope, receive, send)
-        except Exception:
-            counts.errors += 1
-            raise
-        except asyncio.CancelledError:
-            # At its deadline a request is answered with an error; otherwise the client has gone, and gets no answer.
-            counts.errors += time.monotonic() >= context_of(scope).deadline
+        except (Exception, asyncio.CancelledError) as failure:
+            status = exchange_of(scope).status
+            is_counted = status is not None and status >= 400
+            # Cancelled before its deadline, the client has gone, and gets no answer.
+            is_answered = isinstance(failure, Exception) or time.monotonic() >= context_of(scope).deadline
+            counts.errors += is_answered and not is_counted
             raise
 
     async def _answer(

@@ -14,12 +14,14 @@ class Picture extends Component {
 
   async componentDidMount() {
     const { problem, filename, addressOf } = this.props;
+    if (problem) return;
     try {
-      if (!problem) this.setState({ address: await addressOf(filename) });
+      this.address = await addressOf(filename);
+      if (this.isOver) this.release();
+      else this.setState({ address: this.address });
     } catch {
       this.setState({ isBroken: true });
     }
-    if (this.isOver) this.release();
   }
 
   componentWillUnmount() {
@@ -27,9 +29,9 @@ class Picture extends Component {
     this.release();
   }
 
-  // Of an address that was made for an image: it holds the image in memory.
+  // An address that was made for an image holds the image in memory.
   release() {
-    URL.revokeObjectURL(this.state.address);
+    if (this.address) URL.revokeObjectURL(this.address);
   }
 
   render({ filename, problem }, { isBroken, address }) {
