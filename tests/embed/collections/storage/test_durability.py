@@ -11,7 +11,7 @@ import pytest
 
 from services.core.errors import FoveaError
 from services.embed.collections.storage.database import StorageFull
-from services.embed.collections.storage.image_store import DATABASE_NAME, ImageStore
+from services.embed.collections.storage.sqlite_store import DATABASE_NAME, SqliteImageStore
 from tests.embed.collections.killed_process import NUM_KILLS, until_killed
 from tests.embed.collections.small_disk import fill, mounted_disk
 from tests.embed.collections.stored import INFO, LIMITS, content, everything, new_image
@@ -41,7 +41,7 @@ def data_of(number: int) -> bytes:
 
 
 def add_and_delete(folder: Path, seed: int, reports: Connection) -> None:
-    store = ImageStore.open(folder)
+    store = SqliteImageStore.open(folder)
     dice = random.Random(seed)
     there = [int(image.id) for image in store.images(None, 1_000_000)]
     first = 100_000 * seed
@@ -67,13 +67,13 @@ def after(operation: Operation, there: set[int]) -> set[int]:
 
 @pytest.mark.timeout(600 + 5 * NUM_KILLS)
 def test_a_process_killed_at_any_moment_loses_nothing_that_it_acknowledged(folder: Path) -> None:
-    ImageStore.create(folder, INFO).close()
+    SqliteImageStore.create(folder, INFO).close()
     expected: set[int] = set()
     for kill in range(NUM_KILLS):
         reports = until_killed(add_and_delete, folder, kill)
         for operation in reports.done:
             expected = after(operation, expected)
-        store = ImageStore.open(folder)
+        store = SqliteImageStore.open(folder)
         found = everything(store)
         store.close()
         check_file(folder)
@@ -91,7 +91,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_full_disk_refuses_an_add_as_a_whole_and_the_store_works_on(small_disk: Path) -> None:
     folder = small_disk / "collection"
-    store = ImageStore.create(folder, INFO)
+    store = SqliteImageStore.create(folder, INFO)
     (small_disk / "ballast").write_bytes(bytes(400_000))
     stored: dict[str, bytes] = {}
     with pytest.raises(StorageFull) as raised:
@@ -107,14 +107,14 @@ def test_a_full_disk_refuses_an_add_as_a_whole_and_the_store_works_on(small_disk
     assert {image_id: data for image_id, (_, data) in everything(store).items()} == stored | batch
     store.close()
     check_file(folder)
-    store = ImageStore.open(folder)
+    store = SqliteImageStore.open(folder)
     assert {image_id: data for image_id, (_, data) in everything(store).items()} == stored | batch
     store.close()
 
 
 def test_a_disk_that_images_have_filled_still_takes_deletions_and_conditions(small_disk: Path) -> None:
     folder = small_disk / "collection"
-    store = ImageStore.create(folder, INFO)
+    store = SqliteImageStore.create(folder, INFO)
     with pytest.raises(StorageFull):
         for number in range(1000):
             store.add([new_image(str(number), content(number, 5000))], LIMITS)
@@ -125,14 +125,14 @@ def test_a_disk_that_images_have_filled_still_takes_deletions_and_conditions(sma
     store.close()
     # the file has taken in its log
     assert [path.name for path in folder.iterdir()] == [DATABASE_NAME]
-    store = ImageStore.open(folder)
+    store = SqliteImageStore.open(folder)
     assert everything(store) == {}
     assert [condition.text for condition in store.conditions()] == list(stored)
     store.close()
 
 
 def test_what_is_deleted_is_room_for_what_is_added_next_and_for_others(small_disk: Path) -> None:
-    store = ImageStore.create(small_disk / "collection", INFO)
+    store = SqliteImageStore.create(small_disk / "collection", INFO)
     numbers = []
     for _ in range(3):
         numbers.append(0)
@@ -153,7 +153,7 @@ def test_what_is_deleted_is_room_for_what_is_added_next_and_for_others(small_dis
 
 
 def test_a_store_of_an_older_version_can_give_back_once_it_was_opened(tmp_path: Path) -> None:
-    store = ImageStore.create(tmp_path, INFO)
+    store = SqliteImageStore.create(tmp_path, INFO)
     store.add([new_image(str(number), content(number, 5000)) for number in range(200)], LIMITS)
     before = everything(store)
     store.close()
@@ -162,7 +162,7 @@ def test_a_store_of_an_older_version_can_give_back_once_it_was_opened(tmp_path: 
         connection.execute("PRAGMA auto_vacuum = NONE")
         connection.execute("VACUUM")  # as files were made that could not shrink
         connection.execute("PRAGMA journal_mode = WAL")
-    store = ImageStore.open(tmp_path)
+    store = SqliteImageStore.open(tmp_path)
     assert everything(store) == before
     for image_id in before:
         store.delete(image_id)
@@ -173,7 +173,7 @@ def test_a_store_of_an_older_version_can_give_back_once_it_was_opened(tmp_path: 
 
 
 def test_an_add_that_the_disk_has_no_room_for_takes_none_of_it(small_disk: Path) -> None:
-    store = ImageStore.create(small_disk / "collection", INFO)
+    store = SqliteImageStore.create(small_disk / "collection", INFO)
     for _ in range(3):
         with pytest.raises(StorageFull):
             store.add([new_image("large", content(1, 2_000_000))], LIMITS)
@@ -186,7 +186,7 @@ def test_an_add_that_the_disk_has_no_room_for_takes_none_of_it(small_disk: Path)
 
 
 def test_without_a_byte_left_every_change_is_refused_and_reading_goes_on(small_disk: Path) -> None:
-    store = ImageStore.create(small_disk / "collection", INFO)
+    store = SqliteImageStore.create(small_disk / "collection", INFO)
     store.add([new_image("a", content(1, 50_000))], LIMITS)
     fill(small_disk / "ballast")
     with pytest.raises(StorageFull):
@@ -202,15 +202,15 @@ def test_without_a_byte_left_every_change_is_refused_and_reading_goes_on(small_d
 
 
 def test_a_store_on_a_full_disk_opens_once_there_is_room(small_disk: Path) -> None:
-    store = ImageStore.create(small_disk / "collection", INFO)
+    store = SqliteImageStore.create(small_disk / "collection", INFO)
     store.add([new_image("a", b"1")], LIMITS)
     store.close()
     fill(small_disk / "ballast")
     with pytest.raises(StorageFull):
-        ImageStore.open(small_disk / "collection")
+        SqliteImageStore.open(small_disk / "collection")
     with pytest.raises(FoveaError):
-        ImageStore.create(small_disk / "another", INFO)
+        SqliteImageStore.create(small_disk / "another", INFO)
     (small_disk / "ballast").unlink()
-    store = ImageStore.open(small_disk / "collection")
+    store = SqliteImageStore.open(small_disk / "collection")
     assert store.data("a") == b"1"
     store.close()
