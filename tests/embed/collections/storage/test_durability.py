@@ -1,6 +1,5 @@
 """Stored data is intact until it is deleted, also after the process was killed or the disk full."""
 
-import random
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -12,6 +11,7 @@ import pytest
 from services.core.errors import FoveaError
 from services.embed.collections.storage.database import StorageFull
 from services.embed.collections.storage.sqlite_store import DATABASE_NAME, SqliteImageStore
+from tests.embed.collections.adding_and_deleting import add_and_delete, checked
 from tests.embed.collections.killed_process import NUM_KILLS, until_killed
 from tests.embed.collections.small_disk import fill, mounted_disk
 from tests.embed.collections.stored import INFO, LIMITS, content, everything, new_image
@@ -31,56 +31,20 @@ def check_file(folder: Path) -> None:
     connection.close()
 
 
-# What a process that is to be killed does: add or delete the images of these numbers.
-Operation = tuple[str, list[int]]
-
-
-def data_of(number: int) -> bytes:
-    """Two neighbours share their bytes; some are larger than a page of the file."""
-    return content(number // 2, 200 + number // 2 * 977 % 30_000)
-
-
-def add_and_delete(folder: Path, seed: int, reports: Connection) -> None:
-    store = SqliteImageStore.open(folder)
-    dice = random.Random(seed)
-    there = [int(image.id) for image in store.images(None, 1_000_000)]
-    first = 100_000 * seed
-    while True:
-        if there and dice.random() < 0.4:
-            operation: Operation = ("delete", [there.pop(dice.randrange(len(there)))])
-        else:
-            operation = ("add", list(range(first, first := first + dice.randint(1, 12))))
-        kind, numbers = operation
-        reports.send((operation, False))
-        if kind == "add":
-            store.add([new_image(str(number), data_of(number)) for number in numbers], LIMITS)
-            there += numbers
-        else:
-            store.delete(str(numbers[0]))
-        reports.send((operation, True))
-
-
-def after(operation: Operation, there: set[int]) -> set[int]:
-    kind, numbers = operation
-    return there | set(numbers) if kind == "add" else there - set(numbers)
+def work(folder: Path, seed: int, reports: Connection) -> None:
+    add_and_delete(SqliteImageStore.open(folder), seed, reports)
 
 
 @pytest.mark.timeout(600 + 5 * NUM_KILLS)
 def test_a_process_killed_at_any_moment_loses_nothing_that_it_acknowledged(folder: Path) -> None:
     SqliteImageStore.create(folder, INFO).close()
-    expected: set[int] = set()
+    there: set[int] = set()
     for kill in range(NUM_KILLS):
-        reports = until_killed(add_and_delete, folder, kill)
-        for operation in reports.done:
-            expected = after(operation, expected)
+        reports = until_killed(work, folder, kill)
         store = SqliteImageStore.open(folder)
-        found = everything(store)
+        there = checked(store, there, reports)
         store.close()
         check_file(folder)
-        assert all(data == data_of(int(image_id)) for image_id, (_, data) in found.items())
-        there = {int(image_id) for image_id in found}
-        assert there in (expected, after(reports.begun, expected) if reports.begun else expected)
-        expected = there
 
 
 @pytest.fixture
