@@ -16,9 +16,12 @@ from tests.embed.collections.stored import INFO
 
 @pytest.fixture(scope="session")
 def server_url() -> Iterator[str]:
-    """A PostgreSQL server."""
+    """A PostgreSQL server with the tables of collections."""
     pytest.importorskip("psycopg_pool", reason="needs the extra `cluster`")
+    from services.embed.collections.cluster.connections import Connections
+
     with postgres_server() as url:
+        Connections.open(url).close()
         yield url
 
 
@@ -35,13 +38,11 @@ def empty_database_url(server_url: str) -> str:
 
 @pytest.fixture
 def database_url(server_url: str) -> str:
-    """A database without collections; its tables are made once, as that takes longer than most tests."""
-    from services.embed.collections.cluster.connections import Connections
+    """A database without collections."""
+    import psycopg
 
-    connections = Connections.open(server_url)
-    with connections.reading() as connection:
+    with psycopg.connect(server_url, autocommit=True) as connection:
         connection.execute("TRUNCATE collections CASCADE")
-    connections.close()
     return server_url
 
 
