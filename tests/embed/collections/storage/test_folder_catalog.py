@@ -98,7 +98,8 @@ def test_a_folder_has_one_open_catalog(root: Path) -> None:
 
 def test_a_folder_open_in_another_process_is_in_use_until_that_is_gone(root: Path) -> None:
     program = (
-        "import sys, time; from pathlib import Path; from services.embed.collections.storage.catalog import Catalog;"
+        "import sys, time; from pathlib import Path;"
+        "from services.embed.collections.storage.folder_catalog import FolderCatalog;"
         "catalog = FolderCatalog.open(Path(sys.argv[1])); print('open', flush=True); time.sleep(100)"
     )
     with running([sys.executable, "-c", program, str(root)], stdout=subprocess.PIPE) as process:
