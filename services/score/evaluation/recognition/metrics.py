@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from services.score.evaluation.records import percent
+
 Labels = NDArray[np.int64]
 Probabilities = NDArray[np.floating]
 
@@ -31,10 +33,7 @@ def accuracy(labels: Labels, probabilities: Probabilities) -> float:
 
 def mean_per_class(labels: Labels, probabilities: Probabilities) -> float:
     """The mean over classes with images of their accuracy."""
-    right = is_right(labels, probabilities)
-    counts = np.bincount(labels)
-    sums = np.bincount(labels, weights=right)
-    return float(np.mean(sums[counts > 0] / counts[counts > 0]))
+    return percent(is_right(labels, probabilities).astype(np.float64), labels) / 100
 
 
 def mean_average_precision_11(labels: NDArray[np.bool_], probabilities: Probabilities) -> float:

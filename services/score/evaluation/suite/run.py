@@ -11,8 +11,6 @@ from services.score.evaluation.embeddings import Embedder
 from services.score.evaluation.results import RESULT_FILES, Result
 from services.score.evaluation.suite.parts import PARTS, Part
 
-BLOCK_BYTES = 1 << 20
-
 
 @dataclass
 class Outcome:
@@ -91,8 +89,6 @@ def fingerprint(model: Path | str) -> str:
 def _digest(paths: Sequence[Path]) -> str:
     digest = hashlib.sha256()
     for path in paths:
-        digest.update(path.name.encode() + b"\0")
         with path.open("rb") as file:
-            while block := file.read(BLOCK_BYTES):
-                digest.update(block)
+            digest.update(path.name.encode() + b"\0" + hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()[:16]
