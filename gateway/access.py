@@ -19,7 +19,7 @@ from starlette.types import Scope as AsgiScope
 
 from gateway.followed_file import FollowedFile, changes, parse_file
 from gateway.rate_limits import Allowance, RateLimits
-from gateway.settings import GatewaySettings, KeyRecord, Level, Scope, Service
+from gateway.settings import Backend, GatewaySettings, KeyRecord, Level, Scope
 from services.core.caller import DEFAULT_TENANT, Caller, client_network
 from services.core.errors import PermissionDenied, RateLimited, Unauthenticated
 from services.core.metrics import Metrics
@@ -41,11 +41,15 @@ class KeyFile(BaseModel):
 
 @dataclass(frozen=True)
 class Visitor:
-    """The sender of a request: limits are counted by `identity`; `permissions` is None where no key is needed."""
+    """The sender of a request: limits are counted by `identity`.
+
+    `permissions` and the `scopes` that grant them are None where no key is needed.
+    """
 
     identity: str
     name: str | None = None
     permissions: frozenset[str] | None = None
+    scopes: frozenset[Scope] | None = None
     rate: str | None = None
     tenant: str = DEFAULT_TENANT
 
@@ -137,8 +141,7 @@ class Access:
     def authenticate(self, asgi_scope: AsgiScope) -> Visitor:
         """Return the visitor. Raises Unauthenticated where a key is needed and no known one was sent."""
         if not self._keys.is_required:
-            client = asgi_scope.get("client")
-            return Visitor(identity=f"client:{client_network(client[0]) if client else 'unknown'}")
+            return self.stranger(asgi_scope)
         key = presented_key(asgi_scope["headers"])
         visitor = self._keys.find(key) if key and len(key) <= MAX_KEY_LENGTH else None
         if visitor is None:
@@ -147,6 +150,12 @@ class Access:
             raise KeyMissing(problem, code="invalid_api_key")
         structlog.contextvars.bind_contextvars(key=visitor.name)
         return visitor
+
+    def stranger(self, asgi_scope: AsgiScope) -> Visitor:
+        """Return the visitor of a request without a key, who may do nothing where keys are needed."""
+        client = asgi_scope.get("client")
+        identity = f"client:{client_network(client[0]) if client else 'unknown'}"
+        return Visitor(identity, permissions=frozenset() if self._keys.is_required else None)
 
     def authorize(self, visitor: Visitor, permission: str) -> None:
         """Raises PermissionDenied where no scope of the key grants the permission."""
@@ -196,7 +205,7 @@ def permissions(scopes: Iterable[Scope]) -> frozenset[str]:
     granted: set[str] = set()
     for scope in scopes:
         name, _, level = scope.partition(":")
-        if name in get_args(Service):
+        if name in get_args(Backend):
             levels = get_args(Level)
             granted |= {f"{name}:{each}" for each in levels[: levels.index(level or "write") + 1]}
         else:
@@ -210,6 +219,7 @@ def _visitors(records: Iterable[KeyRecord]) -> dict[str, Visitor]:
             identity=f"key:{record.sha256[:16]}",
             name=record.name,
             permissions=permissions(record.scopes),
+            scopes=record.scopes,
             rate=record.rate_limit,
             tenant=record.tenant,
         )

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import structlog
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
 from starlette.middleware import Middleware
 from starlette.routing import BaseRoute, Route
@@ -20,9 +20,10 @@ from gateway.client_session import open_session
 from gateway.console.routes import console_paths, console_router
 from gateway.directory import Directory, directory_router
 from gateway.followed_file import FollowedFile, changes
+from gateway.keys.own_key import UsageCounts, own_key_router
 from gateway.proxy import Proxy
 from gateway.rate_limits import RateLimits
-from gateway.routes import PUBLIC_PATHS
+from gateway.routes import PUBLIC_PATHS, REVIEW_ROUTES, ROUTES, RouteTable
 from gateway.routing.pool_file import PoolFile, follow_pools
 from gateway.settings import GatewaySettings
 from gateway.upstream import Upstream
@@ -39,7 +40,7 @@ class GatewayHealth(Health):
 
     A gateway that became unready with its services would be taken out of its load balancer, and clients would get a
     refused connection where they now get a 503 that says what is missing and when to retry; and a service that scales
-    to zero comes back only because the gateway still accepts requests for it.
+    to zero comes back only because the gateway still accepts requests for it. A review is reported while it runs.
     """
 
     def __init__(self, upstreams: Upstreams) -> None:
@@ -48,8 +49,13 @@ class GatewayHealth(Health):
 
     def ready(self) -> HealthReport:
         report = super().ready()
-        found = {one.name: _describe(one) for one in self._upstreams if one.destination.kind != "canary"}
+        found = {one.name: _describe(one) for one in self._upstreams if _is_reported(one)}
         return HealthReport(status=report.status, checks={**report.checks, **found})
+
+
+def _is_reported(upstream: Upstream) -> bool:
+    kind = upstream.destination.kind
+    return kind != "canary" and (kind != "review" or upstream.addresses.has_ready)
 
 
 def _describe(upstream: Upstream) -> CheckReport:
@@ -74,7 +80,9 @@ def create_gateway(settings: GatewaySettings, *, resolve: Resolve = resolve_host
     if pools is not None:
         health.add_readiness_check("pools file", partial(_are_current, pools))
 
+    usage = UsageCounts()
     of_console = console_paths() if settings.console else frozenset[str]()
+    routes = RouteTable(ROUTES + REVIEW_ROUTES if settings.review_url else ROUTES, PUBLIC_PATHS | of_console)
 
     @asynccontextmanager
     async def services_connected() -> AsyncIterator[None]:
@@ -94,10 +102,7 @@ def create_gateway(settings: GatewaySettings, *, resolve: Resolve = resolve_host
             title="Fovea",
             metrics=metrics,
             health=health,
-            routers=[
-                directory_router(Directory(upstreams, needs_key=keys.is_required)),
-                *([console_router()] if settings.console else []),
-            ],
+            routers=_routers(settings, Directory(upstreams, routes, needs_key=keys.is_required), usage),
             resources=[
                 limits.opened,
                 services_connected,
@@ -116,10 +121,15 @@ def create_gateway(settings: GatewaySettings, *, resolve: Resolve = resolve_host
         app.user_middleware.insert(0, Middleware(ProxyHeadersMiddleware, trusted_hosts=list(settings.trusted_proxies)))
     access = Access(keys, limits, settings, metrics)
     body_memory = BodyMemory(settings, metrics)
-    public = PUBLIC_PATHS | of_console
-    proxy = Middleware(Proxy, access=access, upstreams=upstreams, body_memory=body_memory, public_paths=public)
+    proxy = Middleware(Proxy, access=access, upstreams=upstreams, body_memory=body_memory, usage=usage, routes=routes)
     app.user_middleware.append(proxy)
     return app
+
+
+def _routers(settings: GatewaySettings, directory: Directory, usage: UsageCounts) -> list[APIRouter]:
+    """Return the gateway's own routes."""
+    routers = [directory_router(directory), own_key_router(usage, settings.rate_limit)]
+    return [*routers, console_router()] if settings.console else routers
 
 
 def _are_current(pools: FollowedFile[PoolFile]) -> CheckResult:

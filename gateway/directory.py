@@ -3,7 +3,8 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, get_args
+from urllib.parse import quote
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse
@@ -11,9 +12,11 @@ from pydantic import BaseModel, ConfigDict
 
 from gateway.openapi import Document, merge_documents, require_key
 from gateway.routes import PUBLIC_PATHS, RouteTable
-from gateway.upstream import NOT_RUNNING_RETRY_S
+from gateway.settings import Service
+from gateway.upstream import NOT_RUNNING_RETRY_S, Upstream
 from gateway.upstreams import Branch, Upstreams
 from services.core.errors import NotFound, Overloaded
+from services.core.serving.model_versions import ModelVersionList
 
 # Seconds after which at most a newly started service is in the document, and its models are listed.
 DOCUMENT_AGE_S = 5.0
@@ -62,18 +65,24 @@ class Directory:
     Answers are cached briefly, so that frequent requests do not reach the services.
     """
 
-    def __init__(self, upstreams: Upstreams, *, needs_key: bool) -> None:
+    def __init__(self, upstreams: Upstreams, routes: RouteTable, *, needs_key: bool) -> None:
         self._upstreams = upstreams
         self._needs_key = needs_key
-        self._routes = RouteTable()
+        self._routes = routes
         self._document = Kept[Document](DOCUMENT_AGE_S)
-        self._models = Kept[list[Model]](MODELS_AGE_S)
+        self._models = Kept[list[tuple[Upstream, Model]]](MODELS_AGE_S)
         self._tasks = Kept[list[Entry]](MODELS_AGE_S)
 
     async def models(self) -> list[Model]:
-        async def ask() -> list[Model]:
-            entries = await self._listed("/v1/models", self._upstreams.branches, model_of="id")
-            return [Model.model_validate(entry) for entry in entries]
+        return [model for _, model in await self._owned()]
+
+    async def _owned(self) -> list[tuple[Upstream, Model]]:
+        """Return the models, each with the upstream that lists it."""
+
+        async def ask() -> list[tuple[Upstream, Model]]:
+            services = [self._upstreams.of(service) for service in get_args(Service)]
+            listed = await self._listed("/v1/models", services, model_of="id")
+            return [(owner, Model.model_validate(entry)) for owner, entry in listed]
 
         return await self._models.get(ask)
 
@@ -86,11 +95,25 @@ class Directory:
         message = f"{down.destination.title}, which has the model {model_id!r}, is not available."
         return Overloaded(message, code="service_unavailable", retry_after_s=NOT_RUNNING_RETRY_S)
 
+    async def versions(self, model_id: str) -> ModelVersionList:
+        """Return the versions of a listed model as its service finds them in the store. Raises NotFound, Overloaded."""
+        owner = next((owner for owner, model in await self._owned() if model.id == model_id), None)
+        if owner is None:
+            raise self.missing(model_id)
+        found = await owner.fetch_json(f"/v1/models/{quote(model_id, safe='')}/versions")
+        if not isinstance(found, dict):
+            message = f"The versions of {model_id!r} can't be listed now."
+            raise Overloaded(message, code="service_unavailable", retry_after_s=NOT_RUNNING_RETRY_S)
+        return ModelVersionList.model_validate(found)
+
     async def tasks(self) -> list[Entry]:
         """Return the tasks of predict as its processes describe them."""
-        return await self._tasks.get(
-            lambda: self._listed("/tasks", [self._upstreams.of("predict")], model_of="model"),
-        )
+
+        async def ask() -> list[Entry]:
+            listed = await self._listed("/tasks", [self._upstreams.of("predict")], model_of="model")
+            return [entry for _, entry in listed]
+
+        return await self._tasks.get(ask)
 
     async def document(self, own: Document) -> Document:
         """Return the merged OpenAPI document."""
@@ -110,15 +133,15 @@ class Directory:
         route = self._routes.find(path)
         return route is not None and route.service == service
 
-    async def _listed(self, path: str, branches: Sequence[Branch], *, model_of: str) -> list[Entry]:
-        """Return the entries of the lists at a path, each of the upstream that a request for its model reaches.
+    async def _listed(self, path: str, branches: Sequence[Branch], *, model_of: str) -> list[tuple[Upstream, Entry]]:
+        """Return the entries of the lists at a path, each with the upstream that a request for its model reaches.
 
         What no request reaches, such as a model that a pool serves and does not claim, is left out.
         """
         asked = [(branch, upstream) for branch in branches for upstream in branch]
         answers = await asyncio.gather(*(upstream.fetch_json(path) for _, upstream in asked))
         return [
-            entry
+            (upstream, entry)
             for (branch, upstream), answer in zip(asked, answers, strict=True)
             for entry in (answer.get("data", []) if isinstance(answer, dict) else [])
             if isinstance(entry, dict)
@@ -143,6 +166,11 @@ def directory_router(directory: Directory) -> APIRouter:
     async def list_models() -> ModelList:
         """The models of all services that answer."""
         return ModelList(data=await directory.models())
+
+    @router.get("/v1/models/{model_id:path}/versions", tags=["models"])
+    async def list_versions(model_id: str) -> ModelVersionList:
+        """The versions of a model in the store, newest first, with their aliases."""
+        return await directory.versions(model_id)
 
     @router.get("/v1/models/{model_id:path}", tags=["models"])
     async def show_model(model_id: str) -> Model:

@@ -1,5 +1,6 @@
 """The hot path in plain ASGI: a request for a service is admitted, read, sent on and answered without parsing."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -7,22 +8,22 @@ from contextlib import asynccontextmanager
 import aiohttp
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.access import Access, Visitor
+from gateway.access import Access
 from gateway.client_body import BodyMemory, ClientBody
 from gateway.headers import request_headers, response_headers
-from gateway.rate_limits import Allowance
+from gateway.keys.own_key import STATE, Admitted, RequestCounts, UsageCounts
 from gateway.routes import OWN_SCOPES, Route, RouteTable, check_method
 from gateway.routing.upstream_choice import UpstreamChoice
 from gateway.upstream import Upstream, UpstreamRequest
 from gateway.upstreams import Upstreams
 from services.core.errors import Misdirected, Overloaded, Unauthenticated
-from services.core.exchange import context_of
+from services.core.exchange import context_of, exchange_of
 
 
 class Proxy:
     """Innermost middleware: sends requests in the route table to their service, others to the gateway's own routes.
 
-    Only `public_paths` are reached without passing `access`.
+    Only public paths and routes are reached without passing `access`.
     """
 
     def __init__(
@@ -31,31 +32,54 @@ class Proxy:
         access: Access,
         upstreams: Upstreams,
         body_memory: BodyMemory,
-        public_paths: frozenset[str],
+        usage: UsageCounts,
+        routes: RouteTable,
     ) -> None:
         self.app = app
         self.access = access
+        self.usage = usage
         self.upstreams = upstreams
         self.choice = UpstreamChoice(upstreams)
         self.body_memory = body_memory
-        self.public_paths = public_paths
-        self.routes = RouteTable()
+        self.routes = routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in self.public_paths:
+        if scope["type"] != "http" or scope["path"] in self.routes.public_paths:
             await self.app(scope, receive, send)
             return
-        path: str = scope["path"]
+        route = self.routes.find(scope["path"])
+        if route is not None and route.is_public:
+            scope["route"] = route
+            check_method(route, scope["path"], scope["method"])
+            stranger = Admitted(self.access.stranger(scope), RequestCounts())
+            await self._forward(stranger, scope, receive, send)
+            return
         try:
             visitor = self.access.authenticate(scope)
         except Unauthenticated:
             await self.access.count_failure(scope)
             raise
-        route = self.routes.find(path)
+        counts = self.usage.begin(visitor, "gateway" if route is None else route.service)
+        try:
+            await self._answer(route, Admitted(visitor, counts), scope, receive, send)
+        except (Exception, asyncio.CancelledError) as failure:
+            status = exchange_of(scope).status
+            is_counted = status is not None and status >= 400
+            # Cancelled before its deadline, the client has gone, and gets no answer.
+            is_answered = isinstance(failure, Exception) or time.monotonic() >= context_of(scope).deadline
+            counts.errors += is_answered and not is_counted
+            raise
+
+    async def _answer(
+        self, route: Route | None, admitted: Admitted, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        path: str = scope["path"]
+        visitor = admitted.visitor
         if route is not None:
             scope["route"] = route
         # Before everything that may refuse the request: a refusal also costs something.
-        allowance = await self.access.count(visitor)
+        admitted.allowance = await self.access.count(visitor)
+        scope[STATE] = admitted
         if route is None:
             if path in OWN_SCOPES:
                 self.access.authorize(visitor, OWN_SCOPES[path])
@@ -66,11 +90,10 @@ class Proxy:
         if self.choice.is_merged(route, scope):
             await self.app(scope, receive, send)
             return
-        await self._forward(visitor, allowance, scope, receive, send)
+        await self._forward(admitted, scope, receive, send)
 
-    async def _forward(
-        self, visitor: Visitor, allowance: Allowance | None, scope: Scope, receive: Receive, send: Send
-    ) -> None:
+    async def _forward(self, admitted: Admitted, scope: Scope, receive: Receive, send: Send) -> None:
+        visitor = admitted.visitor
         context = context_of(scope)
         body = ClientBody(self.body_memory, visitor.identity)
         try:
@@ -96,7 +119,8 @@ class Proxy:
                     body.release()
                     # Sent again by the middleware, which counts and logs it, too.
                     context.model = response.headers.get("X-Fovea-Model")
-                    headers = _client_headers(response, visitor, allowance, scope)
+                    headers = _client_headers(response, admitted, scope)
+                    admitted.counts.errors += response.status >= 400
                     context.timing.add("upstream", time.perf_counter() - sent_at)
                     await send({"type": "http.response.start", "status": response.status, "headers": headers})
                     await _relay_body(upstream, response, send)
@@ -133,17 +157,15 @@ def _target(scope: Scope) -> str:
     return f"{target}?{str(scope['query_string'], 'ascii')}" if scope["query_string"] else target
 
 
-def _client_headers(
-    response: aiohttp.ClientResponse, visitor: Visitor, allowance: Allowance | None, scope: Scope
-) -> list[tuple[bytes, bytes]]:
+def _client_headers(response: aiohttp.ClientResponse, admitted: Admitted, scope: Scope) -> list[tuple[bytes, bytes]]:
     timing = context_of(scope).timing
     headers = response_headers(response.raw_headers, response.status, timing)
-    if not visitor.may(f"{scope['route'].service}:admin"):
+    if not admitted.visitor.may(f"{scope['route'].service}:admin"):
         # The durations of stages reveal whether another client has asked the same before.
         timing.is_private = True
         headers = [(name, value) for name, value in headers if name != b"server-timing"]
-    if allowance is not None:
-        headers += [(name.encode(), value.encode()) for name, value in allowance.headers().items()]
+    if admitted.allowance is not None:
+        headers += [(name.encode(), value.encode()) for name, value in admitted.allowance.headers().items()]
     return headers
 
 

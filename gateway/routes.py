@@ -1,4 +1,4 @@
-"""The routes of every service: the whole public surface in one table.
+"""The routes of every service and of a review: the whole public surface in one table.
 
 A path answers with and without the prefix `/v1`; only those of Cohere's version 2 have no other form. The gateway
 routes by path and method, and where a service has pools by the model, and does not parse bodies, so dialects that
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gateway.settings import Level, Scope, Service
+from gateway.settings import Backend, Level, Scope
 from services.core.errors import FoveaError, MethodNotAllowed
 from services.core.http.docs_page import DOCS_PATHS
 from services.core.http.health import PROBE_PATHS
@@ -41,10 +41,11 @@ class Route:
     `error_body` shapes the gateway's own errors on this route; None is OpenAI's envelope. `changes` says that requests
     other than GETs and searches change stored data of the service. `has_canary` is False where the answer is about data
     that the service keeps, which a version on trial does not have. `model_in` lists where a request may name a model.
-    `is_merged` says that a list of what is served is that of all pools together, where there are any.
+    `is_merged` says that a list of what is served is that of all pools together, where there are any. `is_public` says
+    that no key is needed: browsers send none for the files of a page.
     """
 
-    service: Service
+    service: Backend
     path: str
     methods: tuple[str, ...]
     error_body: Callable[[FoveaError], dict[str, Any]] | None = None
@@ -52,6 +53,7 @@ class Route:
     has_canary: bool = True
     model_in: tuple[ModelPlace, ...] = ()
     is_merged: bool = False
+    is_public: bool = False
 
     def level(self, method: str, path: str) -> Level:
         """Return the level that a key needs for this. A method that the route does not take needs only `read`, so that
@@ -80,6 +82,13 @@ ROUTES = (
     Route("score", "/score", ("POST",), model_in=ANYWHERE),
     Route("score", "/hard-negatives", ("POST",)),
 )
+# Only where the gateway has a review. Its page's files tell nothing of the pairs.
+REVIEW_ROUTES = (
+    Route("review", "/review/page/**", ("GET",), has_canary=False, is_public=True),
+    # Whoever may look needs it, where the review has a token.
+    Route("review", "/review/session", ("POST",), has_canary=False),
+    Route("review", "/review/**", ("GET", "POST"), changes=True, has_canary=False),
+)
 
 
 class WrongMethod(MethodNotAllowed):
@@ -94,9 +103,13 @@ class WrongMethod(MethodNotAllowed):
 
 
 class RouteTable:
-    """Looks up routes by path: a dictionary for whole paths, then the few prefixes."""
+    """Looks up routes by path: a dictionary for whole paths, then the few prefixes.
 
-    def __init__(self, routes: tuple[Route, ...] = ROUTES) -> None:
+    `public_paths` are the gateway's own that need no key.
+    """
+
+    def __init__(self, routes: tuple[Route, ...] = ROUTES, public_paths: frozenset[str] = PUBLIC_PATHS) -> None:
+        self.public_paths = public_paths
         self._exact = {route.path: route for route in routes if not route.path.endswith("/**")}
         self._below = [(route.path.removesuffix("**"), route) for route in routes if route.path.endswith("/**")]
 

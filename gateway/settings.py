@@ -13,10 +13,12 @@ from services.core.caller import DEFAULT_TENANT, TENANT_PATTERN
 from services.core.settings import ProcessSettings
 
 Service = Literal["predict", "generate", "embed", "score"]
-# Levels of access to a service, each including the ones before it: `write` permits changes to stored data, `admin` also
+# Who answers requests that are sent on: a service, or the review of `fovea curate review`.
+Backend = Literal[Service, "review"]
+# Levels of access to a backend, each including the ones before it: `write` permits changes to stored data, `admin` also
 # shows how long each stage took.
 Level = Literal["read", "write", "admin"]
-# A service's routes up to a level (`write` where none is named), the gateway's `/metrics`, or everything.
+# A backend's routes up to a level (`write` where none is named), the gateway's `/metrics`, or everything.
 Scope = Literal[
     "predict",
     "predict:read",
@@ -34,6 +36,10 @@ Scope = Literal[
     "score:read",
     "score:write",
     "score:admin",
+    "review",
+    "review:read",
+    "review:write",
+    "review:admin",
     "metrics",
     "admin",
 ]
@@ -102,6 +108,10 @@ class GatewaySettings(ProcessSettings):
         description="Base URLs of the only embed process with collections, which receives `/collections` and requests "
         "that name an image of a collection. Unset: every embed process receives both.",
     )
+    review_url: str | None = Field(
+        None,
+        description="Base URL of a review (`fovea curate review`), which the console then shows. Unset: none.",
+    )
     pools: Path | None = Field(
         None,
         description="JSON file of pools, processes of a service that serve some of its models, read again when it "
@@ -168,6 +178,11 @@ class GatewaySettings(ProcessSettings):
     @classmethod
     def check_urls(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
         return check_base_urls(urls)
+
+    @field_validator("review_url")
+    @classmethod
+    def check_review_url(cls, url: str | None) -> str | None:
+        return check_base_urls((url,))[0] if url else None
 
     @field_validator("canary_urls")
     @classmethod

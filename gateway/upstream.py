@@ -112,8 +112,9 @@ class Upstream:
         self._counters: dict[str, Counter] = {}
         ejections = metrics.upstream_ejections.labels(self.name)
         addresses.on_ejection = lambda _: ejections.inc()
-        # A canary may have none for as long as nothing is published for it: nobody is to be woken.
-        if addresses.is_configured and destination.kind != "canary":
+        # A canary may have none for as long as nothing is published for it, and a review runs while people judge:
+        # nobody is to be woken.
+        if addresses.is_configured and destination.kind not in ("canary", "review"):
             metrics.upstream_ready_addresses.labels(self.name).set_function(lambda: addresses.num_ready)
 
     def become(self, destination: Destination) -> None:

@@ -11,7 +11,7 @@ import structlog
 from gateway.addresses import Addresses, EjectionPolicy, Resolve
 from gateway.routing.destinations import COLLECTIONS, Destination, destinations
 from gateway.routing.pool_file import Pool
-from gateway.settings import GatewaySettings, Service
+from gateway.settings import Backend, GatewaySettings
 from gateway.upstream import Upstream
 from services.core.metrics import Metrics
 
@@ -23,12 +23,12 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Branch:
-    """The upstreams of one service: its own processes, its pools in order, and its canary.
+    """The upstreams of one backend: its own processes, its pools in order, and its canary.
 
     There are no own ones where pools take their place.
     """
 
-    service: Service
+    service: Backend
     own: Upstream | None
     pools: tuple[Upstream, ...] = ()
     canary: Upstream | None = None
@@ -59,7 +59,7 @@ class Upstreams:
         self._resolve = resolve
         self._session: aiohttp.ClientSession | None = None
         self._by_name: dict[str, Upstream] = {}
-        self._branches: dict[Service, Branch] = {}
+        self._branches: dict[Backend, Branch] = {}
         self._upkeep: asyncio.TaskGroup | None = None
         self._tasks: dict[str, list[asyncio.Task[None]]] = {}
 
@@ -75,7 +75,7 @@ class Upstreams:
         """The process that has the collections, where it is apart."""
         return self._by_name.get(COLLECTIONS)
 
-    def of(self, service: Service) -> Branch:
+    def of(self, service: Backend) -> Branch:
         return self._branches[service]
 
     def connect(self, session: aiohttp.ClientSession, pools: Sequence[Pool]) -> None:
@@ -131,7 +131,7 @@ class Upstreams:
     def _publish(self, upstreams: Sequence[Upstream]) -> None:
         """Let requests be sent to these upstreams and no others from now on."""
         self._by_name = {upstream.name: upstream for upstream in upstreams}
-        self._branches = {service: _branch(service, upstreams) for service in get_args(Service)}
+        self._branches = {service: _branch(service, upstreams) for service in get_args(Backend)}
 
     def _keep_up(self, upstream: Upstream) -> None:
         """Begin an upstream's upkeep, each part in its own task, so that nobody waits for an upstream that hangs."""
@@ -147,13 +147,13 @@ class Upstreams:
         upstream.leave_metrics()
 
 
-def _branch(service: Service, upstreams: Sequence[Upstream]) -> Branch:
+def _branch(service: Backend, upstreams: Sequence[Upstream]) -> Branch:
     of_service = [upstream for upstream in upstreams if upstream.destination.service == service]
     by_kind = {upstream.destination.kind: upstream for upstream in of_service}
     pools = tuple(upstream for upstream in of_service if upstream.destination.kind == "pool")
     return Branch(
         service,
-        by_kind.get("service"),
+        by_kind.get("service") or by_kind.get("review"),
         pools,
         by_kind.get("canary"),
         by_model={model: pool for pool in pools for model in pool.destination.models},

@@ -1,11 +1,11 @@
-"""Destinations of requests: the services, the process with the collections, canaries, and pools."""
+"""Destinations of requests: the services, the process with the collections, canaries, pools, and a review."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from gateway.routing.pool_file import Pool
-from gateway.settings import GatewaySettings, Service
+from gateway.settings import Backend, GatewaySettings, Service
 
 COLLECTIONS = "collections"
 
@@ -18,15 +18,17 @@ class Destination:
     """
 
     name: str
-    service: Service
+    service: Backend
     urls: tuple[str, ...]
-    kind: Literal["service", "collections", "canary", "pool"] = "service"
+    kind: Literal["service", "collections", "canary", "pool", "review"] = "service"
     models: frozenset[str] = field(default=frozenset())
     tasks: frozenset[str] = field(default=frozenset())
 
     @property
     def title(self) -> str:
         """The subject of a sentence about it."""
+        if self.kind == "review":
+            return "The review"
         return f"The pool {self.name}" if self.kind == "pool" else f"The {self.name} service"
 
     def not_running(self, where: str) -> str:
@@ -34,11 +36,12 @@ class Destination:
         problem = f"{self.title} is not running: no response from {where}."
         if self.kind == "pool":
             return f"{problem} Start it, or correct its addresses in the file of {self.variable}."
-        return f"{problem} Start it with `fovea up`, or set {self.variable} to its address."
+        command = "fovea curate review" if self.kind == "review" else "fovea up"
+        return f"{problem} Start it with `{command}`, or set {self.variable} to its address."
 
     def hangs(self) -> str:
         """Return a sentence for clients about processes that take connections and do not respond."""
-        cure = "Restart it." if self.kind == "pool" else "`fovea up` restarts it."
+        cure = "Restart it." if self.kind in ("pool", "review") else "`fovea up` restarts it."
         return f"{self.title} hangs: it accepts connections but does not respond. {cure}"
 
     @property
@@ -46,7 +49,7 @@ class Destination:
         """The setting that has its addresses."""
         if self.kind in ("pool", "canary"):
             return "FOVEA_GATEWAY_POOLS" if self.kind == "pool" else "FOVEA_GATEWAY_CANARY_URLS"
-        return f"FOVEA_GATEWAY_{self.name.upper()}_URLS"
+        return f"FOVEA_GATEWAY_{self.name.upper()}_URL{'' if self.kind == 'review' else 'S'}"
 
 
 def destinations(settings: GatewaySettings, pools: Sequence[Pool]) -> list[Destination]:
@@ -62,6 +65,8 @@ def destinations(settings: GatewaySettings, pools: Sequence[Pool]) -> list[Desti
     ]
     if settings.collections_urls:
         found.append(Destination(COLLECTIONS, "embed", settings.collections_urls, "collections"))
+    if settings.review_url:
+        found.append(Destination("review", "review", (settings.review_url,), "review"))
     found += [
         Destination(f"{service}-canary", service, urls, "canary") for service, urls in settings.canary_urls.items()
     ]

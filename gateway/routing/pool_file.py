@@ -16,6 +16,7 @@ TAKEN = frozenset(
         *get_args(Service),
         *(f"{service}-canary" for service in get_args(Service)),
         "collections",
+        "review",
         "startup",
         "drain",
         "keys",

@@ -66,7 +66,9 @@ def _asks_for_canary(scope: Scope) -> bool:
 
 def _canary(branch: Branch, route: Route) -> Upstream:
     if not route.has_canary or branch.canary is None:
-        what = f"The {route.service} service has" if route.has_canary else "Collections have"
+        what = f"The {route.service} service has"
+        if not route.has_canary:
+            what = "Collections have" if route.service == "embed" else "A review has"
         raise InvalidRequest(f"{what} no canary.", code="no_canary", param="X-Fovea-Canary")
     return branch.canary
 

@@ -16,6 +16,9 @@ PACKAGES = {
 }
 # The first requests come while the services are still loading.
 WAIT, WAIT_S = "FOVEA_GATEWAY_WAIT_FOR_SERVICE_S", "30"
+# Where `fovea curate review` listens unless it is told otherwise.
+REVIEW, REVIEW_PORT = "FOVEA_GATEWAY_REVIEW_URL", "8090"
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 LOG_FORMAT = "FOVEA_LOG_FORMAT"
 
 
@@ -62,16 +65,19 @@ def plan_programs(names: Sequence[str], environment: Mapping[str, str]) -> list[
     """Return the named processes, on the addresses that the environment gives them.
 
     The gateway is given the services' addresses, unless the environment has them, and none for missing services. It
-    lets requests wait for services that are starting. Port 0 becomes a free one. Raises BadPort.
+    lets requests wait for services that are starting. One that only this machine reaches finds a review that is started
+    beside it. Port 0 becomes a free one. Raises BadPort.
     """
     services = [_program(name, environment) for name in names if name != "gateway"]
     if "gateway" not in names:
         return _on_their_own_ports(services)
     urls = {service.name: service.url for service in services}
     upstreams = {f"FOVEA_GATEWAY_{name.upper()}_URLS": urls.get(name, "") for name in PACKAGES if name != "gateway"}
-    defaults = {**upstreams, WAIT: WAIT_S}
-    told = {name: value for name, value in defaults.items() if name not in environment}
     gateway = _program("gateway", environment)
+    defaults = {**upstreams, WAIT: WAIT_S}
+    if gateway.host in LOOPBACK:
+        defaults[REVIEW] = f"http://127.0.0.1:{environment.get('FOVEA_CURATE_PORT') or REVIEW_PORT}"
+    told = {name: value for name, value in defaults.items() if name not in environment}
     gateway = replace(gateway, environment={**gateway.environment, **told}, needs=tuple(urls))
     return _on_their_own_ports([gateway, *services])
 

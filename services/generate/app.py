@@ -39,7 +39,7 @@ def create_generate(settings: GenerateSettings) -> FastAPI:
         settings.max_choices,
         settings.max_waiting,
         settings.max_queue_cost,
-        has_formats=settings.engine == "vllm",
+        is_over_vllm=settings.engine == "vllm",
     )
     service = GenerateService(models, limits, host.metrics)
     return host.create_app(

@@ -76,8 +76,8 @@ GenerateModels = ServedModels[Preparing, ModelFacts, Stepping]
 class CallLimits:
     """Limits of one request; a request beyond them is rejected with the limit and its value.
 
-    `max_waiting` answers and `max_queue_cost` tokens are the capacity of an empty queue. `has_formats` says whether
-    answers can be constrained to a format.
+    `max_waiting` answers and `max_queue_cost` tokens are the capacity of an empty queue. `is_over_vllm`
+    allows the fields that only vLLM can keep to.
     """
 
     max_documents: int = 256
@@ -85,7 +85,7 @@ class CallLimits:
     max_choices: int = 16
     max_waiting: int = 1024
     max_queue_cost: int = 262_144
-    has_formats: bool = False
+    is_over_vllm: bool = False
 
 
 class Charged(NamedTuple):

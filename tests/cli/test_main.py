@@ -125,6 +125,16 @@ def test_the_environment_has_the_last_word_on_where_a_service_is() -> None:
     assert "FOVEA_GATEWAY_EMBED_URLS" not in gateway.environment
 
 
+def test_a_gateway_of_this_machine_finds_a_review_that_is_started_beside_it() -> None:
+    review = "FOVEA_GATEWAY_REVIEW_URL"
+    for given, url in (({}, "http://127.0.0.1:8090"), ({"FOVEA_CURATE_PORT": "9090"}, "http://127.0.0.1:9090")):
+        gateway, _ = plan_programs(["gateway", "embed"], given)
+        assert gateway.environment[review] == url
+    for elsewhere in ({"FOVEA_GATEWAY_HOST": "0.0.0.0"}, {review: "http://review:8090"}):
+        gateway, _ = plan_programs(["gateway", "embed"], elsewhere)
+        assert review not in gateway.environment
+
+
 def test_requests_wait_for_a_service_that_is_starting_unless_the_environment_says_otherwise() -> None:
     gateway, _ = plan_programs(["gateway", "embed"], {})
     assert float(gateway.environment["FOVEA_GATEWAY_WAIT_FOR_SERVICE_S"]) > 0

@@ -23,6 +23,7 @@ QUESTION = [{"role": "user", "content": "who kept the lighthouse?"}]
 # Fields that are refused whatever they hold, or nearly so.
 REFUSED = (
     *("tools", "functions", "tool_choice", "function_call", "response_format", "modalities", "audio"),
+    *("structured_outputs", "allowed_token_ids", "bad_words", "top_k", "min_p", "repetition_penalty"),
     *("web_search_options", "moderation", "suffix", "best_of", "top_logprobs", "logit_bias"),
 )
 # Beside the statuses that were seen: some answer was a stream.

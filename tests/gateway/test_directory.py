@@ -71,6 +71,29 @@ async def test_models_are_those_of_all_services_that_answer() -> None:
             assert (await response.json())["error"]["type"] == "not_found_error"
 
 
+async def test_versions_of_a_model_are_those_that_its_service_finds_in_the_store() -> None:
+    version = {"version": "1", "created": 2, "size_bytes": 3, "aliases": ["latest"], "serving": True}
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        found = {"/v1/models": models("fsc"), "/v1/models/fsc/versions": {"followed": "latest", "data": [version]}}
+        body = found.get(scope["path"])
+        await respond(json.dumps(body).encode(), status=200 if body else 404)(scope, receive, send)
+
+    score = Service(answer)
+    async with (
+        serving(score) as first,
+        serving(service_with(models=models("shapes"))) as second,
+        gateway(score_urls=first, embed_urls=second) as client,
+    ):
+        async with client.get("/v1/models/fsc/versions") as response:
+            listed = await response.json()
+        assert listed["followed"] == "latest"
+        assert listed["data"] == [{**version, "object": "model.version", "refusal": None}]
+        for model, status in (("none", 404), ("shapes", 503)):
+            async with client.get(f"/v1/models/{model}/versions") as response:
+                assert response.status == status
+
+
 @pytest.mark.parametrize("path", ["/v1/models", "/openapi.json"])
 async def test_many_who_ask_at_once_cost_a_service_one_question(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # However long the test takes.

@@ -161,6 +161,25 @@ def test_documents_come_back_with_their_ids_in_the_order_of_the_request(client: 
     assert all(0 < one["attention"] < 1 for one in documents)
 
 
+@pytest.mark.parametrize("reorder", ["none", "calibrated"])
+def test_attention_and_relevance_by_layer_have_the_means_that_are_reported(client: TestClient, reorder: str) -> None:
+    documents = answer_to(client, explain=True, reorder=reorder)["documents"]
+
+    assert {one["position"] for one in documents} == {0, 1, 2, 3}
+    for one in documents:
+        for name in ("attention", "relevance"):
+            of_layers = one["by_layer"][name]
+            assert len(of_layers) == len(PROFILE.rel_layers)
+            assert sum(of_layers) / len(of_layers) == pytest.approx(one[name], rel=1e-4, abs=1e-8)
+
+
+def test_without_calibration_there_is_attention_by_layer_and_no_relevance(client: TestClient) -> None:
+    asked_for = answer_to(client, explain=True, calibration={"enabled": False})["documents"]
+
+    assert all(len(one["by_layer"]["attention"]) == 4 and one["by_layer"]["relevance"] is None for one in asked_for)
+    assert all(one["by_layer"] is None for one in answer_to(client)["documents"])
+
+
 def test_usage_counts_the_tokens_of_prompt_and_answer_and_the_passes_of_the_calibration(
     client: TestClient, engine: GenerateEngine
 ) -> None:
@@ -555,6 +574,7 @@ def test_the_served_model_is_listed_with_its_context_its_calibration_and_the_lim
         "bias": "tree",
         "temperature": 1e-3,
         "layers": [2, 3],
+        "rel_layers": [0, 1, 2, 3],
         "dummy": "framed",
     }
     assert listed["limits"] == {"max_documents": MAX_DOCUMENTS, "max_tokens": MAX_TOKENS, "max_choices": 16}

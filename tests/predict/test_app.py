@@ -439,6 +439,27 @@ def test_models_are_listed_with_their_limits(client: TestClient) -> None:
     assert error_of(client.get("/v1/models/gpt"), 404)["code"] == "model_not_found"
 
 
+def test_versions_tell_their_aliases_which_one_serves_and_why_a_newer_one_does_not(tmp_path: Path) -> None:
+    url = publish_tiny(tmp_path / "students")
+    store = Store.open(url)
+    old = store.resolve("tiny-reviews")
+    store.promote("tiny-reviews", old, "stable")
+    with served_tiny(url, tmp_path, models="tiny-reviews", store_poll_s=0.01) as client:
+        address = "/v1/models/tiny-reviews/versions"
+        (only,) = client.get(address).json()["data"]
+        assert (only["version"], only["aliases"], only["serving"]) == (old, ["latest", "stable"], True)
+        assert only["created"] == int(store.versions("tiny-reviews")[0].published.timestamp())
+        new = store.publish("tiny-reviews", save_task(tmp_path / "other", ESNLI), CheckpointInfo(kind="another")).id
+        wait_until_ready(lambda: any(one["refusal"] for one in client.get(address).json()["data"]))
+        listed = client.get(address).json()
+        assert listed["followed"] == "latest"
+        newer, older = listed["data"]
+        assert (newer["version"], newer["aliases"], newer["serving"]) == (new, ["latest"], False)
+        assert "another" in newer["refusal"]
+        assert (older["aliases"], older["serving"], older["refusal"]) == (["stable"], True, None)
+        assert error_of(client.get("/v1/models/gpt/versions"), 404)["code"] == "model_not_found"
+
+
 def test_readiness_names_every_checkpoint(client: TestClient) -> None:
     checks = client.get("/readyz").json()["checks"]
     for name in ("esnli", "cqa", "svamp", "reviews"):

@@ -26,7 +26,7 @@ def test_the_guide_lists_all_fields() -> None:
 def test_the_guides_examples_are_answered(tmp_path: Path) -> None:
     curl = next(block for block in re.findall(r"```sh\n(curl .*?)```", GUIDE, re.DOTALL) if "completions" in block)
     [expected] = re.findall(r'^answers `"(.*?)"`', GUIDE, re.MULTILINE)
-    [program] = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+    program = next(one for one in re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL) if "fovea_documents" in one)
     printing = [str(vllm_python()), "-c", f"{program}\nimport json\nprint(json.dumps(request))"]
     printed = subprocess.run(printing, capture_output=True, text=True, check=True, cwd=ROOT).stdout
     with served(STARTER, tmp_path / "vllm.log") as server:

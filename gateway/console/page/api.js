@@ -46,7 +46,8 @@ async function send(call, stop) {
 
 async function refusal(response) {
   const body = await response.json().catch(() => null);
-  if (response.status === 401) isKeyWanted.value = true;
+  // A review may want its own token instead.
+  if (body?.error?.code === "invalid_api_key") isKeyWanted.value = true;
   return new Refused(body?.error?.message ?? `The gateway answered with status ${response.status}.`, response.status, body);
 }
 

@@ -1,8 +1,10 @@
 // The page: its views, the way between them, and the key.
 import { isKeyWanted, key, loadModels, modelsProblem } from "./api.js";
 import { Ask } from "./ask.js";
+import { hasReview, loadHealth } from "./health.js";
 import { Predict } from "./predict.js";
 import { Rerank } from "./rerank.js";
+import { Review } from "./review.js";
 import { Score } from "./score.js";
 import { Search } from "./search.js";
 import { view } from "./state.js";
@@ -15,6 +17,7 @@ const PLACES = [
   ["search", "Search", Search],
   ["rerank", "Rerank", Rerank],
   ["predict", "Predict", Predict],
+  ["review", "Review", Review],
   ["status", "Status", Status],
 ];
 
@@ -52,7 +55,9 @@ function App() {
     document.title = `${title} · Fovea console`;
     if (!isFirst.current) document.querySelector("h1").focus({ preventScroll: true });
     isFirst.current = false;
+    loadHealth();
   }, [title]);
+  const places = PLACES.filter(([name]) => name !== "review" || name === view.value || hasReview());
   return html`<a class="skip" href="#main" onClick=${(event) => {
       event.preventDefault();
       document.querySelector("h1").focus();
@@ -60,7 +65,7 @@ function App() {
     <header class="top">
       <p class="brand"><img src="console/icon.svg" alt="" width="22" height="22" /> Fovea</p>
       <nav aria-label="Views">
-        ${PLACES.map(([name, text]) => html`<a
+        ${places.map(([name, text]) => html`<a
           href=${`#${name}`} aria-current=${name === view.value ? "page" : undefined}
         >${text}</a>`)}
       </nav>
@@ -71,4 +76,6 @@ function App() {
 }
 
 loadModels();
+// A review begins and ends while the page is open.
+document.addEventListener("visibilitychange", () => !document.hidden && loadHealth());
 render(html`<${App} />`, document.getElementById("app"));

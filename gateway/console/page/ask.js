@@ -2,48 +2,54 @@
 import { ask, askStream } from "./api.js";
 import { QUESTIONS } from "./ask_examples.js";
 import { generateCall, isRight, profileOf, sharesAfter, sharesBefore, tokensCall } from "./attention.js";
-import { Documents } from "./documents.js";
+import { Documents, isDocuments } from "./documents.js";
 import { useFirstRun } from "./first_run.js";
-import { Bar, Copy, Head, ModelChoice, Problem, Run, isGenerating, percent, statementOf } from "./parts.js";
+import { Layers } from "./layers.js";
+import { Bar, Copy, Head, ModelChoice, Problem, Run, chosen, isGenerating, percent, statementOf, typed } from "./parts.js";
 import { Places, clearPlaces } from "./places.js";
 import { remembered } from "./state.js";
 import { createTask } from "./task.js";
 import { batch, html, signal } from "./vendor/preact.mjs";
 
 const [{ query, documents, gold, expected }] = QUESTIONS;
-const fields = remembered("ask", { query, documents, gold, expected, model: "", reorder: "none", bias: "", temperature: "", isShaded: true });
+const fields = remembered(
+  "ask",
+  { query, documents, gold, expected, model: "", reorder: "none", bias: "", temperature: "", isShaded: true, layers: false },
+  { documents: isDocuments },
+);
 const task = createTask();
 // {text, end: the last event, or null, tokens: where asked for} of each answer; null before there is one.
 const answers = { uncalibrated: signal(null), calibrated: signal(null) };
 
 export const values = () => Object.fromEntries(Object.entries(fields).map(([name, one]) => [name, one.value]));
 
-// Answers that are still on their way are dropped, because they are to what was asked before.
+// Answers to what was asked before are dropped, and those that are still on their way stopped.
 function clear() {
+  task.stop();
   for (const one of Object.values(answers)) one.value = null;
   clearPlaces();
 }
 
 async function stream(call, into, stop) {
-  into.value = { text: "", end: null };
+  let one = (into.value = { text: "", end: null });
+  // Unless it was cleared, or a later answer stands there by now.
+  const show = (changes) => {
+    if (into.value === one) into.value = one = { ...one, ...changes };
+  };
   try {
-    await askStream(call, stop, (event) => {
-      if (!into.value) return;
-      const { text } = into.value;
-      into.value = event.delta === undefined ? { text, end: event } : { text: text + event.delta, end: null };
-    });
+    await askStream(call, stop, (event) => show(event.delta === undefined ? { end: event } : { text: one.text + event.delta }));
   } finally {
-    if (into.value && !into.value.end) into.value = { ...into.value, isStopped: true };
+    if (!one.end) show({ isStopped: true });
   }
 }
 
 // Tokens are shown only of the very answer that was streamed.
 async function shade(call, into, stop) {
+  const one = into.value;
   const { choices } = await ask(call, stop);
-  if (!into.value) return;
-  const tokens = choices[0].logprobs.content;
-  const isSame = choices[0].message.content.trim() === into.value.text.trim();
-  into.value = { ...into.value, ...(isSame ? { tokens } : { differs: true }) };
+  if (into.value !== one) return;
+  const isSame = choices[0].message.content.trim() === one.text.trim();
+  into.value = { ...one, ...(isSame ? { tokens: choices[0].logprobs.content } : { differs: true }) };
 }
 
 const run = () => task.run("Answering …", async (stop) => {
@@ -59,7 +65,6 @@ const run = () => task.run("Answering …", async (stop) => {
 
 function show(question) {
   batch(() => {
-    task.stop();
     for (const name of ["query", "documents", "gold", "expected"]) fields[name].value = question[name];
     clear();
   });
@@ -69,7 +74,7 @@ function show(question) {
 function reorder(list, order) {
   const place = order.indexOf(fields.gold.value);
   batch(() => {
-    const isSame = order.every((old, i) => old === i) && list.every((text, i) => text === fields.documents.value[i]);
+    const isSame = list.length === fields.documents.value.length && list.every((one, i) => one === fields.documents.value[i]);
     fields.documents.value = list;
     fields.gold.value = Math.max(0, place);
     if (!isSame) clear();
@@ -114,15 +119,13 @@ function Beside({ i, before, after }) {
 
 function Calibration({ profile }) {
   const t = profile?.temperature;
-  const choose = (name, options) => html`<select value=${fields[name].value} onChange=${(event) => (fields[name].value = event.target.value)}>
-    ${options.map(([value, text]) => html`<option value=${value}>${text}</option>`)}
-  </select>`;
+  const choose = (name, options) => html`<select ...${chosen(fields[name])}>${options.map(([value, text]) => html`<option value=${value}>${text}</option>`)}</select>`;
   return html`<details class="more"><summary>Calibration and order</summary>
     <div class="fields">
       <label class="field">Temperature t ${choose("temperature", [["", `the profile's (${t ?? "none"})`], ["0.00001", "0.00001, sharp"], ["0.0001", "0.0001"], ["0.001", "0.001"], ["0.01", "0.01, flat"]])}</label>
       <label class="field">Estimate of the bias ${choose("bias", [["", `the profile's (${profile?.bias ?? "none"})`], ["exact", "exact"], ["tree", "tree"], ["single", "single"]])}</label>
       <label class="field">Order before answering ${choose("reorder", [["none", "as given"], ["calibrated", "by calibrated attention"], ["attention", "by attention"], ["query_likelihood", "by query likelihood"], ["prompt", "by the model's own word"]])}</label>
-      <${ModelChoice} isOne=${isGenerating} value=${fields.model.value} onChange=${(name) => (fields.model.value = name)} />
+      <${ModelChoice} isOne=${isGenerating} into=${fields.model} />
     </div>
   </details>`;
 }
@@ -143,7 +146,7 @@ export function Ask() {
       ${QUESTIONS.map((one) => html`<button type="button" class="small" onClick=${() => show(one)}>${one.name}</button>`)}
     </div>
     <label class="field">Question
-      <input value=${fields.query.value} onInput=${(event) => (fields.query.value = event.target.value)} onKeyDown=${(event) => event.key === "Enter" && run()} />
+      <input ...${typed(fields.query, run)} />
     </label>
     <div class="actions">
       <${Run} task=${task} label="Ask" onRun=${run} isPossible=${fields.query.value.trim() !== ""}>
@@ -162,6 +165,10 @@ export function Ask() {
     <${Documents}
       documents=${fields.documents.value} onChange=${reorder}
       beside=${(i) => html`<${Beside} i=${i} before=${before} after=${after} />`}
+    />
+    <${Layers}
+      reports=${isCurrent ? reports : null} after=${after} profile=${profile} gold=${fields.gold.value}
+      isOpen=${fields.layers.value} onToggle=${(isOpen) => (fields.layers.value = isOpen)}
     />
     <${Calibration} profile=${profile} />
     <${Copy} calls=${task.calls.value} />

@@ -37,19 +37,6 @@ export const QUESTIONS = [
     ],
   },
   {
-    name: "A question that both answer",
-    query: "Who owns the quiet otter?",
-    expected: "Belan Ashford",
-    gold: 2,
-    documents: [
-      "Corin Blackwood owns the golden parrot.",
-      "Danis Crowley owns the amber falcon.",
-      "Belan Ashford owns the quiet otter.",
-      "Elra Dunmore owns the silver badger.",
-      "Gavin Fenwick owns the golden otter.",
-    ],
-  },
-  {
     name: "A question that no document answers",
     query: "What is the pet of Jessa Irving?",
     expected: "",

@@ -19,8 +19,18 @@ export async function loadCollections(stop) {
 export const pathOf = (name) => `collections/${encodeURIComponent(name)}`;
 export const imagePath = (name, id) => `${pathOf(name)}/images/${id.split("/").map(encodeURIComponent).join("/")}`;
 
-export function makeCall(name, conditions) {
-  return { method: "PUT", path: pathOf(name), json: { conditions: conditions.filter(Boolean) } };
+// `color=red, seen=3` as the API's filter: an object of values.
+export function filterOf(text) {
+  const pairs = text.split(",").map((pair) => pair.split("=").map((part) => part.trim())).filter(([name]) => name);
+  const value = (given) => (/^(-?\d+(\.\d+)?|true|false|null)$/.test(given ?? "") ? JSON.parse(given) : given ?? null);
+  return Object.fromEntries(pairs.map(([name, given]) => [name, value(given)]));
+}
+
+// A collection that is there keeps its model.
+export function makeCall(name, conditions, model) {
+  const json = { conditions: conditions.filter(Boolean) };
+  if (model && !collections.peek()?.some((one) => one.name === name)) json.model = model;
+  return { method: "PUT", path: pathOf(name), json };
 }
 
 export function addCall(name, files, metadata = {}) {

@@ -1,8 +1,25 @@
 // A list of documents that are typed, pasted, and moved by dragging or by keys.
-import { html, useEffect, useRef } from "./vendor/preact.mjs";
+import { html, useEffect, useRef, useState } from "./vendor/preact.mjs";
 
-// Paragraphs become documents of their own.
-export const paragraphs = (text) => text.split(/\n\s*\n/).map((one) => one.replaceAll(/\s+/g, " ").trim()).filter(Boolean);
+// A document is a text, or {title, text}, as the API takes them.
+export const textOf = (one) => one.text ?? one;
+export const titleOf = (one) => one.title ?? "";
+const documentOf = (title, text) => (title ? { title, text } : text);
+const isDocument = (one) => typeof one === "string" || (typeof one?.text === "string" && typeof one.title === "string");
+export const isDocuments = (given) => Array.isArray(given) && given.every(isDocument);
+
+// Paragraphs become documents of their own, and a line that begins with # the title of the text after it.
+function paragraphs(text) {
+  const found = [];
+  let title = "";
+  for (const paragraph of text.replaceAll("\r", "").split(/\n\s*\n/)) {
+    const [, heading, rest] = /^\s*#+ +(.+)\n?([^]*)$/.exec(paragraph) ?? ["", title, paragraph];
+    const body = rest.replaceAll(/\s+/g, " ").trim();
+    if (body) found.push(documentOf(heading.trim(), body));
+    title = body ? "" : heading;
+  }
+  return found;
+}
 
 export function moved(list, from, to) {
   const rest = list.filter((_, i) => i !== from);
@@ -13,6 +30,8 @@ export function moved(list, from, to) {
 // `beside(i)` is what a document shows at its side; `onChange(documents, whereOld)` tells where each one came from.
 export function Documents({ documents, onChange, beside }) {
   const list = useRef(null);
+  const [isTitled, setTitled] = useState(false);
+  const hasTitles = isTitled || documents.some(titleOf);
   const dragged = useRef(-1);
   const focusAfter = useRef(null);
   useEffect(() => {
@@ -28,16 +47,16 @@ export function Documents({ documents, onChange, beside }) {
     focusAfter.current = name ? [to, name] : null;
     change(moved(indices, from, to));
   };
-  const edit = (i, text) => onChange(documents.with(i, text), indices);
+  const edit = (i, title, text) => onChange(documents.with(i, documentOf(title, text)), indices);
   const remove = (i) => {
     focusAfter.current = [Math.min(i, documents.length - 2), ".remove"];
     change(indices.filter((j) => j !== i));
   };
   const paste = (event, i) => {
     const several = paragraphs(event.clipboardData.getData("text"));
-    if (several.length < 2) return;
+    if (several.length < 2 && !several.some(titleOf)) return;
     event.preventDefault();
-    const kept = documents[i].trim() ? indices.slice(0, i + 1) : indices.slice(0, i);
+    const kept = textOf(documents[i]).trim() ? indices.slice(0, i + 1) : indices.slice(0, i);
     change([...kept, ...several, ...indices.slice(i + 1)]);
   };
   const keys = (event, i) => {
@@ -46,7 +65,7 @@ export function Documents({ documents, onChange, beside }) {
     move(i, event.key === "ArrowUp" ? i - 1 : i + 1, "textarea");
   };
   return html`<ol class="documents" ref=${list} aria-label="Documents">
-      ${documents.map((text, i) => html`<li
+      ${documents.map((one, i) => html`<li
         onDragOver=${(event) => dragged.current >= 0 && event.preventDefault()}
         onDrop=${(event) => {
           event.preventDefault();
@@ -63,10 +82,16 @@ export function Documents({ documents, onChange, beside }) {
           }}
           onDragEnd=${() => (dragged.current = -1)}
         >⠿ ${i + 1}</span>
-        <textarea
-          rows="1" aria-label=${`Document ${i + 1}`} value=${text} spellcheck=${false}
-          onInput=${(event) => edit(i, event.target.value)} onPaste=${(event) => paste(event, i)} onKeyDown=${(event) => keys(event, i)}
-        ></textarea>
+        <div>
+          ${hasTitles && html`<input
+            class="title" aria-label=${`Title of document ${i + 1}`} placeholder="Title" value=${titleOf(one)} spellcheck=${false}
+            onInput=${(event) => edit(i, event.target.value, textOf(one))}
+          />`}
+          <textarea
+            rows="1" aria-label=${`Document ${i + 1}`} value=${textOf(one)} spellcheck=${false}
+            onInput=${(event) => edit(i, titleOf(one), event.target.value)} onPaste=${(event) => paste(event, i)} onKeyDown=${(event) => keys(event, i)}
+          ></textarea>
+        </div>
         <span class="moves">
           <button type="button" class="plain up" aria-label=${`Move document ${i + 1} up`} aria-disabled=${i === 0 ? "true" : undefined} onClick=${() => move(i, i - 1, ".up")}>↑</button>
           <button type="button" class="plain down" aria-label=${`Move document ${i + 1} down`} aria-disabled=${i === documents.length - 1 ? "true" : undefined} onClick=${() => move(i, i + 1, ".down")}>↓</button>
@@ -80,6 +105,10 @@ export function Documents({ documents, onChange, beside }) {
         focusAfter.current = [documents.length, "textarea"];
         change([...indices, ""]);
       }}>Add a document</button>
-      <span class="hint">Drag ⠿, or press Alt and an arrow, to move one. Pasted paragraphs become documents of their own.</span>
+      ${!hasTitles && html`<button type="button" class="small" onClick=${() => {
+        focusAfter.current = [0, ".title"];
+        setTitled(true);
+      }}>Add titles</button>`}
+      <span class="hint">Drag ⠿, or press Alt and an arrow, to move one. Pasted paragraphs become documents of their own; a line that begins with # is a title.</span>
     </div>`;
 }

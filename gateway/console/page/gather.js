@@ -1,19 +1,19 @@
 // Makes and fills collections: the examples at one click, files and folders by choosing or dropping them.
 import { ask } from "./api.js";
 import { EXAMPLES, addCall, addFiles, chosenFiles, collections, droppedFiles, exampleFiles, loadCollections, makeCall, pathOf, progress, refused } from "./collections.js";
-import { Problem } from "./parts.js";
+import { ModelChoice, Problem, isEmbedding, typed, useDrop } from "./parts.js";
 import { createTask } from "./task.js";
 import { html, signal } from "./vendor/preact.mjs";
 
 export const task = createTask();
-const isOver = signal(false);
 const newName = signal("");
+const model = signal("");
 const NAME = /^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$/;
 
 function fill(name, conditions, read, onFilled) {
   return task.run("Adding images …", async (stop) => {
     const { files, metadata } = await read();
-    const call = makeCall(name, conditions);
+    const call = makeCall(name, conditions, model.value);
     await ask(call, stop);
     task.calls.value = [call, addCall(name, files.slice(0, 3), metadata)];
     try {
@@ -35,11 +35,7 @@ export function Gather({ name, conditions, onFilled }) {
       await ask({ method: "DELETE", path: pathOf(name) }, stop);
       await loadCollections(stop);
     });
-  const drop = (event) => {
-    event.preventDefault();
-    isOver.value = false;
-    add(droppedFiles(event.dataTransfer));
-  };
+  const drop = useDrop("gather", (dropped) => add(droppedFiles(dropped)));
   const input = (label, props) => html`<label class="button">${label}<input
     type="file" class="unseen" multiple ...${props}
     onChange=${(event) => {
@@ -49,13 +45,11 @@ export function Gather({ name, conditions, onFilled }) {
   /></label>`;
   const hasExamples = (collections.value ?? []).some((one) => one.name === EXAMPLES);
   const { what, done, total } = progress.value ?? {};
-  return html`<div
-    class=${isOver.value ? "gather over" : "gather"}
-    onDrop=${drop} onDragOver=${(event) => { event.preventDefault(); isOver.value = true; }} onDragLeave=${() => (isOver.value = false)}
-  >
+  return html`<div ...${drop}>
     <div class="actions">
       ${!hasExamples && html`<button type="button" class="primary" onClick=${() => fill(EXAMPLES, conditions, exampleFiles, onFilled)}>Make the example collection</button>`}
-      <label class="field inline">Name of the collection <input value=${newName.value} placeholder=${name} spellcheck=${false} onInput=${(event) => (newName.value = event.target.value)} /></label>
+      <label class="field inline">Name of the collection <input placeholder=${name} spellcheck=${false} ...${typed(newName)} /></label>
+      <${ModelChoice} isOne=${isEmbedding} into=${model} />
       ${isNamed && input("Add images …", { accept: "image/*" })}
       ${isNamed && input("Add a folder …", { webkitdirectory: true })}
       ${task.busy.value && html`<button type="button" onClick=${task.stop}>Stop</button>`}

@@ -54,12 +54,32 @@ export function Copy({ calls }) {
   </div>`;
 }
 
+// A frame's properties: `take` gets what is dropped on it, and meanwhile it shows that it would.
+export function useDrop(name, take) {
+  const [isOver, setOver] = useState(false);
+  const at = (isNow, then) => (event) => {
+    event.preventDefault();
+    setOver(isNow);
+    then?.(event.dataTransfer);
+  };
+  return { class: isOver ? `${name} over` : name, onDrop: at(false, take), onDragOver: at(true), onDragLeave: at(false) };
+}
+
+// A field's properties: what is typed goes into a signal, and Enter starts what it is for.
+export const typed = (into, onEnter) => ({
+  value: into.value,
+  onInput: (event) => (into.value = event.target.value),
+  onKeyDown: (event) => event.key === "Enter" && onEnter?.(),
+});
+
+export const chosen = (into) => ({ value: into.value, onChange: (event) => (into.value = event.target.value) });
+
 // Shown only where there is a choice.
-export function ModelChoice({ isOne, value, onChange }) {
+export function ModelChoice({ isOne, into }) {
   const names = models.value.filter(isOne).map((model) => model.id);
   if (names.length < 2) return null;
   return html`<label class="field">Model
-    <select value=${value} onChange=${(event) => onChange(event.target.value)}>
+    <select ...${chosen(into)}>
       <option value="">${names[0]} (first)</option>
       ${names.map((name) => html`<option value=${name}>${name}</option>`)}
     </select>

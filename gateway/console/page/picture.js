@@ -1,6 +1,7 @@
 // A picture that the visitor chooses, pastes or drops, or takes from the examples.
 import { keepPicture, keptPicture } from "./picture_store.js";
-import { html, signal, useEffect, useRef } from "./vendor/preact.mjs";
+import { useDrop } from "./parts.js";
+import { html, useEffect } from "./vendor/preact.mjs";
 
 // {name, blob, url}; of an example also `source`, its address.
 export const noPicture = { name: "", blob: null, url: "" };
@@ -30,7 +31,7 @@ export function PictureInput({ view, picture, onPicture, examples, label, childr
     keepPicture(view, own);
     onPicture(own);
   };
-  const isOver = useRef(signal(false)).current;
+  const drop = useDrop("picture", (dropped) => take(firstImage(dropped.files)));
   useEffect(() => {
     const paste = (event) => {
       take(firstImage(event.clipboardData?.files));
@@ -38,20 +39,8 @@ export function PictureInput({ view, picture, onPicture, examples, label, childr
     document.addEventListener("paste", paste);
     return () => document.removeEventListener("paste", paste);
   }, [onPicture]);
-  const drop = (event) => {
-    event.preventDefault();
-    isOver.value = false;
-    take(firstImage(event.dataTransfer?.files));
-  };
-  const over = (event) => {
-    event.preventDefault();
-    isOver.value = true;
-  };
   return html`<div class="picture-input">
-    <div
-      class=${isOver.value ? "picture over" : "picture"}
-      onDrop=${drop} onDragOver=${over} onDragLeave=${() => (isOver.value = false)}
-    >
+    <div ...${drop}>
       ${picture.url ? html`<img src=${picture.url} alt=${picture.name} />` : html`<p>Drop or paste a picture here.</p>`}
       ${children}
     </div>

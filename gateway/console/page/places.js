@@ -2,7 +2,7 @@
 import { ask, each } from "./api.js";
 import { generateCall, isRight } from "./attention.js";
 import { moved } from "./documents.js";
-import { Bar, Problem, Run } from "./parts.js";
+import { Bar, Problem, Run, typed } from "./parts.js";
 import { createTask } from "./task.js";
 import { html, signal } from "./vendor/preact.mjs";
 
@@ -49,7 +49,7 @@ export function Places({ values, expected, gold }) {
     <h2 id="places-title">Does the place matter?</h2>
     <p class="hint">Moves document ${gold + 1} from the first place to the last, and asks at each. An answer is right if it contains the expected one.</p>
     <div class="actions">
-      <label class="field inline">Expected answer <input value=${expected.value} onInput=${(event) => (expected.value = event.target.value)} /></label>
+      <label class="field inline">Expected answer <input ...${typed(expected)} /></label>
       <${Run} task=${task} label="Try all places" onRun=${() => walk(values())} isPossible=${isPossible} />
     </div>
     <${Problem} text=${task.problem.value} />

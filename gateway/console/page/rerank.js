@@ -1,8 +1,8 @@
 // Rerank: the same documents, ranked by several methods side by side.
 import { ask, each } from "./api.js";
-import { Documents } from "./documents.js";
+import { Documents, isDocuments, textOf, titleOf } from "./documents.js";
 import { useFirstRun } from "./first_run.js";
-import { Bar, Copy, Head, ModelChoice, Problem, Run, isGenerating, statementOf } from "./parts.js";
+import { Bar, Copy, Head, ModelChoice, Problem, Run, isGenerating, statementOf, typed } from "./parts.js";
 import { remembered } from "./state.js";
 import { createTask } from "./task.js";
 import { html, signal } from "./vendor/preact.mjs";
@@ -24,7 +24,7 @@ const DOCUMENTS = [
 
 const fields = remembered("rerank", {
   query: "Who owns the quiet otter?", documents: DOCUMENTS, methods: Object.keys(METHODS), model: "",
-});
+}, { documents: isDocuments });
 const task = createTask();
 // {method, documents, results or problem} of each method that was asked.
 const rankings = signal([]);
@@ -60,7 +60,7 @@ function Ranking({ ranking }) {
     <p class="hint">${problem ? html`<span class="wrong">${problem}</span>` : METHODS[method]}</p>
     <ol>${results?.map((one) => html`<li>
       <span class="place number">${one.index + 1}</span>
-      <span class="caption">${documents[one.index]}</span>
+      <span class="caption">${titleOf(documents[one.index]) && html`<b>${titleOf(documents[one.index])}</b> `}${textOf(documents[one.index])}</span>
       <span class="number">${shown(one.relevance_score)}</span>
       <${Bar} share=${highest > 0 ? one.relevance_score / highest : 0} />
     </li>`)}</ol>
@@ -74,14 +74,14 @@ export function Rerank() {
       about="The same documents ranked by several methods. The number before a document is its place in your list."
     />
     <label class="field">Question
-      <input value=${fields.query.value} onInput=${(event) => (fields.query.value = event.target.value)} onKeyDown=${(event) => event.key === "Enter" && run()} />
+      <input ...${typed(fields.query, run)} />
     </label>
     <fieldset><legend>Methods</legend>
       ${Object.keys(METHODS).map((method) => html`<label class="choice row-choice"><input
         type="checkbox" checked=${fields.methods.value.includes(method)} onChange=${() => toggle(method)}
       />${method.replaceAll("_", " ")}</label>`)}
     </fieldset>
-    <${ModelChoice} isOne=${isGenerating} value=${fields.model.value} onChange=${(name) => (fields.model.value = name)} />
+    <${ModelChoice} isOne=${isGenerating} into=${fields.model} />
     <div class="actions"><${Run} task=${task} label="Rank" onRun=${run} isPossible=${isPossible()} /></div>
     <${Problem} text=${task.problem.value} />
     <div class="columns" tabindex="0" role="region" aria-label="Rankings by method">${rankings.value.map((one) => html`<${Ranking} key=${one.method} ranking=${one} />`)}</div>

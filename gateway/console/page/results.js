@@ -1,6 +1,7 @@
 // Results: a column for each condition, and an image of them in full size.
 import { askBlob, key } from "./api.js";
-import { imagePath } from "./collections.js";
+import { filterOf, imagePath } from "./collections.js";
+import { Vectors } from "./vectors.js";
 import { html, useEffect, useRef, useState } from "./vendor/preact.mjs";
 
 // A browser sends no key for an image by itself, so where there is one the image is fetched.
@@ -26,9 +27,9 @@ function Column({ column, onOpen, onRemove }) {
     <h2><span>${condition || html`<em>no condition</em>`}</span>
       <button type="button" class="plain" aria-label=${`Remove the column ${condition || "no condition"}`} onClick=${onRemove}>✕</button>
     </h2>
-    <p class="hint">${problem ? html`<span class="wrong">${problem}</span>` : found ? `${found.index.size} images, ${found.index.exact ? "all compared" : "candidates compared"}` : "…"}</p>
+    <p class="hint">${problem ? html`<span class="wrong">${problem}</span>` : found ? `${found.index.size} images, ${found.index.exact ? "all compared" : "candidates compared"}${found.index.state === "building" ? "; its index is being built" : ""}` : "…"}</p>
     <ol>
-      ${found?.results.map((one) => html`<li><button type="button" class="hit" onClick=${() => onOpen(one)}>
+      ${found?.results.map((one) => html`<li><button type="button" class="hit" onClick=${() => onOpen({ ...one, condition })}>
         <${StoredImage} collection=${column.collection} id=${one.id} alt=${one.id} />
         <span class="number">${one.score.toFixed(3)}</span>
       </button></li>`)}
@@ -43,7 +44,11 @@ export function Columns({ columns, onOpen, onRemove }) {
   </div>`;
 }
 
-export function ImagePanel({ collection, image, columns, onClose, onSearch }) {
+// Whether it can be written as a filter.
+const isFilter = (name, value) => JSON.stringify(filterOf(`${name}=${value}`)) === JSON.stringify({ [name]: value });
+
+// `image` is a result with the condition of its column; arrows go to the column's other results.
+export function ImagePanel({ collection, image, columns, model, onOpen, onClose, onSearch, onFilter }) {
   const dialog = useRef(null);
   useEffect(() => {
     dialog.current.showModal();
@@ -51,7 +56,17 @@ export function ImagePanel({ collection, image, columns, onClose, onSearch }) {
   const scores = columns.flatMap(({ condition, found }) =>
     (found?.results ?? []).map((one, place) => ({ ...one, place, condition })).filter(({ id }) => id === image.id),
   );
-  return html`<dialog ref=${dialog} class="panel" aria-label=${image.id} onClose=${onClose}>
+  const keys = (event) => {
+    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    const beside = columns.find(({ condition }) => condition === image.condition)?.found?.results ?? [];
+    const next = step && beside[beside.findIndex(({ id }) => id === image.id) + step];
+    if (next) onOpen({ ...next, condition: image.condition });
+  };
+  const leave = (work, ...given) => {
+    dialog.current.close();
+    work(...given);
+  };
+  return html`<dialog ref=${dialog} class="panel" aria-label=${image.id} onClose=${onClose} onKeyDown=${keys}>
     <div class="panel-grid">
       <${StoredImage} collection=${collection} id=${image.id} alt=${image.id} />
       <div>
@@ -61,12 +76,15 @@ export function ImagePanel({ collection, image, columns, onClose, onSearch }) {
             <td>${condition || "no condition"}</td><td class="number">${place + 1}</td><td class="number">${score.toFixed(3)}</td>
           </tr>`)}</tbody>
         </table>
-        <dl>${Object.entries(image.metadata ?? {}).map(([name, value]) => html`<dt>${name}</dt><dd>${String(value)}</dd>`)}</dl>
+        <dl>${Object.entries(image.metadata ?? {}).map(([name, value]) => html`<dt>${name}</dt><dd>${isFilter(name, value)
+          ? html`<button type="button" class="plain" title="Only images with this" onClick=${() => leave(onFilter, name, value)}>${String(value)}</button>`
+          : typeof value === "string" ? value : JSON.stringify(value)}</dd>`)}</dl>
+        <${Vectors}
+          of=${image.id} conditions=${columns.map((one) => one.condition)} model=${model}
+          input=${{ images: [{ id: `${collection}/${image.id}` }] }}
+        />
         <div class="actions">
-          <button type="button" class="primary" onClick=${() => {
-            dialog.current.close();
-            onSearch(image.id);
-          }}>Search with this</button>
+          <button type="button" class="primary" onClick=${() => leave(onSearch, image.id)}>Search with this</button>
           <button type="button" onClick=${() => dialog.current.close()}>Close</button>
         </div>
       </div>

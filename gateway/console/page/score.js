@@ -145,7 +145,7 @@ export function Score() {
             onKeyDown=${(event) => event.key === "Enter" && (event.ctrlKey || event.metaKey) && run()}
           ></textarea>
         </label>
-        <${ModelChoice} isOne=${isScoring} value=${fields.model.value} onChange=${(name) => (fields.model.value = name)} />
+        <${ModelChoice} isOne=${isScoring} into=${fields.model} />
         <div class="actions">
           <${Run} task=${task} label="Score" onRun=${run}>
             <button type="button" aria-disabled=${marked ? undefined : "true"} onClick=${() => marked && addNegatives(marked)}>Add hard negatives</button>

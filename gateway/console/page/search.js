@@ -1,13 +1,14 @@
 // Search: the images nearest to a picture or a text, under one condition a column.
 import { ask, each } from "./api.js";
-import { EXAMPLES, collections, loadCollections, pathOf } from "./collections.js";
+import { EXAMPLES, collections, filterOf, loadCollections, pathOf } from "./collections.js";
 import { useFirstRun } from "./first_run.js";
 import { Gather } from "./gather.js";
-import { Copy, Head, Problem, Run, isEmbedding, statementOf } from "./parts.js";
+import { Copy, Head, Problem, Run, isEmbedding, statementOf, typed } from "./parts.js";
 import { PictureInput, noPicture, ownPicture } from "./picture.js";
 import { Columns, ImagePanel, StoredImage } from "./results.js";
 import { remembered } from "./state.js";
 import { createTask } from "./task.js";
+import { Vectors } from "./vectors.js";
 import { batch, html, signal } from "./vendor/preact.mjs";
 
 const SUGGESTED = [
@@ -26,11 +27,13 @@ const newCondition = signal("");
 // Of the ways to search; a link may hold anything.
 const way = () => (["picture", "text"].includes(fields.by.value) ? fields.by.value : "id");
 
-// `color=red, seen=3` as the API's filter: an object of values.
-function filterOf(text) {
-  const pairs = text.split(",").map((pair) => pair.split("=").map((part) => part.trim())).filter(([name]) => name);
-  const value = (given) => (/^(-?\d+(\.\d+)?|true|false|null)$/.test(given ?? "") ? JSON.parse(given) : given ?? null);
-  return Object.fromEntries(pairs.map(([name, given]) => [name, value(given)]));
+// What the query's vectors are of, as `Vectors` has it; null where there is no query yet.
+function queryInput() {
+  if (way() === "text") return { of: fields.text.value, input: { texts: [fields.text.value] } };
+  const id = `${fields.collection.value}/${fields.id.value}`;
+  if (way() === "id") return { of: id, input: { images: [{ id }] } };
+  const { blob, name, source } = picture.value;
+  return blob && { of: blob, input: { form: [["file", { blob, name, source }]] } };
 }
 
 function searchCall(condition) {
@@ -86,8 +89,9 @@ function removeCondition(condition) {
   columns.value = columns.value.filter((one) => one.condition !== condition);
 }
 
-function Query() {
+function Query({ model }) {
   const by = way();
+  const input = queryInput();
   const choice = (value, label) => html`<label class="choice"><input
     type="radio" name="by" checked=${by === value} onChange=${() => set({ by: value })}
   />${label}</label>`;
@@ -102,10 +106,10 @@ function Query() {
       onPicture=${(next) => { picture.value = next; run(); }}
     />`}
     ${by === "text" && html`<label class="field">Text
-      <input value=${fields.text.value} onInput=${(event) => (fields.text.value = event.target.value)} onKeyDown=${(event) => event.key === "Enter" && run()} />
+      <input ...${typed(fields.text, run)} />
     </label><p class="hint">A condition applies to the images; the text has one embedding.</p>`}
     <label class="field spaced">Filter on metadata
-      <input value=${fields.filter.value} placeholder="color=red, shape=star" spellcheck=${false} onInput=${(event) => (fields.filter.value = event.target.value)} onKeyDown=${(event) => event.key === "Enter" && run()} />
+      <input placeholder="color=red, shape=star" spellcheck=${false} ...${typed(fields.filter, run)} />
     </label>
     <label class="field">Results a column
       <select value=${fields.k.value} onChange=${(event) => set({ k: Number(event.target.value) })}>
@@ -114,6 +118,7 @@ function Query() {
     </label>
     <div class="actions"><${Run} task=${task} label="Search" onRun=${run} isPossible=${isPossible()} /></div>
     <${Problem} text=${task.problem.value} />
+    ${input && html`<${Vectors} ...${input} conditions=${by === "text" ? [""] : fields.conditions.value} model=${model} />`}
   </div>`;
 }
 
@@ -121,11 +126,9 @@ function Conditions() {
   const offered = SUGGESTED.filter((one) => !fields.conditions.value.includes(one));
   return html`<div class="conditions">
     <div class="actions">
-      <label class="field inline">Another condition <input
-        value=${newCondition.value} placeholder="any question about the picture"
-        onInput=${(event) => (newCondition.value = event.target.value)}
-        onKeyDown=${(event) => event.key === "Enter" && newCondition.value.trim() && addCondition(newCondition.value.trim())}
-      /></label>
+      <label class="field inline">Another condition
+        <input placeholder="any question about the picture" ...${typed(newCondition, () => newCondition.value.trim() && addCondition(newCondition.value.trim()))} />
+      </label>
       ${offered.map((one) => html`<button type="button" class="small" onClick=${() => addCondition(one)}>+ ${one || "no condition"}</button>`)}
     </div>
   </div>`;
@@ -136,8 +139,9 @@ export function Search() {
   const names = (collections.value ?? []).map((one) => one.name);
   const isThere = names.includes(fields.collection.value);
   const now = collections.value?.find((one) => one.name === fields.collection.value);
+  const model = now?.model.split("@")[0] ?? "";
   return html`<${Head}
-      title="Search" statement=${statementOf(isEmbedding, "")}
+      title="Search" statement=${statementOf(isEmbedding, model)}
       about="The same query under several conditions: each column asks another question of the same pictures."
     />
     ${names.length > 0 && html`<label class="field collection">Collection
@@ -151,7 +155,7 @@ export function Search() {
     </details>
     ${collections.value === null && html`<${Problem} text=${task.problem.value} />`}
     ${isThere && html`<div class="search">
-      <${Query} />
+      <${Query} model=${model} />
       <div>
         <${Conditions} />
         <${Columns} columns=${columns.value} onOpen=${(one) => (opened.value = one)} onRemove=${removeCondition} />
@@ -161,6 +165,7 @@ export function Search() {
     </div>`}
     ${opened.value && html`<${ImagePanel}
       collection=${fields.collection.value} image=${opened.value} columns=${columns.value}
-      onClose=${() => (opened.value = null)} onSearch=${(id) => set({ by: "id", id })}
+      model=${model} onOpen=${(one) => (opened.value = one)} onClose=${() => (opened.value = null)}
+      onSearch=${(id) => set({ by: "id", id })} onFilter=${(name, value) => set({ filter: `${name}=${value}` })}
     />`}`;
 }

@@ -11,7 +11,7 @@ const ADDRESS_PAUSE_MS = 300;
 const kept = new Map();
 const current = new Map();
 let pause;
-export const VIEWS = ["score", "ask", "search", "rerank", "predict", "status"];
+export const VIEWS = ["score", "ask", "search", "rerank", "predict", "review", "status"];
 export const view = signal(viewIn(location.hash));
 
 function viewIn(hash) {
@@ -88,13 +88,14 @@ function isReadAsJson(text) {
   }
 }
 
-// A view's fields as signals. An address that has fields wins over the draft, and what it leaves out is as by default;
+// A view's fields as signals. `checks` are functions of fields whose form their defaults don't tell. An address that has fields wins over the draft, and what it leaves out is as by default;
 // but a draft of the very page at this address is newer, as the address follows it with a pause.
-export function remembered(name, defaults) {
+export function remembered(name, defaults, checks = {}) {
   const signals = Object.fromEntries(Object.entries(defaults).map(([key, value]) => [key, signal(value)]));
   const fill = (given) => {
     for (const [key, model] of Object.entries(defaults)) {
-      signals[key].value = isLike(given[key], model) ? given[key] : model;
+      const isFit = checks[key] ?? ((value) => isLike(value, model));
+      signals[key].value = isFit(given[key]) ? given[key] : model;
     }
   };
   const draft = stored(name);

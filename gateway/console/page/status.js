@@ -1,37 +1,38 @@
 // Status: whether each service is ready, what it serves, and what the gateway measures, read anew every few seconds.
-import { Refused, ask, askText, loadModels, models } from "./api.js";
+import { Refused, askText, loadModels } from "./api.js";
+import { health, healthProblem, loadHealth } from "./health.js";
 import { parse, quantile, sum, valuesOf } from "./metrics.js";
+import { Models, loadVersions, versionCalls } from "./model_cards.js";
+import { OWN_KEY, OwnKey, loadOwnKey } from "./own_key.js";
 import { Copy, Head, Problem } from "./parts.js";
 import { html, signal, useEffect } from "./vendor/preact.mjs";
 
 const PERIOD_MS = 3000;
-const CALLS = [{ path: "readyz" }, { path: "v1/models" }, { path: "metrics" }];
+// What changes seldom, or counts for the key's limit, is read less often.
+const READINGS_A_SLOW_ONE = 5;
+const CALLS = [{ path: "readyz" }, { path: "metrics" }, OWN_KEY, { path: "v1/models" }];
 
-const health = signal(null);
-const healthProblem = signal("");
 const readings = signal([]); // [{at, samples}], at most the last two
 const metricsProblem = signal("");
 
-async function readInto(work, problem) {
+async function readMetrics() {
   try {
-    await work();
-    problem.value = "";
+    const samples = parse(await askText({ path: "metrics" }));
+    readings.value = [...readings.value.slice(-1), { at: performance.now(), samples }];
+    metricsProblem.value = "";
   } catch (refused) {
     if (!(refused instanceof Refused)) throw refused;
-    problem.value = refused.message;
+    metricsProblem.value = refused.message;
   }
 }
 
-async function refresh() {
+async function refresh(number) {
   const before = JSON.stringify(health.value);
-  await readInto(async () => {
-    health.value = await ask({ path: "readyz" });
-  }, healthProblem);
-  if (!healthProblem.value && JSON.stringify(health.value) !== before) await loadModels();
-  await readInto(async () => {
-    const samples = parse(await askText({ path: "metrics" }));
-    readings.value = [...readings.value.slice(-1), { at: performance.now(), samples }];
-  }, metricsProblem);
+  await loadHealth();
+  const isChanged = !healthProblem.value && JSON.stringify(health.value) !== before;
+  if (isChanged) await loadModels();
+  await readMetrics();
+  if (isChanged || number % READINGS_A_SLOW_ONE === 0) await Promise.all([loadOwnKey(), loadVersions()]);
 }
 
 function rate(name, matches) {
@@ -47,7 +48,8 @@ function Services() {
   const now = readings.value.at(-1)?.samples ?? [];
   const services = valuesOf(now, "fovea_gateway_inflight_requests", "service");
   const checks = health.value?.checks ?? {};
-  const names = [...new Set([...services, ...Object.keys(checks).filter((name) => checks[name].detail.includes("address"))])].sort();
+  const known = Object.keys(checks).filter((name) => services.includes(name) || checks[name].detail.includes("address"));
+  const names = (health.value ? known : services).sort();
   return html`<div class="scroll" tabindex="0" role="region" aria-label="Services"><table>
     <thead><tr><th scope="col">Service</th><th scope="col">State</th><th scope="col" class="number">In flight</th><th scope="col" class="number">Waiting</th><th scope="col" class="number">Limit</th></tr></thead>
     <tbody>${names.map((name) => {
@@ -82,34 +84,25 @@ function Routes() {
   </table></div>`;
 }
 
-function Model({ model }) {
-  const calibration = model.calibration;
-  const facts = [
-    ["version", model.version], ["kind", model.kind], ["task", model.task], ["longest input", model.max_model_len && `${model.max_model_len} tokens`],
-    ["dimensions", model.dimensions], ["calibration", calibration && (calibration.enabled ? `on, ${calibration.bias}, t = ${calibration.temperature}` : "off")],
-    ["weight of words", model.local_weight],
-  ].filter(([, value]) => value !== undefined && value !== null && value !== false);
-  return html`<li class="answer">
-    <h3>${model.id} <span class=${model.loaded === false ? "hint" : "hint right"}>${model.loaded === false ? "not in memory" : "in memory"}</span></h3>
-    <p class="hint">${model.statement ?? ""}</p>
-    <dl>${facts.map(([name, value]) => html`<dt>${name}</dt><dd>${value}</dd>`)}</dl>
-  </li>`;
-}
-
 export function Status() {
   useEffect(() => {
     let timer;
     let isOver = false;
     // The next reading begins only after the last one has ended, and none while nobody looks.
+    let number = 0;
     const next = async () => {
-      if (!document.hidden) await refresh();
+      if (!document.hidden) await refresh(number++);
       if (!isOver) timer = setTimeout(next, PERIOD_MS);
     };
+    // What another key may see is read with the next reading.
+    const renew = () => (number = 0);
     readings.value = [];
     next();
+    window.addEventListener("key-changed", renew);
     return () => {
       isOver = true;
       clearTimeout(timer);
+      window.removeEventListener("key-changed", renew);
     };
   }, []);
   return html`<${Head} title="Status" about="What is served, whether it is ready, and what the gateway measures. Read anew every few seconds." />
@@ -119,7 +112,8 @@ export function Status() {
     <h2>Requests since the gateway started</h2>
     <${Problem} kind="quiet" text=${metricsProblem.value === healthProblem.value ? "" : metricsProblem.value} />
     <${Routes} />
+    <${OwnKey} />
     <h2>Models</h2>
-    <ul class="models">${models.value.map((model) => html`<${Model} key=${model.id} model=${model} />`)}</ul>
-    <${Copy} calls=${CALLS} />`;
+    <${Models} />
+    <${Copy} calls=${[...CALLS, ...versionCalls()]} />`;
 }

@@ -8,8 +8,15 @@ export function createTask() {
   const calls = signal([]);
   let current = null;
 
-  async function run(what, work) {
+  // At once: what was stopped may take a while to end, and something else may begin meanwhile.
+  function stop() {
     current?.abort();
+    current = null;
+    busy.value = "";
+  }
+
+  async function run(what, work) {
+    stop();
     const mine = (current = new AbortController());
     batch(() => {
       busy.value = what;
@@ -24,5 +31,5 @@ export function createTask() {
       if (mine === current) busy.value = "";
     }
   }
-  return { busy, problem, calls, run, stop: () => current?.abort() };
+  return { busy, problem, calls, run, stop };
 }

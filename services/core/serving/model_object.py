@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeVar
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
+from services.core.serving.model_versions import ModelVersionList
 from services.core.serving.residency import Resident
 from services.core.serving.served_models import ServedModels
 
@@ -57,6 +58,11 @@ def models_router(
     async def list_models() -> Any:
         """List the served models, also those that are not in memory."""
         return {"data": [describe(resident, description) for resident, description in models.described()]}
+
+    @router.get("/v1/models/{model_id}/versions")
+    async def list_versions(model_id: str) -> ModelVersionList:
+        """List the versions of a model in the store, newest first, with their aliases."""
+        return await models.versions(model_id)
 
     @router.get("/v1/models/{model_id}", response_model=one)
     async def show_model(model_id: str) -> Any:

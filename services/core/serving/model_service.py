@@ -1,8 +1,6 @@
 """The parts shared by all services that run models."""
 
 import asyncio
-import math
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
@@ -24,7 +22,8 @@ from services.core.serving.model_settings import ModelSettings
 from services.core.serving.residency import Residency
 from services.core.serving.served_checkpoint import Answering, FollowOptions, ServedCheckpoint
 from services.core.serving.served_models import ServedModels
-from services.core.store.errors import StoreError, StoreUnavailable, UnservedKind
+from services.core.serving.stored_models import StoredModels
+from services.core.store.errors import StoreUnavailable, UnservedKind
 from services.core.store.manifest import Manifest
 from services.core.store.starters import packaged_starters
 from services.core.store.store import Store
@@ -34,42 +33,6 @@ BatcherT = TypeVar("BatcherT", bound=Answering)
 DescriptionT = TypeVar("DescriptionT")
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
-
-
-class StoredKinds:
-    """The names of the models in a store and their kinds, read again once they are older than `max_age_s`.
-
-    Requests for names that do not exist then cost the store next to nothing. None is known where it can't be read.
-    """
-
-    def __init__(self, store: Store, *, max_age_s: float) -> None:
-        self._store = store
-        self._max_age_s = max_age_s
-        self._names: frozenset[str] = frozenset()
-        self._kinds: dict[str, str] = {}
-        self._read_at = -math.inf
-
-    async def find(self, name: str) -> str | None:
-        """Return the kind of a model's newest version, an empty text where it can't be read; None without the model."""
-        if time.monotonic() - self._read_at > self._max_age_s:
-            self._read_at = time.monotonic()
-            self._kinds = {}
-            try:
-                self._names = frozenset(await asyncio.to_thread(self._store.names))
-            except StoreError:
-                self._names = frozenset()
-        if name not in self._names:
-            return None
-        if name not in self._kinds:
-            self._kinds[name] = await asyncio.to_thread(self._kind, name)
-        return self._kinds[name]
-
-    def _kind(self, name: str) -> str:
-        try:
-            newest = next(iter(self._store.versions(name)), None)
-            return "" if newest is None else self._store.manifest(name, newest.id).kind
-        except StoreError:
-            return ""
 
 
 class ModelService:
@@ -133,7 +96,7 @@ class ModelService:
             residency.add(partial(follow_one, name, alias))
         models = ServedModels(
             residency,
-            stored_kind=StoredKinds(self._store, max_age_s=settings.store_poll_s).find,
+            stored=StoredModels(self._store, max_age_s=settings.store_poll_s),
             runs=tuple(load),
             setting=f"{variable}_MODELS",
             metrics=self.metrics,

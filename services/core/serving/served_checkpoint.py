@@ -254,6 +254,11 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
         return self._refusal is not None or self._trouble is not None
 
     @property
+    def refused(self) -> tuple[str, str] | None:
+        """The version that the last look found and did not put into service, and why; None without such."""
+        return None if self._refusal is None else self._refusal[:2]
+
+    @property
     def absence(self) -> str:
         """A sentence for clients about a model that does not serve, without the causes, which may name the store."""
         state = "could not be loaded; the service's /readyz says why" if self.has_failed else "is being loaded"

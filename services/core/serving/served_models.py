@@ -1,7 +1,7 @@
 """The models of a service: a request names one of them, or is answered by the first."""
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Generic
 
@@ -13,8 +13,10 @@ from services.core.exchange import RequestContext
 from services.core.http.health import CheckResult
 from services.core.metrics import Metrics
 from services.core.serving.candidates import CheckpointEngine
+from services.core.serving.model_versions import ModelVersion, ModelVersionList
 from services.core.serving.residency import Residency, Resident
 from services.core.serving.served_checkpoint import LOADING_RETRY_AFTER_S, Answering, Served
+from services.core.serving.stored_models import StoredModels
 
 EngineT = TypeVar("EngineT", bound=CheckpointEngine)
 DescriptionT = TypeVar("DescriptionT")
@@ -24,22 +26,21 @@ BatcherT = TypeVar("BatcherT", bound=Answering, default=Batcher[Any, Any])
 class ServedModels(Generic[EngineT, DescriptionT, BatcherT]):
     """Finds the model that a request names and leases it.
 
-    `stored_kind` returns the kind of a model in the store, None for one that does not exist, and `runs` has the kinds
-    that the service runs, so that errors tell what can be served from what can't; `setting` is the name of the setting
-    that lists the served ones.
+    `stored` knows the models in the store, and `runs` has the kinds that the service runs, so that errors tell what can
+    be served from what can't; `setting` is the name of the setting that lists the served ones.
     """
 
     def __init__(
         self,
         residency: Residency[EngineT, DescriptionT, BatcherT],
         *,
-        stored_kind: Callable[[str], Awaitable[str | None]],
+        stored: StoredModels,
         runs: Collection[str],
         setting: str,
         metrics: Metrics,
     ) -> None:
         self._residency = residency
-        self._stored_kind = stored_kind
+        self._stored = stored
         self._runs = runs
         self._setting = setting
         self._metrics = metrics
@@ -82,11 +83,35 @@ class ServedModels(Generic[EngineT, DescriptionT, BatcherT]):
         message = f"There is no model {asked!r}: this service serves {names}."
         if self.named(name) is not None:
             message = f"{name!r} is served, but not as {version!r}."
-        elif (kind := await self._stored_kind(name)) is not None:
+        elif (kind := await self._stored.kind(name)) is not None:
             message = f"The model {name!r} is in the store, but this service serves {names} ({self._setting})."
             if kind and kind not in self._runs:
                 message = f"The model {name!r} is a {kind} checkpoint; this service runs {' and '.join(self._runs)}."
         return NotFound(message, param="model", code="model_not_found")
+
+    async def versions(self, name: str) -> ModelVersionList:
+        """Return the versions of a served model in the store. Raises NotFound, and Overloaded if it can't be read."""
+        checkpoint = (await self.find(name)).checkpoint
+        listing = await self._stored.versions(checkpoint.name)
+        if listing is None:
+            message = f"The store can't be read, which has the versions of {checkpoint.name!r}."
+            raise Overloaded(message, code="store_unavailable", retry_after_s=LOADING_RETRY_AFTER_S)
+        versions, aliases = listing
+        refused, reason = checkpoint.refused or (None, None)
+        return ModelVersionList(
+            followed=checkpoint.alias,
+            data=[
+                ModelVersion(
+                    version=one.id,
+                    created=int(one.published.timestamp()),
+                    size_bytes=one.size_bytes,
+                    aliases=sorted(alias for alias, version in aliases.items() if version == one.id),
+                    serving=checkpoint.manifest is not None and checkpoint.manifest.version == one.id,
+                    refusal=reason if one.id == refused else None,
+                )
+                for one in versions
+            ],
+        )
 
     @asynccontextmanager
     async def lease(self, asked: str | None, context: RequestContext) -> AsyncIterator[Served[EngineT, BatcherT]]:

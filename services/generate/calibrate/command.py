@@ -24,7 +24,15 @@ from services.generate.calibrate.answering import NUM_FITTED, fitted_with_calibr
 from services.generate.calibrate.bench import Bench
 from services.generate.calibrate.choice import TABLE_PROMPTS, Plan, ProfileChoice, bias_tables, choose_calibration
 from services.generate.calibrate.search import Limits, RelSetting, Tried
-from services.generate.calibrate.selection import drawn, load, load_over_vllm, parse_positions
+from services.generate.calibrate.selection import (
+    VllmKey,
+    VllmModel,
+    VllmUrl,
+    drawn,
+    load,
+    load_over_vllm,
+    parse_positions,
+)
 from services.generate.calibrate.shares import fitted_share_temperature
 from services.generate.calibrate.vllm_bench import AnyBench, VllmBench, without_tree
 from services.generate.data.question_sets import GENERATED, at_positions
@@ -112,19 +120,9 @@ def calibrate(
         int, typer.Option(min=1, help="Most tokens of prompts in the cache at a time.")
     ] = 65_536,
     device: Device = "auto",
-    vllm_url: Annotated[
-        str | None,
-        typer.Option(
-            help="A server of vLLM with Fovea's plug-in that serves the checkpoint, to measure and answer with instead "
-            "of this process. Estimates by tree are left out, and the search uses exact for it."
-        ),
-    ] = None,
-    vllm_model: Annotated[
-        str, typer.Option(help="The name by which vLLM serves it; by default the checkpoint's.")
-    ] = "",
-    vllm_key: Annotated[
-        str, typer.Option(envvar="FOVEA_GENERATE_VLLM_KEY", help="vLLM's key (`--api-key`).", show_default=False)
-    ] = "",
+    vllm_url: VllmUrl = None,
+    vllm_model: VllmModel = "",
+    vllm_key: VllmKey = "",
     store_url: StoreUrl = None,
 ) -> None:
     """Choose and measure a checkpoint's attention calibration; off where nothing helps on held-out questions.

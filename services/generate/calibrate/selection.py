@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 
@@ -18,6 +18,19 @@ from services.jobs.options import parse_numbers
 from services.nn.devices import DeviceName, DeviceOptions
 
 ModelT = TypeVar("ModelT")
+VllmUrl = Annotated[
+    str | None,
+    typer.Option(
+        help="A server of vLLM with Fovea's plug-in that serves the checkpoint, to measure and answer with instead of "
+        "this process. It cannot estimate by tree: exact is used for it."
+    ),
+]
+VllmModel = Annotated[
+    str, typer.Option(help="The name by which vLLM serves it, or an adapter of it; by default the checkpoint's.")
+]
+VllmKey = Annotated[
+    str, typer.Option(envvar="FOVEA_GENERATE_VLLM_KEY", help="vLLM's key (`--api-key`).", show_default=False)
+]
 
 
 def load(

@@ -69,6 +69,10 @@ class VllmBench:
                 of_profile.append(self.questions.is_right(next(texts), example.answers))
         return right
 
+    def answers(self, examples: Sequence[Example], profile: CalibrationProfile | None) -> list[str]:
+        """Answer as in the service, calibrated by a profile or not."""
+        return self._all([_work(_text, one) for one in self._generations(examples, profile)])
+
     def refusal_odds(
         self, examples: Sequence[Example | Unanswerable], profile: CalibrationProfile, token_id: int
     ) -> Iterator[Tensor]:

@@ -17,13 +17,24 @@ from rich.console import Console
 from services.core.errors import FoveaError
 from services.generate.calibrate.bench import Bench
 from services.generate.calibrate.choice import TABLE_PROMPTS, bias_tables
-from services.generate.calibrate.selection import drawn, load, parse_positions
+from services.generate.calibrate.selection import (
+    VllmKey,
+    VllmModel,
+    VllmUrl,
+    drawn,
+    load,
+    load_over_vllm,
+    parse_positions,
+)
+from services.generate.calibrate.vllm_bench import AnyBench, VllmBench
 from services.generate.data.question_sets import GENERATED, Part, at_positions
 from services.generate.data.questions import BadData, Example
 from services.generate.evaluation.answering import AnswerOptions
 from services.generate.evaluation.figures import figures
 from services.generate.evaluation.protocols import (
+    CALIBRATED,
     METHODS,
+    VANILLA,
     Scores,
     Study,
     accuracy_by_position,
@@ -46,6 +57,7 @@ from services.generate.model.profile import (
     read_profile,
     read_profile_file,
 )
+from services.generate.vllm.client import VllmAddress
 from services.jobs.checkpoints import CheckpointSource, Device
 from services.jobs.interruption import interruptible
 from services.jobs.options import StoreUrl, among, command_line, output_folder, parse_numbers, positive, results_file
@@ -125,26 +137,37 @@ def litm(
         int, typer.Option(min=1, help="Most tokens of prompts in the cache at a time.")
     ] = 65_536,
     device: Device = "auto",
+    vllm_url: VllmUrl = None,
+    vllm_model: VllmModel = "",
+    vllm_key: VllmKey = "",
     store_url: StoreUrl = None,
 ) -> None:
     """Evaluate a model's answers by the position of the gold document, with and without attention calibration."""
     plan = Plan(
         among(protocols, PROTOCOLS, "--protocols"),
-        METHODS if methods == "all" else among(methods, METHODS, "--methods"),
+        _all_methods(vllm_url) if methods == "all" else among(methods, METHODS, "--methods"),
         positions,
         limit,
         "all" if all_questions else "evaluation",
         seed,
     )
     counts = sorted(parse_numbers(documents, int, "--documents"))
-    questions, source, model = load(data, checkpoint, device, store_url)
+    bench: AnyBench
+    if vllm_url is None:
+        questions, source, model = load(data, checkpoint, device, store_url)
+        bench, config = Bench(model, questions, max_cached_tokens), model.config
+    else:
+        _check_for_vllm(plan)
+        address = VllmAddress(vllm_url, vllm_model, vllm_key)
+        questions, source, engine = load_over_vllm(data, checkpoint, store_url, address)
+        bench, config = VllmBench(engine, questions), engine.config
     asked = [drawn(questions, plan.part, count, limit, seed, "--documents") for count in counts]
     for count in counts:
         plan.positions_of(count)  # fail before any answers are computed
     changes = {"bias": bias, "temperature": temperature, "layers": layers, "dummy": dummy}
-    profile = _profile(source, model.config, calibration, changes)
+    profile = _profile(source, config, calibration, changes)
     options = AnswerOptions(questions.max_tokens, questions.stop, max_running, max_cached_tokens)
-    study = Study(Bench(model, questions, max_cached_tokens), profile, options, sorting_rounds)
+    study = Study(bench, profile, options, sorting_rounds)
     results: list[Result] = []
     try:
         with standard_bars().bar("") as bar:
@@ -157,6 +180,21 @@ def litm(
     except (BadData, BadProfile, FoveaError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
     report(results, save, plots)
+
+
+def _all_methods(vllm_url: str | None) -> tuple[str, ...]:
+    return METHODS if vllm_url is None else (VANILLA, CALIBRATED)
+
+
+def _check_for_vllm(plan: Plan) -> None:
+    """Raises BadParameter for what needs the model in this process."""
+    if plan.protocols != ("accuracy",):
+        raise typer.BadParameter(
+            "over vLLM there is only accuracy: give --protocols accuracy", param_hint="--protocols"
+        )
+    if not {VANILLA, CALIBRATED}.issuperset(plan.methods):
+        methods = f'"{VANILLA},{CALIBRATED}"'
+        raise typer.BadParameter(f"vLLM does not reorder: give --methods {methods}", param_hint="--methods")
 
 
 def run(study: Study, plan: Plan, examples: Sequence[Example], source: CheckpointSource, bar: Bar) -> Iterator[Result]:
@@ -213,7 +251,7 @@ def _estimates(study: Study, examples: Sequence[Example], num_documents: int, pl
     tables: Sequence[BiasTable] = profile.tables
     if not any(table.num_documents == num_documents for table in tables):
         own = study.bench.questions.examples("calibration", num_documents, TABLE_PROMPTS, plan.seed)
-        tables = list(bias_tables(study.bench, own, range(num_documents), profile))
+        tables = list(bias_tables(study.own, own, range(num_documents), profile))
     placed = at_positions(examples, plan.positions_of(num_documents))
     return compare_estimates(study, placed, tables, get_args(BiasKind))
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from services.generate.calibrate.bench import Bench
 from services.generate.calibrate.search import Measured, Score, is_found, middle_positions, score_of
+from services.generate.calibrate.vllm_bench import AnyBench, VllmBench
 from services.generate.calibration import relevance
 from services.generate.data.questions import Example, place_gold
 from services.generate.evaluation.answering import AnswerOptions, answer
@@ -63,16 +64,27 @@ RANKED_AT_ONCE = 32
 
 @dataclass(frozen=True)
 class Study:
-    """A model with its questions (`bench`), the number of concurrent prompts, and the profile under test."""
+    """A model with its questions (`bench`), the number of concurrent prompts, and the profile under test.
 
-    bench: Bench
+    A server of vLLM answers, and so has `accuracy_by_position` without reordering; the rest needs the model (`own`).
+    """
+
+    bench: AnyBench
     profile: CalibrationProfile
     options: AnswerOptions
     num_iterations: int = 1
 
+    @property
+    def own(self) -> Bench:
+        """The bench of a model in this process."""
+        assert isinstance(self.bench, Bench), "what vLLM cannot do is refused"
+        return self.bench
+
     def answers(self, examples: Sequence[Example], *, is_calibrated: bool = False) -> list[str]:
         """Answer as in the service, calibrated by the profile or not."""
         profile = self.profile if is_calibrated else None
+        if isinstance(self.bench, VllmBench):
+            return self.bench.answers(examples, profile)
         span_rule: SpanRule = self.profile.span_rule if is_calibrated else "newline"
         prompts = self.bench.prompts(examples, span_rule)
         return answer(self.bench.model, prompts, self.options, profile, self.bench.on_progress)
@@ -115,10 +127,10 @@ def accuracy_by_position(
 def reordered(study: Study, examples: Sequence[Example], method: RankMethod) -> list[Example]:
     """Reorder documents by a method: the most relevant first, but with attention sorting the most attended last."""
     if method == "attention":
-        model, rounds = study.bench.model, study.num_iterations
+        model, rounds = study.own.model, study.num_iterations
         orders = [reorder(model, one.question, one.documents, method, num_iterations=rounds).order for one in examples]
     else:
-        orders = [ranking for _, ranking in _rankings(study.bench, examples, method)]
+        orders = [ranking for _, ranking in _rankings(study.own, examples, method)]
     return [_in_order(example, order) for example, order in zip(examples, orders, strict=True)]
 
 
@@ -132,8 +144,8 @@ def recall_at_3(study: Study, examples: Sequence[Example], *, methods: Mapping[s
     placed = [place_gold(example, middle) for example in examples]
     profile = study.profile
     kind = "tree" if profile.bias == "cached" else profile.bias
-    measured = list(study.bench.measure(placed, profile.span_rule, kind, DummyOptions(profile.dummy)))
-    every = tuple(range(study.bench.model.config.num_layers))
+    measured = list(study.own.measure(placed, profile.span_rule, kind, DummyOptions(profile.dummy)))
+    every = tuple(range(study.own.model.config.num_layers))
     found: dict[str, list[bool]] = {}
     for layers, heads in dict.fromkeys([(every, ()), (profile.rel_layers or every, profile.rel_heads)]):
         named = ", heads" if heads else f", layers {layers[0]}–{layers[-1]}"
@@ -142,7 +154,7 @@ def recall_at_3(study: Study, examples: Sequence[Example], *, methods: Mapping[s
         found[CALIBRATED + where] = [_is_gold_found(_rel(one, layers, heads), one.gold) for one in measured]
     for name, method in methods.items():
         found[name] = [
-            _is_gold_found(torch.tensor(scores), middle) for scores, _ in _rankings(study.bench, placed, method)
+            _is_gold_found(torch.tensor(scores), middle) for scores, _ in _rankings(study.own, placed, method)
         ]
     return {name: {"recall_at_3": statistics.fmean(own)} for name, own in found.items()}
 
@@ -171,7 +183,7 @@ def attention_and_use(study: Study, examples: Sequence[Example], seed: int) -> S
             similarities(response, [f"{document.title} {document.text}" for document in example.documents])
             for response, example in zip(responses, some, strict=True)
         ]
-        attention = [one.mean(dim=(0, 1)).tolist() for one in study.bench.attention(some, "newline")]
+        attention = [one.mean(dim=(0, 1)).tolist() for one in study.own.attention(some, "newline")]
         scores[f"TF-IDF, {order}"] = _means(likeness)
         scores[f"Attention, {order}"] = _means(attention)
         if some is original:
@@ -192,7 +204,7 @@ def attention_everywhere(study: Study, examples: Sequence[Example]) -> Tensor:
     for turn in range(num_documents):
         order = [(place + turn) % num_documents for place in range(num_documents)]
         turned = [_in_order(example, order) for example in examples]
-        for number, measured in enumerate(study.bench.attention(turned, "newline")):
+        for number, measured in enumerate(study.own.attention(turned, "newline")):
             attention[number, order, range(num_documents)] = measured.mean(dim=(0, 1)).to(attention)
     return attention
 
@@ -238,7 +250,7 @@ def compare_estimates(
     profile = study.profile.model_copy(update={"rel_scope": "mean"})
     num_documents = len(examples[0].documents)
     middle = middle_positions(num_documents)
-    exact = list(study.bench.measure(examples, profile.span_rule, "exact", DummyOptions(profile.dummy)))
+    exact = list(study.own.measure(examples, profile.span_rule, "exact", DummyOptions(profile.dummy)))
     nothing = BiasTable(bucket=1, attention=(0.0,) * num_documents, num_prompts=1)
     full = profile.model_copy(update={"dummy_tokens": None, "window": None})
     variants: dict[str, CalibrationProfile] = {
@@ -246,7 +258,7 @@ def compare_estimates(
         **{name: full.model_copy(update={"bias": "tree", **saving}) for name, saving in SAVINGS.items()},
         NO_BIAS: profile.model_copy(update={"bias": "cached", "tables": (nothing,)}),
     }
-    answers = study.bench.ask([None, *variants.values()], examples)
+    answers = study.own.ask([None, *variants.values()], examples)
     vanilla, *others = [score_of(examples, one) for one in answers]
     scores: Scores = {"vanilla": _accuracies(vanilla, middle)}
     exact_tokens = sum(one.bias_tokens for one in exact)
@@ -300,9 +312,9 @@ def _measured_again(
     if profile.bias == "exact":
         yield from exact
     elif profile.bias != "cached":
-        yield from study.bench.measure(examples, profile.span_rule, profile.bias, DummyOptions.of(profile))
+        yield from study.own.measure(examples, profile.span_rule, profile.bias, DummyOptions.of(profile))
     else:
-        prompts = study.bench.prompts(examples, profile.span_rule)
+        prompts = study.own.prompts(examples, profile.span_rule)
         for one, prompt in zip(exact, prompts, strict=True):
             table = profile.cached_attention([end - start for start, end in prompt.spans])
             if table is None:

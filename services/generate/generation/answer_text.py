@@ -20,7 +20,7 @@ MAX_HELD_TOKENS = 64
 NUM_CONTEXT_TOKENS = 8
 
 Decode = Callable[[list[int]], str]
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 @dataclass(frozen=True)

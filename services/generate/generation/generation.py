@@ -1,6 +1,6 @@
 """An answer to be generated, and the reports on it during generation.
 
-Shapes: K documents.
+Shapes: L layers, K documents.
 """
 
 from collections.abc import Mapping
@@ -21,8 +21,9 @@ class Generation:
     `ignore_eos`, or after `max_tokens`, at least 1 (0 with `echo`). Without `calibration`, or if it is off, the plain
     model answers. `continues_prompt` keeps the space between prompt and answer even if the tokenizer would drop it.
     `echo` is the prompt's text if it is repeated before the answer; `sampling.num_logprobs` then applies to the
-    prompt's tokens too. Cached results are used only from prompts of the same `tenant`. `response_format` is OpenAI's,
-    which only vLLM can keep to. The prompt has at least one token (ValueError).
+    prompt's tokens too. Cached results are used only from prompts of the same `tenant`. `for_vllm` are fields of a
+    request that only vLLM can keep to, such as `tools`. `explains` reports each layer's attention beside the means. The
+    prompt has at least one token (ValueError).
     """
 
     prompt: Prompt
@@ -35,7 +36,8 @@ class Generation:
     continues_prompt: bool = False
     echo: str | None = None
     tenant: str = ""
-    response_format: Mapping[str, Any] | None = None
+    for_vllm: Mapping[str, Any] = field(default_factory=dict)
+    explains: bool = False
 
     def __post_init__(self) -> None:
         if self.max_tokens < (1 if self.echo is None else 0) or not self.prompt.input_ids:
@@ -73,6 +75,18 @@ class Generation:
 
 
 @dataclass(frozen=True)
+class LayerMeans:
+    """Means over all heads of each layer: `attention` L times K numbers, those of Attn(k) before any calibration.
+
+    `relevance` are those of rel(k), of the layers up to the last that enters it; None if nothing was calibrated, or if
+    a table held the bias, which has no layers.
+    """
+
+    attention: tuple[tuple[float, ...], ...]
+    relevance: tuple[tuple[float, ...], ...] | None
+
+
+@dataclass(frozen=True)
 class PromptFacts:
     """Results of the prompt's pass, K numbers in the order of the prompt's documents.
 
@@ -80,7 +94,9 @@ class PromptFacts:
     a mean over the layers and heads that enter rel (all of them if the generation has no profile). `relevance` is
     rel(k), None if nothing was calibrated. `order` are the documents' places in the request. `echo` is the
     generation's; `scored` are the prompt's tokens if it `scores_prompt`, the first without `logprob`. `answerable` is
-    the probability that the documents answer, None for a model without a trained refusal.
+    the probability that the documents answer, None for a model without a trained refusal. `applied` is the calibration
+    of the answer, with the estimate of the bias that was made; None if nothing was calibrated. `by_layer` is None
+    unless the generation `explains`.
     """
 
     prompt_tokens: int
@@ -92,6 +108,8 @@ class PromptFacts:
     echo: str | None = None
     scored: tuple[TokenOut, ...] = ()
     answerable: float | None = None
+    applied: CalibrationProfile | None = None
+    by_layer: LayerMeans | None = None
 
 
 @dataclass(frozen=True)
@@ -99,7 +117,8 @@ class Progress:
     """The result of a step for one generation.
 
     `text` is final and `tokens` are its tokens, without stop strings and end-of-text tokens; `num_tokens` counts all
-    tokens generated so far, including those. `facts` come with the first token.
+    tokens generated so far, including those. `facts` come with the first token. `tool_calls` are parts of calls as in
+    OpenAI's chunks.
     """
 
     generation: Generation
@@ -108,3 +127,4 @@ class Progress:
     num_tokens: int
     finish_reason: FinishReason | None
     facts: PromptFacts | None
+    tool_calls: tuple[Mapping[str, Any], ...] = ()

@@ -5,7 +5,6 @@ Shapes: K documents.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from services.core.errors import InvalidField, TooLarge, blaming
@@ -14,9 +13,9 @@ from services.generate.generation.options import AnswerOptions
 from services.generate.generation.reordered import JOINT_TOKENS, ReorderedGeneration
 from services.generate.model.language_model import ModelConfig
 from services.generate.model.profile import CalibrationProfile, SpanRule
-from services.generate.prompts.chat import Message, render_chat, render_question
+from services.generate.prompts.chat import Message, render_chat, render_question, render_tool_chat
 from services.generate.prompts.ranking import RankingJob, RankMethod, prepare_ranking
-from services.generate.prompts.templates import Document, Piece, Prompt, tokenise
+from services.generate.prompts.templates import Document, Piece, Prompt, tokenise, tokenise_whole
 
 # Approximate cost of estimating a prompt's bias, in runs of the prompt; `exact` has one pass per document.
 BIAS_PROMPTS = {"tree": 2, "single": 1, "query": 0, "cached": 0}
@@ -46,20 +45,33 @@ class InputProcessor:
     def prepare_question(self, query: str, documents: Sequence[Document], options: AnswerOptions) -> Generation:
         """Prepare a question over documents, in the question-aware prompt. Raises TooLarge, naming tokens and limit."""
         self._check_characters(query, documents=documents)
-        render = partial(render_question, self.tokenizer, query, span_rule=self._span_rule(options))
-        return self._prepare(render, query, tuple(documents), options, "query")
+        span_rule = self._span_rule(options)
+
+        def prompt_of(ordered: Sequence[Document]) -> Prompt:
+            return self._tokenised(render_question(self.tokenizer, query, ordered, span_rule=span_rule))
+
+        return self._prepare(prompt_of, query, tuple(documents), options, "query")
 
     def prepare_chat(
         self, messages: Sequence[Message], documents: Sequence[Document], options: AnswerOptions
     ) -> Generation:
         """Prepare a conversation, over documents if there are any; these are ranked for the user's last message.
 
-        Raises TooLarge, naming tokens and limit, and InvalidRequest if the chat template rejects the messages.
+        A conversation with tools is one that vLLM renders itself. Raises TooLarge, naming tokens and limit, and
+        InvalidRequest if the chat template rejects the messages.
         """
         self._check_characters(*(message["content"] for message in messages), documents=documents)
         query = next((message["content"] for message in reversed(messages) if message["role"] == "user"), "")
-        render = partial(render_chat, self.tokenizer, messages, span_rule=self._span_rule(options))
-        return self._prepare(render, query, tuple(documents), options, "messages")
+        span_rule, tools = self._span_rule(options), options.for_vllm.get("tools", ())
+
+        def prompt_of(ordered: Sequence[Document]) -> Prompt:
+            if not tools and not any(message.get("tool_calls") for message in messages):
+                return self._tokenised(render_chat(self.tokenizer, messages, ordered, span_rule=span_rule))
+            pieces, sent = render_tool_chat(self.tokenizer, messages, tools, ordered, span_rule)
+            self._check_characters(*(piece.text for piece in pieces))
+            return replace(tokenise_whole(self.tokenizer, pieces), messages=sent)
+
+        return self._prepare(prompt_of, query, tuple(documents), options, "messages")
 
     def prepare_completion(self, prompt: str | Sequence[int], options: AnswerOptions) -> Generation:
         """Prepare a text, or token ids, to be continued.
@@ -107,17 +119,13 @@ class InputProcessor:
 
     def _prepare(
         self,
-        render: Callable[[Sequence[Document]], Sequence[Piece]],
+        prompt_of: Callable[[Sequence[Document]], Prompt],
         query: str,
         documents: tuple[Document, ...],
         options: AnswerOptions,
         param: str,
     ) -> Generation:
         """Prepare a prompt; `param` is the field to report as too long if there are no documents."""
-
-        def prompt_of(ordered: Sequence[Document]) -> Prompt:
-            return self._tokenised(render(ordered))
-
         with blaming("documents" if documents else param):
             generation = self._generation(prompt_of(documents), options)
         if options.reorder == "none" or len(documents) < 2:
@@ -150,7 +158,8 @@ class InputProcessor:
             options.include_stop,
             options.ignore_eos,
             echo=echo,
-            response_format=options.response_format,
+            for_vllm=options.for_vllm,
+            explains=options.explain,
         )
 
     def _span_rule(self, options: AnswerOptions) -> SpanRule:

@@ -52,4 +52,5 @@ class AnswerOptions:
     include_stop: bool = False
     ignore_eos: bool = False
     echo: bool = False
-    response_format: Mapping[str, Any] | None = None
+    for_vllm: Mapping[str, Any] = field(default_factory=dict)
+    explain: bool = False

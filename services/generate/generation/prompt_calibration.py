@@ -6,10 +6,12 @@ answer's attention. Prompts that are admitted together share the passes of their
 Shapes: L layers, L' the layers that enter rel, H heads, K documents.
 """
 
+import functools
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import structlog
 from torch import Tensor
 
 from services.generate.generation.bias import BiasEstimate, BiasJob, DummyCache, DummyOptions, EstimateKind, estimating
@@ -133,7 +135,16 @@ def _calibrated(one: MeasuredPrompt, bias: Tensor | None, num_passes: int) -> Pr
     attention = one.attention.cpu()
     rel = document_relevance(one.profile, one.prompt, attention, bias)
     calibration = calibration_of(one.profile, one.prompt, rel, len(attention))
-    return PromptCalibration(calibration, by_document(rel), num_passes)
+    needed = needed_estimate(one.profile, one.prompt)
+    estimate = needed[0] if needed else "cached"
+    return PromptCalibration(calibration, by_document(rel), num_passes, estimate, bias)
+
+
+@functools.cache
+def _warn_of_no_table(num_documents: int) -> None:
+    """Warn once for each number of documents."""
+    message = "a cached bias has no table for this number of documents, and is measured in each prompt"
+    structlog.get_logger(__name__).warning(message, documents=num_documents)
 
 
 def needed_estimate(profile: CalibrationProfile, prompt: Prompt) -> tuple[EstimateKind, DummyOptions] | None:
@@ -144,6 +155,8 @@ def needed_estimate(profile: CalibrationProfile, prompt: Prompt) -> tuple[Estima
     """
     if cached_bias(profile, prompt) is not None:
         return None
+    if profile.bias == "cached":
+        _warn_of_no_table(len(prompt.spans))
     is_replaced = profile.bias == "query" and prompt.question is None
     if profile.bias == "tree" or profile.bias == "cached" or is_replaced:
         return "tree", DummyOptions.of(profile)

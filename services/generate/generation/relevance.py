@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from services.generate.calibration import Calibration, log_alpha, relevance
-from services.generate.model.profile import OFF, Answerability, BadProfile, CalibrationProfile
+from services.generate.generation.generation import LayerMeans
+from services.generate.model.profile import OFF, Answerability, BadProfile, BiasKind, CalibrationProfile
 from services.generate.prompts.templates import Prompt
 from services.generate.retrieval_heads import mean_over_heads
 
@@ -17,11 +18,22 @@ from services.generate.retrieval_heads import mean_over_heads
 @dataclass(frozen=True, eq=False)
 class PromptCalibration:
     """`relevance` is rel(k), K numbers, a mean over layers and heads even if each head has its own α; `num_passes` is
-    the number of prefills with which a naive implementation would estimate the bias."""
+    the number of prefills with which a naive implementation would estimate the bias. `estimate` is what was made of it,
+    which may stand in for the profile's `bias`. `bias` is Attn(dummy, k) of the layers that ran, (L', H, K), None if a
+    table holds it."""
 
     calibration: Calibration
     relevance: tuple[float, ...]
     num_passes: int
+    estimate: BiasKind
+    bias: Tensor | None
+
+
+def applied(profile: CalibrationProfile | None, calibration: PromptCalibration | None) -> CalibrationProfile | None:
+    """Return the profile as it acted on a prompt; None if nothing was calibrated."""
+    if profile is None or calibration is None:
+        return None
+    return profile.model_copy(update={"bias": calibration.estimate})
 
 
 def layers_of_relevance(profile: CalibrationProfile, num_layers: int) -> tuple[int, ...]:
@@ -59,6 +71,21 @@ def mean_attention(profile: CalibrationProfile | None, attention: Tensor | None)
     of_rel = profile or OFF
     numbers: list[float] = mean_over_heads(attention, layers=of_rel.rel_layers or None, heads=of_rel.rel_heads).tolist()
     return tuple(numbers)
+
+
+def layer_means(attention: Tensor | None, bias: Tensor | None) -> LayerMeans | None:
+    """Reduce Attn(k) (L, H, K) and Attn(dummy, k) (L', H, K) of the first layers to means over each layer's heads."""
+    if attention is None:
+        return None
+    of_layers = None
+    if bias is not None:
+        of_layers = _rows(relevance(attention[: len(bias)].to(bias), bias, scope="per_head"))
+    return LayerMeans(_rows(attention), of_layers)
+
+
+def _rows(per_head: Tensor) -> tuple[tuple[float, ...], ...]:
+    """The means of (L, H, K) over heads, L times K numbers."""
+    return tuple(map(tuple, per_head.mean(dim=1).tolist()))
 
 
 def calibration_of(profile: CalibrationProfile, prompt: Prompt, rel: Tensor, num_layers: int) -> Calibration:

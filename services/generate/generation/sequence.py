@@ -12,7 +12,13 @@ from services.generate.calibration import Calibration
 from services.generate.generation.answer_text import AnswerText, Detokenizer, StopStrings, TokenOut, Vocabulary
 from services.generate.generation.generation import Generation, PromptFacts
 from services.generate.generation.prefix_cache import MIN_REUSED_TOKENS, Prefix, TokenIds, num_shared
-from services.generate.generation.relevance import PromptCalibration, answerable, mean_attention
+from services.generate.generation.relevance import (
+    PromptCalibration,
+    answerable,
+    applied,
+    layer_means,
+    mean_attention,
+)
 from services.generate.generation.sampling import Chooser, TokenChoice
 from services.generate.model.kv_cache import Slot
 from services.generate.model.language_model import Prefill, Prefilled, TokenScores
@@ -117,16 +123,19 @@ def facts_of(
 ) -> PromptFacts:
     """Collect the results of the prompt's pass; `first_logits` (V,) are those of the answer's first token."""
     generation = running.generation
+    bias = calibration.bias if calibration is not None else None
     return PromptFacts(
         prompt_tokens=len(generation.prompt.input_ids),
         cached_tokens=running.cached_tokens,
         attention=mean_attention(generation.calibration, prefilled.attention),
         relevance=calibration.relevance if calibration is not None else None,
         calibration_passes=calibration.num_passes if calibration is not None else 0,
+        applied=applied(generation.calibration, calibration),
         order=tuple(range(len(generation.prompt.spans))),
         echo=generation.echo,
         scored=_scored(generation, prefilled.scores, vocabulary),
         answerable=answerable(generation.calibration, first_logits, is_calibrated=calibration is not None),
+        by_layer=layer_means(prefilled.attention, bias) if generation.explains else None,
     )
 
 

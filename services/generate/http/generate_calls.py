@@ -7,8 +7,16 @@ from typing import Any
 from pydantic import ValidationError
 
 from services.core.errors import InvalidField, check_count
-from services.generate.generation.generation import Progress, PromptFacts
-from services.generate.http.generate_schemas import AnyDocument, CalibrationOptions, DocumentReport
+from services.generate.generation.generation import LayerMeans, Progress, PromptFacts
+from services.generate.http.generate_schemas import (
+    AnyDocument,
+    AppliedCalibration,
+    CalibrationOptions,
+    DocumentReport,
+    ExplainedDocument,
+    LayerReport,
+    ModelCalibration,
+)
 from services.generate.model.profile import BadProfile, CalibrationProfile, last_half, paper_profile
 from services.generate.prompts.templates import Document
 
@@ -54,6 +62,20 @@ def without_leading_space(progress: Progress, text_so_far: str) -> Progress:
     return progress if text == progress.text else replace(progress, text=text)
 
 
+def applied_of(facts: PromptFacts) -> AppliedCalibration | None:
+    """Report how an answer was calibrated; None if it was not."""
+    return None if facts.applied is None else AppliedCalibration(**_reported(facts.applied))
+
+
+def calibration_report(profile: CalibrationProfile) -> ModelCalibration:
+    """Report the calibration of requests that do not choose their own."""
+    return ModelCalibration(enabled=profile.enabled, **_reported(profile))
+
+
+def _reported(profile: CalibrationProfile) -> dict[str, Any]:
+    return profile.model_dump(include=set(AppliedCalibration.model_fields))
+
+
 def reports_of(documents: Sequence[Document], facts: PromptFacts) -> list[DocumentReport]:
     """Report the attention and relevance of each document, in the order of the request."""
     positions = {index: position for position, index in enumerate(facts.order)}
@@ -67,3 +89,16 @@ def reports_of(documents: Sequence[Document], facts: PromptFacts) -> list[Docume
         )
         for index, document in enumerate(documents)
     ]
+
+
+def explained_reports_of(documents: Sequence[Document], facts: PromptFacts) -> list[ExplainedDocument]:
+    """Report the same with each document's attention and relevance by layer, if the facts have them."""
+    reports = reports_of(documents, facts)
+    return [ExplainedDocument(**one.model_dump(), by_layer=_by_layer(facts.by_layer, one.position)) for one in reports]
+
+
+def _by_layer(means: LayerMeans | None, position: int) -> LayerReport | None:
+    if means is None:
+        return None
+    relevance = None if means.relevance is None else [layer[position] for layer in means.relevance]
+    return LayerReport(attention=[layer[position] for layer in means.attention], relevance=relevance)

@@ -20,7 +20,14 @@ from services.generate.generation.generation import Progress, PromptFacts
 from services.generate.generation.input_processor import InputProcessor
 from services.generate.generation.options import AnswerOptions
 from services.generate.generation.sampling import Sampling
-from services.generate.http.generate_calls import calibration_of, documents_of, reports_of, without_leading_space
+from services.generate.http.generate_calls import (
+    applied_of,
+    calibration_of,
+    calibration_report,
+    documents_of,
+    explained_reports_of,
+    without_leading_space,
+)
 from services.generate.http.generate_schemas import (
     FinishReason,
     GenerateAnswer,
@@ -29,7 +36,6 @@ from services.generate.http.generate_schemas import (
     GenerateRequest,
     GenerateUsage,
     Model,
-    ModelCalibration,
     ModelLimits,
     ModelList,
 )
@@ -60,6 +66,7 @@ class AnswerSoFar:
         text = without_leading_space(progress, self.text).text
         self.text += text
         self.num_tokens = progress.num_tokens
+        assert progress.finish_reason != "tool_calls", "a question has no tools"
         self.finish_reason = progress.finish_reason
         self.facts = self.facts or progress.facts
         return text
@@ -74,7 +81,8 @@ class AnswerSoFar:
             model=model,
             finish_reason=self.finish_reason,
             relevance=self.facts.answerable,
-            documents=reports_of(self.documents, self.facts),
+            documents=explained_reports_of(self.documents, self.facts),
+            calibration=applied_of(self.facts),
             usage=GenerateUsage(
                 prompt_tokens=self.facts.prompt_tokens,
                 completion_tokens=self.num_tokens,
@@ -92,7 +100,7 @@ def generate_router(service: GenerateService) -> APIRouter:
     async def generate(request: Request, body: GenerateRequest) -> Response:
         """Answer a question over documents, with the bias of their positions measured and removed.
 
-        The attention and relevance of each document are reported in the order of the request.
+        The attention and relevance of each document are reported in the order of the request; with `explain`, by layer.
         """
         documents = documents_of(body.documents, service.limits.max_documents)
         check_count("max_tokens", body.max_tokens, service.limits.max_tokens, "tokens")
@@ -121,6 +129,7 @@ def _prepare(body: GenerateRequest, documents: tuple[Document, ...], processor: 
         stop=tuple(body.stop),
         calibration=calibration_of(body.calibration, processor.profile, processor.num_layers),
         reorder=body.reorder,
+        explain=body.explain,
     )
     generation = processor.prepare_question(body.query, documents, options)
     return [Charged(generation, processor.cost(generation))]
@@ -138,17 +147,10 @@ async def _events(
 
 
 def _model(limits: CallLimits, resident: Resident[Any, ModelFacts, Any], facts: ModelFacts) -> Model:
-    profile = facts.profile
     return Model(
         **model_fields(resident),
         max_model_len=facts.context_length,
-        calibration=ModelCalibration(
-            enabled=profile.enabled,
-            bias=profile.bias,
-            temperature=profile.temperature,
-            layers=list(profile.layers),
-            dummy=profile.dummy,
-        ),
+        calibration=calibration_report(facts.profile),
         limits=ModelLimits(
             max_documents=limits.max_documents,
             max_tokens=limits.max_tokens,

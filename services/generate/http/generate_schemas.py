@@ -26,6 +26,7 @@ SEED_DESCRIPTION = (
 RELEVANCE_DESCRIPTION = (
     "Probability that the documents answer the question; null if the checkpoint has no trained refusal."
 )
+APPLIED_DESCRIPTION = "The calibration of the answer; null where nothing was calibrated."
 FinishReason = Literal["stop", "length"]
 
 
@@ -80,6 +81,7 @@ class GenerateRequest(StrictRequest):
         [], description="Stop texts: the answer ends before the first of them."
     )
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = Field(None, description=SEED_DESCRIPTION)
+    explain: bool = Field(False, description="Return each document's attention and relevance by layer, too.")
     stream: bool = False
 
 
@@ -91,6 +93,33 @@ class DocumentReport(BaseModel):
     position: int = Field(description="Its place in the prompt, from 0.")
     attention: float = Field(description="Attn(k): mean weight of its tokens in the last prompt row, uncalibrated.")
     relevance: float | None = Field(description="rel(k) of Eq. 3.4; null where nothing was calibrated.")
+
+
+class AppliedCalibration(BaseModel):
+    """How an answer was calibrated. `bias` is the estimate that was made: another than asked for where that cannot be,
+    such as `tree` for a `cached` one without a table for this number of documents."""
+
+    bias: BiasKind
+    temperature: float
+    layers: list[int] = Field(description="Layers that are calibrated, counted from 0.")
+    rel_layers: list[int] = Field(description="Layers whose attention counts as relevance.")
+    dummy: DummyForm
+
+
+class LayerReport(BaseModel):
+    """Attention and relevance of one document in each layer, from the first, as means over all heads of the layer."""
+
+    attention: list[float] = Field(description="Attn(k) of every layer, uncalibrated.")
+    relevance: list[float] | None = Field(
+        description="rel(k) of the layers up to the last whose attention counts as relevance; null where nothing was"
+        " calibrated, or where a table holds the bias of the document's place."
+    )
+
+
+class ExplainedDocument(DocumentReport):
+    """The report on a document with, on request, its attention by layer."""
+
+    by_layer: LayerReport | None = Field(description="Null without `explain`.")
 
 
 class GenerateUsage(BaseModel):
@@ -119,7 +148,8 @@ class GenerateEnd(GenerateHead):
 
     finish_reason: FinishReason
     relevance: float | None = Field(ge=0, le=1, description=RELEVANCE_DESCRIPTION)
-    documents: list[DocumentReport]
+    documents: list[ExplainedDocument]
+    calibration: AppliedCalibration | None = Field(description=APPLIED_DESCRIPTION)
     usage: GenerateUsage
 
 
@@ -139,14 +169,10 @@ class ModelLimits(BaseModel):
     max_choices: int
 
 
-class ModelCalibration(BaseModel):
+class ModelCalibration(AppliedCalibration):
     """The calibration of requests that do not choose their own."""
 
     enabled: bool
-    bias: BiasKind
-    temperature: float
-    layers: list[int]
-    dummy: DummyForm
 
 
 class Model(ModelObject):

@@ -4,13 +4,13 @@ An answer has several choices if the request has several prompts or `n` is above
 """
 
 import codecs
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from services.generate.generation.answer_text import TokenOut
 from services.generate.generation.generation import Progress, PromptFacts
-from services.generate.http.generate_calls import without_leading_space
+from services.generate.http.generate_calls import applied_of, without_leading_space
 from services.generate.http.generate_schemas import DocumentReport
 
 
@@ -41,7 +41,7 @@ class ChoiceSoFar:
     `prompt` is the place of its prompt in the request. If `is_reply`, leading white space is stripped; otherwise the
     choice continues its prompt and keeps it. `num_tokens` includes end-of-text and stop strings, which are not in
     `tokens`. `offsets` are the numbers of characters before each token; a token inside a character has the offset of
-    that character's start.
+    that character's start. `tool_calls` are by index.
     """
 
     index: int
@@ -51,6 +51,7 @@ class ChoiceSoFar:
     tokens: list[TokenOut] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
     num_tokens: int = 0
+    tool_calls: dict[int, dict[str, Any]] = field(default_factory=dict)
     finish_reason: str | None = None
     facts: PromptFacts | None = None
 
@@ -68,9 +69,19 @@ class ChoiceSoFar:
             self.tokens.append(token)
             self.offsets.append(self._num_read)
             self._num_read += len(self._decoder.decode(token.utf8))
+        for part in progress.tool_calls:
+            self._add_call(part)
         self.finish_reason = progress.finish_reason
         self.facts = self.facts or progress.facts
         return progress
+
+    def _add_call(self, part: Mapping[str, Any]) -> None:
+        """Add a part of a call: of its arguments, or its beginning."""
+        begun = {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
+        call, function = self.tool_calls.setdefault(part["index"], begun), part.get("function") or {}
+        call["id"] = part.get("id") or call["id"]
+        call["function"]["name"] = function.get("name") or call["function"]["name"]
+        call["function"]["arguments"] += function.get("arguments") or ""
 
 
 def usage_of(choices: Sequence[ChoiceSoFar]) -> dict[str, Any]:
@@ -122,7 +133,7 @@ class ChatForm:
             "choices": [
                 {
                     "index": choice.index,
-                    "message": {"role": "assistant", "content": choice.text},
+                    "message": _message(choice),
                     "logprobs": self._logprobs(choice.tokens),
                     "finish_reason": choice.finish_reason,
                 }
@@ -137,6 +148,8 @@ class ChatForm:
     def chunks(self, identity: Identity, choice: ChoiceSoFar, progress: Progress) -> Iterator[dict[str, Any]]:
         if progress.text or (self.has_logprobs and progress.tokens):
             yield self._chunk(identity, choice, {"content": progress.text}, logprobs=self._logprobs(progress.tokens))
+        if progress.tool_calls:
+            yield self._chunk(identity, choice, {"tool_calls": list(progress.tool_calls)})
         if progress.finish_reason is not None:
             last = self._chunk(identity, choice, {}, finish_reason=progress.finish_reason)
             yield {**last, **self._documents(choice)}
@@ -165,7 +178,11 @@ class ChatForm:
     def _documents(self, choice: ChoiceSoFar) -> dict[str, Any]:
         if self.reports is None or choice.facts is None:
             return {}
-        return {"documents": [report.model_dump() for report in self.reports(choice.facts)]}
+        calibration = applied_of(choice.facts)
+        return {
+            "documents": [report.model_dump() for report in self.reports(choice.facts)],
+            "calibration": calibration and calibration.model_dump(),
+        }
 
 
 @dataclass(frozen=True)
@@ -238,6 +255,12 @@ class Reports(Protocol):
     """Function that makes an answer's reports on each document of its prompt."""
 
     def __call__(self, facts: PromptFacts) -> Sequence[DocumentReport]: ...
+
+
+def _message(choice: ChoiceSoFar) -> dict[str, Any]:
+    calls = [choice.tool_calls[index] for index in sorted(choice.tool_calls)]
+    message = {"role": "assistant", "content": (choice.text or None) if calls else choice.text}
+    return {**message, "tool_calls": calls} if calls else message
 
 
 def _token(token: TokenOut) -> dict[str, Any]:

@@ -1,27 +1,36 @@
 """Conversion of OpenAI's requests into calls of the model; unsupported fields are rejected by name."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from services.core.errors import InvalidField, InvalidRequest, TooLarge
 from services.core.http.request_fields import refuse_misspelt, refuse_unsupported
 from services.generate.generation.sampling import Sampling
-from services.generate.http.openai_schemas import ChatMessage, ChatRequest, CompletionRequest, SamplingRequest
+from services.generate.http.openai_schemas import ChatMessage, ChatRequest, CompletionRequest, SamplingRequest, Tool
 
 # Chat templates only know OpenAI's original role.
 TEMPLATE_ROLES = {"developer": "system"}
 
+# Fields that only vLLM can keep to, with the values that change nothing.
+OF_VLLM: dict[str, tuple[Any, ...]] = {
+    "response_format": ({"type": "text"},),
+    "structured_outputs": ({},),
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "top_k": (0, -1),
+    "min_p": (0,),
+    "repetition_penalty": (1,),
+}
 # Fields that vLLM, SGLang, llama.cpp and TGI add to OpenAI's, with the values that change nothing.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), ()),
-    **dict.fromkeys(("structured_outputs", "structural_tag", "json_schema", "regex", "ebnf", "grammar"), ()),
-    **dict.fromkeys(("allowed_token_ids", "prompt_embeds", "prompt_logprobs", "truncate_prompt_tokens"), ()),
-    **dict.fromkeys(("bad_words", "logits_processors", "stop_token_ids"), ([],)),
+    **dict.fromkeys(("structural_tag", "json_schema", "regex", "ebnf", "grammar"), ()),
+    **dict.fromkeys(("prompt_embeds", "prompt_logprobs", "truncate_prompt_tokens"), ()),
+    **dict.fromkeys(("logits_processors", "stop_token_ids"), ([],)),
     **dict.fromkeys(("include_stop_str_in_output", "return_token_ids", "return_tokens_as_token_ids"), (False,)),
-    **dict.fromkeys(("length_penalty", "repetition_penalty", "typical_p"), (1,)),
-    **dict.fromkeys(("min_p", "min_tokens"), (0,)),
+    **dict.fromkeys(("length_penalty", "typical_p"), (1,)),
+    "min_tokens": (0,),
     "skip_special_tokens": (True,),
-    "top_k": (0, -1),
     "use_beam_search": (False,),
 }
 UNSUPPORTED_IN_CHAT = {
@@ -34,30 +43,27 @@ UNSUPPORTED_IN_CHAT = {
     "continue_final_message": (False,),
     "echo": (False,),
 }
-# Of `response_format`, where the engine can constrain its tokens.
-FORMATS = ("json_object", "json_schema")
+# Types of `response_format` that vLLM has.
+FORMATS = ("json_object", "json_schema", "structural_tag")
+ONLY_VLLM = "Only a server of vLLM can do this (FOVEA_GENERATE_ENGINE=vllm)"
 # Our own additions to chat.
 OF_DOCUMENTS = ("documents", "calibration", "reorder")
-UNSUPPORTED_IN_COMPLETIONS = {
-    **UNSUPPORTED,
-    "add_special_tokens": (True,),
-    "response_format": ({"type": "text"},),
-}
+UNSUPPORTED_IN_COMPLETIONS = {**UNSUPPORTED, "add_special_tokens": (True,)}
 
 
-def check_chat(body: ChatRequest, *, has_formats: bool = False) -> None:
-    """Raises InvalidRequest for a field whose omission would make a wrong answer of it.
-
-    `has_formats` says whether answers can be constrained to one of FORMATS.
-    """
+def check_chat(body: ChatRequest, *, is_over_vllm: bool = False) -> None:
+    """Raises InvalidRequest for a field whose omission would make a wrong answer of it."""
     refuse_unsupported(body.model_extra, UNSUPPORTED_IN_CHAT)
     refuse_misspelt(body.model_extra, OF_DOCUMENTS)
+    _check_for_vllm({**for_vllm(body), **tools_of(body)}, is_over_vllm=is_over_vllm)
+    for index, message in enumerate(body.messages):
+        if message.tool_calls and not is_over_vllm:
+            raise _refusal(f"messages.{index}", f"It calls tools. {ONLY_VLLM}.")
+    if body.tool_choice not in (None, "none", "auto") and not body.tools:
+        raise _refusal("tool_choice", "Needs tools.")
     asked = {
-        "tools": bool(body.tools),
         "functions": bool(body.functions),
-        "tool_choice": body.tool_choice not in (None, "none", "auto"),
         "function_call": body.function_call not in (None, "none", "auto"),
-        "response_format": is_constrained(body) and not has_formats,
         "modalities": body.modalities not in (None, ["text"]),
         "audio": body.audio is not None,
         "web_search_options": body.web_search_options is not None,
@@ -65,13 +71,7 @@ def check_chat(body: ChatRequest, *, has_formats: bool = False) -> None:
     }
     for name, is_asked in asked.items():
         if is_asked:
-            formats = "" if has_formats else "response formats, "
-            raise _refusal(
-                name, f"Answers are text: tools, {formats}audio, web search and moderation are not supported."
-            )
-    form = body.response_format
-    if is_constrained(body) and not (isinstance(form, dict) and form.get("type") in FORMATS):
-        raise _refusal("response_format", f"Its type must be text, {' or '.join(FORMATS)}.")
+            raise _refusal(name, "Functions (but for tools), audio, web search and moderation are not supported.")
     if body.top_logprobs is not None and not body.logprobs:
         raise _refusal("top_logprobs", "Requires logprobs to be true.")
     if body.documents is None:
@@ -81,15 +81,45 @@ def check_chat(body: ChatRequest, *, has_formats: bool = False) -> None:
             raise _refusal("reorder", "There is nothing to reorder; give documents.")
 
 
-def is_constrained(body: ChatRequest) -> bool:
-    """Whether the answer is to have a format other than plain text."""
-    return body.response_format not in (None, {"type": "text"})
+def for_vllm(body: SamplingRequest) -> dict[str, Any]:
+    """The fields that only vLLM can keep to, as a request to it has them."""
+    given = {name: getattr(body, name) for name in OF_VLLM}
+    return {name: value for name, value in given.items() if value is not None and value not in OF_VLLM[name]}
 
 
-def check_completion(body: CompletionRequest) -> None:
+def tools_of(body: ChatRequest) -> dict[str, Any]:
+    """The tools and the rest that makes vLLM call them; empty without tools."""
+    if not body.tools:
+        return {}
+    tools = [tool.model_dump(exclude=_unset(tool)) for tool in body.tools]
+    asked = {"tools": tools, "tool_choice": body.tool_choice, "parallel_tool_calls": body.parallel_tool_calls}
+    return {name: value for name, value in asked.items() if value is not None}
+
+
+def is_with_tools(body: ChatRequest) -> bool:
+    """Whether the conversation has tools, or calls of them."""
+    return bool(body.tools) or any(message.tool_calls for message in body.messages)
+
+
+def _unset(tool: Tool) -> dict[str, set[str]]:
+    """Leave out what vLLM's templates do not see: a `strict` that was not given, though they see other nulls."""
+    return {"function": {"strict"}} if tool.function.strict is None else {}
+
+
+def _check_for_vllm(given: Mapping[str, Any], *, is_over_vllm: bool) -> None:
+    if not is_over_vllm:
+        for name in given:
+            raise _refusal(name, f"{ONLY_VLLM}; leave the field out.")
+    form = given.get("response_format")
+    if form is not None and not (isinstance(form, dict) and form.get("type") in FORMATS):
+        raise _refusal("response_format", f"Its type must be text, {' or '.join(FORMATS)}.")
+
+
+def check_completion(body: CompletionRequest, *, is_over_vllm: bool = False) -> None:
     """Raises InvalidRequest for a field whose omission would make a wrong answer of it."""
     refuse_unsupported(body.model_extra, UNSUPPORTED_IN_COMPLETIONS)
     refuse_misspelt(body.model_extra, OF_DOCUMENTS)
+    _check_for_vllm(for_vllm(body), is_over_vllm=is_over_vllm)
     if body.suffix:
         raise _refusal("suffix", "Texts can only be continued at their end.")
     if body.best_of is not None and body.best_of != (body.n or 1):
@@ -154,12 +184,20 @@ def _default_temperature(body: SamplingRequest, *, is_greedy: bool) -> float:
     return 0.0 if is_greedy or (isinstance(body, ChatRequest) and body.documents) else 1.0
 
 
-def messages_of(messages: Sequence[ChatMessage]) -> list[dict[str, str]]:
-    """Roles and texts for a chat template. Raises InvalidRequest for content other than text, InvalidField for none."""
+def messages_of(messages: Sequence[ChatMessage], *, has_tools: bool = False) -> list[dict[str, Any]]:
+    """Roles and texts for a chat template, with `has_tools` also what belongs to calls of tools.
+
+    Raises InvalidRequest for content other than text, InvalidField for none.
+    """
+    more = {"tool_calls", "tool_call_id", "name"} if has_tools else set()
+    for index, message in enumerate(messages):
+        if message.tool_calls and not has_tools:
+            raise _refusal(f"messages.{index}", "Calls of tools are not supported here.")
     return [
         {
             "role": TEMPLATE_ROLES.get(message.role, message.role),
             "content": _text_of(message, f"messages.{index}"),
+            **message.model_dump(include=more, exclude_none=True),
         }
         for index, message in enumerate(messages)
     ]
@@ -181,9 +219,11 @@ def prompts_of(body: CompletionRequest, vocab_size: int) -> list[str | tuple[int
 
 
 def _text_of(message: ChatMessage, param: str) -> str:
-    if message.tool_calls or message.function_call is not None:
-        raise InvalidRequest(f"{param}: Tool calls are not supported.", param=param)
+    if message.function_call is not None:
+        raise _refusal(param, "Functions are not supported; use tools.")
     if message.content is None:
+        if message.tool_calls:
+            return ""
         raise InvalidField(f"{param}.content: The message has no content.", param=f"{param}.content")
     if isinstance(message.content, str):
         return message.content

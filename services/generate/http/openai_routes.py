@@ -24,11 +24,13 @@ from services.generate.http.openai_calls import (
     charges,
     check_chat,
     check_completion,
-    is_constrained,
+    for_vllm,
+    is_with_tools,
     messages_of,
     prompts_of,
     sampling_of,
     stops_of,
+    tools_of,
 )
 from services.generate.http.openai_schemas import (
     ChatCompletion,
@@ -55,7 +57,7 @@ def openai_router(service: GenerateService) -> APIRouter:
     )
     async def chat_completions(request: Request, body: ChatRequest) -> Response:
         """OpenAI's chat completions; the user's last message asks about `documents`, with `calibration` applied."""
-        check_chat(body, has_formats=service.limits.has_formats)
+        check_chat(body, is_over_vllm=service.limits.is_over_vllm)
         return await _answer(service, request, body)
 
     @router.post(
@@ -64,7 +66,7 @@ def openai_router(service: GenerateService) -> APIRouter:
     )
     async def completions(request: Request, body: CompletionRequest) -> Response:
         """OpenAI's completions: each prompt is continued verbatim."""
-        check_completion(body)
+        check_completion(body, is_over_vllm=service.limits.is_over_vllm)
         return await _answer(service, request, body)
 
     return router
@@ -181,9 +183,10 @@ def _prepare_chat(limits: CallLimits, processor: InputProcessor, body: ChatReque
         calibration=calibration_of(body.calibration, processor.profile, processor.num_layers),
         reorder=body.reorder,
         ignore_eos=body.ignore_eos,
-        response_format=body.response_format if is_constrained(body) else None,
+        for_vllm={**for_vllm(body), **tools_of(body), "stream": bool(body.stream)},
     )
-    generation = processor.prepare_chat(messages_of(body.messages), documents, options)
+    messages = messages_of(body.messages, has_tools=is_with_tools(body))
+    generation = processor.prepare_chat(messages, documents, options)
     # if the request has no `max_tokens`, the service's limit applies as well as the context
     return replace(generation, max_tokens=min(generation.max_tokens, limits.max_tokens))
 
@@ -195,6 +198,7 @@ def _prepare_completion(limits: CallLimits, processor: InputProcessor, body: Com
         stop=stops_of(body),
         ignore_eos=body.ignore_eos,
         echo=bool(body.echo),
+        for_vllm=for_vllm(body),
     )
     prompts = prompts_of(body, processor.vocab_size)
     with blaming("prompt"):

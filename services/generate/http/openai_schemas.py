@@ -14,9 +14,11 @@ from services.core.http.bodies import JsonList
 from services.core.http.request_fields import OpenRequest
 from services.generate.generation.options import Reorder
 from services.generate.http.generate_schemas import (
+    APPLIED_DESCRIPTION,
     MAX_LISTED,
     REORDER_DESCRIPTION,
     SEED_DESCRIPTION,
+    AppliedCalibration,
     CalibrationOptions,
     DocumentList,
     DocumentReport,
@@ -29,13 +31,18 @@ MAX_STOPS = 4
 MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIASES = 1024
+MAX_TOOLS = 128
 # A single spelling of each id, because biases of one token under several spellings would add up.
 TOKEN_ID = r"^(0|[1-9][0-9]{0,8})$"
+
+# Refused by the own engine.
+OVER_VLLM = "Only with `FOVEA_GENERATE_ENGINE=vllm`"
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 # strict: a list of booleans is not a prompt
 TokenIds = JsonList[Annotated[int, Field(strict=True, ge=0)]]
 Stop = Annotated[str, Field(min_length=1)]
+ChatFinishReason = Literal["stop", "length", "tool_calls"]
 LogitBias = Annotated[
     dict[Annotated[str, Field(pattern=TOKEN_ID)], Annotated[float, Field(ge=-100, le=100)]],
     Field(max_length=MAX_LOGIT_BIASES, fail_fast=True),
@@ -83,6 +90,19 @@ class SamplingRequest(OpenRequest):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool = Field(False, description="Continue after the model's end-of-text token.")
+    response_format: Any = Field(
+        None, description=f"{OVER_VLLM}, if its type is not `text`: `json_object`, `json_schema` or `structural_tag`."
+    )
+    structured_outputs: dict[str, Any] | None = Field(
+        None, description=f"{OVER_VLLM}: what it takes, such as `regex`, `choice`, `grammar` or `json`."
+    )
+    allowed_token_ids: TokenIds | None = Field(None, description=f"{OVER_VLLM}: the only tokens of the answer.")
+    bad_words: JsonList[str] | None = Field(None, description=f"{OVER_VLLM}: words that the answer does not have.")
+    top_k: Annotated[int, Field(ge=-1)] | None = Field(None, description=f"{OVER_VLLM}, if it is above 0.")
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = Field(None, description=f"{OVER_VLLM}, if it is above 0.")
+    repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = Field(
+        None, description=f"{OVER_VLLM}, if it is not 1."
+    )
     user: str | None = None
 
 
@@ -93,12 +113,39 @@ class ContentPart(BaseModel):
     text: str | None = None
 
 
+class FunctionCall(BaseModel):
+    name: str
+    arguments: str = Field("", description="JSON.")
+
+
+class ToolCall(BaseModel):
+    """A call of a tool by the model."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Function(BaseModel):
+    name: Annotated[str, Field(min_length=1)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = Field(None, description="JSON schema of the arguments.")
+    strict: bool | None = None
+
+
+class Tool(BaseModel):
+    type: Literal["function"] = "function"
+    function: Function
+
+
 class ChatMessage(BaseModel):
-    """One turn; tool calls are refused."""
+    """One turn; calls of tools only with `FOVEA_GENERATE_ENGINE=vllm`."""
 
     role: Role
     content: str | JsonList[ContentPart] | None = None
-    tool_calls: list[Any] | None = None
+    tool_calls: JsonList[ToolCall] | None = None
+    tool_call_id: str | None = Field(None, description="Of the call that a message of the role `tool` answers.")
+    name: str | None = None
     function_call: Any = None
 
 
@@ -136,13 +183,15 @@ class ChatRequest(SamplingRequest):
     documents: DocumentList | None = Field(None, description="Documents that the user's last message asks about.")
     calibration: CalibrationOptions | None = None
     reorder: Reorder = Field("none", description=REORDER_DESCRIPTION)
-    tools: list[Any] | None = Field(None, description="Refused, like all fields after it except `response_format`.")
-    tool_choice: Any = None
-    functions: list[Any] | None = None
-    function_call: Any = None
-    response_format: Any = Field(
-        None, description="`json_object` or `json_schema` where vLLM answers; refused otherwise."
+    tools: Annotated[JsonList[Tool], Field(max_length=MAX_TOOLS)] | None = Field(
+        None, description=f"{OVER_VLLM}: functions that the model may call."
     )
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = Field(
+        None, description="Needs `tools`; `auto` by default. A named function is called in any case."
+    )
+    parallel_tool_calls: bool | None = None
+    functions: list[Any] | None = Field(None, description="Refused, like all fields after it.")
+    function_call: Any = None
     modalities: JsonList[str] | None = None
     audio: Any = None
     web_search_options: Any = None
@@ -199,15 +248,32 @@ class ChatLogprobs(BaseModel):
 
 
 class AnswerMessage(BaseModel):
+    """`content` is null if tools are called and nothing is said."""
+
     role: Literal["assistant"]
-    content: str
+    content: str | None
+    tool_calls: list[ToolCall] = []
 
 
 class ChatChoice(BaseModel):
     index: int
     message: AnswerMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
+    finish_reason: ChatFinishReason
+
+
+class FunctionCallDelta(BaseModel):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class ToolCallDelta(BaseModel):
+    """A part of a call: the first has its id and name, further ones continue its arguments."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionCallDelta | None = None
 
 
 class AnswerDelta(BaseModel):
@@ -215,13 +281,14 @@ class AnswerDelta(BaseModel):
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    tool_calls: list[ToolCallDelta] = []
 
 
 class ChatChunkChoice(BaseModel):
     index: int
     delta: AnswerDelta
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: ChatFinishReason | None
 
 
 class CompletionChoice(BaseModel):
@@ -261,6 +328,7 @@ class ChatCompletion(BaseModel):
     choices: list[ChatChoice]
     usage: CompletionUsage
     documents: list[DocumentReport] = Field([], description="Attention and relevance of the request's documents.")
+    calibration: AppliedCalibration | None = Field(None, description=APPLIED_DESCRIPTION)
 
 
 class Completion(BaseModel):
@@ -286,6 +354,7 @@ class ChatCompletionChunk(BaseModel):
     documents: list[DocumentReport] = Field(
         [], description="In the last chunk of a choice, if the request has documents."
     )
+    calibration: AppliedCalibration | None = Field(None, description="Beside `documents`.")
 
 
 class CompletionChunk(BaseModel):

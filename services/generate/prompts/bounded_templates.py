@@ -71,7 +71,7 @@ class BoundedTemplates:
     def render(
         self,
         template: str,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Mapping[str, Any]],
         documents: Sequence[Mapping[str, str]],
         variables: Mapping[str, Any],
     ) -> str:

@@ -10,8 +10,9 @@ Legend: K documents.
 
 import functools
 import itertools
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +36,7 @@ _QUESTION = _MAX_DOCUMENTS
 _PRIVATE = re.compile(f"[{chr(_FIRST)}-{chr(_LAST)}]")
 _MARK = re.compile(f"[{chr(_FIRST)}-{chr(_FIRST + _QUESTION)}]")
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
 
 
 def render_question(
@@ -67,10 +68,7 @@ def render_chat(
     messages: each with `role` and `content`. Raises InvalidRequest if the tokenizer has no chat template, if the
     template rejects the messages, or if there are documents and no message of a user.
     """
-    if tokenizer.chat_template is None:
-        message = "this checkpoint has no chat template: use completions instead"
-        raise InvalidRequest(message, param="messages")
-    chat = _Chat(tokenizer)
+    chat = _chat(tokenizer)
     if not documents:
         return chat.pieces(chat.written(messages), [])
     return _in_template(chat, messages, documents, span_rule) or _in_message(
@@ -78,13 +76,91 @@ def render_chat(
     )
 
 
-def _in_message(
-    chat: "_Chat", messages: Sequence[Message], documents: Sequence[Document], template: Template, span_rule: SpanRule
-) -> tuple[Piece, ...]:
+def render_tool_chat(
+    tokenizer: Any,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]],
+    documents: Sequence[Document] = (),
+    span_rule: SpanRule = "newline",
+) -> tuple[tuple[Piece, ...], tuple[Message, ...]]:
+    """Render a conversation with tools, and return the messages that vLLM renders to the same text as well.
+
+    Documents are in the last message of the user. messages: also with OpenAI's `tool_calls` and `tool_call_id`. Raises
+    InvalidRequest as `render_chat`, and where tools or calls spell a control token, which vLLM would read as one.
+    """
+    chat = _chat(tokenizer, tools)
+    _check_spellings(tokenizer, "tools", tools)
+    for index, message in enumerate(messages):
+        of_calls = [message.get(name) for name in ("tool_calls", "tool_call_id", "name")]
+        _check_spellings(tokenizer, f"messages.{index}", of_calls)
+    read = [_with_arguments(message) for message in messages]
+    if not documents:
+        return chat.pieces(chat.written(read), []), tuple(messages)
+    pieces = _in_message(chat, read, documents, QUERY_AWARE, span_rule)
+    asked, sent = _last_of_user(messages), list(messages)
+    prompt = QUERY_AWARE.render(messages[asked]["content"], documents, span_rule)
+    sent[asked] = {**messages[asked], "content": "".join(piece.text for piece in prompt)}
+    return pieces, tuple(sent)
+
+
+def _chat(tokenizer: Any, tools: Sequence[Mapping[str, Any]] = ()) -> "_Chat":
+    if tokenizer.chat_template is None:
+        message = "this checkpoint has no chat template: use completions instead"
+        raise InvalidRequest(message, param="messages")
+    return _Chat(tokenizer, tools)
+
+
+def _with_arguments(message: Message) -> Message:
+    """Parse the arguments of its calls of tools, as vLLM does: templates write them as objects."""
+    if not message.get("tool_calls"):
+        return message
+    return {
+        **message,
+        "tool_calls": [
+            {**call, "function": {**call["function"], "arguments": _arguments(call["function"]["arguments"])}}
+            for call in message["tool_calls"]
+        ],
+    }
+
+
+def _arguments(text: str) -> Any:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _check_spellings(tokenizer: Any, param: str, value: Any) -> None:
+    for text in _texts(value):
+        spelt = next((one for one in control_tokens(tokenizer).values() if one in text), None)
+        if spelt is not None:
+            message = f"{param}: {spelt!r} is a control token of this model, and cannot be part of tools or their calls"
+            raise InvalidRequest(message, param=param)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield all texts in a JSON value, names of fields among them."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from itertools.chain.from_iterable(map(_texts, itertools.chain(value, value.values())))
+    elif isinstance(value, Sequence):
+        yield from itertools.chain.from_iterable(map(_texts, value))
+
+
+def _last_of_user(messages: Sequence[Message]) -> int:
     asked = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=None)
     if asked is None:
         message = "documents need a user message that asks about them"
         raise InvalidRequest(message, param="messages")
+    return asked
+
+
+def _in_message(
+    chat: "_Chat", messages: Sequence[Message], documents: Sequence[Document], template: Template, span_rule: SpanRule
+) -> tuple[Piece, ...]:
+    asked = _last_of_user(messages)
     pieces = template.render(messages[asked]["content"], documents, span_rule)
     prompt = "".join(chat.marked(piece.text, piece.document, piece.contents) for piece in pieces)
     escaped = [{**m, "content": chat.escaped(m["content"])} for m in messages]
@@ -212,8 +288,9 @@ class _Spellings:
 class _Chat:
     """Conversion of one prompt's text for a chat template, and back."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, tools: Sequence[Mapping[str, Any]] = ()) -> None:
         self._tokenizer = tokenizer
+        self._tools = tools
         self._spellings = _Spellings.of(tuple(control_tokens(tokenizer).values()))
         self._stand_ins: dict[str, str] = {}
 
@@ -252,9 +329,9 @@ class _Chat:
 
     def rendered(self, messages: Sequence[Message], documents: Sequence[Mapping[str, str]] = ()) -> str:
         """Render the template with escaped text. Raises what `BoundedTemplates.render` does."""
-        return templates_of_this_process().render(
-            self._tokenizer.get_chat_template(), messages, documents, self._tokenizer.special_tokens_map
-        )
+        variables = {**self._tokenizer.special_tokens_map, "tools": list(self._tools) or None}
+        template = self._tokenizer.get_chat_template()
+        return templates_of_this_process().render(template, messages, documents, variables)
 
     def pieces(self, text: str, places: Sequence[_Place], question: Sequence[Range] = ()) -> tuple[Piece, ...]:
         """Remove marks, restore escaped characters: one piece for each document and each text between them.

@@ -6,8 +6,8 @@ Legend: K documents, T tokens.
 import itertools
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from services.core.errors import InvalidRequest
@@ -57,7 +57,8 @@ class Prompt:
     disjoint; empty documents may have few tokens, never wrong ones. tail_start: the first token after the last
     document, where the question's tail begins; 0 without documents. contents: for each document the token ranges of
     its title and text within its span, without the template's own text; empty if unknown. question: the tokens of the
-    question after the last document; None if unknown.
+    question after the last document; None if unknown. messages: of a conversation with tools, which vLLM renders to
+    this prompt itself; empty for others.
     """
 
     input_ids: tuple[int, ...]
@@ -65,6 +66,7 @@ class Prompt:
     tail_start: int
     contents: tuple[tuple[Range, ...], ...] = ()
     question: Range | None = None
+    messages: tuple[Mapping[str, Any], ...] = field(default=(), compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -177,23 +179,54 @@ def tokenise(tokenizer: Any, pieces: Sequence[Piece]) -> Prompt:
     check_wanted()
     encoder = _Encoder(tokenizer)
     input_ids = [] if any(piece.is_chat for piece in pieces) else encoder.opening()
-    spans: dict[int, Range] = {}
-    contents: dict[int, tuple[Range, ...]] = {}
-    question: Range | None = None
     fragments = [
         _Fragment(piece.text, piece.plain if piece.is_chat else ((0, len(piece.text)),), None if i == 0 else 0)
         for i, piece in enumerate(pieces)
     ]
-    for piece, tokens in zip(pieces, encoder.encode(fragments), strict=True):
-        start = len(input_ids)
+    places: list[tuple[int, list[Range]]] = []
+    for tokens in encoder.encode(fragments):
+        places.append((len(input_ids), tokens.offsets))
         input_ids += tokens.ids
+    return _located(input_ids, pieces, places)
+
+
+def tokenise_whole(tokenizer: Any, pieces: Sequence[Piece]) -> Prompt:
+    """Tokenise a chat template's pieces as one text, as vLLM does, with the spans that `tokenise` finds.
+
+    A token that crosses from one piece into the next belongs to the first. Raises InvalidRequest where a user's text
+    spells a control token, which vLLM would read as one.
+    """
+    check_wanted()
+    text = "".join(piece.text for piece in pieces)
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    input_ids, offsets = encoded["input_ids"], encoded["offset_mapping"]
+    starts, control, at = [start for start, _ in offsets], control_tokens(tokenizer), 0
+    places: list[tuple[int, list[Range]]] = []
+    for piece in pieces:
+        first, stop = bisect_left(starts, at), bisect_left(starts, at + len(piece.text))
+        own = [(start - at, end - at) for start, end in offsets[first:stop]]
+        for token_id, (start, end) in zip(input_ids[first:stop], own, strict=True):
+            spelt = control.get(token_id)
+            if spelt and spelt in piece.text[start:end] and any(a < end and start < b for a, b in piece.plain):
+                message = f"{spelt!r} is a control token of this model, and cannot be part of a conversation with tools"
+                raise InvalidRequest(message)
+        places.append((first, own))
+        at += len(piece.text)
+    return _located(input_ids, pieces, places)
+
+
+def _located(input_ids: Sequence[int], pieces: Sequence[Piece], places: Sequence[tuple[int, list[Range]]]) -> Prompt:
+    """Make the prompt of pieces, each with its first token and its tokens' ranges of characters."""
+    spans: dict[int, Range] = {}
+    contents: dict[int, tuple[Range, ...]] = {}
+    question: Range | None = None
+    for piece, (start, offsets) in zip(pieces, places, strict=True):
+        found = tuple((start + first, start + stop) for first, stop in _content_tokens(piece, offsets))
         if piece.document is not None:
-            spans[piece.document] = (start, len(input_ids))
-            found = _content_tokens(piece, tokens.offsets)
-            contents[piece.document] = tuple((start + first, start + stop) for first, stop in found)
-        else:
-            found = _content_tokens(piece, tokens.offsets)
-            question = next(((start + first, start + stop) for first, stop in found), question)
+            spans[piece.document] = (start, start + len(offsets))
+            contents[piece.document] = found
+        elif found:
+            question = found[0]
     ordered = tuple(spans[k] for k in range(len(spans)))
     tail_start = ordered[-1][1] if ordered else 0
     return Prompt(tuple(input_ids), ordered, tail_start, tuple(contents[k] for k in range(len(spans))), question)

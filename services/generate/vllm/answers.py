@@ -2,7 +2,7 @@
 
 A calibrated answer is measured first, then one request of vLLM's generates it; any other answer over documents is
 measured by the request that generates it. Text is made of vLLM's tokens here, so that stop strings, held back
-characters and ends are those of the own engine.
+characters and ends are those of the own engine; but for conversations with tools, which vLLM renders and reads itself.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from services.generate.generation.answer_text import Vocabulary
 from services.generate.generation.generation import Generation, Progress, PromptFacts
-from services.generate.generation.relevance import answerable_by, mean_attention
+from services.generate.generation.relevance import answerable_by, applied, layer_means, mean_attention
 from services.generate.generation.sampling import NUM_SEEDS, TokenChoice
 from services.generate.generation.sequence import new_text, scored_tokens
 from services.generate.vllm.calibrator import VllmCalibrator, calibration_fields
@@ -44,6 +44,10 @@ class VllmAnswers:
         facts, fields = await self._read_prompt(generation, order)
         if not generation.max_tokens:
             yield Progress(generation, "", (), 0, "length", facts)
+            return
+        if generation.prompt.messages:
+            async for progress in self._converse(generation, facts, fields):
+                yield progress
             return
         key = fields.get("fovea_measure")
         text, num_tokens = new_text(generation, self._vocabulary), 0
@@ -91,20 +95,52 @@ class VllmAnswers:
             body["logprobs"] = sampling.num_logprobs
         if sampling.logit_bias:
             body["logit_bias"] = {str(token_id): value for token_id, value in sampling.logit_bias}
-        if generation.response_format is not None:
-            body["response_format"] = dict(generation.response_format)
-        return body | ({"vllm_xargs": fields} if fields else {})
+        return body | dict(generation.for_vllm) | ({"vllm_xargs": fields} if fields else {})
+
+    async def _converse(
+        self, generation: Generation, facts: PromptFacts, fields: dict[str, Any]
+    ) -> AsyncGenerator[Progress, None]:
+        """Yield the steps of an answer by vLLM's own chat, which reads the calls of tools; all in one, if not streamed.
+
+        vLLM refuses it if its prompt has another length, where the documents would be elsewhere.
+        """
+        prompt, num_logprobs = generation.prompt, generation.sampling.num_logprobs
+        if fields:
+            fields = {**fields, "fovea_num_prompt_tokens": len(prompt.input_ids)}
+        body = self.request(generation, fields) | {"messages": list(prompt.messages), "stop": list(generation.stop)}
+        del body["prompt"]
+        if num_logprobs is not None:
+            body |= {"logprobs": True, "top_logprobs": num_logprobs}
+        key, first = fields.get("fovea_measure"), True
+        ends: frozenset[int] = frozenset() if generation.ignore_eos else self._eos_token_ids
+        async with aclosing(self._client.converse(body)) as parts:
+            async for part in parts:
+                if first and key is not None:
+                    facts = await self._with_attention(facts, generation, key)
+                choices = [one for one in part.choices if one.token_id not in ends]
+                yield Progress(
+                    generation,
+                    part.text,
+                    tuple(self._vocabulary.token(_asked(choice, generation)) for choice in choices),
+                    part.num_tokens,
+                    part.finish_reason,
+                    facts if first else None,
+                    part.tool_calls,
+                )
+                first = False
+                if part.finish_reason is not None:
+                    return
+        raise Gone("vLLM ended an answer before its end.")
 
     async def _read_prompt(
         self, generation: Generation, order: Sequence[int] | None
     ) -> tuple[PromptFacts, dict[str, Any]]:
         """Measure and calibrate the prompt: the facts, and the plug-in's fields for the answer."""
         prompt, fields = generation.prompt, {}
-        attention, relevance, num_passes, cached_tokens = None, None, 0, 0
+        attention, calibration, cached_tokens = None, None, 0
         if generation.num_rerun:
             measured, calibration = await self._calibrator.calibrate(generation)
             attention, cached_tokens = measured.attention, measured.cached_tokens
-            relevance, num_passes = calibration.relevance, calibration.num_passes
             fields = calibration_fields(generation, calibration)
         elif prompt.spans:
             fields = {**documents_field(prompt.spans), "fovea_measure": new_key()}
@@ -113,18 +149,21 @@ class VllmAnswers:
             prompt_tokens=len(prompt.input_ids),
             cached_tokens=cached_tokens,
             attention=mean_attention(generation.calibration, attention),
-            relevance=relevance,
-            calibration_passes=num_passes,
+            relevance=calibration.relevance if calibration is not None else None,
+            calibration_passes=calibration.num_passes if calibration is not None else 0,
+            applied=applied(generation.calibration, calibration),
             order=tuple(range(len(prompt.spans)) if order is None else order),
             echo=generation.echo,
             scored=() if scored is None else scored_tokens(generation, scored, self._vocabulary),
             answerable=answerable,
+            by_layer=layer_means(attention, calibration and calibration.bias) if generation.explains else None,
         )
         return facts, fields
 
     async def _with_attention(self, facts: PromptFacts, generation: Generation, key: str) -> PromptFacts:
         attention = await self._client.take_attention(key)
-        return replace(facts, attention=mean_attention(generation.calibration, attention))
+        by_layer = layer_means(attention, None) if generation.explains else None
+        return replace(facts, attention=mean_attention(generation.calibration, attention), by_layer=by_layer)
 
     async def _scored(self, generation: Generation) -> tuple[TokenChoice, ...] | None:
         if not generation.scores_prompt:

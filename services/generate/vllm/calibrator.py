@@ -10,7 +10,7 @@ Shapes: L layers, L' layers that are calibrated, H heads, K documents.
 import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -37,10 +37,11 @@ LOG_ZERO = -1e30
 @dataclass(frozen=True)
 class MeasuredPrompt:
     """A prompt and its bias, as measured: `attention` (L, H, K), and Attn(dummy, k) as `bias` (L, H, K), None where a
-    table has it. `num_passes` and `cached_tokens` are 0 where it was remembered."""
+    table has it, by an estimate of `kind`. `num_passes` and `cached_tokens` are 0 where it was remembered."""
 
     attention: Tensor
     bias: Tensor | None
+    kind: EstimateKind | None
     num_passes: int
     cached_tokens: int
 
@@ -76,7 +77,9 @@ class VllmCalibrator:
         measured = await self.measure(prompt, profile, generation.tenant)
         rel = document_relevance(profile, prompt, measured.attention, measured.bias)
         calibration = calibration_of(profile, prompt, rel, len(measured.attention))
-        return measured, PromptCalibration(calibration, by_document(rel), measured.num_passes)
+        return measured, PromptCalibration(
+            calibration, by_document(rel), measured.num_passes, measured.kind or "cached", measured.bias
+        )
 
     async def measure(self, prompt: Prompt, profile: CalibrationProfile, tenant: str = "") -> MeasuredPrompt:
         """Measure a prompt and, unless the profile has a table of its bias, the dummies of its documents."""
@@ -87,7 +90,7 @@ class VllmCalibrator:
             found = self._remembered.get(key)
             if found is not None:
                 self._remembered.move_to_end(key)
-                return MeasuredPrompt(found.attention, found.bias, 0, 0)
+                return replace(found, num_passes=0, cached_tokens=0)
             measured = await self._measure(key)
             self._remembered[key] = measured
             if len(self._remembered) > MAX_REMEMBERED:
@@ -102,14 +105,14 @@ class VllmCalibrator:
         # before those with dummies, which find its beginning in vLLM's prefix cache
         own = await self.attention(wanted.prompt, wanted.tenant)
         if wanted.kind is None:
-            return MeasuredPrompt(own.attention, None, 0, own.cached_tokens)
+            return MeasuredPrompt(own.attention, None, None, 0, own.cached_tokens)
         prompts = self._others(wanted)
         spans, tenant = wanted.prompt.spans, wanted.tenant
         found = await asyncio.gather(*(self._client.measure(input_ids, spans, tenant) for input_ids, _ in prompts))
         bias = torch.zeros_like(own.attention)
         for (_, documents), measured in zip(prompts, found, strict=True):
             bias[..., list(documents)] = measured.attention[..., list(documents)]
-        return MeasuredPrompt(own.attention, bias, len(prompts), own.cached_tokens)
+        return MeasuredPrompt(own.attention, bias, wanted.kind, len(prompts), own.cached_tokens)
 
     def _others(self, wanted: _Wanted) -> list[tuple[Sequence[int], tuple[int, ...]]]:
         """Make the prompts that a bias is measured on, each with the documents that are measured on it."""

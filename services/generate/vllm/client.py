@@ -1,15 +1,16 @@
 """vLLM's HTTP server with Fovea's plug-in, as its client: completions of tokens, and the attention that it measured.
 
-Every prompt is sent as tokens, so vLLM's own tokenizer and chat template never matter.
+Every prompt is sent as tokens, so vLLM's own tokenizer and chat template do not matter; but for conversations with
+tools.
 """
 
 import base64
 import hashlib
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import aiohttp
 import numpy as np
@@ -19,6 +20,7 @@ from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
 from services.core.errors import InternalError, InvalidRequest, Overloaded
+from services.generate.generation.answer_text import FinishReason
 from services.generate.generation.sampling import TokenChoice
 
 RETRY_AFTER_S = 5.0
@@ -68,6 +70,18 @@ class Completed:
     choices: tuple[TokenChoice, ...]
     scored: tuple[TokenChoice, ...]
     cached_tokens: int
+
+
+@dataclass(frozen=True, eq=False)
+class ChatPart:
+    """A part of the answer to a conversation, or the whole; `choices` are its tokens if log-probabilities were asked
+    for, `num_tokens` those so far."""
+
+    text: str
+    tool_calls: tuple[dict[str, Any], ...]
+    choices: tuple[TokenChoice, ...]
+    num_tokens: int
+    finish_reason: FinishReason | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,11 +138,11 @@ class VllmClient:
         except ValidationError as error:
             raise InternalError("vLLM described its model in another form.") from error
 
-    async def names(self) -> list[str]:
-        """Ask for the names by which models are served, adapters among them."""
+    async def names(self) -> dict[str, str | None]:
+        """Ask for the names by which models are served: those of adapters with that of their base."""
         found = await self._json("GET", "v1/models", None, PROBE_TIMEOUT_S)
         with _reading():
-            return [str(one["id"]) for one in found["data"]]
+            return {str(one["id"]): one.get("parent") for one in found["data"]}
 
     async def probe(self) -> None:
         """Ask whether vLLM's engine runs. Raises Unavailable if not."""
@@ -139,7 +153,7 @@ class VllmClient:
         self, body: dict[str, Any], *, num_prompt_logprobs: int | None = None, token_ids: Sequence[int] = ()
     ) -> Completed:
         """Complete a prompt as a whole; `token_ids` are those whose log-probabilities are wanted at each place."""
-        request = {"model": self.model, **body, "return_token_ids": True, "return_tokens_as_token_ids": True}
+        request = self._request({**body, "return_token_ids": True})
         if token_ids:
             request |= {"logprob_token_ids": list(token_ids), "logprobs": len(token_ids)}
         if num_prompt_logprobs is not None:
@@ -172,9 +186,34 @@ class VllmClient:
 
     async def stream(self, body: dict[str, Any]) -> AsyncGenerator[list[TokenChoice], None]:
         """Yield the tokens of a completion as they come. Raises Unavailable if the stream breaks off."""
-        request = {"model": self.model, **body, "stream": True, "return_token_ids": True}
-        request["return_tokens_as_token_ids"] = True
-        async with self._answer("POST", "v1/completions", request, None) as response:
+        async with aclosing(self._chunks("v1/completions", {**body, "return_token_ids": True})) as chunks:
+            async for chunk in chunks:
+                with _reading():
+                    tokens = [token for choice in chunk["choices"] for token in _choices(choice)]
+                yield tokens
+
+    async def converse(self, body: dict[str, Any]) -> AsyncGenerator[ChatPart, None]:
+        """Yield vLLM's own answer to a conversation, as a whole or with `stream` in parts. Raises as `stream`."""
+        if not body["stream"]:
+            found = await self._json("POST", "v1/chat/completions", self._request(body))
+            with _reading():
+                [choice] = found["choices"]
+                part = _chat_part(choice, choice["message"], found["usage"])
+            yield part
+            return
+        body = {**body, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+        async with aclosing(self._chunks("v1/chat/completions", body)) as chunks:
+            async for chunk in chunks:
+                with _reading():
+                    some = [_chat_part(choice, choice["delta"], chunk["usage"]) for choice in chunk["choices"]]
+                for part in some:
+                    yield part
+
+    def _request(self, body: dict[str, Any]) -> dict[str, Any]:
+        return {"model": self.model, **body, "return_tokens_as_token_ids": True}
+
+    async def _chunks(self, path: str, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        async with self._answer("POST", path, self._request({**body, "stream": True}), None) as response:
             async for line in response.content:
                 if not line.startswith(b"data:"):
                     continue
@@ -185,8 +224,7 @@ class VllmClient:
                     chunk = orjson.loads(data)
                     if "error" in chunk:
                         raise _refusal(int(chunk["error"].get("code") or 500), chunk)
-                    tokens = [token for choice in chunk["choices"] for token in _choices(choice)]
-                yield tokens
+                yield chunk
         raise Gone("vLLM's answer broke off.")
 
     async def _json(
@@ -260,6 +298,29 @@ def _choices(choice: dict[str, Any]) -> list[TokenChoice]:
         TokenChoice(token_id, logprob, _descending((_token_id(name), value) for name, value in top.items()))
         for token_id, logprob, top in zip(token_ids, found["token_logprobs"], found["top_logprobs"], strict=True)
     ]
+
+
+def _chat_part(choice: dict[str, Any], said: dict[str, Any], usage: dict[str, Any]) -> ChatPart:
+    """Read a choice, or a chunk of it, with its message or delta. Raises Gone for an answer that vLLM gave up."""
+    finish_reason = choice.get("finish_reason")
+    if finish_reason not in (None, *get_args(FinishReason)):
+        raise Gone("vLLM ended an answer before its end.")
+    calls = [{"index": place, **call} for place, call in enumerate(said.get("tool_calls") or ())]
+    found = (choice.get("logprobs") or {}).get("content") or ()
+    return ChatPart(
+        said.get("content") or "",
+        tuple({name: value for name, value in call.items() if value is not None} for call in calls),
+        tuple(
+            TokenChoice(
+                _token_id(one["token"]),
+                one["logprob"],
+                _descending((_token_id(top["token"]), top["logprob"]) for top in one.get("top_logprobs") or ()),
+            )
+            for one in found
+        ),
+        usage["completion_tokens"],
+        finish_reason,
+    )
 
 
 def _scored(found: dict[str, Any], token_id: int, num_top: int) -> TokenChoice:

@@ -45,7 +45,7 @@ class VllmEngine:
         self.model = address.model
         self.trouble: str | None = None
         self._directory = directory
-        self._config = config
+        self.config = config
         context_length = min(config.max_model_len, served.max_model_len)
         self.processor = InputProcessor(tokenizer, config, _profile_of(directory, config), context_length)
 
@@ -65,7 +65,7 @@ class VllmEngine:
             try:
                 served = await client.describe()
                 engine = cls(directory, address, served, config, tokenizer)
-                await engine.check(client)
+                await engine._compare(client, served)
             except FoveaError as error:
                 raise NotServed(error.message) from error
         return engine
@@ -75,21 +75,27 @@ class VllmEngine:
 
         Raises NotServed if they differ, and what `VllmClient` raises.
         """
-        names = await client.names()
-        if self.model not in names:
-            raise NotServed(f"vLLM serves {', '.join(names)}: start it with --served-model-name {self.model}")
-        served = await client.describe()
-        check_served(served, self._config, self.model)
+        await self._compare(client, await client.describe())
+
+    async def _compare(self, client: VllmClient, served: ServedModel) -> None:
+        bases = await client.names()
+        if self.model not in bases:
+            raise NotServed(f"vLLM serves {', '.join(bases)}: start it with --served-model-name {self.model}")
+        check_served(served, self.config, self.model)
         reference = read_reference(self._directory)
         if reference is None:
             return
         computes_in = served.dtype if served.quantization is None else "int8"
         tolerance = max(TOLERANCES[reference.dtype], TOLERANCES.get(computes_in, TOLERANCES["int8"]))
-        found = [await self._reference_output(client, str(text)) for text in reference.inputs]
-        try:
-            check_outputs(reference, found, tolerance)
-        except BrokenModel as error:
-            raise NotServed(f"vLLM serves other weights as {self.model}: {error}") from error
+        errors = []
+        # the store may have an adapter merged into its base, or only the base
+        for name in filter(None, (self.model, bases[self.model])):
+            found = [await self._reference_output(client, name, str(text)) for text in reference.inputs]
+            try:
+                return check_outputs(reference, found, tolerance)
+            except BrokenModel as error:
+                errors.append(error)
+        raise NotServed(f"vLLM serves other weights as {self.model}: {errors[-1]}") from errors[-1]
 
     def warm_up(self) -> None:
         """Do nothing: vLLM warms itself up."""
@@ -99,14 +105,15 @@ class VllmEngine:
 
     def answering(self, client: VllmClient) -> "VllmAnswering":
         """Return what answers over the connections of a client."""
-        return VllmAnswering(client, self.processor, self._config)
+        return VllmAnswering(client, self.processor, self.config)
 
-    async def _reference_output(self, client: VllmClient, text: str) -> list[float]:
+    async def _reference_output(self, client: VllmClient, model: str, text: str) -> list[float]:
         """Return what `next_logits` returns: log-probabilities minus their mean are logits minus theirs."""
         processor = self.processor
         input_ids = tokenise(processor.tokenizer, [Piece(text)]).input_ids[: processor.context_length - 1]
         token_ids = reference_token_ids(processor.vocab_size)
-        top = dict((await client.complete(one_token(input_ids), token_ids=token_ids)).choices[0].top)
+        asked = {"model": model, **one_token(input_ids)}
+        top = dict((await client.complete(asked, token_ids=token_ids)).choices[0].top)
         logprobs = [top[token_id] for token_id in token_ids]
         mean = sum(logprobs) / len(logprobs)
         return [logprob - mean for logprob in logprobs]

@@ -85,8 +85,12 @@ class Served:
         found = re.search(r"http://\S+", printed)
         assert found, printed
         with httpx2.Client(transport=httpx2.HTTPTransport(retries=8)) as client:
-            assert client.get(f"{self.url}/livez").status_code == 200
+            assert client.get(f"{self.url}/livez", timeout=60).status_code == 200
         return found[0]
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None
 
     def end(self, how: signal.Signals = signal.SIGTERM) -> int:
         """Send a signal and return the exit status."""

@@ -29,7 +29,7 @@ def main() -> None:
                     before = page.get_by_role("heading", level=2).inner_text()
                     page.keyboard.press(key)
                     page.wait_for_function("before => document.querySelector('h2').innerText !== before", arg=before)
-                page.wait_for_function("() => document.querySelector('img').complete")
+                page.wait_for_function("() => document.querySelector('img')?.complete")
                 page.screenshot(path=IMAGES / f"{name}.jpg", type="jpeg", quality=72)
 
             take("review-desktop", "Anna", DESKTOP, "light", "1")
@@ -40,7 +40,7 @@ def main() -> None:
                     body = {"reviewer": reviewer, "id": pair.id, "round": 1, "verdict": verdict if differs else "valid"}
                     if differs and reviewer == "Ben":
                         body["note"] = "An astronaut is a person." if pair.id == "astronaut-5" else "Golden fits, too."
-                    httpx2.post(f"{served.url}/verdicts", json=body).raise_for_status()
+                    httpx2.post(f"{served.url}/review/verdicts", json=body).raise_for_status()
             take("review-phone", "Anna", PHONE, "light", "Space")
             take("review-desktop-dark", "Anna", DESKTOP, "dark", "Space", "Space")
 

@@ -68,7 +68,7 @@ def press(page: Any, key: str) -> None:
 
 
 def exported(served: Served) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in httpx2.get(f"{served.url}/verdicts.jsonl").text.splitlines()]
+    return [json.loads(line) for line in httpx2.get(f"{served.url}/review/verdicts.jsonl").text.splitlines()]
 
 
 def test_twenty_verdicts_by_keyboard_survive_a_kill_and_are_undone_and_agreed_upon(page: Any, served: Served) -> None:
@@ -222,5 +222,5 @@ def test_a_review_with_a_token_opens_by_its_address_alone(browser: Any, tmp_path
         page.keyboard.press("Enter")
         page.get_by_role("heading", name="chelsea-1").wait_for()
         assert page.url == f"{served.url}/?reviewer=Anna"
-        page.wait_for_function("() => document.querySelector('img').naturalWidth > 0")
+        page.wait_for_function("() => document.querySelector('img')?.naturalWidth > 0")
         page.close()

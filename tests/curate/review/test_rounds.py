@@ -16,16 +16,16 @@ FIRST, SECOND, THIRD = (pair.id for pair in PAIRS[:3])
 
 def turn(client: TestClient, reviewer: str, **query: Any) -> tuple[str, str | None]:
     """What a reviewer sees: the stage, and the id of the pair."""
-    return seen(client.get("/turn", params={"reviewer": reviewer, **query}))
+    return seen(client.get("/review/turn", params={"reviewer": reviewer, **query}))
 
 
 def judge(client: TestClient, reviewer: str, id: str, verdict: str = "valid", **fields: Any) -> tuple[str, str | None]:
     body = {"reviewer": reviewer, "id": id, "verdict": verdict, "round": 1, **fields}
-    return seen(client.post("/verdicts", json=body))
+    return seen(client.post("/review/verdicts", json=body))
 
 
 def undo(client: TestClient, reviewer: str, round: int = 1) -> tuple[str, str | None]:
-    return seen(client.post("/undo", json={"reviewer": reviewer, "round": round}))
+    return seen(client.post("/review/undo", json={"reviewer": reviewer, "round": round}))
 
 
 def seen(response: Any) -> tuple[str, str | None]:
@@ -35,7 +35,7 @@ def seen(response: Any) -> tuple[str, str | None]:
 
 
 def exported(client: TestClient) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in client.get("/verdicts.jsonl").text.splitlines()]
+    return [json.loads(line) for line in client.get("/review/verdicts.jsonl").text.splitlines()]
 
 
 def judge_all(client: TestClient, reviewer: str, *verdicts: str) -> tuple[str, str | None]:
@@ -62,7 +62,7 @@ def test_a_pair_that_is_shown_to_enough_reviewers_waits_for_them_half_an_hour(op
     now = 1800.0
     assert turn(client, "Ben") == ("pair", FIRST)
     assert judge(client, "Ben", FIRST) == ("done", None)
-    late = client.post("/verdicts", json={"reviewer": "Anna", "id": FIRST, "verdict": "valid", "round": 1})
+    late = client.post("/review/verdicts", json={"reviewer": "Anna", "id": FIRST, "verdict": "valid", "round": 1})
     assert (late.status_code, "needs no further verdict" in late.json()["error"]["message"]) == (409, True)
 
 
@@ -79,9 +79,9 @@ def test_undo_goes_back_a_verdict_at_a_time_and_gives_the_note_back(open_review:
     judge(client, "Ben", FIRST)
     judge(client, "Anna", SECOND)
     assert undo(client, "Anna") == ("pair", SECOND)
-    answer = client.post("/undo", json={"reviewer": "Anna", "round": 1}).json()
+    answer = client.post("/review/undo", json={"reviewer": "Anna", "round": 1}).json()
     assert (answer["pair"]["id"], answer["pair"]["note"], answer["can_undo"]) == (FIRST, "is it?", False)
-    assert client.post("/undo", json={"reviewer": "Anna", "round": 1}).status_code == 409
+    assert client.post("/review/undo", json={"reviewer": "Anna", "round": 1}).status_code == 409
     assert [one["reviewer"] for one in exported(client)] == ["Ben"]
 
 
@@ -96,13 +96,13 @@ def test_a_name_in_other_letters_is_the_same_reviewer(open_review: Open) -> None
     client = open_review()
     judge(client, "Jürgen  Ä", FIRST)
     assert turn(client, " JU\u0308RGEN ä") == ("pair", SECOND)
-    assert client.get("/reviewers").json() == ["Jürgen Ä"]
+    assert client.get("/review/reviewers").json() == ["Jürgen Ä"]
 
 
 def test_the_first_round_shows_nothing_of_others_verdicts(open_review: Open) -> None:
     client = open_review()
     judge(client, "Anna", FIRST, "false_negative", note="secret")
-    assert "secret" not in client.get("/turn", params={"reviewer": "Ben"}).text
+    assert "secret" not in client.get("/review/turn", params={"reviewer": "Ben"}).text
 
 
 def test_the_second_round_shows_disagreements_first_then_what_all_found_unclear(open_review: Open) -> None:
@@ -126,7 +126,7 @@ def test_the_second_round_shows_the_verdicts_so_far_with_their_notes(open_review
     client = open_review(PAIRS[:1])
     judge(client, "Anna", FIRST, "valid", note="a dog")
     judge(client, "Ben", FIRST, "unclear")
-    answer = client.get("/turn", params={"reviewer": "Carl", "second_round": True}).json()
+    answer = client.get("/review/turn", params={"reviewer": "Carl", "second_round": True}).json()
     assert answer["pair"]["earlier"] == [
         {"reviewer": "Anna", "verdict": "valid", "round": 1, "note": "a dog"},
         {"reviewer": "Ben", "verdict": "unclear", "round": 1, "note": ""},
@@ -140,18 +140,18 @@ def test_the_last_verdict_of_the_first_round_can_be_undone_until_the_second_begi
     assert undo(client, "Ben") == ("pair", FIRST)
     judge(client, "Ben", FIRST, "unclear")
     assert turn(client, "Ben", second_round=True) == ("pair", FIRST)
-    assert client.post("/undo", json={"reviewer": "Ben", "round": 2}).status_code == 409
+    assert client.post("/review/undo", json={"reviewer": "Ben", "round": 2}).status_code == 409
 
 
 def test_agreement_is_of_the_first_round_and_disagreements_are_of_the_latest_verdicts(open_review: Open) -> None:
     client = open_review(PAIRS[:2])
     judge_all(client, "Anna", "valid", "valid")
     judge_all(client, "Ben", "valid", "unclear")
-    before = client.get("/summary").json()
+    before = client.get("/review/summary").json()
     assert (before["agreement"]["statistic"], before["agreement"]["kappa"]) == ("Cohen's kappa", 0.0)
     assert (before["num_complete"], before["num_disputed"]) == (2, 1)
     judge(client, "Ben", SECOND, "valid", round=2)
-    after = client.get("/summary").json()
+    after = client.get("/review/summary").json()
     assert after == {**before, "num_disputed": 0}
     assert after["verdicts"] == {"valid": 3, "false_negative": 0, "unclear": 1}
     assert after["reviewers"] == [{"name": "Anna", "num_judged": 2}, {"name": "Ben", "num_judged": 2}]
@@ -199,7 +199,7 @@ def test_a_bad_verdict_is_refused_by_its_field(
 ) -> None:
     client = open_review()
     sent = json.dumps({"reviewer": "Anna", "id": FIRST, "verdict": "valid", "round": 1, **body})
-    response = client.post("/verdicts", content=sent, headers={"content-type": "application/json"})
+    response = client.post("/review/verdicts", content=sent, headers={"content-type": "application/json"})
     assert (response.status_code, response.json()["error"]["message"][: len(complaint)]) == (status, complaint)
     assert exported(client) == []
 
@@ -214,7 +214,7 @@ def test_whatever_three_reviewers_do_each_pair_gets_two_verdicts_of_different_pe
     while any(pairs.values()):
         name = drawn.choice([*pairs])
         shown, action = pairs[name], drawn.choice(["judge", "judge", "judge", "next", "undo"])
-        if action == "undo" and client.get("/turn", params={"reviewer": name}).json()["can_undo"]:
+        if action == "undo" and client.get("/review/turn", params={"reviewer": name}).json()["can_undo"]:
             pairs[name] = undo(client, name)[1]
         elif action == "judge" and shown is not None:
             pairs[name] = judge(client, name, shown, drawn.choice(["valid", "unclear"]))[1]

@@ -1,4 +1,4 @@
-"""A browser, and a Fovea of each module's own: some tests stop its services."""
+"""A browser and a Fovea for all tests; one that stops a service starts it again at its address."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,13 +11,13 @@ from tests.curate.review.browsers import chromium
 from tests.gateway.console.visits import visit
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Any]:
     with chromium() as started:
         yield started
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def fovea(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fovea]:
     with running_fovea(tmp_path_factory.mktemp("fovea"), *SERVICES) as running:
         yield running

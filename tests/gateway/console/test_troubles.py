@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,13 @@ from urllib.parse import quote, urlencode
 import httpx2
 import pytest
 
+from tests.contract.processes import Process
 from tests.contract.running_fovea import Fovea
 from tests.gateway.console.visits import (
     FIRST,
     KEY,
     MAX_BODY_BYTES,
+    give_key,
     guarded_gateway,
     open_view,
     second_gateway,
@@ -31,36 +34,47 @@ def guarded(fovea: Fovea) -> str:
     return guarded_gateway(fovea).url
 
 
-def cancelled(url: str) -> float:
-    text = httpx2.get(f"{url}/metrics").text
+def cancelled(process: Process) -> float:
+    """How many requests a gateway or a service gave up because their client had gone."""
+    text = httpx2.get(f"{process.url}/metrics").text
     (line,) = [one for one in text.splitlines() if one.startswith('fovea_cancelled_total{reason="disconnect"}')]
     return float(line.split()[-1])
 
 
-def give_key(page: Any, key: str) -> None:
-    dialog = page.get_by_role("dialog", name="API key")
-    dialog.get_by_label("Key", exact=True).fill(key)
-    dialog.get_by_role("button", name="Use it").click()
+def wait_until_cancelled(page: Any, process: Process, number: float) -> None:
+    for _ in range(6000):
+        if cancelled(process) >= number:
+            return
+        page.wait_for_timeout(50)  # nobody is told when it has noticed
+    raise TimeoutError(f"{cancelled(process)} requests were given up, not {number}.")
 
 
-def test_a_stream_is_cancelled_and_the_gateway_hears_of_it(page: Any, fovea: Fovea) -> None:
+def test_answers_are_cancelled_by_stop_and_by_other_documents_and_the_service_hears_of_it(
+    page: Any, fovea: Fovea
+) -> None:
     open_view(page, "ask")
     page.wait_for_load_state("networkidle")  # the first answers' tokens have come too
-    before = cancelled(fovea.url)
-    generate = fovea.processes["generate"].process
-    generate.send_signal(signal.SIGSTOP)
+    gateway, generate = fovea.processes["gateway"], fovea.processes["generate"]
+    of_gateway, of_service = cancelled(gateway), cancelled(generate)
+    ask = page.get_by_role("button", name="Ask", exact=True)
+    generate.process.send_signal(signal.SIGSTOP)
     try:
-        page.get_by_role("button", name="Ask", exact=True).click()
-        page.get_by_text("Answering …").wait_for()
+        ask.click()
         page.get_by_role("button", name="Stop").click()
-        page.get_by_role("button", name="Ask", exact=True).wait_for()
+        ask.wait_for()
         assert page.get_by_text("Stopped.").count() == 2
-        while cancelled(fovea.url) < before + 2:
-            page.wait_for_timeout(50)  # the gateway tells nobody when it has noticed
+        wait_until_cancelled(page, gateway, of_gateway + 2)
+        ask.click()
+        page.get_by_text("Answering …").wait_for()
+        page.get_by_label("Document 1", exact=True).first.fill("Otto Berg comes from Sweden.")
+        assert page.get_by_text("Stopped.").count() == 0
+        ask.click()
+        wait_until_cancelled(page, gateway, of_gateway + 4)
     finally:
-        generate.send_signal(signal.SIGCONT)
-    page.get_by_role("button", name="Ask", exact=True).click()
+        generate.process.send_signal(signal.SIGCONT)
     page.locator(FIRST["ask"]).first.wait_for()
+    assert page.get_by_text("Stopped.").count() == 0
+    wait_until_cancelled(page, generate, of_service + 4)
 
 
 def test_a_wrong_key_is_told_and_a_right_one_stays_in_memory_alone(browser: Any, guarded: str) -> None:
@@ -82,7 +96,8 @@ def test_a_wrong_key_is_told_and_a_right_one_stays_in_memory_alone(browser: Any,
         page.get_by_role("dialog").get_by_text("A key is required").wait_for()
 
 
-def test_with_a_key_collections_are_made_and_their_images_shown(browser: Any, guarded: str) -> None:
+def test_with_a_key_collections_are_made_and_their_images_shown(browser: Any, fovea: Fovea, guarded: str) -> None:
+    httpx2.delete(f"{fovea.url}/collections/console-examples")  # which another test may have made
     with visit(browser, guarded) as page:
         page.goto("/console#search")
         give_key(page, KEY)
@@ -92,6 +107,12 @@ def test_with_a_key_collections_are_made_and_their_images_shown(browser: Any, gu
         page.wait_for_function("() => [...document.querySelectorAll('.hit img')].some(image => image.naturalWidth > 0)")
         assert page.locator(".hit img").first.get_attribute("src").startswith("blob:")
         assert page.get_by_text("not added").count() == 0
+        page.locator("nav a[href='#status']").press("Enter")
+        told = page.locator(".own-key")
+        told.wait_for()
+        assert {"visitor", "admin"} <= set(told.locator("dd, .tag").all_inner_texts())
+        assert re.search(r"5000/hour: 4\d\d\d of 5000 left", told.inner_text())
+        assert re.search(r"embed: \d+", told.inner_text())
 
 
 def test_a_picture_beyond_the_limit_is_refused_as_the_api_says_it(browser: Any, guarded: str, tmp_path: Path) -> None:
@@ -150,6 +171,7 @@ def test_markup_in_texts_names_and_metadata_is_shown_and_never_run(page: Any, fo
         body = route.fetch().json()
         for model in body["data"]:
             model.update(id=f"{model['id']}{MARKUP}", statement=MARKUP)
+        body["data"] *= 2  # so that there is a choice
         route.fulfill(json=body)
 
     page.route("**/v1/models", with_harmful_models)
@@ -163,14 +185,27 @@ def test_markup_in_texts_names_and_metadata_is_shown_and_never_run(page: Any, fo
     page.locator("input[type=file]").set_input_files(harmful)
     page.locator(".picture img").wait_for()
     page.goto("about:blank")
-    page.goto(f"/console#ask?query={quoted(MARKUP)}&documents={quoted([MARKUP, 'Otto owns the lamp.'])}&expected=x")
+    documents = quoted([{"title": MARKUP, "text": MARKUP}, "Otto owns the lamp."])
+    page.goto(f"/console#ask?query={quoted(MARKUP)}&documents={documents}&expected=x&layers=true")
     page.locator(".answer .wrong, .answer .right").first.wait_for()
-    assert page.locator(".documents textarea").first.input_value() == MARKUP
+    page.locator(".heat").first.wait_for()
+    for shown in (page.get_by_label("Title of document 1"), page.locator(".documents textarea").first):
+        assert shown.input_value() == MARKUP
+    page.goto("about:blank")
+    page.goto(f"/console#rerank?query={quoted(MARKUP)}&documents={documents}")
+    page.locator(".ranking li b", has_text=MARKUP).first.wait_for()
+    page.goto("about:blank")
+    page.goto(
+        f"/console#predict?inputs={quoted(json.dumps({'inferences': {'premise': MARKUP, 'hypothesis': MARKUP}}))}"
+    )
+    page.locator(FIRST["predict"]).first.wait_for()
     page.goto("about:blank")
     page.goto(f"/console#search?collection=harm&id=plain.jpg&conditions={quoted(['', MARKUP])}")
     page.locator(".hit").first.click()
     assert MARKUP in page.locator(".panel h2").inner_text()
     assert MARKUP in page.locator(".panel dd").first.inner_text()
+    page.locator(".panel summary").click()
+    page.locator(".panel .vectors li", has_text=MARKUP).wait_for()
     assert "owned" not in page.title()
     assert page.evaluate("document.querySelectorAll('main script, main img[src=x], dialog img[src=x]').length") == 0
 

@@ -28,16 +28,16 @@ KEY = "a-key-of-the-tests"
 MAX_BODY_BYTES = 60_000
 
 
-def guarded_gateway(fovea: Fovea) -> Process:
-    """Start a second gateway to the same services, with a key and a low limit on bodies."""
-    key = {"name": "visitor", "sha256": digest(KEY), "scopes": ["admin"]}
-    return second_gateway(
-        fovea, "guarded", FOVEA_GATEWAY_KEYS=json.dumps([key]), FOVEA_MAX_BODY_BYTES=str(MAX_BODY_BYTES)
-    )
+def guarded_gateway(fovea: Fovea, **settings: str) -> Process:
+    """Start a second gateway to the same services, with a key that has a limit, and a low limit on bodies."""
+    key = {"name": "visitor", "sha256": digest(KEY), "scopes": ["admin"], "rate_limit": "5000/hour"}
+    limits = {"FOVEA_GATEWAY_KEYS": json.dumps([key]), "FOVEA_MAX_BODY_BYTES": str(MAX_BODY_BYTES)}
+    return second_gateway(fovea, "guarded", **limits, **settings)
 
 
 def second_gateway(fovea: Fovea, name: str, **settings: str) -> Process:
-    urls = {f"FOVEA_GATEWAY_{service.upper()}_URLS": fovea.processes[service].url for service in SERVICES}
+    running = [service for service in SERVICES if service in fovea.processes]
+    urls = {f"FOVEA_GATEWAY_{service.upper()}_URLS": fovea.processes[service].url for service in running}
     process = fovea.start("gateway", {**urls, **settings}, instance=name)
     process.wait_until_ready()
     return process
@@ -60,6 +60,12 @@ def visit(browser: Any, url: str, *, size: dict[str, int] = DESKTOP, scheme: str
     context.close()
     assert told == [], told
     assert [one for one in requested if not one.startswith((url, "blob:"))] == []
+
+
+def give_key(page: Any, key: str) -> None:
+    dialog = page.get_by_role("dialog", name="API key")
+    dialog.get_by_label("Key", exact=True).fill(key)
+    dialog.get_by_role("button", name="Use it").click()
 
 
 def open_view(page: Any, name: str, query: str = "") -> None:

@@ -115,6 +115,11 @@ def test_every_role_of_text_is_read(client: TestClient) -> None:
     assert prompt_tokens({**system, "content": parts}) == prompt_tokens(system)
 
 
+def test_calls_of_tools_are_not_left_out_of_a_count_of_tokens(client: TestClient) -> None:
+    refused = client.post("/tokenize", json={"messages": [*QUESTION, {"role": "assistant", "tool_calls": [CALL]}]})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, f"messages.{len(QUESTION)}")
+
+
 def test_a_logit_bias_has_its_token_taken(client: TestClient) -> None:
     told = complete(client, logit_bias={"300": 100}, logprobs=0, ignore_eos=True)["choices"][0]["logprobs"]
     assert len(told["tokens"]) == 8
@@ -291,6 +296,8 @@ def test_what_can_not_be_tokenised_is_refused(client: TestClient, body: dict[str
 
 # --- what is refused ---
 
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
 
 @pytest.mark.parametrize(
     ("fields", "status", "param"),
@@ -300,8 +307,9 @@ def test_what_can_not_be_tokenised_is_refused(client: TestClient, body: dict[str
         ({"messages": [{"role": "robot", "content": "hi"}]}, 422, "messages.0.role"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, 422, "messages.0.content.0.text"),
         ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, 400, "messages.0.content.0"),
-        ({"messages": [{"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}]}, 400, "messages.0"),
-        ({"tools": [{"type": "function"}]}, 400, "tools"),
+        ({"messages": [{"role": "assistant", "tool_calls": [CALL]}]}, 400, "messages.0"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "tools"),
+        ({"tools": [{"type": "function"}]}, 422, "tools.0.function"),
         ({"tool_choice": "required"}, 400, "tool_choice"),
         ({"functions": [{"name": "f"}]}, 400, "functions"),
         ({"function_call": {"name": "f"}}, 400, "function_call"),

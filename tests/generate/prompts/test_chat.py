@@ -1,12 +1,13 @@
 """Prompts in chat templates: documents found again, and nothing of a user's read as the template's."""
 
 import copy
+import re
 from typing import Any
 
 import pytest
 
 from services.core.errors import InvalidRequest
-from services.generate.prompts.chat import render_chat, render_question
+from services.generate.prompts.chat import render_chat, render_question, render_tool_chat
 from services.generate.prompts.templates import (
     PLAIN,
     QUERY_AWARE,
@@ -15,6 +16,7 @@ from services.generate.prompts.templates import (
     SpanRule,
     control_tokens,
     tokenise,
+    tokenise_whole,
 )
 from tests.generate.question_data import natural_questions, sampled
 from tests.generate.round_trip import check_round_trip
@@ -39,6 +41,17 @@ TAGS = (
     "{{ messages[-1].content }}"
 )
 JSON = "{{ documents | tojson }}\n{{ messages[-1].content }}"
+TOOLS = (
+    "{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{{ m.content }}{% for call in m.tool_calls or [] %}{{ call.function.arguments | tojson }}{% endfor %}<|im_end|>\n"
+    "{% endfor %}"
+)
+TOOL = {"type": "function", "function": {"name": "find_pet", "description": None, "parameters": {"type": "object"}}}
+CALL = {"id": "1", "type": "function", "function": {"name": "find_pet", "arguments": '{"owner": "Ada"}'}}
+CALLED = [
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "1", "content": "an otter"},
+]
 
 
 def _with_template(template: str) -> Any:
@@ -226,3 +239,43 @@ class TestControlTokens:
         )
         pieces = render_chat(_with_template(template), _user(" <bos> Answer:"))
         assert pieces[0].text == "yes  <bos> Answer:"
+
+
+class TestConversationsWithTools:
+    def test_documents_are_found_in_the_text_that_vllm_makes_of_the_same_messages(self) -> None:
+        tokenizer, documents = _with_template(TOOLS), [DOCUMENTS[0], Document("no title")]
+        messages = [*_user("who has an otter?"), *CALLED, *_user("and who a parrot?")]
+        pieces, sent = render_tool_chat(tokenizer, messages, [TOOL], documents)
+        text = "".join(piece.text for piece in pieces)
+        parsed = [{**one, "content": one["content"]} for one in sent]
+        parsed[1]["tool_calls"] = [{**CALL, "function": {"name": "find_pet", "arguments": {"owner": "Ada"}}}]
+        assert text == tokenizer.apply_chat_template(parsed, tools=[TOOL], tokenize=False, add_generation_prompt=True)
+        prompt = tokenise_whole(tokenizer, pieces)
+        assert tokenizer.decode(prompt.input_ids) == text
+        # The line breaks after the last document are one token.
+        found = [tokenizer.decode(prompt.input_ids[start:end]).rstrip("\n") for start, end in prompt.spans]
+        assert found == [document.rstrip("\n") for document in _documents_of(pieces)]
+        assert prompt.question is not None
+        assert "and who a parrot?" in tokenizer.decode(prompt.input_ids[slice(*prompt.question)])
+
+    @pytest.mark.parametrize(
+        ("tools", "messages", "told"),
+        [
+            ([{"function": {"name": "f", "description": "ends <|im_end|>"}}], _user("a"), "tools: '<|im_end|>'"),
+            ([{"function": {"name": "f", "parameters": {"<bos>": {}}}}], _user("a"), "tools: '<bos>'"),
+            (
+                [TOOL],
+                [{**CALLED[0], "tool_calls": [{"function": {"name": "f", "arguments": '"<bos>"'}}]}],
+                "messages.0",
+            ),
+        ],
+    )
+    def test_a_control_token_in_tools_or_calls_is_refused(self, tools: Any, messages: Any, told: str) -> None:
+        with pytest.raises(InvalidRequest, match=re.escape(told)):
+            render_tool_chat(_with_template(TOOLS), messages, tools)
+
+    def test_a_control_token_in_a_message_is_refused(self) -> None:
+        tokenizer = _with_template(TOOLS)
+        pieces, _ = render_tool_chat(tokenizer, _user("a <|im_end|> b"), [TOOL])
+        with pytest.raises(InvalidRequest, match=re.escape("'<|im_end|>'")):
+            tokenise_whole(tokenizer, pieces)

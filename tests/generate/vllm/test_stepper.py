@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from services.core.batching.stepper import StepLimits
@@ -87,11 +88,14 @@ async def test_a_calibrated_answer_measures_each_dummy_once_for_all_its_choices(
     checkpoint: Path, server: ScriptedServer
 ) -> None:
     async with stepping(checkpoint, server) as (engine, stepper):
-        choices = question(engine).choices(3)
+        choices = question(engine, explain=True).choices(3)
         found: list[list[Progress]] = await asyncio.gather(*(answers(stepper, one) for one in choices))
     assert len(server.measured) == 1 + len(DOCUMENTS)  # `tree` is answered by `exact`
     facts = [steps[0].facts for steps in found]
     assert sorted(one.calibration_passes for one in facts if one is not None) == [0, 0, len(DOCUMENTS)]
+    for one in facts:
+        of_rel = [one.by_layer.relevance[layer] for layer in PROFILE.rel_layers]
+        assert np.mean(of_rel, axis=0) == pytest.approx(one.relevance, abs=1e-8)
     assert all(steps[-1].finish_reason == "length" and steps[-1].num_tokens == 4 for steps in found)
     for sent in (one for one in server.requests if one.get("stream")):
         assert sent["vllm_xargs"]["fovea_layers"] == [2, 3]
@@ -104,10 +108,13 @@ async def test_an_answer_that_is_not_calibrated_is_measured_by_its_own_request(
 ) -> None:
     off = PROFILE.model_copy(update={"enabled": False})
     async with stepping(checkpoint, server) as (engine, stepper):
-        steps = await answers(stepper, question(engine, calibration=off))
+        steps = await answers(stepper, question(engine, calibration=off, explain=True))
     assert len(server.requests) == 1
     assert steps[0].facts.attention == pytest.approx((0.01, 0.02))
     assert steps[0].facts.relevance is None
+    by_layer = steps[0].facts.by_layer
+    assert np.mean(by_layer.attention, axis=0) == pytest.approx((0.01, 0.02))
+    assert by_layer.relevance is None
 
 
 async def test_tenants_have_salts_of_their_own(checkpoint: Path, server: ScriptedServer) -> None:

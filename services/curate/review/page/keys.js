@@ -18,8 +18,10 @@ const ACTIONS = {
 // The action that a key press asks for, or null. A key that is held down counts once, or it would judge many pairs.
 export function actionOf(event) {
   if (event.repeat || event.ctrlKey || event.altKey || event.metaKey) return null;
-  if (event.target.matches("input, textarea")) return null;
+  // The element itself, also where the review has a shadow root of its own.
+  const [element] = event.composedPath();
+  if (element.matches?.("input, select, textarea, dialog, dialog *")) return null;
   // There the space bar already presses what has the focus.
-  if (event.key === " " && event.target.matches("button, a, summary")) return null;
+  if (event.key === " " && element.matches?.("button, a, summary")) return null;
   return ACTIONS[event.key.toLowerCase()] ?? null;
 }

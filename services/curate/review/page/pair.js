@@ -1,5 +1,4 @@
 // One pair: its image, both captions with the words marked in which they differ, and earlier verdicts on it.
-import { imageAddress } from "./api.js";
 import { Component, html } from "./html.js";
 import { LABELS } from "./keys.js";
 
@@ -11,12 +10,34 @@ function Caption({ heading, runs, kind }) {
 }
 
 class Picture extends Component {
-  state = { isBroken: false };
+  state = { isBroken: false, address: "" };
 
-  render({ filename, problem }, { isBroken }) {
+  async componentDidMount() {
+    const { problem, filename, addressOf } = this.props;
+    if (problem) return;
+    try {
+      this.address = await addressOf(filename);
+      if (this.isOver) this.release();
+      else this.setState({ address: this.address });
+    } catch {
+      this.setState({ isBroken: true });
+    }
+  }
+
+  componentWillUnmount() {
+    this.isOver = true;
+    this.release();
+  }
+
+  // An address that was made for an image holds the image in memory.
+  release() {
+    if (this.address) URL.revokeObjectURL(this.address);
+  }
+
+  render({ filename, problem }, { isBroken, address }) {
     const said = problem ?? (isBroken && `The image ${filename} can't be shown.`);
     if (said) return html`<p class="missing" role="alert">${said}</p>`;
-    const address = imageAddress(filename);
+    if (!address) return null;
     return html`<a href=${address} target="_blank" rel="noopener">
       <img src=${address} alt=${`The image ${filename}; opens in full size`} onError=${() => this.setState({ isBroken: true })} />
     </a>`;
@@ -38,9 +59,9 @@ function Earlier({ verdicts }) {
   </section>`;
 }
 
-export function Pair({ pair, note, noteRef, onNote, onLeave }) {
+export function Pair({ pair, addressOf, note, noteRef, onNote, onLeave }) {
   return html`<div class="pair">
-    <figure><${Picture} key=${pair.id} filename=${pair.filename} problem=${pair.problem} /></figure>
+    <figure><${Picture} key=${pair.id} addressOf=${addressOf} filename=${pair.filename} problem=${pair.problem} /></figure>
     <div class="texts">
       <${Caption} heading="Caption" runs=${pair.caption} kind="true" />
       <${Caption} heading="Negative caption" runs=${pair.negative_caption} kind="negative" />

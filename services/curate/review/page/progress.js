@@ -13,7 +13,7 @@ function Agreement({ agreement }) {
     ${observed !== null && html`<dt>Same verdict</dt><dd>${percent(observed)}, by chance or not</dd>`}`;
 }
 
-export function Progress({ summary, onToggle }) {
+export function Progress({ summary, onToggle, onDownload }) {
   return html`<details class="progress" onToggle=${(event) => onToggle(event.target.open)}>
     <summary>Progress and agreement</summary>
     ${summary &&
@@ -27,6 +27,6 @@ export function Progress({ summary, onToggle }) {
         <dt>Disagreements</dt>
         <dd>${summary.num_disputed}</dd>
       </dl>
-      <p><a href="verdicts.jsonl" download>Download all verdicts (JSON lines)</a></p>`}
+      <p><button class="plain" onClick=${onDownload}>Download all verdicts (JSON lines)</button></p>`}
   </details>`;
 }

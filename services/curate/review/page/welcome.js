@@ -4,13 +4,13 @@ import { html } from "./html.js";
 // One function for all renderings: a new one each time would take the focus back while somebody types elsewhere.
 const focus = (field) => field?.focus();
 
-export function Welcome({ names, problem, onName }) {
+export function Welcome({ title, names, problem, onName }) {
   const submit = (event) => {
     event.preventDefault();
     onName(event.target.elements.reviewer.value);
   };
-  return html`<main class="ask">
-    <h1>Review of hard negatives</h1>
+  return html`<div class="ask">
+    ${title && html`<h1>${title}</h1>`}
     <p>
       Each pair has an image, a caption that is true of it, and a negative caption that should be false. You judge
       whether it is. Please judge by yourself: others' verdicts are shown in the second round.
@@ -22,16 +22,16 @@ export function Welcome({ names, problem, onName }) {
       <button class="primary">Begin</button>
     </form>
     <${Problem} text=${problem} />
-  </main>`;
+  </div>`;
 }
 
-export function TokenNeeded({ problem, onToken }) {
+export function TokenNeeded({ title, problem, onToken }) {
   const submit = (event) => {
     event.preventDefault();
     onToken(event.target.elements.token.value.trim());
   };
-  return html`<main class="ask">
-    <h1>Review of hard negatives</h1>
+  return html`<div class="ask">
+    ${title && html`<h1>${title}</h1>`}
     <p>This review needs the token that its address was sent with.</p>
     <form onSubmit=${submit}>
       <label for="token">Token</label>
@@ -39,7 +39,7 @@ export function TokenNeeded({ problem, onToken }) {
       <button class="primary">Open</button>
     </form>
     <${Problem} text=${problem} />
-  </main>`;
+  </div>`;
 }
 
 // Always in the page, so that screen readers notice when it fills.

@@ -1,0 +1,102 @@
+"""`GET /v1/key`: what the key of a request may do, what is left of its limit, and how much it has asked for."""
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, Field
+
+from gateway.access import Visitor
+from gateway.rate_limits import Allowance
+
+# Of every visitor where no key is needed: counting by address would have no bound.
+EVERYBODY = "everybody"
+STATE = "fovea.admitted"
+
+
+@dataclass(slots=True)
+class RequestCounts:
+    """Requests, and those among them that were refused or failed."""
+
+    requests: int = 0
+    errors: Annotated[int, Field(description="Answered with a status from 400 on.")] = 0
+
+
+class UsageCounts:
+    """Counts of requests since the start of this process, by key and by the service that was asked."""
+
+    def __init__(self) -> None:
+        self.since = int(time.time())
+        self._by_key: dict[str, dict[str, RequestCounts]] = {}
+
+    def of(self, visitor: Visitor) -> dict[str, RequestCounts]:
+        """Return the counts of a visitor's key by service; of all visitors where no key is needed."""
+        return self._by_key.setdefault(visitor.identity if visitor.name else EVERYBODY, {})
+
+    def begin(self, visitor: Visitor, service: str) -> RequestCounts:
+        """Count a request; its error is counted on what is returned."""
+        by_service = self.of(visitor)
+        counts = by_service.get(service) or by_service.setdefault(service, RequestCounts())
+        counts.requests += 1
+        return counts
+
+
+@dataclass
+class Admitted:
+    """A request that was admitted: by whom, what is left of their limit (None: no limit), and where it is counted."""
+
+    visitor: Visitor
+    counts: RequestCounts
+    allowance: Allowance | None = None
+
+
+class KeyLimit(BaseModel):
+    """What a rate limit leaves now."""
+
+    rate: str
+    limit: int = Field(description="Requests per window.")
+    remaining: int
+    reset_s: int = Field(description="Seconds until there are more.")
+
+
+class OwnKey(BaseModel):
+    """The key that a request was sent with; `name` and `scopes` are null where no key is needed."""
+
+    object: Literal["key"] = "key"
+    name: str | None
+    tenant: str
+    scopes: list[str] | None
+    rate_limit: KeyLimit | None
+    since: int = Field(description="Unix time in seconds from which requests are counted: the gateway's start.")
+    usage: dict[str, RequestCounts] = Field(
+        description="Requests by service; `gateway` are those that no service was asked for. Each process of the "
+        "gateway counts its own. Without keys, those of all clients."
+    )
+
+
+def own_key_router(usage: UsageCounts, default_rate: str | None) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/v1/key", tags=["models"])
+    async def show_own_key(request: Request) -> OwnKey:
+        """The key of this request: its scopes, what is left of its rate limit, and how much it has been used."""
+        admitted: Admitted = request.scope[STATE]
+        visitor = admitted.visitor
+        return OwnKey(
+            name=visitor.name,
+            tenant=visitor.tenant,
+            scopes=None if visitor.scopes is None else sorted(visitor.scopes),
+            rate_limit=_limit(visitor.rate or default_rate, admitted.allowance),
+            since=usage.since,
+            usage=usage.of(visitor),
+        )
+
+    return router
+
+
+def _limit(rate: str | None, left: Allowance | None) -> KeyLimit | None:
+    if rate is None or left is None:
+        return None
+    return KeyLimit(rate=rate, limit=left.limit, remaining=left.remaining, reset_s=math.ceil(left.reset_s))
