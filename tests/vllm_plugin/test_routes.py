@@ -52,7 +52,7 @@ TOOL: dict[str, Any] = {
 NAMED = {"type": "function", "function": {"name": "find_pet"}}
 CALL = {"id": "call-1", "type": "function", "function": {"name": "find_pet", "arguments": '{"owner": "Ada"}'}}
 CALLED = [{"role": "assistant", "content": None, "tool_calls": [CALL]}]
-CALLED += [{"role": "tool", "tool_call_id": "call-1", "content": "an otter"}]  # type: ignore[list-item]
+CALLED += [{"role": "tool", "tool_call_id": "call-1", "content": "an otter"}]
 
 
 def save_adapter(folder: Path) -> Path:
@@ -241,7 +241,7 @@ def test_a_grammar_that_is_none_is_refused_by_vllm_with_its_reason(tiny: Served)
 
 
 def client_of(client: TestClient) -> openai.OpenAI:
-    return openai.OpenAI(base_url="http://localhost/v1", api_key="none", http_client=client, max_retries=0)  # type: ignore[arg-type]
+    return openai.OpenAI(base_url="http://localhost/v1", api_key="none", http_client=client, max_retries=0)
 
 
 DOCUMENTS = {"documents": ["the keeper was called Ada", {"title": "harbour", "text": "Ben traded with people"}]}

@@ -156,7 +156,9 @@ class VllmAnswers:
             echo=generation.echo,
             scored=() if scored is None else scored_tokens(generation, scored, self._vocabulary),
             answerable=answerable,
-            by_layer=layer_means(attention, calibration and calibration.bias) if generation.explains else None,
+            by_layer=layer_means(attention, None if calibration is None else calibration.bias)
+            if generation.explains
+            else None,
         )
         return facts, fields
 

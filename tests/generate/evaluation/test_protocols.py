@@ -114,7 +114,7 @@ def test_accuracy_is_of_the_answers_that_the_service_gives(study: Study, model: 
 def test_reordered_documents_are_those_of_the_ranking_and_gold_goes_with_them(study: Study) -> None:
     placed = at_positions(EXAMPLES, (0, 1, 2, 3))
     for example, moved in zip(placed, reordered(study, placed, "query_likelihood"), strict=True):
-        order = rank(study.bench.model, example.question, example.documents, "query_likelihood").order
+        order = rank(study.own.model, example.question, example.documents, "query_likelihood").order
         assert moved.documents == tuple(example.documents[place] for place in order)
         assert moved.documents[moved.gold] == example.documents[example.gold]
     alike = [reordered(study, [place_gold(EXAMPLES[0], place)], "query_likelihood")[0] for place in (0, 3)]
@@ -146,7 +146,7 @@ def test_recall_of_rankings_is_of_each_document_alone(study: Study) -> None:
     found = []
     for example in EXAMPLES[:3]:
         placed = place_gold(example, 1)
-        ranking = rank(study.bench.model, placed.question, placed.documents, "query_likelihood").scores
+        ranking = rank(study.own.model, placed.question, placed.documents, "query_likelihood").scores
         found.append(sum(score >= ranking[1] for score in ranking) <= 3)
     assert scores[LIKELIHOOD] == {"recall_at_3": pytest.approx(sum(found) / 3)}
 
@@ -176,7 +176,7 @@ def test_every_document_is_measured_at_every_position(known: Reader, study: Stud
     wanted = torch.tensor([[0.3, 0.0, 0.1, 0.2]]) + torch.tensor([[1e-2], [0], [0], [0]])
     assert attention.allclose(wanted.expand(2, 4, 4))
     measured = attention_everywhere(study, EXAMPLES[:1])
-    (turned,) = study.bench.attention(
+    (turned,) = study.own.attention(
         [replace(EXAMPLES[0], documents=(*EXAMPLES[0].documents[2:], *EXAMPLES[0].documents[:2]))], "newline"
     )
     assert measured[0, [2, 3, 0, 1], [0, 1, 2, 3]].allclose(turned.mean(dim=(0, 1)), atol=1e-6)

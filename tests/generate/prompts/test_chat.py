@@ -46,9 +46,16 @@ TOOLS = (
     "{{ m.content }}{% for call in m.tool_calls or [] %}{{ call.function.arguments | tojson }}{% endfor %}<|im_end|>\n"
     "{% endfor %}"
 )
-TOOL = {"type": "function", "function": {"name": "find_pet", "description": None, "parameters": {"type": "object"}}}
-CALL = {"id": "1", "type": "function", "function": {"name": "find_pet", "arguments": '{"owner": "Ada"}'}}
-CALLED = [
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "find_pet", "description": None, "parameters": {"type": "object"}},
+}
+CALL: dict[str, Any] = {
+    "id": "1",
+    "type": "function",
+    "function": {"name": "find_pet", "arguments": '{"owner": "Ada"}'},
+}
+CALLED: list[dict[str, Any]] = [
     {"role": "assistant", "content": "", "tool_calls": [CALL]},
     {"role": "tool", "tool_call_id": "1", "content": "an otter"},
 ]
@@ -247,7 +254,7 @@ class TestConversationsWithTools:
         messages = [*_user("who has an otter?"), *CALLED, *_user("and who a parrot?")]
         pieces, sent = render_tool_chat(tokenizer, messages, [TOOL], documents)
         text = "".join(piece.text for piece in pieces)
-        parsed = [{**one, "content": one["content"]} for one in sent]
+        parsed: list[dict[str, Any]] = [{**one, "content": one["content"]} for one in sent]
         parsed[1]["tool_calls"] = [{**CALL, "function": {"name": "find_pet", "arguments": {"owner": "Ada"}}}]
         assert text == tokenizer.apply_chat_template(parsed, tools=[TOOL], tokenize=False, add_generation_prompt=True)
         prompt = tokenise_whole(tokenizer, pieces)

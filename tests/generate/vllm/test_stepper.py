@@ -91,9 +91,10 @@ async def test_a_calibrated_answer_measures_each_dummy_once_for_all_its_choices(
         choices = question(engine, explain=True).choices(3)
         found: list[list[Progress]] = await asyncio.gather(*(answers(stepper, one) for one in choices))
     assert len(server.measured) == 1 + len(DOCUMENTS)  # `tree` is answered by `exact`
-    facts = [steps[0].facts for steps in found]
-    assert sorted(one.calibration_passes for one in facts if one is not None) == [0, 0, len(DOCUMENTS)]
+    facts = [one for steps in found if (one := steps[0].facts) is not None]
+    assert sorted(one.calibration_passes for one in facts) == [0, 0, len(DOCUMENTS)]
     for one in facts:
+        assert one.by_layer is not None and one.by_layer.relevance is not None
         of_rel = [one.by_layer.relevance[layer] for layer in PROFILE.rel_layers]
         assert np.mean(of_rel, axis=0) == pytest.approx(one.relevance, abs=1e-8)
     assert all(steps[-1].finish_reason == "length" and steps[-1].num_tokens == 4 for steps in found)

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from services.jobs.published_data import read_image
 from services.nn.clip_model import ClipModel, save_clip
 from services.score.evaluation.clip_judge import Clip, ClipJudge
+from services.score.evaluation.image_files import read_image_file
 from services.score.evaluation.judges import CannotJudge, Similarity, evaluate, score
 from services.score.evaluation.records import Record, Scores, Task
 from services.score.model.checkpoint import load_fsc_clip
@@ -59,7 +59,7 @@ def one_by_one(clip: ClipModel, record: Record, weight: float) -> Scores:
     """A record's scores by the equations, a pair at a time: (1, I, C)."""
     rows = []
     for path in record.images:
-        pixels = clip.transform.normalise(torch.from_numpy(np.stack([clip.transform(read_image(path))])))
+        pixels = clip.transform.normalise(torch.from_numpy(np.stack([clip.transform(read_image_file(path))])))
         row = []
         for caption in record.captions:
             image = encode_images(clip.model, pixels)

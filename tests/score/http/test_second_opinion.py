@@ -57,7 +57,7 @@ def picture() -> bytes:
 
 
 def post(client: TestClient, **query: Any) -> Any:
-    parts = [("file", ("image.png", picture())), *(("captions", (None, caption)) for caption in CAPTIONS)]
+    parts: list[Any] = [("file", ("image.png", picture())), *(("captions", (None, caption)) for caption in CAPTIONS)]
     return client.post("/score", files=parts, params=query)
 
 

@@ -48,7 +48,7 @@ def test_a_model_that_sees_is_right_about_captions_images_and_groups(tmp_path: P
 
 def test_the_command_asks_a_model_about_images_and_captions(tmp_path: Path) -> None:
     (first, second, _) = color_task(tmp_path).records
-    record = {"id": "0", "images": [one.images[0].name for one in (first, second)]}
+    record = {"id": "0", "images": [Path(str(one.images[0])).name for one in (first, second)]}
     file = tmp_path / "pairs.jsonl"
     file.write_text(json.dumps({**record, "captions": [first.captions[0], second.captions[0]]}))
     with ChatServer(first_token=seeing).served() as server:
