@@ -78,18 +78,34 @@ class Batch(Protocol):
 BatchT = TypeVar("BatchT", bound=Batch)
 
 
-class _Steps(Dataset[BatchT]):
-    """Micro-batches by number, for a loader that makes them in any worker process."""
+Made = TypeVar("Made")
 
-    def __init__(self, make_batch: Callable[[int], BatchT], num_batches: int) -> None:
+
+class _ByNumber(Dataset[Made]):
+    """Batches by number, for a loader that makes them in any worker process."""
+
+    def __init__(self, make_batch: Callable[[int], Made], num_batches: int) -> None:
         self.make_batch = make_batch
         self.num_batches = num_batches
 
     def __len__(self) -> int:
         return self.num_batches
 
-    def __getitem__(self, index: int) -> BatchT:
+    def __getitem__(self, index: int) -> Made:
         return self.make_batch(index)
+
+
+def made_ahead(make_batch: Callable[[int], Made], numbers: range, num_workers: int) -> Iterator[Made]:
+    """Make the batches of these numbers in order, a few ahead in each of `num_workers` processes; 0: in this one."""
+    loader: DataLoader[Made] = DataLoader(
+        _ByNumber(make_batch, numbers.stop),
+        batch_size=None,
+        sampler=numbers,
+        num_workers=num_workers,
+        prefetch_factor=4 if num_workers else None,
+        worker_init_fn=ignore_interrupts,
+    )
+    return iter(loader)
 
 
 def train(run: Run, loss: nn.Module, make_batch: Callable[[int], BatchT]) -> None:
@@ -236,15 +252,7 @@ def _batches(
 ) -> Iterator[BatchT]:
     world = accelerator.num_processes
     first, last = first_step * run.accumulate * world, run.num_steps * run.accumulate * world
-    loader = DataLoader(
-        _Steps(make_batch, last),
-        batch_size=None,
-        sampler=range(first + accelerator.process_index, last, world),
-        num_workers=run.num_workers,
-        prefetch_factor=4 if run.num_workers else None,
-        worker_init_fn=ignore_interrupts,
-    )
-    for batch in loader:
+    for batch in made_ahead(make_batch, range(first + accelerator.process_index, last, world), run.num_workers):
         yield batch.to(accelerator.device)
 
 

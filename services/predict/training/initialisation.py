@@ -120,6 +120,8 @@ SHAPES: Mapping[str, Shape] = {
     "micro": Shape(128, 3, 4, 512, d_kv=32, dropout=0.0, has_matching_heads=True),
     # The encoder compares; a decoder that writes one of three labels costs as much for each of its layers.
     "milli": Shape(192, 4, 6, 512, d_kv=32, dropout=0.0, has_matching_heads=True, num_decoder_layers=2),
+    # Learns what "milli" has no room for, from millions of pairs: hours on a CPU, minutes on a GPU.
+    "centi": Shape(256, 6, 8, 640, d_kv=32, dropout=0.0, has_matching_heads=True, num_decoder_layers=2),
     "small": Shape(512, 6, 8, 2048),
     "base": Shape(768, 12, 12, 3072),
     "small-v1.1": Shape(512, 8, 6, 1024, is_gated=True),

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing, nullcontext
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,7 +26,7 @@ from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 
 from services.jobs.interruption import Stopping
-from services.jobs.training import greatest
+from services.jobs.training import greatest, made_ahead
 from services.nn.loading import quiet_loading
 from services.predict.data.rows import Example
 from services.predict.distillation import IGNORED, multi_task_loss, target_loss
@@ -47,22 +48,30 @@ REPORT_SECONDS = 30
 
 
 def teach(
-    model: Any, tokenizer: Any, data: TeachingData, recipe: Recipe, folder: Path, report: Callable[[str], None]
+    model: Any,
+    tokenizer: Any,
+    data: TeachingData,
+    recipe: Recipe,
+    folder: Path,
+    report: Callable[[str], None],
+    *,
+    num_workers: int = 0,
 ) -> Outcome:
     """Train transformers' T5ForConditionalGeneration, continuing from the last state in `folder` if there is one.
 
     Evaluation uses greedy decoding. `folder` receives a state at every evaluation, the losses for TensorBoard and, at
     the end, `checkpoint`, the best step as a folder that `PredictEngine.load` reads (not for "explained" students,
     whose inputs are more than a task's fields). An average is made of that step, and evaluated again. The model itself
-    ends on the CPU with these weights, unless it is sharded over processes. Raises ValueError for data that lacks a
-    kind of example, a batch that can't be divided equally among the processes, a tokenizer that does not end texts, a
-    state with other arguments, and a `lora_rank` without peft.
+    ends on the CPU with these weights, unless it is sharded over processes. `num_workers` processes make the batches
+    ahead of the steps, without which a GPU waits for them. Raises ValueError for data that lacks a kind of example, a
+    batch that can't be divided equally among the processes, a tokenizer that does not end texts, a state with other
+    arguments, and a `lora_rank` without peft.
     """
     for name in ("train", "valid", "test"):
         if not getattr(data, name):
             raise ValueError(f"there are no examples to {'learn from' if name == 'train' else name + ' with'}")
     folder.mkdir(parents=True, exist_ok=True)
-    return _Teaching(model, tokenizer, data, recipe, folder).run(report)
+    return _Teaching(model, tokenizer, data, recipe, folder).run(report, num_workers)
 
 
 def learning_rate(recipe: Recipe, step: int) -> float:
@@ -178,7 +187,7 @@ class _Teaching:
     def seconds(self) -> float:
         return self.earlier + time.monotonic() - self.began
 
-    def run(self, report: Callable[[str], None]) -> Outcome:
+    def run(self, report: Callable[[str], None], num_workers: int) -> Outcome:
         saved = self.progress.load()
         if saved is not None:
             self.evaluations = [Evaluation(**values) for values in saved["evaluations"]]
@@ -194,8 +203,11 @@ class _Teaching:
         writer = SummaryWriter(self.folder / "tensorboard", purge_step=first) if self.is_main else None
         self.loss.train()
         with closing(writer) if writer is not None else nullcontext(), Stopping() as stopping:
-            for step in range(first, self.recipe.num_steps):
-                self._step(step)
+            of_process = {"process": self.accelerator.process_index, "num_processes": self.num_processes}
+            make_batch = partial(self.lessons.batch, **of_process)
+            batches = made_ahead(make_batch, range(first, self.recipe.num_steps), num_workers)
+            for step, batch in enumerate(batches, start=first):
+                self._step(step, batch)
                 is_asked = stopping.is_asked(greatest(self.accelerator))
                 if (step + 1) % self.recipe.evaluate_every == 0 or step + 1 == self.recipe.num_steps:
                     self._evaluate(step + 1, writer)
@@ -211,12 +223,11 @@ class _Teaching:
         report(f"best step {outcome.best_step}: test accuracy {outcome.test_accuracy:.4f}")
         return outcome
 
-    def _step(self, step: int) -> None:
+    def _step(self, step: int, batch: Batch) -> None:
         """Run one optimizer step. The processes' gradients are averaged; each has only its part of the batch's loss."""
         torch.manual_seed(_dropout_seed(self.recipe.seed, step, self.accelerator.process_index))
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.recipe, step)
-        batch = self.lessons.batch(step, self.accelerator.process_index, self.num_processes)
         for number, (labels, rationales) in enumerate(batch.parts, start=1):
             device = self.accelerator.device
             part = labels.to(device), None if rationales is None else rationales.to(device)

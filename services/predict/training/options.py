@@ -30,6 +30,7 @@ ProbeWeight = Annotated[
 Average = Annotated[
     float | None, typer.Option(help="Share of the trained weights in an average with those before the training.")
 ]
+NumWorkers = Annotated[int, typer.Option(min=0, help="Number of processes that tokenize batches.")]
 GradientCheckpointing = Annotated[
     bool, typer.Option("--gradient-checkpointing", help="Recompute activations to save memory.")
 ]

@@ -62,8 +62,10 @@ class StudentRun:
         return values
 
 
-def run_student(run: StudentRun, folder: Path, report: Callable[[str], None]) -> Outcome:
+def run_student(run: StudentRun, folder: Path, report: Callable[[str], None], *, num_workers: int = 0) -> Outcome:
     """Train a student, or continue an interrupted training; a finished one is read from `folder`.
+
+    `num_workers` processes tokenise its batches.
 
     Raises ValueError if another run was begun in `folder`, and as `teach` and `load_student` do; BadData and
     OutputError for data that can't be read.
@@ -80,7 +82,7 @@ def run_student(run: StudentRun, folder: Path, report: Callable[[str], None]) ->
     data = read_teaching_data(run.data, run.recipe.method, run.recipe.seed)
     model, tokenizer = load_student(run, data)
     report(_counted(data))
-    outcome = teach(model, tokenizer, data, run.recipe, folder, report)
+    outcome = teach(model, tokenizer, data, run.recipe, folder, report, num_workers=num_workers)
     if PartialState().is_main_process:
         result = {"run": described, "outcome": asdict(outcome)}
         write_durably(path, [json.dumps(result, indent=1).encode() + b"\n"])

@@ -106,6 +106,7 @@ def distill(
     lora_rank: option.LoraRank = None,
     precision: option.Precision = "float32",
     gradient_checkpointing: option.GradientCheckpointing = False,
+    num_workers: option.NumWorkers = 0,
     probe_weight: option.ProbeWeight = None,
     average: option.Average = None,
     vocab_size: Annotated[
@@ -133,7 +134,7 @@ def distill(
         if publish and method == "explained":
             raise ValueError("a student of the method explained can't be served: give --no-publish")
         check_publication(name or run.data.task, store_url, is_wanted=publish)
-        outcome = run_student(run, output, lambda line: _tell(console, line))
+        outcome = run_student(run, output, lambda line: _tell(console, line), num_workers=num_workers)
         if PartialState().is_main_process:
             _finish(run, outcome, options)
             if outcome.num_test is not None and outcome.num_test < ENOUGH_TEST_ROWS:

@@ -202,7 +202,9 @@ class Killed(Exception):
 
 @pytest.mark.parametrize("lora_rank", [None, 2])
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
-def test_an_interrupted_training_ends_as_an_unbroken_one(lora_rank: int | None, tmp_path: Path) -> None:
+def test_an_interrupted_training_with_workers_ends_as_an_unbroken_one_without(
+    lora_rank: int | None, tmp_path: Path
+) -> None:
     if lora_rank is not None:
         pytest.importorskip("peft")
     recipe = toy_recipe(num_steps=6, lora_rank=lora_rank)
@@ -216,7 +218,7 @@ def test_an_interrupted_training_ends_as_an_unbroken_one(lora_rank: int | None, 
 
     for _ in range(2):
         with pytest.raises(Killed):
-            teach(toy_t5(), tiny_tokenizer(), toy_data(), recipe, tmp_path / "broken", kill)
+            teach(toy_t5(), tiny_tokenizer(), toy_data(), recipe, tmp_path / "broken", kill, num_workers=2)
     broken = taught(tmp_path / "broken", recipe)
     assert [line.split(" loss")[0] for line in lines] == ["step 2/6", "continuing at step 2 of 6", "step 4/6"]
     assert replace(broken, seconds=0) == replace(unbroken, seconds=0)
