@@ -53,7 +53,7 @@ class Admitted:
 
 
 class KeyLimit(BaseModel):
-    """What a rate limit leaves now."""
+    """Requests that a rate limit leaves now."""
 
     rate: str
     limit: int = Field(description="Requests per window.")

@@ -24,6 +24,7 @@ NUM_WORDS = 4200
 LONG = CONTEXT // 4
 NUM_STREAMS = 200
 CALIBRATED, PLAIN = {"enabled": True, "temperature": 1e-3}, {"enabled": False}
+FIELDS = {"answer", "id", "object", "model", "finish_reason", "relevance", "documents", "calibration", "usage"}
 QUESTIONS = generated_facts(NUM_STREAMS, 10, seed=7)
 
 
@@ -75,7 +76,7 @@ def test_curl_gets_one_answer_from_service_and_gateway_whole_and_streamed(system
         assert whole.status == 200, whole.content
         body = whole.json
         assert next(iter(body)) == "answer"
-        assert set(body) == {"answer", "id", "object", "model", "finish_reason", "relevance", "documents", "usage"}
+        assert set(body) == FIELDS
         assert body["object"] == "fovea.generation"
         assert body["model"].startswith(f"{MODEL}@")
         usage = body["usage"]

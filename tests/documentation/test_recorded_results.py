@@ -121,11 +121,11 @@ def test_a_ranking_by_the_content_free_question_costs_little_more_than_one_witho
         assert cost["single, all layers"] < cost["tree, all layers"] < cost["exact, all layers"]
 
 
-def test_textures_are_retrieved_if_asked_for_and_little_worse_than_by_clip_if_tuning_never_asked() -> None:
+def test_textures_are_retrieved_if_asked_for_and_as_by_clip_if_tuning_never_asked() -> None:
     clip, tuned = (described("embed", name)["metrics"] for name in ("clip-shapes", "focallens-shapes"))
     assert "texture" in unseen_embedder()["training"]["never_asked"].split(",")
     assert unseen_embedder()["base"] == described("embed", "focallens-shapes")["base"]
-    assert unseen_embedder()["metrics"]["map_texture"] > clip["map_texture"] - 4
+    assert unseen_embedder()["metrics"]["map_texture"] > clip["map_texture"] - 0.5
     assert tuned["map_texture"] > clip["map_texture"] + 10
 
 

@@ -34,6 +34,7 @@ PROFILE = CalibrationProfile(
     enabled=True, bias="tree", temperature=1e-3, layers=(2, 3), rel_layers=(0, 1, 2, 3), span_rule="newline"
 )
 QUERY = "who kept the lighthouse?"
+FIELDS = ["answer", "id", "object", "model", "finish_reason", "relevance", "documents", "calibration", "usage"]
 DOCUMENTS: list[Any] = [
     {"id": "h", "title": "The harbour", "text": "The harbour was built by the people of the island."},
     "The people fished and traded with the mainland.",
@@ -140,7 +141,7 @@ def test_a_question_over_documents_is_answered_as_the_engine_answers_it(
     body = client.post(path, json=asked()).json()
     text, facts, finish_reason = of_engine(engine, AnswerOptions(max_tokens=12))
 
-    assert set(body) == {"answer", "id", "object", "model", "finish_reason", "relevance", "documents", "usage"}
+    assert set(body) == set(FIELDS)
     assert body["object"] == "fovea.generation"
     assert re.fullmatch(rf"{MODEL}@[0-9a-f]{{12}}", body["model"])
     assert body["answer"] == text
@@ -436,8 +437,7 @@ def test_a_misspelt_field_is_refused_with_the_nearest_name(
 
 
 def test_an_answer_has_its_fields_in_the_order_of_the_guide(client: TestClient) -> None:
-    fields = ["answer", "id", "object", "model", "finish_reason", "relevance", "documents", "usage"]
-    assert list(answer_to(client)) == fields
+    assert list(answer_to(client)) == FIELDS
 
 
 def test_a_field_that_is_like_none_is_told_which_there_are(client: TestClient) -> None:

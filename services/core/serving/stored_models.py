@@ -1,4 +1,4 @@
-"""What a store knows of models, read for requests and kept for a moment."""
+"""Models of a store, read for requests and kept for a moment."""
 
 import asyncio
 import math

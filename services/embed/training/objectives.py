@@ -29,8 +29,7 @@ from services.nn.vision_transformer import advance, attend, by_head, embed_patch
 LABEL_WEIGHTS = {"shape": 2.0}
 # Share of the conditions in which one word is spelled, so that words never seen are read from their letters.
 SPELLED_SHARE = 0.3
-UNRELATED_WEIGHT = 3.0
-UNTUNED_WEIGHT = 20.0
+UNTUNED_WEIGHT = 60.0
 FAMILY_WEIGHT = 0.3
 
 
@@ -139,10 +138,9 @@ class TripletLoss(nn.Module):
     """Eq. 5.1 over (image, instruction, answer) rows.
 
     The negatives are the other answers of `bank` (A, E), or of the batch where there is none. `scale` None is
-    CLIP's own temperature, trained further. Rows without a condition are pulled to their captions at CLIP's scale,
-    and to the embedding of the image tower as it was before tuning, with weight `plain_weight`, so that the plain
-    embedding stays one; rows whose condition is about nothing in the picture are pulled to the plain embedding of
-    their image. The condition tokens must also tell by a linear head, which is thrown away, what they are about.
+    CLIP's own temperature, trained further. Rows without a condition, and rows whose condition is about nothing in the
+    picture, are pulled to the embedding of their image by the image tower as it was before tuning, with weight
+    `plain_weight`: what no condition asks for stays as it was. The condition tokens must also tell by a linear head, which is thrown away, what they are about.
     """
 
     bank: Tensor | None
@@ -162,30 +160,27 @@ class TripletLoss(nn.Module):
         conditions = self.model.encode_conditions(batch.condition_ids)
         readouts = Readouts(batch.image_index, batch.condition_index)
         features = self.model.encode_images(batch.pixels(self.transform), conditions, readouts)
-        is_plain = batch.condition_index < 0
-        clip_scale = clamped_scale(self.model.clip.logit_scale)
-        scale = clip_scale if self.scale is None else self.scale
-        loss = self._loss(features, batch, ~is_plain & ~batch.is_unrelated, scale, self.bank)
-        if bool(is_plain.any()):
-            plain = self._loss(features, batch, is_plain, clip_scale.detach(), None)
-            kept = UNTUNED_WEIGHT * self._moved(features[is_plain], batch, batch.image_index[is_plain])
-            loss = loss + self.plain_weight * (plain + kept + UNRELATED_WEIGHT * _unchanged(features, batch))
+        is_kept = (batch.condition_index < 0) | batch.is_unrelated
+        scale = clamped_scale(self.model.clip.logit_scale) if self.scale is None else self.scale
+        loss = self._loss(features, batch, ~is_kept, scale)
+        if self.untuned is not None and bool(is_kept.any()):
+            moved = self._moved(self.untuned, features[is_kept], batch, batch.image_index[is_kept])
+            loss = loss + self.plain_weight * UNTUNED_WEIGHT * moved
         known = ~batch.families.isnan().any(dim=1)
         if bool(known.any()):
             told = self.family_head(conditions[known]).float()
             loss = loss + FAMILY_WEIGHT * F.binary_cross_entropy_with_logits(told, batch.families[known])
         return loss
 
-    def _moved(self, plain: Tensor, batch: Rows, images: Tensor) -> Tensor:
-        """Average the cosine distance of plain rows from the untuned tower's embeddings of their images."""
-        assert self.untuned is not None
+    def _moved(self, untuned: nn.Module, kept: Tensor, batch: Rows, images: Tensor) -> Tensor:
+        """Average the cosine distance of rows from the untuned tower's embeddings of their images."""
         with torch.no_grad():
-            untuned = F.normalize(self.untuned.eval()(batch.pixels(self.transform)), dim=-1)[images]
-        return 1 - (plain * untuned).sum(dim=-1).mean()
+            before = F.normalize(untuned.eval()(batch.pixels(self.transform)), dim=-1)[images]
+        return 1 - (kept * before).sum(dim=-1).mean()
 
-    def _loss(self, features: Tensor, batch: Rows, rows: Tensor, scale: Tensor | float, bank: Tensor | None) -> Tensor:
-        if bank is not None:
-            return unique_answer_loss(features[rows], bank, batch.answer_index[rows], scale)
+    def _loss(self, features: Tensor, batch: Rows, rows: Tensor, scale: Tensor | float) -> Tensor:
+        if self.bank is not None:
+            return unique_answer_loss(features[rows], self.bank, batch.answer_index[rows], scale)
         # the text tower is frozen: other processes' answers serve as negatives without any gradient
         own = batch.answer_ids[rows]
         everyone, start = gather_rows(own)
@@ -279,17 +274,6 @@ def encode_tokens(visual: Any, pixels: Tensor) -> Tokens:
         x = advance(block, x, attend(*by_head(block, project(block, x))))
     told = visual.ln_post(x)
     return Tokens(pool(visual, x), stem, told[:, 1:], told[:, 0])
-
-
-def _unchanged(features: Tensor, batch: Rows) -> Tensor:
-    """Average the cosine distance of rows under unrelated conditions from their images' plain rows."""
-    is_plain = batch.condition_index < 0
-    plain = torch.zeros(len(batch.images), features.shape[1], dtype=features.dtype, device=features.device)
-    plain[batch.image_index[is_plain]] = features[is_plain].detach()
-    moved = features[batch.is_unrelated]
-    if len(moved) == 0:
-        return features.new_zeros(())
-    return 1 - (moved * plain[batch.image_index[batch.is_unrelated]]).sum(dim=-1).mean()
 
 
 def _distinct(input_ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -96,8 +96,8 @@ class DocumentReport(BaseModel):
 
 
 class AppliedCalibration(BaseModel):
-    """How an answer was calibrated. `bias` is the estimate that was made: another than asked for where that cannot be,
-    such as `tree` for a `cached` one without a table for this number of documents."""
+    """Calibration of an answer. `bias` is the estimate that was made: another than asked for where that cannot be, such
+    as `tree` for a `cached` one without a table for this number of documents."""
 
     bias: BiasKind
     temperature: float

@@ -204,7 +204,9 @@ def test_all_heads_of_the_layers_answer_as_the_layers_do() -> None:
     for seed in range(3):
         with_heads, with_layers = alone(ask(seed, heads)), alone(ask(seed, PROFILE))
         assert ids_of(with_heads) == ids_of(with_layers)
-        assert with_heads[0].facts == with_layers[0].facts
+        facts = with_heads[0].facts
+        assert facts is not None and facts.applied == heads
+        assert replace(facts, applied=PROFILE) == with_layers[0].facts
 
 
 @pytest.mark.parametrize("num_documents", [0, 1])
