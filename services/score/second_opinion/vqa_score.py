@@ -16,6 +16,9 @@ from PIL import Image
 # The most that OpenAI's API returns, and vLLM's by default.
 NUM_TOP_TOKENS = 20
 JPEG_QUALITY = 95
+# What stands around a word in a token: spaces and marks, and the signs for spaces and line breaks in the vocabularies of
+# SentencePiece and of byte-level tokenizers, which some servers return.
+AROUND_WORDS = " \t\n.,:;!\"'`*“”‘’▁ĠĊ"
 
 
 def question(caption: str) -> str:
@@ -46,7 +49,7 @@ def yes_probability(first_token: Mapping[str, float]) -> float | None:
     """
     total = {"yes": 0.0, "no": 0.0}
     for token, logprob in first_token.items():
-        word = token.strip().strip(".,!").lower()
+        word = token.strip(AROUND_WORDS).lower()
         if word in total:
             total[word] += math.exp(logprob)
     return min(total["yes"], 1.0) if any(total.values()) else None

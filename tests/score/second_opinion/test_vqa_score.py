@@ -29,6 +29,8 @@ def test_a_request_asks_for_one_token_with_its_rivals() -> None:
         ({"Yes": math.log(0.5), " yes": math.log(0.125), "YES": math.log(0.125), "no": math.log(0.25)}, 0.75),
         ({"No": 0.0}, 0.0),
         ({"yes.": 0.0}, 1.0),
+        ({"▁Yes": math.log(0.5), "ĠYes": math.log(0.25), "ĊNo": math.log(0.25)}, 0.75),
+        ({'"Yes': math.log(0.5), "**yes": math.log(0.25), "“No”": math.log(0.25)}, 0.75),
         ({"Yes": 1e-7}, 1.0),
         ({"The": 0.0, "Yesterday": -9.0}, None),
         ({}, None),
