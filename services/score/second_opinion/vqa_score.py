@@ -16,8 +16,8 @@ from PIL import Image
 # The most that OpenAI's API returns, and vLLM's by default.
 NUM_TOP_TOKENS = 20
 JPEG_QUALITY = 95
-# What stands around a word in a token: spaces and marks, and the signs for spaces and line breaks in the vocabularies of
-# SentencePiece and of byte-level tokenizers, which some servers return.
+# What stands around a word in a token: spaces and marks, and the signs that vocabularies of SentencePiece and of bytes
+# have for spaces and line breaks, which some servers return.
 AROUND_WORDS = " \t\n.,:;!\"'`*“”‘’▁ĠĊ"
 
 
