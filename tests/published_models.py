@@ -296,6 +296,8 @@ def _t5(folder: Path, settings: Mapping[str, Any]) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = transformers().T5ForConditionalGeneration(transformers().T5Config.from_dict(config))
+        if not settings["tie_word_embeddings"]:  # transformers ties new models whatever their configuration says
+            model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.shared.weight))
     torch.save(model.state_dict(), folder / "pytorch_model.bin")
     (folder / "spiece.model").write_bytes(sentencepiece_model("unigram"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"extra_ids": 100, "eos_token": "</s>"}))

@@ -18,43 +18,9 @@ from torch import Tensor
 
 from services.generate.calibration import Documents, measure_rows
 from services.generate.model.causal_attention import LowerRightMasks, attend_last, attend_masked
-from services.generate.model.kv_cache import KeyValues, Slot
-
-Range = tuple[int, int]
-
-
-@dataclass(frozen=True, eq=False)
-class Segment:
-    """Tokens from `position` on that replace the prompt's own.
-
-    Each sees the tokens of `sees`, half-open ranges of positions, and the branch's own tokens up to itself. With
-    `key_values` (of L' layers or more), they are already known and not run.
-    """
-
-    input_ids: tuple[int, ...]
-    position: int
-    sees: tuple[Range, ...]
-    key_values: KeyValues | None = None
-    is_kept: bool = False
-
-    @property
-    def stop(self) -> int:
-        """The position after the last token."""
-        return self.position + len(self.input_ids)
-
-
-@dataclass(frozen=True, eq=False)
-class Branch:
-    """Segments in order of position; the last row of the last one is measured on `spans` (positions)."""
-
-    slot: Slot
-    segments: tuple[Segment, ...]
-    spans: tuple[Range, ...]
-
-    @property
-    def num_tokens(self) -> int:
-        """Number of tokens to run."""
-        return sum(len(segment.input_ids) for segment in self.segments if segment.key_values is None)
+from services.generate.model.kv_cache import KeyValues
+from services.generate.model.packed_branches import LayerCall, PackedBranches, can_pack
+from services.generate.model.segments import Branch, Range, Segment
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +53,21 @@ class SegmentPlan:
     def places(self) -> slice:
         """The segment's positions in the prompt."""
         return slice(self.segment.position, self.segment.stop)
+
+    def numbers(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the segment's keys and values of a layer (Hkv, R, hd), new or known."""
+        if self.rows is not None:
+            return key[0, :, self.rows], value[0, :, self.rows]
+        known = self.segment.key_values
+        assert known is not None
+        return known.keys[layer], known.values[layer]
+
+    def keep(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Keep the segment's keys and values of a layer if that is wanted."""
+        if self.segment.is_kept:
+            keys, values = self.numbers(layer, key, value)
+            self.keys.append(keys.clone())
+            self.values.append(values.clone())
 
     def attend(
         self, rows: Tensor, keys: Tensor, values: Tensor, scaling: float, window: int | None, masks: LowerRightMasks
@@ -128,7 +109,10 @@ class BranchPass:
     Its last layer computes only weights, and returns zeros as output.
     """
 
-    def __init__(self, branches: Sequence[Branch], num_layers: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, branches: Sequence[Branch], num_layers: int, device: torch.device, dtype: torch.dtype, *, is_packed: bool
+    ) -> None:
+        """With `is_packed`, the branches of a prompt attend together where they can: see `PackedBranches`."""
         self._branches = branches
         self._num_layers = num_layers
         self._masks = LowerRightMasks(max(branch.segments[-1].stop for branch in branches), device, dtype)
@@ -142,6 +126,12 @@ class BranchPass:
                 rows = None if segment.key_values is not None else slice(first, first + len(segment.input_ids))
                 self._plans[-1].append(SegmentPlan(segment, rows, _seen(branch, segment)))
                 first = first if rows is None else rows.stop
+        self._groups = _by_prompt(branches)
+        self._packed = {
+            group.start: PackedBranches(branches[group.start : group.stop], device, dtype)
+            for group in self._groups
+            if is_packed and can_pack(branches[group.start : group.stop])
+        }
 
     def results(self) -> list[Branched]:
         """Return the results once all layers have run."""
@@ -161,31 +151,46 @@ class BranchPass:
     ) -> Tensor:
         """Attend as `ForwardPass.attend`, with a batch of one packed row."""
         attended = query.new_zeros(1, query.shape[2], query.shape[1], query.shape[3])
-        for slot, places in itertools.groupby(range(len(self._branches)), lambda place: self._branches[place].slot):
-            own_keys, own_values = (
-                layers[layer][slot.index, :, : slot.length] for layers in (slot.cache.keys, slot.cache.values)
-            )
-            keys, values = own_keys.clone(), own_values.clone()
-            for place in places:
-                plan = self._plans[place]
-                for segment in plan:
-                    _write(segment, layer, (key, value), (keys, values))
-                if layer + 1 < self._num_layers:
-                    for segment in plan:
-                        if segment.rows is not None:
-                            attended[0, segment.rows] = segment.attend(
-                                query[:, :, segment.rows],
-                                keys[None],
-                                values[None],
-                                scaling,
-                                sliding_window,
-                                self._masks,
-                            )
-                self._measured[place].append(self._measure(place, query, keys, scaling, sliding_window))
-                for segment in plan:
-                    keys[:, segment.places] = own_keys[:, segment.places]
-                    values[:, segment.places] = own_values[:, segment.places]
+        for group in self._groups:
+            slot = self._branches[group.start].slot
+            own = (layers[layer][slot.index, :, : slot.length] for layers in (slot.cache.keys, slot.cache.values))
+            call = LayerCall(layer, query, key, value, *own, scaling, sliding_window, layer + 1 < self._num_layers)
+            if (packed := self._packed.get(group.start)) is None:
+                self._attend_one_by_one(group, call, attended)
+                continue
+            rows = self._rows(group)
+            output, measured = packed.attend(call, rows)
+            for place, one in zip(group, measured, strict=True):
+                self._measured[place].append(one)
+            if output is not None:
+                attended[0, rows] = output
+        for segment in itertools.chain.from_iterable(self._plans):
+            segment.keep(layer, key, value)
         return attended
+
+    def _attend_one_by_one(self, group: range, call: LayerCall, attended: Tensor) -> None:
+        """Attend the branches of a prompt in a copy of its keys and values, into which each is written in turn."""
+        keys, values = call.prompt_keys.clone(), call.prompt_values.clone()
+        for place in group:
+            plan = self._plans[place]
+            for segment in plan:
+                numbers = segment.numbers(call.layer, call.key, call.value)
+                keys[:, segment.places], values[:, segment.places] = numbers
+            for segment in plan:
+                if segment.rows is not None and call.needs_output:
+                    rows = call.query[:, :, segment.rows]
+                    attended[0, segment.rows] = segment.attend(
+                        rows, keys[None], values[None], call.scaling, call.window, self._masks
+                    )
+            self._measured[place].append(self._measure(place, call.query, keys, call.scaling, call.window))
+            for segment in plan:
+                keys[:, segment.places] = call.prompt_keys[:, segment.places]
+                values[:, segment.places] = call.prompt_values[:, segment.places]
+
+    def _rows(self, group: range) -> slice:
+        """Return the packed rows of a prompt's branches."""
+        rows = [segment.rows for place in group for segment in self._plans[place] if segment.rows is not None]
+        return slice(rows[0].start, rows[-1].stop)
 
     def _measure(self, place: int, query: Tensor, keys: Tensor, scaling: float, window: int | None) -> Tensor:
         """Measure a branch's last row: (H, K)."""
@@ -196,19 +201,10 @@ class BranchPass:
         return measure_rows(row, keys[None, :, : last.segment.stop], scaling, visible, self._documents[place])[0, :, 0]
 
 
-def _write(segment: SegmentPlan, layer: int, new: tuple[Tensor, Tensor], prompt: tuple[Tensor, Tensor]) -> None:
-    """Write a segment's keys and values of a layer, new or known, to their places."""
-    known = segment.segment.key_values
-    if segment.rows is None:
-        assert known is not None
-        rows = known.keys[layer], known.values[layer]
-    else:
-        rows = new[0][0, :, segment.rows], new[1][0, :, segment.rows]
-    for numbers, own in zip(prompt, rows, strict=True):
-        numbers[:, segment.places] = own
-    if segment.segment.is_kept:
-        segment.keys.append(rows[0].clone())
-        segment.values.append(rows[1].clone())
+def _by_prompt(branches: Sequence[Branch]) -> list[range]:
+    """List the places of each prompt's branches, which are adjacent."""
+    groups = [list(some) for _, some in itertools.groupby(range(len(branches)), lambda place: branches[place].slot)]
+    return [range(group[0], group[-1] + 1) for group in groups]
 
 
 def _seen(branch: Branch, segment: Segment) -> list[Range]:

@@ -17,9 +17,10 @@ from torch import Tensor
 from services.generate.calibration import Calibration
 from services.generate.capacity import CacheSize
 from services.generate.model.attention import ATTENTION, ForwardPass, register_attention
-from services.generate.model.branches import Branch, Branched, BranchPass
+from services.generate.model.branches import Branched, BranchPass
 from services.generate.model.kv_cache import CacheShape, KVCache, Slot
 from services.generate.model.packing import DecodePass, Interventions, PrefillPass, RerunPass, Stretch
+from services.generate.model.segments import Branch
 from services.nn.devices import DeviceOptions
 from services.nn.loading import quiet_loading
 from services.nn.packed_linear import can_pack, pack_linear_layers
@@ -116,6 +117,8 @@ class LanguageModel:
         )
         self.weight_bytes = sum(weight.nbytes for weight in model.parameters())
         self._interventions: Interventions | None = None
+        # On a CPU the products that a mask hides would cost more than the operations that it saves.
+        self.packs_branches = self.device.type != "cpu"
         if can_pack(self.device, self.dtype):
             pack_linear_layers(model)
 
@@ -251,7 +254,7 @@ class LanguageModel:
         ]
 
     def _branch(self, branches: Sequence[Branch], num_layers: int) -> list[Branched]:
-        forward_pass = BranchPass(branches, num_layers, self.device, self.dtype)
+        forward_pass = BranchPass(branches, num_layers, self.device, self.dtype, is_packed=self.packs_branches)
         segments = [segment for branch in branches for segment in branch.segments if segment.key_values is None]
         input_ids = self._packed([segment.input_ids for segment in segments])
         positions = self._packed([tuple(range(segment.position, segment.stop)) for segment in segments])

@@ -69,14 +69,24 @@ def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(scope="module")
-def model(name: str) -> LanguageModel:
-    return LanguageModel(tiny_model(name), TOKENIZER)
+@pytest.fixture(scope="module", params=[False, True], ids=["one by one", "packed"])
+def packs_branches(request: pytest.FixtureRequest) -> bool:
+    """Whether the branches of a prompt attend as on a GPU, together."""
+    return bool(request.param)
 
 
 @pytest.fixture(scope="module")
-def llama() -> LanguageModel:
-    return LanguageModel(tiny_model(), TOKENIZER)
+def model(name: str, packs_branches: bool) -> LanguageModel:
+    loaded = LanguageModel(tiny_model(name), TOKENIZER)
+    loaded.packs_branches = packs_branches
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def llama(packs_branches: bool) -> LanguageModel:
+    loaded = LanguageModel(tiny_model(), TOKENIZER)
+    loaded.packs_branches = packs_branches
+    return loaded
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,148 @@
+"""All branches of a prompt in one masked product, for devices on which to start an operation costs more than to run it.
+
+The branches' keys stand behind the prompt's, and a mask tells which of them a row sees: its own branch's up to itself,
+and those of the prompt that its segment sees.
+
+Shapes: T rows of the branches, C columns (the prompt's tokens, the T rows, tokens of known segments), B branches,
+H heads, Hkv key/value heads, K documents, hd width of a head.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from services.generate.calibration import Documents, measure_rows
+from services.generate.model.causal_attention import attend_masked
+from services.generate.model.segments import Branch, Range
+
+# Numbers of a mask, so that it and the products stay small beside the model; more are attended branch by branch.
+MAX_CELLS = 2**26
+
+
+@dataclass(frozen=True, eq=False)
+class LayerCall:
+    """A layer's queries (1, H, N, hd), keys and values (1, Hkv, N, hd) of a packed row, beside a prompt's own keys and
+    values (Hkv, P, hd). `window` is the number of keys that a token sees, None for all."""
+
+    layer: int
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    prompt_keys: Tensor
+    prompt_values: Tensor
+    scaling: float
+    window: int | None
+    needs_output: bool
+
+
+class PackedBranches:
+    """The mask of the branches of one prompt, whose new rows are adjacent, and the columns of their documents."""
+
+    def __init__(self, branches: Sequence[Branch], device: torch.device, dtype: torch.dtype) -> None:
+        """`branches` are such that `can_pack` allows."""
+        self._dtype = dtype
+        num_prompt = branches[0].slot.length
+        positions, owners, seen_by = [], [], []  # of new rows, then of known ones
+        known_positions, known_owners = [], []
+        self._known = [segment for branch in branches for segment in branch.segments if segment.key_values is not None]
+        is_seen = torch.zeros(sum(len(branch.segments) for branch in branches), num_prompt, dtype=torch.bool)
+        number = 0
+        for owner, branch in enumerate(branches):
+            for segment in branch.segments:
+                for start, stop in segment.sees:
+                    is_seen[number, start:stop] = True
+                for own in branch.segments:
+                    is_seen[number, own.position : own.stop] = False
+                places = range(segment.position, segment.stop)
+                if segment.key_values is None:
+                    positions += places
+                    owners += [owner] * len(places)
+                    seen_by += [number] * len(places)
+                else:
+                    known_positions += places
+                    known_owners += [owner] * len(places)
+                number += 1
+        self._columns = _columns(branches, num_prompt, len(positions))
+        self._row_positions = torch.tensor(positions, device=device)
+        self._positions = torch.tensor([*range(num_prompt), *positions, *known_positions], device=device)
+        owner_of_column = torch.tensor([*owners, *known_owners], device=device)
+        own = owner_of_column[: len(positions), None] == owner_of_column
+        own &= self._row_positions[:, None] >= self._positions[num_prompt:]
+        self._visible = torch.cat([is_seen.to(device)[torch.tensor(seen_by, device=device)], own], dim=1)
+        ends = torch.tensor(owners).unique_consecutive(return_counts=True)[1].cumsum(0) - 1
+        self._last_rows = ends.to(device)
+        self._num_documents = [len(branch.spans) for branch in branches]
+        self._documents = Documents.of(self._columns, device)
+        self._masks: dict[int | None, tuple[Tensor, Tensor]] = {}
+
+    def attend(self, call: LayerCall, rows: slice) -> tuple[Tensor | None, list[Tensor]]:
+        """Attend the branches' rows of a layer over the prompt's keys and their own.
+
+        Returns the outputs (T, H, hd), None unless they are needed, and the measured Attn (H, K) of each branch.
+        """
+        mask, last_mask = self._mask(call.window)
+        known = [segment.key_values for segment in self._known if segment.key_values is not None]
+        query = call.query[:, :, rows]
+        keys = torch.cat([call.prompt_keys, call.key[0, :, rows], *(one.keys[call.layer] for one in known)], dim=1)
+        attended = None
+        if call.needs_output:
+            new = call.value[0, :, rows]
+            values = torch.cat([call.prompt_values, new, *(one.values[call.layer] for one in known)], dim=1)
+            attended = attend_masked(query, keys[None], values[None], call.scaling, mask)
+        last = query[0, :, self._last_rows].transpose(0, 1)[:, :, None]
+        every = keys.expand(len(self._num_documents), -1, -1, -1)
+        found = measure_rows(last, every, call.scaling, last_mask, self._documents)[:, :, 0]
+        return attended, [one[:, :number] for one, number in zip(found, self._num_documents, strict=True)]
+
+    def _mask(self, window: int | None) -> tuple[Tensor, Tensor]:
+        """Return what is added to scores (T, C), and what the branches' last rows see (B, 1, C)."""
+        if window not in self._masks:
+            visible = self._visible
+            if window is not None:
+                visible = visible & (self._row_positions[:, None] - self._positions < window)
+            added = torch.zeros_like(visible, dtype=self._dtype).masked_fill_(~visible, -torch.inf)
+            self._masks[window] = added, visible[self._last_rows][:, None]
+        return self._masks[window]
+
+
+def can_pack(branches: Sequence[Branch]) -> bool:
+    """Return whether the mask of a prompt's branches is of bearable size, and no document crosses a segment's end."""
+    num_rows = sum(branch.num_tokens for branch in branches)
+    num_own = sum(len(segment.input_ids) for branch in branches for segment in branch.segments)
+    if num_rows * (branches[0].slot.length + num_own) > MAX_CELLS:
+        return False
+    spans = [(branch, span) for branch in branches for span in branch.spans]
+    return all(_own(branch, span) is not None or not _touches(branch, span) for branch, span in spans)
+
+
+def _columns(branches: Sequence[Branch], num_prompt: int, num_rows: int) -> list[list[Range]]:
+    """Find the columns of each branch's documents: of its own segment that contains one, else of the prompt."""
+    found: list[list[Range]] = []
+    new, known = num_prompt, num_prompt + num_rows
+    for branch in branches:
+        first: dict[int, int] = {}  # column of each segment's first token
+        for place, segment in enumerate(branch.segments):
+            if segment.key_values is None:
+                first[place], new = new, new + len(segment.input_ids)
+            else:
+                first[place], known = known, known + len(segment.input_ids)
+        found.append([])
+        for span in branch.spans:
+            place_of = _own(branch, span)
+            shift = 0 if place_of is None else first[place_of] - branch.segments[place_of].position
+            found[-1].append((span[0] + shift, span[1] + shift))
+    return found
+
+
+def _own(branch: Branch, span: Range) -> int | None:
+    """Return the place of the branch's segment that contains a span."""
+    for place, segment in enumerate(branch.segments):
+        if segment.position <= span[0] and span[1] <= segment.stop:
+            return place
+    return None
+
+
+def _touches(branch: Branch, span: Range) -> bool:
+    return any(segment.position < span[1] and span[0] < segment.stop for segment in branch.segments)
