@@ -153,8 +153,12 @@ class BranchPass:
         attended = query.new_zeros(1, query.shape[2], query.shape[1], query.shape[3])
         for group in self._groups:
             slot = self._branches[group.start].slot
-            own = (layers[layer][slot.index, :, : slot.length] for layers in (slot.cache.keys, slot.cache.values))
-            call = LayerCall(layer, query, key, value, *own, scaling, sliding_window, layer + 1 < self._num_layers)
+            own_keys, own_values = (
+                layers[layer][slot.index, :, : slot.length] for layers in (slot.cache.keys, slot.cache.values)
+            )
+            call = LayerCall(
+                layer, query, key, value, own_keys, own_values, scaling, sliding_window, layer + 1 < self._num_layers
+            )
             if (packed := self._packed.get(group.start)) is None:
                 self._attend_one_by_one(group, call, attended)
                 continue

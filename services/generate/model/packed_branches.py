@@ -15,7 +15,7 @@ from torch import Tensor
 
 from services.generate.calibration import Documents, measure_rows
 from services.generate.model.causal_attention import attend_masked
-from services.generate.model.segments import Branch, Range
+from services.generate.model.segments import Branch, Range, Segment
 
 # Numbers of a mask, so that it and the products stay small beside the model; more are attended branch by branch.
 MAX_CELLS = 2**26
@@ -44,37 +44,27 @@ class PackedBranches:
         """`branches` are such that `can_pack` allows."""
         self._dtype = dtype
         num_prompt = branches[0].slot.length
-        positions, owners, seen_by = [], [], []  # of new rows, then of known ones
-        known_positions, known_owners = [], []
-        self._known = [segment for branch in branches for segment in branch.segments if segment.key_values is not None]
-        is_seen = torch.zeros(sum(len(branch.segments) for branch in branches), num_prompt, dtype=torch.bool)
-        number = 0
-        for owner, branch in enumerate(branches):
-            for segment in branch.segments:
-                for start, stop in segment.sees:
-                    is_seen[number, start:stop] = True
-                for own in branch.segments:
-                    is_seen[number, own.position : own.stop] = False
-                places = range(segment.position, segment.stop)
-                if segment.key_values is None:
-                    positions += places
-                    owners += [owner] * len(places)
-                    seen_by += [number] * len(places)
-                else:
-                    known_positions += places
-                    known_owners += [owner] * len(places)
-                number += 1
-        self._columns = _columns(branches, num_prompt, len(positions))
-        self._row_positions = torch.tensor(positions, device=device)
-        self._positions = torch.tensor([*range(num_prompt), *positions, *known_positions], device=device)
-        owner_of_column = torch.tensor([*owners, *known_owners], device=device)
-        own = owner_of_column[: len(positions), None] == owner_of_column
+        segments = [(owner, segment) for owner, branch in enumerate(branches) for segment in branch.segments]
+        new = [one for one in segments if one[1].key_values is None]
+        known = [one for one in segments if one[1].key_values is not None]
+        self._known = [segment for _, segment in known]
+
+        def each_token(some: Sequence[tuple[int, Segment]], numbers: Sequence[int]) -> Tensor:
+            lengths = torch.tensor([len(segment.input_ids) for _, segment in some], dtype=torch.int64)
+            return torch.tensor(numbers, dtype=torch.int64).repeat_interleave(lengths).to(device)
+
+        places = [torch.arange(segment.position, segment.stop) for _, segment in (*new, *known)]
+        self._positions = torch.cat([torch.arange(num_prompt), *places]).to(device)
+        owners = each_token((*new, *known), [owner for owner, _ in (*new, *known)])
+        num_rows = sum(len(segment.input_ids) for _, segment in new)
+        self._row_positions = self._positions[num_prompt : num_prompt + num_rows]
+        own = owners[:num_rows, None] == owners
         own &= self._row_positions[:, None] >= self._positions[num_prompt:]
-        self._visible = torch.cat([is_seen.to(device)[torch.tensor(seen_by, device=device)], own], dim=1)
-        ends = torch.tensor(owners).unique_consecutive(return_counts=True)[1].cumsum(0) - 1
-        self._last_rows = ends.to(device)
+        seen = torch.stack([_seen_of_prompt(branches[owner], segment, num_prompt) for owner, segment in new])
+        self._visible = torch.cat([seen.to(device)[each_token(new, range(len(new)))], own], dim=1)
+        self._last_rows = torch.tensor([branch.num_tokens for branch in branches], device=device).cumsum(0) - 1
         self._num_documents = [len(branch.spans) for branch in branches]
-        self._documents = Documents.of(self._columns, device)
+        self._documents = Documents.of(_columns(branches, num_prompt, num_rows), device)
         self._masks: dict[int | None, tuple[Tensor, Tensor]] = {}
 
     def attend(self, call: LayerCall, rows: slice) -> tuple[Tensor | None, list[Tensor]]:
@@ -115,6 +105,16 @@ def can_pack(branches: Sequence[Branch]) -> bool:
         return False
     spans = [(branch, span) for branch in branches for span in branch.spans]
     return all(_own(branch, span) is not None or not _touches(branch, span) for branch, span in spans)
+
+
+def _seen_of_prompt(branch: Branch, segment: Segment, num_prompt: int) -> Tensor:
+    """Make a mask (P,) of the prompt's tokens that a segment sees, without those that its branch replaces."""
+    is_seen = torch.zeros(num_prompt, dtype=torch.bool)
+    for start, stop in segment.sees:
+        is_seen[start:stop] = True
+    for own in branch.segments:
+        is_seen[own.position : own.stop] = False
+    return is_seen
 
 
 def _columns(branches: Sequence[Branch], num_prompt: int, num_rows: int) -> list[list[Range]]:
