@@ -1,13 +1,15 @@
-"""The generate service in this process over one store, with its own engine or over a server of vLLM, and its requests."""
+"""The generate service in this process over one store, with its own engine or over a server of vLLM; its requests."""
 
 import json
 import random
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 from starlette.testclient import TestClient
 
 from services.core.store.manifest import CheckpointInfo
@@ -144,3 +146,27 @@ def streamed(client: TestClient, body: dict[str, Any]) -> list[Any]:
     events = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: ")]
     assert events.pop() == "[DONE]"
     return [{**json.loads(one), "id": None, "created": None} for one in events]
+
+
+def assert_alike(found: Any, expected: Any) -> None:
+    """Equal but for the last digits of numbers, and for the tokens that a cache saved."""
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            if name != "cached_tokens":
+                assert_alike(found[name], value)
+    elif isinstance(expected, list):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            assert_alike(one, other)
+    elif isinstance(expected, float):
+        assert found == pytest.approx(expected, abs=TOLERANCE, rel=1e-4)
+    else:
+        assert found == expected
+
+
+def both(case: Served, path: str, bodies: list[dict[str, Any]]) -> list[tuple[Any, Any]]:
+    """Answers over vLLM, many at a time, and those of the own engine."""
+    with ThreadPoolExecutor(8) as threads:
+        over_vllm = list(threads.map(lambda body: answered(case.over_vllm, path, body), bodies))
+    return [(found, answered(case.own, path, body)) for found, body in zip(over_vllm, bodies, strict=True)]

@@ -27,9 +27,10 @@ from tests.vllm_plugin.services_over import (
     CPU,
     PROFILE,
     TINY,
-    TOLERANCE,
     Served,
     answered,
+    assert_alike,
+    both,
     chat,
     generate_service,
     own_and_vllm,
@@ -55,30 +56,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         own_and_vllm(folder, TINY, vllm.url) as (own, over_vllm),
     ):
         yield Served(vllm, own, over_vllm, folder)
-
-
-def assert_alike(found: Any, expected: Any) -> None:
-    """Equal but for the last digits of numbers, and for the tokens that a cache saved."""
-    if isinstance(expected, dict):
-        assert found.keys() == expected.keys()
-        for name, value in expected.items():
-            if name != "cached_tokens":
-                assert_alike(found[name], value)
-    elif isinstance(expected, list):
-        assert len(found) == len(expected)
-        for one, other in zip(found, expected, strict=True):
-            assert_alike(one, other)
-    elif isinstance(expected, float):
-        assert found == pytest.approx(expected, abs=TOLERANCE, rel=1e-4)
-    else:
-        assert found == expected
-
-
-def both(case: Served, path: str, bodies: list[dict[str, Any]]) -> list[tuple[Any, Any]]:
-    """Answers over vLLM, many at a time, and those of the own engine."""
-    with ThreadPoolExecutor(8) as threads:
-        over_vllm = list(threads.map(lambda body: answered(case.over_vllm, path, body), bodies))
-    return [(found, answered(case.own, path, body)) for found, body in zip(over_vllm, bodies, strict=True)]
 
 
 def test_calibrated_answers_and_reports_are_those_of_the_own_engine(tiny: Served) -> None:
