@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+import fovea_vllm
 from fovea_vllm.estimates import FIELDS as FIELDS_OF_ESTIMATES
 from fovea_vllm.request import FIELDS
 from services.core.settings import COMMAND_LINE_VARIABLES
@@ -34,8 +35,8 @@ PAGES = [
 
 PYTHON_BLOCK = re.compile(r'^```python(?: title="([^"]*)")?\n(.*?)^```', re.MULTILINE | re.DOTALL)
 FIFTH_SERVICE = ROOT / "docs/guide/add-a-service.md"
-# Of requests to vLLM with the plug-in.
-PLUG_IN = {*FIELDS, *FIELDS_OF_ESTIMATES}
+# Of requests to vLLM with the plug-in, and the plug-in's package.
+PLUG_IN = {*FIELDS, *FIELDS_OF_ESTIMATES, fovea_vllm.__name__}
 # Of the service that the guide to adding one builds.
 PREFIX_OF_THE_GUIDE = {"FOVEA_LANGUAGE_"}
 

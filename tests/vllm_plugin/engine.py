@@ -26,6 +26,7 @@ ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
+    "PYTHONPATH": str(ROOT / "vllm_plugin"),  # the plug-in of this checkout, whichever the environment holds
 }
 
 
@@ -130,8 +131,7 @@ def served(model: Path, log: Path, *arguments: str, port: int = 0) -> Iterator[S
             command,
             stdout=output,
             stderr=subprocess.STDOUT,
-            # the plug-in of this checkout, whichever the environment holds
-            env=os.environ | ENVIRONMENT | {"VLLM_PLUGINS": "fovea", "PYTHONPATH": str(ROOT / "vllm_plugin")},
+            env=os.environ | ENVIRONMENT | {"VLLM_PLUGINS": "fovea"},
             cwd=model,
         )
     server = Server(f"http://127.0.0.1:{port}", model.name, process)

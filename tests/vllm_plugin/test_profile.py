@@ -11,7 +11,7 @@ from fovea_vllm.estimates import EstimateRequest
 from fovea_vllm.profile import fields_of, notes_on
 from services.generate.model.profile import BiasTable, CalibrationProfile, write_profile
 
-TABLES = tuple(BiasTable(bucket=bucket, attention=(bucket / 100, 0.2), num_prompts=1) for bucket in (16, 128))
+TABLES = tuple(BiasTable(bucket=bucket, attention=(bucket / 1000, 0.2), num_prompts=1) for bucket in (16, 128))
 PROFILE = CalibrationProfile(
     enabled=True, bias="tree", temperature=1e-3, layers=(1, 2), rel_layers=(0, 1), tables=TABLES
 )
@@ -30,8 +30,8 @@ def test_the_fields_of_a_profile_are_those_that_a_server_takes() -> None:
 
 def test_a_table_is_that_of_documents_of_about_this_length() -> None:
     cached = PROFILE.model_copy(update={"bias": "cached"}).model_dump(mode="json")
-    assert fields_of(cached, 2, 100)["fovea_bias_table"] == [1.28, 0.2]
-    assert fields_of(cached, 2, 20)["fovea_bias_table"] == [0.16, 0.2]
+    assert fields_of(cached, 2, 100)["fovea_bias_table"] == [0.128, 0.2]
+    assert fields_of(cached, 2, 20)["fovea_bias_table"] == [0.016, 0.2]
     with pytest.raises(ValueError, match=r"tables for \[2\] documents"):
         fields_of(cached, 3)
 

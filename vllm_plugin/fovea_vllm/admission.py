@@ -40,6 +40,9 @@ def _checked(process_inputs: Callable[..., Any]) -> Callable[..., Any]:
 def _admit(config: VllmConfig, request: Any) -> None:
     """Check a request's documents, and tell the engine the length of its prompt. Raises BadRequest."""
     params = request.sampling_params
+    if params.prompt_logprobs is not None and config.lora_config is not None and current_platform.is_cpu():
+        # vLLM's LoRA for processors expects one row of logits per request, and a prompt's rows end the engine
+        raise BadRequest("prompts cannot be scored (prompt_logprobs, echo) by a vLLM on processors with --enable-lora")
     asked = DocumentRequest.of(params.extra_args)
     if asked is None:
         return

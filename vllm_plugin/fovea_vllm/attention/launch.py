@@ -6,7 +6,7 @@ programs, enough for one row of a long prompt to occupy a GPU. vLLM 0.32 cuts th
 number of segments instead, and those of a large one not at all. Here a large batch pays for pieces that it does not
 need: one of n tokens reads n keys and n values per key head, and writes G outputs in float32, which the merge reads
 again. In half precision that is G / n of what it reads. A token between two documents is a piece of its own and costs a
-program that reads one tile. None of this has been measured on a GPU.
+program that reads one tile. The speed of none of this has been measured on a GPU.
 
 Shapes as in `kernels`.
 """

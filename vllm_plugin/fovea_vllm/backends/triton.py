@@ -1,4 +1,7 @@
-"""The attention backend of CUDA and ROCm devices, chosen with `--attention-backend CUSTOM`. It has not run on a GPU."""
+"""The attention backend of CUDA and ROCm devices, chosen with `--attention-backend CUSTOM`.
+
+vLLM has not run with it on a GPU; the kernels that it calls have.
+"""
 
 from typing import Any, ClassVar
 
