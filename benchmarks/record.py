@@ -30,8 +30,8 @@ def record(benchmark: str, result: dict[str, Any]) -> None:
 
 
 def summary(samples: list[float]) -> dict[str, float | int]:
-    """Return the median, quartiles, minimum and maximum of at least two samples, to four significant digits."""
-    low, _, high = quantiles(samples, n=4, method="inclusive")
+    """Return the median, quartiles, minimum and maximum of samples, to four significant digits; one is all of them."""
+    low, _, high = quantiles(samples, n=4, method="inclusive") if len(samples) > 1 else samples * 3
     figures = {"median": median(samples), "p25": low, "p75": high, "min": min(samples), "max": max(samples)}
     return {**{name: float(f"{value:.4g}") for name, value in figures.items()}, "rounds": len(samples)}
 
