@@ -20,6 +20,10 @@ from tests.gateway.console.visits import (
 )
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
+TYPE_AND_RELOAD = (
+    "text => { const field = document.querySelector('.documents textarea'); field.value = text; "
+    "field.dispatchEvent(new Event('input', { bubbles: true })); location.reload(); }"
+)
 COLOR, SHAPE = "What is the color of the object?", "What is the shape of the object?"
 
 
@@ -168,6 +172,22 @@ def test_documents_are_moved_by_keys_and_by_dragging_and_pasted(page: Any) -> No
     page.locator(FIRST["ask"]).first.wait_for()
     page.wait_for_load_state("networkidle")
     assert [texts.nth(i).input_value() for i in (0, 11)] == ["Anna Berg comes from Germany.", "Two."]
+
+
+def test_what_is_typed_just_before_a_reload_is_kept_and_its_link_is_still_one(page: Any) -> None:
+    link = f"/console#ask?documents={quote(json.dumps(['Of the link.', 'Another.']))}"
+    first = page.locator(".documents textarea").first
+    page.goto(link)
+    first.wait_for()
+    for text in ("Typed.", "Typed again."):
+        with page.expect_navigation():
+            page.evaluate(TYPE_AND_RELOAD, text)
+        first.wait_for()
+        assert first.input_value() == text
+    page.wait_for_url("**#ask?*Typed+again*")
+    page.goto("about:blank")
+    page.goto(link)
+    assert first.input_value() == "Of the link."
 
 
 def test_a_search_under_several_conditions_has_a_column_for_each(page: Any) -> None:
