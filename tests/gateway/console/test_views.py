@@ -109,6 +109,7 @@ def test_calibration_changes_an_answer_and_the_bars_tell_why(page: Any) -> None:
     page.get_by_text("Attention by layer").click()
     before, of_dummies, after = (page.get_by_role("region", name=name) for name in ("Before", "Bias of", "After"))
     deciding = before.locator("tr", has=page.locator("abbr"))
+    deciding.wait_for()
     assert [float(text) for text in deciding.locator("td").all_inner_texts()] == pytest.approx(shares, abs=0.6)
     assert before.locator("tbody tr").count() == 6
     assert of_dummies.locator("tbody tr").count() == 2  # what follows the last layer that decides is not measured
