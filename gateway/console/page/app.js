@@ -58,11 +58,11 @@ function App() {
     loadHealth();
   }, [title]);
   const places = PLACES.filter(([name]) => name !== "review" || name === view.value || hasReview());
-  return html`<a class="skip" href="#main" onClick=${(event) => {
-      event.preventDefault();
-      document.querySelector("h1").focus();
-    }}>To the content</a>
-    <header class="top">
+  return html`<header class="top">
+      <a class="skip" href="#main" onClick=${(event) => {
+        event.preventDefault();
+        document.querySelector("h1").focus();
+      }}>To the content</a>
       <p class="brand"><img src="console/icon.svg" alt="" width="22" height="22" /> Fovea</p>
       <nav aria-label="Views">
         ${places.map(([name, text]) => html`<a

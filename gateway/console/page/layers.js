@@ -22,10 +22,10 @@ export function Layers({ reports, after, profile, gold, isOpen, onToggle }) {
   return html`<details class="more" open=${isOpen} onToggle=${(event) => onToggle(event.target.open)}><summary>Attention by layer</summary>
     ${!isThere && html`<p class="hint">Ask to see it.</p>`}
     ${isThere && html`<p class="hint">Percent of a layer's attention to all documents: a row a layer, from 0, a column a document; the framed one answers.
-        ${deciding.length > 0 && "★ marks the layers that decide what is relevant, those of the bars above."}</p>
+        ${deciding.length > 0 && " ★ marks the layers that decide what is relevant, those of the bars above."}</p>
       <div class="heats">
         ${heat("Before", "as the model attends", inEach(found[0].attention, (one, layer) => one.attention[layer]))}
-        ${found[0].relevance && heat("Bias of the place", "filler in place of each document", inEach(found[0].relevance, (one, layer) => one.attention[layer] - one.relevance[layer]))}
+        ${found[0].relevance && heat("Bias of the place", "filler in its place", inEach(found[0].relevance, (one, layer) => one.attention[layer] - one.relevance[layer]))}
         ${after && heat("After", "layers that are calibrated", found[0].attention.map((_, layer) => profile?.layers.includes(layer) && after))}
       </div>`}
   </details>`;

@@ -58,7 +58,7 @@ export function Places({ values, expected, gold }) {
       <${Share} title="Calibrated" column=${1} expected=${expected.value} />
     </div>
     ${rows.value.length > 0 && html`<table>
-      <thead><tr><th scope="col">Place</th><th scope="col">Uncalibrated</th><th scope="col">Calibrated</th></tr></thead>
+      <thead><tr><th scope="col" class="number">Place</th><th scope="col">Uncalibrated</th><th scope="col">Calibrated</th></tr></thead>
       <tbody>${rows.value.map((row, i) => html`<tr>
         <th scope="row" class="number">${i + 1}</th>${row.map((answer) => html`<${Cell} answer=${answer} expected=${expected.value} />`)}
       </tr>`)}</tbody>

@@ -113,7 +113,8 @@ export function remembered(name, defaults, checks = {}) {
   return signals;
 }
 
-window.addEventListener("pagehide", writeAddress);
+// A reload comes back to the address that it began with: the draft must stay the newer of the two.
+window.addEventListener("beforeunload", () => clearTimeout(pause));
 window.addEventListener("hashchange", () => {
   const name = viewIn(location.hash);
   if (location.hash.includes("?")) kept.get(name)?.(fieldsIn(location.hash));

@@ -64,7 +64,7 @@ def test_the_command_says_what_is_missing_and_ends_well_by_ctrl_c(
 ) -> None:
     (folder / "images" / "coffee.png").unlink()
     with kept_port() as port, Served(folder, port) as served:
-        assert httpx2.get(f"{served.url}/summary").json()["num_pairs"] == len(PAIRS)
+        assert httpx2.get(f"{served.url}/review/summary").json()["num_pairs"] == len(PAIRS)
         assert served.end(signal.SIGINT) == 0
     assert "1 image can't be shown. The image 'coffee.png' is not in the folder of images." in capfd.readouterr().err
 

@@ -65,19 +65,19 @@ def take_with_a_key(browser: Any, url: str) -> None:
             page.locator(FIRST[name]).first.wait_for()
         page.locator(".versions li").nth(3).wait_for()
         page.locator(".own-key").wait_for()
-        page.screenshot(path=IMAGES / "console-status.jpg", type="jpeg", quality=65, full_page=True)
+        page.screenshot(path=IMAGES / "console-status.jpg", type="jpeg", quality=50, full_page=True)
 
 
 def prepare(page: Any, name: str) -> None:
     """Bring a view to what its picture shows, and wait until all of its images are there."""
     if name == "score":
-        page.get_by_role("button", name="Attention of circle").hover()
+        page.get_by_role("button", name="Attention of circle").focus()
         page.locator(".overlay canvas").wait_for()
     if name == "ask":
         page.get_by_text("Attention by layer").click()
         page.locator(".heat").first.wait_for()
         page.get_by_role("button", name="Try all places").click()
-        page.locator("tbody tr").nth(9).wait_for()
+        page.locator(".places tbody tr").nth(9).wait_for()
     page.evaluate("() => window.scrollTo(0, 0)")
     is_phone = page.viewport_size["width"] < DESKTOP["width"]
     if name == "search" or is_phone:

@@ -81,9 +81,10 @@ def test_each_view_s_main_path_goes_by_keyboard_alone(page: Any) -> None:
 
     go_to_view(page, "search")
     hits = page.get_by_label("What is the shape of the object?", exact=True).locator(".hit img")
-    second = hits.nth(1).get_attribute("alt")
+    first, second = (hits.nth(i).get_attribute("alt") for i in range(2))
     tab_to(page, page.get_by_label("What is the shape of the object?", exact=True).locator(".hit").first)
     keyboard.press("Enter")
+    page.get_by_role("dialog", name=first).wait_for()
     keyboard.press("ArrowRight")
     panel = page.get_by_role("dialog", name=second)
     tab_to(page, panel.get_by_role("button", name="Search with this"))

@@ -20,6 +20,10 @@ from tests.gateway.console.visits import (
 )
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
+TYPE_AND_RELOAD = (
+    "text => { const field = document.querySelector('.documents textarea'); field.value = text; "
+    "field.dispatchEvent(new Event('input', { bubbles: true })); location.reload(); }"
+)
 COLOR, SHAPE = "What is the color of the object?", "What is the shape of the object?"
 
 
@@ -105,6 +109,7 @@ def test_calibration_changes_an_answer_and_the_bars_tell_why(page: Any) -> None:
     page.get_by_text("Attention by layer").click()
     before, of_dummies, after = (page.get_by_role("region", name=name) for name in ("Before", "Bias of", "After"))
     deciding = before.locator("tr", has=page.locator("abbr"))
+    deciding.wait_for()
     assert [float(text) for text in deciding.locator("td").all_inner_texts()] == pytest.approx(shares, abs=0.6)
     assert before.locator("tbody tr").count() == 6
     assert of_dummies.locator("tbody tr").count() == 2  # what follows the last layer that decides is not measured
@@ -168,6 +173,22 @@ def test_documents_are_moved_by_keys_and_by_dragging_and_pasted(page: Any) -> No
     page.locator(FIRST["ask"]).first.wait_for()
     page.wait_for_load_state("networkidle")
     assert [texts.nth(i).input_value() for i in (0, 11)] == ["Anna Berg comes from Germany.", "Two."]
+
+
+def test_what_is_typed_just_before_a_reload_is_kept_and_its_link_is_still_one(page: Any) -> None:
+    link = f"/console#ask?documents={quote(json.dumps(['Of the link.', 'Another.']))}"
+    first = page.locator(".documents textarea").first
+    page.goto(link)
+    first.wait_for()
+    for text in ("Typed.", "Typed again."):
+        with page.expect_navigation():
+            page.evaluate(TYPE_AND_RELOAD, text)
+        first.wait_for()
+        assert first.input_value() == text
+    page.wait_for_url("**#ask?*Typed+again*")
+    page.goto("about:blank")
+    page.goto(link)
+    assert first.input_value() == "Of the link."
 
 
 def test_a_search_under_several_conditions_has_a_column_for_each(page: Any) -> None:

@@ -7,9 +7,10 @@ const percent = (share) => `${(100 * share).toFixed(1)} %`;
 function Agreement({ agreement }) {
   const { statistic, kappa, observed, num_pairs, reason } = agreement;
   const name = statistic ?? "Kappa";
-  const value = kappa === null ? `undefined: ${reason}` : kappa.toFixed(3);
+  const over = statistic && `, over ${num_pairs} ${num_pairs === 1 ? "pair" : "pairs"}`;
+  const value = kappa === null ? `undefined${over ?? ""}: ${reason}` : `${kappa.toFixed(3)}${over ?? ""}`;
   return html`<dt>${name}</dt>
-    <dd>${value}${statistic && `, over ${num_pairs} ${num_pairs === 1 ? "pair" : "pairs"}`}</dd>
+    <dd>${value}</dd>
     ${observed !== null && html`<dt>Same verdict</dt><dd>${percent(observed)}, by chance or not</dd>`}`;
 }
 
