@@ -140,7 +140,8 @@ class TripletLoss(nn.Module):
     The negatives are the other answers of `bank` (A, E), or of the batch where there is none. `scale` None is
     CLIP's own temperature, trained further. Rows without a condition, and rows whose condition is about nothing in the
     picture, are pulled to the embedding of their image by the image tower as it was before tuning, with weight
-    `plain_weight`: what no condition asks for stays as it was. The condition tokens must also tell by a linear head, which is thrown away, what they are about.
+    `plain_weight`: what no condition asks for stays as it was. The condition tokens must also tell by a linear head,
+    which is thrown away, what they are about.
     """
 
     bank: Tensor | None
