@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from services.generate.calibration import Documents, measure_rows
+from services.generate.calibration import Documents, measure_scores, row_scores
 from services.generate.model.causal_attention import attend_masked
 from services.generate.model.segments import Branch, Range, Segment
 
@@ -81,19 +81,18 @@ class PackedBranches:
             new = call.value[0, :, rows]
             values = torch.cat([call.prompt_values, new, *(one.values[call.layer] for one in known)], dim=1)
             attended = attend_masked(query, keys[None], values[None], call.scaling, mask)
-        last = query[0, :, self._last_rows].transpose(0, 1)[:, :, None]
-        every = keys.expand(len(self._num_documents), -1, -1, -1)
-        found = measure_rows(last, every, call.scaling, last_mask, self._documents)[:, :, 0]
+        scores = row_scores(query[:, :, self._last_rows], keys[None], call.scaling, last_mask)
+        found = measure_scores(scores[0].transpose(0, 1)[:, :, None], self._documents)[:, :, 0]
         return attended, [one[:, :number] for one, number in zip(found, self._num_documents, strict=True)]
 
     def _mask(self, window: int | None) -> tuple[Tensor, Tensor]:
-        """Return what is added to scores (T, C), and what the branches' last rows see (B, 1, C)."""
+        """Return what is added to scores (T, C), and what the branches' last rows see (1, B, C)."""
         if window not in self._masks:
             visible = self._visible
             if window is not None:
                 visible = visible & (self._row_positions[:, None] - self._positions < window)
             added = torch.zeros_like(visible, dtype=self._dtype).masked_fill_(~visible, -torch.inf)
-            self._masks[window] = added, visible[self._last_rows][:, None]
+            self._masks[window] = added, visible[self._last_rows][None]
         return self._masks[window]
 
 
