@@ -10,7 +10,7 @@ from gateway.access import digest
 from gateway.settings import KeyRecord
 from tests.gateway.servers import gateway
 
-PAGE = Path(__file__).parents[3] / "gateway" / "console" / "page"
+PAGE = Path(__file__).parents[2] / "gateway" / "console" / "page"
 KEYS = (KeyRecord(name="a", sha256=digest("a"), scopes=frozenset({"embed"})),)
 OWN = [
     path for path in sorted(PAGE.rglob("*")) if path.suffix in (".html", ".css", ".js") and "vendor" not in path.parts
