@@ -18,6 +18,7 @@ from services.core.errors import InvalidField, TooLarge
 from services.nn.broken_model import BrokenModel
 from services.nn.devices import DeviceOptions
 from services.nn.reference_outputs import OutputRow, check_checkpoint
+from services.predict.model.circles import before_circles
 from services.predict.model.scoring import Candidates
 from services.predict.model.slot_tokens import SlotTokens
 from services.predict.model.student import Decoded, Encoded, Student
@@ -349,7 +350,7 @@ class PredictEngine:
             label, probability, probabilities = answer.label, answer.probability, answer.probabilities
             num_tokens = answer.num_tokens
         else:
-            label, probability, probabilities = self._text(answer), math.exp(answer.logprob), None
+            label, probability, probabilities = self._text(answer.token_ids), math.exp(answer.logprob), None
             if self._has_slots and item.numbers is not None:
                 label = item.numbers.restore_equation(label)
             num_tokens = len(answer.token_ids) + answer.is_finished
@@ -370,7 +371,9 @@ class PredictEngine:
         )
 
     def _rationale(self, item: Item, decoded: Decoded) -> str:
-        text = self._text(decoded)
+        """Return the text of a rationale, which ends in "…" where it goes round in circles."""
+        text, kept = (self._text(ids) for ids in (decoded.token_ids, before_circles(decoded.token_ids)))
+        text = text if kept == text else f"{kept} …"
         return item.numbers.restore_rationale(text) if self._has_slots and item.numbers is not None else text
 
     def _unused_numbers(self, item: Item, label: str) -> tuple[int | float, ...] | None:
@@ -378,8 +381,8 @@ class PredictEngine:
             return None
         return item.numbers.unused_in(label)
 
-    def _text(self, decoded: Decoded) -> str:
-        text: str = self.tokenizer.decode(decoded.token_ids, skip_special_tokens=True)
+    def _text(self, token_ids: Sequence[int]) -> str:
+        text: str = self.tokenizer.decode(token_ids, skip_special_tokens=True)
         return text.strip()
 
     def _self_check_tolerance(self) -> float:

@@ -14,6 +14,7 @@ from services.core.errors import InvalidField, TooLarge
 from services.nn.broken_model import BrokenModel
 from services.nn.devices import DeviceOptions
 from services.predict.engine import PredictEngine
+from services.predict.model.circles import before_circles
 from services.predict.model.student import Student
 from services.predict.model.task_description import Confidence, TaskDescription
 from services.predict.tasks import CQA, ESNLI, NO_PREFIXES, RELEASED_PREFIXES, SVAMP, Task
@@ -105,7 +106,11 @@ def test_a_rationale_is_what_the_student_answers_to_the_other_prefix(task: Task,
     tokenizer = tiny_tokenizer()
     ids = tokenizer("explain: " + task.input_text(fields)).input_ids
     generated = model.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False)[0]
-    assert explained.rationale == str(tokenizer.decode(generated, skip_special_tokens=True)).strip()
+    ids_said = generated.tolist()
+    said, kept = (
+        tokenizer.decode(one, skip_special_tokens=True).strip() for one in (ids_said, before_circles(ids_said))
+    )
+    assert explained.rationale == (said if kept == said else f"{kept} …")  # random weights soon repeat themselves
     assert plain.rationale is None
     assert (explained.label, explained.probabilities) == (plain.label, plain.probabilities)
     assert explained.prompt_tokens == plain.prompt_tokens + len(ids)

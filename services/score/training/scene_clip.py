@@ -211,7 +211,8 @@ def create_scene_clip(directory: Path, *, width: int = 256, layers: int = 3) -> 
     model = {"embed_dim": width, "vision_cfg": vision, "text_cfg": text}
     config = {
         "model_cfg": model,
-        "preprocess_cfg": {},
+        # a wide picture is scored whole, with bars, and not its middle alone
+        "preprocess_cfg": {"resize_mode": "longest"},
         "conv_stem": [width // 8, width // 4, width // 2],
         "conv_stem_blocks": [1, 1, 2],
     }
