@@ -106,10 +106,8 @@ def test_a_rationale_is_what_the_student_answers_to_the_other_prefix(task: Task,
     tokenizer = tiny_tokenizer()
     ids = tokenizer("explain: " + task.input_text(fields)).input_ids
     generated = model.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False)[0]
-    ids_said = generated.tolist()
-    said, kept = (
-        tokenizer.decode(one, skip_special_tokens=True).strip() for one in (ids_said, before_circles(ids_said))
-    )
+    every = (list(generated.tolist()), list(before_circles(generated.tolist())))
+    said, kept = (str(tokenizer.decode(ids, skip_special_tokens=True)).strip() for ids in every)
     assert explained.rationale == (said if kept == said else f"{kept} …")  # random weights soon repeat themselves
     assert plain.rationale is None
     assert (explained.label, explained.probabilities) == (plain.label, plain.probabilities)
