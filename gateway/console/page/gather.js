@@ -27,6 +27,7 @@ function fill(name, conditions, read, onFilled) {
       await loadCollections();
     }
     newName.value = "";
+    isNameWanted.value = false;
     onFilled(name, added.value.ids[0] ?? "");
   });
 }
