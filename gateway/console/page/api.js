@@ -6,6 +6,8 @@ export const key = signal("");
 export const isKeyWanted = signal(false);
 export const models = signal([]);
 export const modelsProblem = signal("");
+// Whether a key is missing: without one, nothing is asked again unasked.
+export let isBarred = false;
 
 export class Refused extends Error {
   constructor(message, status, body = null) {
@@ -98,20 +100,37 @@ export async function loadModels() {
   try {
     models.value = (await ask({ path: "v1/models" })).data;
     modelsProblem.value = "";
-    isKeyWanted.value = false;
+    isKeyWanted.value = isBarred = false;
   } catch (refused) {
     if (!(refused instanceof Refused)) throw refused;
     modelsProblem.value = refused.message;
+    isBarred = [401, 403].includes(refused.status);
   }
 }
 
-// Several requests, each of which may be refused without the others: [{value}, {problem}].
+// What the gateway says of its services without a key: which are ready, and whether there is a review.
+export const health = signal(null);
+export const healthProblem = signal("");
+
+export const hasReview = () => Boolean(health.value?.checks.review?.ok);
+
+export async function loadHealth() {
+  try {
+    health.value = await ask({ path: "readyz" });
+    healthProblem.value = "";
+  } catch (refused) {
+    if (!(refused instanceof Refused)) throw refused;
+    healthProblem.value = refused.message;
+  }
+}
+
+// Several requests, each of which may be refused without the others: [{value}, {problem, code}].
 export function each(calls) {
   return Promise.all(
     calls.map((call) =>
       call.then((value) => ({ value }), (refused) => {
         if (!(refused instanceof Refused)) throw refused;
-        return { problem: refused.message };
+        return { problem: refused.message, code: refused.code };
       }),
     ),
   );

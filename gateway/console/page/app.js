@@ -1,7 +1,6 @@
 // The page: its views, the way between them, and the key.
-import { isKeyWanted, key, loadModels, modelsProblem } from "./api.js";
+import { hasReview, isKeyWanted, key, loadHealth, loadModels, modelsProblem } from "./api.js";
 import { Ask } from "./ask.js";
-import { hasReview, loadHealth } from "./health.js";
 import { Predict } from "./predict.js";
 import { Rerank } from "./rerank.js";
 import { Review } from "./review.js";
@@ -33,7 +32,7 @@ function KeyForm() {
     await loadModels();
     if (!modelsProblem.value) window.dispatchEvent(new Event("key-changed"));
   };
-  return html`<button type="button" class="plain" onClick=${() => dialog.current.showModal()}>
+  return html`<button class="plain" onClick=${() => dialog.current.showModal()}>
       ${key.value ? "Change the key" : "Key"}
     </button>
     <dialog ref=${dialog} aria-labelledby="key-title" onClose=${() => (isKeyWanted.value = false)}>

@@ -1,16 +1,17 @@
 // Ask: the same question answered uncalibrated and calibrated, and what each document's attention was and became.
 import { ask, askStream } from "./api.js";
-import { QUESTIONS } from "./ask_examples.js";
 import { generateCall, isRight, profileOf, sharesAfter, sharesBefore, tokensCall } from "./attention.js";
 import { Documents, isDocuments } from "./documents.js";
-import { useFirstRun } from "./first_run.js";
+import texts from "./examples/texts.json" with { type: "json" };
 import { Layers } from "./layers.js";
-import { Bar, Copy, Head, ModelChoice, Problem, Run, chosen, isGenerating, percent, statementOf, typed } from "./parts.js";
+import { Bar, Copy, Head, ModelChoice, Problem, Run, chosen, isGenerating, percent, served, typed } from "./parts.js";
 import { Places, clearPlaces } from "./places.js";
 import { remembered } from "./state.js";
-import { createTask } from "./task.js";
+import { createTask, useFirstRun } from "./task.js";
 import { batch, html, signal } from "./vendor/preact.mjs";
 
+// `gold` is the document that answers. Made up, like what the starter was trained on.
+const QUESTIONS = texts.questions;
 const [{ query, documents, gold, expected }] = QUESTIONS;
 const fields = remembered(
   "ask",
@@ -71,15 +72,27 @@ function show(question) {
   run();
 }
 
-function reorder(list, order) {
-  const place = order.indexOf(fields.gold.value);
+// In whatever order its documents are.
+const isShown = (one) => fields.query.value === one.query && isSame([...fields.documents.value].sort(), [...one.documents].sort());
+const isSame = (some, others) => JSON.stringify(some) === JSON.stringify(others);
+
+// What an example expects says nothing of another question or other documents; what the visitor chose stays.
+function change(make) {
   batch(() => {
-    const isSame = list.length === fields.documents.value.length && list.every((one, i) => one === fields.documents.value[i]);
-    fields.documents.value = list;
-    fields.gold.value = Math.max(0, place);
-    if (!isSame) clear();
+    const example = QUESTIONS.find(isShown);
+    const isGold = example && isSame(fields.documents.value[fields.gold.value], example.documents[example.gold]);
+    make();
+    if (!example || isShown(example)) return;
+    if (fields.expected.value === example.expected) fields.expected.value = "";
+    if (isGold) fields.gold.value = -1;
   });
 }
+
+const reorder = (list, order) => change(() => {
+  if (!isSame(list, fields.documents.value)) clear();
+  fields.documents.value = list;
+  fields.gold.value = order.indexOf(fields.gold.value);
+});
 
 // The less probable a token was, the darker it is; its probability is also its title.
 function Token({ token, logprob, isFirst }) {
@@ -131,7 +144,7 @@ function Calibration({ profile }) {
 }
 
 export function Ask() {
-  useFirstRun(run, () => answers.calibrated.value !== null);
+  useFirstRun(run, () => answers.calibrated.value?.text);
   const profile = profileOf(fields.model.value);
   const end = answers.calibrated.value?.end;
   const reports = end?.documents ?? answers.uncalibrated.value?.end?.documents;
@@ -139,14 +152,14 @@ export function Ask() {
   const before = isCurrent ? sharesBefore(reports) : null;
   const after = isCurrent && end ? sharesAfter(end.documents, Number(fields.temperature.value) || profile?.temperature) : null;
   return html`<${Head}
-      title="Ask" statement=${statementOf(isGenerating, fields.model.value)}
+      title="Ask" ...${served(isGenerating, fields.model.value)}
       about="One question over your documents, answered with and without calibrated attention."
     />
     <div class="choices examples" role="group" aria-label="Examples">
-      ${QUESTIONS.map((one) => html`<button type="button" class="small" onClick=${() => show(one)}>${one.name}</button>`)}
+      ${QUESTIONS.map((one) => html`<button class="small" onClick=${() => show(one)}>${one.name}</button>`)}
     </div>
     <label class="field">Question
-      <input ...${typed(fields.query, run)} />
+      <input ...${typed(fields.query, run)} onInput=${(event) => change(() => (fields.query.value = event.target.value))} />
     </label>
     <div class="actions">
       <${Run} task=${task} label="Ask" onRun=${run} isPossible=${fields.query.value.trim() !== ""}>
@@ -163,7 +176,7 @@ export function Ask() {
     <h2>Documents</h2>
     <p class="legend hint"><span class="swatch pale"></span> attention before <span class="swatch"></span> after calibration, each as a share of all documents'</p>
     <${Documents}
-      documents=${fields.documents.value} onChange=${reorder}
+      documents=${fields.documents.value} onChange=${reorder} onRun=${run}
       beside=${(i) => html`<${Beside} i=${i} before=${before} after=${after} />`}
     />
     <${Layers}

@@ -11,8 +11,7 @@ function address(call) {
 }
 
 export function asCurl(calls) {
-  const pictures = new Map(files(calls).filter((file) => file.source).map((file) => [file.name, file.source]));
-  const fetched = [...pictures].map(([name, source]) => `curl -s -o ${quoted(name)} ${quoted(base() + source)}`);
+  const fetched = examples(calls).map(([name, source]) => `curl -s -o ${quoted(name)} ${quoted(base() + source)}`);
   return [...fetched, ...calls.map(curl)].join("\n");
 }
 
@@ -35,15 +34,16 @@ function curl(call) {
 // In double quotes, as curl splits a bare name at commas and semicolons.
 const curlName = (name) => `"${name.replaceAll("\\", "\\\\").replaceAll('"', '\\"')}"`;
 
-function files(calls) {
-  return calls.flatMap((call) => (call.form ?? []).map(([, value]) => value).filter((value) => typeof value !== "string"));
+// [name, address] of each example's picture among what was sent.
+function examples(calls) {
+  const files = calls.flatMap((call) => (call.form ?? []).map(([, value]) => value));
+  return [...new Map(files.filter((file) => file.source).map((file) => [file.name, file.source]))];
 }
 
 export function asPython(calls) {
   const lines = needsKey() ? ["import os", "", "import requests", ""] : ["import requests", ""];
   if (needsKey()) lines.push(`headers = {"Authorization": f"Bearer {os.environ['KEY']}"}`);
-  const pictures = new Map(files(calls).filter((file) => file.source).map((file) => [file.name, file.source]));
-  for (const [name, source] of pictures) {
+  for (const [name, source] of examples(calls)) {
     lines.push(`with open(${python(name)}, "wb") as file:`, `    file.write(requests.get(${python(base() + source)}).content)`);
   }
   return [...lines, ...calls.flatMap(pythonCall)].join("\n");

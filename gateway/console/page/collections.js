@@ -8,7 +8,7 @@ const POLL_MS = 500;
 
 export const collections = signal(null);
 export const progress = signal(null); // {done, total, what} while images are added
-export const refused = signal([]); // {name, message} of each image that was not added
+export const added = signal(null); // {name: the collection's, ids, refused: [{name, message}]} of what was added last
 
 export const EXAMPLES = "console-examples";
 
@@ -58,19 +58,26 @@ function batches(files) {
 
 // A request adds all of its images or none, so the images of one that is refused are sent one by one.
 export async function addFiles(name, files, metadata, stop) {
-  refused.value = [];
   progress.value = { what: "Stored", done: 0, total: files.length };
+  const told = (batch, refused = []) => {
+    const { ids, refused: before } = added.value;
+    added.value = { name, ids: [...ids, ...batch.map((file) => file.name)], refused: [...before, ...refused] };
+  };
   const isAboutImages = (failure) => failure instanceof Refused && failure.status >= 400 && failure.status < 500 && ![401, 403, 404, 429].includes(failure.status);
   for (const batch of batches(files)) {
     try {
       await ask(addCall(name, batch, metadata), stop);
+      told(batch);
     } catch (failure) {
       if (!isAboutImages(failure)) throw failure;
       for (const file of batch) {
-        await ask(addCall(name, [file], metadata), stop).catch((one) => {
+        try {
+          await ask(addCall(name, [file], metadata), stop);
+          told([file]);
+        } catch (one) {
           if (!isAboutImages(one)) throw one;
-          refused.value = [...refused.value, { name: file.name, message: one.message }];
-        });
+          told([], [{ name: file.name, message: one.message }]);
+        }
       }
     }
     progress.value = { ...progress.value, done: progress.value.done + batch.length };
@@ -99,7 +106,7 @@ export async function exampleFiles() {
   return { files, metadata };
 }
 
-// The images in what was dropped, folders included, with their paths as names.
+// The files in what was dropped, folders included, with their paths as names.
 export async function droppedFiles(transfer) {
   const entries = [...transfer.items].map((item) => item.webkitGetAsEntry?.()).filter(Boolean);
   const found = await Promise.all(entries.map(filesOf));
@@ -109,7 +116,7 @@ export async function droppedFiles(transfer) {
 async function filesOf(entry) {
   if (entry.isFile) {
     const blob = await new Promise((resolve, reject) => entry.file(resolve, reject));
-    return blob.type.startsWith("image/") ? [{ name: entry.fullPath.replace(/^\//, ""), blob }] : [];
+    return [{ name: entry.fullPath.replace(/^\//, ""), blob }];
   }
   const reader = entry.createReader();
   const inside = [];
@@ -122,6 +129,6 @@ async function filesOf(entry) {
   return (await Promise.all(inside.map(filesOf))).flat();
 }
 
-export function chosenFiles(list) {
-  return [...list].filter((file) => file.type.startsWith("image/")).map((blob) => ({ name: blob.webkitRelativePath || blob.name, blob }));
-}
+export const chosenFiles = (list) => [...list].map((blob) => ({ name: blob.webkitRelativePath || blob.name, blob }));
+
+export const isImage = ({ blob }) => blob.type.startsWith("image/");

@@ -8,11 +8,17 @@ const documentOf = (title, text) => (title ? { title, text } : text);
 const isDocument = (one) => typeof one === "string" || (typeof one?.text === "string" && typeof one.title === "string");
 export const isDocuments = (given) => Array.isArray(given) && given.every(isDocument);
 
+const BLANK = /\n\s*\n/;
+// From so many lines without a blank one, each is a document.
+const FEWEST_LINES = 3;
+
 // Paragraphs become documents of their own, and a line that begins with # the title of the text after it.
-function paragraphs(text) {
+function paragraphs(given) {
   const found = [];
   let title = "";
-  for (const paragraph of text.replaceAll("\r", "").split(/\n\s*\n/)) {
+  const text = given.replaceAll("\r", "").trim();
+  const isList = !BLANK.test(text) && !/^\s*#+ /m.test(text) && text.split("\n").length >= FEWEST_LINES;
+  for (const paragraph of text.split(isList ? "\n" : BLANK)) {
     const [, heading, rest] = /^\s*#+ +(.+)\n?([^]*)$/.exec(paragraph) ?? ["", title, paragraph];
     const body = rest.replaceAll(/\s+/g, " ").trim();
     if (body) found.push(documentOf(heading.trim(), body));
@@ -27,8 +33,8 @@ export function moved(list, from, to) {
   return rest;
 }
 
-// `beside(i)` is what a document shows at its side; `onChange(documents, whereOld)` tells where each one came from.
-export function Documents({ documents, onChange, beside }) {
+// `beside(i)` is what a document shows at its side; `onChange(documents, whereOld)` tells where each one came from; Ctrl+Enter is `onRun`.
+export function Documents({ documents, onChange, onRun, beside }) {
   const list = useRef(null);
   const [isTitled, setTitled] = useState(false);
   const hasTitles = isTitled || documents.some(titleOf);
@@ -59,7 +65,17 @@ export function Documents({ documents, onChange, beside }) {
     const kept = textOf(documents[i]).trim() ? indices.slice(0, i + 1) : indices.slice(0, i);
     change([...kept, ...several, ...indices.slice(i + 1)]);
   };
+  const clear = () => {
+    if (!window.confirm(`Remove all ${documents.length} documents?`)) return;
+    focusAfter.current = [0, "textarea"];
+    setTitled(false);
+    change([""]);
+  };
   const keys = (event, i) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+      event.preventDefault();
+      onRun();
+    }
     if (!event.altKey || !["ArrowUp", "ArrowDown"].includes(event.key)) return;
     event.preventDefault();
     move(i, event.key === "ArrowUp" ? i - 1 : i + 1, "textarea");
@@ -93,22 +109,24 @@ export function Documents({ documents, onChange, beside }) {
           ></textarea>
         </div>
         <span class="moves">
-          <button type="button" class="plain up" aria-label=${`Move document ${i + 1} up`} aria-disabled=${i === 0 ? "true" : undefined} onClick=${() => move(i, i - 1, ".up")}>↑</button>
-          <button type="button" class="plain down" aria-label=${`Move document ${i + 1} down`} aria-disabled=${i === documents.length - 1 ? "true" : undefined} onClick=${() => move(i, i + 1, ".down")}>↓</button>
-          <button type="button" class="plain remove" aria-label=${`Remove document ${i + 1}`} onClick=${() => remove(i)}>✕</button>
+          ${[["up", "↑", i - 1], ["down", "↓", i + 1]].map(([name, arrow, to]) => html`<button
+            class=${`plain ${name}`} aria-label=${`Move document ${i + 1} ${name}`} aria-disabled=${!(to in documents)} onClick=${() => move(i, to, `.${name}`)}
+          >${arrow}</button>`)}
+          <button class="plain remove" aria-label=${`Remove document ${i + 1}`} onClick=${() => remove(i)}>✕</button>
         </span>
         ${beside?.(i)}
       </li>`)}
     </ol>
     <div class="actions">
-      <button type="button" class="small" onClick=${() => {
+      <button class="small" onClick=${() => {
         focusAfter.current = [documents.length, "textarea"];
         change([...indices, ""]);
       }}>Add a document</button>
-      ${!hasTitles && html`<button type="button" class="small" onClick=${() => {
+      ${!hasTitles && html`<button class="small" onClick=${() => {
         focusAfter.current = [0, ".title"];
         setTitled(true);
       }}>Add titles</button>`}
-      <span class="hint">Drag ⠿, or press Alt and an arrow, to move one. Pasted paragraphs become documents of their own; a line that begins with # is a title.</span>
+      ${documents.length > 1 && html`<button class="small" onClick=${clear}>Clear all</button>`}
+      <span class="hint">Drag ⠿, or press Alt and an arrow, to move one. Pasted paragraphs, or three lines and more, become documents of their own; a line that begins with # is a title.</span>
     </div>`;
 }

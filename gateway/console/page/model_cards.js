@@ -1,9 +1,15 @@
 // What each service serves: its models, and the versions of each in the store with the aliases that name them.
-import { ask, each, models } from "./api.js";
+import { ask, each, health, models } from "./api.js";
 import { html, signal } from "./vendor/preact.mjs";
 
 // {data, followed} or {problem} by model.
 const stored = signal({});
+const seen = new Map();
+
+// By what the API tells of a model of each service alone.
+const SERVICES = { local_weight: "score", dimensions: "embed", calibration: "generate", task: "predict" };
+const serviceOf = (model) => SERVICES[Object.keys(SERVICES).find((name) => name in model)];
+const isDown = (model) => health.value?.checks[serviceOf(model)]?.ok === false;
 
 const versionCall = (id) => ({ path: `v1/models/${encodeURIComponent(id)}/versions` });
 export const versionCalls = () => models.value.map(({ id }) => versionCall(id));
@@ -11,7 +17,7 @@ export const versionCalls = () => models.value.map(({ id }) => versionCall(id));
 export async function loadVersions() {
   const ids = models.value.map(({ id }) => id);
   const found = await each(ids.map((id) => ask(versionCall(id))));
-  stored.value = Object.fromEntries(ids.map((id, i) => [id, { ...found[i].value, problem: found[i].problem }]));
+  stored.value = { ...stored.value, ...Object.fromEntries(ids.map((id, i) => [id, { ...found[i].value, problem: found[i].problem }])) };
 }
 
 const day = (unix) => new Date(unix * 1000).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" });
@@ -40,16 +46,21 @@ function Model({ model }) {
   const calibration = model.calibration;
   const known = stored.value[model.id] ?? {};
   const facts = [
-    ["follows", known.followed], ["kind", model.kind], ["task", model.task], ["longest input", model.max_model_len && `${model.max_model_len} tokens`],
+    ["service", serviceOf(model)], ["follows", known.followed], ["kind", model.kind], ["task", model.task], ["longest input", model.max_model_len && `${model.max_model_len} tokens`],
     ["dimensions", model.dimensions], ["calibration", calibration && (calibration.enabled ? `on, ${calibration.bias}, t = ${calibration.temperature}` : "off")],
     ["weight of words", model.local_weight],
   ].filter(([, value]) => value !== undefined && value !== null && value !== false);
   return html`<li class="answer">
-    <h3>${model.id} <span class=${model.loaded === false ? "hint" : "hint right"}>${model.loaded === false ? "not in memory" : "in memory"}</span></h3>
+    <h3>${model.id} ${isDown(model) ? html`<span class="hint wrong">its service is not ready</span>` : html`<span class=${model.loaded === false ? "hint" : "hint right"}>${model.loaded === false ? "not in memory" : "in memory"}</span>`}</h3>
     <p class="hint">${model.statement ?? ""}</p>
     <dl>${facts.map(([name, value]) => html`<dt>${name}</dt><dd>${value}</dd>`)}</dl>
     <${Versions} known=${known} />
   </li>`;
 }
 
-export const Models = () => html`<ul class="models">${models.value.map((model) => html`<${Model} key=${model.id} model=${model} />`)}</ul>`;
+// Those of a service that is down stay.
+export function Models() {
+  for (const one of models.value) seen.set(one.id, one);
+  const shown = [...seen.values()].filter((one) => models.value.includes(one) || isDown(one));
+  return html`<ul class="models">${shown.map((model) => html`<${Model} key=${model.id} model=${model} />`)}</ul>`;
+}

@@ -1,9 +1,15 @@
 // Small parts that several views show.
-import { models } from "./api.js";
+import { loadModels, models } from "./api.js";
 import { asCurl, asPython } from "./code.js";
+import { useUntil } from "./task.js";
 import { html, useRef, useState } from "./vendor/preact.mjs";
 
 export const percent = (share) => `${(100 * share).toFixed(1)} %`;
+
+// A table's columns: texts, then numbers.
+export const heads = (texts, numbers) => html`<thead><tr>
+  ${[...texts, ...numbers].map((name, i) => html`<th scope="col" class=${i < texts.length ? "" : "number"}>${name}</th>`)}
+</tr></thead>`;
 
 // Always in the page, so that screen readers notice when it fills.
 export const Problem = ({ text, kind = "" }) => html`<p class=${`problem ${kind}`} role="alert">${text}</p>`;
@@ -14,7 +20,7 @@ export function Run({ task, label, onRun, isPossible = true, children }) {
   return html`<button
       type="button"
       class="primary run"
-      aria-disabled=${isPossible || isBusy ? undefined : "true"}
+      aria-disabled=${!isPossible && !isBusy}
       onClick=${() => (isBusy ? task.stop() : isPossible && onRun())}
     >${isBusy ? "Stop" : label}</button>
     ${children}
@@ -42,7 +48,7 @@ export function Copy({ calls }) {
   };
   const isEmpty = calls.length === 0;
   const button = (name, write) => html`<button
-    type="button" class="plain" aria-disabled=${isEmpty ? "true" : undefined}
+    class="plain" aria-disabled=${isEmpty}
     onClick=${() => !isEmpty && copy(name, write(calls))}
   >Copy as ${name}</button>`;
   return html`<div class="copy">
@@ -86,19 +92,22 @@ export function ModelChoice({ isOne, into }) {
   </label>`;
 }
 
-export function statementOf(isOne, chosen) {
-  const served = models.value.filter(isOne);
-  return (served.find((model) => model.id === chosen) ?? served[0])?.statement ?? "";
+// What `Head` says of the model that answers.
+export function served(isOne, chosen) {
+  const found = models.value.filter(isOne);
+  return { isThere: found.length > 0, statement: (found.find((model) => model.id === chosen) ?? found[0])?.statement };
 }
 
 export const isScoring = (model) => "local_weight" in model;
 export const isEmbedding = (model) => "dimensions" in model;
 export const isGenerating = (model) => "calibration" in model;
 
-export function Head({ title, about, statement }) {
+export function Head({ title, about, statement, isThere = true, load = loadModels }) {
+  const isLate = useUntil(isThere, load);
   return html`<header class="head">
     <h1 tabindex="-1">${title}</h1>
     <p>${about}</p>
     ${statement && html`<p class="hint">The model that answers: ${statement}</p>`}
+    ${isLate && html`<p class="hint" role="status">The service that answers here is still starting, or does not run. This page looks again by itself.</p>`}
   </header>`;
 }

@@ -1,7 +1,31 @@
 // A picture that the visitor chooses, pastes or drops, or takes from the examples.
-import { keepPicture, keptPicture } from "./picture_store.js";
 import { useDrop } from "./parts.js";
 import { html, useEffect } from "./vendor/preact.mjs";
+
+// A view's own picture is kept in this browser, so that a reload does not lose it.
+const STORE = "pictures";
+
+function opened() {
+  return new Promise((resolve, reject) => {
+    const request = indexedDB.open("fovea.console", 1);
+    request.onupgradeneeded = () => request.result.createObjectStore(STORE);
+    request.onsuccess = () => resolve(request.result);
+    request.onerror = () => reject(request.error);
+  });
+}
+
+async function use(mode, work) {
+  const database = await opened();
+  return new Promise((resolve, reject) => {
+    const request = work(database.transaction(STORE, mode).objectStore(STORE));
+    request.onsuccess = () => resolve(request.result);
+    request.onerror = () => reject(request.error);
+  });
+}
+
+// Browsers that store nothing, as in a private window, keep the picture until the next reload only.
+const keepPicture = (view, { name, blob }) => use("readwrite", (store) => store.put({ name, blob }, view)).catch(() => {});
+const keptPicture = (view) => use("readonly", (store) => store.get(view)).catch(() => undefined);
 
 // {name, blob, url}; of an example also `source`, its address.
 export const noPicture = { name: "", blob: null, url: "" };
@@ -53,7 +77,7 @@ export function PictureInput({ view, picture, onPicture, examples, label, childr
         }}
       /></label>
       ${examples.map((name) => html`<button
-        type="button" class="thumb" aria-label=${`Example ${name}`} aria-pressed=${picture.source?.endsWith(name) ? "true" : "false"}
+        class="thumb" aria-label=${`Example ${name}`} aria-pressed=${Boolean(picture.source?.endsWith(name))}
         onClick=${async () => onPicture(await example(name))}
       ><img src=${`console/examples/${name}`} alt="" /></button>`)}
     </div>

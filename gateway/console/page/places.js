@@ -44,10 +44,11 @@ function Cell({ answer, expected }) {
 }
 
 export function Places({ values, expected, gold }) {
-  const isPossible = expected.value.trim() !== "" && values().documents.length > 1;
+  const isChosen = gold in values().documents;
+  const isPossible = isChosen && expected.value.trim() !== "" && values().documents.length > 1;
   return html`<section class="places" aria-labelledby="places-title">
     <h2 id="places-title">Does the place matter?</h2>
-    <p class="hint">Moves document ${gold + 1} from the first place to the last, and asks at each. An answer is right if it contains the expected one.</p>
+    <p class="hint">${isChosen ? `Moves document ${gold + 1} from the first place to the last, and asks at each.` : "Choose above the document that answers: it is moved from place to place."} An answer is right if it contains the expected one.</p>
     <div class="actions">
       <label class="field inline">Expected answer <input ...${typed(expected)} /></label>
       <${Run} task=${task} label="Try all places" onRun=${() => walk(values())} isPossible=${isPossible} />

@@ -1,19 +1,13 @@
 // Predict: a form for each served task, its label with probabilities, and the student's reason.
 import { ask } from "./api.js";
-import { useFirstRun } from "./first_run.js";
+import examples from "./examples/texts.json" with { type: "json" };
 import { Bar, Copy, Head, Problem, Run, percent } from "./parts.js";
 import { remembered } from "./state.js";
-import { createTask } from "./task.js";
+import { createTask, useFirstRun } from "./task.js";
 import { batch, html, signal } from "./vendor/preact.mjs";
 
 // For tasks that have these very fields, as the starters' do.
-const EXAMPLES = [
-  { premise: "A child in a green shirt is sleeping.", hypothesis: "The child is wearing something white." },
-  { premise: "Two dogs are running on the beach.", hypothesis: "Animals are outside." },
-  { premise: "A woman is reading a book.", hypothesis: "She is sitting in a train." },
-  { body: "Dora split 63 spoons evenly into 9 bags. Gina has 19 bags.", question: "How many spoons are in each bag of Dora?" },
-  { body: "Ali has 12 pens. He buys 5 more and gives 3 to Mia.", question: "How many pens does Ali have now?" },
-];
+const EXAMPLES = examples.inputs;
 
 const fields = remembered("predict", { task: "inferences", inputs: "{}", rationale: true });
 const task = createTask();
@@ -51,8 +45,12 @@ function predictCall(one) {
   return { method: "POST", path: "predict", json };
 }
 
+async function loadTasks(stop) {
+  tasks.value = (await ask({ path: "tasks" }, stop)).data;
+}
+
 const run = () => task.run("Predicting …", async (stop) => {
-  tasks.value ??= (await ask({ path: "tasks" }, stop)).data;
+  if (!tasks.value?.length) await loadTasks(stop);
   const one = current();
   if (!one) return;
   const call = predictCall(one);
@@ -109,7 +107,7 @@ export function Predict() {
   useFirstRun(run, () => answer.value !== null);
   const one = current();
   return html`<${Head}
-      title="Predict" statement=${one?.statement ?? ""}
+      title="Predict" statement=${one?.statement} isThere=${Boolean(one)} load=${loadTasks}
       about="A label with its probabilities, and the reason that the student was taught to give."
     />
     ${one && html`<fieldset><legend>Task</legend>
@@ -118,7 +116,7 @@ export function Predict() {
       />${id}</label>`)}
     </fieldset>
     <div class="choices examples" role="group" aria-label="Examples">
-      ${examplesOf(one).map((example) => html`<button type="button" class="small" onClick=${() => { fill(one, example); run(); }}>${Object.values(example).at(-1)}</button>`)}
+      ${examplesOf(one).map((example) => html`<button class="small" onClick=${() => { fill(one, example); run(); }}>${Object.values(example).at(-1)}</button>`)}
     </div>`}
     <div class="two">
       <div>${one && html`<${Form} one=${one} />`}<${Problem} text=${task.problem.value} /></div>

@@ -1,10 +1,10 @@
 // Rerank: the same documents, ranked by several methods side by side.
 import { ask, each } from "./api.js";
 import { Documents, isDocuments, textOf, titleOf } from "./documents.js";
-import { useFirstRun } from "./first_run.js";
-import { Bar, Copy, Head, ModelChoice, Problem, Run, isGenerating, statementOf, typed } from "./parts.js";
+import texts from "./examples/texts.json" with { type: "json" };
+import { Bar, Copy, Head, ModelChoice, Problem, Run, isGenerating, served, typed } from "./parts.js";
 import { remembered } from "./state.js";
-import { createTask } from "./task.js";
+import { createTask, useFirstRun } from "./task.js";
 import { html, signal } from "./vendor/preact.mjs";
 
 const METHODS = {
@@ -13,27 +13,22 @@ const METHODS = {
   query_likelihood: "likelihood of the question given the document",
   relevance_prompt: "probability that the model calls it relevant",
 };
-const DOCUMENTS = [
-  "Corin Blackwood owns the golden parrot.",
-  "Danis Crowley owns the amber falcon.",
-  "Elra Dunmore owns the silver badger.",
-  "Belan Ashford owns the quiet otter.",
-  "Faris Elwood owns the quiet heron.",
-  "Gavin Fenwick owns the golden otter.",
-];
 
 const fields = remembered("rerank", {
-  query: "Who owns the quiet otter?", documents: DOCUMENTS, methods: Object.keys(METHODS), model: "",
+  query: "Who owns the quiet otter?", documents: texts.documents, methods: Object.keys(METHODS), model: "",
 }, { documents: isDocuments });
 const task = createTask();
 // {method, documents, results or problem} of each method that was asked.
 const rankings = signal([]);
+const ranked = signal("");
+const asked = () => JSON.stringify(Object.values(fields).map((one) => one.value));
 
 const isPossible = () => fields.query.value.trim() !== "" && fields.methods.value.length > 0 && fields.documents.value.length > 0;
 
 const run = () => task.run("Ranking …", async (stop) => {
   if (!isPossible()) return;
   const documents = fields.documents.value;
+  const now = asked();
   const methods = Object.keys(METHODS).filter((method) => fields.methods.value.includes(method));
   const calls = methods.map((method) => {
     const json = { query: fields.query.value, documents, method, return_documents: false };
@@ -42,6 +37,7 @@ const run = () => task.run("Ranking …", async (stop) => {
   });
   task.calls.value = calls;
   const found = await each(calls.map((call) => ask(call, stop)));
+  ranked.value = now;
   rankings.value = methods.map((method, i) => ({ method, documents, results: found[i].value?.results, problem: found[i].problem }));
 });
 
@@ -68,9 +64,10 @@ function Ranking({ ranking }) {
 }
 
 export function Rerank() {
-  useFirstRun(run, () => rankings.value.length > 0);
+  useFirstRun(run, () => rankings.value.some((one) => one.results));
+  const isOld = rankings.value.length > 0 && ranked.value !== asked();
   return html`<${Head}
-      title="Rerank" statement=${statementOf(isGenerating, fields.model.value)}
+      title="Rerank" ...${served(isGenerating, fields.model.value)}
       about="The same documents ranked by several methods. The number before a document is its place in your list."
     />
     <label class="field">Question
@@ -84,8 +81,9 @@ export function Rerank() {
     <${ModelChoice} isOne=${isGenerating} into=${fields.model} />
     <div class="actions"><${Run} task=${task} label="Rank" onRun=${run} isPossible=${isPossible()} /></div>
     <${Problem} text=${task.problem.value} />
-    <div class="columns" tabindex="0" role="region" aria-label="Rankings by method">${rankings.value.map((one) => html`<${Ranking} key=${one.method} ranking=${one} />`)}</div>
+    <p class="hint" role="status">${isOld && "Outdated: ranked before the last change. Rank again."}</p>
+    <div class=${isOld ? "columns old" : "columns"} tabindex="0" role="region" aria-label="Rankings by method">${rankings.value.map((one) => html`<${Ranking} key=${one.method} ranking=${one} />`)}</div>
     <${Copy} calls=${task.calls.value} />
     <h2 class="below">Documents</h2>
-    <div class="plain-list"><${Documents} documents=${fields.documents.value} onChange=${(list) => (fields.documents.value = list)} /></div>`;
+    <div class="plain-list"><${Documents} documents=${fields.documents.value} onChange=${(list) => (fields.documents.value = list)} onRun=${run} /></div>`;
 }

@@ -1,6 +1,7 @@
 // Results: a column for each condition, and an image of them in full size.
 import { askBlob, key } from "./api.js";
 import { filterOf, imagePath } from "./collections.js";
+import { heads } from "./parts.js";
 import { Vectors } from "./vectors.js";
 import { html, useEffect, useRef, useState } from "./vendor/preact.mjs";
 
@@ -21,15 +22,19 @@ export function StoredImage({ collection, id, alt }) {
   return html`<img src=${key.value ? url || undefined : path} alt=${alt} loading="lazy" />`;
 }
 
+const about = ({ size, exact, state }) => (state === "building"
+  ? `${exact ? "all images" : "candidates"} compared; the index is being built`
+  : `${size} images, ${exact ? "all" : "candidates"} compared`);
+
 function Column({ column, onOpen, onRemove }) {
   const { condition, found, problem } = column;
   return html`<section class="column" aria-label=${condition || "no condition"}>
     <h2><span>${condition || html`<em>no condition</em>`}</span>
-      <button type="button" class="plain" aria-label=${`Remove the column ${condition || "no condition"}`} onClick=${onRemove}>✕</button>
+      <button class="plain" aria-label=${`Remove the column ${condition || "no condition"}`} onClick=${onRemove}>✕</button>
     </h2>
-    <p class="hint">${problem ? html`<span class="wrong">${problem}</span>` : found ? `${found.index.size} images, ${found.index.exact ? "all compared" : "candidates compared"}${found.index.state === "building" ? "; its index is being built" : ""}` : "…"}</p>
+    <p class="hint">${problem ? html`<span class="wrong">${problem}</span>` : found ? about(found.index) : "…"}</p>
     <ol>
-      ${found?.results.map((one) => html`<li><button type="button" class="hit" onClick=${() => onOpen({ ...one, condition })}>
+      ${found?.results.map((one) => html`<li><button class="hit" onClick=${() => onOpen({ ...one, condition })}>
         <${StoredImage} collection=${column.collection} id=${one.id} alt=${one.id} />
         <span class="number">${one.score.toFixed(3)}</span>
       </button></li>`)}
@@ -71,21 +76,21 @@ export function ImagePanel({ collection, image, columns, model, onOpen, onClose,
       <${StoredImage} collection=${collection} id=${image.id} alt=${image.id} />
       <div>
         <h2>${image.id}</h2>
-        <table><thead><tr><th scope="col">Condition</th><th scope="col" class="number">Place</th><th scope="col" class="number">Cosine</th></tr></thead>
+        <table>${heads(["Condition"], ["Place", "Cosine"])}
           <tbody>${scores.map(({ condition, place, score }) => html`<tr>
             <td>${condition || "no condition"}</td><td class="number">${place + 1}</td><td class="number">${score.toFixed(3)}</td>
           </tr>`)}</tbody>
         </table>
         <dl>${Object.entries(image.metadata ?? {}).map(([name, value]) => html`<dt>${name}</dt><dd>${isFilter(name, value)
-          ? html`<button type="button" class="plain" title="Only images with this" onClick=${() => leave(onFilter, name, value)}>${String(value)}</button>`
+          ? html`<button class="plain" title="Only images with this" onClick=${() => leave(onFilter, name, value)}>${String(value)}</button>`
           : typeof value === "string" ? value : JSON.stringify(value)}</dd>`)}</dl>
         <${Vectors}
           of=${image.id} conditions=${columns.map((one) => one.condition)} model=${model}
           input=${{ images: [{ id: `${collection}/${image.id}` }] }}
         />
         <div class="actions">
-          <button type="button" class="primary" onClick=${() => leave(onSearch, image.id)}>Search with this</button>
-          <button type="button" onClick=${() => dialog.current.close()}>Close</button>
+          <button class="primary" onClick=${() => leave(onSearch, image.id)}>Search with this</button>
+          <button onClick=${() => dialog.current.close()}>Close</button>
         </div>
       </div>
     </div>

@@ -1,7 +1,6 @@
 // Review: the page of `fovea curate review`, which that serves itself. Here it asks through the gateway, with this page's
 // key, in a shadow root: it takes this page's colors, and otherwise neither's style reaches the other.
-import { ask, askBlob, key } from "./api.js";
-import { hasReview, health, loadHealth } from "./health.js";
+import { ask, askBlob, hasReview, health, key, loadHealth } from "./api.js";
 import { Copy, Head, Problem } from "./parts.js";
 import { remembered } from "./state.js";
 import { effect, html, signal, useEffect, useRef } from "./vendor/preact.mjs";

@@ -1,20 +1,15 @@
 // Score: which caption is true of a picture, and where each of its words looks.
 import { ask } from "./api.js";
-import { useFirstRun } from "./first_run.js";
+import texts from "./examples/texts.json" with { type: "json" };
 import { Spotlight } from "./heatmap.js";
-import { Bar, Copy, Head, ModelChoice, Problem, Run, isScoring, percent, statementOf } from "./parts.js";
+import { Bar, Copy, Head, ModelChoice, Problem, Run, isScoring, percent, served } from "./parts.js";
 import { PictureInput, example, noPicture, ownPicture } from "./picture.js";
 import { remembered } from "./state.js";
-import { createTask } from "./task.js";
+import { createTask, useFirstRun } from "./task.js";
 import { batch, html, signal } from "./vendor/preact.mjs";
 
-const EXAMPLES = ["two-shapes.jpg", "pair-1.jpg", "pair-2.jpg", "pair-3.jpg"];
-const CAPTIONS = {
-  "two-shapes.jpg": ["a blue square left of a yellow circle", "a yellow square left of a blue circle", "a blue circle above a yellow square"],
-  "pair-1.jpg": ["a pink heart above a lime cross", "a lime heart above a pink cross", "a pink heart below a lime cross"],
-  "pair-2.jpg": ["a red square above a navy ring", "a navy square above a red ring", "a red square below a navy ring"],
-  "pair-3.jpg": ["a purple triangle above a navy square", "a navy triangle above a purple square", "two purple triangles"],
-};
+const CAPTIONS = texts.captions;
+const EXAMPLES = Object.keys(CAPTIONS);
 
 const fields = remembered("score", { picture: EXAMPLES[0], captions: CAPTIONS[EXAMPLES[0]], model: "" });
 const task = createTask();
@@ -92,11 +87,11 @@ function choose(next) {
 function Words({ explained }) {
   return html`<section aria-label="Where each word looks">
     <h2>Where each word looks</h2>
-    <p class="hint">Of the marked caption. Point at a word, or go to it by Tab, to see it large.</p>
+    <p class="hint">Of the marked caption: bright is where the word matches the picture, dark where it does not. Point at a word, or go to it by Tab, to see it large.</p>
     <ul class="words">
       ${explained.tokens.slice(0, -1).map((token, i) => html`<li>
         <button
-          type="button" aria-pressed=${word.value === i ? "true" : "false"}
+          aria-pressed=${word.value === i}
           onMouseEnter=${() => (word.value = i)} onMouseLeave=${() => (word.value = -1)}
           onFocus=${() => (word.value = i)} onBlur=${() => (word.value = -1)} onClick=${() => (word.value = i)}
         ><${Spotlight} url=${picture.value.url} heat=${explained.heatmaps[i]} size=${180} label=${`Attention of ${token}`} />
@@ -110,7 +105,7 @@ function Scores({ found }) {
   return html`<ol class="scores" aria-label="Captions by score">
     ${found.scores.map((one) => html`<li class=${one.index === found.best ? "best" : ""}>
       <button
-        type="button" class="row" aria-pressed=${chosen.value === one.index ? "true" : "false"}
+        class="row" aria-pressed=${chosen.value === one.index}
         onClick=${() => (chosen.value = one.index)}
       >
         <span class="caption">${one.caption} ${kinds.value[one.caption] && html`<span class="tag">${kinds.value[one.caption]}</span>`}</span>
@@ -129,7 +124,7 @@ export function Score() {
   const large = explained && word.value >= 0 ? explained.heatmaps[word.value] : null;
   const marked = found?.scores[chosen.value]?.caption ?? lines()[0];
   return html`<${Head}
-      title="Score" statement=${statementOf(isScoring, fields.model.value)}
+      title="Score" ...${served(isScoring, fields.model.value)}
       about="Which caption is true of the picture? Word order counts, and every word shows where it looks."
     />
     <div class="two">
@@ -148,7 +143,7 @@ export function Score() {
         <${ModelChoice} isOne=${isScoring} into=${fields.model} />
         <div class="actions">
           <${Run} task=${task} label="Score" onRun=${run}>
-            <button type="button" aria-disabled=${marked ? undefined : "true"} onClick=${() => marked && addNegatives(marked)}>Add hard negatives</button>
+            <button aria-disabled=${!marked} onClick=${() => marked && addNegatives(marked)}>Add hard negatives</button>
           <//>
         </div>
         <${Problem} text=${task.problem.value} />

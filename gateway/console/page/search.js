@@ -1,13 +1,12 @@
 // Search: the images nearest to a picture or a text, under one condition a column.
 import { ask, each } from "./api.js";
 import { EXAMPLES, collections, filterOf, loadCollections, pathOf } from "./collections.js";
-import { useFirstRun } from "./first_run.js";
-import { Gather } from "./gather.js";
-import { Copy, Head, Problem, Run, isEmbedding, statementOf, typed } from "./parts.js";
+import { Added, Gather } from "./gather.js";
+import { Copy, Head, Problem, Run, isEmbedding, served, typed } from "./parts.js";
 import { PictureInput, noPicture, ownPicture } from "./picture.js";
 import { Columns, ImagePanel, StoredImage } from "./results.js";
 import { remembered } from "./state.js";
-import { createTask } from "./task.js";
+import { createTask, useFirstRun } from "./task.js";
 import { Vectors } from "./vectors.js";
 import { batch, html, signal } from "./vendor/preact.mjs";
 
@@ -15,14 +14,18 @@ const SUGGESTED = [
   "", "What is the color of the object?", "What is the shape of the object?", "What is the color of the background?",
   "What is the texture of the background?", "What is the size of the object?", "Where is the object?",
 ];
+const EXAMPLE = "purple-heart.jpg";
+const OFFERED = 12;
 const fields = remembered("search", {
-  collection: EXAMPLES, by: "id", id: "purple-heart.jpg", text: "a red star", filter: "", k: 6, conditions: SUGGESTED.slice(0, 4),
+  collection: EXAMPLES, by: "id", id: EXAMPLE, text: "a red star", filter: "", k: 6, conditions: SUGGESTED.slice(0, 4),
 });
 const task = createTask();
 const picture = signal(noPicture);
 const columns = signal([]);
 const opened = signal(null);
 const newCondition = signal("");
+// The first images of a collection, to search with.
+const first = signal({ of: "", ids: [] });
 
 // Of the ways to search; a link may hold anything.
 const way = () => (["picture", "text"].includes(fields.by.value) ? fields.by.value : "id");
@@ -31,7 +34,7 @@ const way = () => (["picture", "text"].includes(fields.by.value) ? fields.by.val
 function queryInput() {
   if (way() === "text") return { of: fields.text.value, input: { texts: [fields.text.value] } };
   const id = `${fields.collection.value}/${fields.id.value}`;
-  if (way() === "id") return { of: id, input: { images: [{ id }] } };
+  if (way() === "id") return fields.id.value && { of: id, input: { images: [{ id }] } };
   const { blob, name, source } = picture.value;
   return blob && { of: blob, input: { form: [["file", { blob, name, source }]] } };
 }
@@ -53,19 +56,32 @@ function searchCall(condition) {
   return { method: "POST", path, json };
 }
 
-const isPossible = () => way() !== "picture" || picture.value.blob !== null;
+const isPossible = () => (way() === "picture" ? picture.value.blob !== null : fields[way()].value !== "");
+
+async function loadFirst(stop) {
+  const of = fields.collection.value;
+  if (first.value.of === of) return;
+  const { data } = await ask({ path: `${pathOf(of)}/images`, query: [["limit", OFFERED]] }, stop);
+  first.value = { of, ids: data.map(({ id }) => id) };
+}
 
 function run() {
   return task.run("Searching …", async (stop) => {
     if (collections.value === null) await loadCollections(stop);
     if (way() === "picture" && !picture.value.blob) picture.value = await ownPicture("search");
     const isThere = collections.value.some((one) => one.name === fields.collection.value);
-    if (!isThere || !isPossible()) return;
+    if (!isThere) return;
+    await loadFirst(stop);
+    const [next = ""] = first.value.ids;
+    fields.id.value ||= next;
+    if (!isPossible()) return;
     const conditions = [...new Set(fields.conditions.value)];
     const calls = conditions.map(searchCall);
     task.calls.value = calls;
     const found = await each(calls.map((call) => ask(call, stop)));
     stop.throwIfAborted();
+    // An image that a draft or a link names, and the collection doesn't have (any more).
+    if (way() === "id" && fields.id.value !== next && found.some((one) => one.code === "image_not_found")) return set({ id: next });
     columns.value = conditions.map((condition, i) => ({
       condition, collection: fields.collection.value, found: found[i].value, problem: found[i].problem,
     }));
@@ -77,6 +93,12 @@ function set(changes) {
     for (const [name, value] of Object.entries(changes)) fields[name].value = value;
   });
   return run();
+}
+
+function enter(collection, id = collection === EXAMPLES ? EXAMPLE : "") {
+  columns.value = [];
+  first.value = { of: "", ids: [] };
+  return set({ collection, id });
 }
 
 function addCondition(condition) {
@@ -99,8 +121,13 @@ function Query({ model }) {
     <fieldset><legend>Search with</legend>
       ${choice("id", "an image of the collection")} ${choice("picture", "a picture")} ${choice("text", "a text")}
     </fieldset>
-    ${by === "id" && html`<div class="picture"><${StoredImage} collection=${fields.collection.value} id=${fields.id.value} alt=${fields.id.value} /></div>
-      <p class="hint">${fields.id.value} · open a result to search with it</p>`}
+    ${by === "id" && html`<div class="picture">${fields.id.value && html`<${StoredImage} collection=${fields.collection.value} id=${fields.id.value} alt=${fields.id.value} />`}</div>
+      <p class="hint">${fields.id.value ? `${fields.id.value} · choose one below, or open a result to search with it` : "No picture to search with: add some to this collection."}</p>
+      <div class="choices" role="group" aria-label="Images of the collection">
+        ${first.value.ids.map((id) => html`<button class="thumb" key=${id} aria-label=${`Search with ${id}`} aria-pressed=${id === fields.id.value} onClick=${() => set({ id })}>
+          <${StoredImage} collection=${first.value.of} id=${id} alt="" />
+        </button>`)}
+      </div>`}
     ${by === "picture" && html`<${PictureInput}
       view="search" picture=${picture.value} examples=${["two-shapes.jpg", "pair-1.jpg"]} label="Choose a picture …"
       onPicture=${(next) => { picture.value = next; run(); }}
@@ -129,30 +156,31 @@ function Conditions() {
       <label class="field inline">Another condition
         <input placeholder="any question about the picture" ...${typed(newCondition, () => newCondition.value.trim() && addCondition(newCondition.value.trim()))} />
       </label>
-      ${offered.map((one) => html`<button type="button" class="small" onClick=${() => addCondition(one)}>+ ${one || "no condition"}</button>`)}
+      ${offered.map((one) => html`<button class="small" onClick=${() => addCondition(one)}>+ ${one || "no condition"}</button>`)}
     </div>
   </div>`;
 }
 
 export function Search() {
-  useFirstRun(run, () => columns.value.length > 0);
+  useFirstRun(run, () => columns.value.some((one) => one.found));
   const names = (collections.value ?? []).map((one) => one.name);
   const isThere = names.includes(fields.collection.value);
   const now = collections.value?.find((one) => one.name === fields.collection.value);
   const model = now?.model.split("@")[0] ?? "";
   return html`<${Head}
-      title="Search" statement=${statementOf(isEmbedding, model)}
+      title="Search" ...${served(isEmbedding, model)}
       about="The same query under several conditions: each column asks another question of the same pictures."
     />
     ${names.length > 0 && html`<label class="field collection">Collection
-      <select value=${fields.collection.value} onChange=${(event) => { columns.value = []; set({ collection: event.target.value }); }}>
+      <select value=${fields.collection.value} onChange=${(event) => enter(event.target.value)}>
         ${!isThere && html`<option value=${fields.collection.value}>choose one</option>`}
         ${collections.value.map((one) => html`<option value=${one.name}>${one.name} (${one.size} images)</option>`)}
       </select>
     </label>`}
     <details class="more" open=${!isThere && collections.value !== null}><summary>Make or fill a collection</summary>
-      <${Gather} name=${fields.collection.value} conditions=${fields.conditions.value} onFilled=${(name) => { columns.value = []; set({ collection: name }); }} />
+      <${Gather} name=${fields.collection.value} conditions=${fields.conditions.value} onFilled=${(name, id) => { fields.by.value = "id"; enter(name, name === EXAMPLES ? EXAMPLE : id); }} />
     </details>
+    <${Added} />
     ${collections.value === null && html`<${Problem} text=${task.problem.value} />`}
     ${isThere && html`<div class="search">
       <${Query} model=${model} />

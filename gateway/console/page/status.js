@@ -1,10 +1,9 @@
 // Status: whether each service is ready, what it serves, and what the gateway measures, read anew every few seconds.
-import { Refused, askText, loadModels } from "./api.js";
-import { health, healthProblem, loadHealth } from "./health.js";
+import { Refused, askText, health, healthProblem, loadHealth, loadModels } from "./api.js";
 import { parse, quantile, sum, valuesOf } from "./metrics.js";
 import { Models, loadVersions, versionCalls } from "./model_cards.js";
 import { OWN_KEY, OwnKey, loadOwnKey } from "./own_key.js";
-import { Copy, Head, Problem } from "./parts.js";
+import { Copy, Head, Problem, heads } from "./parts.js";
 import { html, signal, useEffect } from "./vendor/preact.mjs";
 
 const PERIOD_MS = 3000;
@@ -30,9 +29,10 @@ async function refresh(number) {
   const before = JSON.stringify(health.value);
   await loadHealth();
   const isChanged = !healthProblem.value && JSON.stringify(health.value) !== before;
-  if (isChanged) await loadModels();
   await readMetrics();
-  if (isChanged || number % READINGS_A_SLOW_ONE === 0) await Promise.all([loadOwnKey(), loadVersions()]);
+  if (!isChanged && number % READINGS_A_SLOW_ONE) return;
+  await loadModels();
+  await Promise.all([loadOwnKey(), loadVersions()]);
 }
 
 function rate(name, matches) {
@@ -51,7 +51,7 @@ function Services() {
   const known = Object.keys(checks).filter((name) => services.includes(name) || checks[name].detail.includes("address"));
   const names = (health.value ? known : services).sort();
   return html`<div class="scroll" tabindex="0" role="region" aria-label="Services"><table>
-    <thead><tr><th scope="col">Service</th><th scope="col">State</th><th scope="col" class="number">In flight</th><th scope="col" class="number">Waiting</th><th scope="col" class="number">Limit</th></tr></thead>
+    ${heads(["Service", "State"], ["In flight", "Waiting", "Limit"])}
     <tbody>${names.map((name) => {
       const check = checks[name];
       const gauge = (metric) => (services.includes(name) ? sum(now, `fovea_gateway_${metric}`, { service: name }) : "");
@@ -72,9 +72,9 @@ function Routes() {
   const refusals = (route) => now.filter((one) => one.name === "fovea_requests_total" && one.labels.route === route && Number(one.labels.code) >= 400)
     .reduce((total, one) => total + one.value, 0);
   return html`<div class="scroll" tabindex="0" role="region" aria-label="Requests"><table>
-    <thead><tr><th scope="col">Route</th><th scope="col" class="number">Requests</th><th scope="col" class="number">a second</th><th scope="col" class="number">Refused or failed</th><th scope="col" class="number">Half within</th><th scope="col" class="number">95 % within</th></tr></thead>
+    ${heads(["Route"], ["Requests", "a second", "Refused or failed", "Half within", "95 % within"])}
     <tbody>${routes.map((route) => html`<tr>
-      <th scope="row"><code>${route}</code></th>
+      <th scope="row"><code>${route.replaceAll(/\{(\w+?)(_id)?(:\w+)?\}/g, "{$1}")}</code></th>
       <td class="number">${sum(now, "fovea_requests_total", { route })}</td>
       <td class="number">${perSecond(rate("fovea_requests_total", { route }))}</td>
       <td class="number">${refusals(route)}</td>

@@ -19,7 +19,7 @@ function Vector({ condition, embedding }) {
   return html`<li>
     <b>${condition ?? "no condition"}</b> <span class="hint">${embedding.length} numbers, norm ${Math.hypot(...embedding).toFixed(3)}</span>
     <code>${embedding.slice(0, SHOWN).map((one) => one.toFixed(4)).join(", ")}, …</code>
-    <button type="button" class="plain" onClick=${copy}>Copy as JSON</button> <span role="status" class="hint">${copied}</span>
+    <button class="plain" onClick=${copy}>Copy as JSON</button> <span role="status" class="hint">${copied}</span>
   </li>`;
 }
 

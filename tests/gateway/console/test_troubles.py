@@ -14,6 +14,7 @@ import pytest
 from tests.contract.processes import Process
 from tests.contract.running_fovea import Fovea
 from tests.gateway.console.visits import (
+    ANSWERED,
     FIRST,
     KEY,
     MAX_BODY_BYTES,
@@ -72,7 +73,7 @@ def test_answers_are_cancelled_by_stop_and_by_other_documents_and_the_service_he
         wait_until_cancelled(page, gateway, of_gateway + 4)
     finally:
         generate.process.send_signal(signal.SIGCONT)
-    page.locator(FIRST["ask"]).first.wait_for()
+    page.locator(ANSWERED).first.wait_for()
     assert page.get_by_text("Stopped.").count() == 0
     wait_until_cancelled(page, generate, of_service + 4)
 
@@ -155,6 +156,28 @@ def test_a_service_that_is_killed_is_told_and_answers_again_when_it_is_back(page
     page.locator("nav a[href='#predict']").click()
     page.get_by_role("button", name="Predict", exact=True).click()
     page.wait_for_function("() => [...document.querySelectorAll('[role=alert]')].every(one => one.innerText === '')")
+
+
+def test_a_page_opened_while_a_service_is_down_is_whole_once_it_is_back(page: Any, fovea: Fovea) -> None:
+    open_view(page, "status")
+    page.locator("tr", has_text="generate").get_by_text("● ready").wait_for()
+    old = fovea.processes["generate"]
+    old.process.kill()
+    old.process.wait()
+    card = page.locator(".models > li", has=page.get_by_text("generate", exact=True))
+    card.get_by_text("its service is not ready").wait_for()
+    page.goto("about:blank")
+    page.goto("/console#ask")
+    page.get_by_text("is still starting, or does not run").wait_for()
+    assert page.get_by_text("The model that answers").count() == 0
+    fovea.start("generate", port=old.port).wait_until_ready()
+    page.get_by_text("The model that answers").wait_for()
+    page.locator(FIRST["ask"]).first.wait_for()
+    after = page.locator(".documents li").nth(4).locator(".share .number").nth(1)
+    assert float(after.inner_text().removesuffix(" %")) > 90
+    page.wait_for_function("() => [...document.querySelectorAll('[role=alert]')].every(one => one.innerText === '')")
+    assert page.get_by_text("is still starting").count() == 0
+    page.wait_for_load_state("networkidle")
 
 
 def test_markup_in_texts_names_and_metadata_is_shown_and_never_run(page: Any, fovea: Fovea, tmp_path: Path) -> None:

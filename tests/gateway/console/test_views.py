@@ -12,9 +12,11 @@ import pytest
 
 from tests.contract.running_fovea import Fovea
 from tests.gateway.console.visits import (
+    ANSWERED,
     FIRST,
     make_examples,
     open_view,
+    paste,
     visit,
     write_pictures,
 )
@@ -39,19 +41,12 @@ def brightness(page: Any, *places: tuple[float, float]) -> list[int]:
     return found
 
 
-def paste(field: Any, text: str) -> None:
-    field.evaluate(
-        "(field, text) => { const data = new DataTransfer(); data.setData('text', text);"
-        "field.dispatchEvent(new ClipboardEvent('paste', { clipboardData: data, bubbles: true, cancelable: true })); }",
-        text,
-    )
-
-
 def test_score_shows_the_true_caption_at_once_and_where_each_word_looks(page: Any) -> None:
     page.goto("/console")
     best = page.locator(".scores .best")
     assert "a blue square left of a yellow circle" in best.inner_text()
     assert page.locator(".words li").count() == 8
+    assert page.get_by_text("bright is where the word matches the picture").is_visible()
     circle, background = (0.74, 0.5), (0.05, 0.05)
     page.get_by_role("button", name="Attention of circle").hover()
     page.locator(".overlay canvas").wait_for()
@@ -170,7 +165,7 @@ def test_documents_are_moved_by_keys_and_by_dragging_and_pasted(page: Any) -> No
     assert [texts.nth(i).input_value() for i in (10, 11)] == ["One.", "Two."]
     page.wait_for_load_state("networkidle")  # what a reload breaks off is no part of this
     page.reload()
-    page.locator(FIRST["ask"]).first.wait_for()
+    page.locator(ANSWERED).first.wait_for()
     page.wait_for_load_state("networkidle")
     assert [texts.nth(i).input_value() for i in (0, 11)] == ["Anna Berg comes from Germany.", "Two."]
 
@@ -276,7 +271,7 @@ def test_a_folder_of_two_hundred_images_becomes_a_collection_with_progress(page:
     page.locator("input[webkitdirectory]").set_input_files(tmp_path / "many")
     page.get_by_text("1 not added").wait_for()
     page.locator(".collection option").filter(has_text="many (200 images)").wait_for(state="attached")
-    assert page.locator(".gather li").inner_text().startswith("many/broken.png: ")
+    assert page.locator(".added li").inner_text().startswith("many/broken.png: ")
     told = page.evaluate("[...window.told]")
     assert any(re.fullmatch(r"Stored \d+ of 201", text) for text in told)
     page.once("dialog", lambda dialog: dialog.accept())
@@ -315,8 +310,10 @@ def test_status_tells_what_is_served_and_how_it_does(page: Any) -> None:
     version = model.locator(".versions li").filter(has_text="● serving")
     version.wait_for()
     assert "latest" in version.locator(".tag").all_inner_texts()
+    assert model.locator("dd").first.inner_text() == "score"
     row = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name="/score"))
     assert "≤" in row.inner_text()
+    page.get_by_role("rowheader", name="/v1/models/{model}/versions", exact=True).wait_for()
 
 
 def test_what_was_asked_is_copied_as_a_command_that_answers_the_same(page: Any, tmp_path: Path) -> None:

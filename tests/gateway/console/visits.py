@@ -24,6 +24,8 @@ FIRST = {
     "predict": ".labels li",
     "status": ".models li",
 }
+# An answer of Ask, whether one is expected or not.
+ANSWERED = ".answer[aria-label=Calibrated] .token"
 KEY = "a-key-of-the-tests"
 MAX_BODY_BYTES = 60_000
 
@@ -82,6 +84,14 @@ def make_examples(page: Any) -> None:
     if page.locator(".hit").count() == 0:
         page.get_by_role("button", name="Make the example collection").click()
         page.locator(".hit").first.wait_for()
+
+
+def paste(field: Any, text: str) -> None:
+    field.evaluate(
+        "(field, text) => { const data = new DataTransfer(); data.setData('text', text);"
+        "field.dispatchEvent(new ClipboardEvent('paste', { clipboardData: data, bubbles: true, cancelable: true })); }",
+        text,
+    )
 
 
 def write_pictures(folder: Path, count: int) -> None:
