@@ -141,6 +141,11 @@ class ScoreEngine:
         return self._grid
 
     @property
+    def resize_mode(self) -> str:
+        """Way in which other shapes come to this size: see `ImageTransform`."""
+        return self._transform.resize_mode
+
+    @property
     def num_patches(self) -> int:
         """The numbers of a heatmap; 0 for a model that has none."""
         return 0 if self._grid is None else math.prod(self._grid)
@@ -279,6 +284,7 @@ class ModelFacts:
 
     context_length: int
     image_size: tuple[int, int]
+    resize_mode: str
     grid: tuple[int, int] | None
     local_weight: float
     logit_scale: float

@@ -466,6 +466,7 @@ def test_models_lists_the_served_checkpoint_with_its_limits(client: TestClient, 
     assert (model["id"], model["kind"]) == (MODEL, "fsc-clip")
     assert model["max_model_len"] == CONTEXT_LENGTH
     assert model["image_size"] == [IMAGE_SIZE, IMAGE_SIZE]
+    assert model["resize_mode"] == "shortest"
     assert model["patches"] == [4, 4]
     assert model["logit_scale"] == engine.logit_scale
     assert model["limits"]["max_captions"] == 1024

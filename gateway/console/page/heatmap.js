@@ -3,7 +3,7 @@ import { html, useEffect, useRef } from "./vendor/preact.mjs";
 
 const DARKEST = 0.82;
 
-function draw(canvas, image, heat) {
+function draw(canvas, image, heat, mode) {
   const scale = canvas.width / Math.max(image.naturalWidth, image.naturalHeight);
   const [width, height] = [image.naturalWidth * scale, image.naturalHeight * scale];
   canvas.height = Math.round(height);
@@ -18,8 +18,8 @@ function draw(canvas, image, heat) {
     pixels.data[4 * i + 3] = Math.round(255 * DARKEST * (1 - value ** 1.5));
   });
   shade.getContext("2d").putImageData(pixels, 0, 0);
-  // The model sees the middle square of a longer picture.
-  const side = Math.min(width, height);
+  // The model sees the middle square of a longer picture, or all of it between bars.
+  const side = (mode === "longest" ? Math.max : Math.min)(width, height);
   context.imageSmoothingQuality = "high";
   context.fillStyle = `rgba(0, 0, 0, ${DARKEST})`;
   context.beginPath();
@@ -29,16 +29,16 @@ function draw(canvas, image, heat) {
   context.drawImage(shade, (width - side) / 2, (height - side) / 2, side, side);
 }
 
-export function Spotlight({ url, heat, size, label }) {
+export function Spotlight({ url, heat, size, label, mode }) {
   const canvas = useRef(null);
   useEffect(() => {
     const image = new Image();
     let isCurrent = true;
-    image.onload = () => isCurrent && draw(canvas.current, image, heat);
+    image.onload = () => isCurrent && draw(canvas.current, image, heat, mode);
     image.src = url;
     return () => {
       isCurrent = false;
     };
-  }, [url, heat]);
+  }, [url, heat, mode]);
   return html`<canvas ref=${canvas} width=${size} height=${size} role="img" aria-label=${label}></canvas>`;
 }

@@ -95,7 +95,8 @@ export function ModelChoice({ isOne, into }) {
 // What `Head` says of the model that answers.
 export function served(isOne, chosen) {
   const found = models.value.filter(isOne);
-  return { isThere: found.length > 0, statement: (found.find((model) => model.id === chosen) ?? found[0])?.statement };
+  const model = found.find(({ id }) => id === chosen) ?? found[0];
+  return { isThere: found.length > 0, statement: model?.statement, mode: model?.resize_mode };
 }
 
 export const isScoring = (model) => "local_weight" in model;

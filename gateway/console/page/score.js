@@ -94,7 +94,7 @@ function Words({ explained }) {
           aria-pressed=${word.value === i}
           onMouseEnter=${() => (word.value = i)} onMouseLeave=${() => (word.value = -1)}
           onFocus=${() => (word.value = i)} onBlur=${() => (word.value = -1)} onClick=${() => (word.value = i)}
-        ><${Spotlight} url=${picture.value.url} heat=${explained.heatmaps[i]} size=${180} label=${`Attention of ${token}`} />
+        ><${Spotlight} url=${picture.value.url} heat=${explained.heatmaps[i]} mode=${served(isScoring, fields.model.value).mode} size=${180} label=${`Attention of ${token}`} />
         <span>${token.replace(/^##/, "…")}</span></button>
       </li>`)}
     </ul>
@@ -129,7 +129,7 @@ export function Score() {
     />
     <div class="two">
       <${PictureInput} view="score" picture=${picture.value} onPicture=${choose} examples=${EXAMPLES} label="Choose a picture …">
-        ${large && html`<div class="overlay"><${Spotlight} url=${picture.value.url} heat=${large} size=${640} label=${`Attention of ${explained.tokens[word.value]}`} /></div>`}
+        ${large && html`<div class="overlay"><${Spotlight} url=${picture.value.url} heat=${large} mode=${served(isScoring, fields.model.value).mode} size=${640} label=${`Attention of ${explained.tokens[word.value]}`} /></div>`}
       <//>
       <div>
         <label class="field">Captions, one a line

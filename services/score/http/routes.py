@@ -100,6 +100,7 @@ def _model(service: ScoreService, resident: Resident[Any, ModelFacts, Any], fact
         **model_fields(resident),
         max_model_len=facts.context_length,
         image_size=facts.image_size,
+        resize_mode=facts.resize_mode,
         patches=facts.grid,
         local_weight=facts.local_weight,
         logit_scale=facts.logit_scale,

@@ -233,6 +233,10 @@ class Model(ModelObject):
 
     max_model_len: int = Field(description="Maximum number of tokens of a caption.")
     image_size: tuple[int, int] = Field(description="Height and width to which every image is resized.")
+    resize_mode: str = Field(
+        description="How other shapes become this one: `shortest` cuts the middle, `longest` adds black bars, `squash`"
+        " distorts. A heatmap is of what is then seen."
+    )
     patches: tuple[int, int] | None = Field(description="Rows and columns of a heatmap; null if it has none.")
     local_weight: float = Field(description="Weight of `local` in `score`; the weight of `global` is the rest.")
     logit_scale: float = Field(description="Factor applied to the scores before the softmax.")
