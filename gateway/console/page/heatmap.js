@@ -18,15 +18,17 @@ function draw(canvas, image, heat, mode) {
     pixels.data[4 * i + 3] = Math.round(255 * DARKEST * (1 - value ** 1.5));
   });
   shade.getContext("2d").putImageData(pixels, 0, 0);
-  // The model sees the middle square of a longer picture, or all of it between bars.
+  // The model sees the middle square of a longer picture, all of it between bars, or all of it distorted.
   const side = (mode === "longest" ? Math.max : Math.min)(width, height);
+  const [wide, high] = mode === "squash" ? [width, height] : [side, side];
   context.imageSmoothingQuality = "high";
   context.fillStyle = `rgba(0, 0, 0, ${DARKEST})`;
   context.beginPath();
   context.rect(0, 0, width, height);
-  context.rect((width - side) / 2, (height - side) / 2, side, side);
+  const seen = [(width - wide) / 2, (height - high) / 2, wide, high];
+  context.rect(...seen);
   context.fill("evenodd");
-  context.drawImage(shade, (width - side) / 2, (height - side) / 2, side, side);
+  context.drawImage(shade, ...seen);
 }
 
 export function Spotlight({ url, heat, size, label, mode }) {

@@ -84,7 +84,7 @@ function choose(next) {
   run();
 }
 
-function Words({ explained }) {
+function Words({ explained, mode }) {
   return html`<section aria-label="Where each word looks">
     <h2>Where each word looks</h2>
     <p class="hint">Of the marked caption: bright is where the word matches the picture, dark where it does not. Point at a word, or go to it by Tab, to see it large.</p>
@@ -94,7 +94,7 @@ function Words({ explained }) {
           aria-pressed=${word.value === i}
           onMouseEnter=${() => (word.value = i)} onMouseLeave=${() => (word.value = -1)}
           onFocus=${() => (word.value = i)} onBlur=${() => (word.value = -1)} onClick=${() => (word.value = i)}
-        ><${Spotlight} url=${picture.value.url} heat=${explained.heatmaps[i]} mode=${served(isScoring, fields.model.value).mode} size=${180} label=${`Attention of ${token}`} />
+        ><${Spotlight} url=${picture.value.url} heat=${explained.heatmaps[i]} mode=${mode} size=${180} label=${`Attention of ${token}`} />
         <span>${token.replace(/^##/, "…")}</span></button>
       </li>`)}
     </ul>
@@ -123,13 +123,14 @@ export function Score() {
   const explained = found?.explain?.[chosen.value];
   const large = explained && word.value >= 0 ? explained.heatmaps[word.value] : null;
   const marked = found?.scores[chosen.value]?.caption ?? lines()[0];
+  const { mode, ...about } = served(isScoring, fields.model.value);
   return html`<${Head}
-      title="Score" ...${served(isScoring, fields.model.value)}
+      title="Score" ...${about}
       about="Which caption is true of the picture? Word order counts, and every word shows where it looks."
     />
     <div class="two">
       <${PictureInput} view="score" picture=${picture.value} onPicture=${choose} examples=${EXAMPLES} label="Choose a picture …">
-        ${large && html`<div class="overlay"><${Spotlight} url=${picture.value.url} heat=${large} mode=${served(isScoring, fields.model.value).mode} size=${640} label=${`Attention of ${explained.tokens[word.value]}`} /></div>`}
+        ${large && html`<div class="overlay"><${Spotlight} url=${picture.value.url} heat=${large} mode=${mode} size=${640} label=${`Attention of ${explained.tokens[word.value]}`} /></div>`}
       <//>
       <div>
         <label class="field">Captions, one a line
@@ -152,5 +153,5 @@ export function Score() {
         <${Copy} calls=${task.calls.value} />
       </div>
     </div>
-    ${explained && html`<${Words} explained=${explained} />`}`;
+    ${explained && html`<${Words} explained=${explained} mode=${mode} />`}`;
 }

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from services.generate.calibration import Calibration, log_alpha, relevance
-from services.generate.generation.generation import LayerMeans
+from services.generate.generation.generation import Generation, LayerMeans
 from services.generate.model.profile import OFF, Answerability, BadProfile, BiasKind, CalibrationProfile
 from services.generate.prompts.templates import Prompt
 from services.generate.retrieval_heads import mean_over_heads
@@ -73,12 +73,18 @@ def mean_attention(profile: CalibrationProfile | None, attention: Tensor | None)
     return tuple(numbers)
 
 
-def layer_means(attention: Tensor | None, bias: Tensor | None) -> LayerMeans | None:
-    """Reduce Attn(k) (L, H, K) and Attn(dummy, k) (L', H, K) of the first layers to means over each layer's heads."""
-    if attention is None:
+def layer_means(
+    generation: Generation, attention: Tensor | None, calibration: PromptCalibration | None
+) -> LayerMeans | None:
+    """Reduce Attn(k) (L, H, K) and Attn(dummy, k) (L', H, K) of the first layers to means over each layer's heads.
+
+    None unless the request asked for them.
+    """
+    if attention is None or not generation.explains:
         return None
     of_layers = None
-    if bias is not None:
+    if calibration is not None and calibration.bias is not None:
+        bias = calibration.bias
         of_layers = _rows(relevance(attention[: len(bias)].to(bias), bias, scope="per_head"))
     return LayerMeans(_rows(attention), of_layers)
 

@@ -123,7 +123,6 @@ def facts_of(
 ) -> PromptFacts:
     """Collect the results of the prompt's pass; `first_logits` (V,) are those of the answer's first token."""
     generation = running.generation
-    bias = calibration.bias if calibration is not None else None
     return PromptFacts(
         prompt_tokens=len(generation.prompt.input_ids),
         cached_tokens=running.cached_tokens,
@@ -135,7 +134,7 @@ def facts_of(
         echo=generation.echo,
         scored=_scored(generation, prefilled.scores, vocabulary),
         answerable=answerable(generation.calibration, first_logits, is_calibrated=calibration is not None),
-        by_layer=layer_means(prefilled.attention, bias) if generation.explains else None,
+        by_layer=layer_means(generation, prefilled.attention, calibration),
     )
 
 

@@ -116,7 +116,6 @@ class BranchPass:
         self._branches = branches
         self._num_layers = num_layers
         self._masks = LowerRightMasks(max(branch.segments[-1].stop for branch in branches), device, dtype)
-        self._documents = [Documents.of([branch.spans], device) for branch in branches]
         self._measured: list[list[Tensor]] = [[] for _ in branches]
         self._plans: list[list[SegmentPlan]] = []
         first = 0
@@ -126,12 +125,16 @@ class BranchPass:
                 rows = None if segment.key_values is not None else slice(first, first + len(segment.input_ids))
                 self._plans[-1].append(SegmentPlan(segment, rows, _seen(branch, segment)))
                 first = first if rows is None else rows.stop
-        self._groups = _by_prompt(branches)
-        self._packed = {
-            group.start: PackedBranches(branches[group.start : group.stop], device, dtype)
-            for group in self._groups
-            if is_packed and can_pack(branches[group.start : group.stop])
-        }
+        self._groups: list[tuple[range, PackedBranches | None]] = []
+        self._documents: dict[int, Documents] = {}  # of branches that attend one by one
+        for group in _by_prompt(branches):
+            some = branches[group.start : group.stop]
+            packed = None
+            if is_packed and can_pack(some):
+                packed = PackedBranches(some, self._rows(group), device, dtype)
+            else:
+                self._documents |= {place: Documents.of([branches[place].spans], device) for place in group}
+            self._groups.append((group, packed))
 
     def results(self) -> list[Branched]:
         """Return the results once all layers have run."""
@@ -151,7 +154,7 @@ class BranchPass:
     ) -> Tensor:
         """Attend as `ForwardPass.attend`, with a batch of one packed row."""
         attended = query.new_zeros(1, query.shape[2], query.shape[1], query.shape[3])
-        for group in self._groups:
+        for group, packed in self._groups:
             slot = self._branches[group.start].slot
             own_keys, own_values = (
                 layers[layer][slot.index, :, : slot.length] for layers in (slot.cache.keys, slot.cache.values)
@@ -159,15 +162,14 @@ class BranchPass:
             call = LayerCall(
                 layer, query, key, value, own_keys, own_values, scaling, sliding_window, layer + 1 < self._num_layers
             )
-            if (packed := self._packed.get(group.start)) is None:
+            if packed is None:
                 self._attend_one_by_one(group, call, attended)
                 continue
-            rows = self._rows(group)
-            output, measured = packed.attend(call, rows)
+            output, measured = packed.attend(call)
             for place, one in zip(group, measured, strict=True):
                 self._measured[place].append(one)
             if output is not None:
-                attended[0, rows] = output
+                attended[0, packed.rows] = output
         for segment in itertools.chain.from_iterable(self._plans):
             segment.keep(layer, key, value)
         return attended

@@ -40,14 +40,15 @@ class LayerCall:
 class PackedBranches:
     """The mask of the branches of one prompt, whose new rows are adjacent, and the columns of their documents."""
 
-    def __init__(self, branches: Sequence[Branch], device: torch.device, dtype: torch.dtype) -> None:
-        """`branches` are such that `can_pack` allows."""
+    def __init__(self, branches: Sequence[Branch], rows: slice, device: torch.device, dtype: torch.dtype) -> None:
+        """`branches` are such that `can_pack` allows, with these rows of the packed row."""
+        self.rows = rows
         self._dtype = dtype
         num_prompt = branches[0].slot.length
         segments = [(owner, segment) for owner, branch in enumerate(branches) for segment in branch.segments]
         new = [one for one in segments if one[1].key_values is None]
         known = [one for one in segments if one[1].key_values is not None]
-        self._known = [segment for _, segment in known]
+        self._known = [segment.key_values for _, segment in known if segment.key_values is not None]
 
         def each_token(some: Sequence[tuple[int, Segment]], numbers: Sequence[int]) -> Tensor:
             lengths = torch.tensor([len(segment.input_ids) for _, segment in some], dtype=torch.int64)
@@ -67,19 +68,20 @@ class PackedBranches:
         self._documents = Documents.of(_columns(branches, num_prompt, num_rows), device)
         self._masks: dict[int | None, tuple[Tensor, Tensor]] = {}
 
-    def attend(self, call: LayerCall, rows: slice) -> tuple[Tensor | None, list[Tensor]]:
+    def attend(self, call: LayerCall) -> tuple[Tensor | None, list[Tensor]]:
         """Attend the branches' rows of a layer over the prompt's keys and their own.
 
         Returns the outputs (T, H, hd), None unless they are needed, and the measured Attn (H, K) of each branch.
         """
         mask, last_mask = self._mask(call.window)
-        known = [segment.key_values for segment in self._known if segment.key_values is not None]
-        query = call.query[:, :, rows]
-        keys = torch.cat([call.prompt_keys, call.key[0, :, rows], *(one.keys[call.layer] for one in known)], dim=1)
+        query = call.query[:, :, self.rows]
+        keys = torch.cat(
+            [call.prompt_keys, call.key[0, :, self.rows], *(one.keys[call.layer] for one in self._known)], dim=1
+        )
         attended = None
         if call.needs_output:
-            new = call.value[0, :, rows]
-            values = torch.cat([call.prompt_values, new, *(one.values[call.layer] for one in known)], dim=1)
+            new = call.value[0, :, self.rows]
+            values = torch.cat([call.prompt_values, new, *(one.values[call.layer] for one in self._known)], dim=1)
             attended = attend_masked(query, keys[None], values[None], call.scaling, mask)
         scores = row_scores(query[:, :, self._last_rows], keys[None], call.scaling, last_mask)
         found = measure_scores(scores[0].transpose(0, 1)[:, :, None], self._documents)[:, :, 0]

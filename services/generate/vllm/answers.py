@@ -156,15 +156,13 @@ class VllmAnswers:
             echo=generation.echo,
             scored=() if scored is None else scored_tokens(generation, scored, self._vocabulary),
             answerable=answerable,
-            by_layer=layer_means(attention, None if calibration is None else calibration.bias)
-            if generation.explains
-            else None,
+            by_layer=layer_means(generation, attention, calibration),
         )
         return facts, fields
 
     async def _with_attention(self, facts: PromptFacts, generation: Generation, key: str) -> PromptFacts:
         attention = await self._client.take_attention(key)
-        by_layer = layer_means(attention, None) if generation.explains else None
+        by_layer = layer_means(generation, attention, None)
         return replace(facts, attention=mean_attention(generation.calibration, attention), by_layer=by_layer)
 
     async def _scored(self, generation: Generation) -> tuple[TokenChoice, ...] | None:

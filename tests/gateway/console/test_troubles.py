@@ -36,7 +36,7 @@ def guarded(fovea: Fovea) -> str:
 
 
 def cancelled(process: Process) -> float:
-    """How many requests a gateway or a service gave up because their client had gone."""
+    """Count the requests that a gateway or a service gave up because their client had gone."""
     text = httpx2.get(f"{process.url}/metrics").text
     (line,) = [one for one in text.splitlines() if one.startswith('fovea_cancelled_total{reason="disconnect"}')]
     return float(line.split()[-1])

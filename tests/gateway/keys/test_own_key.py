@@ -1,4 +1,4 @@
-"""What a key is told of itself."""
+"""Facts that a key is told of itself."""
 
 from typing import Any
 
