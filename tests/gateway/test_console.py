@@ -1,5 +1,6 @@
 """What the gateway serves as its console, and to whom."""
 
+import gzip
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -15,8 +16,9 @@ KEYS = (KeyRecord(name="a", sha256=digest("a"), scopes=frozenset({"embed"})),)
 OWN = [
     path for path in sorted(PAGE.rglob("*")) if path.suffix in (".html", ".css", ".js") and "vendor" not in path.parts
 ]
-# with the texts of its examples, without pictures
+WITHOUT_PICTURES = [*OWN, *PAGE.rglob("*.mjs"), *PAGE.rglob("*.svg")]
 MAX_BYTES = 154 * 1024
+MAX_SENT_BYTES = 64 * 1024
 MAX_LINES = 400
 
 
@@ -61,6 +63,31 @@ async def test_modules_have_the_type_that_browsers_ask_of_scripts() -> None:
         for name in ("app.js", "vendor/preact.mjs"):
             async with client.get(f"/console/{name}") as response:
                 assert response.headers["Content-Type"].startswith("text/javascript")
+
+
+async def test_the_page_is_sent_compressed_to_those_who_accept_it() -> None:
+    sent = 0
+    async with gateway() as client:
+        for path in WITHOUT_PICTURES:
+            name = path.relative_to(PAGE).as_posix()
+            address = "/console" if name == "index.html" else f"/console/{name}"
+            for accepted, encoding in (("gzip, br", "gzip"), ("identity", None)):
+                async with client.get(address, headers={"Accept-Encoding": accepted}) as response:
+                    assert response.headers.get("Content-Encoding") == encoding, address
+                    body = await response.read()
+                    assert (gzip.decompress(body) if encoding else body) == path.read_bytes()
+                    sent += len(body) if encoding else 0
+    assert 0 < sent <= MAX_SENT_BYTES
+
+
+async def test_a_file_that_has_not_changed_is_not_sent_again() -> None:
+    async with gateway() as client:
+        async with client.get("/console/app.js") as response:
+            tag = response.headers["ETag"]
+        async with client.get("/console/app.js", headers={"If-None-Match": tag}) as response:
+            assert (response.status, await response.read()) == (304, b"")
+        async with client.get("/console/app.js", headers={"If-None-Match": '"other"'}) as response:
+            assert response.status == 200
 
 
 async def test_a_setting_switches_the_console_off() -> None:
@@ -132,11 +159,7 @@ def test_no_view_writes_markup_from_text() -> None:
 
 
 def test_the_page_is_light_and_its_files_are_short() -> None:
-    weight = sum(
-        path.stat().st_size
-        for path in [*OWN, *PAGE.rglob("*.mjs"), *PAGE.rglob("*.svg"), PAGE / "examples" / "texts.json"]
-    )
-    assert weight <= MAX_BYTES
+    assert sum(path.stat().st_size for path in WITHOUT_PICTURES) <= MAX_BYTES
     assert [path.name for path in OWN if path.read_text().count("\n") > MAX_LINES] == []
 
 

@@ -2,7 +2,7 @@
 import { ask, askStream } from "./api.js";
 import { generateCall, isRight, profileOf, sharesAfter, sharesBefore, tokensCall } from "./attention.js";
 import { Documents, isDocuments } from "./documents.js";
-import texts from "./examples/texts.json" with { type: "json" };
+import texts from "./examples/texts.js";
 import { Layers } from "./layers.js";
 import { Bar, Copy, Head, ModelChoice, Problem, Run, chosen, isGenerating, percent, served, typed } from "./parts.js";
 import { Places, clearPlaces } from "./places.js";

@@ -1,6 +1,6 @@
 // Predict: a form for each served task, its label with probabilities, and the student's reason.
 import { ask } from "./api.js";
-import examples from "./examples/texts.json" with { type: "json" };
+import examples from "./examples/texts.js";
 import { Bar, Copy, Head, Problem, Run, percent } from "./parts.js";
 import { remembered } from "./state.js";
 import { createTask, useFirstRun } from "./task.js";

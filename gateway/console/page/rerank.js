@@ -1,7 +1,7 @@
 // Rerank: the same documents, ranked by several methods side by side.
 import { ask, each } from "./api.js";
 import { Documents, isDocuments, textOf, titleOf } from "./documents.js";
-import texts from "./examples/texts.json" with { type: "json" };
+import texts from "./examples/texts.js";
 import { Bar, Copy, Head, ModelChoice, Problem, Run, isGenerating, served, typed } from "./parts.js";
 import { remembered } from "./state.js";
 import { createTask, useFirstRun } from "./task.js";

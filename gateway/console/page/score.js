@@ -1,6 +1,6 @@
 // Score: which caption is true of a picture, and where each of its words looks.
 import { ask } from "./api.js";
-import texts from "./examples/texts.json" with { type: "json" };
+import texts from "./examples/texts.js";
 import { Spotlight } from "./heatmap.js";
 import { Bar, Copy, Head, ModelChoice, Problem, Run, isScoring, percent, served } from "./parts.js";
 import { PictureInput, example, noPicture, ownPicture } from "./picture.js";

@@ -1,10 +1,12 @@
 """A page of static files in a package, which needs no build and no other host."""
 
+import gzip
+import hashlib
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 
-from fastapi import APIRouter
-from fastapi.responses import FileResponse
+from fastapi import APIRouter, Request, Response
 
 from services.core.errors import NotFound
 
@@ -25,6 +27,7 @@ PAGE_HEADERS = {
     "referrer-policy": "no-referrer",
     # Browsers ask each time whether a file has changed, so that an update is complete at once.
     "cache-control": "no-cache",
+    "vary": "accept-encoding",
 }
 
 
@@ -42,12 +45,27 @@ def page_router(folder: Path, *, address: str, files: str, headers: Mapping[str,
     router = APIRouter(include_in_schema=False)
     known = page_files(folder)
 
-    def send(name: str) -> FileResponse:
+    def send(request: Request, name: str) -> Response:
         path = known.get(name)
         if path is None:
             raise NotFound(f"The page has no file {name[:100]!r}.")
-        return FileResponse(path, media_type=MEDIA_TYPES[path.suffix], headers=dict(headers))
+        is_packed = path.suffix != ".jpg" and "gzip" in request.headers.get("accept-encoding", "")
+        body, tag = _read(path, path.stat().st_mtime_ns, is_packed=is_packed)
+        about = {**headers, "etag": tag} | ({"content-encoding": "gzip"} if is_packed else {})
+        if tag in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=about)
+        return Response(body, media_type=MEDIA_TYPES[path.suffix], headers=about)
 
-    router.add_api_route(address, lambda: send("index.html"), response_class=FileResponse)
-    router.add_api_route(f"{files}/{{name:path}}", send, response_class=FileResponse)
+    @router.get(address)
+    def send_index(request: Request) -> Response:
+        return send(request, "index.html")
+
+    router.add_api_route(f"{files}/{{name:path}}", send, response_class=Response)
     return router
+
+
+@lru_cache(maxsize=256)
+def _read(path: Path, modified_ns: int, *, is_packed: bool) -> tuple[bytes, str]:
+    """Return the bytes of a file as they are sent, and their entity tag; `modified_ns` tells versions apart."""
+    body = gzip.compress(path.read_bytes(), mtime=0) if is_packed else path.read_bytes()
+    return body, f'"{hashlib.sha256(body).hexdigest()[:32]}"'

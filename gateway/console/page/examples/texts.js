@@ -1,4 +1,5 @@
-{
+// Texts that the views start with.
+export default {
   "questions": [
     {
       "name": "Who comes from Germany?",
@@ -100,4 +101,4 @@
       "question": "How many pens does Ali have now?"
     }
   ]
-}
+};
