@@ -10,7 +10,7 @@ import aiohttp
 
 NUM_CLIENTS = 8
 
-# A session, where to ask and the number of the request: client i sends i + 8, i + 16, …
+# A session, where to ask and the number of the request: of n clients, client i sends i + n, i + 2n, …
 Send = Callable[[aiohttp.ClientSession, str, int], Any]
 
 
@@ -21,8 +21,9 @@ class Load:
     stops gets no request over an old one.
     """
 
-    def __init__(self, send: Send, urls: Sequence[str], *, anew: bool = False) -> None:
+    def __init__(self, send: Send, urls: Sequence[str], *, anew: bool = False, num_clients: int = NUM_CLIENTS) -> None:
         self.urls = urls
+        self.num_clients = num_clients
         self.statuses: Counter[int] = Counter()
         self.models: Counter[str] = Counter()
         self.failures: list[str] = []
@@ -46,7 +47,7 @@ class Load:
         """In the end nothing may have failed."""
         connector = aiohttp.TCPConnector(force_close=self._anew)
         async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=100)) as session:
-            clients = [asyncio.create_task(self._ask(session, number)) for number in range(NUM_CLIENTS)]
+            clients = [asyncio.create_task(self._ask(session, number)) for number in range(self.num_clients)]
             try:
                 yield self
             finally:
@@ -57,7 +58,7 @@ class Load:
 
     async def _ask(self, session: aiohttp.ClientSession, number: int) -> None:
         while not self._is_over.is_set():
-            number += NUM_CLIENTS
+            number += self.num_clients
             try:
                 async with self._send(session, self.urls[number % len(self.urls)], number) as response:
                     answer = await response.json()

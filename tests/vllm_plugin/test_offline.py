@@ -12,8 +12,11 @@ from tests.vllm_plugin.test_served import assert_equal
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(900)]
 
 QUESTIONS = [question(seed) for seed in range(100, 140)]
+LATER = [question(seed) for seed in range(140, 180)]
 # Too few for 8 requests. Behind Mistral's window blocks are free again, so it needs fewer.
 NUM_BLOCKS = {"llama": 18, "mistral": 7}
+
+Rounds = list[list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module", params=NUM_BLOCKS)
@@ -45,16 +48,7 @@ def test_processes_that_share_the_heads_calibrate_each_its_own(llama: Path) -> N
     assert_equal(found["answers"][0], own_answers(load(llama), asked))
 
 
-def test_other_requests_of_the_batch_are_those_of_vllm_without_the_plug_in_to_the_last_bit(llama: Path) -> None:
-    mixed = [asked.request if number % 2 else asked.plain_request for number, asked in enumerate(QUESTIONS)]
-    plain = [asked.plain_request for asked in QUESTIONS]
-    with_plug_in = run_offline(llama, [mixed])["answers"][0]
-    stock = run_offline(llama, [plain], is_stock=True)["answers"][0]
-    assert with_plug_in[::2] == stock[::2]
-    assert with_plug_in[1::2] != stock[1::2]
-
-
-def poisoned_rounds(asked: Question) -> list[list[dict[str, Any]]]:
+def poisoned_rounds(asked: Question) -> Rounds:
     """A calibrated answer, then the same tokens without calibration, one token longer each time."""
     length = len(asked.input_ids) // BLOCK_SIZE * BLOCK_SIZE
     spans = tuple((start, min(end, length)) for start, end in asked.spans if start < length)
@@ -71,30 +65,49 @@ def poisoned_rounds(asked: Question) -> list[list[dict[str, Any]]]:
     return [[calibrated], [plain]]
 
 
+POISONED = poisoned_rounds(next(asked for asked in LATER if len(asked.input_ids) > 2 * BLOCK_SIZE))
+OF_SEVERAL_ROWS = [asked for asked in LATER if asked.first_row < len(asked.input_ids) - 1]
+
+
 @pytest.fixture(scope="module")
-def long_question() -> Question:
-    return next(asked for asked in QUESTIONS if len(asked.input_ids) > 2 * BLOCK_SIZE)
+def rounds(llama: Path) -> Rounds:
+    """Answers with the plug-in: of a mixed batch, of both rounds of a poisoned prompt, and of prompts that are answered
+    without calibration before they are calibrated."""
+    mixed = [asked.request if number % 2 else asked.plain_request for number, asked in enumerate(QUESTIONS)]
+    plain, calibrated = ([getattr(asked, kind) for asked in OF_SEVERAL_ROWS] for kind in ("plain_request", "request"))
+    answers: Rounds = run_offline(llama, [mixed, *POISONED, plain, calibrated])["answers"]
+    return answers
 
 
-def test_keys_of_calibrated_rows_are_never_found_by_others(llama: Path, long_question: Question) -> None:
-    rounds = poisoned_rounds(long_question)
-    _, after = run_offline(llama, rounds)["answers"]
-    again, stock = run_offline(llama, [rounds[1], rounds[1]], is_stock=True)["answers"]
-    assert after[0]["tokens"] == stock[0]["tokens"]
+@pytest.fixture(scope="module")
+def stock(llama: Path) -> Rounds:
+    """Answers of vLLM without the plug-in: of a batch, and of the poisoned prompt's tokens twice."""
+    batch = [asked.plain_request for asked in QUESTIONS]
+    found = run_offline(llama, [batch, POISONED[1], POISONED[1]], is_stock=True)
+    answers: Rounds = found["answers"]
+    return answers
+
+
+def test_other_requests_of_the_batch_are_those_of_vllm_without_the_plug_in_to_the_last_bit(
+    rounds: Rounds, stock: Rounds
+) -> None:
+    assert rounds[0][::2] == stock[0][::2]
+    assert rounds[0][1::2] != stock[0][1::2]
+
+
+def test_keys_of_calibrated_rows_are_never_found_by_others(rounds: Rounds, stock: Rounds) -> None:
+    after, (_, again, repeated) = rounds[2], stock
+    assert after[0]["tokens"] == repeated[0]["tokens"]
     assert after[0]["logprobs"] == pytest.approx(again[0]["logprobs"], abs=1e-5, rel=0)
-    assert after[0]["cached"] == stock[0]["cached"] - BLOCK_SIZE  # all blocks but the calibrated one are shared
+    assert after[0]["cached"] == repeated[0]["cached"] - BLOCK_SIZE  # all blocks but the calibrated one are shared
 
 
-def test_calibrated_requests_never_find_the_keys_of_plain_rows_that_they_calibrate(llama: Path) -> None:
-    asked = [one for one in QUESTIONS if one.first_row < len(one.input_ids) - 1]
-    rounds = [[one.plain_request for one in asked], [one.request for one in asked]]
-    calibrated = run_offline(llama, rounds)["answers"][1]
-    assert_equal(calibrated, own_answers(load(llama), asked))
+def test_calibrated_requests_never_find_the_keys_of_plain_rows_that_they_calibrate(llama: Path, rounds: Rounds) -> None:
+    calibrated = rounds[4]
+    assert_equal(calibrated, own_answers(load(llama), OF_SEVERAL_ROWS))
     assert sum(answer["cached"] for answer in calibrated) > 0
 
 
-def test_without_their_own_block_hashes_they_would_be(llama: Path, long_question: Question) -> None:
-    rounds = poisoned_rounds(long_question)
-    _, after = run_offline(llama, rounds, has_block_hashes=False)["answers"]
-    [stock] = run_offline(llama, rounds[1:], is_stock=True)["answers"]
-    assert after[0]["logprobs"] != pytest.approx(stock[0]["logprobs"], abs=1e-5, rel=0)
+def test_without_their_own_block_hashes_they_would_be(llama: Path, stock: Rounds) -> None:
+    _, after = run_offline(llama, POISONED, has_block_hashes=False)["answers"]
+    assert after[0]["logprobs"] != pytest.approx(stock[1][0]["logprobs"], abs=1e-5, rel=0)
