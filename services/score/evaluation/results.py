@@ -14,8 +14,8 @@ NOTES = ("captions_cut", "left_out")
 class Result:
     """One judge on one benchmark: percent and number of records by task, and the settings.
 
-    `intervals` are of scores and of the benchmark's aggregates, by their names: [lower, upper] of 95 %. `data` tells which
-    data the scores are of, by part of the suite.
+    `intervals` are of scores and of the benchmark's aggregates, by their names: [lower, upper] of 95 %. `data` tells,
+    by part of the suite, which data the scores are of.
     """
 
     judge: str

@@ -27,15 +27,23 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Suite:
-    """The parts of a run by name, in their folder; `limit` records of each task are used."""
+    """The parts of a run by name, in their folder; `limit` records of each task are used.
+
+    For several models, `keeps_read` keeps what was read of all parts in memory.
+    """
 
     data: Path
     names: Sequence[str] = tuple(PARTS)
     limit: int | None = None
+    keeps_read: bool = False
+    _read: dict[str, Prepared] = field(default_factory=dict, compare=False, repr=False)
 
     def prepare(self, name: str) -> Prepared:
         """Read a part's files. Raises MissingData."""
-        return PARTS[name].prepare(self.data, self.limit)
+        prepared = self._read.get(name) or PARTS[name].prepare(self.data, self.limit)
+        if self.keeps_read:
+            self._read[name] = prepared
+        return prepared
 
 
 def run_suite(
