@@ -1,4 +1,4 @@
-"""What a share α of tuned weights gains and what it costs, and which share to take (WiSE-FT; FSC-CLIP's Figure 3).
+"""The gains and costs of shares α of tuned weights, and the choice of one (WiSE-FT; FSC-CLIP's Figure 3).
 
 Some parts of the suite are to gain, others are to be kept. A benchmark counts once, whatever the number of its parts.
 """
