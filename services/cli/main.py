@@ -289,6 +289,13 @@ _delegate(
 )
 _delegate(
     evaluate,
+    "wise-ft",
+    "services.score.evaluation.suite.wise_ft",
+    "Evaluate weights between a CLIP before and after tuning on the same benchmarks, and choose among them.",
+    "evaluate",
+)
+_delegate(
+    evaluate,
     "visitor",
     "services.jobs.visitor.command",
     "Ask a running Fovea what a visitor types and draws first: a held-out suite.",

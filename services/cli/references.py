@@ -16,6 +16,7 @@ from services.core.store.errors import InvalidCheckpoint
 ENGINES = {
     "focallens-clip": ("services.embed.engine", "EmbedEngine"),
     "fsc-clip": ("services.score.engine", "ScoreEngine"),
+    "magiclens": ("services.embed.model.magiclens_engine", "MagicLensEngine"),
     "open-clip": ("services.embed.model.plain_engine", "PlainEngine"),
     "t5-student": ("services.predict.engine", "PredictEngine"),
     "causal-lm": ("services.generate.engine", "GenerateEngine"),

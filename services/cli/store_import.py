@@ -143,6 +143,7 @@ def interruptions() -> Iterator[None]:
 
 def recognise(text: str, options: ImportOptions) -> Import:
     """Open a source and plan its import. Raises Refused for what can't be imported, and says why."""
+    from services.embed.imports.magiclens import MagicLensImport
     from services.generate.imports.language_model import LanguageModelImport
     from services.jobs.imports.clip import ClipImport
     from services.jobs.imports.source import licence_of, open_source, read_object
@@ -165,6 +166,8 @@ def recognise(text: str, options: ImportOptions) -> Import:
     elif ClipImport.recognises(source, config):
         importer = ClipImport(source, options.architecture)
         del given["--architecture"]
+    elif MagicLensImport.recognises(source):
+        importer = MagicLensImport(source)
     elif LanguageModelImport.recognises(config):
         importer = LanguageModelImport(source, options.chat_template)
         del given["--chat-template"]
@@ -184,7 +187,7 @@ def _unknown(paths: Collection[str], config: Mapping[str, Any]) -> str:
         return "GGUF is llama.cpp's own format; import the repository that it was made from"
     kind = config.get("model_type")
     what = f"its config.json is of a {kind!r}" if kind else "it has no config.json that names an architecture"
-    return f"{what}; causal language models, T5s and CLIPs can be (docs/guide/import.md lists them)"
+    return f"{what}; causal language models, T5s and CLIPs can be, and MagicLens (docs/guide/import.md lists them)"
 
 
 def store_name(text: str) -> str:

@@ -14,6 +14,8 @@ from services.core.metrics import Metrics
 from services.core.serving.model_service import ModelService
 from services.embed.engine import EmbedEngine
 from services.embed.http.routes import embed_models_router, embed_router
+from services.embed.model.magiclens_checkpoint import MAGICLENS_KIND
+from services.embed.model.magiclens_engine import MagicLensEngine
 from services.embed.model.plain_engine import PlainEngine
 from services.embed.service import CallLimits, Embedder, EmbedModel, EmbedModels, EmbedService, ModelFacts
 from services.embed.settings import EmbedSettings
@@ -38,8 +40,11 @@ def create_embed(settings: EmbedSettings) -> FastAPI:
     def load_plain(folder: Path) -> EmbedModel:
         return PlainEngine.load(folder, options)
 
+    def load_magiclens(folder: Path) -> EmbedModel:
+        return MagicLensEngine.load(folder, options)
+
     models = host.follow(
-        {CHECKPOINT_KIND: load, OPEN_CLIP_KIND: load_plain},
+        {CHECKPOINT_KIND: load, OPEN_CLIP_KIND: load_plain, MAGICLENS_KIND: load_magiclens},
         make_batcher=host.batcher,
         measure=partial(parameter_bytes, options=options),
         describe=ModelFacts.of,

@@ -6,6 +6,7 @@ anything executable is rejected.
     FSC-CLIP, NegCLIP, CE-CLIP   {"state_dict": …, "optimizer": …, …} of open_clip's training, names with the prefix
                                  `module.` after training on several GPUs; or only the weights
     FSC-CLIP with LoRA           for some weights, matrices `lora_A` and `lora_B`, which are added to them
+    MagicLens                    a pickle of bytes, which flax made of its arrays (`services.embed.imports` reads those)
     OpenAI                       a TorchScript archive, rejected (`services.jobs.imports` reads it); its state dict has
                                  three additional plain numbers
 """
@@ -82,6 +83,27 @@ def read_state_dict(path: Path) -> State:
         if all(name.startswith(wrapper) for name in state):
             state = {name.removeprefix(wrapper): weight for name, weight in state.items()}
     return state
+
+
+class _OnlyPlainValues(pickle.Unpickler):
+    """Reads pickles that name no class and no function."""
+
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        raise UnusableWeights(f"it names {module_name}.{global_name}, and nothing of a file is run")
+
+
+def read_pickled_bytes(path: Path) -> bytes:
+    """Read a pickle that holds bytes and nothing else. Raises UnusableWeights."""
+    try:
+        with path.open("rb") as file:
+            content = _OnlyPlainValues(file).load()
+    except UnusableWeights as error:
+        raise UnusableWeights(f"{path.name} does not hold weights alone: {error}") from None
+    except (OSError, pickle.UnpicklingError, *DAMAGED) as error:
+        raise UnusableWeights(f"{path.name} can't be read as a pickle: {error}") from error
+    if not isinstance(content, bytes):
+        raise UnusableWeights(f"{path.name} holds a {type(content).__name__}, not bytes")
+    return content
 
 
 def merge_lora(state: Mapping[str, Tensor], alpha: float) -> MergedLora:

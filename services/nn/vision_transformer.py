@@ -111,12 +111,18 @@ def num_pooled(visual: Any) -> int:
 
 def pool(visual: Any, x: Tensor) -> Tensor:
     """Project the class token (or the patches' mean, by the model) to the shared space: (N, T, D) → (N, E), unit."""
+    return F.normalize(pool_unscaled(visual, x), dim=-1)
+
+
+def pool_unscaled(visual: Any, x: Tensor) -> Tensor:
+    """Compute what `pool` normalises."""
     if not visual.final_ln_after_pool:
         x = visual.ln_post(x)
     pooled = x[:, 1:].mean(dim=1) if visual.pool_type == "avg" else x[:, 0]
     if visual.final_ln_after_pool:
         pooled = visual.ln_post(pooled)
-    return F.normalize(pooled @ visual.proj, dim=-1)
+    projected: Tensor = pooled @ visual.proj
+    return projected
 
 
 class PackedBlocks(nn.Module):

@@ -13,8 +13,9 @@ from safetensors.torch import load_file, save_file
 from services.core.batching.batcher import CollatingEngine
 from services.core.errors import InvalidRequest, TooLarge
 from services.embed import focallens
-from services.embed.engine import SELF_CHECK_TOLERANCE, EmbedEngine
+from services.embed.engine import EmbedEngine
 from services.embed.model.checkpoint import FOCALLENS_WEIGHTS, load_focallens
+from services.embed.model.conditional_engine import SELF_CHECK_TOLERANCE
 from services.embed.model.encoder import MAX_READOUTS_AT_ONCE, MAX_REMEMBERED_CONDITIONS
 from services.embed.model.items import Embeddings, ImageItem, ImageState, Item, StateItem
 from services.nn.broken_model import BrokenModel

@@ -3,8 +3,9 @@
 import json
 from pathlib import Path
 
-from services.embed.evaluation.embedders import ClipEmbedder, FocalLensEmbedder, ImageEmbedder
+from services.embed.evaluation.embedders import ClipEmbedder, FocalLensEmbedder, ImageEmbedder, MagicLensEmbedder
 from services.embed.model.checkpoint import FOCALLENS_CONFIG, load_focallens
+from services.embed.model.magiclens_checkpoint import MAGICLENS_CONFIG, load_magiclens
 from services.jobs.checkpoints import find_checkpoint
 from services.nn.clip_model import ClipModel, load_clip, open_clip, uses_quick_gelu
 from services.nn.clip_tokenizer import Tokenizer
@@ -14,8 +15,8 @@ from services.nn.image_transform import ImageTransform
 def load_embedder(
     reference: str, *, pretrained: str | None = None, device: str = "cpu", store_url: str | None = None
 ) -> ImageEmbedder:
-    """Load the embedder named on a command line: a folder of FocalLens's, open_clip's or InstructBLIP's, a name in the
-    store, or, with `pretrained` (a tag, or a file that open_clip reads), a name that open_clip knows.
+    """Load the embedder named on a command line: a folder of FocalLens's, open_clip's, MagicLens's or InstructBLIP's, a
+    name in the store, or, with `pretrained` (a tag, or a file that open_clip reads), a name that open_clip knows.
 
     Raises ValueError for an unknown open_clip name, StoreError if the store has no such name.
     """
@@ -24,6 +25,8 @@ def load_embedder(
     directory = find_checkpoint(reference, store_url).directory
     if (directory / FOCALLENS_CONFIG).is_file():
         return FocalLensEmbedder(load_focallens(directory, device=device), name=reference)
+    if (directory / MAGICLENS_CONFIG).is_file():
+        return MagicLensEmbedder(load_magiclens(directory, device=device), name=reference)
     if is_instructblip(directory):
         from services.embed.evaluation.instructblip import InstructBlipEmbedder  # transformers is an extra
 

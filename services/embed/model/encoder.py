@@ -77,6 +77,16 @@ class Encoder:
         self.state_dtype = torch.bfloat16 if dtype == torch.bfloat16 else torch.float16
 
     @property
+    def embedding_width(self) -> int:
+        """Return E."""
+        return int(self._model.clip.visual.proj.shape[1])
+
+    @property
+    def visibility(self) -> str:
+        """`full` or `readout`: which tokens attend to a condition."""
+        return self._model.visibility
+
+    @property
     def state_bytes(self) -> int | None:
         """Bytes of a packed state; None if nothing of an image is the same under all conditions."""
         size = self._model.state_size
@@ -88,7 +98,7 @@ class Encoder:
         if len(slices) > 1:
             return self._encode_in_slices(pixels, conditions, slices, self._dtype)[0]
         readouts = self._readouts(pairs, len(pixels))
-        return _to_rows(self._model.encode_images(self._normalised(pixels), self._tokens_of(conditions), readouts))
+        return to_rows(self._model.encode_images(self._normalised(pixels), self._tokens_of(conditions), readouts))
 
     def encode_with_states(
         self, pixels: Tensor, conditions: Mapping[str, InputIds], pairs: Sequence[Pair]
@@ -110,11 +120,11 @@ class Encoder:
         unpacked = states.to(self._device, non_blocking=True).view(self.state_dtype)
         tokens = self._tokens_of(conditions)
         slices = [pairs[start : start + MAX_READOUTS_AT_ONCE] for start in range(0, len(pairs), MAX_READOUTS_AT_ONCE)]
-        return _to_rows(torch.cat([self._read_slice(unpacked, tokens, some) for some in slices]))
+        return to_rows(torch.cat([self._read_slice(unpacked, tokens, some) for some in slices]))
 
     def embed_texts(self, texts: Sequence[InputIds]) -> Rows:
         """Embed texts: token ids (W,) each → (N, E)."""
-        return _to_rows(self._model.encode_texts(self._stacked(texts)))
+        return to_rows(self._model.encode_texts(self._stacked(texts)))
 
     def _stacked(self, texts: Sequence[InputIds]) -> Tensor:
         return torch.from_numpy(np.stack(texts)).to(self._device)
@@ -125,7 +135,7 @@ class Encoder:
         """Compute the first readouts together with the images' states (B, S) of `dtype`; read the others from these."""
         tokens, readouts = self._tokens_of(conditions), self._readouts(slices[0], len(pixels))
         first, states = self._model.encode_images_and_states(self._normalised(pixels), tokens, readouts, dtype=dtype)
-        return _to_rows(torch.cat([first, *(self._read_slice(states, tokens, some) for some in slices[1:])])), states
+        return to_rows(torch.cat([first, *(self._read_slice(states, tokens, some) for some in slices[1:])])), states
 
     def _read_slice(self, states: Tensor, tokens: Tensor | None, pairs: Sequence[Pair]) -> Tensor:
         return self._model.read_states(states, tokens, self._readouts(pairs, len(states)))
@@ -148,7 +158,7 @@ class Encoder:
         return Readouts(index, torch.tensor(conditions, device=self._device))
 
 
-def _to_rows(features: Tensor) -> Rows:
+def to_rows(features: Tensor) -> Rows:
     """Convert (R, E) of any dtype to float32 unit vectors on the host; a half-precision norm is not exactly 1."""
     rows: Rows = torch.nn.functional.normalize(features.float(), dim=-1).cpu().numpy()
     if not np.isfinite(rows).all():

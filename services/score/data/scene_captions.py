@@ -77,6 +77,17 @@ def sentence(said: Facts, style: int = 0) -> str:
     return _join(subject, said.place and f"at the {said.place}", behind and f"on a {behind}")
 
 
+def paraphrase(said: Facts, style: int, dice: Sequence[float]) -> str:
+    """Say the same facts as the caption of a `style` in other words, two groups also in the other order: "a blue square
+    right of a red circle". `dice` are two uniform numbers in 0..1."""
+    if said.relation and dice[0] < 0.5:
+        said = replace(said, groups=said.groups[::-1], relation=OPPOSITES[said.relation])
+        return sentence(said, int(dice[1] * NUM_STYLES))
+    num_styles = NUM_STYLES if len(said.groups) == 1 else 2
+    own = style if style < num_styles else 0
+    return sentence(said, (own + 1 + int(dice[1] * (num_styles - 1))) % num_styles)
+
+
 def noun_phrase(group: Group) -> str:
     """Write a group as a noun phrase, such as "two small red circles"."""
     noun = group.shape or "object"

@@ -54,13 +54,15 @@ class Clip:
             return cls._known(*reference.split(":", 1), device=device)
         if (reference / FSC_CLIP_CONFIG).is_file():
             checkpoint = load_fsc_clip(reference, device=device)
-            return cls._of_folder(checkpoint.clip, checkpoint.local_weight)
+            return cls.of_model(checkpoint.clip, checkpoint.local_weight)
         clip = load_clip(str(reference))
         clip.model.eval().requires_grad_(False).to(device)
-        return cls._of_folder(clip, 0.0)
+        return cls.of_model(clip, 0.0)
 
     @classmethod
-    def _of_folder(cls, clip: ClipModel, local_weight: float) -> Self:
+    def of_model(cls, clip: ClipModel, local_weight: float) -> Self:
+        """Take a loaded model with its own preprocessing, on the device that it is on."""
+
         def preprocess(image: Image.Image) -> Tensor:
             return clip.transform.normalise(torch.from_numpy(np.stack([clip.transform(image)])))[0]
 

@@ -105,7 +105,7 @@ def _load(named: Named, place: Path | str, options: JudgeOptions) -> Judge:
         from services.score.evaluation.text_judges import load_grammar, load_vera
 
         load = load_vera if options.kind == "vera" else load_grammar
-        return load(place, name=named.name, device=_device(options))
+        return load(place, name=named.name, device=choose_device(options))
     return load_clip_judge(named, place, options)
 
 
@@ -113,7 +113,7 @@ def load_clip_judge(named: Named, place: Path | str, options: JudgeOptions) -> "
     """Load a CLIP or FSC-CLIP, and import torch only now. Raises CannotJudge."""
     from services.score.evaluation.clip_judge import Clip, ClipJudge
 
-    device = _device(options)
+    device = choose_device(options)
     try:
         clip = Clip.load(place, device=device)
     except (OSError, RuntimeError, SafetensorError, ValueError) as error:
@@ -132,7 +132,8 @@ def _load_endpoint_judge(named: Named, model: str, options: JudgeOptions) -> Jud
     return ChatJudge(behind) if options.kind == "chat" else VqaJudge(behind)
 
 
-def _device(options: JudgeOptions) -> "torch.device":
+def choose_device(options: JudgeOptions) -> "torch.device":
+    """Choose the device of local judges. Raises CannotJudge if it is not there."""
     try:
         return DeviceOptions(device=options.device).choose_device()
     except ValueError as error:

@@ -1,10 +1,13 @@
 """Comparison of judges, in the layouts of the dissertation's Tables 4.5, 4.6 and C.4 and of FSC-CLIP's tables.
 
-Other benchmarks get a table of their own. The best value of a column is bold, the second underlined.
+Other benchmarks get a table of their own. The best value of a column is bold, the second underlined. Rows whose names
+end with `#SEED` are trainings of one method (Table 7), those with `, α = SHARE` are interpolated weights (Figure 3).
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
 
 from rich.console import Console
 
@@ -56,11 +59,12 @@ def numbers_of(results: Sequence[Result]) -> dict[str, Numbers]:
 
 
 def make_tables(results: Sequence[Result]) -> list[Table]:
-    """Make every table for which the results have a number, with a row for each judge."""
+    """Make every table for which the results have a number, with a row for each judge or, in Table 7, each method."""
     numbers = numbers_of(results)
     benchmarks = dict.fromkeys(result.benchmark for result in results)
     layouts = [*LAYOUTS, *(_layout(name, results) for name in benchmarks if name not in LAID_OUT)]
-    return [table for layout in layouts for table in _made(layout, numbers)]
+    of_rows = [table for layout in layouts for table in _made(layout, numbers)]
+    return [*of_rows, *_table_of_seeds(numbers), *_table_of_shares(numbers)]
 
 
 def print_tables(results: Sequence[Result], console: Console) -> None:
@@ -100,6 +104,10 @@ _AVERAGES = (
     Column("I2T Ret", _number("retrieval", "i2t")),
     Column("T2I Ret", _number("retrieval", "t2i")),
 )
+_TABLE_1 = (
+    *(Column(heading, _number(benchmark, AVERAGE)) for heading, benchmark in zip(_COMP_HEADINGS, COMP, strict=True)),
+    *_AVERAGES,
+)
 _RETRIEVAL_HEADINGS = ("COCO", "Flickr30k", "COCO-CounterFactuals")
 
 LAYOUTS = (
@@ -130,17 +138,7 @@ LAYOUTS = (
             Column("Average", _number("valse", AVERAGE)),
         ),
     ),
-    Layout(
-        "Table 1 of FSC-CLIP: averages of sub-tasks",
-        (
-            *(
-                Column(heading, _number(benchmark, AVERAGE))
-                for heading, benchmark in zip(_COMP_HEADINGS, COMP, strict=True)
-            ),
-            *_AVERAGES,
-        ),
-        digits=1,
-    ),
+    Layout("Table 1 of FSC-CLIP: averages of sub-tasks", _TABLE_1, digits=1),
     Layout("Tables 2 to 5 of FSC-CLIP: averages over benchmarks", _AVERAGES, digits=1),
     Layout(
         "Table 8 of FSC-CLIP: zero-shot classification",
@@ -190,6 +188,67 @@ def _made(layout: Layout, numbers: Mapping[str, Numbers]) -> Iterator[Table]:
             (f"{line}Model", *(f"{column.group}{line}{column.heading}" for column in columns)),
             tuple((Cell(judge), *row) for judge, row in rows if any(cell.text != MISSING for cell in row)),
         )
+
+
+SEED = re.compile(r"(?P<name>.+)#(?P<number>\d+)")
+SHARE = re.compile(r"(?P<name>.+), α = (?P<number>[\d.]+)")
+
+
+def name_of_share(name: str, alpha: float) -> str:
+    """Name the row of the weights that are a share α of a tuned model."""
+    return f"{name}, α = {alpha:g}"
+
+
+def shares_of(numbers: Mapping[str, Numbers]) -> dict[str, dict[float, Numbers]]:
+    """Collect the rows of interpolated weights, by the tuned model's name and the share of it in rising order."""
+    return _numbered(SHARE, numbers)
+
+
+def _numbered(pattern: re.Pattern[str], numbers: Mapping[str, Numbers]) -> dict[str, dict[float, Numbers]]:
+    found: dict[str, dict[float, Numbers]] = {}
+    for judge, own in numbers.items():
+        if match := pattern.fullmatch(judge):
+            found.setdefault(match["name"], {})[float(match["number"])] = own
+    return {name: dict(sorted(rows.items())) for name, rows in found.items() if len(rows) > 1}
+
+
+def _table_of_seeds(numbers: Mapping[str, Numbers]) -> Iterator[Table]:
+    """Yield Table 7 unless no method has two seeds; a column's number needs a score of each of a method's seeds."""
+    methods = _numbered(SEED, numbers)
+    columns = [
+        (
+            column.heading,
+            [_mean_and_deviation([column.of(own) for own in seeds.values()]) for seeds in methods.values()],
+        )
+        for column in _TABLE_1
+    ]
+    shown = [(heading, texts) for heading, texts in columns if any(texts)]
+    if shown:
+        rows = zip(*([text or MISSING for text in texts] for _, texts in shown), strict=True)
+        names = [f"{name} ({len(seeds)} seeds)" for name, seeds in methods.items()]
+        yield Table.of_texts(
+            "Table 7 of FSC-CLIP: mean and standard deviation over seeds",
+            ("Model", *(heading for heading, _ in shown)),
+            ([name, *row] for name, row in zip(names, rows, strict=True)),
+        )
+
+
+def _mean_and_deviation(values: Sequence[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return f"{fmean(known):.1f} ± {stdev(known):.2f}" if len(known) == len(values) else ""
+
+
+def _table_of_shares(numbers: Mapping[str, Numbers]) -> Iterator[Table]:
+    """Yield the points of Figure 3 unless no model has two shares."""
+    rows = [(name, f"{alpha:g}", own) for name, some in shares_of(numbers).items() for alpha, own in some.items()]
+    shown = [column for column in _AVERAGES if any(column.of(own) is not None for _, _, own in rows)]
+    if shown:
+        texts = [
+            [name, alpha, *(MISSING if (value := column.of(own)) is None else f"{value:.1f}" for column in shown)]
+            for name, alpha, own in rows
+        ]
+        title = "Figure 3 of FSC-CLIP: averages by the share α of tuned weights"
+        yield Table.of_texts(title, ("Model", "α", *(column.heading for column in shown)), texts, num_names=2)
 
 
 def _cells(values: Sequence[float | None], digits: int) -> list[Cell]:

@@ -14,6 +14,7 @@ from services.jobs.training import Run, world_size
 from services.score.fsc_clip import FscClipWeights, Missing
 from services.score.negatives.kinds import KINDS, PAPER_KINDS, Kind
 from services.score.training.objectives import METHODS, Method
+from services.score.training.reconstruction import ReadWeights
 
 RECIPES = "recipes"
 
@@ -31,7 +32,9 @@ class Recipe:
     `claimed` the share of generated images that are pictures of any kind with claims; the others are scenes. Of the
     claims, `close` is the share about pictures drawn for a fact that is hard to see: a number, textures, sizes or an
     absence. If `excludes_true`, claims that are true of another picture of a batch are not counted as wrong there.
-    `named` is the weight of naming these pictures' facts by heads that are discarded.
+    `named` is the weight of naming these pictures' facts by heads that are discarded. `lambda_reconstruction` and
+    `lambda_alignment` are the weights of READ-CLIP's losses; the decoder is that of the T5 in the folder `decoder`, or
+    else a small one that learns to reconstruct captions in `decoder_steps` steps before the tuning.
 
     Raises ValueError for invalid values.
     """
@@ -59,6 +62,10 @@ class Recipe:
     close: float = 0.0
     excludes_true: bool = False
     named: float = 0.0
+    lambda_reconstruction: float = 0.0
+    lambda_alignment: float = 0.0
+    decoder: str | None = None
+    decoder_steps: int = 400
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -68,11 +75,12 @@ class Recipe:
             raise ValueError(f"negatives are kinds of {', '.join(KINDS)}, each once: {', '.join(self.negatives)}")
         if self.method != "clip" and not self.negatives:
             raise ValueError(f"{self.method} needs at least one kind of hard negatives")
-        for name in ("batch_size", "epochs", "steps", "lora_rank"):
+        for name in ("batch_size", "epochs", "steps", "lora_rank", "decoder_steps"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} is at least 1, not {value}")
-        for name in ("lambda_global", "lambda_local", "gamma", "weight_decay", "warmup_steps", "named"):
+        numbers = ("lambda_global", "lambda_local", "gamma", "weight_decay", "warmup_steps", "named")
+        for name in (*numbers, "lambda_reconstruction", "lambda_alignment"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} is a finite number of at least 0, not {getattr(self, name)}")
         for name in ("learning_rate", "min_area"):
@@ -99,6 +107,11 @@ class Recipe:
             beta=self.beta or None,
             missing=self.missing,
         )
+
+    @property
+    def reading(self) -> ReadWeights:
+        """The constants of READ-CLIP's losses."""
+        return ReadWeights(self.lambda_reconstruction, self.lambda_alignment, self.decoder, self.decoder_steps)
 
     @property
     def kinds(self) -> tuple[Kind, ...]:

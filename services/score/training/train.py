@@ -47,6 +47,7 @@ from services.score.training.mixed import MixedData, MixedLoss, MixedReading
 from services.score.training.objectives import TuningLoss
 from services.score.training.picture_naming import PictureNaming
 from services.score.training.recipe import Recipe, read_recipe
+from services.score.training.reconstruction import Reading, prepare_reading
 from services.score.training.scene_clip import (
     CAPTION_PAIRS,
     HEAD_WIDTH,
@@ -225,6 +226,21 @@ def fsc_clip(
     accumulate: Annotated[int, typer.Option(min=1, help="Batches accumulated in one optimizer step.")] = 1,
     learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
     lora: Annotated[int | None, typer.Option(help="Rank of LoRA matrices. If given, only these are trained.")] = None,
+    reconstruction: Annotated[
+        float | None,
+        typer.Option(help="Weight of READ-CLIP's reconstruction of captions from their embeddings (there: 0.1)."),
+    ] = None,
+    alignment: Annotated[
+        float | None,
+        typer.Option(help="Weight of READ-CLIP's alignment of captions with others of the same image (there: 0.5)."),
+    ] = None,
+    decoder: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder of the T5 whose frozen decoder reconstructs captions. Without one, a small decoder learns it "
+            "before the tuning."
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of the data and the negatives.")] = 0,
     precision: Annotated[Precision, typer.Option(help="Precision of the computation.")] = "bf16",
     num_workers: Annotated[
@@ -255,6 +271,7 @@ def fsc_clip(
         recipe, base=base, pretrained=pretrained, method=method,
         negatives=tuple(negatives) if negatives and stored is None else None, missing=missing, steps=steps,
         batch_size=batch_size, learning_rate=learning_rate, lora_rank=lora,
+        lambda_reconstruction=reconstruction, lambda_alignment=alignment, decoder=decoder,
     )  # fmt: skip
     given = _stored(stored, negatives or (), chosen)
     files = _files(data, images or [], image_folder, given)
@@ -278,7 +295,8 @@ def fsc_clip(
     made_batches = TuningData(
         source, before.tokenizer, made, kinds, seed, run.num_examples, claims, chosen.excludes_true, names
     )
-    theta1 = _tune(run, chosen, before, made_batches)
+    reading, made_batches = prepare_reading(run, chosen.reading, before, made_batches)
+    theta1 = _tune(run, chosen, before, made_batches, reading)
     if rank() == 0:
         tuned = create_clip(before.config, before.merges)
         tuned.model.load_state_dict(interpolate(theta0, theta1, alpha))
@@ -303,14 +321,14 @@ def _metrics(clip: ClipModel, num_evaluated: int, local_weight: float) -> dict[s
     return scores | claim_metrics(clip, num_evaluated, local_weight)
 
 
-def _tune(run: Run, recipe: Recipe, clip: ClipModel, data: TuningData) -> dict[str, Tensor]:
+def _tune(run: Run, recipe: Recipe, clip: ClipModel, data: TuningData, reading: Reading | None) -> dict[str, Tensor]:
     """Train `clip` in place, and return the tuned weights with low-rank matrices merged."""
     if recipe.lora_rank is not None:
         add_lora(clip.model, recipe.lora_rank, official_init=recipe.lora_official_init)
     naming = PictureNaming(clip.model, recipe.named) if recipe.named > 0 else None
     loss = TuningLoss(
         (clip.model, clip.transform), recipe.method, recipe.weights, gather_negatives=recipe.gather_negatives,
-        naming=naming,
+        naming=naming, reading=reading,
     )  # fmt: skip
     train(run, loss, data)
     with torch.no_grad():

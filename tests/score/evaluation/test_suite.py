@@ -12,8 +12,9 @@ import pytest
 from services.score.evaluation.aggregates import AVERAGE, COMP, ELEVATER
 from services.score.evaluation.judges import CannotJudge
 from services.score.evaluation.results import RESULT_FILES
+from services.score.evaluation.suite.digests import fingerprint
 from services.score.evaluation.suite.parts import PARTS
-from services.score.evaluation.suite.run import Outcome, fingerprint, run_suite
+from services.score.evaluation.suite.run import Outcome, Suite, run_suite
 from services.score.evaluation.tables import make_tables, numbers_of
 from tests.score.evaluation.stand_ins import ColorEmbedder
 from tests.score.evaluation.tiny_suite import write_suite
@@ -27,9 +28,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(data: Path, embedder: ColorEmbedder, save: Path | None = None, **options: Any) -> Outcome:
     told: Sequence[str] = []
     settings = {"checkpoint": "abc", **options.pop("settings", {})}
-    return run_suite(
-        lambda: embedder, judge="colours", data=data, settings=settings, save=save, tell=list(told).append, **options
-    )
+    suite = Suite(data, **options)
+    return run_suite(lambda: embedder, suite, judge="colours", settings=settings, save=save, tell=list(told).append)
 
 
 def test_a_judge_of_colours_gets_the_whole_suite_right_but_for_the_order_of_words(data: Path, tmp_path: Path) -> None:
@@ -71,13 +71,58 @@ def test_a_run_continues_with_what_is_not_saved_for_the_same_checkpoint_and_sett
     def load() -> ColorEmbedder:
         raise AssertionError("a finished run needs no model")
 
-    finished = run_suite(
-        load, judge="colours", data=data, settings={"checkpoint": "abc"}, save=save, names=names, tell=lambda _: None
-    )
+    suite = Suite(data, names)
+    finished = run_suite(load, suite, judge="colours", settings={"checkpoint": "abc"}, save=save, tell=lambda _: None)
     assert finished.kept == names
     other = run(data, ColorEmbedder(), save, names=names, settings={"checkpoint": "def"})
     assert other.evaluated == names
     assert run(data, ColorEmbedder(), save, names=names, settings={"checkpoint": "def"}, limit=1).evaluated == names
+
+
+@pytest.mark.parametrize("change", ["crepe/prod_hard_negatives/atom", "visual_genome/VG_100K_2", "elevater/prompts.py"])
+def test_a_part_whose_data_changed_is_evaluated_again(data: Path, tmp_path: Path, change: str) -> None:
+    own, save, names = tmp_path / "data", tmp_path / "results.json", ["whatsup", "crepe", "mnist"]
+    shutil.copytree(data, own)
+    run(own, ColorEmbedder(), save, names=names)
+    moved = own.rename(tmp_path / "moved")
+    assert run(moved, ColorEmbedder(), save, names=names).kept == names
+    for path in (moved / change).iterdir() if (moved / change).is_dir() else [moved / change]:
+        match path.suffix:
+            case ".csv":
+                path.write_text(path.read_text().replace("green roof", "red brick"))
+            case ".py":
+                path.write_text(path.read_text().replace("red", "dark red"))
+            case _:  # as long as before
+                path.write_bytes(path.read_bytes())
+    again = run(moved, ColorEmbedder(), save, names=names)
+    assert again.evaluated == (["mnist"] if change.startswith("elevater") else ["crepe"])
+    assert run(moved, ColorEmbedder(), save, names=names).kept == names
+
+
+def test_scores_are_kept_when_their_data_are_gone(data: Path, tmp_path: Path) -> None:
+    own, save = tmp_path / "data", tmp_path / "results.json"
+    shutil.copytree(data, own)
+    run(own, ColorEmbedder(), save, names=["whatsup", "mnist"])
+    shutil.rmtree(own / "whatsup")
+    outcome = run(own, ColorEmbedder(), save, names=["whatsup", "mnist"])
+    assert (outcome.kept, outcome.unchecked, outcome.missing) == (["whatsup", "mnist"], ["whatsup"], {})
+
+
+def test_parts_of_a_benchmark_belong_together_whatever_notes_they_have(data: Path, tmp_path: Path) -> None:
+    class Cutting(ColorEmbedder):
+        num_cut = 0
+
+        def embed_texts(self, texts: Sequence[str], title: str) -> Any:
+            self.num_cut += 1
+            return super().embed_texts(texts, title)
+
+        def notes(self) -> dict[str, Any]:
+            return {"captions_cut": self.num_cut}
+
+    save, names = tmp_path / "results.json", ["aro (Visual Genome)", "aro (orders)"]
+    numbers = numbers_of(run(data, Cutting(), save, names=names).results)["colours"]
+    assert AVERAGE in numbers["aro"]
+    assert run(data, Cutting(), save, names=names).kept == names
 
 
 def test_an_error_of_the_model_leaves_what_was_saved(data: Path, tmp_path: Path) -> None:

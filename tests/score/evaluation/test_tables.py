@@ -9,9 +9,10 @@ import pytest
 from rich.console import Console
 
 from services.jobs.tables import Table
-from services.score.evaluation.aggregates import SUGARCREPE_SIZES, SUGARCREPE_SIZES_FIRST
+from services.score.evaluation.aggregates import COMP, ELEVATER, SUGARCREPE_SIZES, SUGARCREPE_SIZES_FIRST
 from services.score.evaluation.results import RESULT_FILES, Result
-from services.score.evaluation.tables import make_tables, numbers_of, print_tables
+from services.score.evaluation.suite.parts import PARTS
+from services.score.evaluation.tables import make_tables, name_of_share, numbers_of, print_tables
 
 GOLDENS = Path(__file__).parents[2] / "goldens"
 PUBLISHED = json.loads((GOLDENS / "compositionality_tables.json").read_text())
@@ -199,3 +200,42 @@ def test_saved_results_come_together_in_one_table(tmp_path: Path) -> None:
     results = RESULT_FILES.load([path])
     assert [row[0] for row in texts(titled(results, "Table 4.6"))] == ["RN50", "RN101"]
     assert numbers_of(results)["RN50"]["sugarcrepe"]["macro"] == pytest.approx(73.83, abs=0.01)
+
+
+def suite_of(judge: str, comp: float, zero_shot: float) -> list[Result]:
+    """The whole of Comp and of ZS, with one value each."""
+    by_benchmark = {
+        name: tuple(task for part in PARTS.values() if part.benchmark == name for task in part.scores) for name in COMP
+    }
+    return [
+        *(
+            Result(judge, name, dict.fromkeys(tasks, comp), dict.fromkeys(tasks, 10))
+            for name, tasks in by_benchmark.items()
+        ),
+        Result(judge, "elevater", dict.fromkeys(ELEVATER, zero_shot), {}),
+    ]
+
+
+def test_table_7_has_the_mean_and_deviation_of_each_method_with_several_seeds() -> None:
+    trainings = {"fsc-clip#0": (53.0, 55.0), "fsc-clip#1": (54.0, 55.5), "fsc-clip#2": (53.5, 56.0), "clip": (46, 57)}
+    results = [result for judge, values in trainings.items() for result in suite_of(judge, *values)]
+    table = titled(results, "Table 7")
+    assert table.header[0] == "Model"
+    assert table.header[-2:] == ("Comp", "ZS")
+    # numpy.std([53, 54, 53.5], ddof=1)
+    assert texts(table) == [["fsc-clip (3 seeds)", *["53.5 ± 0.50"] * 12, "55.5 ± 0.50"]]
+    # a seed without a benchmark leaves it and Comp without a number
+    partial = [one for one in results if (one.judge, one.benchmark) != ("fsc-clip#1", "crepe")]
+    lacking = titled(partial, "Table 7")
+    assert "CREPE" not in lacking.header
+    assert "Comp" not in lacking.header
+    assert lacking.header[-1] == "ZS"
+    assert not [one for one in make_tables(suite_of("clip#0", 1, 2)) if one.title.startswith("Table 7")]
+
+
+def test_the_points_of_figure_3_are_in_the_order_of_the_share_of_tuned_weights() -> None:
+    shares = {1: (54.0, 55.0), 0: (46.0, 57.0), 0.5: (52.0, 56.5)}
+    results = [one for alpha, values in shares.items() for one in suite_of(name_of_share("fsc", alpha), *values)]
+    table = titled([*results, *suite_of("clip", 46, 57)], "Figure 3")
+    assert table.header == ("Model", "α", "Comp", "ZS")
+    assert texts(table) == [["fsc", "0", "46.0", "57.0"], ["fsc", "0.5", "52.0", "56.5"], ["fsc", "1", "54.0", "55.0"]]

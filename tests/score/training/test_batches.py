@@ -70,7 +70,7 @@ def epoch(images: CaptionedImages, seed: int, number: int = 0) -> list[tuple[int
     """Gray and caption of each example of an epoch."""
     first = number * len(images)
     examples = [images.example(seed, position) for position in range(first, first + len(images))]
-    return [(image.getpixel((0, 0))[0], caption) for image, caption, _ in examples]  # type: ignore[index]
+    return [(image.getpixel((0, 0))[0], caption) for image, caption, *_ in examples]  # type: ignore[index]
 
 
 def pixels(drawn: Drawn) -> torch.Tensor:
@@ -213,7 +213,7 @@ def test_a_batch_does_not_depend_on_those_before_it() -> None:
 def test_negatives_stand_behind_the_captions_kind_by_kind(tmp_path: Path) -> None:
     data = tuning_data(ImageSource(open_table(write_folder(tmp_path)), tiny_clip().transform))
     batch = data(0)
-    _, captions, _ = data.source.draw(3, 0, 4)
+    _, captions, *_ = data.source.draw(3, 0, 4)
     tokens = data.tokenizer(captions)
     assert batch.exists.shape == (len(KINDS), 4)
     assert len(batch.input_ids) == 4 + int(batch.exists.sum())
@@ -262,7 +262,7 @@ def stored_data(folder: Path, *names: str) -> TuningData:
 def test_stored_negatives_stand_behind_the_captions_form_by_form(tmp_path: Path) -> None:
     data = stored_data(tmp_path)
     assert data.stored == ("replace", "swap", "negate")
-    batch, (_, captions, _) = data(0), data.source.draw(3, 0, 4)
+    batch, (_, captions, *_) = data(0), data.source.draw(3, 0, 4)
     one, last = captions.index(f"{CAPTIONS[0]} 0"), captions.index(f"{CAPTIONS[3]} 3")
     expected = torch.zeros(3, 4, dtype=torch.bool)
     expected[:2, one] = expected[2, last] = True

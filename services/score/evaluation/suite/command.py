@@ -13,8 +13,9 @@ from services.jobs.options import StoreUrl, among, command_line, results_file
 from services.score.evaluation.judges import CannotJudge, Similarity
 from services.score.evaluation.loading import JudgeOptions, Named, find_model, load_clip_judge
 from services.score.evaluation.results import RESULT_FILES
+from services.score.evaluation.suite.digests import fingerprint
 from services.score.evaluation.suite.parts import PARTS
-from services.score.evaluation.suite.run import Outcome, fingerprint, run_suite
+from services.score.evaluation.suite.run import Outcome, Suite, run_suite
 from services.score.evaluation.tables import numbers_of, print_tables
 
 EXIT_FAILED = 1
@@ -39,7 +40,8 @@ def suite(
         Path | None,
         typer.Option(
             callback=results_file(RESULT_FILES.load),
-            help="JSON file to add each part's scores to; a part whose scores it has is not evaluated again.",
+            help="JSON file to add each part's scores to; a part whose scores it has is not evaluated again unless "
+            "its data changed.",
         ),
     ] = None,
     only: Annotated[
@@ -72,12 +74,10 @@ def suite(
     try:
         outcome = run_suite(
             lambda: load_clip_judge(named, place, options),
+            Suite(data, names, limit),
             judge=named.name,
-            data=data,
             settings=settings,
             save=save,
-            names=names,
-            limit=limit,
             tell=typer.echo,
         )
     except CannotJudge as error:
@@ -94,6 +94,8 @@ def tell(outcome: Outcome) -> None:
     print_tables(outcome.results, Console(width=240, highlight=False))
     if outcome.kept:
         typer.echo(f"Not evaluated again, as --save has them: {', '.join(outcome.kept)}")
+    if outcome.unchecked:
+        typer.echo(f"Their data are gone, so their scores could not be checked: {', '.join(outcome.unchecked)}")
     for name, reason in outcome.missing.items():
         typer.echo(f"Missing: {name}. {reason}")
     if not outcome.results:

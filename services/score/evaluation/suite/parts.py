@@ -43,31 +43,38 @@ from services.score.evaluation.recognition.elevater import evaluate_classificati
 from services.score.evaluation.recognition.retrieval import evaluate_retrieval, load_retrieval_set
 from services.score.evaluation.records import Task
 from services.score.evaluation.results import Result
+from services.score.evaluation.suite.digests import digest_of_data, digest_of_tasks
 
 Load = Callable[[Path, int | None], list[Task]]
-Evaluate = Callable[[Embedder], Result]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A part whose files were read: `evaluate` judges a model, and raises CannotJudge; `data` is a digest of them."""
+
+    evaluate: Callable[[Embedder], Result]
+    data: str
 
 
 @dataclass(frozen=True)
 class Part:
     """A part of the suite, its benchmark in tables, and the scores that it gives, by name.
 
-    `prepare` reads its files in the folder of all data, without a model, and raises MissingData; what it returns
-    evaluates a model, and raises CannotJudge.
+    `prepare` reads its files in the folder of all data, without a model, and raises MissingData.
     """
 
     name: str
     benchmark: str
     scores: tuple[str, ...]
-    prepare: Callable[[Path, int | None], Evaluate]
+    prepare: Callable[[Path, int | None], Prepared]
 
 
 def _compositional(name: str, scores: tuple[str, ...], load: Load, *, benchmark: str = "") -> Part:
-    def prepare(data: Path, limit: int | None) -> Evaluate:
+    def prepare(data: Path, limit: int | None) -> Prepared:
         tasks = load(data, limit)
         for task in tasks:
             task.check_images()
-        return partial(_evaluate_tasks, tasks)
+        return Prepared(partial(_evaluate_tasks, tasks), digest_of_tasks(tasks, data))
 
     return Part(name, benchmark or name, scores, prepare)
 
@@ -79,26 +86,28 @@ def _evaluate_tasks(tasks: list[Task], embedder: Embedder) -> Result:
 
 
 def _classification(name: str) -> Part:
-    def prepare(data: Path, limit: int | None) -> Evaluate:
+    def prepare(data: Path, limit: int | None) -> Prepared:
         found = load_classification_set(name, data / "elevater", limit=limit)
 
         def run(embedder: Embedder) -> Result:
             score = evaluate_classification(embedder, found)
             return Result(embedder.name, "elevater", {name: score}, {name: len(found.images)})
 
-        return run
+        said = (found.class_names, found.templates, found.labels, found.metric)
+        return Prepared(run, digest_of_data([said], found.images, data))
 
     return Part(name, "elevater", (name,), prepare)
 
 
 def _retrieval(name: str) -> Part:
-    def prepare(data: Path, limit: int | None) -> Evaluate:
+    def prepare(data: Path, limit: int | None) -> Prepared:
         found = load_retrieval_set(name, data, limit=limit)
 
         def run(embedder: Embedder) -> Result:
             return Result(embedder.name, "retrieval", evaluate_retrieval(embedder, found), {name: len(found.images)})
 
-        return run
+        captions = (one.captions for one in found.images)
+        return Prepared(run, digest_of_data(captions, [one.image for one in found.images], data))
 
     scores = tuple(f"{name}::{way}/R@{k}" for way in ("i2t", "t2i") for k in (1, 5, 10))
     return Part(name, "retrieval", scores, prepare)
