@@ -5,10 +5,10 @@ extension that holds its shape, the name of its type and its bytes.
 """
 
 import pickle
-import struct
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import numpy as np
 
 WIDTH, HEADS, LAYERS = 32, 4, 2  # of what follows the towers
@@ -94,28 +94,9 @@ def write_magiclens(path: Path, parameters: Parameters | None = None) -> Path:
 
 def packed(value: Any) -> bytes:
     """Pack a value as flax's `to_bytes` does."""
-    match value:
-        case dict():
-            items = b"".join(packed(name) + packed(one) for name, one in value.items())
-            return _head(0x80, 16, len(value), 0xDE, (16, 32)) + items
-        case list() | tuple():
-            return _head(0x90, 16, len(value), 0xDC, (16, 32)) + b"".join(map(packed, value))
-        case str():
-            return _head(0xA0, 32, len(value.encode()), 0xD9, (8, 16, 32)) + value.encode()
-        case bytes():
-            return _head(None, 0, len(value), 0xC4, (8, 16, 32)) + value
-        case int():
-            return struct.pack("B", value) if value < 128 else _head(None, 0, value, 0xCC, (8, 16, 32))
-        case np.ndarray():
-            content = packed([list(value.shape), value.dtype.name, value.tobytes()])
-            is_fixed = len(content) == 16  # a scalar's: such lengths are named by the type alone
-            return (b"\xd8" if is_fixed else _head(None, 0, len(content), 0xC7, (8, 16, 32))) + b"\x01" + content
-    raise TypeError(type(value))
+    data: bytes = msgpack.packb(value, default=_extension)
+    return data
 
 
-def _head(short: int | None, most: int, length: int, long: int, widths: tuple[int, ...]) -> bytes:
-    """The type and length of a value; a short one has both in one byte."""
-    if short is not None and length < most:
-        return struct.pack("B", short | length)
-    place, width = next((place, width) for place, width in enumerate(widths) if length < 2**width)
-    return struct.pack("B", long + place) + length.to_bytes(width // 8, "big")
+def _extension(array: Any) -> msgpack.ExtType:
+    return msgpack.ExtType(1, msgpack.packb([list(array.shape), array.dtype.name, array.tobytes()]))
