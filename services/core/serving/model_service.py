@@ -21,7 +21,7 @@ from services.core.serving.memory_budget import MemoryBudget
 from services.core.serving.model_settings import ModelSettings
 from services.core.serving.residency import Residency
 from services.core.serving.served_checkpoint import Answering, FollowOptions, ServedCheckpoint
-from services.core.serving.served_models import ServedModels
+from services.core.serving.served_models import ServedModels, told_kinds
 from services.core.serving.stored_models import StoredModels
 from services.core.store.errors import StoreUnavailable, UnservedKind
 from services.core.store.manifest import Manifest
@@ -67,7 +67,7 @@ class ModelService:
             if manifest.kind not in load:
                 raise UnservedKind(
                     f"{manifest.name}@{manifest.version} is a {manifest.kind} checkpoint, and this service runs "
-                    f"{' and '.join(load)} checkpoints"
+                    f"{told_kinds(load)} checkpoints"
                 )
             return load[manifest.kind](folder)
 

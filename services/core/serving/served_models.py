@@ -86,7 +86,7 @@ class ServedModels(Generic[EngineT, DescriptionT, BatcherT]):
         elif (kind := await self._stored.kind(name)) is not None:
             message = f"The model {name!r} is in the store, but this service serves {names} ({self._setting})."
             if kind and kind not in self._runs:
-                message = f"The model {name!r} is a {kind} checkpoint; this service runs {' and '.join(self._runs)}."
+                message = f"The model {name!r} is a {kind} checkpoint; this service runs {told_kinds(self._runs)}."
         return NotFound(message, param="model", code="model_not_found")
 
     async def versions(self, name: str) -> ModelVersionList:
@@ -169,3 +169,9 @@ class ServedModels(Generic[EngineT, DescriptionT, BatcherT]):
         self._metrics.rejected.labels("loading").inc()
         absent = [one.checkpoint.absence for one in self.residents if one.description is None]
         return Overloaded(" ".join(absent), code="loading", retry_after_s=LOADING_RETRY_AFTER_S)
+
+
+def told_kinds(kinds: Collection[str]) -> str:
+    """Enumerate the kinds of checkpoints that a service runs: `a, b and c`."""
+    *others, last = kinds
+    return f"{', '.join(others)} and {last}" if others else last
