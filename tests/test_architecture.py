@@ -88,7 +88,9 @@ ROOMS = (
         (*BELOW, "services.core"),
         (*HEAVY, f"services.{{service}}.{{app,settings,collections,data,{JOBS}}}"),
     ),
-    Room("services/*/collections/{storage,index}/**", ("services.{service}.collections", "services.core"), HEAVY),
+    Room(
+        "services/*/collections/{storage,index,cluster}/**", ("services.{service}.collections", "services.core"), HEAVY
+    ),
     Room(
         "services/*/collections/**",
         (*BELOW, "services.core"),

@@ -39,6 +39,7 @@ from services.embed.collections.sources import FreshPixels
 from services.embed.collections.storage.ballast import Ballast
 from services.embed.collections.storage.catalog import CollectionKey, check_name
 from services.embed.collections.storage.database import DatabaseFailed
+from services.embed.collections.storage.folder_catalog import FolderCatalog
 from services.embed.collections.storage.image_store import (
     Added,
     CollectionInfo,
@@ -260,5 +261,8 @@ def create_library(
         metrics,
         Ballast(settings.collections_dir / BALLAST_NAME),
     )
-    collections = OpenCollections(settings.collections_dir, serving, options, max_collections=settings.max_collections)
+    root = settings.collections_dir
+    collections = OpenCollections(
+        partial(FolderCatalog.open, root), str(root), serving, options, max_collections=settings.max_collections
+    )
     return Library(collections, serving, AuditLog(settings.audit_log))

@@ -6,10 +6,9 @@ again once it is repaired.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 import structlog
 
@@ -41,10 +40,22 @@ class Failure:
 
 
 class OpenCollections:
-    """`get` and all methods that change collections raise Overloaded until the folder is open."""
+    """`get` and all methods that change collections raise Overloaded until the catalog is open.
 
-    def __init__(self, root: Path, serving: Serving, options: CollectionOptions, *, max_collections: int) -> None:
-        self._root = root
+    `open_catalog` may raise CatalogInUse; `place` says in the log where the collections are.
+    """
+
+    def __init__(
+        self,
+        open_catalog: Callable[[], Catalog],
+        place: str,
+        serving: Serving,
+        options: CollectionOptions,
+        *,
+        max_collections: int,
+    ) -> None:
+        self._open = open_catalog
+        self._place = place
         self._serving = serving
         self._options = options
         self._max_collections = max_collections
@@ -161,7 +172,7 @@ class OpenCollections:
         await self._try_again(catalog)
         self._is_open = True
         log = structlog.get_logger(__name__)
-        log.info("collections open", folder=str(self._root), collections=len(self._collections))
+        log.info("collections open", folder=self._place, collections=len(self._collections))
         while True:
             due = min((failure.due for failure in self._failures.values()), default=None)
             with suppress(TimeoutError):
@@ -175,7 +186,7 @@ class OpenCollections:
         reported, retry_s = "", MIN_RETRY_S
         while True:
             try:
-                catalog = await asyncio.to_thread(Catalog.open, self._root)
+                catalog = await asyncio.to_thread(self._open)
                 try:
                     for tenant in await asyncio.to_thread(catalog.tenants):
                         await self._list(catalog, tenant)
@@ -190,7 +201,7 @@ class OpenCollections:
                 self._not_open_because, reason, pause_s = "their folder can't be opened", _reason(error), retry_s
                 retry_s = min(2 * retry_s, MAX_RETRY_S)
             if reason != reported:  # once, not at each attempt
-                structlog.get_logger(__name__).warning("collections wait", folder=str(self._root), reason=reason)
+                structlog.get_logger(__name__).warning("collections wait", folder=self._place, reason=reason)
             reported = reason
             await asyncio.sleep(pause_s)
 

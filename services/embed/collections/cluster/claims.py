@@ -1,0 +1,174 @@
+"""Indexing shared by any number of processes: each claims rows for a while, and every row is claimed until it is done.
+
+An image of a collection is above the row up to which an index is handed out, in a claim, or indexed; each step between
+these is one transaction. There is no entry for an image, so none can be lost.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.embed.collections.cluster.connections import Connection, Connections
+
+# Rows in one claim.
+CLAIM_ROWS = 512
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Rows to index by one process: the images from `first_row` to `last_row` that exist, in each of `indexes`.
+
+    `attempt` counts the processes that have claimed them.
+    """
+
+    number: int
+    first_row: int
+    last_row: int
+    indexes: Sequence[int]
+    attempt: int
+
+
+class IndexWork:
+    """The indexes of one collection under one checkpoint. Thread-safe; all times are PostgreSQL's.
+
+    `holder` names this process in the database. Methods raise what Connections raises.
+    """
+
+    def __init__(self, connections: Connections, collection: int, checkpoint: str, holder: str) -> None:
+        self._connections = connections
+        self._collection = collection
+        self._checkpoint = checkpoint
+        self._holder = holder
+
+    def start_index(self, condition: str) -> int:
+        """Return the number of a condition's index, which is made if it does not exist."""
+        with self._connections.reading() as connection:
+            connection.execute(
+                "INSERT INTO indexes (collection, checkpoint, condition) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING",
+                (self._collection, self._checkpoint, condition),
+            )
+            return self._indexes(connection)[condition]
+
+    def drop_index(self, condition: str) -> None:
+        """Forget an index; no error if there is none. Claims of its rows are of use to the other indexes only."""
+        with self._connections.reading() as connection:
+            connection.execute(
+                "DELETE FROM indexes WHERE collection = %s AND checkpoint = %s AND condition = %s",
+                (self._collection, self._checkpoint, condition),
+            )
+
+    def restart_index(self, condition: str) -> int:
+        """Begin an index again, under a new number, because its vectors were lost."""
+        self.drop_index(condition)
+        return self.start_index(condition)
+
+    def claim(self, lease_s: float, num_rows: int = CLAIM_ROWS) -> Claim | None:
+        """Take rows that nobody is indexing for `lease_s` seconds; None if there are none at the moment.
+
+        Indexes that are equally far behind get the same rows, so that each image is read once for all of them.
+        """
+        with self._connections.transaction() as connection:
+            return self._take_over(connection, lease_s) or self._hand_out(connection, lease_s, num_rows)
+
+    def renew(self, claim: Claim, lease_s: float) -> bool:
+        """Keep a claim for `lease_s` seconds from now; False if another process has it."""
+        with self._connections.reading() as connection:
+            renewed = connection.execute(
+                "UPDATE claims SET expires = clock_timestamp() + make_interval(secs => %s) WHERE claim = %s"
+                " AND attempt = %s",
+                (lease_s, claim.number, claim.attempt),
+            )
+            return renewed.rowcount == 1
+
+    def finish(self, claim: Claim) -> bool:
+        """End a claim once its vectors are stored; False if another process has it, which then stores the same."""
+        with self._connections.reading() as connection:
+            finished = connection.execute(
+                "DELETE FROM claims WHERE claim = %s AND attempt = %s", (claim.number, claim.attempt)
+            )
+            return finished.rowcount == 1
+
+    def deleted(self, claim: Claim) -> list[int]:
+        """List the rows of a claim whose images are deleted: those deleted since they were read have to be removed."""
+        with self._connections.reading() as connection:
+            found = connection.execute(
+                "SELECT row FROM deleted_rows WHERE collection = %s AND row BETWEEN %s AND %s ORDER BY row",
+                (self._collection, claim.first_row, claim.last_row),
+            )
+            return [row for (row,) in found]
+
+    def through(self) -> dict[str, int]:
+        """Return the row up to which the index of each condition has all images."""
+        with self._connections.reading() as connection:
+            found = connection.execute(
+                "SELECT condition, least(handed_out, (SELECT min(first_row) - 1 FROM claims"
+                " WHERE claims.collection = indexes.collection AND claims.checkpoint = indexes.checkpoint"
+                " AND index = ANY (claims.indexes)))"
+                " FROM indexes WHERE collection = %s AND checkpoint = %s ORDER BY index",
+                (self._collection, self._checkpoint),
+            )
+            return dict(found.fetchall())
+
+    def _indexes(self, connection: Connection) -> dict[str, int]:
+        found = connection.execute(
+            "SELECT condition, index FROM indexes WHERE collection = %s AND checkpoint = %s",
+            (self._collection, self._checkpoint),
+        )
+        return dict(found.fetchall())
+
+    def _take_over(self, connection: Connection, lease_s: float) -> Claim | None:
+        """Take an expired claim; two processes never take the same."""
+        found = connection.execute(
+            "UPDATE claims SET holder = %s, attempt = attempt + 1,"
+            " expires = clock_timestamp() + make_interval(secs => %s)"
+            " WHERE claim = (SELECT claim FROM claims WHERE collection = %s AND checkpoint = %s"
+            " AND expires < clock_timestamp() ORDER BY first_row LIMIT 1 FOR UPDATE SKIP LOCKED)"
+            " RETURNING claim, first_row, last_row, indexes, attempt",
+            (self._holder, lease_s, self._collection, self._checkpoint),
+        ).fetchone()
+        if found is None:
+            return None
+        number, first_row, last_row, indexes, attempt = found
+        existing = set(self._indexes(connection).values())
+        return Claim(number, first_row, last_row, [index for index in indexes if index in existing], attempt)
+
+    def _hand_out(self, connection: Connection, lease_s: float, num_rows: int) -> Claim | None:
+        """Claim the next rows of the indexes that are furthest behind, up to where the next ones are."""
+        # others wait here, and then see what was handed out
+        handed_out = dict(
+            connection.execute(
+                "SELECT index, handed_out FROM indexes WHERE collection = %s AND checkpoint = %s"
+                " ORDER BY index FOR UPDATE",
+                (self._collection, self._checkpoint),
+            ).fetchall()
+        )
+        (last,) = connection.execute(
+            "SELECT last_row FROM collections WHERE collection = %s", (self._collection,)
+        ).fetchone() or (0,)
+        while handed_out and (start := min(handed_out.values())) < last:
+            group = [index for index, row in handed_out.items() if row == start]
+            end = min((row for row in handed_out.values() if row > start), default=last)
+            rows = [
+                row
+                for (row,) in connection.execute(
+                    "SELECT row FROM images WHERE collection = %s AND row > %s AND row <= %s ORDER BY row LIMIT %s",
+                    (self._collection, start, end, num_rows),
+                )
+            ]
+            if len(rows) == num_rows:
+                end = rows[-1]
+            connection.execute("UPDATE indexes SET handed_out = %s WHERE index = ANY (%s)", (end, group))
+            if rows:
+                return self._new_claim(connection, start + 1, end, group, lease_s)
+            handed_out |= dict.fromkeys(group, end)  # all images there are deleted
+        return None
+
+    def _new_claim(
+        self, connection: Connection, first_row: int, last_row: int, indexes: Sequence[int], lease_s: float
+    ) -> Claim:
+        found = connection.execute(
+            "INSERT INTO claims (collection, checkpoint, first_row, last_row, indexes, holder, expires)"
+            " VALUES (%s, %s, %s, %s, %s, %s, clock_timestamp() + make_interval(secs => %s)) RETURNING claim",
+            (self._collection, self._checkpoint, first_row, last_row, list(indexes), self._holder, lease_s),
+        ).fetchone()
+        assert found is not None, "an insert returns its line"
+        return Claim(found[0], first_row, last_row, indexes, attempt=1)
