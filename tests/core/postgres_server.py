@@ -46,7 +46,7 @@ def postgres_server() -> Iterator[str]:
             nobody = pwd.getpwnam("nobody")
             os.chown(folder, nobody.pw_uid, nobody.pw_gid)
             options = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
-        initdb = [programs / "initdb", "-D", folder / "data", "-U", "fovea", "-A", "trust", "-E", "UTF8"]
+        initdb = [str(programs / "initdb"), "-D", str(folder / "data"), "-U", "fovea", "-A", "trust", "-E", "UTF8"]
         subprocess.run([*initdb, "--locale=C", "--no-sync"], check=True, capture_output=True, cwd=folder, **options)
         command = [str(programs / "postgres"), "-D", str(folder / "data"), "-k", str(folder)]
         command += [part for option in OPTIONS for part in ("-c", option)]

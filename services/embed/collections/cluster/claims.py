@@ -134,7 +134,7 @@ class IndexWork:
     def _hand_out(self, connection: Connection, lease_s: float, num_rows: int) -> Claim | None:
         """Claim the next rows of the indexes that are furthest behind, up to where the next ones are."""
         # others wait here, and then see what was handed out
-        handed_out = dict(
+        handed_out: dict[int, int] = dict(
             connection.execute(
                 "SELECT index, handed_out FROM indexes WHERE collection = %s AND checkpoint = %s"
                 " ORDER BY index FOR UPDATE",
