@@ -4,13 +4,28 @@ An image of a collection is above the row up to which an index is handed out, in
 these is one transaction. There is no entry for an image, so none can be lost.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from services.embed.collections.cluster.connections import Connection, Connections
+from services.embed.collections.cluster.image_rows import stored_conditions
+from services.embed.collections.storage.catalog import no_collection
+from services.embed.collections.storage.image_store import StoredCondition
 
 # Rows in one claim.
 CLAIM_ROWS = 512
+
+# The use of a checkpoint is noted at most so often.
+NOTE_USE_EVERY_S = 600.0
+
+PROGRESS = (
+    "SELECT condition, index, through, CASE WHEN through < %s"
+    " THEN (SELECT count(*) FROM images WHERE images.collection = indexes.collection AND row > through) ELSE 0 END"
+    " FROM indexes CROSS JOIN LATERAL (SELECT least(handed_out, (SELECT min(first_row) - 1 FROM claims"
+    " WHERE claims.collection = indexes.collection AND claims.checkpoint = indexes.checkpoint"
+    " AND index = ANY (claims.indexes))) AS through) AS reached"
+    " WHERE collection = %s AND checkpoint = %s ORDER BY index"
+)
 
 
 @dataclass(frozen=True)
@@ -25,6 +40,25 @@ class Claim:
     last_row: int
     indexes: Sequence[int]
     attempt: int
+
+
+@dataclass(frozen=True)
+class IndexProgress:
+    """An index's number, the row up to which it has all images, and how many images it lacks."""
+
+    number: int
+    through: int
+    num_waiting: int
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A collection's newest row and number of images, its conditions in order, and the progress of each index."""
+
+    last_row: int
+    num_images: int
+    conditions: Sequence[StoredCondition]
+    indexes: Mapping[str, IndexProgress]
 
 
 class IndexWork:
@@ -56,9 +90,19 @@ class IndexWork:
                 (self._collection, self._checkpoint, condition),
             )
 
-    def restart_index(self, condition: str) -> int:
-        """Begin an index again, under a new number, because its vectors were lost."""
-        self.drop_index(condition)
+    def note_use(self) -> None:
+        """Keep the indexes of this checkpoint, which would be removed if no process served it any more."""
+        with self._connections.reading() as connection:
+            connection.execute(
+                "UPDATE indexes SET used = clock_timestamp() WHERE collection = %s AND checkpoint = %s"
+                " AND used < clock_timestamp() - make_interval(secs => %s)",
+                (self._collection, self._checkpoint, NOTE_USE_EVERY_S),
+            )
+
+    def restart_index(self, condition: str, number: int) -> int:
+        """Begin an index again, under a new number, because its vectors were lost; once, if several find it so."""
+        with self._connections.reading() as connection:
+            connection.execute("DELETE FROM indexes WHERE index = %s", (number,))
         return self.start_index(condition)
 
     def claim(self, lease_s: float, num_rows: int = CLAIM_ROWS) -> Claim | None:
@@ -87,6 +131,14 @@ class IndexWork:
             )
             return finished.rowcount == 1
 
+    def give_up(self, claim: Claim) -> None:
+        """Let others take a claim at once."""
+        with self._connections.reading() as connection:
+            connection.execute(
+                "UPDATE claims SET expires = clock_timestamp() WHERE claim = %s AND attempt = %s",
+                (claim.number, claim.attempt),
+            )
+
     def deleted(self, claim: Claim) -> list[int]:
         """List the rows of a claim whose images are deleted: those deleted since they were read have to be removed."""
         with self._connections.reading() as connection:
@@ -96,17 +148,25 @@ class IndexWork:
             )
             return [row for (row,) in found]
 
-    def through(self) -> dict[str, int]:
-        """Return the row up to which the index of each condition has all images."""
+    def progress(self) -> Progress:
+        """Return how far the indexes are. Raises NotFound for a deleted collection."""
         with self._connections.reading() as connection:
             found = connection.execute(
-                "SELECT condition, least(handed_out, (SELECT min(first_row) - 1 FROM claims"
-                " WHERE claims.collection = indexes.collection AND claims.checkpoint = indexes.checkpoint"
-                " AND index = ANY (claims.indexes)))"
-                " FROM indexes WHERE collection = %s AND checkpoint = %s ORDER BY index",
-                (self._collection, self._checkpoint),
-            )
-            return dict(found.fetchall())
+                "SELECT last_row, num_images, name, is_deleted FROM collections WHERE collection = %s",
+                (self._collection,),
+            ).fetchone()
+            if found is None or found[3]:
+                raise no_collection(found[2] if found else str(self._collection))
+            # the newest row is read first, so an index that has it has all images up to it; conditions are read last,
+            # because they are noted before their indexes
+            indexes = connection.execute(PROGRESS, (found[0], self._collection, self._checkpoint)).fetchall()
+            conditions = stored_conditions(connection, self._collection)
+        progress = {condition: IndexProgress(*others) for condition, *others in indexes}
+        return Progress(found[0], found[1], conditions, progress)
+
+    def through(self) -> dict[str, int]:
+        """Return the row up to which the index of each condition has all images."""
+        return {condition: index.through for condition, index in self.progress().indexes.items()}
 
     def _indexes(self, connection: Connection) -> dict[str, int]:
         found = connection.execute(

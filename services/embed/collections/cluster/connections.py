@@ -8,14 +8,26 @@ from typing import Any
 
 import psycopg
 from psycopg.errors import DiskFull, ReadOnlySqlTransaction
-from psycopg_pool import ConnectionPool, PoolClosed
+from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
 from services.core.errors import Overloaded
 from services.embed.collections.storage.database import IncompatibleDatabase, StorageFull
 
 MAX_CONNECTIONS = 8
-# Longest wait for a connection: shorter than a request's deadline, so that the answer says what is missing.
-CONNECT_TIMEOUT_S = 10.0
+# Longest wait for a connection: shorter than a request's deadline, so that the answer says what is missing. While there
+# is none it is shorter, so that requests do not hold up others that need no database.
+CONNECT_TIMEOUT_S = 5.0
+DOWN_TIMEOUT_S = 0.5
+# A connection that could not be made is tried again so long, and then when the next one is needed.
+RECONNECT_S = 2.0
+# A server that does not answer at all is noticed after about half a minute.
+LIVENESS = {
+    "connect_timeout": 5,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 25_000,
+}
 # Any number, the same in all replicas.
 MIGRATION_LOCK = 0x0F0FEA
 MIGRATION = re.compile(r"(\d{4})_\w+\.sql")
@@ -35,6 +47,7 @@ class Connections:
 
     def __init__(self, pool: ConnectionPool[Connection]) -> None:
         self._pool = pool
+        self._is_down = False
 
     @classmethod
     def open(cls, url: str) -> "Connections":
@@ -44,8 +57,8 @@ class Connections:
             url,
             min_size=1,
             max_size=MAX_CONNECTIONS,
-            timeout=CONNECT_TIMEOUT_S,
-            kwargs={"autocommit": True},
+            reconnect_timeout=RECONNECT_S,
+            kwargs={"autocommit": True, **LIVENESS},
             # a connection that the server has closed meanwhile is replaced before it is used
             check=ConnectionPool.check_connection,
             open=True,
@@ -67,8 +80,14 @@ class Connections:
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """Provide a connection on which each statement is a transaction of its own."""
-        with _translated(), self._pool.connection() as connection:
-            yield connection
+        with _translated():
+            try:
+                with self._pool.connection(DOWN_TIMEOUT_S if self._is_down else CONNECT_TIMEOUT_S) as connection:
+                    self._is_down = False
+                    yield connection
+            except PoolTimeout:
+                self._is_down = True
+                raise
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:

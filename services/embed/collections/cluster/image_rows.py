@@ -9,7 +9,7 @@ from services.embed.collections.cluster.connections import Connection
 from services.embed.collections.cluster.contents import Upload, condemn
 from services.embed.collections.cluster.metadata_filter import searchable
 from services.embed.collections.storage.catalog import no_collection
-from services.embed.collections.storage.image_store import Record, no_image
+from services.embed.collections.storage.image_store import Record, StoredCondition, no_image
 
 IMAGES = "images JOIN contents USING (collection, digest)"
 
@@ -109,6 +109,20 @@ def remove(connection: Connection, collection: int, image_id: str) -> int:
         condemn(connection, collection, object_key, num_bytes)
     _count(connection, collection, -1, -num_bytes)
     return int(row)
+
+
+def stored_conditions(connection: Connection, collection: int) -> list[StoredCondition]:
+    """List a collection's conditions in the order in which they were added."""
+    found = connection.execute(
+        "SELECT text, is_pinned, used FROM conditions WHERE collection = %s ORDER BY position", (collection,)
+    )
+    return [StoredCondition(text.decode(), is_pinned, used) for text, is_pinned, used in found]
+
+
+def live_rows(connection: Connection, collection: int, rows: Sequence[int]) -> set[int]:
+    """Return those rows that exist."""
+    found = connection.execute("SELECT row FROM images WHERE collection = %s AND row = ANY (%s)", (collection, rows))
+    return {row for (row,) in found}
 
 
 def _count(connection: Connection, collection: int, num_images: int, num_bytes: int) -> None:

@@ -17,8 +17,10 @@ from services.embed.collections.cluster.image_rows import (
     find,
     find_rows,
     insert,
+    live_rows,
     locked_totals,
     remove,
+    stored_conditions,
     stored_digests,
     taken_ids,
 )
@@ -124,6 +126,11 @@ class PostgresImageStore(ImageStore):
     def digests_by_rows(self, rows: Iterable[int]) -> dict[int, str]:
         return dict(self._find_rows("row, digest", rows))
 
+    def live(self, rows: Iterable[int]) -> set[int]:
+        """Return those rows that exist."""
+        with self._connections.reading() as connection:
+            return live_rows(connection, self.collection, [int(row) for row in rows])
+
     def rows(self, after: int = 0, limit: int | None = None) -> Rows:
         return self._rows("row > %s ORDER BY row LIMIT %s", (after, limit))
 
@@ -140,11 +147,7 @@ class PostgresImageStore(ImageStore):
 
     def conditions(self) -> list[StoredCondition]:
         with self._connections.reading() as connection:
-            found = connection.execute(
-                "SELECT text, is_pinned, used FROM conditions WHERE collection = %s ORDER BY position",
-                (self.collection,),
-            )
-            return [StoredCondition(text.decode(), is_pinned, used) for text, is_pinned, used in found]
+            return stored_conditions(connection, self.collection)
 
     def put_condition(self, text: str, *, is_pinned: bool) -> None:
         with self._existing(), self._connections.reading() as connection:
@@ -153,6 +156,14 @@ class PostgresImageStore(ImageStore):
                 " ON CONFLICT (collection, text) DO UPDATE SET used = excluded.used,"
                 " is_pinned = conditions.is_pinned OR excluded.is_pinned",
                 (self.collection, text.encode(), is_pinned, time.time()),
+            )
+
+    def note_use(self, text: str, used: float) -> None:
+        """Note when a condition was last used, if it is still indexed."""
+        with self._connections.reading() as connection:
+            connection.execute(
+                "UPDATE conditions SET used = greatest(used, %s) WHERE collection = %s AND text = %s",
+                (used, self.collection, text.encode()),
             )
 
     def drop_condition(self, text: str) -> None:

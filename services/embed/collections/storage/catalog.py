@@ -1,7 +1,6 @@
 """The collections of all tenants: which there are, under which names."""
 
 import re
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from services.core.caller import DEFAULT_TENANT, TENANT_PATTERN
@@ -51,13 +50,6 @@ class Catalog(Protocol):
 
     def open_store(self, name: str, tenant: str = DEFAULT_TENANT) -> ImageStore:
         """Raises NotFound."""
-        ...
-
-    def folder(self, name: str, tenant: str = DEFAULT_TENANT) -> Path:
-        """Return the folder for this process's files of a collection of this name, whether or not it exists.
-
-        Raises InvalidField for the name, InvalidRequest for the tenant.
-        """
         ...
 
     def delete(self, name: str, tenant: str = DEFAULT_TENANT) -> None:

@@ -361,7 +361,8 @@ def test_lost_vectors_are_made_again_and_a_dropped_index_is_not(
     claim = a.claim(NO_LEASE_S)
     assert claim is not None
     a.drop_index("shape")
-    again = a.restart_index("color")
+    again = a.restart_index("color", color)
+    assert a.restart_index("color", color) == again
     assert again not in (color, shape)
     orphan, fresh = a.claim(LEASE_S), a.claim(LEASE_S)
     assert orphan and fresh

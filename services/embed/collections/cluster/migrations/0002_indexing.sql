@@ -6,6 +6,7 @@ CREATE TABLE indexes (
     checkpoint text COLLATE "C" NOT NULL,
     condition text COLLATE "C" NOT NULL,
     handed_out bigint NOT NULL DEFAULT 0,
+    used timestamptz NOT NULL DEFAULT clock_timestamp(),
     UNIQUE (collection, checkpoint, condition)
 );
 
