@@ -9,12 +9,11 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from tests.core.child_processes import running
 
 # Debian's packages do not put the server on the path.
 DEBIAN = Path("/usr/lib/postgresql")
@@ -30,9 +29,34 @@ def executables() -> Path | None:
     return versions[-1] if versions else None
 
 
+@dataclass
+class PostgresServer:
+    """A running server, and what starts it again over the same data."""
+
+    url: str
+    programs: Path
+    folder: Path
+    options: dict[str, Any]
+    process: "subprocess.Popen[str] | None" = None
+
+    def start(self) -> None:
+        """Return once it accepts connections."""
+        command = [str(self.programs / "postgres"), "-D", str(self.folder / "data"), "-k", str(self.folder)]
+        command += [part for option in OPTIONS for part in ("-c", option)]
+        self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL, cwd=self.folder, text=True, **self.options)
+        _wait(self.programs, self.folder, self.process)
+
+    def stop(self) -> None:
+        """End it at once, as if it had crashed."""
+        if self.process is not None:
+            self.process.send_signal(signal.SIGQUIT)
+            self.process.wait()
+        self.process = None
+
+
 @contextmanager
-def postgres_server() -> Iterator[str]:
-    """Start a server with one empty database and yield its URL. Skips the test where PostgreSQL is not installed.
+def postgres_server() -> Iterator[PostgresServer]:
+    """Start a server with one empty database. Skips the test where PostgreSQL is not installed.
 
     The server does not run as root, so it has another user then.
     """
@@ -41,20 +65,18 @@ def postgres_server() -> Iterator[str]:
         pytest.skip("needs PostgreSQL (Debian: apt-get install --no-install-recommends postgresql)")
     options: dict[str, Any] = {}
     folder = Path(tempfile.mkdtemp(prefix="fovea-postgres-"))
+    server = PostgresServer(f"postgresql://fovea@/postgres?host={folder}", programs, folder, options)
     try:
         if os.geteuid() == 0:
             nobody = pwd.getpwnam("nobody")
             os.chown(folder, nobody.pw_uid, nobody.pw_gid)
-            options = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+            options |= {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
         initdb = [str(programs / "initdb"), "-D", str(folder / "data"), "-U", "fovea", "-A", "trust", "-E", "UTF8"]
         subprocess.run([*initdb, "--locale=C", "--no-sync"], check=True, capture_output=True, cwd=folder, **options)
-        command = [str(programs / "postgres"), "-D", str(folder / "data"), "-k", str(folder)]
-        command += [part for option in OPTIONS for part in ("-c", option)]
-        with running(command, stderr=subprocess.DEVNULL, cwd=folder, **options) as process:
-            _wait(programs, folder, process)
-            yield f"postgresql://fovea@/postgres?host={folder}"
-            process.send_signal(signal.SIGQUIT)  # ends at once: nothing is kept
+        server.start()
+        yield server
     finally:
+        server.stop()
         shutil.rmtree(folder)
 
 

@@ -60,6 +60,16 @@ def key_of(text: Text | None) -> str:
     return PLAIN if text is None else text.digest
 
 
+def identity_of(served: ServedEmbed) -> dict[str, str]:
+    """Describe what the vectors of a checkpoint depend on."""
+    return {"checkpoint": served.digest, "dtype": served.engine.dtype_name}
+
+
+def stem_of(served: ServedEmbed) -> str:
+    """Make a short name for the data of a checkpoint."""
+    return hashlib.sha256(json.dumps(identity_of(served)).encode()).hexdigest()[:16]
+
+
 class SearchableVectors(Protocol):
     """The vectors of one condition. Properties are read at once; methods may block."""
 
@@ -148,8 +158,8 @@ class CheckpointIndexes(ABC):
         self._folder = folder
         self._fresh = fresh
         self.digest = served.digest
-        self._identity = {"checkpoint": served.digest, "dtype": served.engine.dtype_name}
-        self._stem = hashlib.sha256(json.dumps(self._identity).encode()).hexdigest()[:16]
+        self._identity = identity_of(served)
+        self._stem = stem_of(served)
         self._width = served.engine.embedding_width
         self._same_as: dict[str, str] = {}
         self.states: StateCache | None = None

@@ -155,6 +155,10 @@ class Collection:
             if self._closing.is_set():
                 await self._notify()
 
+    def wake(self) -> None:
+        """Look for images to index now."""
+        self._wake.set()
+
     async def add(self, images: Sequence[NewImage]) -> Added:
         """Store images; they are on disk when this returns. Raises what ImageStore.add raises."""
         async with self.in_use() as store:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from itertools import chain
@@ -18,11 +17,8 @@ from services.core.caller import current_caller
 from services.core.errors import NotFound
 from services.core.exchange import RequestContext
 from services.core.http.health import CheckResult
-from services.core.images.inputs import DECODED_AT_ONCE, ImageInputs
+from services.core.images.inputs import DECODED_AT_ONCE
 from services.core.images.references import StoredImage as StoredImageReference
-from services.core.metrics import Metrics
-from services.core.settings import MEBIBYTE
-from services.core.thread_priority import step_back
 from services.embed.collections.answers import (
     CollectionListing,
     CollectionStatus,
@@ -30,31 +26,17 @@ from services.embed.collections.answers import (
     SearchAnswer,
     SearchQuery,
 )
-from services.embed.collections.collection import Collection, CollectionOptions, Serving
+from services.embed.collections.collection import Collection, Serving
 from services.embed.collections.conditions import prepare_conditions
-from services.embed.collections.index.vector_index import IndexOptions, VectorIndex
-from services.embed.collections.open_collections import OpenCollections
-from services.embed.collections.reader import ImageReader
-from services.embed.collections.search import SearchOptions
-from services.embed.collections.sources import FreshPixels
-from services.embed.collections.storage.ballast import Ballast
 from services.embed.collections.storage.catalog import CollectionKey, check_name
 from services.embed.collections.storage.database import DatabaseFailed
-from services.embed.collections.storage.folder_catalog import FolderCatalog
 from services.embed.collections.storage.image_store import (
     Added,
     CollectionInfo,
-    CollectionLimits,
     NewImage,
     StoredImage,
 )
-from services.embed.service import Embedder, EmbedModels
-from services.embed.settings import EmbedSettings
 
-# Pixels of images that are not indexed yet, over all collections.
-MAX_FRESH_BYTES = 256 * MEBIBYTE
-# No collection's name begins with a dot.
-BALLAST_NAME = ".ballast"
 # The audit log names at most this many images of one request, and their total number.
 MAX_NAMED_IMAGES = 16
 
@@ -255,50 +237,3 @@ class Library:
 def _key(name: str) -> CollectionKey:
     """Make the key of a collection of the current request's tenant."""
     return CollectionKey(current_caller().tenant, name)
-
-
-def create_library(
-    settings: EmbedSettings,
-    models: EmbedModels,
-    inputs: ImageInputs,
-    embedder: Embedder,
-    metrics: Metrics,
-) -> Library:
-    """Create the library for the folder in the settings, which is opened later.
-
-    Raises ValueError if indexes are to be on a GPU that is not available.
-    """
-    index = IndexOptions(
-        max_exact=settings.index_max_exact, min_recall=settings.index_min_recall, device=settings.index_device
-    )
-    VectorIndex(1, index)  # rejects a missing GPU before anything is served
-    options = CollectionOptions(
-        limits=CollectionLimits(
-            settings.collection_max_images,
-            settings.collection_max_bytes,
-            settings.collection_max_conditions,
-            settings.collection_max_metadata_bytes,
-        ),
-        index=index,
-        search=SearchOptions(settings.shortlist_size, settings.share_index_cosine),
-        max_state_bytes=settings.collection_state_bytes,
-        poll_s=settings.store_poll_s,
-        save_every_s=settings.index_save_every_s,
-    )
-    serving = Serving(
-        models,
-        inputs,
-        embedder,
-        ImageReader(
-            inputs.limits, ThreadPoolExecutor(settings.num_decode_threads, "decode-stored", initializer=step_back)
-        ),
-        FreshPixels(MAX_FRESH_BYTES),
-        ThreadPoolExecutor(settings.search_threads, "search"),
-        metrics,
-        Ballast(settings.collections_dir / BALLAST_NAME),
-    )
-    root = settings.collections_dir
-    collections = OpenCollections(
-        partial(FolderCatalog.open, root), str(root), serving, options, max_collections=settings.max_collections
-    )
-    return Library(collections, serving, AuditLog(settings.audit_log))

@@ -1,7 +1,7 @@
 """The collections of all tenants in PostgreSQL, for any number of processes at once."""
 
+from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 
 from psycopg.errors import ForeignKeyViolation
 
@@ -10,7 +10,13 @@ from services.core.store.objects import Objects
 from services.embed.collections.cluster.connections import Connection, Connections
 from services.embed.collections.cluster.contents import Contents
 from services.embed.collections.cluster.image_store import PostgresImageStore
-from services.embed.collections.storage.catalog import Catalog, check_name, check_tenant, no_collection
+from services.embed.collections.storage.catalog import (
+    Catalog,
+    CollectionKey,
+    check_name,
+    check_tenant,
+    no_collection,
+)
 from services.embed.collections.storage.image_store import CollectionInfo
 
 # Lines removed in one transaction, so that a large collection's removal does not hold up others.
@@ -18,23 +24,33 @@ SWEPT_LINES = 10_000
 # Tables of a deleted collection, in the order in which they can be emptied.
 OWN_TABLES = ("claims", "indexes", "deleted_rows", "conditions", "images")
 
+TO_INDEX = (
+    "SELECT tenant, name FROM collections"
+    " JOIN unnest(%s::text[], %s::text[]) AS served (model, checkpoint) USING (model)"
+    " WHERE NOT is_deleted AND last_row > 0 AND ("
+    " NOT EXISTS (SELECT 1 FROM indexes WHERE indexes.collection = collections.collection"
+    " AND indexes.checkpoint = served.checkpoint)"
+    " OR EXISTS (SELECT 1 FROM indexes WHERE indexes.collection = collections.collection"
+    " AND indexes.checkpoint = served.checkpoint AND handed_out < last_row)"
+    " OR EXISTS (SELECT 1 FROM claims WHERE claims.collection = collections.collection"
+    " AND claims.checkpoint = served.checkpoint AND expires < clock_timestamp()))"
+)
+
 
 class PostgresCatalog(Catalog):
     """A Catalog that any number of processes use at once.
 
-    `objects` holds the bytes of the images, `folder` this process's recomputable files. Methods raise
-    CatalogUnreachable while PostgreSQL can't be reached.
+    `objects` holds the bytes of the images. Methods raise CatalogUnreachable while PostgreSQL can't be reached.
     """
 
-    def __init__(self, connections: Connections, objects: Objects, folder: Path) -> None:
-        self._connections = connections
+    def __init__(self, connections: Connections, objects: Objects) -> None:
+        self.connections = self._connections = connections
         self._objects = objects
-        self._folder = folder
 
     @classmethod
-    def open(cls, url: str, objects: Objects, folder: Path) -> "PostgresCatalog":
+    def open(cls, url: str, objects: Objects) -> "PostgresCatalog":
         """Connect to `postgresql://…`. Raises IncompatibleDatabase."""
-        return cls(Connections.open(url), objects, folder)
+        return cls(Connections.open(url), objects)
 
     def close(self) -> None:
         """End the connections; open stores fail from now on."""
@@ -79,10 +95,27 @@ class PostgresCatalog(Catalog):
             raise no_collection(name)
         return self._store(found[0], CollectionInfo(*found[1:]))
 
-    def folder(self, name: str, tenant: str = DEFAULT_TENANT) -> Path:
-        check_name(name)
-        check_tenant(tenant)
-        return self._folder / tenant / name
+    def identity(self) -> str:
+        """Return a name of the database that no other one has."""
+        with self._connections.reading() as connection:
+            (identity,) = connection.execute("SELECT id FROM identity").fetchone() or ("",)
+            return str(identity)
+
+    def open_stores(self, tenant: str | None) -> list[PostgresImageStore]:
+        """Open all stores of a tenant in the order of their names, or those of all tenants."""
+        with self._connections.reading() as connection:
+            found = connection.execute(
+                "SELECT collection, name, model, created FROM collections"
+                " WHERE (tenant = %s OR %s) AND NOT is_deleted ORDER BY name",
+                (tenant, tenant is None),
+            ).fetchall()
+        return [self._store(number, CollectionInfo(*info)) for number, *info in found]
+
+    def to_index(self, checkpoints: Mapping[str, str]) -> list[CollectionKey]:
+        """List the collections that have something to do for a process that serves these checkpoints, by model."""
+        with self._connections.reading() as connection:
+            found = connection.execute(TO_INDEX, (list(checkpoints), list(checkpoints.values()))).fetchall()
+            return [CollectionKey(tenant, name) for tenant, name in found]
 
     def delete(self, name: str, tenant: str = DEFAULT_TENANT) -> None:
         """Free the name at once; what is left of the collection is removed by `sweep`. Raises NotFound."""
@@ -97,7 +130,10 @@ class PostgresCatalog(Catalog):
             raise no_collection(name)
 
     def sweep(self) -> None:
-        """Remove what is left of deleted collections. It may end at any point, and run in several processes."""
+        """Remove what is left of deleted collections, and objects that no image has.
+
+        It may end at any point, and run in several processes.
+        """
         with self._connections.reading() as connection:
             deleted = connection.execute("SELECT collection FROM collections WHERE is_deleted").fetchall()
         for (collection,) in deleted:
@@ -111,6 +147,10 @@ class PostgresCatalog(Catalog):
             # what is being uploaded to it is swept later, and the collection's line with that
             with suppress(ForeignKeyViolation), self._connections.reading() as connection:
                 connection.execute("DELETE FROM collections WHERE collection = %s", (collection,))
+        with self._connections.reading() as connection:
+            loose = connection.execute("SELECT DISTINCT collection FROM loose_objects").fetchall()
+        for (collection,) in loose:
+            Contents(self._connections, self._objects, collection).sweep()
 
     def _store(self, collection: int, info: CollectionInfo) -> PostgresImageStore:
         contents = Contents(self._connections, self._objects, collection)

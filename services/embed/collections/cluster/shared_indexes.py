@@ -17,7 +17,13 @@ import numpy as np
 import structlog
 
 from services.core.errors import FoveaError, Overloaded
-from services.embed.collections.checkpoint_indexes import Changes, CheckpointIndexes, ConditionIndex, key_of
+from services.embed.collections.checkpoint_indexes import (
+    Changes,
+    CheckpointIndexes,
+    ConditionIndex,
+    key_of,
+    make_folder,
+)
 from services.embed.collections.cluster.claims import CLAIM_ROWS, Claim, IndexWork, Progress
 from services.embed.collections.cluster.connections import Connections
 from services.embed.collections.cluster.image_store import PostgresImageStore
@@ -105,8 +111,9 @@ class SharedIndexes(CheckpointIndexes):
     ) -> "SharedIndexes":
         """Open this process's states, and learn how far the indexes are. Raises NotFound, Overloaded."""
         opened = cls(store, folder, served, sharing, changes)
-        folder.mkdir(parents=True, exist_ok=True)
-        opened._open_states(served.engine.state_bytes, sharing.max_state_bytes, store.rows())
+        if sharing.max_state_bytes > 0:
+            make_folder(folder)
+            opened._open_states(served.engine.state_bytes, sharing.max_state_bytes, store.rows())
         opened._refresh()
         return opened
 
@@ -226,7 +233,7 @@ class SharedIndexes(CheckpointIndexes):
         if index is None or index.vectors.number != number:
             stored = None
             if number is not None:
-                stored = self._sharing.vectors.index(self._images.collection, self._stem, number, self._width)
+                stored = self._sharing.vectors.index(self._images.collection, self._stem, number)
             used = 0.0 if index is None else index.used
             vectors = SharedVectors(self._images, stored, self._width, partial(self._restart, text, number))
             index = SharedIndex(text, vectors, used=used)
@@ -258,7 +265,7 @@ class SharedIndexes(CheckpointIndexes):
         for key in progress.indexes.keys() - kept:
             self._work.drop_index(key)
             number = progress.indexes[key].number
-            self._sharing.vectors.index(self._images.collection, self._stem, number, self._width).drop()
+            self._sharing.vectors.index(self._images.collection, self._stem, number).drop()
 
     def _restart_lost(self) -> None:
         """Begin indexes again that should have vectors and have none."""

@@ -32,8 +32,6 @@ class StoredVectors(Protocol):
         ...
 
     @property
-    def num_bytes(self) -> int: ...
-    @property
     def kind(self) -> IndexKind: ...
     @property
     def is_exact(self) -> bool: ...
@@ -61,8 +59,8 @@ class StoredVectors(Protocol):
 class VectorDatabase(Protocol):
     """The vectors of all indexes. Thread-safe; methods may block and raise Overloaded."""
 
-    def index(self, collection: int, checkpoint: str, number: int, width: int) -> StoredVectors:
-        """Return the vectors of an index, which are stored when the first are added."""
+    def index(self, collection: int, checkpoint: str, number: int) -> StoredVectors:
+        """Return the vectors of an index, for which there is nothing until the first are added."""
         ...
 
     def stored(self) -> Iterable[tuple[int, str, int]]:

@@ -1,6 +1,5 @@
 """Both implementations of the catalog, empty, for the tests of what they promise alike."""
 
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,30 +9,16 @@ from services.core.store.objects import Objects
 from services.embed.collections.storage.catalog import Catalog
 from services.embed.collections.storage.folder_catalog import FolderCatalog
 from services.embed.collections.storage.image_store import ImageStore
-from tests.core.postgres_server import postgres_server
 from tests.embed.collections.stored import INFO
 
 
 @pytest.fixture(scope="session")
-def server_url() -> Iterator[str]:
+def server_url(postgres_url: str) -> str:
     """A PostgreSQL server with the tables of collections."""
-    pytest.importorskip("psycopg_pool", reason="needs the extra `cluster`")
     from services.embed.collections.cluster.connections import Connections
 
-    with postgres_server() as url:
-        Connections.open(url).close()
-        yield url
-
-
-@pytest.fixture
-def empty_database_url(server_url: str) -> str:
-    """A schema without tables."""
-    import psycopg
-
-    schema = f"test_{uuid.uuid4().hex}"
-    with psycopg.connect(server_url, autocommit=True) as connection:
-        connection.execute(f"CREATE SCHEMA {schema}")
-    return f"{server_url}&options=-csearch_path%3D{schema}"
+    Connections.open(postgres_url).close()
+    return postgres_url
 
 
 @pytest.fixture
@@ -55,7 +40,7 @@ def open_catalog(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[],
     from services.embed.collections.cluster.catalog import PostgresCatalog
 
     objects = Objects((tmp_path / "objects").as_uri(), {})
-    return lambda: PostgresCatalog.open(url, objects, tmp_path / "recomputable")
+    return lambda: PostgresCatalog.open(url, objects)
 
 
 @pytest.fixture

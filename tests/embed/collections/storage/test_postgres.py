@@ -47,8 +47,8 @@ def connections(database_url: str) -> Iterator[Connections]:
 
 
 @pytest.fixture
-def catalog(connections: Connections, objects: Objects, tmp_path: Path) -> PostgresCatalog:
-    return PostgresCatalog(connections, objects, tmp_path)
+def catalog(connections: Connections, objects: Objects) -> PostgresCatalog:
+    return PostgresCatalog(connections, objects)
 
 
 @pytest.fixture
@@ -224,7 +224,7 @@ def wait_until_disconnected(connections: Connections) -> None:
 
 def work_of_a_replica(folder: Path, seed: int, reports: Connection) -> None:
     objects = Objects((folder / "objects").as_uri(), {})
-    catalog = PostgresCatalog.open((folder / "url").read_text(), objects, folder)
+    catalog = PostgresCatalog.open((folder / "url").read_text(), objects)
     add_and_delete(catalog.open_store(INFO.name), seed, reports)
 
 

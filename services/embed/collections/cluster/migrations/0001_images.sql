@@ -1,5 +1,9 @@
 -- Collections, their images and conditions. Texts that are compared or sorted are so by code points.
 
+-- names this database where others are kept beside it
+CREATE TABLE identity (id text NOT NULL);
+INSERT INTO identity VALUES (replace(gen_random_uuid()::text, '-', ''));
+
 CREATE TABLE collections (
     collection bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     tenant text COLLATE "C" NOT NULL,
