@@ -88,9 +88,7 @@ ROOMS = (
         (*BELOW, "services.core"),
         (*HEAVY, f"services.{{service}}.{{app,settings,collections,data,{JOBS}}}"),
     ),
-    Room(
-        "services/*/collections/{storage,index,cluster}/**", ("services.{service}.collections", "services.core"), HEAVY
-    ),
+    Room("services/*/collections/{storage,index}/**", ("services.{service}.collections", "services.core"), HEAVY),
     Room(
         "services/*/collections/**",
         (*BELOW, "services.core"),
@@ -140,7 +138,7 @@ CATCH_ALL = (
     "services/core/cache/**",
     "services/core/http/middleware.py",
     "services/core/serving/**",
-    "services/embed/collections/{collection,open_collections}.py",
+    "services/embed/collections/{collection,open_collections,cluster/shelf}.py",
     "services/generate/prompts/template_worker.py",
     "services/generate/vllm/stepper.py",
 )

@@ -56,7 +56,7 @@ class ClusterOptions:
 
 @dataclass(frozen=True, eq=False)
 class _Opened:
-    """What is open while PostgreSQL has been reached."""
+    """The parts that are there once PostgreSQL has been reached."""
 
     catalog: PostgresCatalog
     vectors: VectorDatabase
