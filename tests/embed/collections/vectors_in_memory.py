@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from services.core.errors import Overloaded
 from services.embed.collections.answers import IndexKind
+from services.embed.collections.cluster.shared_vectors import VectorsLost
 from services.embed.collections.index.vector_index import Found
 from services.embed.model.items import Embeddings
 
@@ -47,18 +48,23 @@ class OneIndex:
     key: tuple[int, str, int]
 
     @property
-    def num_vectors(self) -> int:
+    def is_there(self) -> bool:
         self.database.check()
-        return len(self.database.indexes.get(self.key, {}))
+        return self.key in self.database.indexes
 
     kind: IndexKind = "flat"
     is_exact: bool = True
     recall_at_10: float | None = None
 
+    def create(self) -> None:
+        self.database.check()
+        with self.database.lock:
+            self.database.indexes.setdefault(self.key, {})
+
     def upsert(self, rows: Rows, vectors: Embeddings) -> None:
         self.database.check()
         with self.database.lock:
-            self.database.indexes.setdefault(self.key, {}).update(zip(rows.tolist(), vectors, strict=True))
+            self.found().update(zip(rows.tolist(), vectors, strict=True))
 
     def delete(self, rows: Rows) -> None:
         self.database.check()
@@ -69,7 +75,7 @@ class OneIndex:
     def search(self, queries: Embeddings, k: int, *, among: Rows | None = None) -> Found:
         self.database.check()
         with self.database.lock:
-            stored = dict(self.database.indexes.get(self.key, {}))
+            stored = dict(self.found())
         rows = np.array(sorted(stored.keys() & set(among.tolist()) if among is not None else stored), np.int64)
         found = Found(np.full((len(queries), k), -1, np.int64), np.full((len(queries), k), -np.inf, np.float32))
         if len(rows):
@@ -80,12 +86,20 @@ class OneIndex:
                 found.scores[place, : len(best)] = own[best]
         return found
 
+    def searched(self, queries: Embeddings, k: int, among: Rows | None) -> Found:
+        return self.search(queries, k, among=among)
+
     def vectors(self, rows: Rows) -> tuple[Embeddings, NDArray[np.bool_]]:
         self.database.check()
-        stored = self.database.indexes.get(self.key, {})
+        stored = self.found()
         width = len(next(iter(stored.values()), ()))
         found = [stored.get(row, np.zeros(width, np.float32)) for row in rows.tolist()]
         return np.array(found, np.float32).reshape(len(rows), width), np.array([row in stored for row in rows.tolist()])
+
+    def found(self) -> dict[int, Embeddings]:
+        if self.key not in self.database.indexes:
+            raise VectorsLost
+        return self.database.indexes[self.key]
 
     def drop(self) -> None:
         self.database.check()

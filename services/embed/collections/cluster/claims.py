@@ -4,7 +4,7 @@ An image of a collection is above the row up to which an index is handed out, in
 these is one transaction. There is no entry for an image, so none can be lost.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from services.embed.collections.cluster.connections import Connection, Connections
@@ -20,7 +20,8 @@ NOTE_USE_EVERY_S = 600.0
 
 PROGRESS = (
     "SELECT condition, index, through, CASE WHEN through < %s"
-    " THEN (SELECT count(*) FROM images WHERE images.collection = indexes.collection AND row > through) ELSE 0 END"
+    " THEN (SELECT count(*) FROM images WHERE images.collection = indexes.collection AND row > through) ELSE 0 END,"
+    " is_created"
     " FROM indexes CROSS JOIN LATERAL (SELECT least(handed_out, (SELECT min(first_row) - 1 FROM claims"
     " WHERE claims.collection = indexes.collection AND claims.checkpoint = indexes.checkpoint"
     " AND index = ANY (claims.indexes))) AS through) AS reached"
@@ -44,11 +45,13 @@ class Claim:
 
 @dataclass(frozen=True)
 class IndexProgress:
-    """An index's number, the row up to which it has all images, and how many images it lacks."""
+    """An index's number, the row up to which it has all images, how many it lacks, and whether there is a place for
+    its vectors."""
 
     number: int
     through: int
     num_waiting: int
+    is_created: bool
 
 
 @dataclass(frozen=True)
@@ -73,14 +76,27 @@ class IndexWork:
         self._checkpoint = checkpoint
         self._holder = holder
 
-    def start_index(self, condition: str) -> int:
-        """Return the number of a condition's index, which is made if it does not exist."""
+    def start_index(self, condition: str, create: Callable[[int], None] = lambda number: None) -> int:
+        """Return the number of a condition's index, which is made if it does not exist.
+
+        `create` makes the place for its vectors; it may be called again if the process ends meanwhile, but not once the
+        index has images: if the place is missing then, it was lost.
+        """
+        key = (self._collection, self._checkpoint, condition)
         with self._connections.reading() as connection:
             connection.execute(
                 "INSERT INTO indexes (collection, checkpoint, condition) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING",
-                (self._collection, self._checkpoint, condition),
+                key,
             )
-            return self._indexes(connection)[condition]
+            number, is_created = connection.execute(
+                "SELECT index, is_created FROM indexes WHERE collection = %s AND checkpoint = %s AND condition = %s",
+                key,
+            ).fetchone() or (0, True)
+        if not is_created:
+            create(number)
+            with self._connections.reading() as connection:
+                connection.execute("UPDATE indexes SET is_created = true WHERE index = %s", (number,))
+        return int(number)
 
     def drop_index(self, condition: str) -> None:
         """Forget an index; no error if there is none. Claims of its rows are of use to the other indexes only."""
@@ -99,11 +115,11 @@ class IndexWork:
                 (self._collection, self._checkpoint, NOTE_USE_EVERY_S),
             )
 
-    def restart_index(self, condition: str, number: int) -> int:
+    def restart_index(self, condition: str, number: int, create: Callable[[int], None] = lambda number: None) -> int:
         """Begin an index again, under a new number, because its vectors were lost; once, if several find it so."""
         with self._connections.reading() as connection:
             connection.execute("DELETE FROM indexes WHERE index = %s", (number,))
-        return self.start_index(condition)
+        return self.start_index(condition, create)
 
     def claim(self, lease_s: float, num_rows: int = CLAIM_ROWS) -> Claim | None:
         """Take rows that nobody is indexing for `lease_s` seconds; None if there are none at the moment.
@@ -196,7 +212,7 @@ class IndexWork:
         # others wait here, and then see what was handed out
         handed_out: dict[int, int] = dict(
             connection.execute(
-                "SELECT index, handed_out FROM indexes WHERE collection = %s AND checkpoint = %s"
+                "SELECT index, handed_out FROM indexes WHERE collection = %s AND checkpoint = %s AND is_created"
                 " ORDER BY index FOR UPDATE",
                 (self._collection, self._checkpoint),
             ).fetchall()

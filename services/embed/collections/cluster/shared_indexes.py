@@ -141,7 +141,7 @@ class SharedIndexes(CheckpointIndexes):
         self._refresh()
         if new := [key for key, index in self._indexes.items() if index.vectors.number is None]:
             for key in new:
-                self._work.start_index(key)
+                self._work.start_index(key, self._create)
             self._refresh()
         while (claim := self._work.claim(self._sharing.claim_s)) is not None:
             if set(claim.indexes) - {index.vectors.number for index in self}:
@@ -159,16 +159,14 @@ class SharedIndexes(CheckpointIndexes):
         if reads:
             rows = np.array([read.row for read in reads], dtype=np.int64)
             for place, index in enumerate(step.group):
-                if index.vectors.stored is not None:
-                    index.vectors.stored.upsert(rows, np.stack([read.vectors[place] for read in reads]))
+                index.vectors.upsert(rows, np.stack([read.vectors[place] for read in reads]))
         self._work.renew(step.claim, self._sharing.claim_s)
 
     def finish(self, step: ClaimedStep) -> None:
         """End a claim, without the vectors of images that were deleted while they were read."""
         if deleted := self._work.deleted(step.claim):
             for index in step.group:
-                if index.vectors.stored is not None:
-                    index.vectors.stored.delete(np.array(deleted, dtype=np.int64))
+                index.vectors.delete(deleted)
         self._work.finish(step.claim)
         self._refresh()
 
@@ -185,8 +183,7 @@ class SharedIndexes(CheckpointIndexes):
             self.states.delete(row)
         try:
             for index in self:
-                if index.vectors.stored is not None:
-                    index.vectors.stored.delete(np.array([row], dtype=np.int64))
+                index.vectors.delete([row])
         except Overloaded as error:
             _log().warning("vectors of a deleted image remain for now", reason=error.message)
 
@@ -229,6 +226,8 @@ class SharedIndexes(CheckpointIndexes):
         """Return an index with its progress; a new one if it was begun again."""
         key = key_of(text)
         index, reached = self._indexes.get(key), progress.indexes.get(key)
+        if reached is not None and not reached.is_created:
+            reached = None
         number = reached.number if reached is not None else None
         if index is None or index.vectors.number != number:
             stored = None
@@ -268,17 +267,18 @@ class SharedIndexes(CheckpointIndexes):
             self._sharing.vectors.index(self._images.collection, self._stem, number).drop()
 
     def _restart_lost(self) -> None:
-        """Begin indexes again that should have vectors and have none."""
         for index in self:
-            if index.vectors.is_lost:
-                self._restart(index.text, index.vectors.number)
+            index.vectors.check()
 
     def _restart(self, text: Text | None, number: int | None) -> None:
         """Begin the index of this number again."""
         condition = None if text is None else text.text
         _log().warning("index is made again", condition=condition, reason="its vectors are lost")
         if number is not None:
-            self._work.restart_index(key_of(text), number)
+            self._work.restart_index(key_of(text), number, self._create)
+
+    def _create(self, number: int) -> None:
+        self._sharing.vectors.index(self._images.collection, self._stem, number).create()
 
 
 def _log() -> structlog.stdlib.BoundLogger:

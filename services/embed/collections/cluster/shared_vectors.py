@@ -4,7 +4,8 @@ The database is a cache: it may lack vectors, and may still have those of delete
 images exist is asked of PostgreSQL.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import numpy as np
@@ -23,12 +24,22 @@ Rows = NDArray[np.int64]
 MAX_REPEATS = 8
 
 
+class VectorsLost(Overloaded):
+    """The database has no place for the vectors of an index, which it had before."""
+
+    def __init__(self) -> None:
+        super().__init__("The index was lost and is made again.", code="index_lost")
+
+
 class StoredVectors(Protocol):
-    """The unit vectors of one index, by row. Thread-safe; every method may block and raise Overloaded."""
+    """The unit vectors of one index, by row. Thread-safe; every method may block and raise Overloaded.
+
+    Those that add or find vectors raise VectorsLost if the place for them was not created, or was lost.
+    """
 
     @property
-    def num_vectors(self) -> int:
-        """Number of vectors, 0 also if the database has lost them all."""
+    def is_there(self) -> bool:
+        """Whether there is a place for the vectors."""
         ...
 
     @property
@@ -38,11 +49,14 @@ class StoredVectors(Protocol):
     @property
     def recall_at_10(self) -> float | None: ...
 
+    def create(self) -> None:
+        """Make the place for the vectors; no error if there is one."""
+
     def upsert(self, rows: Rows, vectors: Embeddings) -> None:
         """Add vectors (R, E) of rows (R,), or replace them. Searches that begin afterwards find them."""
 
     def delete(self, rows: Rows) -> None:
-        """Remove rows; no error for missing ones."""
+        """Remove rows; no error for missing ones, or if all are lost."""
 
     def search(self, queries: Embeddings, k: int, *, among: Rows | None = None) -> Found:
         """Find the k nearest rows to unit vectors (Q, E), of all or of `among` (R,), ascending."""
@@ -60,11 +74,11 @@ class VectorDatabase(Protocol):
     """The vectors of all indexes. Thread-safe; methods may block and raise Overloaded."""
 
     def index(self, collection: int, checkpoint: str, number: int) -> StoredVectors:
-        """Return the vectors of an index, for which there is nothing until the first are added."""
+        """Return the vectors of an index, for which there is a place once it is created."""
         ...
 
     def stored(self) -> Iterable[tuple[int, str, int]]:
-        """List collection, checkpoint and number of all indexes that have vectors."""
+        """List collection, checkpoint and number of all indexes for whose vectors there is a place."""
         ...
 
     def close(self) -> None: ...
@@ -80,7 +94,8 @@ class SharedVectors:
         width: int,
         on_lost: Callable[[], None] = lambda: None,
     ) -> None:
-        """Describe an index without images. `on_lost` is called when its vectors turn out to be lost."""
+        """Describe an index without images. `on_lost` is called, without effect if that is known, when its vectors
+        turn out to be lost."""
         self._store = store
         self.stored = stored
         self._width = width
@@ -94,11 +109,6 @@ class SharedVectors:
         self.number = progress.number
         self.through = progress.through
         self.num_vectors = max(0, num_images - progress.num_waiting)
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether there should be vectors, and the database has none. Blocks."""
-        return self.stored is not None and self.num_vectors > 0 and self.stored.num_vectors == 0
 
     @property
     def num_bytes(self) -> int:
@@ -117,13 +127,13 @@ class SharedVectors:
         return None if self.stored is None else self.stored.recall_at_10
 
     def search(self, queries: Embeddings, k: int, *, among: Rows | None = None) -> Found:
-        """Find the k nearest rows of images that exist. Raises Overloaded if the vectors are lost."""
+        """Find the k nearest rows of images that exist. Raises VectorsLost."""
         if self.stored is None or not self.num_vectors:
             return _padded([[]] * len(queries), [[]] * len(queries), k)
         wanted = k
         for _ in range(MAX_REPEATS):
-            found = self.stored.search(queries, wanted, among=among)
-            self._check(found, among)
+            with self._noticing_loss():
+                found = self.stored.search(queries, wanted, among=among)
             there = [
                 (rows[rows >= 0], scores[rows >= 0]) for rows, scores in zip(found.rows, found.scores, strict=True)
             ]
@@ -139,17 +149,35 @@ class SharedVectors:
             k,
         )
 
-    def _check(self, found: Found, among: Rows | None) -> None:
-        """Check that results are missing for another reason than lost vectors."""
-        if (found.rows >= 0).any() or (among is not None and not len(among)) or not self.is_lost:
-            return
-        self._on_lost()
-        raise Overloaded("The index was lost and is made again.", code="index_lost")
-
     def vectors(self, rows: Rows) -> tuple[Embeddings, NDArray[np.bool_]]:
         if self.stored is None or not self.num_vectors:
             return np.zeros((len(rows), self._width), np.float32), np.zeros(len(rows), np.bool_)
-        return self.stored.vectors(rows)
+        with self._noticing_loss():
+            return self.stored.vectors(rows)
+
+    def upsert(self, rows: Rows, vectors: Embeddings) -> None:
+        """Add vectors (R, E) of rows (R,), or replace them. Raises VectorsLost."""
+        if self.stored is not None:
+            with self._noticing_loss():
+                self.stored.upsert(rows, vectors)
+
+    def delete(self, rows: Sequence[int]) -> None:
+        """Remove rows; no error for missing ones."""
+        if self.stored is not None:
+            self.stored.delete(np.array(rows, dtype=np.int64))
+
+    def check(self) -> None:
+        """Notice if the vectors are lost."""
+        if self.stored is not None and not self.stored.is_there:
+            self._on_lost()
+
+    @contextmanager
+    def _noticing_loss(self) -> Iterator[None]:
+        try:
+            yield
+        except VectorsLost:
+            self._on_lost()
+            raise
 
 
 def _padded(rows: Sequence[Sequence[int]], scores: Sequence[Sequence[float]], k: int) -> Found:

@@ -1,4 +1,5 @@
--- The progress of indexes, and who is working on what. Images up to handed_out are in a claim or indexed.
+-- The progress of indexes, and who is working on what. Images up to handed_out are in a claim or indexed; none are
+-- handed out before there is a place for the vectors.
 
 CREATE TABLE indexes (
     index bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -6,6 +7,7 @@ CREATE TABLE indexes (
     checkpoint text COLLATE "C" NOT NULL,
     condition text COLLATE "C" NOT NULL,
     handed_out bigint NOT NULL DEFAULT 0,
+    is_created boolean NOT NULL DEFAULT false,
     used timestamptz NOT NULL DEFAULT clock_timestamp(),
     UNIQUE (collection, checkpoint, condition)
 );
