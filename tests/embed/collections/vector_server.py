@@ -91,7 +91,12 @@ class RemoteVectors:
             raise VectorsLost
         return found
 
-    def index(self, collection: int, checkpoint: str, number: int) -> "RemoteIndex":
+    def drop_checkpoint(self, collection: int, checkpoint: str) -> None:
+        for key in self.stored():
+            if key[:2] == (collection, checkpoint):
+                self.call(key, "drop")
+
+    def index(self, collection: int, checkpoint: str, number: int, width: int = 0) -> "RemoteIndex":
         return RemoteIndex(self, (collection, checkpoint, number))
 
     def stored(self) -> Iterable[Key]:
@@ -119,8 +124,17 @@ class RemoteIndex:
     def create(self) -> None:
         self.database.call(self.key, "create")
 
-    def upsert(self, rows: Rows, vectors: Embeddings) -> None:
-        self.database.call(self.key, "upsert", rows, vectors)
+    def take_over(self, written: int, tuning: str | None) -> None:
+        """Do nothing: all that is written is found."""
+
+    def needs_tuning(self, num_vectors: int) -> bool:
+        return False
+
+    def tune(self, sample: Rows, num_vectors: int) -> str:
+        raise AssertionError("exact searches are not tuned")
+
+    def upsert(self, rows: Rows, vectors: Embeddings) -> int:
+        return int(self.database.call(self.key, "upsert", rows, vectors))
 
     def delete(self, rows: Rows) -> None:
         self.database.call(self.key, "delete", rows)

@@ -25,7 +25,13 @@ class VectorsInMemory:
     is_down: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def index(self, collection: int, checkpoint: str, number: int) -> "OneIndex":
+    def drop_checkpoint(self, collection: int, checkpoint: str) -> None:
+        self.check()
+        with self.lock:
+            for key in [key for key in self.indexes if key[:2] == (collection, checkpoint)]:
+                del self.indexes[key]
+
+    def index(self, collection: int, checkpoint: str, number: int, width: int = 0) -> "OneIndex":
         return OneIndex(self, (collection, checkpoint, number))
 
     def stored(self) -> Iterable[tuple[int, str, int]]:
@@ -61,10 +67,20 @@ class OneIndex:
         with self.database.lock:
             self.database.indexes.setdefault(self.key, {})
 
-    def upsert(self, rows: Rows, vectors: Embeddings) -> None:
+    def take_over(self, written: int, tuning: str | None) -> None:
+        """Do nothing: all that is written is found."""
+
+    def needs_tuning(self, num_vectors: int) -> bool:
+        return False
+
+    def tune(self, sample: Rows, num_vectors: int) -> str:
+        raise AssertionError("exact searches are not tuned")
+
+    def upsert(self, rows: Rows, vectors: Embeddings) -> int:
         self.database.check()
         with self.database.lock:
             self.found().update(zip(rows.tolist(), vectors, strict=True))
+        return 1
 
     def delete(self, rows: Rows) -> None:
         self.database.check()

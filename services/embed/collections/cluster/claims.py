@@ -21,7 +21,7 @@ NOTE_USE_EVERY_S = 600.0
 PROGRESS = (
     "SELECT condition, index, through, CASE WHEN through < %s"
     " THEN (SELECT count(*) FROM images WHERE images.collection = indexes.collection AND row > through) ELSE 0 END,"
-    " is_created"
+    " is_created, written, tuning"
     " FROM indexes CROSS JOIN LATERAL (SELECT least(handed_out, (SELECT min(first_row) - 1 FROM claims"
     " WHERE claims.collection = indexes.collection AND claims.checkpoint = indexes.checkpoint"
     " AND index = ANY (claims.indexes))) AS through) AS reached"
@@ -46,12 +46,14 @@ class Claim:
 @dataclass(frozen=True)
 class IndexProgress:
     """An index's number, the row up to which it has all images, how many it lacks, and whether there is a place for
-    its vectors."""
+    its vectors. `written` and `tuning` are the vector database's own notes on them."""
 
     number: int
     through: int
     num_waiting: int
     is_created: bool
+    written: int
+    tuning: str | None
 
 
 @dataclass(frozen=True)
@@ -139,13 +141,26 @@ class IndexWork:
             )
             return renewed.rowcount == 1
 
-    def finish(self, claim: Claim) -> bool:
-        """End a claim once its vectors are stored; False if another process has it, which then stores the same."""
-        with self._connections.reading() as connection:
+    def finish(self, claim: Claim, written: int = 0) -> bool:
+        """End a claim once its vectors are stored; False if another process has it, which then stores the same.
+
+        `written` is the vector database's time of them.
+        """
+        with self._connections.transaction() as connection:
             finished = connection.execute(
                 "DELETE FROM claims WHERE claim = %s AND attempt = %s", (claim.number, claim.attempt)
-            )
-            return finished.rowcount == 1
+            ).rowcount
+            if finished and written:
+                connection.execute(
+                    "UPDATE indexes SET written = greatest(written, %s) WHERE index = ANY (%s)",
+                    (written, list(claim.indexes)),
+                )
+            return finished == 1
+
+    def note_tuning(self, number: int, tuning: str) -> None:
+        """Keep what the vector database has measured to search an index."""
+        with self._connections.reading() as connection:
+            connection.execute("UPDATE indexes SET tuning = %s WHERE index = %s", (tuning, number))
 
     def give_up(self, claim: Claim) -> None:
         """Let others take a claim at once."""

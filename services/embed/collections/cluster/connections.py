@@ -96,6 +96,19 @@ class Connections:
             yield connection
 
 
+@contextmanager
+def alone(connections: Connections, *lock: int) -> Iterator[bool]:
+    """Keep other processes from the block under a lock of one or two numbers; False if one of them is in it."""
+    given = ", ".join(["%s"] * len(lock))
+    with connections.reading() as connection:
+        (is_alone,) = connection.execute(f"SELECT pg_try_advisory_lock({given})", lock).fetchone() or (False,)
+        try:
+            yield bool(is_alone)
+        finally:
+            if is_alone and not connection.broken:
+                connection.execute(f"SELECT pg_advisory_unlock({given})", lock)
+
+
 def _check_encoding(connection: Connection) -> None:
     if (encoding := connection.info.parameter_status("server_encoding")) != "UTF8":
         raise IncompatibleDatabase(f"The database's encoding is {encoding}, not UTF8.")

@@ -25,7 +25,7 @@ from services.embed.collections.checkpoint_indexes import (
     make_folder,
 )
 from services.embed.collections.cluster.claims import CLAIM_ROWS, Claim, IndexWork, Progress
-from services.embed.collections.cluster.connections import Connections
+from services.embed.collections.cluster.connections import Connections, alone
 from services.embed.collections.cluster.image_store import PostgresImageStore
 from services.embed.collections.cluster.shared_vectors import SharedVectors, VectorDatabase
 from services.embed.collections.reader import Read
@@ -37,6 +37,10 @@ from services.nn.clip_texts import Text
 NOTE_USE_EVERY_S = 60.0
 # Time between looks for vectors that the database has lost.
 VERIFY_EVERY_S = 60.0
+# Rows whose vectors are used to measure searches.
+SAMPLE_SIZE = 64
+# Any number, the same in all replicas.
+TUNING_LOCK = 0x0F0FEC
 
 
 @dataclass(frozen=True)
@@ -63,14 +67,15 @@ class SharedIndex(ConditionIndex):
     noted: float = 0.0
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class ClaimedStep:
-    """Images that this process has claimed for the indexes of `group`; `places` are these within the claim."""
+    """Images that this process has claimed for the indexes of `group`; `written` is when the last vectors were."""
 
     rows: Sequence[int]
     group: Sequence[SharedIndex]
     claim: Claim
     indexes: "SharedIndexes"
+    written: int = 0
 
     @property
     def conditions(self) -> list[Text | None]:
@@ -159,7 +164,8 @@ class SharedIndexes(CheckpointIndexes):
         if reads:
             rows = np.array([read.row for read in reads], dtype=np.int64)
             for place, index in enumerate(step.group):
-                index.vectors.upsert(rows, np.stack([read.vectors[place] for read in reads]))
+                moment = index.vectors.upsert(rows, np.stack([read.vectors[place] for read in reads]))
+                step.written = max(step.written, moment)
         self._work.renew(step.claim, self._sharing.claim_s)
 
     def finish(self, step: ClaimedStep) -> None:
@@ -167,7 +173,7 @@ class SharedIndexes(CheckpointIndexes):
         if deleted := self._work.deleted(step.claim):
             for index in step.group:
                 index.vectors.delete(deleted)
-        self._work.finish(step.claim)
+        self._work.finish(step.claim, step.written)
         self._refresh()
 
     def give_up(self, step: ClaimedStep) -> None:
@@ -193,7 +199,9 @@ class SharedIndexes(CheckpointIndexes):
         self._remove_dropped()
         if time.monotonic() - self._verified >= VERIFY_EVERY_S:
             self._verified = time.monotonic()
-            self._restart_lost()
+            for index in self:
+                index.vectors.check()
+        self._tune()
 
     def save(self) -> None:
         """Do nothing: all that is to be kept is stored."""
@@ -232,7 +240,7 @@ class SharedIndexes(CheckpointIndexes):
         if index is None or index.vectors.number != number:
             stored = None
             if number is not None:
-                stored = self._sharing.vectors.index(self._images.collection, self._stem, number)
+                stored = self._sharing.vectors.index(self._images.collection, self._stem, number, self._width)
             used = 0.0 if index is None else index.used
             vectors = SharedVectors(self._images, stored, self._width, partial(self._restart, text, number))
             index = SharedIndex(text, vectors, used=used)
@@ -264,11 +272,20 @@ class SharedIndexes(CheckpointIndexes):
         for key in progress.indexes.keys() - kept:
             self._work.drop_index(key)
             number = progress.indexes[key].number
-            self._sharing.vectors.index(self._images.collection, self._stem, number).drop()
+            self._sharing.vectors.index(self._images.collection, self._stem, number, self._width).drop()
 
-    def _restart_lost(self) -> None:
+    def _tune(self) -> None:
+        """Measure how indexes that have grown are best searched, unless another process does so."""
         for index in self:
-            index.vectors.check()
+            stored, number, num_vectors = index.vectors.stored, index.vectors.number, index.vectors.num_vectors
+            is_complete = index.vectors.through >= self._changes.last_row
+            if stored is None or number is None or not is_complete or not stored.needs_tuning(num_vectors):
+                continue
+            with alone(self._sharing.connections, TUNING_LOCK, number) as is_alone:
+                if is_alone:
+                    rows = self._images.rows()
+                    sample = np.random.default_rng().choice(rows, min(SAMPLE_SIZE, len(rows)), replace=False)
+                    self._work.note_tuning(number, stored.tune(np.sort(sample), num_vectors))
 
     def _restart(self, text: Text | None, number: int | None) -> None:
         """Begin the index of this number again."""
@@ -278,7 +295,7 @@ class SharedIndexes(CheckpointIndexes):
             self._work.restart_index(key_of(text), number, self._create)
 
     def _create(self, number: int) -> None:
-        self._sharing.vectors.index(self._images.collection, self._stem, number).create()
+        self._sharing.vectors.index(self._images.collection, self._stem, number, self._width).create()
 
 
 def _log() -> structlog.stdlib.BoundLogger:

@@ -49,11 +49,23 @@ class StoredVectors(Protocol):
     @property
     def recall_at_10(self) -> float | None: ...
 
+    def take_over(self, written: int, tuning: str | None) -> None:
+        """Let searches find all that was written up to a moment, and search as was measured."""
+
+    def needs_tuning(self, num_vectors: int) -> bool:
+        """Whether so many vectors could be searched faster after `tune`."""
+        ...
+
+    def tune(self, sample: Rows, num_vectors: int) -> str:
+        """Measure with some rows how the vectors are best searched, which `take_over` takes. Takes seconds or more."""
+        ...
+
     def create(self) -> None:
         """Make the place for the vectors; no error if there is one."""
 
-    def upsert(self, rows: Rows, vectors: Embeddings) -> None:
-        """Add vectors (R, E) of rows (R,), or replace them. Searches that begin afterwards find them."""
+    def upsert(self, rows: Rows, vectors: Embeddings) -> int:
+        """Add vectors (R, E) of rows (R,), or replace them. Returns the moment that `take_over` takes."""
+        ...
 
     def delete(self, rows: Rows) -> None:
         """Remove rows; no error for missing ones, or if all are lost."""
@@ -73,13 +85,19 @@ class StoredVectors(Protocol):
 class VectorDatabase(Protocol):
     """The vectors of all indexes. Thread-safe; methods may block and raise Overloaded."""
 
-    def index(self, collection: int, checkpoint: str, number: int) -> StoredVectors:
-        """Return the vectors of an index, for which there is a place once it is created."""
+    def index(self, collection: int, checkpoint: str, number: int, width: int = 0) -> StoredVectors:
+        """Return the vectors of an index, for which there is a place once it is created.
+
+        `width` is needed for everything but deletion.
+        """
         ...
 
     def stored(self) -> Iterable[tuple[int, str, int]]:
         """List collection, checkpoint and number of all indexes for whose vectors there is a place."""
         ...
+
+    def drop_checkpoint(self, collection: int, checkpoint: str) -> None:
+        """Remove the vectors of all indexes of a checkpoint; no error if there are none."""
 
     def close(self) -> None: ...
 
@@ -109,6 +127,8 @@ class SharedVectors:
         self.number = progress.number
         self.through = progress.through
         self.num_vectors = max(0, num_images - progress.num_waiting)
+        if self.stored is not None:
+            self.stored.take_over(progress.written, progress.tuning)
 
     @property
     def num_bytes(self) -> int:
@@ -155,11 +175,12 @@ class SharedVectors:
         with self._noticing_loss():
             return self.stored.vectors(rows)
 
-    def upsert(self, rows: Rows, vectors: Embeddings) -> None:
-        """Add vectors (R, E) of rows (R,), or replace them. Raises VectorsLost."""
-        if self.stored is not None:
-            with self._noticing_loss():
-                self.stored.upsert(rows, vectors)
+    def upsert(self, rows: Rows, vectors: Embeddings) -> int:
+        """Add vectors (R, E) of rows (R,), or replace them; return the moment. Raises VectorsLost."""
+        if self.stored is None:
+            return 0
+        with self._noticing_loss():
+            return self.stored.upsert(rows, vectors)
 
     def delete(self, rows: Sequence[int]) -> None:
         """Remove rows; no error for missing ones."""

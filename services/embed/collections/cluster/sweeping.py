@@ -1,13 +1,11 @@
 """Removal of what nobody needs any more: deleted collections, objects without images, vectors without an index."""
 
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import numpy as np
 
 from services.embed.collections.cluster.catalog import PostgresCatalog
-from services.embed.collections.cluster.connections import Connections
+from services.embed.collections.cluster.connections import alone
 from services.embed.collections.cluster.shared_vectors import VectorDatabase
 
 # Any number, the same in all replicas.
@@ -33,7 +31,7 @@ class Sweeper:
 
     def sweep(self, *, forget_after_s: float = FORGET_AFTER_S, unused_after_s: float = UNUSED_AFTER_S) -> bool:
         """Remove what is not needed; False if another process does so at the moment."""
-        with _alone(self._connections) as is_alone:
+        with alone(self._connections, SWEEP_LOCK) as is_alone:
             if is_alone:
                 self._catalog.sweep()
                 self._forget_indexes(unused_after_s)
@@ -56,9 +54,12 @@ class Sweeper:
         stored = list(self._vectors.stored())
         with self._connections.reading() as connection:
             known = set(connection.execute("SELECT collection, checkpoint, index FROM indexes").fetchall())
+        used = {(collection, checkpoint) for collection, checkpoint, _ in known}
         for collection, checkpoint, number in stored:
-            if (collection, checkpoint, number) not in known:
+            if (collection, checkpoint) in used and (collection, checkpoint, number) not in known:
                 self._vectors.index(collection, checkpoint, number).drop()
+        for collection, checkpoint in {(collection, checkpoint) for collection, checkpoint, _ in stored} - used:
+            self._vectors.drop_checkpoint(collection, checkpoint)
 
     def _forget_rows(self, forget_after_s: float) -> None:
         """Remove the vectors of deleted images, as those who deleted them may not have come to it."""
@@ -83,15 +84,3 @@ class Sweeper:
                 connection.execute(
                     "DELETE FROM deleted_rows WHERE collection = %s AND row = ANY (%s)", (collection, some)
                 )
-
-
-@contextmanager
-def _alone(connections: Connections) -> Iterator[bool]:
-    """Keep other processes from the block; the value is False if one of them is in it."""
-    with connections.reading() as connection:
-        (is_alone,) = connection.execute("SELECT pg_try_advisory_lock(%s)", (SWEEP_LOCK,)).fetchone() or (False,)
-        try:
-            yield bool(is_alone)
-        finally:
-            if is_alone and not connection.broken:
-                connection.execute("SELECT pg_advisory_unlock(%s)", (SWEEP_LOCK,))

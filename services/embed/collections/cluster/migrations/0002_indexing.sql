@@ -8,6 +8,9 @@ CREATE TABLE indexes (
     condition text COLLATE "C" NOT NULL,
     handed_out bigint NOT NULL DEFAULT 0,
     is_created boolean NOT NULL DEFAULT false,
+    -- the vector database's own time of the last vectors, and what it has measured to search them
+    written bigint NOT NULL DEFAULT 0,
+    tuning text,
     used timestamptz NOT NULL DEFAULT clock_timestamp(),
     UNIQUE (collection, checkpoint, condition)
 );
