@@ -12,7 +12,7 @@ import structlog
 
 # Everything in these folders, and whatever asks for one of these fixtures, starts processes; what trains has folders.
 PROCESS_FOLDERS = {"contract", "deploy", "monitoring"}
-PROCESS_FIXTURES = {"serve", "rclone", "moto", "postgres_url"}
+PROCESS_FIXTURES = {"serve", "rclone", "moto", "postgres_url", "milvus_url"}
 
 # A shell has its background jobs ignore SIGINT, and so would the commands that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -61,6 +61,15 @@ def postgres_url() -> Iterator[str]:
     from tests.core.postgres_server import postgres_server  # for those who ask
 
     with postgres_server() as server:
+        yield server.url
+
+
+@pytest.fixture(scope="session")
+def milvus_url() -> Iterator[str]:
+    """A Milvus server without vectors."""
+    from tests.core.milvus_server import milvus_server  # for those who ask
+
+    with milvus_server() as server:
         yield server.url
 
 

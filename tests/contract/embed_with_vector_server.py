@@ -7,11 +7,12 @@ from services.core.settings import read_settings
 from services.embed.app import create_embed
 from services.embed.collections import composition
 from services.embed.collections.cluster.shared_vectors import VectorDatabase
+from services.embed.collections.index.vector_index import IndexOptions
 from services.embed.settings import EmbedSettings
 from tests.embed.collections.vector_server import RemoteVectors
 
 
-def connect(url: str, identity: str) -> VectorDatabase:
+def connect(url: str, options: IndexOptions, identity: str) -> VectorDatabase:
     return RemoteVectors(url)
 
 

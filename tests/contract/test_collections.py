@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.conftest import empty_schema
 from tests.contract.curl import curl
 from tests.contract.embed_processes import MODEL, tiny_environment
 from tests.contract.processes import Process, start_process
@@ -60,9 +61,17 @@ class System:
         wait_until_ready(lambda: curl(f"{self.gateway.url}/collections").status == 200)
 
 
-@pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+@pytest.fixture(scope="module", params=["local", "cluster"])
+def system(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    """With the collections in a folder, or in PostgreSQL, Milvus and an object store."""
     folder = tmp_path_factory.mktemp("collections")
+    shared = {}
+    if request.param == "cluster":
+        shared = {
+            "FOVEA_EMBED_COLLECTIONS_URL": empty_schema(request.getfixturevalue("postgres_url")),
+            "FOVEA_EMBED_VECTORS_URL": request.getfixturevalue("milvus_url"),
+            "FOVEA_EMBED_COLLECTIONS_STORE_URL": (folder / "objects").as_uri(),
+        }
     with kept_port() as port:
         environment = tiny_environment(
             folder,
@@ -70,6 +79,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
             FOVEA_EMBED_NUM_THREADS="1",
             FOVEA_EMBED_PORT=str(port),
             FOVEA_GATEWAY_PORT="0",
+            **shared,
         )
         embed = start_process("services.embed", folder / "embed", environment)
         gateway = start_process("gateway", folder / "gateway", {**environment, "FOVEA_GATEWAY_EMBED_URLS": embed.url})

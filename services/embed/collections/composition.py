@@ -94,7 +94,7 @@ def _local(settings: EmbedSettings, serving: Serving, options: CollectionOptions
 
 
 def _cluster(settings: EmbedSettings, serving: Serving, options: CollectionOptions) -> Shelf:
-    if find_spec("psycopg_pool") is None:
+    if find_spec("psycopg_pool") is None or find_spec("pymilvus") is None:
         raise ValueError("FOVEA_EMBED_COLLECTIONS_URL needs fovea[cluster]")
     from services.embed.collections.cluster.catalog import PostgresCatalog
     from services.embed.collections.cluster.shelf import ClusterOptions, ClusterShelf
@@ -106,7 +106,7 @@ def _cluster(settings: EmbedSettings, serving: Serving, options: CollectionOptio
         place=f"{parts.hostname or 'localhost'}{parts.path}",
         folder=settings.collections_dir / ".shared",
         open_catalog=partial(PostgresCatalog.open, settings.collections_url, objects),
-        connect_vectors=partial(connect_vectors, settings.vectors_url),
+        connect_vectors=partial(connect_vectors, settings.vectors_url, options.index),
         holder=f"{socket.gethostname()}-{os.getpid()}",
         claim_s=settings.collection_claim_s,
         follow_s=FOLLOW_S,
@@ -115,6 +115,8 @@ def _cluster(settings: EmbedSettings, serving: Serving, options: CollectionOptio
     return ClusterShelf(cluster, serving, options)
 
 
-def connect_vectors(url: str, identity: str) -> "VectorDatabase":
-    """Connect to the vector database of the collections in a database of this identity."""
-    raise NotImplementedError
+def connect_vectors(url: str, options: IndexOptions, identity: str) -> "VectorDatabase":
+    """Connect to the vector database, on first use, for the collections in a database of this identity."""
+    from services.embed.collections.cluster.vectors.database import MilvusDatabase
+
+    return MilvusDatabase(url, identity, options)

@@ -163,7 +163,7 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             "services.embed.collections.composition.connect_vectors",
-            lambda url, identity: backend.vectors.setdefault(identity, VectorsInMemory()),
+            lambda url, options, identity: backend.vectors.setdefault(identity, VectorsInMemory()),
         )
         yield backend
 

@@ -49,7 +49,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def vectors(monkeypatch: pytest.MonkeyPatch) -> VectorsInMemory:
     """The vector database of all processes of a test."""
     vectors = VectorsInMemory()
-    monkeypatch.setattr("services.embed.collections.composition.connect_vectors", lambda url, identity: vectors)
+    monkeypatch.setattr(
+        "services.embed.collections.composition.connect_vectors", lambda url, options, identity: vectors
+    )
     return vectors
 
 

@@ -24,7 +24,7 @@ from services.embed.collections.cluster.shared_indexes import SharedIndexes, Sha
 from services.embed.collections.cluster.shared_vectors import VectorDatabase
 from services.embed.collections.cluster.sweeping import Sweeper
 from services.embed.collections.collection import Collection, CollectionOptions, Serving
-from services.embed.collections.storage.catalog import CollectionKey, check_tenant, no_collection
+from services.embed.collections.storage.catalog import CollectionKey, check_tenant, is_name, no_collection
 from services.embed.collections.storage.database import DatabaseFailed, IncompatibleDatabase
 from services.embed.collections.storage.image_store import CollectionInfo
 
@@ -110,6 +110,8 @@ class ClusterShelf:
     async def get(self, key: CollectionKey) -> Collection:
         opened = self._check_open()
         check_tenant(key.tenant)
+        if not is_name(key.name):
+            raise no_collection(key.name)
         try:
             store = await asyncio.to_thread(opened.catalog.open_store, key.name, key.tenant)
         except NotFound:
