@@ -46,7 +46,7 @@ class PostgresServer:
         self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL, cwd=self.folder, text=True, **self.options)
         _wait(self.programs, self.folder, self.process)
 
-    def stop(self) -> None:
+    def kill(self) -> None:
         """End it at once, as if it had crashed."""
         if self.process is not None:
             self.process.send_signal(signal.SIGQUIT)
@@ -76,7 +76,7 @@ def postgres_server() -> Iterator[PostgresServer]:
         server.start()
         yield server
     finally:
-        server.stop()
+        server.kill()
         shutil.rmtree(folder)
 
 

@@ -273,7 +273,7 @@ def test_without_their_database_collections_answer_503_and_other_routes_answer(
     with running(settings) as service:
         service.create()
         service.add(PICTURES)
-        server.stop()
+        server.kill()
         client = service.client
         images = {"images": [{"id": "more", "image": base64.b64encode(picture(1)).decode()}]}
         for send in (
@@ -300,7 +300,7 @@ def test_a_process_that_starts_before_its_database_waits_for_it_and_refuses_one_
     tmp_path: Path, checkpoint: Path, server: PostgresServer, vectors: VectorsInMemory
 ) -> None:
     settings = shared_settings(tmp_path, checkpoint, server.url)
-    server.stop()
+    server.kill()
     with running(settings, are_collections_open=False) as service:
         assert refusal(lambda: service.client.get("/collections"))[:2] == (503, "collections_not_open")
         server.start()

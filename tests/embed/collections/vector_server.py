@@ -53,9 +53,8 @@ class VectorServer:
     port: int
     process: "subprocess.Popen[bytes] | None" = None
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+    def __post_init__(self) -> None:
+        self.url = f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
         reading, writing = os.pipe()
@@ -65,7 +64,7 @@ class VectorServer:
         with os.fdopen(reading, "rb") as ready:
             assert ready.read() == b"listening"
 
-    def stop(self) -> None:
+    def kill(self) -> None:
         """Kill it; what it had is lost."""
         if self.process is not None:
             self.process.send_signal(signal.SIGKILL)
