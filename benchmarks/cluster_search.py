@@ -123,7 +123,7 @@ def speed(search: Search, queries: Vectors, among: Rows | None, num_clients: int
     with ThreadPoolExecutor(num_clients) as threads:
         times = [sample for samples in threads.map(client, range(num_clients)) for sample in samples]
     per_second = len(times) / (time.perf_counter() - began)
-    median, slow = np.percentile(times, [50, 99]) * 1e3
+    median, slow = (1e3 * np.percentile(times, [50, 99])).tolist()
     return {"queries_per_s": round(per_second, 1), "p50_ms": round(median, 2), "p99_ms": round(slow, 2)}
 
 
@@ -132,13 +132,19 @@ def measure(engine: Any, vectors: Vectors, queries: Vectors, wanted: dict[str, t
     search = engine.fill(vectors, "first")
     figures: dict[str, Any] = {"build_s": round(time.perf_counter() - began, 1), "searches": {}}
     for share, (among, best) in wanted.items():
-        found = recall(lambda query, among=among: search(query, among), queries[: len(best)], best)
+        found = recall(restricted(search, among), queries, best)
         clients = {f"{number} clients": speed(search, queries, among, number) for number in CLIENTS}
         figures["searches"][share] = {"recall_at_10": round(found, 4), **clients}
         print(type(engine).__name__, share, figures["searches"][share], flush=True)
     began = time.perf_counter()
     engine.fill(np.roll(vectors, 1, axis=1), "further")
-    return figures | {"further_condition_s": round(time.perf_counter() - began, 1)}
+    figures["further_condition_s"] = round(time.perf_counter() - began, 1)
+    print(type(engine).__name__, figures["build_s"], figures["further_condition_s"], flush=True)
+    return figures
+
+
+def restricted(search: Search, among: Rows | None) -> Callable[[Vectors], Rows]:
+    return lambda query: search(query, among)
 
 
 def answers(vectors: Vectors, queries: Vectors) -> dict[str, tuple[Rows | None, Rows]]:

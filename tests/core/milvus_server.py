@@ -18,6 +18,15 @@ START_S = 120.0
 # What deployments set, too: indexes that Milvus makes for vectors without lists are approximate, whatever is asked for.
 OPTIONS = {"queryNode.segcore.interimIndex.enableIndex": "false", "log.level": "warn"}
 
+ETCD = """
+name: default
+listen-client-urls: http://127.0.0.1:{client_port}
+advertise-client-urls: http://127.0.0.1:{client_port}
+listen-peer-urls: http://127.0.0.1:{peer_port}
+initial-advertise-peer-urls: http://127.0.0.1:{peer_port}
+initial-cluster: default=http://127.0.0.1:{peer_port}
+"""
+
 
 class MilvusServer:
     """A server that can be killed and started again with the same data and address."""
@@ -29,12 +38,14 @@ class MilvusServer:
         self._folder = folder
         configuration = milvus.MilvusServerConfig(data_dir=str(folder))
         names = [name for name in configuration.configurable_items if name.endswith("_port")]
-        *ports, self._metrics_port = free_ports(len(names) + 1)
+        *ports, self._metrics_port, client_port, peer_port = free_ports(len(names) + 3)
         configuration.update(**dict(zip(names, ports, strict=True)))
         for name, value in OPTIONS.items():
             configuration.set(name, value)
         configuration.resolve()
         milvus._initialize_data_files(str(folder))
+        # without this file, etcd takes the same two ports for every server
+        (folder / "etcd.yaml").write_text(ETCD.format(client_port=client_port, peer_port=peer_port))
         self.url = f"http://127.0.0.1:{configuration.get('proxy_port')}"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -42,6 +53,7 @@ class MilvusServer:
         """Returns when it answers."""
         environment = os.environ | {
             "DEPLOY_MODE": "STANDALONE",
+            "ETCD_CONFIG_PATH": str(self._folder / "etcd.yaml"),
             "METRICS_PORT": str(self._metrics_port),
             "MILVUS_RUN_DIR": str(self._folder / "run"),
             "LD_LIBRARY_PATH": str(self._folder / "bin"),
@@ -53,7 +65,7 @@ class MilvusServer:
             )
         give_up = time.monotonic() + START_S
         while not self._is_healthy():
-            assert self._process.poll() is None, "milvus ended"
+            assert self._process.poll() is None, (self._folder / "output.log").read_text()[-10_000:]
             assert time.monotonic() < give_up, "milvus does not become healthy"
             time.sleep(0.1)  # a server that starts can only be polled
 

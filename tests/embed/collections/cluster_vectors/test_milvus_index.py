@@ -117,6 +117,7 @@ def test_the_fewest_lists_that_reach_the_recall_are_read(connect: Connect, numbe
     assert (index.kind, index.needs_tuning(size), index.needs_tuning(2000)) == ("flat", True, False)
     tuning = index.tune(sample)
     assert tuning.recall is not None and tuning.recall >= 0.9
+    assert tuning.num_lists > 1  # measured in lists, not before there were any
     assert (index.is_exact, index.kind, index.recall_at_10) == (False, "ivf", tuning.recall)
     assert (index.needs_tuning(size), index.needs_tuning(3 * size)) == (False, True)
     model = dict(zip(rows.tolist(), held["plain"], strict=True))

@@ -327,11 +327,17 @@ class MilvusIndex:
             time.sleep(POLL_S)  # Milvus tells nobody when it is done
 
     def _has_lists(self) -> bool:
-        segments = self._vectors.run(
+        """Whether every large segment that was flushed is searched by lists. Those not loaded yet are not."""
+        name = self.place.milvus_collection
+        loaded, flushed = self._vectors.run(
             "list segments",
-            lambda milvus: milvus.list_loaded_segments(self.place.milvus_collection, timeout=TIMEOUT_S),
+            lambda milvus: (
+                milvus.list_loaded_segments(name, timeout=TIMEOUT_S),
+                milvus.list_persistent_segments(name, timeout=TIMEOUT_S),
+            ),
         )
-        return all(segment.index_name or segment.num_rows < MIN_SEGMENT_ROWS for segment in segments)
+        with_lists = {segment.segment_id for segment in loaded if segment.index_name}
+        return all(segment.segment_id in with_lists or segment.num_rows < MIN_SEGMENT_ROWS for segment in flushed)
 
     def _schema(self) -> Any:
         schema = MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)

@@ -1,4 +1,4 @@
-"""Where the vectors of a condition are in Milvus, by name, and the dropping of what nobody needs any more."""
+"""Places of vectors in Milvus, by name, and the dropping of what nobody needs any more."""
 
 import re
 import zlib

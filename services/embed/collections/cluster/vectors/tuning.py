@@ -1,4 +1,4 @@
-"""How many of an index's lists a search has to read: the fewest that reach the wanted recall, measured."""
+"""The number of an index's lists that a search has to read: the fewest that reach the wanted recall, measured."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
