@@ -12,7 +12,7 @@ import structlog
 
 # Everything in these folders, and whatever asks for one of these fixtures, starts processes; what trains has folders.
 PROCESS_FOLDERS = {"contract", "deploy", "monitoring"}
-PROCESS_FIXTURES = {"serve", "rclone", "moto", "postgres_url", "milvus_url"}
+PROCESS_FIXTURES = {"serve", "rclone", "moto", "postgres_url", "milvus"}
 
 # A shell has its background jobs ignore SIGINT, and so would the commands that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -65,12 +65,19 @@ def postgres_url() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def milvus_url() -> Iterator[str]:
-    """A Milvus server without vectors."""
+def milvus() -> Iterator[Any]:
+    """A Milvus server (`MilvusServer`), which the tests share."""
+    pytest.importorskip("pymilvus", reason="needs the extra `cluster`")
     from tests.core.milvus_server import milvus_server  # for those who ask
 
     with milvus_server() as server:
-        yield server.url
+        yield server
+
+
+@pytest.fixture
+def milvus_url(milvus: Any) -> str:
+    url: str = milvus.url
+    return url
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from services.embed.collections.index.exact_search import Rows, Vectors
 from services.embed.collections.index.vector_index import Found, IndexOptions, VectorIndex
-from tests.core.milvus_server import MilvusServer, milvus_server
+from tests.core.milvus_server import MilvusServer
 
 if TYPE_CHECKING:
     from services.embed.collections.cluster.vectors.milvus import MilvusVectors
@@ -87,14 +87,6 @@ class ClusterIndex:
 
     def rows(self) -> list[int]:
         return [int(row) for row in self._index.rows(0, 60_000)]
-
-
-@pytest.fixture(scope="session")
-def milvus() -> Iterator[MilvusServer]:
-    """A running server."""
-    pytest.importorskip("pymilvus", reason="needs the extra `cluster`")
-    with milvus_server() as server:
-        yield server
 
 
 @pytest.fixture(params=["local", pytest.param("milvus", marks=pytest.mark.process)])
