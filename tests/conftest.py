@@ -2,6 +2,7 @@
 
 import os
 import signal
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import structlog
 
 # Everything in these folders, and whatever asks for one of these fixtures, starts processes; what trains has folders.
 PROCESS_FOLDERS = {"contract", "deploy", "monitoring"}
-PROCESS_FIXTURES = {"serve", "rclone", "moto"}
+PROCESS_FIXTURES = {"serve", "rclone", "moto", "postgres_url", "milvus"}
 
 # A shell has its background jobs ignore SIGINT, and so would the commands that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -51,6 +52,48 @@ def plain_logs() -> dict[str, Any]:
 def logs_that_no_test_before_chose(plain_logs: dict[str, Any]) -> None:
     """Reset logging, which a command that a test runs in this process configures for all later tests."""
     structlog.configure(**plain_logs)
+
+
+@pytest.fixture(scope="session")
+def postgres_url() -> Iterator[str]:
+    """A PostgreSQL server with an empty database."""
+    pytest.importorskip("psycopg_pool", reason="needs the extra `cluster`")
+    from tests.core.postgres_server import postgres_server  # for those who ask
+
+    with postgres_server() as server:
+        yield server.url
+
+
+@pytest.fixture(scope="session")
+def milvus() -> Iterator[Any]:
+    """A Milvus server (`MilvusServer`), which the tests share."""
+    pytest.importorskip("pymilvus", reason="needs the extra `cluster`")
+    from tests.core.milvus_server import milvus_server  # for those who ask
+
+    with milvus_server() as server:
+        yield server
+
+
+@pytest.fixture
+def milvus_url(milvus: Any) -> str:
+    url: str = milvus.url
+    return url
+
+
+@pytest.fixture
+def empty_database_url(postgres_url: str) -> str:
+    """A schema without tables."""
+    return empty_schema(postgres_url)
+
+
+def empty_schema(url: str) -> str:
+    """Make a schema in a database, and the URL of which it is the only one."""
+    import psycopg  # part of an extra
+
+    schema = f"test_{uuid.uuid4().hex}"
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(f"CREATE SCHEMA {schema}")
+    return f"{url}&options=-csearch_path%3D{schema}"
 
 
 @pytest.fixture(scope="module")

@@ -82,7 +82,7 @@ def _library(
     if find_spec("faiss") is None:
         structlog.get_logger(__name__).warning("no collections: install fovea[search] or fovea[search-gpu]")
         return None
-    from services.embed.collections.library import create_library
+    from services.embed.collections.composition import create_library
 
     return create_library(settings, models, inputs, embedder, metrics)
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from services.core.byte_sizes import NumBytes
@@ -28,6 +28,25 @@ class EmbedSettings(ModelSettings, ImageSettings):
     )
 
     collections_dir: Path = Field(Path("~/.fovea/collections"), description="Folder of the image collections.")
+    collections_url: str | None = Field(
+        None,
+        repr=False,
+        description="`postgresql://…`: database of collections that all processes of embed share. Unset: each process "
+        "has its own, in the folder.",
+    )
+    vectors_url: str | None = Field(
+        None, repr=False, description="`http://…`: Milvus, for the vectors of shared collections."
+    )
+    collections_store_url: str | None = Field(
+        None,
+        description="Object store for the images of shared collections: `file://` (a disk that all processes share), "
+        "`s3://` or `gs://`. Unset: the model store.",
+    )
+    collection_claim_s: float = Field(
+        60.0,
+        gt=0,
+        description="Seconds after which another process indexes what one has claimed and shows no progress with.",
+    )
     max_collections: int = Field(100, ge=0, description="Maximum number of collections of a tenant.")
     collection_max_images: int = Field(1_000_000, ge=1, description="Maximum number of images in one collection.")
     collection_max_bytes: NumBytes = Field(
@@ -75,3 +94,22 @@ class EmbedSettings(ModelSettings, ImageSettings):
     @classmethod
     def expand_home_of_collections(cls, folder: Path) -> Path:
         return folder.expanduser()
+
+    @field_validator("collections_store_url")
+    @classmethod
+    def expand_home_of_images(cls, url: str | None) -> str | None:
+        return None if url is None else cls.expand_home(url)
+
+    @model_validator(mode="after")
+    def check_shared_collections(self) -> "EmbedSettings":
+        if (self.collections_url is None) != (self.vectors_url is None):
+            raise ValueError("collections_url and vectors_url: shared collections need both, others neither")
+        if self.collections_url is None:
+            return self
+        if not self.collections_url.startswith(("postgresql://", "postgres://")):
+            raise ValueError("collections_url must begin with postgresql://")
+        if not (self.vectors_url or "").startswith(("http://", "https://")):
+            raise ValueError("vectors_url must begin with http:// or https://")
+        if (self.collections_store_url or self.store_url).startswith("memory://"):
+            raise ValueError("collections_store_url must not be memory://, which no process shares with another")
+        return self

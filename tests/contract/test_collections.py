@@ -6,6 +6,7 @@ import http.client
 import json
 import random
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.conftest import empty_schema
 from tests.contract.curl import curl
 from tests.contract.embed_processes import MODEL, tiny_environment
 from tests.contract.processes import Process, start_process
+from tests.contract.vector_servers import EMBED, vector_database
 from tests.core.image_files import encode
 from tests.embed.tiny import wait_until_ready
 from tests.kept_port import kept_port
@@ -44,6 +47,7 @@ class System:
     """An embed process over a folder of collections, and the gateway in front of it."""
 
     folder: Path
+    module: str
     environment: dict[str, str]
     embed: Process
     gateway: Process
@@ -51,7 +55,7 @@ class System:
     def restart(self) -> None:
         """End the embed process and start it again, where the gateway knows it."""
         assert self.embed.stop() == 0, self.embed.log.read_text()
-        self.embed = start_process("services.embed", self.folder / "embed-again", self.environment)
+        self.embed = start_process(self.module, self.folder / "embed-again", self.environment)
         self.wait_until_ready()
 
     def wait_until_ready(self) -> None:
@@ -60,9 +64,34 @@ class System:
         wait_until_ready(lambda: curl(f"{self.gateway.url}/collections").status == 200)
 
 
-@pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+@pytest.fixture(scope="module", params=["local", "cluster"])
+def system(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    """With the collections in a folder, or in PostgreSQL, a vector database and an object store."""
     folder = tmp_path_factory.mktemp("collections")
+    if request.param == "local":
+        with running_system(folder, "services.embed") as system:
+            yield system
+        return
+    url = empty_schema(request.getfixturevalue("postgres_url"))
+    with (
+        vector_database() as vectors,
+        running_system(folder, EMBED, **shared_collections(folder, url, vectors.url)) as system,
+    ):
+        yield system
+
+
+def shared_collections(folder: Path, url: str, vectors_url: str) -> dict[str, str]:
+    """Make the settings of collections in a database."""
+    return {
+        "FOVEA_EMBED_COLLECTIONS_URL": url,
+        "FOVEA_EMBED_VECTORS_URL": vectors_url,
+        "FOVEA_EMBED_COLLECTIONS_STORE_URL": (folder / "objects").as_uri(),
+    }
+
+
+@contextmanager
+def running_system(folder: Path, module: str, **settings: str) -> Iterator[System]:
+    """Run embed, the program of this module, and the gateway."""
     with kept_port() as port:
         environment = tiny_environment(
             folder,
@@ -70,11 +99,12 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
             FOVEA_EMBED_NUM_THREADS="1",
             FOVEA_EMBED_PORT=str(port),
             FOVEA_GATEWAY_PORT="0",
+            **settings,
         )
-        embed = start_process("services.embed", folder / "embed", environment)
+        embed = start_process(module, folder / "embed", environment)
         gateway = start_process("gateway", folder / "gateway", {**environment, "FOVEA_GATEWAY_EMBED_URLS": embed.url})
         gateway.wait_until_ready()
-        system = System(folder, environment, embed, gateway)
+        system = System(folder, module, environment, embed, gateway)
         system.wait_until_ready()
         yield system
         for process in (system.gateway, system.embed):

@@ -7,12 +7,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import structlog
 
-from services.core.errors import Conflict, FoveaError, Overloaded, blaming
+from services.core.errors import Conflict, FoveaError, NotFound, Overloaded, blaming
 from services.core.exchange import RequestContext
 from services.core.images.inputs import ImageInput, ImageInputs
 from services.core.images.references import StoredImage as StoredImageReference
@@ -20,26 +19,25 @@ from services.core.metrics import Metrics
 from services.core.serving.residency import Resident
 from services.embed.collections.answers import (
     CollectionStatus,
-    IndexStatus,
     SearchAnswer,
     SearchHit,
     SearchQuery,
     StatesStatus,
 )
-from services.embed.collections.checkpoint_indexes import CheckpointIndexes, ConditionIndex
+from services.embed.collections.checkpoint_indexes import Changes, CheckpointIndexes, OpenCheckpoint
 from services.embed.collections.conditions import Conditions, prepare_conditions
+from services.embed.collections.descriptions import answered_by, described, kind_of, not_open
 from services.embed.collections.index.vector_index import IndexOptions
 from services.embed.collections.indexer import Indexer
 from services.embed.collections.open_indexes import OpenIndexes
 from services.embed.collections.reader import ImageReader
-from services.embed.collections.search import Nearest, Question, Searcher, SearchOptions
+from services.embed.collections.search import Question, Searcher, SearchOptions
 from services.embed.collections.sources import FreshPixels
 from services.embed.collections.storage.ballast import Ballast
 from services.embed.collections.storage.catalog import no_collection
 from services.embed.collections.storage.database import DatabaseFailed, StorageFull
 from services.embed.collections.storage.image_store import Added, CollectionLimits, ImageStore, NewImage
 from services.embed.service import Embedder, EmbedModel, EmbedModels
-from services.nn.clip_texts import Text
 
 RETRY_S = 1.0
 # Maximum wait between attempts if indexing fails repeatedly.
@@ -55,7 +53,7 @@ class CollectionOptions:
     """Options of every collection: its limits, its indexes, the size of its states on disk, and its search.
 
     `poll_s` is the time between an idle collection's checks for another checkpoint, `save_every_s` the time between the
-    saves of a busy one.
+    saves of a busy one, `follow_s` that between looks at what other processes do to it; None: there are none.
     """
 
     limits: CollectionLimits
@@ -64,6 +62,7 @@ class CollectionOptions:
     max_state_bytes: int
     poll_s: float = 5.0
     save_every_s: float = 30.0
+    follow_s: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,15 +87,17 @@ class Serving:
 class Collection:
     """Started once; every method runs on the event loop, disk access and search on worker threads.
 
-    `on_failure` is called when the database turns out to be damaged, missing or unreadable.
+    `changes` is shared with the indexes that `open_checkpoint` opens. `on_failure` is called when the database turns
+    out to be damaged, missing or unreadable.
     """
 
     def __init__(
         self,
         store: ImageStore,
-        folder: Path,
         serving: Serving,
         options: CollectionOptions,
+        changes: Changes,
+        open_checkpoint: OpenCheckpoint,
         *,
         on_failure: Callable[[DatabaseFailed], None],
     ) -> None:
@@ -105,16 +106,11 @@ class Collection:
         self._store = store
         self._serving = serving
         self._options = options
-        self._indexer = Indexer(
-            store, serving.reader, last_row=lambda: self._last_row, is_deleted=lambda row: row in self._deleted
-        )
+        self._changes = changes
+        self._indexer = Indexer(serving.reader)
         self._searcher = Searcher(store, serving.embedder, serving.reader, options.search, serving.search_threads)
-        self._indexes = OpenIndexes(
-            store, folder, options.index, serving.fresh, max_state_bytes=options.max_state_bytes
-        )
+        self._indexes = OpenIndexes(open_checkpoint)
         self._conditions = Conditions(store, max_conditions=options.limits.max_conditions)
-        self._last_row = 0
-        self._deleted: set[int] = set()
         self._wake = asyncio.Event()
         self._progress = asyncio.Condition()
         self._settled_at = time.monotonic()
@@ -126,8 +122,6 @@ class Collection:
 
     async def start(self) -> None:
         """Begin to index images that are not indexed yet."""
-        rows = await asyncio.to_thread(self._store.rows)
-        self._last_row = int(rows[-1]) if len(rows) else 0
         self._task = asyncio.create_task(self._keep_indexing())
 
     async def close(self, refusal: FoveaError | None = None) -> None:
@@ -161,28 +155,35 @@ class Collection:
             if self._closing.is_set():
                 await self._notify()
 
+    def wake(self) -> None:
+        """Look for images to index now."""
+        self._wake.set()
+
     async def add(self, images: Sequence[NewImage]) -> Added:
         """Store images; they are on disk when this returns. Raises what ImageStore.add raises."""
         async with self.in_use() as store:
             added = await asyncio.to_thread(store.add, images, self._options.limits)
-            self._last_row = max(self._last_row, *added.rows, 0)
+            self._changes.note_rows(added.rows)
             self._wake.set()
             return added
 
     async def wait_until_indexed(self, deadline: float) -> None:
         """Return when every index has all images stored now, or just before `deadline` (time.monotonic())."""
-        row = self._last_row
         left_s = deadline - ANSWERING_S - time.monotonic()
-        async with self.in_use(), self._progress:
+        async with self.in_use():
             with suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
-                    await self._progress.wait_for(lambda: self._has_indexed(row))
+                    await self._refresh()
+                    row = self._changes.last_row
+                    while not self._has_indexed(row):
+                        await self._wait_for_progress()
+                        await self._refresh()
 
     async def delete(self, image_id: str) -> None:
         """Remove an image, also on a full disk; no search that begins afterwards finds it. Raises NotFound."""
         async with self.in_use():
             row = await asyncio.to_thread(self._delete_stored, image_id)
-            self._deleted.add(row)
+            self._changes.deleted.add(row)
             self._may_give_back = True
             await self._indexes.delete(row)
 
@@ -198,6 +199,7 @@ class Collection:
             async with self._serving.models.hold(self._model(asked), context) as served:
                 texts = prepare_conditions(served.engine, conditions)
                 indexes = await self._indexes.of(served)
+            await indexes.refresh()
             await self._conditions.index_ahead(indexes, texts)
             self._wake.set()
 
@@ -212,8 +214,9 @@ class Collection:
                 among = await asyncio.to_thread(store.rows_matching, query.filter) if query.filter else None
                 own = await self._own_row(query)
                 indexes = await self._indexes.of(served)
+                await indexes.refresh()
                 question = Question(query.input, text, query.k + len(own), among, context)
-                nearest = await self._searcher.search(served, indexes, question, last_row=self._last_row)
+                nearest = await self._searcher.search(served, indexes, question, last_row=self._changes.last_row)
                 if text is not None and nearest.index is None and indexes.get(text) is None:
                     with suppress(StorageFull):  # the answer is complete even if the condition is not stored
                         await self._conditions.index(indexes, text)
@@ -224,8 +227,8 @@ class Collection:
                 for row, score in zip(nearest.rows, nearest.scores, strict=True)
                 if row in images and row not in own
             ]
-            status = self._answered_by(nearest, text)
-            self._serving.metrics.searches.labels(_kind_of(nearest)).inc()
+            status = answered_by(nearest, text, self._changes.last_row)
+            self._serving.metrics.searches.labels(kind_of(nearest)).inc()
             self._serving.metrics.stage_seconds.labels("search").observe(context.timing.stages.get("search", 0.0))
             return SearchAnswer(served.label, query.condition, hits[: query.k], status)
 
@@ -233,12 +236,13 @@ class Collection:
         """Return the collection's size and the progress of its indexes."""
         async with self.in_use() as store:
             num_images, num_bytes = await asyncio.to_thread(store.size)
+            await self._refresh()
             indexes = self._indexes.newest
             if indexes is not None:
-                statuses = [self._status_of(index, num_images) for index in indexes]
+                statuses = [described(index, num_images, self._changes.last_row) for index in indexes]
             else:
                 conditions = [None, *(stored.text for stored in await asyncio.to_thread(store.conditions))]
-                statuses = [_not_open(condition, num_images) for condition in conditions]
+                statuses = [not_open(condition, num_images) for condition in conditions]
             states = indexes.states if indexes else None
             return CollectionStatus(
                 name=self.info.name,
@@ -284,6 +288,8 @@ class Collection:
             except DatabaseFailed as error:
                 self._on_failure(error)
                 num_failures += 1
+            except NotFound:  # deleted by another process; whoever asks for it next closes it
+                pass
             except Overloaded as error:  # no checkpoint yet, or it is being replaced
                 pause_s = error.retry_after_s or RETRY_S
             except Exception:  # noqa: BLE001 - whatever went wrong may be mended by the next attempt
@@ -327,8 +333,12 @@ class Collection:
         A model that made room for another is loaded again only if there is something to index.
         """
         resident = self._serving.models.named(self.info.model)
-        if resident is None or (not resident.checkpoint.is_loaded and self._has_indexed(self._last_row)):
+        if resident is None:
             return False
+        if not resident.checkpoint.is_loaded:
+            await self._refresh()
+            if self._has_indexed(self._changes.last_row):
+                return False
         async with self._serving.models.hold(resident, RequestContext(time.monotonic() + LOADING_S)) as served:
             indexes = await self._indexes.of(served)
             is_unfinished = await self._indexer.advance(served, indexes)
@@ -337,13 +347,24 @@ class Collection:
         return is_unfinished
 
     async def _settle(self, indexes: CheckpointIndexes) -> None:
-        await self._indexer.rebuild(indexes)
+        await asyncio.to_thread(indexes.tidy)
         if time.monotonic() - self._settled_at >= self._options.save_every_s:
             await asyncio.to_thread(indexes.save)
             self._settled_at = time.monotonic()
         through = min((index.vectors.through for index in indexes), default=0)
-        self._deleted = {row for row in self._deleted if row > through}
+        self._changes.forget_deleted(through)
         await self._indexes.retire_others(indexes)
+
+    async def _refresh(self) -> None:
+        """Learn what other processes have done to the newest checkpoint's indexes."""
+        if (indexes := self._indexes.newest) is not None:
+            await indexes.refresh()
+
+    async def _wait_for_progress(self) -> None:
+        """Return when this process has indexed something, or when another one may have."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._options.follow_s), self._progress:
+                await self._progress.wait()
 
     async def _notify(self) -> None:
         async with self._progress:
@@ -353,48 +374,8 @@ class Collection:
     def lag(self) -> int:
         """Rows between the newest image and the index furthest behind: an upper bound of the images that wait."""
         indexes = self._indexes.newest
-        return self._last_row - min((index.vectors.through for index in indexes or ()), default=0)
+        return self._changes.last_row - min((index.vectors.through for index in indexes or ()), default=0)
 
     def _has_indexed(self, row: int) -> bool:
         indexes = self._indexes.newest
         return indexes is not None and all(index.vectors.through >= row for index in indexes)
-
-    def _answered_by(self, nearest: Nearest, text: Text | None) -> IndexStatus:
-        index = nearest.index
-        if index is None:
-            condition = text.text if text is not None else None
-            return IndexStatus(condition, "flat", 0, exact=nearest.is_exact, state="building")
-        vectors = index.vectors
-        return IndexStatus(
-            condition=index.condition,
-            kind=vectors.kind,
-            size=vectors.num_vectors,
-            exact=nearest.is_exact,
-            state="ready" if vectors.through >= self._last_row else "building",
-            recall_at_10=vectors.recall_at_10,
-        )
-
-    def _status_of(self, index: ConditionIndex, num_images: int) -> IndexStatus:
-        vectors = index.vectors
-        is_ready = vectors.through >= self._last_row
-        return IndexStatus(
-            condition=index.condition,
-            kind=vectors.kind,
-            size=vectors.num_vectors,
-            exact=vectors.is_exact,
-            state="ready" if is_ready else "building",
-            num_waiting=0 if is_ready else max(0, num_images - vectors.num_vectors),
-            num_bytes=vectors.num_bytes,
-            recall_at_10=vectors.recall_at_10,
-        )
-
-
-def _not_open(condition: str | None, num_images: int) -> IndexStatus:
-    """Describe an index before its checkpoint is served: its content is not known."""
-    return IndexStatus(condition, "flat", 0, exact=True, state="building", num_waiting=num_images)
-
-
-def _kind_of(nearest: Nearest) -> str:
-    if nearest.is_exact:
-        return "exact"
-    return "shortlist" if nearest.index is None or nearest.index.vectors.is_exact else "approximate"

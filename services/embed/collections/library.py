@@ -2,11 +2,11 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from itertools import chain
 from time import perf_counter, time
+from typing import Protocol
 
 from PIL.Image import Image
 
@@ -17,11 +17,8 @@ from services.core.caller import current_caller
 from services.core.errors import NotFound
 from services.core.exchange import RequestContext
 from services.core.http.health import CheckResult
-from services.core.images.inputs import DECODED_AT_ONCE, ImageInputs
+from services.core.images.inputs import DECODED_AT_ONCE
 from services.core.images.references import StoredImage as StoredImageReference
-from services.core.metrics import Metrics
-from services.core.settings import MEBIBYTE
-from services.core.thread_priority import step_back
 from services.embed.collections.answers import (
     CollectionListing,
     CollectionStatus,
@@ -29,57 +26,79 @@ from services.embed.collections.answers import (
     SearchAnswer,
     SearchQuery,
 )
-from services.embed.collections.collection import Collection, CollectionOptions, Serving
+from services.embed.collections.collection import Collection, Serving
 from services.embed.collections.conditions import prepare_conditions
-from services.embed.collections.index.vector_index import IndexOptions, VectorIndex
-from services.embed.collections.open_collections import OpenCollections
-from services.embed.collections.reader import ImageReader
-from services.embed.collections.search import SearchOptions
-from services.embed.collections.sources import FreshPixels
-from services.embed.collections.storage.ballast import Ballast
 from services.embed.collections.storage.catalog import CollectionKey, check_name
 from services.embed.collections.storage.database import DatabaseFailed
 from services.embed.collections.storage.image_store import (
     Added,
     CollectionInfo,
-    CollectionLimits,
     NewImage,
     StoredImage,
 )
-from services.embed.service import Embedder, EmbedModels
-from services.embed.settings import EmbedSettings
 
-# Pixels of images that are not indexed yet, over all collections.
-MAX_FRESH_BYTES = 256 * MEBIBYTE
-# No collection's name begins with a dot.
-BALLAST_NAME = ".ballast"
 # The audit log names at most this many images of one request, and their total number.
 MAX_NAMED_IMAGES = 16
+
+
+class Shelf(Protocol):
+    """The collections of all tenants, as far as this process can reach them.
+
+    Methods raise Overloaded until they are open or while they can't be reached.
+    """
+
+    @property
+    def lag(self) -> int:
+        """Number of images that an index still lacks, as far as this process knows."""
+        ...
+
+    def opened(self) -> AbstractAsyncContextManager[None]:
+        """Open the collections, retrying if necessary; close them at the end."""
+        ...
+
+    def check(self) -> CheckResult:
+        """Report to `/readyz`."""
+        ...
+
+    async def get(self, key: CollectionKey) -> Collection:
+        """Raises NotFound if it does not exist, Overloaded if it can't be opened."""
+        ...
+
+    async def of(self, tenant: str) -> tuple[Sequence[Collection], Sequence[str]]:
+        """List a tenant's collections, and the names of those that can't be opened, both sorted by name."""
+        ...
+
+    async def get_or_make(self, tenant: str, info: CollectionInfo) -> tuple[Collection, bool]:
+        """Return a collection and whether it is new. Raises TooLarge for too many, and what Catalog.create raises."""
+        ...
+
+    async def delete(self, key: CollectionKey) -> None:
+        """Remove a collection. Raises NotFound."""
 
 
 class Library:
     """The collections of the current request's tenant.
 
-    Methods raise Overloaded until the folder is open and for a collection that can't be opened, and NotFound for one
+    Methods raise Overloaded until the shelf is open and for a collection that can't be opened, and NotFound for one
     that does not exist or belongs to another tenant. Additions and deletions are completed even if the client does not
     wait for the response: they are never cancelled halfway. Every change is recorded in the audit log.
     """
 
-    def __init__(self, collections: OpenCollections, serving: Serving, audit: AuditLog) -> None:
-        self._collections = collections
+    def __init__(self, shelf: Shelf, serving: Serving, audit: AuditLog) -> None:
+        self._shelf = shelf
         self._serving = serving
         self._audit = audit
         self._inputs = serving.inputs
         self._inputs.stored_image = self._stored_image
-        serving.metrics.index_lag_images.set_function(lambda: collections.lag)
+        serving.metrics.index_lag_images.set_function(lambda: shelf.lag)
 
     def opened(self) -> AbstractAsyncContextManager[None]:
-        """Open the folder, retrying if necessary; close everything at the end."""
-        return self._collections.opened()
+        """Open the shelf, retrying if necessary; close everything at the end."""
+        return self._shelf.opened()
 
     def check(self) -> CheckResult:
         """Report to `/readyz` which collections can't be used, and why; they do not make it fail."""
-        return self._collections.check()
+        return self._shelf.check()
 
     async def create(
         self, name: str, model: str | None, conditions: Sequence[str], context: RequestContext
@@ -94,7 +113,7 @@ class Library:
         asked = await models.find(model) if model else None
         is_new = False
         try:
-            collection = self._get(name)
+            collection = await self._get(name)
         except NotFound:
             async with models.hold(asked or models.residents[0], context, asked=model) as served:
                 prepare_conditions(served.engine, conditions)
@@ -105,7 +124,7 @@ class Library:
 
     async def list(self) -> CollectionListing:
         """List all collections by name. A damaged one does not hide the others."""
-        found, unavailable = self._collections.of(current_caller().tenant)
+        found, unavailable = await self._shelf.of(current_caller().tenant)
         statuses = []
         failed = list(unavailable)
         for collection in found:
@@ -118,11 +137,11 @@ class Library:
         return CollectionListing(statuses, sorted(failed))
 
     async def describe(self, name: str) -> CollectionStatus:
-        return await self._get(name).status()
+        return await (await self._get(name)).status()
 
     async def delete(self, name: str) -> None:
         """Remove a collection with all its images, once the requests that use it have ended."""
-        self._get(name)
+        await self._get(name)
         await asyncio.shield(self._delete(_key(name)))
 
     async def add(self, name: str, images: Sequence[ImageToAdd], context: RequestContext, *, wait: bool) -> Added:
@@ -131,7 +150,7 @@ class Library:
         With `wait`, returns when every index has them, or shortly before the deadline. Raises the error of an invalid
         image, Conflict for an id that has other content, TooLarge over a limit.
         """
-        collection = self._get(name)
+        collection = await self._get(name)
         read = await map_slices(images, partial(self._read, collection.info.model))
         began = perf_counter()
         added = await asyncio.shield(self._add(name, collection, list(chain.from_iterable(read))))
@@ -143,18 +162,18 @@ class Library:
         return added
 
     async def image(self, name: str, image_id: str) -> bytes:
-        async with self._get(name).in_use() as store:
+        async with (await self._get(name)).in_use() as store:
             return await asyncio.to_thread(store.data, image_id)
 
     async def delete_image(self, name: str, image_id: str) -> None:
-        await asyncio.shield(self._delete_image(name, self._get(name), image_id))
+        await asyncio.shield(self._delete_image(name, await self._get(name), image_id))
 
     async def images(self, name: str, *, after: str | None, limit: int) -> Sequence[StoredImage]:
-        async with self._get(name).in_use() as store:
+        async with (await self._get(name)).in_use() as store:
             return await asyncio.to_thread(store.images, after, limit)
 
     async def search(self, name: str, query: SearchQuery, context: RequestContext) -> SearchAnswer:
-        return await self._get(name).search(query, context)
+        return await (await self._get(name)).search(query, context)
 
     async def _read(self, model: str, images: Sequence[ImageToAdd]) -> Sequence[NewImage]:
         """Check that the images decode and return their bytes; their pixels are kept for the model's indexer."""
@@ -186,22 +205,22 @@ class Library:
     async def _stored_image(self, reference: StoredImageReference) -> bytes:
         return await self.image(reference.collection, reference.image_id)
 
-    def _get(self, name: str) -> Collection:
-        return self._collections.get(_key(name))
+    async def _get(self, name: str) -> Collection:
+        return await self._shelf.get(_key(name))
 
     async def _get_or_make(self, info: CollectionInfo) -> tuple[Collection, bool]:
         try:
-            return self._get(info.name), False
+            return await self._get(info.name), False
         except NotFound:
             pass
         async with self._audit.change("collection.create", collection=info.name) as entry:
-            collection, is_new = await self._collections.get_or_make(current_caller().tenant, info)
+            collection, is_new = await self._shelf.get_or_make(current_caller().tenant, info)
             entry["created"] = is_new
             return collection, is_new
 
     async def _delete(self, key: CollectionKey) -> None:
         async with self._audit.change("collection.delete", collection=key.name):
-            await self._collections.delete(key)
+            await self._shelf.delete(key)
 
     async def _add(self, name: str, collection: Collection, images: Sequence[NewImage]) -> Added:
         ids = [image.id for image in images[:MAX_NAMED_IMAGES]]
@@ -218,47 +237,3 @@ class Library:
 def _key(name: str) -> CollectionKey:
     """Make the key of a collection of the current request's tenant."""
     return CollectionKey(current_caller().tenant, name)
-
-
-def create_library(
-    settings: EmbedSettings,
-    models: EmbedModels,
-    inputs: ImageInputs,
-    embedder: Embedder,
-    metrics: Metrics,
-) -> Library:
-    """Create the library for the folder in the settings, which is opened later.
-
-    Raises ValueError if indexes are to be on a GPU that is not available.
-    """
-    index = IndexOptions(
-        max_exact=settings.index_max_exact, min_recall=settings.index_min_recall, device=settings.index_device
-    )
-    VectorIndex(1, index)  # rejects a missing GPU before anything is served
-    options = CollectionOptions(
-        limits=CollectionLimits(
-            settings.collection_max_images,
-            settings.collection_max_bytes,
-            settings.collection_max_conditions,
-            settings.collection_max_metadata_bytes,
-        ),
-        index=index,
-        search=SearchOptions(settings.shortlist_size, settings.share_index_cosine),
-        max_state_bytes=settings.collection_state_bytes,
-        poll_s=settings.store_poll_s,
-        save_every_s=settings.index_save_every_s,
-    )
-    serving = Serving(
-        models,
-        inputs,
-        embedder,
-        ImageReader(
-            inputs.limits, ThreadPoolExecutor(settings.num_decode_threads, "decode-stored", initializer=step_back)
-        ),
-        FreshPixels(MAX_FRESH_BYTES),
-        ThreadPoolExecutor(settings.search_threads, "search"),
-        metrics,
-        Ballast(settings.collections_dir / BALLAST_NAME),
-    )
-    collections = OpenCollections(settings.collections_dir, serving, options, max_collections=settings.max_collections)
-    return Library(collections, serving, AuditLog(settings.audit_log))

@@ -1,4 +1,4 @@
-"""The open collections, those that can't be opened, and the task that retries these.
+"""The collections of one process: those that are open, those that can't be opened, and the task that retries these.
 
 A fault of one collection does not affect others: its requests get 503, the log and `/readyz` name it, and it is opened
 again once it is repaired.
@@ -6,18 +6,21 @@ again once it is repaired.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 
 import structlog
 
 from services.core.errors import FoveaError, Misdirected, NotFound, Overloaded, TooLarge
 from services.core.http.health import CheckResult
+from services.embed.collections.checkpoint_indexes import Changes
 from services.embed.collections.collection import Collection, CollectionOptions, Serving
-from services.embed.collections.storage.catalog import Catalog, CatalogInUse, CollectionKey, check_tenant, no_collection
+from services.embed.collections.local_indexes import Keeping, LocalIndexes
+from services.embed.collections.storage.catalog import CatalogInUse, CollectionKey, check_tenant, no_collection
 from services.embed.collections.storage.database import DatabaseFailed, StorageFull
+from services.embed.collections.storage.folder_catalog import FolderCatalog
 from services.embed.collections.storage.image_store import CollectionInfo, ImageStore
 
 # Time between attempts to lock the folder while the process that this one replaces still holds it.
@@ -41,14 +44,26 @@ class Failure:
 
 
 class OpenCollections:
-    """`get` and all methods that change collections raise Overloaded until the folder is open."""
+    """`get` and all methods that change collections raise Overloaded until the catalog is open.
 
-    def __init__(self, root: Path, serving: Serving, options: CollectionOptions, *, max_collections: int) -> None:
-        self._root = root
+    `open_catalog` may raise CatalogInUse; `place` says in the log where the collections are.
+    """
+
+    def __init__(
+        self,
+        open_catalog: Callable[[], FolderCatalog],
+        place: str,
+        serving: Serving,
+        options: CollectionOptions,
+        *,
+        max_collections: int,
+    ) -> None:
+        self._open = open_catalog
+        self._place = place
         self._serving = serving
         self._options = options
         self._max_collections = max_collections
-        self._catalog: Catalog | None = None
+        self._catalog: FolderCatalog | None = None
         self._is_open = False
         self._not_open_because = "they are being opened"
         self._collections: dict[CollectionKey, Collection] = {}
@@ -74,7 +89,7 @@ class OpenCollections:
             if self._catalog is not None:
                 self._catalog.close()
 
-    def get(self, key: CollectionKey) -> Collection:
+    async def get(self, key: CollectionKey) -> Collection:
         """Raises NotFound if it does not exist, Overloaded if it can't be opened, and Misdirected if this process has
         no collections at all."""
         self.check_open()
@@ -92,7 +107,7 @@ class OpenCollections:
                 ) from None
             raise no_collection(key.name) from None
 
-    def of(self, tenant: str) -> tuple[Sequence[Collection], Sequence[str]]:
+    async def of(self, tenant: str) -> tuple[Sequence[Collection], Sequence[str]]:
         """List a tenant's open collections, and the names of those that can't be opened, both sorted by name."""
         self.check_open()
         if CollectionKey(tenant, ALL) in self._failures:
@@ -106,8 +121,8 @@ class OpenCollections:
         async with self._changing:
             catalog = self.check_open()
             with suppress(NotFound):
-                return self.get(key), False
-            own, unavailable = self.of(tenant)
+                return await self.get(key), False
+            own, unavailable = await self.of(tenant)
             if (number := len(own) + len(unavailable)) >= self._max_collections:
                 raise TooLarge(
                     f"There would be {number + 1} collections; the limit is {self._max_collections}.", param="name"
@@ -120,7 +135,7 @@ class OpenCollections:
         """Remove a collection once the requests that use it have ended."""
         async with self._changing:
             catalog = self.check_open()
-            collection = self.get(key)
+            collection = await self.get(key)
             del self._collections[key]
             self._damaged.pop(key, None)
             try:
@@ -148,7 +163,7 @@ class OpenCollections:
             described.append(f"and {len(problems) - MAX_DESCRIBED} more")
         return True, "; ".join([detail, *described])
 
-    def check_open(self) -> Catalog:
+    def check_open(self) -> FolderCatalog:
         """Return the catalog of the folder. Raises Overloaded until it is open."""
         if self._catalog is None or not self._is_open:
             raise Overloaded(
@@ -161,7 +176,7 @@ class OpenCollections:
         await self._try_again(catalog)
         self._is_open = True
         log = structlog.get_logger(__name__)
-        log.info("collections open", folder=str(self._root), collections=len(self._collections))
+        log.info("collections open", folder=self._place, collections=len(self._collections))
         while True:
             due = min((failure.due for failure in self._failures.values()), default=None)
             with suppress(TimeoutError):
@@ -170,12 +185,12 @@ class OpenCollections:
             self._wake.clear()
             await self._try_again(catalog)
 
-    async def _open_catalog(self) -> Catalog:
+    async def _open_catalog(self) -> FolderCatalog:
         """Open the folder and list its collections, retrying until that succeeds."""
         reported, retry_s = "", MIN_RETRY_S
         while True:
             try:
-                catalog = await asyncio.to_thread(Catalog.open, self._root)
+                catalog = await asyncio.to_thread(self._open)
                 try:
                     for tenant in await asyncio.to_thread(catalog.tenants):
                         await self._list(catalog, tenant)
@@ -190,11 +205,11 @@ class OpenCollections:
                 self._not_open_because, reason, pause_s = "their folder can't be opened", _reason(error), retry_s
                 retry_s = min(2 * retry_s, MAX_RETRY_S)
             if reason != reported:  # once, not at each attempt
-                structlog.get_logger(__name__).warning("collections wait", folder=str(self._root), reason=reason)
+                structlog.get_logger(__name__).warning("collections wait", folder=self._place, reason=reason)
             reported = reason
             await asyncio.sleep(pause_s)
 
-    async def _list(self, catalog: Catalog, tenant: str) -> None:
+    async def _list(self, catalog: FolderCatalog, tenant: str) -> None:
         """Note all collections of a tenant as due for opening."""
         now = time.monotonic()
         try:
@@ -206,7 +221,7 @@ class OpenCollections:
         for name in names:
             self._failures[CollectionKey(tenant, name)] = Failure("not opened yet", 0.0, now, now)
 
-    async def _try_again(self, catalog: Catalog) -> None:
+    async def _try_again(self, catalog: FolderCatalog) -> None:
         """Open the collections that are due."""
         for tenant, name in sorted(self._failures):
             if name == ALL and self._failures[CollectionKey(tenant, ALL)].due <= time.monotonic():
@@ -215,7 +230,7 @@ class OpenCollections:
             if key.name != ALL and self._failures[key].due <= time.monotonic():
                 await self._reopen(catalog, key)
 
-    async def _reopen(self, catalog: Catalog, key: CollectionKey) -> None:
+    async def _reopen(self, catalog: FolderCatalog, key: CollectionKey) -> None:
         log = structlog.get_logger(__name__).bind(tenant=key.tenant, collection=key.name)
         try:
             if key in self._to_close:
@@ -234,7 +249,7 @@ class OpenCollections:
             if was_failing:
                 log.info("collection open again")
 
-    def _open_store(self, catalog: Catalog, key: CollectionKey) -> ImageStore | None:
+    def _open_store(self, catalog: FolderCatalog, key: CollectionKey) -> ImageStore | None:
         """Open a collection's store; None if the folder is gone."""
         if not catalog.folder(key.name, key.tenant).exists() and key.name not in catalog.names(key.tenant):
             return None
@@ -244,12 +259,26 @@ class OpenCollections:
             with self._serving.ballast.given_up():
                 return catalog.open_store(key.name, key.tenant)
 
-    async def _start(self, catalog: Catalog, key: CollectionKey, store: ImageStore) -> None:
-        folder = catalog.folder(key.name, key.tenant)
+    async def _start(self, catalog: FolderCatalog, key: CollectionKey, store: ImageStore) -> None:
+        changes = Changes()
+        open_checkpoint = partial(
+            LocalIndexes.open,
+            store,
+            catalog.folder(key.name, key.tenant),
+            keeping=Keeping(self._options.index, self._options.max_state_bytes, self._serving.fresh),
+            changes=changes,
+        )
         collection = Collection(
-            store, folder, self._serving, self._options, on_failure=lambda error: self._fail(key, collection, error)
+            store,
+            self._serving,
+            self._options,
+            changes,
+            open_checkpoint,
+            on_failure=lambda error: self._fail(key, collection, error),
         )
         try:
+            rows = await asyncio.to_thread(store.rows)
+            changes.note_rows(rows[-1:].tolist())
             await collection.start()
         except BaseException:
             await asyncio.to_thread(store.close)
@@ -257,7 +286,7 @@ class OpenCollections:
         self._collections[key] = collection
         self._damaged.pop(key, None)
 
-    def _delete(self, catalog: Catalog, key: CollectionKey) -> None:
+    def _delete(self, catalog: FolderCatalog, key: CollectionKey) -> None:
         try:
             catalog.delete(key.name, key.tenant)
         except StorageFull:

@@ -3,12 +3,8 @@
 import asyncio
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
-from services.embed.collections.checkpoint_indexes import CheckpointIndexes
-from services.embed.collections.index.vector_index import IndexOptions
-from services.embed.collections.sources import FreshPixels
-from services.embed.collections.storage.image_store import ImageStore
+from services.embed.collections.checkpoint_indexes import CheckpointIndexes, OpenCheckpoint
 from services.embed.service import ServedEmbed
 
 # After this time no request that began under another checkpoint can still use its indexes.
@@ -18,14 +14,8 @@ RETIRE_AFTER_S = 120.0
 class OpenIndexes:
     """Opens a checkpoint's indexes when it is first used."""
 
-    def __init__(
-        self, store: ImageStore, folder: Path, options: IndexOptions, fresh: FreshPixels, *, max_state_bytes: int
-    ) -> None:
-        self._store = store
-        self._folder = folder
-        self._options = options
-        self._fresh = fresh
-        self._max_state_bytes = max_state_bytes
+    def __init__(self, open_checkpoint: OpenCheckpoint) -> None:
+        self._open_checkpoint = open_checkpoint
         self._open: dict[str, CheckpointIndexes] = {}
         self._retired: list[tuple[float, CheckpointIndexes]] = []
         self._opening = asyncio.Lock()
@@ -41,15 +31,7 @@ class OpenIndexes:
     async def of(self, served: ServedEmbed) -> CheckpointIndexes:
         async with self._opening:
             if served.digest not in self._open:
-                self._open[served.digest] = await asyncio.to_thread(
-                    CheckpointIndexes.open,
-                    self._store,
-                    self._folder,
-                    served,
-                    options=self._options,
-                    fresh=self._fresh,
-                    max_state_bytes=self._max_state_bytes,
-                )
+                self._open[served.digest] = await asyncio.to_thread(self._open_checkpoint, served)
             return self._open[served.digest]
 
     async def delete(self, row: int) -> None:

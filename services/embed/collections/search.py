@@ -117,7 +117,7 @@ class Searcher:
         shortlist = await self._shortlist(served, indexes, question, lacking, question.k - len(rows))
         wanted = Wanted(shortlist.rows, [question.text], indexes.sources)
         reads = await self._reader.read(served, wanted, deadline=question.context.deadline)
-        if index is None and (same := self._same_in_other_words(indexes, question.text, reads)) is not None:
+        if index is None and (same := await self._same_in_other_words(indexes, question.text, reads)) is not None:
             assert question.text is not None  # the unconditional embedding always has an index
             indexes.share(question.text, same)
             return await self.search(served, indexes, question, last_row=last_row)
@@ -169,7 +169,7 @@ class Searcher:
         rows = self._store.rows(after=index.vectors.through if index is not None else 0)
         return rows if among is None else np.intersect1d(rows, among, assume_unique=True)
 
-    def _same_in_other_words(
+    async def _same_in_other_words(
         self, indexes: CheckpointIndexes, text: Text | None, reads: Sequence[Read]
     ) -> ConditionIndex | None:
         """Find an index under whose condition these images have nearly the same embeddings as under `text`."""
@@ -180,7 +180,7 @@ class Searcher:
         vectors = np.stack([read.vectors[0] for read in reads])
         alike: dict[float, ConditionIndex] = {}
         for other in indexes:
-            theirs, is_held = other.vectors.vectors(rows)
+            theirs, is_held = await asyncio.to_thread(other.vectors.vectors, rows)
             if other.text is not None and is_held.sum() >= MIN_COMPARED_IMAGES:
                 alike[float((theirs * vectors).sum(axis=1)[is_held].mean())] = other
         closest = max(alike, default=-1.0)

@@ -5,6 +5,7 @@ import base64
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from services.core.store.manifest import CheckpointInfo
 from services.core.store.store import Store
 from services.embed.app import create_embed
 from services.embed.settings import EmbedSettings
+from tests.conftest import empty_schema
 from tests.core.image_files import encode
+from tests.embed.collections.vectors_in_memory import VectorsInMemory
 from tests.embed.tiny import wait_until_ready, write_tiny_checkpoint
 
 MODEL = "tiny"
@@ -134,10 +137,41 @@ def running(settings: EmbedSettings, *, are_collections_open: bool = True) -> It
         yield Service(client, settings)
 
 
+@dataclass(frozen=True)
+class Backend:
+    """What keeps the collections: a folder, or the database of this URL and vectors by the identity of theirs."""
+
+    url: str | None = None
+    vectors: dict[str, VectorsInMemory] = field(default_factory=dict)
+
+    def settings_in(self, folder: Path, checkpoint: Path, **changes: Any) -> EmbedSettings:
+        if self.url is not None:
+            changes |= {
+                "collections_url": empty_schema(self.url),
+                "vectors_url": "http://in.memory",
+                "collections_store_url": (folder / "objects").as_uri(),
+            }
+        return settings_in(folder, checkpoint, **changes)
+
+
+@pytest.fixture(scope="module", params=["local", pytest.param("cluster", marks=pytest.mark.process)])
+def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    if request.param == "local":
+        yield Backend()
+        return
+    backend = Backend(request.getfixturevalue("postgres_url"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "services.embed.collections.composition.connect_vectors",
+            lambda url, options, identity: backend.vectors.setdefault(identity, VectorsInMemory()),
+        )
+        yield backend
+
+
 @pytest.fixture(scope="module")
-def service(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def service(backend: Backend, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """With all pictures in a collection that indexes the colour ahead."""
-    with running(settings_in(tmp_path_factory.mktemp("service"), checkpoint)) as service:
+    with running(backend.settings_in(tmp_path_factory.mktemp("service"), checkpoint)) as service:
         service.create(COLOR)
         kinds = {name: {"parity": place % 2, "kind": "noise"} for place, name in enumerate(PICTURES)}
         service.add(PICTURES, kinds)
@@ -230,8 +264,8 @@ def test_an_index_on_a_gpu_that_is_not_there_is_refused_at_once(checkpoint: Path
 
 
 @pytest.mark.slow
-def test_a_short_list_is_said_to_be_one(checkpoint: Path, tmp_path: Path) -> None:
-    with running(settings_in(tmp_path, checkpoint, shortlist_size=8)) as service:
+def test_a_short_list_is_said_to_be_one(backend: Backend, checkpoint: Path, tmp_path: Path) -> None:
+    with running(backend.settings_in(tmp_path, checkpoint, shortlist_size=8)) as service:
         service.create()
         service.add(PICTURES)
         query = picture(102)
@@ -249,9 +283,11 @@ def test_a_short_list_is_said_to_be_one(checkpoint: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize("state_bytes", [0, 2**30])
 @pytest.mark.slow
 def test_an_answer_under_a_new_condition_has_as_many_results_as_were_asked_for(
-    checkpoint: Path, tmp_path: Path, state_bytes: int
+    backend: Backend, checkpoint: Path, tmp_path: Path, state_bytes: int
 ) -> None:
-    with running(settings_in(tmp_path, checkpoint, shortlist_size=8, collection_state_bytes=state_bytes)) as service:
+    with running(
+        backend.settings_in(tmp_path, checkpoint, shortlist_size=8, collection_state_bytes=state_bytes)
+    ) as service:
         service.create()
         service.add(PICTURES, {name: {"half": place % 2} for place, name in enumerate(PICTURES)})
         query = picture(108)
@@ -267,11 +303,11 @@ def test_an_answer_under_a_new_condition_has_as_many_results_as_were_asked_for(
 
 @pytest.mark.slow
 def test_where_the_time_is_short_an_answer_has_fewer_results_and_says_that_it_is_not_exact(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    backend: Backend, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # the time for what is read besides is over at once, the time for an answer is not
     monkeypatch.setattr("services.embed.collections.search.FINISHING_S", 60.0)
-    with running(settings_in(tmp_path, checkpoint, shortlist_size=8)) as service:
+    with running(backend.settings_in(tmp_path, checkpoint, shortlist_size=8)) as service:
         service.create()
         service.add(PICTURES)
         body = {"text": "a thing", "condition": SHAPE, "k": 100}
@@ -287,10 +323,10 @@ def test_where_the_time_is_short_an_answer_has_fewer_results_and_says_that_it_is
 @pytest.mark.parametrize(("visibility", "layer"), [("readout", 0), ("readout", 1), ("full", 0), ("full", 1)])
 @pytest.mark.slow
 def test_every_kind_of_checkpoint_finds_the_same_with_kept_states_and_without(
-    tmp_path: Path, visibility: Any, layer: int, state_bytes: int
+    backend: Backend, tmp_path: Path, visibility: Any, layer: int, state_bytes: int
 ) -> None:
     checkpoint = write_tiny_checkpoint(tmp_path / "checkpoint", visibility=visibility, condition_layer=layer)
-    with running(settings_in(tmp_path, checkpoint, collection_state_bytes=state_bytes)) as service:
+    with running(backend.settings_in(tmp_path, checkpoint, collection_state_bytes=state_bytes)) as service:
         service.create()
         service.add(PICTURES)
         states = service.describe()["image_states"]
@@ -302,8 +338,8 @@ def test_every_kind_of_checkpoint_finds_the_same_with_kept_states_and_without(
 
 
 @pytest.mark.slow
-def test_states_stay_within_their_budget(checkpoint: Path, tmp_path: Path) -> None:
-    with running(settings_in(tmp_path, checkpoint, collection_state_bytes=40_000)) as service:
+def test_states_stay_within_their_budget(backend: Backend, checkpoint: Path, tmp_path: Path) -> None:
+    with running(backend.settings_in(tmp_path, checkpoint, collection_state_bytes=40_000)) as service:
         service.create()
         service.add(PICTURES)
         states = service.describe()["image_states"]
@@ -314,8 +350,8 @@ def test_states_stay_within_their_budget(checkpoint: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_deleted_image_is_found_by_no_condition(checkpoint: Path, tmp_path: Path) -> None:
-    with running(settings_in(tmp_path, checkpoint)) as service:
+def test_a_deleted_image_is_found_by_no_condition(backend: Backend, checkpoint: Path, tmp_path: Path) -> None:
+    with running(backend.settings_in(tmp_path, checkpoint)) as service:
         service.create(COLOR)
         service.add(PICTURES)
         gone, *rest = PICTURES
@@ -327,8 +363,8 @@ def test_a_deleted_image_is_found_by_no_condition(checkpoint: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_everything_comes_back_with_the_process(checkpoint: Path, tmp_path: Path) -> None:
-    settings = settings_in(tmp_path, checkpoint)
+def test_everything_comes_back_with_the_process(backend: Backend, checkpoint: Path, tmp_path: Path) -> None:
+    settings = backend.settings_in(tmp_path, checkpoint)
     query = picture(105)
     with running(settings) as service:
         service.create(COLOR)
@@ -374,9 +410,9 @@ def test_a_lost_or_damaged_index_is_made_again(checkpoint: Path, tmp_path: Path,
 
 @pytest.mark.slow
 def test_without_its_model_a_collection_keeps_its_images_and_all_its_indexes_wait(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    backend: Backend, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = settings_in(tmp_path, checkpoint)
+    settings = backend.settings_in(tmp_path, checkpoint)
     with running(settings) as service:
         service.create(COLOR)
         service.add(PICTURES)
@@ -413,8 +449,8 @@ def test_a_collection_that_can_not_be_opened_leaves_the_others_alone(checkpoint:
 
 
 @pytest.mark.slow
-def test_another_checkpoint_answers_with_its_own_embeddings(checkpoint: Path, tmp_path: Path) -> None:
-    settings = settings_in(tmp_path, checkpoint)
+def test_another_checkpoint_answers_with_its_own_embeddings(backend: Backend, checkpoint: Path, tmp_path: Path) -> None:
+    settings = backend.settings_in(tmp_path, checkpoint)
     query = picture(107)
     with running(settings) as service:
         service.create(COLOR)
@@ -430,9 +466,9 @@ def test_another_checkpoint_answers_with_its_own_embeddings(checkpoint: Path, tm
 
 @pytest.mark.slow
 def test_wordings_that_the_model_reads_alike_share_an_index_where_that_is_asked_for(
-    checkpoint: Path, tmp_path: Path
+    backend: Backend, checkpoint: Path, tmp_path: Path
 ) -> None:
-    with running(settings_in(tmp_path, checkpoint, share_index_cosine=0.5)) as service:
+    with running(backend.settings_in(tmp_path, checkpoint, share_index_cosine=0.5)) as service:
         service.create(COLOR)
         service.add(PICTURES)
         answer = service.search(text="a thing", condition="Tell me about the color, please.")
@@ -442,11 +478,13 @@ def test_wordings_that_the_model_reads_alike_share_an_index_where_that_is_asked_
 
 
 @pytest.mark.slow
-def test_under_a_shared_wording_the_query_is_read_as_the_images_were(checkpoint: Path, tmp_path: Path) -> None:
+def test_under_a_shared_wording_the_query_is_read_as_the_images_were(
+    backend: Backend, checkpoint: Path, tmp_path: Path
+) -> None:
     other_words = "Tell me about the color, please."
     query = as_base64(picture(109))
     later = {f"later-{number}": picture(300 + number) for number in range(24)}
-    with running(settings_in(tmp_path, checkpoint, share_index_cosine=0.5)) as service:
+    with running(backend.settings_in(tmp_path, checkpoint, share_index_cosine=0.5)) as service:
         service.create(COLOR)
         service.add(PICTURES)
         expected = service.expected(picture(109), COLOR)
@@ -465,8 +503,10 @@ def test_under_a_shared_wording_the_query_is_read_as_the_images_were(checkpoint:
 
 
 @pytest.mark.slow
-def test_the_index_asked_least_lately_makes_room_but_none_asked_for_ahead(checkpoint: Path, tmp_path: Path) -> None:
-    with running(settings_in(tmp_path, checkpoint, collection_max_conditions=2)) as service:
+def test_the_index_asked_least_lately_makes_room_but_none_asked_for_ahead(
+    backend: Backend, checkpoint: Path, tmp_path: Path
+) -> None:
+    with running(backend.settings_in(tmp_path, checkpoint, collection_max_conditions=2)) as service:
         service.create(COLOR)
         service.add(PICTURES)
         for condition in ("the first?", "the second?"):
@@ -493,8 +533,10 @@ def test_a_second_process_waits_for_the_first_one_to_let_go(checkpoint: Path, tm
 
 
 @pytest.mark.slow
-def test_a_collection_is_gone_once_it_is_deleted_and_can_be_made_anew(checkpoint: Path, tmp_path: Path) -> None:
-    with running(settings_in(tmp_path, checkpoint)) as service:
+def test_a_collection_is_gone_once_it_is_deleted_and_can_be_made_anew(
+    backend: Backend, checkpoint: Path, tmp_path: Path
+) -> None:
+    with running(backend.settings_in(tmp_path, checkpoint)) as service:
         service.create()
         service.add(PICTURES)
         assert service.client.delete("/collections/things").status_code == 204
@@ -506,8 +548,10 @@ def test_a_collection_is_gone_once_it_is_deleted_and_can_be_made_anew(checkpoint
 
 
 @pytest.mark.slow
-def test_a_collection_without_images_answers_every_condition_with_nothing(checkpoint: Path, tmp_path: Path) -> None:
-    with running(settings_in(tmp_path, checkpoint)) as service:
+def test_a_collection_without_images_answers_every_condition_with_nothing(
+    backend: Backend, checkpoint: Path, tmp_path: Path
+) -> None:
+    with running(backend.settings_in(tmp_path, checkpoint)) as service:
         service.create(COLOR)
         for condition in (None, COLOR, SHAPE):
             assert service.search(text="a", condition=condition)["results"] == []

@@ -1,35 +1,16 @@
-"""The folder of all collections: a subfolder for each, created and removed atomically even if the process is killed.
+"""The collections of all tenants: which there are, under which names."""
 
-Collections of the default tenant are in the folder itself, those of other tenants in `.tenants/<tenant>`.
-"""
-
-import errno
-import fcntl
-import os
 import re
-import shutil
-import uuid
-from pathlib import Path
-from threading import Lock
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from services.core.caller import DEFAULT_TENANT, TENANT_PATTERN
-from services.core.durable_files import make_folder_durably, sync_folder
-from services.core.errors import Conflict, InvalidField, InvalidRequest, NotFound
-from services.embed.collections.storage.database import storage_errors
-from services.embed.collections.storage.image_store import DATABASE_NAME, CollectionInfo, ImageStore
+from services.core.errors import InvalidField, InvalidRequest, NotFound
+from services.embed.collections.storage.image_store import CollectionInfo, ImageStore
 
 MAX_NAME_CHARACTERS = 64
-LOCK_NAME = ".lock"
-# Prefixes of folders that are not yet, or no longer, collections. No collection's name begins with a dot.
-CREATING = ".creating-"
-DELETING = ".deleting-"
-TENANTS = ".tenants"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _TENANT = re.compile(TENANT_PATTERN)
-# Files that identify a folder as a collection's, even if others are lost.
-_OWN_FILES = {DATABASE_NAME, f"{DATABASE_NAME}-wal", "indexes", "states"}
 
 
 class CollectionKey(NamedTuple):
@@ -40,123 +21,50 @@ class CollectionKey(NamedTuple):
 
 
 class CatalogInUse(RuntimeError):
-    """Another process has the folder open."""
+    """Another process has the collections open, and they can be open in one only."""
 
 
-class Catalog:
-    """Thread-safe. Only one catalog at a time has the folder open, also across processes.
+class Catalog(Protocol):
+    """Thread-safe. A collection is created and deleted as a whole, even if the process is killed meanwhile.
 
-    Methods that write raise StorageFull if the disk is full.
+    Every method may raise Overloaded: StorageFull without room, and others while the collections can't be reached.
     """
 
-    def __init__(self, root: Path, lock: int) -> None:
-        self._root = root
-        self._lock: int | None = lock
-        self._changing = Lock()
-
-    @classmethod
-    def open(cls, root: Path) -> "Catalog":
-        """Open the collections in a folder, made as needed. Remains of interrupted creations and removals are removed.
-
-        Raises CatalogInUse; the lock of a process ends with the process.
-        """
-        with storage_errors(root):
-            make_folder_durably(root)
-            lock = os.open(root / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(lock)
-            raise CatalogInUse(f"Another process uses the collections in {root}.") from error
-        for pattern in (f"{CREATING}*", f"{DELETING}*"):
-            for leftover in root.glob(pattern):
-                shutil.rmtree(leftover, ignore_errors=True)
-        return cls(root, lock)
-
     def close(self) -> None:
-        """Let another catalog open the folder. Open stores stay open: close them first."""
-        with self._changing:
-            if self._lock is not None:
-                os.close(self._lock)
-            self._lock = None
+        """Stop using the collections. Open stores stay open: close them first."""
 
     def tenants(self) -> list[str]:
-        """List the tenants that may have collections, in order. Raises OSError."""
-        folder = self._root / TENANTS
-        others = [entry.name for entry in folder.iterdir()] if folder.exists() else []
-        return sorted({DEFAULT_TENANT, *(name for name in others if _TENANT.fullmatch(name))})
+        """List the tenants that may have collections, in order."""
+        ...
 
     def names(self, tenant: str = DEFAULT_TENANT) -> list[str]:
-        """List a tenant's collections in order, also those that are damaged or can't be read. Raises OSError."""
-        folder = self._folder_of(tenant)
-        entries = list(folder.iterdir()) if folder.exists() else []
-        named = ((_name_of(entry.name), entry) for entry in entries)
-        return sorted(name for name, entry in named if name is not None and _is_collection(entry))
+        """List a tenant's collections in order, also those that are damaged or can't be read."""
+        ...
 
     def create(self, info: CollectionInfo, tenant: str = DEFAULT_TENANT) -> ImageStore:
-        """Create an empty collection; it is on disk when this returns.
+        """Create an empty collection; it is durable when this returns.
 
-        Raises FileExistsError, InvalidField for its name, Conflict if its folder contains something else.
+        Raises FileExistsError, InvalidField for its name, Conflict if its place is taken by something else.
         """
-        check_name(info.name)
-        with self._changing, storage_errors(self._root):
-            folder = self.folder(info.name, tenant)
-            if _is_collection(folder):
-                raise FileExistsError(f"The collection {info.name!r} already exists.")
-            make_folder_durably(folder.parent)
-            staged = self._root / f"{CREATING}{uuid.uuid4().hex}"
-            try:
-                ImageStore.create(staged, info).close()
-                sync_folder(staged)
-                staged.rename(folder)
-            except BaseException as error:
-                shutil.rmtree(staged, ignore_errors=True)
-                if isinstance(error, OSError) and error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                    raise _taken(info.name) from error
-                raise
-            sync_folder(folder.parent)
-            return ImageStore.open(folder)
+        ...
 
     def open_store(self, name: str, tenant: str = DEFAULT_TENANT) -> ImageStore:
-        """Raises NotFound, and what ImageStore.open raises."""
-        try:
-            return ImageStore.open(self.folder(name, tenant))
-        except FileNotFoundError as error:
-            raise no_collection(name) from error
-
-    def folder(self, name: str, tenant: str = DEFAULT_TENANT) -> Path:
-        """Return the folder of a collection of this name, whether or not it exists.
-
-        Raises InvalidField for the name, InvalidRequest for the tenant.
-        """
-        check_name(name)
-        return self._folder_of(tenant) / re.sub("[A-Z]", lambda found: f"={found[0].lower()}", name)
+        """Raises NotFound."""
+        ...
 
     def delete(self, name: str, tenant: str = DEFAULT_TENANT) -> None:
-        """Remove a collection durably with all its files. Close its store first.
-
-        Raises NotFound.
-        """
-        with self._changing, storage_errors(self._root):
-            removed = self._root / f"{DELETING}{uuid.uuid4().hex}"
-            folder = self.folder(name, tenant)
-            try:
-                folder.rename(removed)
-            except FileNotFoundError as error:
-                raise no_collection(name) from error
-            sync_folder(folder.parent)
-            # what can't be removed now is removed when the catalog is opened again
-            shutil.rmtree(removed, ignore_errors=True)
-
-    def _folder_of(self, tenant: str) -> Path:
-        check_tenant(tenant)
-        return self._root if tenant == DEFAULT_TENANT else self._root / TENANTS / tenant
+        """Remove a collection durably with all its images. Close its store first. Raises NotFound."""
 
 
 def check_tenant(tenant: str) -> None:
     """Raises InvalidRequest for an invalid tenant name; only a gateway sends tenants, and it checks them itself."""
-    if not _TENANT.fullmatch(tenant):
+    if not is_tenant(tenant):
         raise InvalidRequest("The header X-Fovea-Tenant is not a valid tenant.", code="invalid_tenant")
+
+
+def is_tenant(text: str) -> bool:
+    """Whether a text can be the name of a tenant."""
+    return _TENANT.fullmatch(text) is not None
 
 
 def check_name(name: str) -> None:
@@ -165,7 +73,7 @@ def check_name(name: str) -> None:
     It has 1 to MAX_NAME_CHARACTERS ASCII letters, digits, dots, underscores and hyphens, and begins with a letter or a
     digit. Names that differ only in case are different, also on case-insensitive file systems.
     """
-    if len(name) > MAX_NAME_CHARACTERS or not _NAME.fullmatch(name):
+    if not is_name(name):
         raise InvalidField(
             f"A collection's name has 1 to {MAX_NAME_CHARACTERS} letters, digits, '.', '_' and '-',"
             " and begins with a letter or a digit.",
@@ -173,27 +81,9 @@ def check_name(name: str) -> None:
         )
 
 
-def _name_of(folder: str) -> str | None:
-    """Invert `Catalog.folder`; None for a folder of something else."""
-    name = re.sub("=([a-z])", lambda found: found[1].upper(), folder)
-    is_ours = folder == folder.lower() and len(name) <= MAX_NAME_CHARACTERS and _NAME.fullmatch(name)
-    return name if is_ours else None
-
-
-def _is_collection(folder: Path) -> bool:
-    """Whether a folder belongs to a collection; assumed for a folder that can't be read."""
-    try:
-        return bool(_OWN_FILES & {entry.name for entry in folder.iterdir()})
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError:
-        return True
-
-
-def _taken(name: str) -> Conflict:
-    return Conflict(
-        f"The folder of a collection {name!r} contains something else.", param="name", code="collection_folder_taken"
-    )
+def is_name(text: str) -> bool:
+    """Whether a text can be the name of a collection."""
+    return len(text) <= MAX_NAME_CHARACTERS and _NAME.fullmatch(text) is not None
 
 
 def no_collection(name: str) -> NotFound:

@@ -1,42 +1,23 @@
-"""The images of one collection with their metadata, and its conditions: the data that can't be recomputed."""
+"""The images of one collection with their metadata, and its conditions: the data that can't be recomputed.
 
-import json
-import sqlite3
-import time
+The interface of the stores, and the rules of additions that all of them follow.
+"""
+
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from services.core.durable_files import make_folder_durably
-from services.core.errors import Conflict, InvalidField, TooLarge
-from services.embed.collections.storage.database import Database, IncompatibleDatabase, StorageFull
-from services.embed.collections.storage.image_tables import (
-    SCHEMA,
-    SCHEMA_VERSION,
-    Record,
-    find,
-    find_rows,
-    insert,
-    remove,
-    stored_digests,
-    taken_ids,
-    totals,
-)
-from services.embed.collections.storage.metadata import filter_condition, metadata_text
+from services.core.errors import Conflict, InvalidField, NotFound, TooLarge
+from services.embed.collections.storage.metadata import metadata_text
 
 Rows = NDArray[np.int64]
 
-DATABASE_NAME = "images.sqlite"
 MAX_ID_CHARACTERS = 256
 NO_METADATA = "{}"
-PAGE_BYTES = 4096
-
-IMAGE_COLUMNS = "row, id, digest, num_bytes, metadata, created"
 
 
 @dataclass(frozen=True)
@@ -103,42 +84,26 @@ class StoredCondition:
     used: float
 
 
-class ImageStore:
-    """Thread-safe; changes are on disk when a method returns.
+@dataclass(frozen=True)
+class Record:
+    """The stored image of an id; `metadata` is JSON text."""
+
+    id: str
+    digest: str
+    metadata: str
+
+
+class ImageStore(Protocol):
+    """Thread-safe; changes are durable when a method returns.
 
     Each image has a row: a number higher than those of all images before it, never reused. Images of equal bytes share
-    them. Every method may raise StorageFull.
+    them. Every method may raise Overloaded: StorageFull without room, and others while the store can't be reached.
     """
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        with database.reading() as connection:
-            self.info = _info(connection)
-
-    @classmethod
-    def create(cls, directory: Path, info: CollectionInfo) -> "ImageStore":
-        """Create an empty store in a folder, made as needed. Raises FileExistsError if there is one."""
-        make_folder_durably(directory)
-        statements = [
-            *((statement, ()) for statement in SCHEMA),
-            ("INSERT INTO collection VALUES (?, ?, ?)", (info.name, info.model, info.created)),
-        ]
-        return cls(Database.create(directory / DATABASE_NAME, SCHEMA_VERSION, statements))
-
-    @classmethod
-    def open(cls, directory: Path) -> "ImageStore":
-        """Raises FileNotFoundError, and IncompatibleDatabase if a newer version wrote it or tables or rows are
-        missing."""
-        database = Database.open(directory / DATABASE_NAME, SCHEMA_VERSION)
-        try:
-            return cls(database)
-        except BaseException:
-            database.close()
-            raise
+    info: CollectionInfo
 
     def close(self) -> None:
-        """Let running calls finish and close the file; later calls fail."""
-        self._database.close()
+        """Let running calls finish; later calls raise RuntimeError."""
 
     def add(self, images: Sequence[NewImage], limits: CollectionLimits) -> Added:
         """Store images, all or none. An image whose id exists with the same bytes and metadata is left unchanged.
@@ -146,133 +111,65 @@ class ImageStore:
         Raises Conflict for an id that has other bytes or other metadata, in the store or earlier in `images`,
         InvalidField for an invalid id or metadata, TooLarge over a limit. An empty sequence adds nothing.
         """
-        asked = [(image, _checked_metadata(image, limits)) for image in images]
-        try:
-            return self._add(asked, limits)
-        except StorageFull:
-            # deleted images may have left space in the file's log
-            if not self._database.give_back():
-                raise
-            return self._add(asked, limits)
-
-    def _add(self, asked: Sequence[tuple[NewImage, str | None]], limits: CollectionLimits) -> Added:
-        images = [image for image, _ in asked]
-        with self._database.transaction() as connection:
-            known = taken_ids(connection, [image.id for image in images])
-            new = [record for image, metadata in asked if (record := _new_record(image, metadata, known)) is not None]
-            contents = {image.digest: image.data for image in images}
-            for digest in stored_digests(connection, contents):
-                del contents[digest]
-            if new:
-                _check_limits(connection, len(new), sum(map(len, contents.values())), limits)
-                self._database.check_room(_bytes_on_disk(new, contents))
-            rows = insert(connection, new, contents) if new else []
-        return Added(len(new), len(images) - len(new), [image.id for image in images], rows)
+        ...
 
     def delete(self, image_id: str) -> int:
         """Remove an image, and its bytes if no other image has them; return its row. Raises NotFound."""
-        with self._database.transaction() as connection:
-            return remove(connection, image_id)
+        ...
 
     def has_much_to_give_back(self) -> bool:
         """Tell whether enough was deleted for `give_back` to be worthwhile."""
-        return self._database.has_much_to_give_back()
+        ...
 
     def give_back(self) -> int:
-        """Return the space of deleted images to the disk, while others read and write; return the number of bytes."""
-        return self._database.give_back()
+        """Free the space of deleted images, while others read and write; return the number of bytes."""
+        ...
 
     def image(self, image_id: str) -> StoredImage:
         """Raises NotFound."""
-        with self._database.reading() as connection:
-            return _stored_image(find(connection, IMAGE_COLUMNS, image_id))
+        ...
 
     def data(self, image_id: str) -> bytes:
         """Return the original bytes. Raises NotFound."""
-        with self._database.reading() as connection:
-            return bytes(find(connection, "data", image_id)[0])
+        ...
 
     def images(self, after: str | None, limit: int) -> list[StoredImage]:
         """List at most `limit` images, ascending by id (by code points), starting after the id `after`."""
-        with self._database.reading() as connection:
-            found = connection.execute(
-                f"SELECT {IMAGE_COLUMNS} FROM images JOIN contents USING (content) WHERE id > ? ORDER BY id LIMIT ?",
-                (after or "", limit),
-            )
-            return [_stored_image(record) for record in found]
+        ...
 
     def by_rows(self, rows: Iterable[int]) -> dict[int, StoredImage]:
-        """Return the images of those rows that exist."""
-        return {record[0]: _stored_image(record) for record in self._find_rows(IMAGE_COLUMNS, rows)}
+        """Return the images of those rows that exist, in the order of `rows`."""
+        ...
 
     def data_by_rows(self, rows: Iterable[int]) -> dict[int, bytes]:
         """Return the bytes of those rows that exist."""
-        return dict(self._find_rows("row, data", rows))
+        ...
 
     def digests_by_rows(self, rows: Iterable[int]) -> dict[int, str]:
         """Return the hexadecimal sha256 of those rows that exist."""
-        return dict(self._find_rows("row, digest", rows))
+        ...
 
     def rows(self, after: int = 0, limit: int | None = None) -> Rows:
         """List all rows above `after`, or the `limit` lowest of them; int64 (N,), ascending."""
-        return self._rows(
-            "SELECT row FROM images WHERE row > ? ORDER BY row LIMIT ?", (after, -1 if limit is None else limit)
-        )
+        ...
 
     def rows_matching(self, fields: Mapping[str, Any]) -> Rows:
-        """List rows whose metadata matches a filter; int64 (N,), ascending. Raises what `filter_condition` raises."""
-        condition, bound = filter_condition(fields)
-        return self._rows(f"SELECT row FROM images WHERE {condition} ORDER BY row", bound)
+        """List rows whose metadata matches a filter; int64 (N,), ascending. Raises what `checked_filter` raises."""
+        ...
 
     def size(self) -> tuple[int, int]:
         """Return the number of images and of their bytes, shared ones counted once."""
-        with self._database.reading() as connection:
-            return totals(connection)
+        ...
 
     def conditions(self) -> list[StoredCondition]:
         """List the indexed conditions in the order in which they were added."""
-        with self._database.reading() as connection:
-            found = connection.execute("SELECT text, is_pinned, used FROM conditions ORDER BY rowid")
-            return [StoredCondition(text, bool(is_pinned), used) for text, is_pinned, used in found]
+        ...
 
     def put_condition(self, text: str, *, is_pinned: bool) -> None:
         """Index a condition and note its use. A pinned condition stays pinned until it is dropped."""
-        now = time.time()
-        with self._database.transaction() as connection:
-            changed = connection.execute(
-                "UPDATE conditions SET is_pinned = max(is_pinned, ?), used = ? WHERE text IS ?", (is_pinned, now, text)
-            )
-            if not changed.rowcount:
-                connection.execute("INSERT INTO conditions VALUES (?, ?, ?)", (text, is_pinned, now))
 
     def drop_condition(self, text: str) -> None:
         """Stop indexing a condition; no error if it is not indexed."""
-        with self._database.transaction() as connection:
-            connection.execute("DELETE FROM conditions WHERE text IS ?", (text,))
-
-    def _rows(self, statement: str, bound: Sequence[object]) -> Rows:
-        with self._database.reading() as connection:
-            return np.fromiter((row for (row,) in connection.execute(statement, bound)), np.int64)
-
-    def _find_rows(self, columns: str, rows: Iterable[int]) -> list[Any]:
-        with self._database.reading() as connection:
-            return find_rows(connection, columns, rows)
-
-
-def _info(connection: sqlite3.Connection) -> CollectionInfo:
-    """Read the info. Raises IncompatibleDatabase if a table or a required row is missing."""
-    try:
-        info = connection.execute("SELECT name, model, created FROM collection").fetchone()
-        total = connection.execute("SELECT num_images, num_bytes FROM totals").fetchone()
-        for table in ("images", "contents", "conditions"):
-            connection.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone()
-    except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
-            raise
-        raise IncompatibleDatabase(f"The database is not a collection's: {error}.") from error
-    if info is None or total is None:
-        raise IncompatibleDatabase("The database has no description of the collection.")
-    return CollectionInfo(*info)
 
 
 def check_image_id(image_id: str, param: str) -> None:
@@ -292,7 +189,7 @@ def check_image_id(image_id: str, param: str) -> None:
     raise InvalidField(f"The image id {reason}.", param=param)
 
 
-def _checked_metadata(image: NewImage, limits: CollectionLimits) -> str | None:
+def checked_metadata(image: NewImage, limits: CollectionLimits) -> str | None:
     """Check the id and size of an image to add, and return its metadata as text."""
     check_image_id(image.id, f"{image.param}.id")
     if image.metadata is None:
@@ -308,21 +205,28 @@ def _checked_metadata(image: NewImage, limits: CollectionLimits) -> str | None:
     return text
 
 
-def _new_record(image: NewImage, metadata: str | None, known: dict[str, Record]) -> Record | None:
-    """Return the record to store for an image, and add it to `known`; None if it is stored already. Raises Conflict."""
-    there = known.get(image.id)
-    if there is None:
-        known[image.id] = Record(image.id, image.digest, metadata or NO_METADATA)
-        return known[image.id]
-    if there.digest == image.digest and metadata in (None, there.metadata):
-        return None
-    what = "content" if there.digest != image.digest else "metadata"
-    raise Conflict(f"The image {image.id!r} exists with different {what}.", param=image.param, code="image_exists")
+def new_records(asked: Iterable[tuple[NewImage, str | None]], stored: Mapping[str, Record]) -> list[Record]:
+    """Return the records to store for images with their metadata, given those that are `stored` under their ids.
+
+    Raises Conflict.
+    """
+    known = dict(stored)
+    new = []
+    for image, metadata in asked:
+        there = known.get(image.id)
+        if there is None:
+            known[image.id] = Record(image.id, image.digest, metadata or NO_METADATA)
+            new.append(known[image.id])
+        elif there.digest != image.digest or metadata not in (None, there.metadata):
+            what = "content" if there.digest != image.digest else "metadata"
+            raise Conflict(
+                f"The image {image.id!r} exists with different {what}.", param=image.param, code="image_exists"
+            )
+    return new
 
 
-def _check_limits(connection: sqlite3.Connection, num_new: int, num_new_bytes: int, limits: CollectionLimits) -> None:
-    """Raises TooLarge if the collection would exceed a limit."""
-    num_images, num_bytes = (old + new for old, new in zip(totals(connection), (num_new, num_new_bytes), strict=True))
+def check_limits(num_images: int, num_bytes: int, limits: CollectionLimits) -> None:
+    """Raises TooLarge if a collection of this size would exceed a limit."""
     if num_images > limits.max_images:
         raise TooLarge(
             f"The collection would hold {num_images} images; the limit is {limits.max_images}.",
@@ -335,12 +239,6 @@ def _check_limits(connection: sqlite3.Connection, num_new: int, num_new_bytes: i
         )
 
 
-def _bytes_on_disk(records: Iterable[Record], contents: Mapping[str, bytes]) -> int:
-    """Estimate the space that images take in the file, including partly filled pages."""
-    lengths = [*map(len, contents.values()), *(len(record.metadata.encode()) for record in records)]
-    return sum(lengths) + PAGE_BYTES * len(lengths)
-
-
-def _stored_image(record: tuple[Any, ...]) -> StoredImage:
-    row, image_id, digest, num_bytes, metadata, created = record
-    return StoredImage(row, image_id, digest, num_bytes, json.loads(metadata), created)
+def no_image(image_id: str) -> NotFound:
+    """Make the error for an image that is missing."""
+    return NotFound(f"There is no image {image_id!r}.", code="image_not_found")

@@ -4,10 +4,9 @@ import json
 import sqlite3
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from services.core.errors import NotFound
+from services.embed.collections.storage.image_store import Record, no_image
 
 SCHEMA_VERSION = 1
 # Small columns come before large ones, so that reading them does not require reading the large ones.
@@ -34,15 +33,6 @@ SCHEMA = (
 )
 
 
-@dataclass(frozen=True)
-class Record:
-    """The stored image of an id; `metadata` is JSON text."""
-
-    id: str
-    digest: str
-    metadata: str
-
-
 def find(connection: sqlite3.Connection, columns: str, image_id: str) -> tuple[Any, ...]:
     """Read columns of an image and its content. Raises NotFound."""
     try:
@@ -52,7 +42,7 @@ def find(connection: sqlite3.Connection, columns: str, image_id: str) -> tuple[A
     except UnicodeEncodeError:  # an unpaired surrogate, which no id contains
         found = None
     if found is None:
-        raise NotFound(f"There is no image {image_id!r}.", code="image_not_found")
+        raise no_image(image_id)
     return found
 
 

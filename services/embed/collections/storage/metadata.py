@@ -1,4 +1,4 @@
-"""An image's metadata, a JSON object: its canonical text, and filters on its fields as SQL."""
+"""An image's metadata, a JSON object: its canonical text, and filters on its fields."""
 
 import json
 import re
@@ -25,33 +25,45 @@ _LACKS = "NOT EXISTS (SELECT 1 FROM json_each(images.metadata) AS field WHERE fi
 def metadata_text(metadata: Mapping[str, Any], param: str) -> str:
     """Return the JSON text of metadata, independent of the order of the fields.
 
-    Raises InvalidField for what JSON or SQLite can't hold: infinities and NaN, the character U+0000, half of a
+    Raises InvalidField for what JSON or the databases can't hold: infinities and NaN, the character U+0000, half of a
     surrogate pair, and objects nested deeper than MAX_DEPTH.
     """
     if _depth_exceeds(metadata, MAX_DEPTH):
         raise InvalidField(f"Metadata is nested deeper than {MAX_DEPTH} levels.", param=param)
-    return _json_text(metadata, param)
+    return json_text(metadata, param)
 
 
-def filter_condition(fields: Mapping[str, Any]) -> tuple[str, list[str]]:
-    """Build the SQL condition, with arguments, that each field of a row of `images` has its value or one of its list.
+def checked_filter(fields: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Return the values that each field of a filter accepts.
 
     Values are strings, numbers (1 equals 1.0), booleans (true does not equal 1) and null, which also matches a missing
     field. Raises InvalidField for any other value, and for more than MAX_FILTER_FIELDS fields.
     """
     if len(fields) > MAX_FILTER_FIELDS:
         raise InvalidField(f"The filter names {len(fields)} fields; the limit is {MAX_FILTER_FIELDS}.", param="filter")
-    conditions, bound = ["TRUE"], []
+    accepted = {}
     for name, value in fields.items():
-        _json_text(name, "filter")
+        json_text(name, "filter")
         param = f"filter.{name}"
         values = value if isinstance(value, list) else [value]
         if any(not isinstance(one, str | int | float | bool | None) for one in values):
             raise InvalidField(
                 "The filter of a field must be a string, a number, a boolean, null, or a list of these.", param=param
             )
+        json_text(values, param)
+        accepted[name] = values
+    return accepted
+
+
+def filter_condition(fields: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """Build SQLite's condition, with arguments, that each field of a row of `images` has its value or one of its list.
+
+    Raises what `checked_filter` raises.
+    """
+    conditions, bound = ["TRUE"], []
+    for name, values in checked_filter(fields).items():
         # numbers are passed to SQLite as text, like those of the metadata, so that both are parsed in the same way
-        condition, arguments = _HAS_ONE_OF, [name, _json_text(values, param)]
+        condition, arguments = _HAS_ONE_OF, [name, json_text(values, f"filter.{name}")]
         if None in values:
             condition, arguments = f"({condition} OR {_LACKS})", [*arguments, name]
         conditions.append(condition)
@@ -59,7 +71,8 @@ def filter_condition(fields: Mapping[str, Any]) -> tuple[str, list[str]]:
     return " AND ".join(conditions), bound
 
 
-def _json_text(value: object, param: str) -> str:
+def json_text(value: object, param: str) -> str:
+    """Return canonical JSON. Raises InvalidField for what JSON or the databases can't hold."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":"))
         text.encode()

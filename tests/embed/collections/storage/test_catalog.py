@@ -1,46 +1,13 @@
-"""Collections are there or not there, under their names, also when the process is killed while it makes them."""
+"""Collections are there or not there, under their names, for each tenant."""
 
-import random
-import sqlite3
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from multiprocessing.connection import Connection
-from pathlib import Path
 
 import pytest
 
 from services.core.errors import InvalidField, NotFound
-from services.embed.collections.storage.catalog import Catalog, CatalogInUse, check_name
-from services.embed.collections.storage.database import IncompatibleDatabase, StorageFull
-from services.embed.collections.storage.image_store import DATABASE_NAME
-from tests.core.child_processes import running
-from tests.embed.collections.killed_process import NUM_KILLS, until_killed
-from tests.embed.collections.small_disk import fill, mounted_disk
-from tests.embed.collections.stored import INFO, LIMITS, content, everything, new_image
-
-pytestmark = pytest.mark.process
-
-NAMES = [f"{letter}-{number}" for letter in "aAbB" for number in range(3)]
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "collections"
-
-
-@pytest.fixture
-def catalog(root: Path) -> Iterator[Catalog]:
-    catalog = Catalog.open(root)
-    yield catalog
-    catalog.close()
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    with mounted_disk(tmp_path / "disk") as path:
-        yield path
+from services.embed.collections.storage.catalog import Catalog, check_name
+from tests.embed.collections.stored import INFO, LIMITS, everything, new_image
 
 
 def create(catalog: Catalog, *names: str) -> None:
@@ -48,15 +15,15 @@ def create(catalog: Catalog, *names: str) -> None:
         catalog.create(replace(INFO, name=name)).close()
 
 
-def test_what_was_created_is_there_also_when_the_catalog_is_opened_again(root: Path) -> None:
-    catalog = Catalog.open(root)
+def test_what_was_created_is_there_also_when_the_catalog_is_opened_again(open_catalog: Callable[[], Catalog]) -> None:
+    catalog = open_catalog()
     store = catalog.create(INFO)
     store.add([new_image("a", b"1")], LIMITS)
     before = everything(store)
     store.close()
     create(catalog, "another")
     catalog.close()
-    catalog = Catalog.open(root)
+    catalog = open_catalog()
     assert catalog.names() == ["another", "birds"]
     store = catalog.open_store("birds")
     assert store.info == INFO
@@ -74,13 +41,13 @@ def test_a_name_is_taken_once(catalog: Catalog) -> None:
     store.close()
 
 
-def test_a_deleted_collection_is_gone_with_all_its_files_and_its_name_is_free(catalog: Catalog, root: Path) -> None:
+def test_a_deleted_collection_is_gone_and_its_name_is_free(catalog: Catalog) -> None:
     create(catalog, "birds", "other")
-    (catalog.folder("birds") / "indexes").mkdir()
-    (catalog.folder("birds") / "indexes" / "color").write_bytes(b"derived")
+    store = catalog.open_store("birds")
+    store.add([new_image("a", b"1")], LIMITS)
+    store.close()
     catalog.delete("birds")
     assert catalog.names() == ["other"]
-    assert [path.name for path in root.iterdir() if path.is_dir()] == ["other"]
     for ask in (catalog.open_store, catalog.delete):
         with pytest.raises(NotFound, match="birds"):
             ask("birds")
@@ -89,25 +56,27 @@ def test_a_deleted_collection_is_gone_with_all_its_files_and_its_name_is_free(ca
     store.close()
 
 
-def test_names_that_differ_in_case_only_have_folders_that_differ_in_more(catalog: Catalog) -> None:
+def test_names_are_listed_by_code_points_and_differ_in_case(catalog: Catalog) -> None:
     names = ["Birds", "bIRDS", "birds", "x.Y_Z-9"]
     create(catalog, *names)
     assert catalog.names() == sorted(names)
-    assert len({catalog.folder(name).name.lower() for name in names}) == len(names)
     for name in names:
         store = catalog.open_store(name)
-        assert store.info.name == name
+        assert store.info == replace(INFO, name=name)
         store.close()
 
 
-def test_other_folders_and_files_are_no_collections(catalog: Catalog, root: Path) -> None:
-    create(catalog, "birds")
-    for name in ("lost+found", "empty", ".hidden", "=", "UPPER", "=upper", "a" * 65, "a b"):
-        (root / name).mkdir()
-    (root / "file").touch()
-    for name in (".hidden", "UPPER", "a" * 65, "a b", "="):
-        (root / name / DATABASE_NAME).touch()
-    assert catalog.names() == ["birds"]
+def test_tenants_have_their_own_collections_of_the_same_name(catalog: Catalog) -> None:
+    for tenant in ("default", "zoo"):
+        store = catalog.create(INFO, tenant)
+        store.add([new_image(tenant, tenant.encode())], LIMITS)
+        store.close()
+    assert catalog.tenants() == ["default", "zoo"]
+    catalog.delete("birds")
+    assert (catalog.names(), catalog.names("zoo")) == ([], ["birds"])
+    store = catalog.open_store("birds", "zoo")
+    assert list(everything(store)) == ["zoo"]
+    store.close()
 
 
 @pytest.mark.parametrize("name", ["a", "0", "A" * 64, "a.b_c-d", "v1.", "con"])
@@ -121,107 +90,7 @@ def test_letters_digits_dots_underscores_and_hyphens_make_a_name(catalog: Catalo
     "name", ["", "a" * 65, ".", "..", ".a", "_a", "-a", "a/b", "a b", "a\n", "ä", "a\0", "=a", "\u0661"]
 )
 def test_anything_else_is_refused_as_a_name(catalog: Catalog, name: str) -> None:
-    for use in (check_name, catalog.folder, catalog.delete, catalog.open_store, lambda it: create(catalog, it)):
+    for use in (check_name, catalog.delete, catalog.open_store, lambda it: create(catalog, it)):
         with pytest.raises(InvalidField) as raised:
             use(name)
         assert raised.value.param == "name"
-
-
-def test_a_folder_has_one_open_catalog(root: Path) -> None:
-    catalog = Catalog.open(root)
-    with pytest.raises(CatalogInUse, match="collections"):
-        Catalog.open(root)
-    catalog.close()
-    catalog.close()
-    Catalog.open(root).close()
-
-
-def test_a_folder_open_in_another_process_is_in_use_until_that_is_gone(root: Path) -> None:
-    program = (
-        "import sys, time; from pathlib import Path; from services.embed.collections.storage.catalog import Catalog;"
-        "catalog = Catalog.open(Path(sys.argv[1])); print('open', flush=True); time.sleep(100)"
-    )
-    with running([sys.executable, "-c", program, str(root)], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "open\n"
-        with pytest.raises(CatalogInUse):
-            Catalog.open(root)
-        process.kill()
-    Catalog.open(root).close()
-
-
-def test_a_catalog_that_another_has_open_is_not_tidied_up(catalog: Catalog, root: Path) -> None:
-    (root / ".creating-1").mkdir()
-    with pytest.raises(CatalogInUse):
-        Catalog.open(root)
-    assert (root / ".creating-1").is_dir()
-
-
-def test_a_store_that_can_not_be_read_is_still_named_and_can_be_deleted(catalog: Catalog) -> None:
-    create(catalog, "birds")
-    connection = sqlite3.connect(catalog.folder("birds") / DATABASE_NAME)
-    connection.execute("PRAGMA user_version = 99")
-    connection.close()
-    with pytest.raises(IncompatibleDatabase):
-        catalog.open_store("birds")
-    assert catalog.names() == ["birds"]
-    catalog.delete("birds")
-    assert catalog.names() == []
-
-
-def create_and_delete(root: Path, seed: int, reports: Connection) -> None:
-    catalog = Catalog.open(root)
-    dice = random.Random(seed)
-    while True:
-        name = dice.choice(NAMES)
-        kind = "delete" if name in catalog.names() else "create"
-        reports.send(((kind, name), False))
-        if kind == "create":
-            store = catalog.create(replace(INFO, name=name))
-            store.add([new_image("a", content(1, 20_000))], LIMITS)
-            store.close()
-        else:
-            catalog.delete(name)
-        reports.send(((kind, name), True))
-
-
-@pytest.mark.timeout(600 + 5 * NUM_KILLS)
-def test_a_process_killed_while_it_makes_and_removes_collections_leaves_none_half_there(root: Path) -> None:
-    expected: set[str] = set()
-    for kill in range(NUM_KILLS):
-        reports = until_killed(create_and_delete, root, kill)
-        for kind, name in reports.done:
-            expected = expected | {name} if kind == "create" else expected - {name}
-        catalog = Catalog.open(root)
-        there = set(catalog.names())
-        in_doubt = {reports.begun[1]} if reports.begun else set()
-        assert there - in_doubt == expected - in_doubt
-        assert {path for path in root.iterdir() if path.is_dir()} == {catalog.folder(name) for name in there}
-        for name in there:
-            store = catalog.open_store(name)
-            assert store.info.name == name
-            images = everything(store)
-            store.close()
-            assert list(images) == ["a"] or name in in_doubt
-        if in_doubt & there:
-            # made again by the next process, with its image
-            (name,) = in_doubt
-            catalog.delete(name)
-            there.remove(name)
-        catalog.close()
-        expected = there
-
-
-def test_on_a_full_disk_no_collection_is_made_but_others_can_be_deleted(small_disk: Path) -> None:
-    catalog = Catalog.open(small_disk)
-    create(catalog, "birds")
-    fill(small_disk / "ballast")
-    with pytest.raises(StorageFull):
-        create(catalog, "fish")
-    assert catalog.names() == ["birds"]
-    assert {path.name for path in small_disk.iterdir() if path.is_dir()} == {"birds"}
-    catalog.delete("birds")
-    (small_disk / "ballast").unlink()
-    create(catalog, "fish")
-    assert catalog.names() == ["fish"]
-    catalog.close()

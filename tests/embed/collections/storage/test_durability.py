@@ -1,6 +1,5 @@
 """Stored data is intact until it is deleted, also after the process was killed or the disk full."""
 
-import random
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -11,7 +10,8 @@ import pytest
 
 from services.core.errors import FoveaError
 from services.embed.collections.storage.database import StorageFull
-from services.embed.collections.storage.image_store import DATABASE_NAME, ImageStore
+from services.embed.collections.storage.sqlite_store import DATABASE_NAME, SqliteImageStore
+from tests.embed.collections.adding_and_deleting import add_and_delete, checked
 from tests.embed.collections.killed_process import NUM_KILLS, until_killed
 from tests.embed.collections.small_disk import fill, mounted_disk
 from tests.embed.collections.stored import INFO, LIMITS, content, everything, new_image
@@ -31,56 +31,20 @@ def check_file(folder: Path) -> None:
     connection.close()
 
 
-# What a process that is to be killed does: add or delete the images of these numbers.
-Operation = tuple[str, list[int]]
-
-
-def data_of(number: int) -> bytes:
-    """Two neighbours share their bytes; some are larger than a page of the file."""
-    return content(number // 2, 200 + number // 2 * 977 % 30_000)
-
-
-def add_and_delete(folder: Path, seed: int, reports: Connection) -> None:
-    store = ImageStore.open(folder)
-    dice = random.Random(seed)
-    there = [int(image.id) for image in store.images(None, 1_000_000)]
-    first = 100_000 * seed
-    while True:
-        if there and dice.random() < 0.4:
-            operation: Operation = ("delete", [there.pop(dice.randrange(len(there)))])
-        else:
-            operation = ("add", list(range(first, first := first + dice.randint(1, 12))))
-        kind, numbers = operation
-        reports.send((operation, False))
-        if kind == "add":
-            store.add([new_image(str(number), data_of(number)) for number in numbers], LIMITS)
-            there += numbers
-        else:
-            store.delete(str(numbers[0]))
-        reports.send((operation, True))
-
-
-def after(operation: Operation, there: set[int]) -> set[int]:
-    kind, numbers = operation
-    return there | set(numbers) if kind == "add" else there - set(numbers)
+def work(folder: Path, seed: int, reports: Connection) -> None:
+    add_and_delete(SqliteImageStore.open(folder), seed, reports)
 
 
 @pytest.mark.timeout(600 + 5 * NUM_KILLS)
 def test_a_process_killed_at_any_moment_loses_nothing_that_it_acknowledged(folder: Path) -> None:
-    ImageStore.create(folder, INFO).close()
-    expected: set[int] = set()
+    SqliteImageStore.create(folder, INFO).close()
+    there: set[int] = set()
     for kill in range(NUM_KILLS):
-        reports = until_killed(add_and_delete, folder, kill)
-        for operation in reports.done:
-            expected = after(operation, expected)
-        store = ImageStore.open(folder)
-        found = everything(store)
+        reports = until_killed(work, folder, kill)
+        store = SqliteImageStore.open(folder)
+        there = checked(store, there, reports)
         store.close()
         check_file(folder)
-        assert all(data == data_of(int(image_id)) for image_id, (_, data) in found.items())
-        there = {int(image_id) for image_id in found}
-        assert there in (expected, after(reports.begun, expected) if reports.begun else expected)
-        expected = there
 
 
 @pytest.fixture
@@ -91,7 +55,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_full_disk_refuses_an_add_as_a_whole_and_the_store_works_on(small_disk: Path) -> None:
     folder = small_disk / "collection"
-    store = ImageStore.create(folder, INFO)
+    store = SqliteImageStore.create(folder, INFO)
     (small_disk / "ballast").write_bytes(bytes(400_000))
     stored: dict[str, bytes] = {}
     with pytest.raises(StorageFull) as raised:
@@ -107,14 +71,14 @@ def test_a_full_disk_refuses_an_add_as_a_whole_and_the_store_works_on(small_disk
     assert {image_id: data for image_id, (_, data) in everything(store).items()} == stored | batch
     store.close()
     check_file(folder)
-    store = ImageStore.open(folder)
+    store = SqliteImageStore.open(folder)
     assert {image_id: data for image_id, (_, data) in everything(store).items()} == stored | batch
     store.close()
 
 
 def test_a_disk_that_images_have_filled_still_takes_deletions_and_conditions(small_disk: Path) -> None:
     folder = small_disk / "collection"
-    store = ImageStore.create(folder, INFO)
+    store = SqliteImageStore.create(folder, INFO)
     with pytest.raises(StorageFull):
         for number in range(1000):
             store.add([new_image(str(number), content(number, 5000))], LIMITS)
@@ -125,14 +89,14 @@ def test_a_disk_that_images_have_filled_still_takes_deletions_and_conditions(sma
     store.close()
     # the file has taken in its log
     assert [path.name for path in folder.iterdir()] == [DATABASE_NAME]
-    store = ImageStore.open(folder)
+    store = SqliteImageStore.open(folder)
     assert everything(store) == {}
     assert [condition.text for condition in store.conditions()] == list(stored)
     store.close()
 
 
 def test_what_is_deleted_is_room_for_what_is_added_next_and_for_others(small_disk: Path) -> None:
-    store = ImageStore.create(small_disk / "collection", INFO)
+    store = SqliteImageStore.create(small_disk / "collection", INFO)
     numbers = []
     for _ in range(3):
         numbers.append(0)
@@ -153,7 +117,7 @@ def test_what_is_deleted_is_room_for_what_is_added_next_and_for_others(small_dis
 
 
 def test_a_store_of_an_older_version_can_give_back_once_it_was_opened(tmp_path: Path) -> None:
-    store = ImageStore.create(tmp_path, INFO)
+    store = SqliteImageStore.create(tmp_path, INFO)
     store.add([new_image(str(number), content(number, 5000)) for number in range(200)], LIMITS)
     before = everything(store)
     store.close()
@@ -162,7 +126,7 @@ def test_a_store_of_an_older_version_can_give_back_once_it_was_opened(tmp_path: 
         connection.execute("PRAGMA auto_vacuum = NONE")
         connection.execute("VACUUM")  # as files were made that could not shrink
         connection.execute("PRAGMA journal_mode = WAL")
-    store = ImageStore.open(tmp_path)
+    store = SqliteImageStore.open(tmp_path)
     assert everything(store) == before
     for image_id in before:
         store.delete(image_id)
@@ -173,7 +137,7 @@ def test_a_store_of_an_older_version_can_give_back_once_it_was_opened(tmp_path: 
 
 
 def test_an_add_that_the_disk_has_no_room_for_takes_none_of_it(small_disk: Path) -> None:
-    store = ImageStore.create(small_disk / "collection", INFO)
+    store = SqliteImageStore.create(small_disk / "collection", INFO)
     for _ in range(3):
         with pytest.raises(StorageFull):
             store.add([new_image("large", content(1, 2_000_000))], LIMITS)
@@ -186,7 +150,7 @@ def test_an_add_that_the_disk_has_no_room_for_takes_none_of_it(small_disk: Path)
 
 
 def test_without_a_byte_left_every_change_is_refused_and_reading_goes_on(small_disk: Path) -> None:
-    store = ImageStore.create(small_disk / "collection", INFO)
+    store = SqliteImageStore.create(small_disk / "collection", INFO)
     store.add([new_image("a", content(1, 50_000))], LIMITS)
     fill(small_disk / "ballast")
     with pytest.raises(StorageFull):
@@ -202,15 +166,15 @@ def test_without_a_byte_left_every_change_is_refused_and_reading_goes_on(small_d
 
 
 def test_a_store_on_a_full_disk_opens_once_there_is_room(small_disk: Path) -> None:
-    store = ImageStore.create(small_disk / "collection", INFO)
+    store = SqliteImageStore.create(small_disk / "collection", INFO)
     store.add([new_image("a", b"1")], LIMITS)
     store.close()
     fill(small_disk / "ballast")
     with pytest.raises(StorageFull):
-        ImageStore.open(small_disk / "collection")
+        SqliteImageStore.open(small_disk / "collection")
     with pytest.raises(FoveaError):
-        ImageStore.create(small_disk / "another", INFO)
+        SqliteImageStore.create(small_disk / "another", INFO)
     (small_disk / "ballast").unlink()
-    store = ImageStore.open(small_disk / "collection")
+    store = SqliteImageStore.open(small_disk / "collection")
     assert store.data("a") == b"1"
     store.close()

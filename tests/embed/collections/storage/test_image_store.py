@@ -1,43 +1,22 @@
 """Images are stored once, as they came, and found by id and by row until they are deleted."""
 
-import sqlite3
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from services.core.errors import Conflict, InvalidField, NotFound, TooLarge
-from services.embed.collections.storage.database import IncompatibleDatabase
-from services.embed.collections.storage.image_store import (
-    DATABASE_NAME,
-    Added,
-    ImageStore,
-    StoredCondition,
-    check_image_id,
-)
+from services.embed.collections.storage.catalog import Catalog
+from services.embed.collections.storage.image_store import Added, ImageStore, StoredCondition, check_image_id
 from tests.embed.collections.stored import INFO, LIMITS, content, everything, new_image
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "collection"
-
-
-@pytest.fixture
-def store(folder: Path) -> Iterator[ImageStore]:
-    store = ImageStore.create(folder, INFO)
-    yield store
-    store.close()
-
-
-def test_what_was_added_comes_back_also_after_opening_the_store_again(folder: Path) -> None:
+def test_what_was_added_comes_back_also_after_opening_the_store_again(catalog: Catalog) -> None:
     began = time.time()
-    store = ImageStore.create(folder, INFO)
+    store = catalog.create(INFO)
     added = store.add(
         [new_image("b", b"bbb", {"place": "Köln", "sizes": [1, 2.5, None, True]}), new_image("a/b.png", b"aaaa")],
         LIMITS,
@@ -45,7 +24,7 @@ def test_what_was_added_comes_back_also_after_opening_the_store_again(folder: Pa
     assert added == Added(added=2, unchanged=0, ids=["b", "a/b.png"], rows=[1, 2])
     before = everything(store)
     store.close()
-    store = ImageStore.open(folder)
+    store = catalog.open_store(INFO.name)
     assert everything(store) == before
     assert store.info == INFO
     image, data = before["b"]
@@ -54,29 +33,6 @@ def test_what_was_added_comes_back_also_after_opening_the_store_again(folder: Pa
     assert before["a/b.png"][0].metadata == {}
     assert store.size() == (2, 7)
     store.close()
-
-
-def test_there_is_one_store_in_a_folder(store: ImageStore, folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(FileExistsError):
-        ImageStore.create(folder, INFO)
-    with pytest.raises(FileNotFoundError):
-        ImageStore.open(tmp_path)
-
-
-def test_a_store_of_a_newer_version_is_refused_and_left_as_it_is(folder: Path) -> None:
-    ImageStore.create(folder, INFO).close()
-    connection = sqlite3.connect(folder / DATABASE_NAME)
-    connection.execute("PRAGMA user_version = 99")
-    connection.close()
-    with pytest.raises(IncompatibleDatabase, match=r"schema version 99.*newer"):
-        ImageStore.open(folder)
-
-
-def test_a_store_whose_making_was_broken_off_is_refused(folder: Path) -> None:
-    folder.mkdir()
-    (folder / DATABASE_NAME).touch()
-    with pytest.raises(IncompatibleDatabase, match="never finished"):
-        ImageStore.open(folder)
 
 
 def test_adding_the_same_again_changes_nothing(store: ImageStore) -> None:
@@ -137,7 +93,7 @@ def test_a_row_is_never_used_again(store: ImageStore) -> None:
     assert store.add([new_image("a", b"a")], LIMITS).rows == [4]
 
 
-@pytest.mark.parametrize("image_id", ["", "there-is-none", "\ud800"])
+@pytest.mark.parametrize("image_id", ["", "there-is-none", "\ud800", "\0"])
 def test_an_image_that_is_not_there_is_not_found(store: ImageStore, image_id: str) -> None:
     store.add([new_image("a", b"1")], LIMITS)
     for ask in (store.image, store.data, store.delete):
@@ -208,14 +164,16 @@ def test_what_can_not_be_an_id_is_refused(store: ImageStore, image_id: str) -> N
     assert raised.value.param == "images.7.id"
 
 
-def test_conditions_are_kept_until_they_are_dropped(store: ImageStore, folder: Path) -> None:
+def test_conditions_are_kept_until_they_are_dropped(store: ImageStore, catalog: Catalog) -> None:
     began = time.time()
     store.put_condition("the color", is_pinned=False)
+    store.put_condition("the\0size", is_pinned=False)
+    store.drop_condition("the\0size")
     store.put_condition("the shape", is_pinned=True)
     store.put_condition("the shape", is_pinned=False)
     store.put_condition("the color", is_pinned=True)
     store.drop_condition("the size")
-    other = ImageStore.open(folder)
+    other = catalog.open_store(INFO.name)
     found = other.conditions()
     other.close()
     assert [replace(condition, used=0.0) for condition in found] == [
@@ -225,15 +183,6 @@ def test_conditions_are_kept_until_they_are_dropped(store: ImageStore, folder: P
     assert all(began <= condition.used <= time.time() for condition in found)
     store.drop_condition("the color")
     assert [condition.text for condition in store.conditions()] == ["the shape"]
-
-
-def test_a_closed_store_fails_and_closes_again(folder: Path) -> None:
-    store = ImageStore.create(folder, INFO)
-    store.close()
-    store.close()
-    for use in (store.size, store.rows, lambda: store.add([new_image("a", b"1")], LIMITS)):
-        with pytest.raises(RuntimeError, match="closed"):
-            use()
 
 
 @pytest.mark.slow

@@ -1,8 +1,6 @@
 """Metadata is any JSON object, and a filter finds the images whose fields have its values and no other."""
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,14 +8,7 @@ import pytest
 
 from services.core.errors import InvalidField
 from services.embed.collections.storage.image_store import ImageStore
-from tests.embed.collections.stored import INFO, LIMITS, everything, new_image
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[ImageStore]:
-    store = ImageStore.create(tmp_path, INFO)
-    yield store
-    store.close()
+from tests.embed.collections.stored import LIMITS, everything, new_image
 
 
 def ids_matching(store: ImageStore, fields: dict[str, Any]) -> list[str]:

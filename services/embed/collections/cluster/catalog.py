@@ -1,0 +1,176 @@
+"""The collections of all tenants in PostgreSQL, for any number of processes at once."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+
+from psycopg.errors import ForeignKeyViolation
+
+from services.core.caller import DEFAULT_TENANT
+from services.core.store.objects import Objects
+from services.embed.collections.cluster.connections import Connection, Connections
+from services.embed.collections.cluster.contents import Contents
+from services.embed.collections.cluster.image_store import PostgresImageStore
+from services.embed.collections.storage.catalog import (
+    Catalog,
+    CollectionKey,
+    check_name,
+    check_tenant,
+    no_collection,
+)
+from services.embed.collections.storage.image_store import CollectionInfo
+
+# Lines removed in one transaction, so that a large collection's removal does not hold up others.
+SWEPT_LINES = 10_000
+# Tables of a deleted collection, in the order in which they can be emptied.
+OWN_TABLES = ("claims", "indexes", "deleted_rows", "conditions", "images")
+
+TO_INDEX = (
+    "SELECT tenant, name FROM collections"
+    " JOIN unnest(%s::text[], %s::text[]) AS served (model, checkpoint) USING (model)"
+    " WHERE NOT is_deleted AND last_row > 0 AND ("
+    " NOT EXISTS (SELECT 1 FROM indexes WHERE indexes.collection = collections.collection"
+    " AND indexes.checkpoint = served.checkpoint)"
+    " OR EXISTS (SELECT 1 FROM indexes WHERE indexes.collection = collections.collection"
+    " AND indexes.checkpoint = served.checkpoint AND handed_out < last_row)"
+    " OR EXISTS (SELECT 1 FROM claims WHERE claims.collection = collections.collection"
+    " AND claims.checkpoint = served.checkpoint AND expires < clock_timestamp()))"
+)
+
+
+class PostgresCatalog(Catalog):
+    """A Catalog that any number of processes use at once.
+
+    `objects` holds the bytes of the images. Methods raise CatalogUnreachable while PostgreSQL can't be reached.
+    """
+
+    def __init__(self, connections: Connections, objects: Objects) -> None:
+        self.connections = self._connections = connections
+        self._objects = objects
+
+    @classmethod
+    def open(cls, url: str, objects: Objects) -> "PostgresCatalog":
+        """Connect to `postgresql://…`. Raises IncompatibleDatabase."""
+        return cls(Connections.open(url), objects)
+
+    def close(self) -> None:
+        """End the connections; open stores fail from now on."""
+        self._connections.close()
+
+    def tenants(self) -> list[str]:
+        with self._connections.reading() as connection:
+            found = connection.execute("SELECT DISTINCT tenant FROM collections WHERE NOT is_deleted")
+            return sorted({DEFAULT_TENANT, *(tenant for (tenant,) in found)})
+
+    def names(self, tenant: str = DEFAULT_TENANT) -> list[str]:
+        check_tenant(tenant)
+        with self._connections.reading() as connection:
+            found = connection.execute(
+                "SELECT name FROM collections WHERE tenant = %s AND NOT is_deleted ORDER BY name", (tenant,)
+            )
+            return [name for (name,) in found]
+
+    def create(self, info: CollectionInfo, tenant: str = DEFAULT_TENANT) -> PostgresImageStore:
+        check_name(info.name)
+        check_tenant(tenant)
+        with self._connections.reading() as connection:
+            made = connection.execute(
+                "INSERT INTO collections (tenant, name, model, created) VALUES (%s, %s, %s, %s)"
+                " ON CONFLICT (tenant, name) WHERE NOT is_deleted DO NOTHING RETURNING collection",
+                (tenant, info.name, info.model, info.created),
+            ).fetchone()
+        if made is None:
+            raise FileExistsError(f"The collection {info.name!r} already exists.")
+        return self._store(made[0], info)
+
+    def open_store(self, name: str, tenant: str = DEFAULT_TENANT) -> PostgresImageStore:
+        check_name(name)
+        check_tenant(tenant)
+        with self._connections.reading() as connection:
+            found = connection.execute(
+                "SELECT collection, name, model, created FROM collections"
+                " WHERE tenant = %s AND name = %s AND NOT is_deleted",
+                (tenant, name),
+            ).fetchone()
+        if found is None:
+            raise no_collection(name)
+        return self._store(found[0], CollectionInfo(*found[1:]))
+
+    def identity(self) -> str:
+        """Return a name of the database that no other one has."""
+        with self._connections.reading() as connection:
+            (identity,) = connection.execute("SELECT id FROM identity").fetchone() or ("",)
+            return str(identity)
+
+    def open_stores(self, tenant: str | None) -> list[PostgresImageStore]:
+        """Open all stores of a tenant in the order of their names, or those of all tenants."""
+        with self._connections.reading() as connection:
+            found = connection.execute(
+                "SELECT collection, name, model, created FROM collections"
+                " WHERE (tenant = %s OR %s) AND NOT is_deleted ORDER BY name",
+                (tenant, tenant is None),
+            ).fetchall()
+        return [self._store(number, CollectionInfo(*info)) for number, *info in found]
+
+    def to_index(self, checkpoints: Mapping[str, str]) -> list[CollectionKey]:
+        """List the collections that have something to do for a process that serves these checkpoints, by model."""
+        with self._connections.reading() as connection:
+            found = connection.execute(TO_INDEX, (list(checkpoints), list(checkpoints.values()))).fetchall()
+            return [CollectionKey(tenant, name) for tenant, name in found]
+
+    def delete(self, name: str, tenant: str = DEFAULT_TENANT) -> None:
+        """Free the name at once; what is left of the collection is removed by `sweep`. Raises NotFound."""
+        check_name(name)
+        check_tenant(tenant)
+        with self._connections.reading() as connection:
+            deleted = connection.execute(
+                "UPDATE collections SET is_deleted = true WHERE tenant = %s AND name = %s AND NOT is_deleted",
+                (tenant, name),
+            ).rowcount
+        if not deleted:
+            raise no_collection(name)
+
+    def sweep(self) -> None:
+        """Remove what is left of deleted collections, and objects that no image has.
+
+        It may end at any point, and run in several processes.
+        """
+        with self._connections.reading() as connection:
+            deleted = connection.execute("SELECT collection FROM collections WHERE is_deleted").fetchall()
+        for (collection,) in deleted:
+            with self._connections.reading() as connection:
+                for table in OWN_TABLES:
+                    _empty(connection, table, collection)
+                _condemn_contents(connection, collection)
+            contents = Contents(self._connections, self._objects, collection)
+            while contents.sweep(grace_s=0.0):
+                pass
+            # what is being uploaded to it is swept later, and the collection's line with that
+            with suppress(ForeignKeyViolation), self._connections.reading() as connection:
+                connection.execute("DELETE FROM collections WHERE collection = %s", (collection,))
+        with self._connections.reading() as connection:
+            loose = connection.execute("SELECT DISTINCT collection FROM loose_objects").fetchall()
+        for (collection,) in loose:
+            Contents(self._connections, self._objects, collection).sweep()
+
+    def _store(self, collection: int, info: CollectionInfo) -> PostgresImageStore:
+        contents = Contents(self._connections, self._objects, collection)
+        return PostgresImageStore(self._connections, contents, collection, info)
+
+
+def _empty(connection: Connection, table: str, collection: int) -> None:
+    """Remove a deleted collection's lines in small transactions."""
+    statement = f"DELETE FROM {table} WHERE ctid = ANY (ARRAY(SELECT ctid FROM {table} WHERE collection = %s LIMIT %s))"
+    while connection.execute(statement, (collection, SWEPT_LINES)).rowcount:
+        pass
+
+
+def _condemn_contents(connection: Connection, collection: int) -> None:
+    """Let the objects of a deleted collection's images be swept."""
+    statement = (
+        "WITH gone AS (DELETE FROM contents WHERE ctid ="
+        " ANY (ARRAY(SELECT ctid FROM contents WHERE collection = %s LIMIT %s)) RETURNING *)"
+        " INSERT INTO loose_objects (object_key, collection, num_bytes, is_condemned)"
+        " SELECT object_key, collection, num_bytes, true FROM gone"
+    )
+    while connection.execute(statement, (collection, SWEPT_LINES)).rowcount:
+        pass

@@ -1,0 +1,265 @@
+"""Indexing shared by any number of processes: each claims rows for a while, and every row is claimed until it is done.
+
+An image of a collection is above the row up to which an index is handed out, in a claim, or indexed; each step between
+these is one transaction. There is no entry for an image, so none can be lost.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from services.embed.collections.cluster.connections import Connection, Connections
+from services.embed.collections.cluster.image_rows import stored_conditions
+from services.embed.collections.storage.catalog import no_collection
+from services.embed.collections.storage.image_store import StoredCondition
+
+# Rows in one claim.
+CLAIM_ROWS = 512
+
+# The use of a checkpoint is noted at most so often.
+NOTE_USE_EVERY_S = 600.0
+
+PROGRESS = (
+    "SELECT condition, index, through, CASE WHEN through < %s"
+    " THEN (SELECT count(*) FROM images WHERE images.collection = indexes.collection AND row > through) ELSE 0 END,"
+    " is_created, written, tuning"
+    " FROM indexes CROSS JOIN LATERAL (SELECT least(handed_out, (SELECT min(first_row) - 1 FROM claims"
+    " WHERE claims.collection = indexes.collection AND claims.checkpoint = indexes.checkpoint"
+    " AND index = ANY (claims.indexes))) AS through) AS reached"
+    " WHERE collection = %s AND checkpoint = %s ORDER BY index"
+)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Rows to index by one process: the images from `first_row` to `last_row` that exist, in each of `indexes`.
+
+    `attempt` counts the processes that have claimed them.
+    """
+
+    number: int
+    first_row: int
+    last_row: int
+    indexes: Sequence[int]
+    attempt: int
+
+
+@dataclass(frozen=True)
+class IndexProgress:
+    """An index's number, the row up to which it has all images, how many it lacks, and whether there is a place for
+    its vectors. `written` and `tuning` are the vector database's own notes on them."""
+
+    number: int
+    through: int
+    num_waiting: int
+    is_created: bool
+    written: int
+    tuning: str | None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A collection's newest row and number of images, its conditions in order, and the progress of each index."""
+
+    last_row: int
+    num_images: int
+    conditions: Sequence[StoredCondition]
+    indexes: Mapping[str, IndexProgress]
+
+
+class IndexWork:
+    """The indexes of one collection under one checkpoint. Thread-safe; all times are PostgreSQL's.
+
+    `holder` names this process in the database. Methods raise what Connections raises.
+    """
+
+    def __init__(self, connections: Connections, collection: int, checkpoint: str, holder: str) -> None:
+        self._connections = connections
+        self._collection = collection
+        self._checkpoint = checkpoint
+        self._holder = holder
+
+    def start_index(self, condition: str, create: Callable[[int], None] = lambda number: None) -> int:
+        """Return the number of a condition's index, which is made if it does not exist.
+
+        `create` makes the place for its vectors; it may be called again if the process ends meanwhile, but not once the
+        index has images: if the place is missing then, it was lost.
+        """
+        key = (self._collection, self._checkpoint, condition)
+        with self._connections.reading() as connection:
+            connection.execute(
+                "INSERT INTO indexes (collection, checkpoint, condition) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING",
+                key,
+            )
+            number, is_created = connection.execute(
+                "SELECT index, is_created FROM indexes WHERE collection = %s AND checkpoint = %s AND condition = %s",
+                key,
+            ).fetchone() or (0, True)
+        if not is_created:
+            create(number)
+            with self._connections.reading() as connection:
+                connection.execute("UPDATE indexes SET is_created = true WHERE index = %s", (number,))
+        return int(number)
+
+    def drop_index(self, condition: str) -> None:
+        """Forget an index; no error if there is none. Claims of its rows are of use to the other indexes only."""
+        with self._connections.reading() as connection:
+            connection.execute(
+                "DELETE FROM indexes WHERE collection = %s AND checkpoint = %s AND condition = %s",
+                (self._collection, self._checkpoint, condition),
+            )
+
+    def note_use(self) -> None:
+        """Keep the indexes of this checkpoint, which would be removed if no process served it any more."""
+        with self._connections.reading() as connection:
+            connection.execute(
+                "UPDATE indexes SET used = clock_timestamp() WHERE collection = %s AND checkpoint = %s"
+                " AND used < clock_timestamp() - make_interval(secs => %s)",
+                (self._collection, self._checkpoint, NOTE_USE_EVERY_S),
+            )
+
+    def restart_index(self, condition: str, number: int, create: Callable[[int], None] = lambda number: None) -> int:
+        """Begin an index again, under a new number, because its vectors were lost; once, if several find it so."""
+        with self._connections.reading() as connection:
+            connection.execute("DELETE FROM indexes WHERE index = %s", (number,))
+        return self.start_index(condition, create)
+
+    def claim(self, lease_s: float, num_rows: int = CLAIM_ROWS) -> Claim | None:
+        """Take rows that nobody is indexing for `lease_s` seconds; None if there are none at the moment.
+
+        Indexes that are equally far behind get the same rows, so that each image is read once for all of them.
+        """
+        with self._connections.transaction() as connection:
+            return self._take_over(connection, lease_s) or self._hand_out(connection, lease_s, num_rows)
+
+    def renew(self, claim: Claim, lease_s: float) -> bool:
+        """Keep a claim for `lease_s` seconds from now; False if another process has it."""
+        with self._connections.reading() as connection:
+            renewed = connection.execute(
+                "UPDATE claims SET expires = clock_timestamp() + make_interval(secs => %s) WHERE claim = %s"
+                " AND attempt = %s",
+                (lease_s, claim.number, claim.attempt),
+            )
+            return renewed.rowcount == 1
+
+    def finish(self, claim: Claim, written: int = 0) -> bool:
+        """End a claim once its vectors are stored; False if another process has it, which then stores the same.
+
+        `written` is the vector database's time of them.
+        """
+        with self._connections.transaction() as connection:
+            finished = connection.execute(
+                "DELETE FROM claims WHERE claim = %s AND attempt = %s", (claim.number, claim.attempt)
+            ).rowcount
+            if finished and written:
+                connection.execute(
+                    "UPDATE indexes SET written = greatest(written, %s) WHERE index = ANY (%s)",
+                    (written, list(claim.indexes)),
+                )
+            return finished == 1
+
+    def note_tuning(self, number: int, tuning: str) -> None:
+        """Keep what the vector database has measured to search an index."""
+        with self._connections.reading() as connection:
+            connection.execute("UPDATE indexes SET tuning = %s WHERE index = %s", (tuning, number))
+
+    def give_up(self, claim: Claim) -> None:
+        """Let others take a claim at once."""
+        with self._connections.reading() as connection:
+            connection.execute(
+                "UPDATE claims SET expires = clock_timestamp() WHERE claim = %s AND attempt = %s",
+                (claim.number, claim.attempt),
+            )
+
+    def deleted(self, claim: Claim) -> list[int]:
+        """List the rows of a claim whose images are deleted: those deleted since they were read have to be removed."""
+        with self._connections.reading() as connection:
+            found = connection.execute(
+                "SELECT row FROM deleted_rows WHERE collection = %s AND row BETWEEN %s AND %s ORDER BY row",
+                (self._collection, claim.first_row, claim.last_row),
+            )
+            return [row for (row,) in found]
+
+    def progress(self) -> Progress:
+        """Return how far the indexes are. Raises NotFound for a deleted collection."""
+        with self._connections.reading() as connection:
+            found = connection.execute(
+                "SELECT last_row, num_images, name, is_deleted FROM collections WHERE collection = %s",
+                (self._collection,),
+            ).fetchone()
+            if found is None or found[3]:
+                raise no_collection(found[2] if found else str(self._collection))
+            # the newest row is read first, so an index that has it has all images up to it; conditions are read last,
+            # because they are noted before their indexes
+            indexes = connection.execute(PROGRESS, (found[0], self._collection, self._checkpoint)).fetchall()
+            conditions = stored_conditions(connection, self._collection)
+        progress = {condition: IndexProgress(*others) for condition, *others in indexes}
+        return Progress(found[0], found[1], conditions, progress)
+
+    def through(self) -> dict[str, int]:
+        """Return the row up to which the index of each condition has all images."""
+        return {condition: index.through for condition, index in self.progress().indexes.items()}
+
+    def _indexes(self, connection: Connection) -> dict[str, int]:
+        found = connection.execute(
+            "SELECT condition, index FROM indexes WHERE collection = %s AND checkpoint = %s",
+            (self._collection, self._checkpoint),
+        )
+        return dict(found.fetchall())
+
+    def _take_over(self, connection: Connection, lease_s: float) -> Claim | None:
+        """Take an expired claim; two processes never take the same."""
+        found = connection.execute(
+            "UPDATE claims SET holder = %s, attempt = attempt + 1,"
+            " expires = clock_timestamp() + make_interval(secs => %s)"
+            " WHERE claim = (SELECT claim FROM claims WHERE collection = %s AND checkpoint = %s"
+            " AND expires < clock_timestamp() ORDER BY first_row LIMIT 1 FOR UPDATE SKIP LOCKED)"
+            " RETURNING claim, first_row, last_row, indexes, attempt",
+            (self._holder, lease_s, self._collection, self._checkpoint),
+        ).fetchone()
+        if found is None:
+            return None
+        number, first_row, last_row, indexes, attempt = found
+        existing = set(self._indexes(connection).values())
+        return Claim(number, first_row, last_row, [index for index in indexes if index in existing], attempt)
+
+    def _hand_out(self, connection: Connection, lease_s: float, num_rows: int) -> Claim | None:
+        """Claim the next rows of the indexes that are furthest behind, up to where the next ones are."""
+        # others wait here, and then see what was handed out
+        handed_out: dict[int, int] = dict(
+            connection.execute(
+                "SELECT index, handed_out FROM indexes WHERE collection = %s AND checkpoint = %s AND is_created"
+                " ORDER BY index FOR UPDATE",
+                (self._collection, self._checkpoint),
+            ).fetchall()
+        )
+        (last,) = connection.execute(
+            "SELECT last_row FROM collections WHERE collection = %s", (self._collection,)
+        ).fetchone() or (0,)
+        while handed_out and (start := min(handed_out.values())) < last:
+            group = [index for index, row in handed_out.items() if row == start]
+            end = min((row for row in handed_out.values() if row > start), default=last)
+            rows = [
+                row
+                for (row,) in connection.execute(
+                    "SELECT row FROM images WHERE collection = %s AND row > %s AND row <= %s ORDER BY row LIMIT %s",
+                    (self._collection, start, end, num_rows),
+                )
+            ]
+            if len(rows) == num_rows:
+                end = rows[-1]
+            connection.execute("UPDATE indexes SET handed_out = %s WHERE index = ANY (%s)", (end, group))
+            if rows:
+                return self._new_claim(connection, start + 1, end, group, lease_s)
+            handed_out |= dict.fromkeys(group, end)  # all images there are deleted
+        return None
+
+    def _new_claim(
+        self, connection: Connection, first_row: int, last_row: int, indexes: Sequence[int], lease_s: float
+    ) -> Claim:
+        found = connection.execute(
+            "INSERT INTO claims (collection, checkpoint, first_row, last_row, indexes, holder, expires)"
+            " VALUES (%s, %s, %s, %s, %s, %s, clock_timestamp() + make_interval(secs => %s)) RETURNING claim",
+            (self._collection, self._checkpoint, first_row, last_row, list(indexes), self._holder, lease_s),
+        ).fetchone()
+        assert found is not None, "an insert returns its line"
+        return Claim(found[0], first_row, last_row, indexes, attempt=1)

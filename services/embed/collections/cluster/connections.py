@@ -1,0 +1,151 @@
+"""Connections to PostgreSQL: its schema brought up to date, and its errors as those of the service."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.resources import files
+from typing import Any
+
+import psycopg
+from psycopg.errors import DiskFull, ReadOnlySqlTransaction
+from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
+
+from services.core.errors import Overloaded
+from services.embed.collections.storage.database import IncompatibleDatabase, StorageFull
+
+MAX_CONNECTIONS = 8
+# Longest wait for a connection: shorter than a request's deadline, so that the answer says what is missing. While there
+# is none it is shorter, so that requests do not hold up others that need no database.
+CONNECT_TIMEOUT_S = 5.0
+DOWN_TIMEOUT_S = 0.5
+# A connection that could not be made is tried again so long, and then when the next one is needed.
+RECONNECT_S = 2.0
+# A server that does not answer at all is noticed after about half a minute.
+LIVENESS = {
+    "connect_timeout": 5,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 25_000,
+}
+# Any number, the same in all replicas.
+MIGRATION_LOCK = 0x0F0FEA
+MIGRATION = re.compile(r"(\d{4})_\w+\.sql")
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+class CatalogUnreachable(Overloaded):
+    """PostgreSQL can't be reached or used. Whether the last change was made is unknown, so it is to be repeated."""
+
+    def __init__(self) -> None:
+        super().__init__("The database of the collections currently can't be reached.", code="collections_not_open")
+
+
+class Connections:
+    """A thread-safe pool. Methods raise CatalogUnreachable, StorageFull, and RuntimeError once it is closed."""
+
+    def __init__(self, pool: ConnectionPool[Connection]) -> None:
+        self._pool = pool
+        self._is_down = False
+
+    @classmethod
+    def open(cls, url: str) -> "Connections":
+        """Connect and apply the migrations that the database lacks. Raises IncompatibleDatabase if a newer version of
+        Fovea has used it, or if its encoding is not UTF-8."""
+        pool = ConnectionPool(
+            url,
+            min_size=1,
+            max_size=MAX_CONNECTIONS,
+            reconnect_timeout=RECONNECT_S,
+            kwargs={"autocommit": True, **LIVENESS},
+            # a connection that the server has closed meanwhile is replaced before it is used
+            check=ConnectionPool.check_connection,
+            open=True,
+        )
+        connections = cls(pool)
+        try:
+            with connections.reading() as connection:
+                _check_encoding(connection)
+                _migrate(connection)
+        except BaseException:
+            connections.close()
+            raise
+        return connections
+
+    def close(self) -> None:
+        """Close the connections. Closing again has no effect."""
+        self._pool.close()
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """Provide a connection on which each statement is a transaction of its own."""
+        with _translated():
+            try:
+                with self._pool.connection(DOWN_TIMEOUT_S if self._is_down else CONNECT_TIMEOUT_S) as connection:
+                    self._is_down = False
+                    yield connection
+            except PoolTimeout:
+                self._is_down = True
+                raise
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """Run the block as a transaction: its changes are durable at its end, or none are made."""
+        with self.reading() as connection, connection.transaction():
+            yield connection
+
+
+@contextmanager
+def alone(connections: Connections, *lock: int) -> Iterator[bool]:
+    """Keep other processes from the block under a lock of one or two numbers; False if one of them is in it."""
+    given = ", ".join(["%s"] * len(lock))
+    with connections.reading() as connection:
+        (is_alone,) = connection.execute(f"SELECT pg_try_advisory_lock({given})", lock).fetchone() or (False,)
+        try:
+            yield bool(is_alone)
+        finally:
+            if is_alone and not connection.broken:
+                connection.execute(f"SELECT pg_advisory_unlock({given})", lock)
+
+
+def _check_encoding(connection: Connection) -> None:
+    if (encoding := connection.info.parameter_status("server_encoding")) != "UTF8":
+        raise IncompatibleDatabase(f"The database's encoding is {encoding}, not UTF8.")
+
+
+def _migrate(connection: Connection) -> None:
+    """Apply the numbered migrations in order, each once, also if several replicas start together."""
+    found = {name: MIGRATION.fullmatch(name) for name in sorted(path.name for path in _migrations().iterdir())}
+    numbered = {int(match[1]): name for name, match in found.items() if match}
+    connection.execute("SELECT pg_advisory_lock(%s)", (MIGRATION_LOCK,))
+    try:
+        connection.execute("CREATE TABLE IF NOT EXISTS migrations (version integer PRIMARY KEY, applied timestamptz)")
+        applied = {version for (version,) in connection.execute("SELECT version FROM migrations")}
+        if newer := applied - numbered.keys():
+            raise IncompatibleDatabase(
+                f"The database has schema version {max(newer)}, not {max(numbered)}: it was written by a newer version "
+                "of Fovea."
+            )
+        for version in sorted(numbered.keys() - applied):
+            with connection.transaction():
+                connection.execute((_migrations() / numbered[version]).read_text())
+                connection.execute("INSERT INTO migrations VALUES (%s, now())", (version,))
+    finally:
+        connection.execute("SELECT pg_advisory_unlock(%s)", (MIGRATION_LOCK,))
+
+
+def _migrations() -> Any:
+    return files("services.embed.collections.cluster") / "migrations"
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except PoolClosed as error:
+        raise RuntimeError("The collections are closed.") from error
+    except DiskFull as error:
+        raise StorageFull from error
+    except (psycopg.OperationalError, psycopg.InterfaceError, ReadOnlySqlTransaction) as error:
+        raise CatalogUnreachable from error

@@ -1,0 +1,229 @@
+"""A collection's images, metadata and conditions in PostgreSQL, and the bytes in an object store."""
+
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from psycopg.errors import ForeignKeyViolation
+
+from services.core.errors import Overloaded
+from services.embed.collections.cluster.connections import Connections
+from services.embed.collections.cluster.contents import Contents, ContentsChanged, Upload, take
+from services.embed.collections.cluster.image_rows import (
+    IMAGES,
+    find,
+    find_rows,
+    insert,
+    live_rows,
+    locked_totals,
+    remove,
+    stored_conditions,
+    stored_digests,
+    taken_ids,
+)
+from services.embed.collections.cluster.metadata_filter import filter_condition
+from services.embed.collections.storage.catalog import no_collection
+from services.embed.collections.storage.database import DatabaseFailed
+from services.embed.collections.storage.image_store import (
+    Added,
+    CollectionInfo,
+    CollectionLimits,
+    ImageStore,
+    NewImage,
+    Rows,
+    StoredCondition,
+    StoredImage,
+    check_limits,
+    checked_metadata,
+    new_records,
+)
+
+IMAGE_COLUMNS = "row, id, digest, num_bytes, metadata, created"
+# An addition begins again if what it relies on was deleted meanwhile.
+MAX_ATTEMPTS = 3
+# Rows fetched at a time, so that a large collection's are never in memory as Python objects.
+FETCHED_ROWS = 10_000
+
+
+class PostgresImageStore(ImageStore):
+    """An ImageStore that any number of processes use at once; `collection` is its number in the database.
+
+    Methods that write, and those that read bytes, raise NotFound once the collection is deleted.
+    """
+
+    def __init__(self, connections: Connections, contents: Contents, collection: int, info: CollectionInfo) -> None:
+        self.info = info
+        self.collection = collection
+        self._connections = connections
+        self._contents = contents
+
+    def close(self) -> None:
+        """Do nothing: the connections belong to the catalog."""
+
+    def add(self, images: Sequence[NewImage], limits: CollectionLimits) -> Added:
+        asked = [(image, checked_metadata(image, limits)) for image in images]
+        if not asked:
+            return Added(0, 0, [], [])
+        for _ in range(MAX_ATTEMPTS):
+            lacking = self._lacking(asked, limits)
+            with self._existing():
+                data = {image.digest: image.data for image in images if image.digest in lacking}
+                uploads = self._contents.upload(data)
+            try:
+                return self._add(asked, uploads, limits)
+            except ContentsChanged:
+                continue
+        raise Overloaded("The images are being deleted at the same time.", code="images_changing")
+
+    def delete(self, image_id: str) -> int:
+        with self._connections.transaction() as connection:
+            locked_totals(connection, self.collection, self.info.name)
+            return remove(connection, self.collection, image_id)
+
+    def has_much_to_give_back(self) -> bool:
+        with self._connections.reading() as connection:
+            found = connection.execute(
+                "SELECT 1 FROM loose_objects WHERE collection = %s LIMIT 1", (self.collection,)
+            ).fetchone()
+            return found is not None
+
+    def give_back(self) -> int:
+        return self._contents.sweep()
+
+    def image(self, image_id: str) -> StoredImage:
+        with self._connections.reading() as connection:
+            return _stored_image(find(connection, self.collection, IMAGE_COLUMNS, image_id))
+
+    def data(self, image_id: str) -> bytes:
+        for _ in range(MAX_ATTEMPTS):
+            with self._connections.reading() as connection:
+                (object_key,) = find(connection, self.collection, "object_key", image_id)
+            (data,) = self._contents.read([object_key])
+            if data is not None:
+                return data
+        # an image that was deleted meanwhile is no longer found
+        raise DatabaseFailed(f"the object store lacks {object_key}", is_partial=True)
+
+    def images(self, after: str | None, limit: int) -> list[StoredImage]:
+        with self._connections.reading() as connection:
+            found = connection.execute(
+                f"SELECT {IMAGE_COLUMNS} FROM {IMAGES} WHERE collection = %s AND id > %s ORDER BY id LIMIT %s",
+                (self.collection, after or "", limit),
+            )
+            return [_stored_image(record) for record in found]
+
+    def by_rows(self, rows: Iterable[int]) -> dict[int, StoredImage]:
+        return {record[0]: _stored_image(record) for record in self._find_rows(IMAGE_COLUMNS, rows)}
+
+    def data_by_rows(self, rows: Iterable[int]) -> dict[int, bytes]:
+        keys = dict(self._find_rows("row, object_key", rows))
+        found = zip(keys, self._contents.read(list(keys.values())), strict=True)
+        return {row: data for row, data in found if data is not None}
+
+    def digests_by_rows(self, rows: Iterable[int]) -> dict[int, str]:
+        return dict(self._find_rows("row, digest", rows))
+
+    def live(self, rows: Iterable[int]) -> set[int]:
+        """Return those rows that exist."""
+        with self._connections.reading() as connection:
+            return live_rows(connection, self.collection, [int(row) for row in rows])
+
+    def rows(self, after: int = 0, limit: int | None = None) -> Rows:
+        return self._rows("row > %s ORDER BY row LIMIT %s", (after, limit))
+
+    def rows_matching(self, fields: Mapping[str, Any]) -> Rows:
+        condition, bound = filter_condition(self.collection, fields)
+        return self._rows(f"{condition} ORDER BY row", bound)
+
+    def size(self) -> tuple[int, int]:
+        with self._connections.reading() as connection:
+            found = connection.execute(
+                "SELECT num_images, num_bytes FROM collections WHERE collection = %s", (self.collection,)
+            ).fetchone()
+            return found[:2] if found is not None else (0, 0)
+
+    def conditions(self) -> list[StoredCondition]:
+        with self._connections.reading() as connection:
+            return stored_conditions(connection, self.collection)
+
+    def put_condition(self, text: str, *, is_pinned: bool) -> None:
+        with self._existing(), self._connections.reading() as connection:
+            connection.execute(
+                "INSERT INTO conditions (collection, text, is_pinned, used) VALUES (%s, %s, %s, %s)"
+                " ON CONFLICT (collection, text) DO UPDATE SET used = excluded.used,"
+                " is_pinned = conditions.is_pinned OR excluded.is_pinned",
+                (self.collection, text.encode(), is_pinned, time.time()),
+            )
+
+    def note_use(self, text: str, used: float) -> None:
+        """Note when a condition was last used, if it is still indexed."""
+        with self._connections.reading() as connection:
+            connection.execute(
+                "UPDATE conditions SET used = greatest(used, %s) WHERE collection = %s AND text = %s",
+                (used, self.collection, text.encode()),
+            )
+
+    def drop_condition(self, text: str) -> None:
+        with self._connections.reading() as connection:
+            connection.execute(
+                "DELETE FROM conditions WHERE collection = %s AND text = %s", (self.collection, text.encode())
+            )
+
+    def _lacking(self, asked: Sequence[tuple[NewImage, str | None]], limits: CollectionLimits) -> set[str]:
+        """Return the digests to upload. Raises what `add` raises, as far as it can be told before."""
+        with self._connections.reading() as connection:
+            new = new_records(asked, taken_ids(connection, self.collection, [image.id for image, _ in asked]))
+            digests = {record.digest for record in new}
+            lacking = digests - stored_digests(connection, self.collection, digests)
+        if new:
+            sizes = {image.digest: len(image.data) for image, _ in asked}
+            num_images, num_bytes = self.size()
+            check_limits(num_images + len(new), num_bytes + sum(sizes[digest] for digest in lacking), limits)
+        return lacking
+
+    def _add(
+        self, asked: Sequence[tuple[NewImage, str | None]], uploads: Mapping[str, Upload], limits: CollectionLimits
+    ) -> Added:
+        """Store images. Raises ContentsChanged if bytes of some are neither stored any more nor uploaded."""
+        ids = [image.id for image, _ in asked]
+        with self._connections.transaction() as connection:
+            last_row, num_images, num_bytes = locked_totals(connection, self.collection, self.info.name)
+            new = new_records(asked, taken_ids(connection, self.collection, ids))
+            if not new:
+                return Added(0, len(asked), ids, [])
+            digests = {record.digest for record in new}
+            lacking = digests - stored_digests(connection, self.collection, digests)
+            if not lacking <= uploads.keys():
+                raise ContentsChanged
+            used = {digest: uploads[digest] for digest in lacking}
+            num_new_bytes = sum(upload.num_bytes for upload in used.values())
+            check_limits(num_images + len(new), num_bytes + num_new_bytes, limits)
+            take(connection, used.values())
+            rows = insert(connection, self.collection, last_row, new, used)
+        return Added(len(new), len(asked) - len(new), ids, rows)
+
+    def _rows(self, condition: str, bound: Sequence[object]) -> Rows:
+        with self._connections.transaction() as connection, connection.cursor("rows", binary=True) as cursor:
+            cursor.itersize = FETCHED_ROWS
+            cursor.execute(f"SELECT row FROM images WHERE collection = %s AND {condition}", (self.collection, *bound))
+            return np.fromiter((row for (row,) in cursor), np.int64)
+
+    @contextmanager
+    def _existing(self) -> Iterator[None]:
+        """Raise NotFound for writes in the block that find the collection removed."""
+        try:
+            yield
+        except ForeignKeyViolation as error:
+            raise no_collection(self.info.name) from error
+
+    def _find_rows(self, columns: str, rows: Iterable[int]) -> list[Any]:
+        with self._connections.reading() as connection:
+            return find_rows(connection, self.collection, columns, rows)
+
+
+def _stored_image(record: tuple[Any, ...]) -> StoredImage:
+    row, image_id, digest, num_bytes, metadata, created = record
+    return StoredImage(row, image_id, digest, num_bytes, json.loads(metadata), created)

@@ -1,0 +1,303 @@
+"""The indexes of a collection that any number of processes fill and search: progress in PostgreSQL, vectors elsewhere.
+
+Which conditions are indexed is read from PostgreSQL before each use; only states and shared wordings are this
+process's own.
+"""
+
+import asyncio
+import itertools
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import structlog
+
+from services.core.errors import FoveaError, Overloaded
+from services.embed.collections.checkpoint_indexes import (
+    Changes,
+    CheckpointIndexes,
+    ConditionIndex,
+    key_of,
+    make_folder,
+)
+from services.embed.collections.cluster.claims import CLAIM_ROWS, Claim, IndexWork, Progress
+from services.embed.collections.cluster.connections import Connections, alone
+from services.embed.collections.cluster.image_store import PostgresImageStore
+from services.embed.collections.cluster.shared_vectors import SharedVectors, VectorDatabase
+from services.embed.collections.reader import Read
+from services.embed.collections.sources import FreshPixels
+from services.embed.service import ServedEmbed
+from services.nn.clip_texts import Text
+
+# Uses of an index are noted for the other processes at most so often.
+NOTE_USE_EVERY_S = 60.0
+# Time between looks for vectors that the database has lost.
+VERIFY_EVERY_S = 60.0
+# Rows whose vectors are used to measure searches.
+SAMPLE_SIZE = 64
+# Any number, the same in all replicas.
+TUNING_LOCK = 0x0F0FEC
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """The parts that all shared collections of a process have in common.
+
+    `holder` names this process in the database. Another process takes what this one was indexing `claim_s` after its
+    last sign of life.
+    """
+
+    connections: Connections
+    vectors: VectorDatabase
+    fresh: FreshPixels
+    holder: str
+    claim_s: float
+    max_state_bytes: int
+
+
+@dataclass(eq=False)
+class SharedIndex(ConditionIndex):
+    """An index; `noted` is the use of it that is stored."""
+
+    vectors: SharedVectors
+    noted: float = 0.0
+
+
+@dataclass(eq=False)
+class ClaimedStep:
+    """Images that this process has claimed for the indexes of `group`; `written` is when the last vectors were."""
+
+    rows: Sequence[int]
+    group: Sequence[SharedIndex]
+    claim: Claim
+    indexes: "SharedIndexes"
+    written: int = 0
+
+    @property
+    def conditions(self) -> list[Text | None]:
+        return [index.text for index in self.group]
+
+    def append(self, reads: Sequence[Read], *, through: int) -> None:
+        self.indexes.append(self, reads)
+
+    def finish(self) -> None:
+        self.indexes.finish(self)
+
+    def give_up(self) -> None:
+        self.indexes.give_up(self)
+
+
+class SharedIndexes(CheckpointIndexes):
+    """The indexes of one checkpoint as all processes see them."""
+
+    def __init__(
+        self, store: PostgresImageStore, folder: Path, served: ServedEmbed, sharing: Sharing, changes: Changes
+    ) -> None:
+        super().__init__(store, folder, served, sharing.fresh)
+        self._images = store
+        self._engine = served.engine
+        self._sharing = sharing
+        self._changes = changes
+        self._work = IndexWork(sharing.connections, store.collection, self._stem, sharing.holder)
+        self._indexes: dict[str, SharedIndex] = {}
+        self._texts: dict[str, Text | None] = {}
+        self._taking_over = threading.Lock()
+        self._order = itertools.count(1)
+        self._taken_over = 0
+        self._verified = time.monotonic()
+
+    @classmethod
+    def open(
+        cls, store: PostgresImageStore, folder: Path, served: ServedEmbed, *, sharing: Sharing, changes: Changes
+    ) -> "SharedIndexes":
+        """Open this process's states, and learn how far the indexes are. Raises NotFound, Overloaded."""
+        opened = cls(store, folder, served, sharing, changes)
+        if sharing.max_state_bytes > 0:
+            make_folder(folder)
+            opened._open_states(served.engine.state_bytes, sharing.max_state_bytes, store.rows())
+        opened._refresh()
+        return opened
+
+    def __iter__(self) -> Iterator[SharedIndex]:
+        return iter(list(self._indexes.values()))
+
+    async def refresh(self) -> None:
+        await asyncio.to_thread(self._refresh)
+
+    def start(self, text: Text) -> SharedIndex:
+        """Return the index of a condition; other processes learn of it when the condition is stored."""
+        self._same_as.pop(key_of(text), None)
+        if key_of(text) not in self._indexes:
+            vectors = SharedVectors(self._images, None, self._width)
+            self._indexes = {**self._indexes, key_of(text): SharedIndex(text, vectors)}
+        return self._indexes[key_of(text)]
+
+    def drop(self, index: ConditionIndex) -> None:
+        """Forget an index; its progress and vectors are removed by `tidy`, once its condition is not stored either."""
+        key = key_of(index.text)
+        self._indexes = {own: other for own, other in self._indexes.items() if own != key}
+        self._same_as = {wording: other for wording, other in self._same_as.items() if other != key}
+
+    def next_step(self) -> ClaimedStep | None:
+        self._refresh()
+        if new := [key for key, index in self._indexes.items() if index.vectors.number is None]:
+            for key in new:
+                self._work.start_index(key, self._create)
+            self._refresh()
+        while (claim := self._work.claim(self._sharing.claim_s)) is not None:
+            if set(claim.indexes) - {index.vectors.number for index in self}:
+                self._refresh()
+            group = [index for index in self if index.vectors.number in claim.indexes]
+            if group:
+                rows = self._images.rows(after=claim.first_row - 1, limit=CLAIM_ROWS)
+                return ClaimedStep(rows[rows <= claim.last_row].tolist(), group, claim, self)
+            self._work.finish(claim)  # all of its indexes were dropped
+        return None
+
+    def append(self, step: ClaimedStep, reads: Sequence[Read]) -> None:
+        """Store the vectors of images, and keep their states and the claim."""
+        self._keep_states(reads)
+        if reads:
+            rows = np.array([read.row for read in reads], dtype=np.int64)
+            for place, index in enumerate(step.group):
+                moment = index.vectors.upsert(rows, np.stack([read.vectors[place] for read in reads]))
+                step.written = max(step.written, moment)
+        self._work.renew(step.claim, self._sharing.claim_s)
+
+    def finish(self, step: ClaimedStep) -> None:
+        """End a claim, without the vectors of images that were deleted while they were read."""
+        if deleted := self._work.deleted(step.claim):
+            for index in step.group:
+                index.vectors.delete(deleted)
+        self._work.finish(step.claim, step.written)
+        self._refresh()
+
+    def give_up(self, step: ClaimedStep) -> None:
+        """Let others take a claim. If they can't be told, it expires."""
+        try:
+            self._work.give_up(step.claim)
+        except Overloaded as error:
+            _log().warning("claim not given up", reason=error.message)
+
+    def delete(self, row: int) -> None:
+        """Remove an image's vectors. Where that fails they are not found either, and removed later."""
+        if self.states is not None:
+            self.states.delete(row)
+        try:
+            for index in self:
+                index.vectors.delete([row])
+        except Overloaded as error:
+            _log().warning("vectors of a deleted image remain for now", reason=error.message)
+
+    def tidy(self) -> None:
+        """Tell others which indexes are used, remove those that were dropped, and begin those that were lost again."""
+        self._note_uses()
+        self._remove_dropped()
+        if time.monotonic() - self._verified >= VERIFY_EVERY_S:
+            self._verified = time.monotonic()
+            for index in self:
+                index.vectors.check()
+        self._tune()
+
+    def save(self) -> None:
+        """Do nothing: all that is to be kept is stored."""
+
+    def remove_files_of_others(self) -> None:
+        self._remove_files_of_others(("states",))
+
+    def _refresh(self) -> None:
+        order = next(self._order)
+        progress = self._work.progress()
+        with self._taking_over:
+            if order > self._taken_over:  # what was asked later is newer
+                self._taken_over = order
+                self._take_over(progress)
+
+    def _take_over(self, progress: Progress) -> None:
+        self._changes.note_rows([progress.last_row])
+        indexes = {key_of(None): self._taken(None, progress)}
+        indexes[key_of(None)].is_pinned = True
+        for stored in progress.conditions:
+            text = self._text(stored.text)
+            if text is None or key_of(text) in indexes:
+                continue
+            index = indexes[key_of(text)] = self._taken(text, progress)
+            index.is_pinned, index.noted = stored.is_pinned, stored.used
+            index.used = max(index.used, stored.used)
+        self._indexes = indexes
+
+    def _taken(self, text: Text | None, progress: Progress) -> SharedIndex:
+        """Return an index with its progress; a new one if it was begun again."""
+        key = key_of(text)
+        index, reached = self._indexes.get(key), progress.indexes.get(key)
+        if reached is not None and not reached.is_created:
+            reached = None
+        number = reached.number if reached is not None else None
+        if index is None or index.vectors.number != number:
+            stored = None
+            if number is not None:
+                stored = self._sharing.vectors.index(self._images.collection, self._stem, number, self._width)
+            used = 0.0 if index is None else index.used
+            vectors = SharedVectors(self._images, stored, self._width, partial(self._restart, text, number))
+            index = SharedIndex(text, vectors, used=used)
+        if reached is not None:
+            index.vectors.take_over(reached, progress.num_images)
+        return index
+
+    def _text(self, condition: str) -> Text | None:
+        """Prepare a condition; None if this model can't."""
+        if condition not in self._texts:
+            try:
+                self._texts[condition] = self._engine.prepare_condition(condition)
+            except FoveaError as error:  # another model's context may be shorter, or it may be a plain CLIP
+                _log().warning("condition not indexed", condition=condition, error=error.message)
+                self._texts[condition] = None
+        return self._texts[condition]
+
+    def _note_uses(self) -> None:
+        self._work.note_use()
+        for index in self:
+            if index.condition is not None and index.used > index.noted + NOTE_USE_EVERY_S:
+                self._images.note_use(index.condition, index.used)
+                index.noted = index.used
+
+    def _remove_dropped(self) -> None:
+        progress = self._work.progress()
+        texts = [self._text(stored.text) for stored in progress.conditions]
+        kept = {key_of(None), *(key_of(text) for text in texts if text is not None)}
+        for key in progress.indexes.keys() - kept:
+            self._work.drop_index(key)
+            number = progress.indexes[key].number
+            self._sharing.vectors.index(self._images.collection, self._stem, number, self._width).drop()
+
+    def _tune(self) -> None:
+        """Measure how indexes that have grown are best searched, unless another process does so."""
+        for index in self:
+            stored, number, num_vectors = index.vectors.stored, index.vectors.number, index.vectors.num_vectors
+            is_complete = index.vectors.through >= self._changes.last_row
+            if stored is None or number is None or not is_complete or not stored.needs_tuning(num_vectors):
+                continue
+            with alone(self._sharing.connections, TUNING_LOCK, number) as is_alone:
+                if is_alone:
+                    rows = self._images.rows()
+                    sample = np.random.default_rng().choice(rows, min(SAMPLE_SIZE, len(rows)), replace=False)
+                    self._work.note_tuning(number, stored.tune(np.sort(sample), num_vectors))
+
+    def _restart(self, text: Text | None, number: int | None) -> None:
+        """Begin the index of this number again."""
+        condition = None if text is None else text.text
+        _log().warning("index is made again", condition=condition, reason="its vectors are lost")
+        if number is not None:
+            self._work.restart_index(key_of(text), number, self._create)
+
+    def _create(self, number: int) -> None:
+        self._sharing.vectors.index(self._images.collection, self._stem, number, self._width).create()
+
+
+def _log() -> structlog.stdlib.BoundLogger:
+    logger: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+    return logger

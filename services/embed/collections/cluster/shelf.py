@@ -1,0 +1,285 @@
+"""The collections that this process shares with others: opened when they are asked for or have images to index.
+
+A name is looked up in PostgreSQL for each request, so that what other processes have created or deleted is known.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import structlog
+
+from services.core.errors import FoveaError, NotFound, Overloaded, TooLarge
+from services.core.http.health import CheckResult
+from services.embed.collections.checkpoint_indexes import Changes, stem_of
+from services.embed.collections.cluster.catalog import PostgresCatalog
+from services.embed.collections.cluster.image_store import PostgresImageStore
+from services.embed.collections.cluster.own_folder import OwnFolder
+from services.embed.collections.cluster.shared_indexes import SharedIndexes, Sharing
+from services.embed.collections.cluster.shared_vectors import VectorDatabase
+from services.embed.collections.cluster.sweeping import Sweeper
+from services.embed.collections.collection import Collection, CollectionOptions, Serving
+from services.embed.collections.storage.catalog import CollectionKey, check_tenant, is_name, no_collection
+from services.embed.collections.storage.database import DatabaseFailed, IncompatibleDatabase
+from services.embed.collections.storage.image_store import CollectionInfo
+
+MIN_RETRY_S, MAX_RETRY_S = 1.0, 30.0
+# Time between sweeps of one process; whichever is first sweeps for all.
+SWEEP_EVERY_S = 60.0
+# Number of damaged collections that `/readyz` describes.
+MAX_DESCRIBED = 10
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """`place` names the database in the log, `folder` is for this process's own files.
+
+    `open_catalog` may raise IncompatibleDatabase and Overloaded; `connect_vectors` makes the vector database of the
+    catalog of a given identity. `holder` and `claim_s` are those of Sharing; `follow_s` is the time between looks for
+    images to index.
+    """
+
+    place: str
+    folder: Path
+    open_catalog: Callable[[], PostgresCatalog]
+    connect_vectors: Callable[[str], VectorDatabase]
+    holder: str
+    claim_s: float
+    follow_s: float
+    max_collections: int
+
+
+@dataclass(frozen=True, eq=False)
+class _Opened:
+    """The parts that are there once PostgreSQL has been reached."""
+
+    catalog: PostgresCatalog
+    vectors: VectorDatabase
+    sharing: Sharing
+    sweeper: Sweeper
+    own_folder: OwnFolder | None
+
+
+class ClusterShelf:
+    """A Shelf over PostgreSQL and a vector database."""
+
+    def __init__(self, cluster: ClusterOptions, serving: Serving, options: CollectionOptions) -> None:
+        self._cluster = cluster
+        self._serving = serving
+        self._options = options
+        self._opened: _Opened | None = None
+        self._problem = "they are being opened"
+        self._collections: dict[CollectionKey, tuple[int, Collection]] = {}
+        self._damaged: dict[CollectionKey, str] = {}
+        self._checkpoints: dict[str, str] = {}
+        self._changing = asyncio.Lock()
+        self._closing: set[asyncio.Task[None]] = set()
+
+    @property
+    def lag(self) -> int:
+        return sum(max(0, collection.lag) for _, collection in self._collections.values())
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        keeping = asyncio.create_task(self._keep_open())
+        try:
+            yield
+        finally:
+            keeping.cancel()
+            with suppress(asyncio.CancelledError):
+                await keeping
+            await asyncio.gather(*[collection.close() for _, collection in self._collections.values()], *self._closing)
+            if self._opened is not None:
+                await asyncio.to_thread(_close, self._opened)
+
+    def check(self) -> CheckResult:
+        """Report to `/readyz`; what can't be reached does not make it fail, as other routes need none of it."""
+        if self._opened is None:
+            return True, f"not open: {self._problem}"
+        described = [f"{len(self._collections)} open here"]
+        if self._problem:
+            described.insert(0, f"not usable: {self._problem}")
+        described += [f"{key.tenant}/{key.name}: {self._damaged[key]}" for key in sorted(self._damaged)[:MAX_DESCRIBED]]
+        return True, "; ".join(described)
+
+    async def get(self, key: CollectionKey) -> Collection:
+        opened = self._check_open()
+        check_tenant(key.tenant)
+        if not is_name(key.name):
+            raise no_collection(key.name)
+        try:
+            store = await asyncio.to_thread(opened.catalog.open_store, key.name, key.tenant)
+        except NotFound:
+            self._close(key)
+            raise
+        return await self._of_store(opened, key, store)
+
+    async def of(self, tenant: str) -> tuple[Sequence[Collection], Sequence[str]]:
+        opened = self._check_open()
+        check_tenant(tenant)
+        stores = await asyncio.to_thread(opened.catalog.open_stores, tenant)
+        return [await self._of_store(opened, CollectionKey(tenant, store.info.name), store) for store in stores], []
+
+    async def get_or_make(self, tenant: str, info: CollectionInfo) -> tuple[Collection, bool]:
+        opened = self._check_open()
+        key = CollectionKey(tenant, info.name)
+        with suppress(NotFound):
+            return await self.get(key), False
+        number = len(await asyncio.to_thread(opened.catalog.names, tenant)) + 1
+        if number > self._cluster.max_collections:
+            raise TooLarge(
+                f"There would be {number} collections; the limit is {self._cluster.max_collections}.", param="name"
+            )
+        try:
+            store = await asyncio.to_thread(opened.catalog.create, info, tenant)
+        except FileExistsError:  # by another process at the same time
+            return await self.get(key), False
+        return await self._of_store(opened, key, store), True
+
+    async def delete(self, key: CollectionKey) -> None:
+        """Remove a collection; what other processes do with it fails from now on."""
+        opened = self._check_open()
+        await asyncio.to_thread(opened.catalog.delete, key.name, key.tenant)
+        self._close(key)
+
+    def _check_open(self) -> _Opened:
+        if self._opened is None:
+            raise Overloaded(f"The collections can't be used yet: {self._problem}.", code="collections_not_open")
+        return self._opened
+
+    async def _of_store(self, opened: _Opened, key: CollectionKey, store: PostgresImageStore) -> Collection:
+        """Return the open collection of a store, opening it if necessary instead of an older one of its name."""
+        if key in self._collections and self._collections[key][0] == store.collection:
+            return self._collections[key][1]
+        async with self._changing:
+            # a newer one was made since the store was looked up
+            if key in self._collections and self._collections[key][0] >= store.collection:
+                return self._collections[key][1]
+            self._close(key)
+            return await self._start(opened, key, store)
+
+    async def _start(self, opened: _Opened, key: CollectionKey, store: PostgresImageStore) -> Collection:
+        changes = Changes()
+        folder = opened.own_folder.of(store) if opened.own_folder is not None else Path()
+        collection = Collection(
+            store,
+            self._serving,
+            self._options,
+            changes,
+            partial(SharedIndexes.open, store, folder, sharing=opened.sharing, changes=changes),
+            on_failure=lambda error: self._note_damage(key, error),
+        )
+        await collection.start()
+        self._collections[key] = store.collection, collection
+        return collection
+
+    def _close(self, key: CollectionKey) -> None:
+        """Close a collection that was deleted, once the requests that use it have ended."""
+        _, collection = self._collections.pop(key, (None, None))
+        self._damaged.pop(key, None)
+        if collection is not None:
+            closing = asyncio.create_task(collection.close(no_collection(key.name)))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+
+    def _note_damage(self, key: CollectionKey, error: DatabaseFailed) -> None:
+        if key not in self._damaged:
+            log = structlog.get_logger(__name__)
+            log.error("collection damaged", tenant=key.tenant, collection=key.name, reason=error.reason)
+        self._damaged[key] = error.reason
+
+    async def _keep_open(self) -> None:
+        opened = await self._open()
+        swept = time.monotonic()
+        while True:
+            try:
+                await self._follow(opened)
+                self._problem = ""
+                if time.monotonic() - swept > SWEEP_EVERY_S:
+                    swept = time.monotonic()
+                    await self._close_deleted(opened)
+                    await asyncio.to_thread(opened.sweeper.sweep)
+            except FoveaError as error:
+                self._note_problem(error.message)
+            except Exception:  # noqa: BLE001 - whatever went wrong may be mended by the next attempt
+                structlog.get_logger(__name__).error("collections not followed", exc_info=True)
+            # replicas that were started together do not ask together
+            await asyncio.sleep(self._cluster.follow_s * random.uniform(0.8, 1.2))
+
+    async def _open(self) -> _Opened:
+        """Connect, retrying until that succeeds."""
+        retry_s = MIN_RETRY_S
+        while True:
+            try:
+                self._opened = await asyncio.to_thread(self._connect)
+            except (IncompatibleDatabase, OSError, FoveaError) as error:
+                self._note_problem(error.message if isinstance(error, FoveaError) else str(error))
+            else:
+                self._problem = ""
+                structlog.get_logger(__name__).info("collections open", database=self._cluster.place)
+                return self._opened
+            await asyncio.sleep(retry_s)
+            retry_s = min(2 * retry_s, MAX_RETRY_S)
+
+    def _connect(self) -> _Opened:
+        catalog = self._cluster.open_catalog()
+        try:
+            vectors = self._cluster.connect_vectors(catalog.identity())
+            own_folder = self._open_folder()
+            if own_folder is not None:
+                own_folder.remove_others(catalog.open_stores(None))
+        except BaseException:
+            catalog.close()
+            raise
+        sharing = Sharing(
+            catalog.connections,
+            vectors,
+            self._serving.fresh,
+            self._cluster.holder,
+            self._cluster.claim_s,
+            self._options.max_state_bytes if own_folder is not None else 0,
+        )
+        return _Opened(catalog, vectors, sharing, Sweeper(catalog, vectors), own_folder)
+
+    def _open_folder(self) -> OwnFolder | None:
+        try:
+            return OwnFolder.open(self._cluster.folder)
+        except OSError as error:
+            structlog.get_logger(__name__).warning("image states are not kept", reason=str(error))
+            return None
+
+    async def _follow(self, opened: _Opened) -> None:
+        """Let the collections that have images to index do so."""
+        for resident in self._serving.models.residents:
+            with suppress(Overloaded), resident.checkpoint.lease() as served:
+                self._checkpoints[resident.checkpoint.name] = stem_of(served)
+        for key in await asyncio.to_thread(opened.catalog.to_index, self._checkpoints):
+            with suppress(NotFound):
+                (await self.get(key)).wake()
+
+    async def _close_deleted(self, opened: _Opened) -> None:
+        """Close what other processes have deleted."""
+        stores = await asyncio.to_thread(opened.catalog.open_stores, None)
+        numbers = {store.collection for store in stores}
+        newest = max(numbers, default=0)
+        for key, (number, _) in list(self._collections.items()):
+            if number not in numbers and number <= newest:
+                self._close(key)
+
+    def _note_problem(self, problem: str) -> None:
+        problem = problem.rstrip(".")
+        if problem != self._problem:  # once, not at each attempt
+            structlog.get_logger(__name__).warning("collections wait", database=self._cluster.place, reason=problem)
+        self._problem = problem
+
+
+def _close(opened: _Opened) -> None:
+    opened.vectors.close()
+    opened.catalog.close()
+    if opened.own_folder is not None:
+        opened.own_folder.close()

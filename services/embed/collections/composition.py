@@ -1,0 +1,122 @@
+"""The collections put together from the settings: those of one process in a folder, or those that replicas share."""
+
+import os
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from services.core.audit import AuditLog
+from services.core.images.inputs import ImageInputs
+from services.core.metrics import Metrics
+from services.core.settings import MEBIBYTE
+from services.core.store.objects import Objects
+from services.core.thread_priority import step_back
+from services.embed.collections.collection import CollectionOptions, Serving
+from services.embed.collections.index.vector_index import IndexOptions, VectorIndex
+from services.embed.collections.library import Library, Shelf
+from services.embed.collections.open_collections import OpenCollections
+from services.embed.collections.reader import ImageReader
+from services.embed.collections.search import SearchOptions
+from services.embed.collections.sources import FreshPixels
+from services.embed.collections.storage.ballast import Ballast
+from services.embed.collections.storage.folder_catalog import FolderCatalog
+from services.embed.collections.storage.image_store import CollectionLimits
+from services.embed.service import Embedder, EmbedModels
+from services.embed.settings import EmbedSettings
+
+if TYPE_CHECKING:
+    from services.embed.collections.cluster.shared_vectors import VectorDatabase
+
+# Pixels of images that are not indexed yet, over all collections.
+MAX_FRESH_BYTES = 256 * MEBIBYTE
+# No collection's name begins with a dot.
+BALLAST_NAME = ".ballast"
+# Time between looks of a replica at what others have added, and of a request that waits for what others index.
+FOLLOW_S = 1.0
+WAIT_S = 0.1
+
+
+def create_library(
+    settings: EmbedSettings,
+    models: EmbedModels,
+    inputs: ImageInputs,
+    embedder: Embedder,
+    metrics: Metrics,
+) -> Library:
+    """Create the library for the folder or the database in the settings, which is opened later.
+
+    Raises ValueError if indexes are to be on a GPU that is not available, or if a library that is needed is missing.
+    """
+    index = IndexOptions(
+        max_exact=settings.index_max_exact, min_recall=settings.index_min_recall, device=settings.index_device
+    )
+    VectorIndex(1, index)  # rejects a missing GPU before anything is served
+    options = CollectionOptions(
+        limits=CollectionLimits(
+            settings.collection_max_images,
+            settings.collection_max_bytes,
+            settings.collection_max_conditions,
+            settings.collection_max_metadata_bytes,
+        ),
+        index=index,
+        search=SearchOptions(settings.shortlist_size, settings.share_index_cosine),
+        max_state_bytes=settings.collection_state_bytes,
+        poll_s=settings.store_poll_s,
+        save_every_s=settings.index_save_every_s,
+        follow_s=None if settings.collections_url is None else WAIT_S,
+    )
+    serving = Serving(
+        models,
+        inputs,
+        embedder,
+        ImageReader(
+            inputs.limits, ThreadPoolExecutor(settings.num_decode_threads, "decode-stored", initializer=step_back)
+        ),
+        FreshPixels(MAX_FRESH_BYTES),
+        ThreadPoolExecutor(settings.search_threads, "search"),
+        metrics,
+        Ballast(settings.collections_dir / BALLAST_NAME),
+    )
+    shelf = (
+        _local(settings, serving, options) if settings.collections_url is None else _cluster(settings, serving, options)
+    )
+    return Library(shelf, serving, AuditLog(settings.audit_log))
+
+
+def _local(settings: EmbedSettings, serving: Serving, options: CollectionOptions) -> Shelf:
+    root = settings.collections_dir
+    return OpenCollections(
+        partial(FolderCatalog.open, root), str(root), serving, options, max_collections=settings.max_collections
+    )
+
+
+def _cluster(settings: EmbedSettings, serving: Serving, options: CollectionOptions) -> Shelf:
+    if find_spec("psycopg_pool") is None or find_spec("pymilvus") is None:
+        raise ValueError("FOVEA_EMBED_COLLECTIONS_URL needs fovea[cluster]")
+    from services.embed.collections.cluster.catalog import PostgresCatalog
+    from services.embed.collections.cluster.shelf import ClusterOptions, ClusterShelf
+
+    assert settings.collections_url is not None and settings.vectors_url is not None, "the settings are complete"
+    objects = Objects(settings.collections_store_url or settings.store_url, {})
+    parts = urlsplit(settings.collections_url)
+    cluster = ClusterOptions(
+        place=f"{parts.hostname or 'localhost'}{parts.path}",
+        folder=settings.collections_dir / ".shared",
+        open_catalog=partial(PostgresCatalog.open, settings.collections_url, objects),
+        connect_vectors=partial(connect_vectors, settings.vectors_url, options.index),
+        holder=f"{socket.gethostname()}-{os.getpid()}",
+        claim_s=settings.collection_claim_s,
+        follow_s=FOLLOW_S,
+        max_collections=settings.max_collections,
+    )
+    return ClusterShelf(cluster, serving, options)
+
+
+def connect_vectors(url: str, options: IndexOptions, identity: str) -> "VectorDatabase":
+    """Connect to the vector database, on first use, for the collections in a database of this identity."""
+    from services.embed.collections.cluster.vectors.database import MilvusDatabase
+
+    return MilvusDatabase(url, identity, options)

@@ -1,0 +1,229 @@
+"""The indexes of a collection that belongs to one process: kept in memory, and saved to files from time to time.
+
+Every index stores the last row that it has processed, so there is no work queue that could be lost: the images that it
+lacks are always the live ones after that row. Indexes at the same row are filled by one pass over the images.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import structlog
+
+from services.core.errors import FoveaError
+from services.embed.collections.checkpoint_indexes import (
+    Changes,
+    CheckpointIndexes,
+    ConditionIndex,
+    Rows,
+    clear_away,
+    key_of,
+    make_folder,
+    missing,
+)
+from services.embed.collections.index.snapshots import CorruptSnapshot, load_snapshot, save_snapshot
+from services.embed.collections.index.vector_index import IndexOptions, VectorIndex
+from services.embed.collections.reader import Read
+from services.embed.collections.sources import FreshPixels
+from services.embed.collections.storage.image_store import ImageStore
+from services.embed.service import ServedEmbed
+from services.nn.clip_texts import Text
+
+# Rows per step; another checkpoint can take over between two steps.
+STEP_ROWS = 512
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """Options of kept indexes and states, and the pixels of images that were added lately."""
+
+    index: IndexOptions
+    max_state_bytes: int
+    fresh: FreshPixels
+
+
+@dataclass(eq=False)
+class LocalIndex(ConditionIndex):
+    """An index with its file, which has the images up to `saved_through`, `num_saved` of them."""
+
+    vectors: VectorIndex
+    path: Path = Path()
+    saved_through: int = 0
+    num_saved: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class LocalStep:
+    """Images that the indexes of `group` lack; `through` is the row that these have processed afterwards."""
+
+    rows: Sequence[int]
+    group: Sequence[LocalIndex]
+    through: int
+    indexes: "LocalIndexes"
+
+    @property
+    def conditions(self) -> list[Text | None]:
+        return [index.text for index in self.group]
+
+    def append(self, reads: Sequence[Read], *, through: int) -> None:
+        self.indexes.append(self.group, reads, through=through)
+
+    def finish(self) -> None:
+        # rows of deleted images may follow the last image
+        self.indexes.append(self.group, [], through=self.through)
+
+    def give_up(self) -> None:
+        """Do nothing: the next step begins where the indexes are."""
+
+
+class LocalIndexes(CheckpointIndexes):
+    """The indexes of one checkpoint, in memory and as files."""
+
+    def __init__(
+        self,
+        store: ImageStore,
+        folder: Path,
+        served: ServedEmbed,
+        keeping: Keeping,
+        changes: Changes,
+    ) -> None:
+        super().__init__(store, folder, served, keeping.fresh)
+        self._options = keeping.index
+        self._changes = changes
+        self._indexes: dict[str, LocalIndex] = {}
+
+    @classmethod
+    def open(
+        cls,
+        store: ImageStore,
+        folder: Path,
+        served: ServedEmbed,
+        *,
+        keeping: Keeping,
+        changes: Changes,
+    ) -> "LocalIndexes":
+        """Load what was saved; what is missing, damaged or unreadable starts empty."""
+        opened = cls(store, folder, served, keeping, changes)
+        live = store.rows()
+        make_folder(folder / "indexes")
+        opened._open_states(served.engine.state_bytes, keeping.max_state_bytes, live)
+        opened._load(None, live, is_pinned=True)
+        for stored in store.conditions():
+            try:
+                text = served.engine.prepare_condition(stored.text)
+            except FoveaError as error:  # another model's context may be shorter, or it may be a plain CLIP
+                _log().warning("condition not indexed", condition=stored.text, error=error.message)
+                continue
+            opened._load(text, live, is_pinned=stored.is_pinned, used=stored.used)
+        return opened
+
+    def __iter__(self) -> Iterator[LocalIndex]:
+        return iter(list(self._indexes.values()))
+
+    async def refresh(self) -> None:
+        """Do nothing: no other process changes anything."""
+
+    def start(self, text: Text) -> LocalIndex:
+        self._same_as.pop(key_of(text), None)
+        if key_of(text) not in self._indexes:
+            vectors = VectorIndex(self._width, self._options)
+            self._indexes[key_of(text)] = LocalIndex(text, vectors, path=self._path(text))
+        return self._indexes[key_of(text)]
+
+    def drop(self, index: ConditionIndex) -> None:
+        """Remove an index and its file."""
+        key = key_of(index.text)
+        dropped = self._indexes.pop(key, None)
+        self._same_as = {wording: other for wording, other in self._same_as.items() if other != key}
+        if dropped is not None:
+            with suppress(OSError):
+                dropped.path.unlink(missing_ok=True)
+
+    def next_step(self) -> LocalStep | None:
+        """Return the images that the indexes furthest behind lack, up to the row that the next ones have reached."""
+        last = self._changes.last_row
+        start = min((index.vectors.through for index in self), default=last)
+        if start >= last:
+            return None
+        group = [index for index in self if index.vectors.through == start]
+        end = min((index.vectors.through for index in self if index.vectors.through > start), default=last)
+        rows = self._store.rows(after=start, limit=STEP_ROWS)
+        if len(rows) == STEP_ROWS:
+            end = min(end, int(rows[-1]))
+        return LocalStep(rows[rows <= end].tolist(), group, end, self)
+
+    def append(self, group: Sequence[LocalIndex], reads: Sequence[Read], *, through: int) -> None:
+        """Add images to some indexes, and keep their states."""
+        self._keep_states(reads)
+        rows = np.array([read.row for read in reads], dtype=np.int64)
+        for place, index in enumerate(group):
+            vectors = [read.vectors[place] for read in reads]
+            shape = (len(reads), index.vectors.width)
+            index.vectors.append(rows, np.array(vectors, dtype=np.float32).reshape(shape), through=through)
+        for read in reads:  # one that was deleted while it was read has come back with the others
+            if read.row in self._changes.deleted:
+                self.delete(read.row)
+
+    def delete(self, row: int) -> None:
+        for index in self:
+            index.vectors.delete(row)
+        if self.states is not None:
+            self.states.delete(row)
+
+    def tidy(self) -> None:
+        """Rebuild the indexes that have grown or shrunk too much."""
+        for index in self:
+            if index.vectors.needs_rebuild:
+                index.vectors.rebuild()
+                index.saved_through = 0
+
+    def save(self) -> None:
+        """Write the indexes that have changed. If the disk rejects them, they only have to be recomputed."""
+        for index in self:
+            through, num_vectors = index.vectors.through, index.vectors.num_vectors
+            if through > index.saved_through or num_vectors < index.num_saved:
+                try:
+                    # the folder is not created again: if it is missing, the collection was deleted
+                    if not index.path.parent.is_dir():
+                        raise FileNotFoundError(f"there is no folder {index.path.parent}")
+                    save_snapshot(
+                        index.vectors.contents,
+                        index.path,
+                        identity=self._identity_of(index.text),
+                        max_exact=self._options.max_exact,
+                    )
+                except OSError as error:
+                    _log().warning("index not saved", condition=index.condition, error=str(error))
+                else:
+                    index.saved_through, index.num_saved = through, num_vectors
+
+    def remove_files_of_others(self) -> None:
+        self._remove_files_of_others(("indexes", "states"))
+
+    def _load(self, text: Text | None, live: Rows, *, is_pinned: bool, used: float = 0.0) -> None:
+        path = self._path(text)
+        try:
+            vectors = VectorIndex.holding(*load_snapshot(path, identity=self._identity_of(text)), self._options)
+        except FileNotFoundError:
+            vectors = VectorIndex(self._width, self._options)
+        except (CorruptSnapshot, OSError) as error:
+            _log().warning("index is made again", condition=text.text if text else None, reason=str(error))
+            clear_away(path)
+            vectors = VectorIndex(self._width, self._options)
+        num_saved = vectors.num_vectors
+        for row in missing(vectors.rows, live):
+            vectors.delete(row)
+        self._indexes[key_of(text)] = LocalIndex(text, vectors, is_pinned, used, path, vectors.through, num_saved)
+
+    def _path(self, text: Text | None) -> Path:
+        return self._folder / "indexes" / f"{self._stem}-{key_of(text)[:16]}.index"
+
+    def _identity_of(self, text: Text | None) -> dict[str, str]:
+        return {**self._identity, "condition": key_of(text)}
+
+
+def _log() -> structlog.stdlib.BoundLogger:
+    logger: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+    return logger

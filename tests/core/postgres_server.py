@@ -1,0 +1,88 @@
+"""A real PostgreSQL server for the tests, on a socket in a temporary folder."""
+
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# Debian's packages do not put the server on the path.
+DEBIAN = Path("/usr/lib/postgresql")
+START_S = 60.0
+OPTIONS = ("fsync=off", "full_page_writes=off", "shared_buffers=32MB", "max_connections=60", "listen_addresses=")
+
+
+def executables() -> Path | None:
+    """Return the folder of the newest server's programs, None if there is none."""
+    if found := shutil.which("postgres"):
+        return Path(found).resolve().parent
+    versions = sorted(DEBIAN.glob("*/bin"), key=lambda folder: float(folder.parent.name))
+    return versions[-1] if versions else None
+
+
+@dataclass
+class PostgresServer:
+    """A running server, and what starts it again over the same data."""
+
+    url: str
+    programs: Path
+    folder: Path
+    options: dict[str, Any]
+    process: "subprocess.Popen[str] | None" = None
+
+    def start(self) -> None:
+        """Return once it accepts connections."""
+        command = [str(self.programs / "postgres"), "-D", str(self.folder / "data"), "-k", str(self.folder)]
+        command += [part for option in OPTIONS for part in ("-c", option)]
+        self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL, cwd=self.folder, text=True, **self.options)
+        _wait(self.programs, self.folder, self.process)
+
+    def kill(self) -> None:
+        """End it at once, as if it had crashed."""
+        if self.process is not None:
+            self.process.send_signal(signal.SIGQUIT)
+            self.process.wait()
+        self.process = None
+
+
+@contextmanager
+def postgres_server() -> Iterator[PostgresServer]:
+    """Start a server with one empty database. Skips the test where PostgreSQL is not installed.
+
+    The server does not run as root, so it has another user then.
+    """
+    programs = executables()
+    if programs is None:
+        pytest.skip("needs PostgreSQL (Debian: apt-get install --no-install-recommends postgresql)")
+    options: dict[str, Any] = {}
+    folder = Path(tempfile.mkdtemp(prefix="fovea-postgres-"))
+    server = PostgresServer(f"postgresql://fovea@/postgres?host={folder}", programs, folder, options)
+    try:
+        if os.geteuid() == 0:
+            nobody = pwd.getpwnam("nobody")
+            os.chown(folder, nobody.pw_uid, nobody.pw_gid)
+            options |= {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+        initdb = [str(programs / "initdb"), "-D", str(folder / "data"), "-U", "fovea", "-A", "trust", "-E", "UTF8"]
+        subprocess.run([*initdb, "--locale=C", "--no-sync"], check=True, capture_output=True, cwd=folder, **options)
+        server.start()
+        yield server
+    finally:
+        server.kill()
+        shutil.rmtree(folder)
+
+
+def _wait(programs: Path, folder: Path, process: "subprocess.Popen[str]") -> None:
+    give_up = time.monotonic() + START_S
+    while subprocess.run([programs / "pg_isready", "-q", "-h", folder], check=False).returncode:
+        assert process.poll() is None, "postgres ended"
+        assert time.monotonic() < give_up, "postgres does not accept connections"
+        time.sleep(0.05)  # a server that starts can only be polled

@@ -1,0 +1,93 @@
+"""What needs no server: names, keys, filters, the choice of how much to read, and a server that is not there."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pymilvus", reason="needs the extra `cluster`")
+
+from services.embed.collections.cluster.vectors import filters
+from services.embed.collections.cluster.vectors.milvus import MilvusVectors, VectorsUnreachable
+from services.embed.collections.cluster.vectors.milvus_index import MilvusIndex
+from services.embed.collections.cluster.vectors.places import MAX_ROW, Place, places
+from services.embed.collections.cluster.vectors.tuning import MAX_LISTS, NUM_LISTS, Tuning, recall, tuned
+from services.embed.collections.index.exact_search import Nearest
+from services.embed.collections.index.vector_index import Found, IndexOptions
+from tests.core.milvus_server import free_ports
+from tests.embed.collections.vectors import uniform
+
+INDEX = MilvusIndex(MilvusVectors("http://127.0.0.1:1"), Place(1, "a", "plain"), 8, IndexOptions())
+
+
+def test_a_key_holds_a_row_and_differs_between_conditions() -> None:
+    rows = np.array([0, 1, 5, MAX_ROW])
+    plain, color = Place(1, "a", "plain"), Place(1, "a", "color")
+    assert plain.rows(plain.keys(rows)).tolist() == rows.tolist()
+    assert not np.intersect1d(plain.keys(rows), color.keys(rows)).size
+    assert (plain.keys(rows) >= 0).all()
+    for bad in (-1, MAX_ROW + 1):
+        with pytest.raises(ValueError, match="rows must be from 0"):
+            plain.keys(np.array([bad]))
+
+
+@pytest.mark.parametrize("name", ["", "a-b", "ä", "a b", "x" * 101])
+def test_names_that_milvus_would_refuse_are_refused(name: str) -> None:
+    for checkpoint, condition in ((name, "plain"), ("a", name)):
+        with pytest.raises(ValueError, match="names must be"):
+            Place(1, checkpoint, condition)
+
+
+def test_a_server_that_is_not_there_is_overloaded_and_a_closed_connection_is_an_error() -> None:
+    vectors = MilvusVectors(f"http://127.0.0.1:{free_ports(1)[0]}")
+    for _ in range(2):
+        with pytest.raises(VectorsUnreachable) as error:
+            places(vectors)
+        assert (error.value.status, error.value.code) == (503, "vectors_unreachable")
+        assert "retry-after" in error.value.headers()
+    vectors.close()
+    vectors.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        places(vectors)
+
+
+def test_wrong_shapes_are_refused_before_milvus_is_asked() -> None:
+    with pytest.raises(ValueError, match=r"shape \(Q, 8\)"):
+        INDEX.search(uniform(0, 1, 9), 3)
+    for k in (0, 16_385):
+        with pytest.raises(ValueError, match="k be from 1"):
+            INDEX.search(uniform(0, 1, 8), k)
+    with pytest.raises(ValueError, match=r"shape \(2, 8\)"):
+        INDEX.upsert(np.array([1, 2]), uniform(0, 1, 8))
+
+
+def test_the_smallest_number_of_lists_that_reaches_the_recall_is_chosen() -> None:
+    for needed in (1, 2, 3, 17, 100, MAX_LISTS):
+        asked: list[int] = []
+
+        def recall_with(num_lists: int, needed: int = needed, asked: list[int] = asked) -> float:
+            asked.append(num_lists)
+            return min(1.0, 0.9 * num_lists / needed)
+
+        assert tuned(recall_with, 0.9, 1000) == Tuning(needed, 0.9, 1000)
+        assert len(asked) < 20
+    nothing = tuned(lambda num_lists: 0.5, 0.9, 1000)
+    assert nothing == Tuning(NUM_LISTS, None, 1000) and nothing.is_exact
+    assert Tuning.from_json(Tuning(3, 0.97, 1000).to_json()) == Tuning(3, 0.97, 1000)
+
+
+def test_a_vector_does_not_count_as_its_own_neighbor_and_equal_scores_do() -> None:
+    own = np.array([1, 2])
+    best = Found(np.array([[1, 5, 6], [2, 7, 8]]), np.array([[1, 0.9, 0.8], [1, 0.7, 0.6]], np.float32))
+    assert recall(best, best, own) == 1.0
+    tied = Found(np.array([[1, 5, 9], [2, 7, 8]]), np.array([[1, 0.9, 0.8], [1, 0.7, 0.6]], np.float32))
+    assert recall(tied, best, own) == 1.0
+    worse = Found(np.array([[1, 5, 9], [7, 3, -1]]), np.array([[1, 0.9, 0.1], [0.7, 0.1, -np.inf]], np.float32))
+    assert recall(worse, best, own) == 0.5
+
+
+def test_dropping_others_from_more_results_is_only_done_where_enough_remain() -> None:
+    found = Nearest(np.array([[4, 2, 9, 7], [9, 8, 2, -1]]), np.array([[4, 3, 2, 1], [4, 3, 2, 0]], np.float32))
+    kept = filters.only(found, np.array([2, 4, 7, 8]), 2)
+    assert kept is not None
+    assert kept.positions.tolist() == [[4, 2], [8, 2]]
+    assert kept.scores.tolist() == [[4, 3], [3, 2]]
+    assert filters.only(found, np.array([2, 4, 7, 8]), 3) is None

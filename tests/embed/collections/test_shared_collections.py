@@ -1,0 +1,328 @@
+"""Several processes share collections: each answers for all, whatever becomes of the others and of the databases."""
+
+import base64
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.core.store.objects import Objects
+from services.core.store.store import Store
+from services.embed.settings import EmbedSettings
+from tests.conftest import empty_schema
+from tests.core.postgres_server import PostgresServer, postgres_server
+from tests.embed.collections.test_collections import (
+    COLOR,
+    INFO,
+    MODEL,
+    PICTURES,
+    SHAPE,
+    Service,
+    as_base64,
+    assert_alike,
+    picture,
+    running,
+    settings_in,
+)
+from tests.embed.collections.vectors_in_memory import VectorsInMemory
+from tests.embed.tiny import wait_until_ready, write_tiny_checkpoint
+
+pytest.importorskip("psycopg_pool", reason="needs the extra `cluster`")
+
+from services.embed.collections.cluster.catalog import PostgresCatalog
+from services.embed.collections.cluster.claims import IndexWork
+from services.embed.collections.cluster.sweeping import Sweeper
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
+NAMES = set(PICTURES)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+
+
+@pytest.fixture
+def vectors(monkeypatch: pytest.MonkeyPatch) -> VectorsInMemory:
+    """The vector database of all processes of a test."""
+    vectors = VectorsInMemory()
+    monkeypatch.setattr(
+        "services.embed.collections.composition.connect_vectors", lambda url, options, identity: vectors
+    )
+    return vectors
+
+
+@pytest.fixture
+def settings(tmp_path: Path, checkpoint: Path, postgres_url: str, vectors: VectorsInMemory) -> EmbedSettings:
+    return shared_settings(tmp_path, checkpoint, empty_schema(postgres_url))
+
+
+def shared_settings(folder: Path, checkpoint: Path, url: str) -> EmbedSettings:
+    return settings_in(
+        folder,
+        checkpoint,
+        collections_url=url,
+        vectors_url="http://in.memory",
+        collections_store_url=(folder / "objects").as_uri(),
+    )
+
+
+@contextmanager
+def two(settings: EmbedSettings) -> Iterator[tuple[Service, Service]]:
+    with running(settings) as a, running(settings) as b:
+        yield a, b
+
+
+def catalog_of(settings: EmbedSettings) -> PostgresCatalog:
+    assert settings.collections_url and settings.collections_store_url
+    return PostgresCatalog.open(settings.collections_url, Objects(settings.collections_store_url, {}))
+
+
+def ids(answer: dict[str, Any]) -> list[str]:
+    return [hit["id"] for hit in answer["results"]]
+
+
+def test_what_one_process_does_all_others_answer_with(settings: EmbedSettings) -> None:
+    with two(settings) as (a, b):
+        a.create(COLOR)
+        b.add(PICTURES)
+        query = picture(100)
+        expected = a.expected(query, COLOR)
+        for service in (a, b):
+            assert_alike(service.scores(image=as_base64(query), condition=COLOR), expected)
+            assert service.describe()["size"] == len(PICTURES)
+            assert service.describe()["state"] == "ready"
+        gone, *rest = PICTURES
+        assert a.client.delete(f"/collections/things/images/{gone}").status_code == 204
+        for condition in (None, COLOR, SHAPE):
+            assert set(b.scores(text="a thing", condition=condition)) == set(rest)
+        body = {"images": [{"id": f"things/{rest[0]}"}, as_base64(PICTURES[rest[0]])], "condition": COLOR}
+        first, second = (row["embedding"] for row in b.client.post("/embed", json=body).json()["data"])
+        assert first == second
+
+
+def test_a_condition_that_one_process_was_asked_is_indexed_for_all(settings: EmbedSettings) -> None:
+    with two(settings) as (a, b):
+        a.create()
+        a.add(PICTURES)
+        assert a.search(text="a thing", condition=SHAPE)["index"]["exact"]
+        for service in (a, b):
+            service.wait_until_ready(SHAPE)
+        query = picture(101)
+        assert_alike(b.scores(image=as_base64(query), condition=SHAPE), b.expected(query, SHAPE))
+        b.create(COLOR)
+        for service in (a, b):
+            service.wait_until_ready(COLOR)
+        assert [index["condition"] for index in a.describe()["conditions"]] == [None, SHAPE, COLOR]
+
+
+def test_a_collection_deleted_and_made_anew_by_another_process_is_the_new_one(settings: EmbedSettings) -> None:
+    with two(settings) as (a, b):
+        a.create()
+        a.add(PICTURES)
+        assert set(b.scores(text="a thing")) == NAMES
+        assert a.client.delete("/collections/things").status_code == 204
+        for path in ("", "/images", "/images/picture-00.png"):
+            assert b.client.get(f"/collections/things{path}").status_code == 404
+        assert b.client.post("/collections/things/search", json={"text": "a"}).status_code == 404
+        assert b.client.get("/collections").json()["data"] == []
+        b.create()
+        b.add({"other": picture(300)})
+        assert set(a.scores(text="a thing")) == {"other"}
+        assert a.client.get("/collections/things/images/picture-00.png").status_code == 404
+
+
+def test_images_that_a_dead_process_had_claimed_are_indexed_by_another(settings: EmbedSettings) -> None:
+    with running(settings) as a:
+        a.create()
+        a.add(PICTURES)
+        catalog = catalog_of(settings)
+        store = catalog.open_store("things")
+        with catalog.connections.reading() as connection:
+            (checkpoint,) = connection.execute("SELECT checkpoint FROM indexes").fetchone() or ("",)
+        work = IndexWork(catalog.connections, store.collection, checkpoint, "dead")
+        (number,) = (index.number for index in work.progress().indexes.values())
+        work.restart_index("plain", number)
+        claim = work.claim(0.5)
+        if claim is not None:  # otherwise the process was faster
+            assert a.describe()["state"] == "building"
+            assert set(a.scores(text="a thing")) == NAMES
+        a.wait_until_ready(None)
+        assert set(a.scores(text="a thing")) == NAMES
+        catalog.close()
+
+
+def test_deleted_images_whose_vectors_remain_are_not_found_and_take_nobody_s_place(
+    settings: EmbedSettings, vectors: VectorsInMemory
+) -> None:
+    with two(settings) as (a, b):
+        a.create()
+        a.add(PICTURES)
+        vectors.keeps_deleted = True
+        best = ids(a.search(text="a thing"))[:10]
+        for image_id in best:
+            assert b.client.delete(f"/collections/things/images/{image_id}").status_code == 204
+        found = ids(a.search(text="a thing", k=8))
+        assert len(found) == 8
+        assert not set(found) & set(best)
+        vectors.keeps_deleted = False
+        (stored,) = vectors.indexes.values()
+        assert len(stored) == len(PICTURES)
+        catalog = catalog_of(settings)
+        assert Sweeper(catalog, vectors).sweep(forget_after_s=0.0)
+        assert len(stored) == len(PICTURES) - len(best)
+        catalog.close()
+        assert set(ids(b.search(text="a thing"))) == NAMES - set(best)
+
+
+def test_lost_vectors_are_made_again_and_meanwhile_nothing_wrong_is_answered(
+    settings: EmbedSettings, vectors: VectorsInMemory
+) -> None:
+    with running(settings) as service:
+        service.create(COLOR)
+        service.add(PICTURES)
+        query = picture(102)
+        expected = service.expected(query, COLOR)
+        vectors.indexes.clear()
+        answers = []
+
+        def is_whole() -> bool:
+            body = {"image": as_base64(query), "condition": COLOR, "k": 100}
+            response = service.client.post("/collections/things/search", json=body)
+            answers.append(response)
+            return bool(response.status_code == 200 and response.json()["index"]["state"] == "ready")
+
+        service.wait_until(is_whole)
+        for response in answers:
+            if response.status_code == 503:
+                assert response.headers["retry-after"]
+            else:
+                assert_alike({hit["id"]: hit["score"] for hit in response.json()["results"]}, expected)
+
+
+def test_versions_side_by_side_answer_each_with_its_own_vectors(
+    settings: EmbedSettings, tmp_path: Path, vectors: VectorsInMemory
+) -> None:
+    (old,) = Store.open(settings.store_url).versions(MODEL)
+    with running(settings.model_copy(update={"models": (f"{MODEL}@{old.id}",)})) as a:
+        a.create(COLOR)
+        a.add(PICTURES)
+        Store.open(settings.store_url).publish(MODEL, write_tiny_checkpoint(tmp_path / "other", seed=1), INFO)
+        with running(settings) as b:
+            query = picture(107)
+            for service in (a, b):
+                service.wait_until_ready(COLOR)
+                found = service.search(image=as_base64(query), condition=COLOR)
+                assert_alike({hit["id"]: hit["score"] for hit in found["results"]}, service.expected(query, COLOR))
+            b.add({"late": picture(301)})
+            for service in (a, b):
+                service.wait_until_ready(COLOR)
+                found_now = service.scores(image=as_base64(query), condition=COLOR)
+                assert_alike(found_now, service.expected(query, COLOR, PICTURES | {"late": picture(301)}))
+        assert len({checkpoint for _, checkpoint, _ in vectors.indexes}) == 2
+        catalog = catalog_of(settings)
+        with catalog.connections.reading() as connection:
+            connection.execute(
+                "UPDATE indexes SET used = used - interval '2 days' WHERE index IN"
+                " (SELECT max(index) FROM indexes UNION SELECT max(index) - 1 FROM indexes)"
+            )
+        Sweeper(catalog, vectors).sweep()
+        assert len({checkpoint for _, checkpoint, _ in vectors.indexes}) == 1
+        catalog.close()
+        assert_alike(a.scores(image=as_base64(query)), a.expected(query, None, PICTURES | {"late": picture(301)}))
+
+
+def test_without_its_vectors_a_collection_takes_images_and_says_that_it_can_not_search(
+    settings: EmbedSettings, vectors: VectorsInMemory
+) -> None:
+    with running(settings) as service:
+        service.create()
+        service.add(PICTURES)
+        vectors.is_down = True
+        images = [{"id": "more", "image": as_base64(picture(200))}]
+        assert service.client.post("/collections/things/images", json={"images": images}).status_code == 201
+        assert service.client.delete("/collections/things/images/picture-00.png").status_code == 204
+        assert service.describe()["size"] == len(PICTURES)
+        refused = service.client.post("/collections/things/search", json={"text": "a thing"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "vectors_unavailable")
+        assert refused.headers["retry-after"]
+        vectors.is_down = False
+        service.wait_until_ready(None)
+        assert set(service.scores(text="a thing")) == NAMES - {"picture-00.png"} | {"more"}
+
+
+@pytest.fixture
+def server() -> Iterator[PostgresServer]:
+    """A server of the test's own, which it may end."""
+    with postgres_server() as server:
+        yield server
+
+
+def refusal(send: Callable[[], Any]) -> tuple[int, str, str]:
+    response = send()
+    return response.status_code, response.json()["error"]["code"], response.headers["retry-after"]
+
+
+def test_without_their_database_collections_answer_503_and_other_routes_answer(
+    tmp_path: Path, checkpoint: Path, server: PostgresServer, vectors: VectorsInMemory
+) -> None:
+    settings = shared_settings(tmp_path, checkpoint, server.url)
+    with running(settings) as service:
+        service.create()
+        service.add(PICTURES)
+        server.kill()
+        client = service.client
+        images = {"images": [{"id": "more", "image": base64.b64encode(picture(1)).decode()}]}
+        for send in (
+            lambda: client.get("/collections"),
+            lambda: client.get("/collections/things"),
+            lambda: client.put("/collections/things"),
+            lambda: client.post("/collections/things/search", json={"text": "a"}),
+            lambda: client.post("/collections/things/images", json=images),
+            lambda: client.get("/collections/things/images/picture-00.png"),
+            lambda: client.delete("/collections/things/images/picture-00.png"),
+        ):
+            assert refusal(send)[:2] == (503, "collections_not_open")
+        assert client.post("/embed", json={"texts": ["a"]}).status_code == 200
+        wait_until_ready(lambda: "can't be reached" in client.get("/readyz").text)
+        assert client.get("/readyz").status_code == 200
+        server.start()
+        wait_until_ready(lambda: client.get("/collections/things").status_code == 200)
+        assert set(service.scores(text="a thing")) == NAMES
+        service.add({"more": picture(1)})
+        wait_until_ready(lambda: "can't be reached" not in client.get("/readyz").text)
+
+
+def test_a_process_that_starts_before_its_database_waits_for_it_and_refuses_one_of_a_newer_version(
+    tmp_path: Path, checkpoint: Path, server: PostgresServer, vectors: VectorsInMemory
+) -> None:
+    settings = shared_settings(tmp_path, checkpoint, server.url)
+    server.kill()
+    with running(settings, are_collections_open=False) as service:
+        assert refusal(lambda: service.client.get("/collections"))[:2] == (503, "collections_not_open")
+        server.start()
+        wait_until_ready(lambda: service.client.get("/collections").status_code == 200)
+    catalog = catalog_of(settings)
+    with catalog.connections.reading() as connection:
+        connection.execute("INSERT INTO migrations VALUES (99, now())")
+    catalog.close()
+    with running(settings, are_collections_open=False) as service:
+        wait_until_ready(lambda: "newer version" in service.client.get("/readyz").text)
+        refused = service.client.get("/collections").json()["error"]
+        assert "newer version" in refused["message"]
+
+
+def test_settings_of_shared_collections_that_do_not_fit_are_refused(settings: EmbedSettings) -> None:
+    given = settings.model_dump()
+    for change, reason in (
+        ({"vectors_url": None}, "need both"),
+        ({"collections_url": None}, "need both"),
+        ({"collections_url": "mysql://x"}, "postgresql://"),
+        ({"vectors_url": "x"}, "http://"),
+        ({"collections_store_url": "memory://x"}, "memory://"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            EmbedSettings(**{**given, **change})
