@@ -126,5 +126,5 @@ class _Examples(Dataset[tuple[Tensor, Tensor]]):
         return len(self._images)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        image, caption, _ = self._images.example(0, index)
+        image, caption, *_ = self._images.example(0, index)
         return self._preprocess(image), self._tokenizer([caption])[0]

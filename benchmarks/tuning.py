@@ -177,7 +177,7 @@ class Comparison:
         """Measure this process's seconds for a batch of `fsc-clip` from disk, and for its negatives alone, with
         captions that the round has not read."""
         data = self._data("fsc-clip", number)
-        _, captions, _ = data.source.draw(number, 0, self.effort.batch_size)
+        _, captions, *_ = data.source.draw(number, 0, self.effort.batch_size)
         began = time.perf_counter()
         data(0)
         read = time.perf_counter()

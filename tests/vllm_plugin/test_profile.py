@@ -32,8 +32,24 @@ def test_a_table_is_that_of_documents_of_about_this_length() -> None:
     cached = PROFILE.model_copy(update={"bias": "cached"}).model_dump(mode="json")
     assert fields_of(cached, 2, 100)["fovea_bias_table"] == [0.128, 0.2]
     assert fields_of(cached, 2, 20)["fovea_bias_table"] == [0.016, 0.2]
-    with pytest.raises(ValueError, match=r"tables for \[2\] documents"):
+    with pytest.raises(ValueError, match="tables for 2 documents: not 3"):
         fields_of(cached, 3)
+    with pytest.raises(ValueError, match="say for how many"):
+        fields_of(cached)
+
+
+@pytest.mark.parametrize(("content", "told"), [(None, "No such file"), ("{}", "no profile"), ("[", "Expecting value")])
+def test_a_file_that_holds_no_profile_is_refused_with_a_sentence(
+    content: str | None, told: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "config.json"
+    if content is not None:
+        path.write_text(content)
+    command = [sys.executable, "-m", "fovea_vllm.profile", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd="vllm_plugin")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"{path}: ")
+    assert told in done.stderr and "Traceback" not in done.stderr
 
 
 def test_the_command_prints_fields_and_what_a_request_adds(tmp_path: Path) -> None:

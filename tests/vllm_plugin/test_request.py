@@ -41,6 +41,7 @@ def test_by_default_the_last_prompt_row_is_the_first_that_is_calibrated() -> Non
     ("changes", "sentence"),
     [
         ({"fovea_alpha": [1.0, 1.0]}, "unknown field 'fovea_alpha'"),
+        ({"Fovea_layers": [0]}, "unknown field 'Fovea_layers'"),
         ({"fovea_documents": None}, "fovea_documents is missing"),
         ({"fovea_documents": "2,5"}, "fovea_documents must be a list of whole numbers"),
         ({"fovea_documents": [2, 5.0]}, "fovea_documents must be a list of whole numbers"),
@@ -48,7 +49,7 @@ def test_by_default_the_last_prompt_row_is_the_first_that_is_calibrated() -> Non
         ({"fovea_documents": []}, "needs a start and an end"),
         ({"fovea_documents": [2, 5, 7]}, "needs a start and an end"),
         ({"fovea_documents": [-1, 5, 5, 9]}, "must ascend"),
-        ({"fovea_documents": [2, 5, 4, 9]}, "must ascend"),
+        ({"fovea_documents": [2, 5, 4, 9]}, "4 follows 5. Where a token holds .* end documents with a line break"),
         ({"fovea_documents": [0, 0] * 1025}, "at most 1024"),
         ({"fovea_log_alpha": []}, "0 numbers for 2 documents"),
         ({"fovea_log_alpha": [0.0] * 3}, "3 numbers for 2 documents"),
@@ -170,6 +171,12 @@ def test_relevance_and_alpha_are_the_own_engine_s() -> None:
     expected = attention.mean(dim=(0, 1)) - torch.tensor([0.001, 0.002, 0.003])
     found = torch.tensor(table.log_alpha(attention, None)) * 5e-5
     torch.testing.assert_close(found, expected - expected.max(), rtol=1e-4, atol=1e-7)
+
+
+def test_attention_that_is_not_a_number_is_refused() -> None:
+    attention = torch.full((4, 2, 3), torch.nan)
+    with pytest.raises(BadRequest, match="the attention that was measured is not finite"):
+        estimate().log_alpha(attention, torch.zeros(4, 2, 3))
 
 
 def test_dummies_keep_what_is_around_contents_and_a_newline_at_the_end() -> None:

@@ -24,10 +24,10 @@ from fovea_vllm.request import (
     LOG_ALPHA,
     MEASURE,
     NUM_PROMPT_TOKENS,
-    PREFIX,
     BadRequest,
     layers_of,
     numbers,
+    own_fields,
     spans_of,
 )
 
@@ -72,7 +72,7 @@ class EstimateRequest:
     @classmethod
     def of(cls, extra_args: Mapping[str, Any] | None) -> "EstimateRequest | None":
         """Read a request's fields; None if it names no documents, or brings α, or only measures. Raises BadRequest."""
-        fields = {name: value for name, value in (extra_args or {}).items() if name.startswith(PREFIX)}
+        fields = own_fields(extra_args)
         if DOCUMENTS not in fields or LOG_ALPHA in fields or MEASURE in fields:
             return None
         if unknown := sorted(set(fields) - set(FIELDS)):
@@ -159,13 +159,16 @@ class EstimateRequest:
     def log_alpha(self, attention: Tensor, dummy_attention: Tensor | None) -> list[float]:
         """Compute log α up to a constant, K numbers, from two (L, H, K) tensors; None with a table.
 
-        Empty documents have 0 attention in both, and their α does not count.
+        Empty documents have 0 attention in both, and their α does not count. Raises BadRequest for attention that is
+        not finite.
         """
         rel = self._mean(attention)
         if dummy_attention is None:
             rel = rel - torch.tensor(self.bias_table, dtype=torch.float64)
         else:
             rel = rel - self._mean(dummy_attention)
+        if not bool(rel.isfinite().all()):
+            raise BadRequest("the attention that was measured is not finite: the model's outputs are not numbers")
         log_alpha: list[float] = ((rel - rel.amax()) / self.temperature).clamp_min(-1e30).tolist()
         return log_alpha
 

@@ -31,8 +31,9 @@ def fields_of(profile: Mapping[str, Any], num_documents: int = 0, num_tokens: in
         return {**fields, BIAS: "exact" if bias == "tree" else bias}
     found = [table for table in profile["tables"] if len(table["attention"]) == num_documents]
     if not found:
-        counts = sorted({len(table["attention"]) for table in profile["tables"]})
-        raise ValueError(f"the profile has tables for {counts} documents: say for how many")
+        counts = ", ".join(map(str, sorted({len(table["attention"]) for table in profile["tables"]})))
+        asked = f"not {num_documents}" if num_documents else "say for how many"
+        raise ValueError(f"the profile has tables for {counts} documents: {asked}")
     nearest = min(found, key=lambda table: abs(math.log2(table["bucket"] / max(1, num_tokens))))
     return {**fields, BIAS: "table", BIAS_TABLE: nearest["attention"]}
 
@@ -55,10 +56,12 @@ def main(arguments: Sequence[str]) -> None:
     """Print the fields of a file."""
     if not 1 <= len(arguments) <= 3:
         sys.exit(__doc__)
-    profile = json.loads(Path(arguments[0]).read_text())
     try:
+        profile = json.loads(Path(arguments[0]).read_text())
+        if not isinstance(profile, dict) or "enabled" not in profile:
+            raise ValueError("this is no profile, which `fovea calibrate` writes as calibration.json")
         fields = fields_of(profile, *map(int, arguments[1:]))
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         sys.exit(f"{arguments[0]}: {error}")
     sys.stdout.write(f"{json.dumps(fields)}\n")
     sys.stderr.write(f"{'; '.join(notes_on(profile))}\n")

@@ -51,7 +51,7 @@ class DocumentRequest:
         Raises BadRequest for an unknown field that begins with `fovea_`, a value of the wrong kind or out of its
         limits, and fields that need or exclude each other.
         """
-        fields = {name: value for name, value in (extra_args or {}).items() if name.startswith(PREFIX)}
+        fields = own_fields(extra_args)
         if not fields:
             return None
         if unknown := sorted(set(fields) - set(FIELDS)):
@@ -132,6 +132,11 @@ class DocumentRequest:
             raise BadRequest(f"{FIRST_ROW} needs {LOG_ALPHA}")
 
 
+def own_fields(extra_args: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the fields that begin with `fovea_`, in whatever case, so that a misspelt one is not ignored."""
+    return {name: value for name, value in (extra_args or {}).items() if name.lower().startswith(PREFIX)}
+
+
 def numbers(name: str, value: Any, kind: type) -> list[Any]:
     """Check that a field is a list of whole numbers, or with `float` of numbers. Raises BadRequest."""
     kinds = (int, float) if kind is float else (int,)
@@ -154,7 +159,8 @@ def spans_of(value: Any) -> tuple[tuple[int, int], ...]:
         if place < done:
             raise BadRequest(
                 f"{DOCUMENTS} must ascend from 0: [start, end, start, end, …] with each start at or after the end "
-                f"before it; {place} follows {done}"
+                f"before it; {place} follows {done}. Where a token holds the end of one document and the start of the "
+                "next, end documents with a line break"
             )
         done = place
     return tuple(zip(places[::2], places[1::2], strict=True))

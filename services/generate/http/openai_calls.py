@@ -27,6 +27,8 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("structural_tag", "json_schema", "regex", "ebnf", "grammar"), ()),
     **dict.fromkeys(("prompt_embeds", "prompt_logprobs", "truncate_prompt_tokens"), ()),
     **dict.fromkeys(("logits_processors", "stop_token_ids"), ([],)),
+    # the plug-in's fields among them, which a client of vLLM may still send
+    "vllm_xargs": ({},),
     **dict.fromkeys(("include_stop_str_in_output", "return_token_ids", "return_tokens_as_token_ids"), (False,)),
     **dict.fromkeys(("length_penalty", "typical_p"), (1,)),
     "min_tokens": (0,),

@@ -319,6 +319,7 @@ CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{
         ({"web_search_options": {}}, 400, "web_search_options"),
         ({"moderation": {"model": "m"}}, 400, "moderation"),
         ({"guided_json": {"type": "object"}}, 400, "guided_json"),
+        ({"vllm_xargs": {"fovea_documents": [0, 3]}}, 400, "vllm_xargs"),
         ({"guided_choice": ["yes", "no"]}, 400, "guided_choice"),
         ({"structured_outputs": {"choice": ["yes", "no"]}}, 400, "structured_outputs"),
         ({"top_k": 5}, 400, "top_k"),
