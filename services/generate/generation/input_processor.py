@@ -146,7 +146,8 @@ class InputProcessor:
         if left < (1 if options.max_tokens is None else max_tokens):
             wanted = f" and its answer up to {options.max_tokens}" if options.max_tokens else ""
             raise TooLarge(
-                f"The prompt has {num_prompt_tokens} tokens{wanted}; the limit is {self.context_length}, prompt and answer together.",
+                f"The prompt has {num_prompt_tokens} tokens{wanted}; "
+                f"the limit is {self.context_length}, prompt and answer together.",
                 code="context_length_exceeded",
             )
         return Generation(
