@@ -10,12 +10,15 @@ import torch
 from pydantic import JsonValue
 
 from services.embed.model.mllm_checkpoint import (
+    BESIDE_TOKENIZER,
     LLAVA,
     MLLM_CONFIG,
     MLLM_KIND,
+    MLLM_PROJECTION,
     MODEL_CONFIG,
     PREPROCESSOR,
     PROCESSOR,
+    TOKENIZER,
     MllmPrompt,
     llava_config,
     num_image_tokens,
@@ -26,8 +29,8 @@ from services.jobs.imports.weights import find_weights
 from services.nn.loading import quiet_loading, transformers
 from services.nn.refusals import Refused
 
-TOKENIZER, SENTENCEPIECE = "tokenizer.json", "tokenizer.model"
-BESIDE = ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+SENTENCEPIECE = "tokenizer.model"
+BESIDE = ("generation_config.json", *BESIDE_TOKENIZER, MLLM_CONFIG, MLLM_PROJECTION)
 CHAT = ("chat_template.json", "chat_template.jinja")
 
 
@@ -60,10 +63,8 @@ class LlavaImport:
         weights = find_weights(self.source)
         taken = [MODEL_CONFIG, TOKENIZER, *(path for path in BESIDE if path in present), *preparation]
         taken += weights.taken_index
-        given = MLLM_CONFIG in present
-        made = {} if given else {MLLM_CONFIG: "LLaVA-1.5's prompt"}
+        made = {} if MLLM_CONFIG in present else {MLLM_CONFIG: "LLaVA-1.5's prompt"}
         reasons = dict.fromkeys(CHAT, f"{MLLM_CONFIG} has the prompt") | {SENTENCEPIECE: f"{TOKENIZER} says the same"}
-        taken += [MLLM_CONFIG] if given else []
         left = left_files(self.source, weights, taken, reasons)
         facts = {**_facts(config), "weight_bytes": sum(present[file] for file in weights.files)}
         return Plan(MLLM_KIND, ("embed",), tuple(taken), weights, (), made, left, facts)

@@ -1,19 +1,22 @@
 """FocalLens-MLLM checkpoint directories: a LLaVA in transformers' layout, and how it is asked.
 
 A directory holds `config.json`, the weights, the tokenizer and `preprocessor_config.json` as `llava-hf` publishes them,
-and `focallens_mllm.json`; without that file, the published prompt of LLaVA-1.5 is meant.
+and `focallens_mllm.json`; without that file, the published prompt of LLaVA-1.5 is meant. A tuned one also has
+`projection.safetensors`, the map to the space of CLIP's texts.
 """
 
 import json
+import shutil
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from PIL import Image
-from torch import Tensor
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from services.core.errors import InvalidRequest
@@ -26,8 +29,13 @@ from services.nn.weight_files import check_room
 # the kind of such a directory in manifests of the model store
 MLLM_KIND = "focallens-mllm"
 MLLM_CONFIG = "focallens_mllm.json"
+MLLM_PROJECTION = "projection.safetensors"
 MODEL_CONFIG = "config.json"
 PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
+TOKENIZER = "tokenizer.json"
+BESIDE_TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+# The head that predicts words, which embeddings do not need.
+HEAD = "lm_head.weight"
 LLAVA, LANGUAGE_MODEL, IMAGE_TOWER = "llava", "llama", "clip_vision_model"
 IMAGE = "<image>"
 INSTRUCTION = "{instruction}"
@@ -121,11 +129,33 @@ def load_mllm(
         whole, report = transformers().LlavaForConditionalGeneration.from_pretrained(
             directory, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
         )
-    if missing := sorted(report["missing_keys"]):
+        projection = _read_projection(directory)
+    if missing := sorted(set(report["missing_keys"]) - {HEAD}):
         raise ValueError(f"the checkpoint lacks weights of its model, {missing[0]!r} among them")
-    # the head that predicts words is left
-    model = FocalLensMllm(whole.model, tokenizer.opening, tokenizer.end).eval().requires_grad_(False).to(device)
+    model = FocalLensMllm(whole.model, tokenizer.opening, tokenizer.end, projection)
+    model.eval().requires_grad_(False).to(device)
     return MllmCheckpoint(model, tokenizer, transform, prompt.no_instruction)
+
+
+def save_mllm(model: FocalLensMllm, base: Path, directory: Path) -> None:
+    """Write a directory of a tuned model, with everything but the weights of `base`. They are stored as float16."""
+    model.llava.half().save_pretrained(directory)
+    for name in (TOKENIZER, *BESIDE_TOKENIZER, PREPROCESSOR, PROCESSOR):
+        if (base / name).is_file():
+            shutil.copyfile(base / name, directory / name)
+    (directory / MLLM_CONFIG).write_text(json.dumps(asdict(read_prompt(base)), indent=2) + "\n")
+    if model.projection is not None:
+        save_file({"weight": model.projection.weight.detach().float().contiguous()}, directory / MLLM_PROJECTION)
+
+
+def _read_projection(directory: Path) -> nn.Linear | None:
+    path = directory / MLLM_PROJECTION
+    if not path.is_file():
+        return None
+    weight = load_file(path)["weight"].float()
+    projection = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    projection.load_state_dict({"weight": weight})
+    return projection
 
 
 def llava_config(raw: Mapping[str, Any]) -> Any:

@@ -4,7 +4,7 @@ instructions.
 Nothing of an image is kept between batches: the projected patches are what no instruction affects, and to read an image
 from them would save only the image tower, a small part of the model.
 
-Shapes: B images, D width, R readouts, W tokens after the image.
+Shapes: B images, E embedding width, R readouts, W tokens after the image.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,7 +47,7 @@ class MllmEncoder:
 
     @property
     def embedding_width(self) -> int:
-        """Return D."""
+        """Return E."""
         return self._model.width
 
     def encode(self, pixels: Tensor, conditions: Mapping[str, InputIds], pairs: Sequence[Pair]) -> Rows:
