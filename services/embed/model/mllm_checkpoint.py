@@ -139,7 +139,8 @@ def load_mllm(
 
 def save_mllm(model: FocalLensMllm, base: Path, directory: Path) -> None:
     """Write a directory of a tuned model, with everything but the weights of `base`. They are stored as float16."""
-    model.llava.half().save_pretrained(directory)
+    with quiet_loading():
+        model.llava.half().save_pretrained(directory)
     for name in (TOKENIZER, *BESIDE_TOKENIZER, PREPROCESSOR, PROCESSOR):
         if (base / name).is_file():
             shutil.copyfile(base / name, directory / name)
