@@ -89,6 +89,7 @@ def test_lora_is_merged_into_the_weights_that_are_saved(base: Path, clip: ClipMo
     np.testing.assert_allclose(again.numpy(), before.numpy(), atol=2e-3)  # stored in half precision
 
 
+@pytest.mark.training
 def test_the_job_tunes_a_published_llava_and_publishes_it(base: Path, tmp_path: Path) -> None:
     store_url = (tmp_path / "store").as_uri()
     arguments = ["--base", base, "--output", tmp_path / "run", "--steps", "12", "--batch-size", "4"]
@@ -121,6 +122,7 @@ def test_the_job_tunes_a_published_llava_and_publishes_it(base: Path, tmp_path: 
     assert {fates[MLLM_CONFIG], fates[MLLM_PROJECTION]} == {"taken"}
 
 
+@pytest.mark.training
 @pytest.mark.parametrize(("lora_rank", "dtype"), [(4, torch.float32), (4, torch.bfloat16), (0, torch.float32)])
 def test_a_batch_is_learnt(base: Path, clip: ClipModel, lora_rank: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
