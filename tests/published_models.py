@@ -196,10 +196,10 @@ def _causal_lm(
         torch.manual_seed(0)
         model = kinds.AutoModelForCausalLM.from_config(kinds.CONFIG_MAPPING[config["model_type"]].from_dict(config))
     weights = {name: weight.to(getattr(torch, config["torch_dtype"])) for name, weight in model.state_dict().items()}
-    _write_shards(folder, weights, shards, safe=safe)
+    write_shards(folder, weights, shards, safe=safe)
 
 
-def _write_shards(folder: Path, weights: Mapping[str, torch.Tensor], count: int, *, safe: bool) -> None:
+def write_shards(folder: Path, weights: Mapping[str, torch.Tensor], count: int, *, safe: bool) -> None:
     from safetensors.torch import save_file
 
     stem, suffix = ("model", "safetensors") if safe else ("pytorch_model", "bin")

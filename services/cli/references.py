@@ -15,6 +15,7 @@ from services.core.store.errors import InvalidCheckpoint
 # The engine for each kind of checkpoint; `load` of all but one takes the device options unchanged.
 ENGINES = {
     "focallens-clip": ("services.embed.engine", "EmbedEngine"),
+    "focallens-mllm": ("services.embed.model.mllm_engine", "MllmEngine"),
     "fsc-clip": ("services.score.engine", "ScoreEngine"),
     "magiclens": ("services.embed.model.magiclens_engine", "MagicLensEngine"),
     "open-clip": ("services.embed.model.plain_engine", "PlainEngine"),

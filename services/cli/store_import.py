@@ -143,6 +143,7 @@ def interruptions() -> Iterator[None]:
 
 def recognise(text: str, options: ImportOptions) -> Import:
     """Open a source and plan its import. Raises Refused for what can't be imported, and says why."""
+    from services.embed.imports.llava import LlavaImport
     from services.embed.imports.magiclens import MagicLensImport
     from services.generate.imports.language_model import LanguageModelImport
     from services.jobs.imports.clip import ClipImport
@@ -168,6 +169,8 @@ def recognise(text: str, options: ImportOptions) -> Import:
         del given["--architecture"]
     elif MagicLensImport.recognises(source):
         importer = MagicLensImport(source)
+    elif LlavaImport.recognises(config):
+        importer = LlavaImport(source)
     elif LanguageModelImport.recognises(config):
         importer = LanguageModelImport(source, options.chat_template)
         del given["--chat-template"]
@@ -187,7 +190,8 @@ def _unknown(paths: Collection[str], config: Mapping[str, Any]) -> str:
         return "GGUF is llama.cpp's own format; import the repository that it was made from"
     kind = config.get("model_type")
     what = f"its config.json is of a {kind!r}" if kind else "it has no config.json that names an architecture"
-    return f"{what}; causal language models, T5s and CLIPs can be, and MagicLens (docs/guide/import.md lists them)"
+    known = "causal language models, T5s and CLIPs can be, and LLaVA and MagicLens"
+    return f"{what}; {known} (docs/guide/import.md lists them)"
 
 
 def store_name(text: str) -> str:

@@ -16,6 +16,8 @@ from services.embed.engine import EmbedEngine
 from services.embed.http.routes import embed_models_router, embed_router
 from services.embed.model.magiclens_checkpoint import MAGICLENS_KIND
 from services.embed.model.magiclens_engine import MagicLensEngine
+from services.embed.model.mllm_checkpoint import MLLM_KIND
+from services.embed.model.mllm_engine import MllmEngine
 from services.embed.model.plain_engine import PlainEngine
 from services.embed.service import CallLimits, Embedder, EmbedModel, EmbedModels, EmbedService, ModelFacts
 from services.embed.settings import EmbedSettings
@@ -43,8 +45,11 @@ def create_embed(settings: EmbedSettings) -> FastAPI:
     def load_magiclens(folder: Path) -> EmbedModel:
         return MagicLensEngine.load(folder, options)
 
+    def load_mllm(folder: Path) -> EmbedModel:
+        return MllmEngine.load(folder, options)
+
     models = host.follow(
-        {CHECKPOINT_KIND: load, OPEN_CLIP_KIND: load_plain, MAGICLENS_KIND: load_magiclens},
+        {CHECKPOINT_KIND: load, OPEN_CLIP_KIND: load_plain, MAGICLENS_KIND: load_magiclens, MLLM_KIND: load_mllm},
         make_batcher=host.batcher,
         measure=partial(parameter_bytes, options=options),
         describe=ModelFacts.of,

@@ -1,16 +1,17 @@
-"""Input texts of a CLIP text tower: tokenised once, and rejected if they are too long.
+"""Input texts of a CLIP text tower or a language model: tokenised once, and rejected if they are too long.
 
 Shapes: W text tokens.
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+from torch import Tensor
 
 from services.core.errors import InvalidRequest, TooLarge
-from services.nn.clip_tokenizer import Tokenizer
 
 InputIds = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -19,6 +20,18 @@ InputIds = np.ndarray[Any, np.dtype[np.int64]]
 MAX_CHARACTERS_PER_TOKEN = 16
 # White space is not counted, but a longer text is rejected or cut before it is examined.
 MAX_CHARACTERS = 2**18
+
+
+class TextTokenizer(Protocol):
+    """Splits texts into tokens: CLIP's tokenizer, or a language model's for instructions."""
+
+    context_length: int
+
+    def num_tokens(self, text: str) -> int:
+        """Count the tokens of a text before any truncation."""
+
+    def __call__(self, texts: Sequence[str]) -> Tensor:
+        """Tokenise texts to (N, W) int64, padded and cut at `context_length`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +47,7 @@ class Text:
     digest: str
 
 
-def tokenise(tokenizer: Tokenizer, text: str, *, truncate: bool = False) -> Text:
+def tokenise(tokenizer: TextTokenizer, text: str, *, truncate: bool = False) -> Text:
     """Tokenise a text as the model reads it, with runs of spaces collapsed.
 
     Raises TooLarge for more tokens than the context takes, unless `truncate` cuts them off, and

@@ -18,6 +18,8 @@ from services.core.images.references import ImageLimits
 from services.embed.bulk.folder import Array
 from services.embed.focallens import Readouts
 from services.embed.model.checkpoint import FOCALLENS_CONFIG, FocalLensCheckpoint, load_focallens
+from services.embed.model.magiclens_checkpoint import MAGICLENS_CONFIG
+from services.embed.model.mllm_checkpoint import is_llava
 from services.nn.packed_linear import can_pack
 from services.nn.plain_clip import PlainClip, PlainEncoder, embedding_width, load_plain_clip
 from services.nn.vision_transformer import pack_tower
@@ -146,6 +148,8 @@ def _load_checkpoint(choice: ModelChoice, device: str, dtype: torch.dtype) -> Fo
         checkpoint = load_focallens(choice.directory, device=device, dtype=dtype)
         _check_conditions(checkpoint, choice.conditions)
         return checkpoint
+    if is_llava(choice.directory) or (choice.directory / MAGICLENS_CONFIG).is_file():
+        raise ValueError("this command runs FocalLens-CLIP and plain CLIPs, not FocalLens-MLLM or MagicLens")
     if choice.conditions:
         raise ValueError("this checkpoint does not support conditions: it is a plain CLIP")
     return load_plain_clip(choice.directory, device=device, dtype=dtype)

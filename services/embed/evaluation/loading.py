@@ -3,9 +3,16 @@
 import json
 from pathlib import Path
 
-from services.embed.evaluation.embedders import ClipEmbedder, FocalLensEmbedder, ImageEmbedder, MagicLensEmbedder
+from services.embed.evaluation.embedders import (
+    ClipEmbedder,
+    FocalLensEmbedder,
+    ImageEmbedder,
+    MagicLensEmbedder,
+    MllmEmbedder,
+)
 from services.embed.model.checkpoint import FOCALLENS_CONFIG, load_focallens
 from services.embed.model.magiclens_checkpoint import MAGICLENS_CONFIG, load_magiclens
+from services.embed.model.mllm_checkpoint import is_llava, load_mllm
 from services.jobs.checkpoints import find_checkpoint
 from services.nn.clip_model import ClipModel, load_clip, open_clip, uses_quick_gelu
 from services.nn.clip_tokenizer import Tokenizer
@@ -15,8 +22,9 @@ from services.nn.image_transform import ImageTransform
 def load_embedder(
     reference: str, *, pretrained: str | None = None, device: str = "cpu", store_url: str | None = None
 ) -> ImageEmbedder:
-    """Load the embedder named on a command line: a folder of FocalLens's, open_clip's, MagicLens's or InstructBLIP's, a
-    name in the store, or, with `pretrained` (a tag, or a file that open_clip reads), a name that open_clip knows.
+    """Load the embedder named on a command line: a folder of FocalLens's, open_clip's, MagicLens's, LLaVA's or
+    InstructBLIP's, a name in the store, or, with `pretrained` (a tag, or a file that open_clip reads), a name that
+    open_clip knows.
 
     Raises ValueError for an unknown open_clip name, StoreError if the store has no such name.
     """
@@ -27,6 +35,8 @@ def load_embedder(
         return FocalLensEmbedder(load_focallens(directory, device=device), name=reference)
     if (directory / MAGICLENS_CONFIG).is_file():
         return MagicLensEmbedder(load_magiclens(directory, device=device), name=reference)
+    if is_llava(directory):
+        return MllmEmbedder(load_mllm(directory, device=device), name=reference)
     if is_instructblip(directory):
         from services.embed.evaluation.instructblip import InstructBlipEmbedder  # transformers is an extra
 

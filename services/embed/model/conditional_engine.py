@@ -21,8 +21,7 @@ from torch import Tensor
 from services.embed.model.items import Bytes, Embeddings, ImageItem, Item, Pixels, Reading, StateItem
 from services.embed.model.readout_plan import Pair, ReadoutPlan
 from services.nn.broken_model import BrokenModel
-from services.nn.clip_texts import InputIds, Text, tokenise
-from services.nn.clip_tokenizer import Tokenizer
+from services.nn.clip_texts import InputIds, Text, TextTokenizer, tokenise
 from services.nn.image_transform import ImageTransform
 from services.nn.reference_outputs import OutputRow, check_checkpoint
 
@@ -95,7 +94,7 @@ class ConditionalEngine:
     reads_texts = True
 
     def __init__(
-        self, encoder: ConditionalEncoder, tokenizer: Tokenizer, transform: ImageTransform, device: torch.device,
+        self, encoder: ConditionalEncoder, tokenizer: TextTokenizer, transform: ImageTransform, device: torch.device,
         dtype: torch.dtype, costs: Costs,
     ) -> None:  # fmt: skip
         self._encoder = encoder

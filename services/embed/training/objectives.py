@@ -128,7 +128,7 @@ class CaptionLoss(nn.Module):
         tokens = encode_tokens(self.clip.visual, batch.pixels(self.transform))
         image_features = gather(tokens.pooled)
         text_features = gather(F.normalize(encode_text(self.clip, batch.answer_ids), dim=-1))
-        representative, answer_index = _distinct(gather(batch.answer_ids))
+        representative, answer_index = distinct(gather(batch.answer_ids))
         scale = clamped_scale(self.clip.logit_scale)
         loss = unique_answer_loss(image_features, text_features[representative], answer_index, scale, symmetric=True)
         return loss if self.heads is None else loss + self.attribute_weight * self.heads(tokens, batch)
@@ -185,7 +185,7 @@ class TripletLoss(nn.Module):
         # the text tower is frozen: other processes' answers serve as negatives without any gradient
         own = batch.answer_ids[rows]
         everyone, start = gather_rows(own)
-        representative, index = _distinct(everyone)
+        representative, index = distinct(everyone)
         with torch.no_grad():
             answers = self.model.encode_texts(everyone[representative])
         return unique_answer_loss(features[rows], answers, index[start : start + len(own)], scale)
@@ -277,7 +277,7 @@ def encode_tokens(visual: Any, pixels: Tensor) -> Tokens:
     return Tokens(pool(visual, x), stem, told[:, 1:], told[:, 0])
 
 
-def _distinct(input_ids: Tensor) -> tuple[Tensor, Tensor]:
+def distinct(input_ids: Tensor) -> tuple[Tensor, Tensor]:
     """Rows (R, W) → one row index for each distinct text (A,), and each row's text (R,) among them."""
     distinct, index = torch.unique(input_ids, dim=0, return_inverse=True)
     representative = torch.empty(len(distinct), dtype=torch.int64, device=input_ids.device)

@@ -21,6 +21,7 @@ from tests.embed.evaluation.data_sets import (
 )
 from tests.embed.evaluation.tiny_instructblip import write_tiny_instructblip
 from tests.embed.tiny import write_tiny_checkpoint
+from tests.published_llava import write_llava
 
 
 @pytest.fixture(scope="module")
@@ -195,3 +196,18 @@ def test_missing_images_are_told_without_a_traceback(checkpoint: str, tmp_path: 
     result = run("imagenet", "--data", tmp_path, "--checkpoint", checkpoint)
     assert result.exit_code == 2
     assert "n02085620 is missing" in result.stderr
+
+
+def test_a_published_llava_is_evaluated_as_checkpoint_and_as_baseline(checkpoint: str, tmp_path: Path) -> None:
+    llava = write_llava(tmp_path / "llava-1.5-7b-hf")
+    few = ("--images-per-class", "2")
+    *_, tuned = answer("colorshape", "--checkpoint", llava, "--baseline", checkpoint, *few)
+    assert tuned["embedder"] == str(llava)
+    assert 0 < tuned["average"] <= 100
+    first, *_ = answer("colorshape", "--checkpoint", checkpoint, "--baseline", llava, *few)
+    assert first["embedder"] == str(llava)
+    pairs = tmp_path / "mmvp"
+    write_mmvp(pairs)
+    refused = run("mmvp", "--data", pairs, "--checkpoint", llava)
+    assert refused.exit_code != 0
+    assert "which embeds images, not texts by themselves" in refused.output
