@@ -15,8 +15,8 @@ MODULES = {
     "gateway": ("aiohttp", "limits"),
     "predict": ("torch", "transformers", "safetensors", "numpy", "aiohttp", "yaml", "sentencepiece"),
     "generate": ("torch", "transformers", "safetensors", "numpy", "jinja2", "sentencepiece", "aiohttp"),
-    "embed": ("torch", "open_clip", "safetensors", "numpy", "PIL", "aiohttp", "python_multipart"),
-    "score": ("torch", "open_clip", "safetensors", "numpy", "PIL", "aiohttp", "python_multipart", "textblob"),
+    "embed": ("torch", "open_clip", "safetensors", "numpy", "PIL", "aiohttp", "python_multipart", "msgpack"),
+    "score": ("torch", "open_clip", "safetensors", "numpy", "PIL", "aiohttp", "python_multipart", "msgpack", "textblob"),
 }
 # Packages of an extra that a command can do without until an option asks for them.
 OPTIONAL = {"faiss": "search", "opentelemetry": "telemetry"}

@@ -28,7 +28,7 @@ from tests.contract.vector_servers import EMBED, Killable, vector_database
 from tests.core.postgres_server import PostgresServer, postgres_server
 from tests.kept_port import kept_port
 
-NUM_KILLS = int(os.environ.get("FOVEA_TEST_KILLS", "2"))
+NUM_KILLS = int(os.environ.get("FOVEA_TEST_KILLS", "1"))
 NUM_PROCESSES = int(os.environ.get("FOVEA_TEST_PROCESSES", "2"))
 SEED = int(os.environ.get("FOVEA_TEST_SEED", "0"))
 NUM_USERS = 4

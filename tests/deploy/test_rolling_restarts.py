@@ -115,8 +115,9 @@ def ports() -> Iterator[tuple[int, int]]:
         yield first, second
 
 
+# Services stop by the same code, so one stands for all whose manifests have its pace.
 @pytest.mark.slow
-@pytest.mark.parametrize("service", SERVICES)
+@pytest.mark.parametrize("service", {pace_of(service): service for service in SERVICES}.values())
 async def test_a_service_is_replaced_at_the_pace_of_its_manifest(
     service: str, fovea: Fovea, ports: tuple[int, int]
 ) -> None:
