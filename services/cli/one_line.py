@@ -16,7 +16,17 @@ MODULES = {
     "predict": ("torch", "transformers", "safetensors", "numpy", "aiohttp", "yaml", "sentencepiece"),
     "generate": ("torch", "transformers", "safetensors", "numpy", "jinja2", "sentencepiece", "aiohttp"),
     "embed": ("torch", "open_clip", "safetensors", "numpy", "PIL", "aiohttp", "python_multipart", "msgpack"),
-    "score": ("torch", "open_clip", "safetensors", "numpy", "PIL", "aiohttp", "python_multipart", "msgpack", "textblob"),
+    "score": (
+        "torch",
+        "open_clip",
+        "safetensors",
+        "numpy",
+        "PIL",
+        "aiohttp",
+        "python_multipart",
+        "msgpack",
+        "textblob",
+    ),
 }
 # Packages of an extra that a command can do without until an option asks for them.
 OPTIONAL = {"faiss": "search", "opentelemetry": "telemetry"}
