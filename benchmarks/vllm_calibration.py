@@ -88,7 +88,7 @@ class Prompts:
         """Make a question about as many documents; of text, each byte is a token."""
         text = "".join(chr(97 + int(letter)) for letter in self._draw.integers(0, 26, self.num_tokens))
         documents = [text[start:end] for start, end in self.spans]
-        calibration = {"enabled": False} if bias is None else {"bias": bias, "layers": "last_half"}
+        calibration = {"enabled": False} if bias is None else {"enabled": True, "bias": bias, "layers": "last_half"}
         body = {"query": text[:QUESTION_TOKENS], "documents": documents, "calibration": calibration}
         return body | {"max_tokens": NUM_DECODED, "stream": True}
 
