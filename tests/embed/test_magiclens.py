@@ -1,6 +1,5 @@
 """MagicLens as published is imported, equals its arithmetic in numpy, and answers behind the same conditions."""
 
-import base64
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,19 +15,17 @@ from services.cli.references import write_reference
 from services.core.errors import InvalidRequest
 from services.core.store.manifest import CheckpointInfo
 from services.core.store.store import Store
-from services.embed.app import create_embed
 from services.embed.evaluation.embedders import NoTextSide
 from services.embed.evaluation.loading import load_embedder
 from services.embed.imports.magiclens import convert_magiclens
 from services.embed.model.items import ImageItem
 from services.embed.model.magiclens_checkpoint import MAGICLENS_KIND, load_magiclens
 from services.embed.model.magiclens_engine import MagicLensEngine
-from services.embed.settings import EmbedSettings
 from services.jobs.released_weights import UnusableWeights, read_pickled_bytes
 from services.nn.devices import DeviceOptions
-from tests.core.image_files import encode, scene
+from tests.core.image_files import scene
 from tests.embed.magiclens_reference import embedding
-from tests.embed.tiny import wait_until_ready
+from tests.embed.serving import as_base64, embed_client
 from tests.published_magiclens import CONTEXT, SIDE, WIDTH, random_parameters, write_magiclens
 
 CPU = DeviceOptions("cpu", "float32", num_threads=1)
@@ -101,21 +98,8 @@ def client(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     write_reference(MAGICLENS_KIND, checkpoint)
     store_url = (folder / "store").as_uri()
     Store.open(store_url).publish("magiclens", checkpoint, CheckpointInfo(kind=MAGICLENS_KIND))
-    settings = EmbedSettings(
-        store_url=store_url,
-        checkpoint_cache_dir=folder / "checkpoints",
-        collections_dir=folder / "collections",
-        models=("magiclens",),
-        device="cpu",
-        num_threads=1,
-    )
-    with TestClient(create_embed(settings), raise_server_exceptions=False, base_url="http://localhost") as client:
-        wait_until_ready(lambda: client.get("/readyz").status_code == 200)
+    with embed_client(folder, store_url, "magiclens") as client:
         yield client
-
-
-def as_base64(image: Image.Image) -> str:
-    return base64.b64encode(encode(image, "PNG")).decode()
 
 
 def test_the_service_answers_behind_the_same_condition(client: TestClient, engine: MagicLensEngine) -> None:

@@ -1,7 +1,6 @@
 """FocalLens-MLLM reads out what transformers' own LLaVA computes at the end of a prompt, and answers behind the same
 conditions."""
 
-import base64
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,17 +15,15 @@ from typer.testing import CliRunner
 from services.cli.main import app
 from services.core.errors import InvalidRequest, TooLarge
 from services.embed import focallens_mllm
-from services.embed.app import create_embed
 from services.embed.evaluation.embedders import NoTextSide
 from services.embed.evaluation.loading import load_embedder
 from services.embed.model.items import ImageItem
 from services.embed.model.mllm_checkpoint import MLLM_KIND, MllmPrompt, load_mllm
 from services.embed.model.mllm_engine import MllmEngine
-from services.embed.settings import EmbedSettings
 from services.nn.devices import DeviceOptions
 from services.nn.loading import transformers
-from tests.core.image_files import encode, scene
-from tests.embed.tiny import wait_until_ready
+from tests.core.image_files import scene
+from tests.embed.serving import as_base64, embed_client
 from tests.published_llava import NUM_IMAGE_TOKENS, SIDE, WIDTH, write_llava
 
 CPU = DeviceOptions("cpu", "float32", num_threads=1)
@@ -174,21 +171,8 @@ def client(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[T
     environment = {"FOVEA_STORE_URL": store_url, "HOME": str(served)}
     imported = CliRunner(env=environment).invoke(app, ["store", "import", str(folder), "--name", "llava"])
     assert imported.exit_code == 0, imported.output
-    settings = EmbedSettings(
-        store_url=store_url,
-        checkpoint_cache_dir=served / "checkpoints",
-        collections_dir=served / "collections",
-        models=("llava",),
-        device="cpu",
-        num_threads=1,
-    )
-    with TestClient(create_embed(settings), raise_server_exceptions=False, base_url="http://localhost") as client:
-        wait_until_ready(lambda: client.get("/readyz").status_code == 200)
+    with embed_client(served, store_url, "llava") as client:
         yield client
-
-
-def as_base64(image: Image.Image) -> str:
-    return base64.b64encode(encode(image, "PNG")).decode()
 
 
 def test_the_service_answers_behind_the_same_condition(client: TestClient, engine: MllmEngine) -> None:

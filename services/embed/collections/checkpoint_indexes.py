@@ -177,6 +177,10 @@ class CheckpointIndexes(ABC):
         """Let an index answer another wording as well."""
         self._same_as[key_of(text)] = key_of(index.text)
 
+    def _forget_wordings(self, key: str) -> None:
+        """Let no wording share the index of this key any more."""
+        self._same_as = {wording: other for wording, other in self._same_as.items() if other != key}
+
     @abstractmethod
     async def refresh(self) -> None:
         """Learn what other processes have changed: indexes, their progress, and the collection's newest row."""

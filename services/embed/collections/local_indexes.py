@@ -136,7 +136,7 @@ class LocalIndexes(CheckpointIndexes):
         """Remove an index and its file."""
         key = key_of(index.text)
         dropped = self._indexes.pop(key, None)
-        self._same_as = {wording: other for wording, other in self._same_as.items() if other != key}
+        self._forget_wordings(key)
         if dropped is not None:
             with suppress(OSError):
                 dropped.path.unlink(missing_ok=True)

@@ -18,6 +18,7 @@ from PIL import Image
 from pydantic import JsonValue
 from torch import Tensor
 
+from services.core.errors import InvalidRequest
 from services.embed.model.items import Bytes, Embeddings, ImageItem, Item, Pixels, Reading, StateItem
 from services.embed.model.readout_plan import Pair, ReadoutPlan
 from services.nn.broken_model import BrokenModel
@@ -88,10 +89,10 @@ class Costs:
 class ConditionalEngine:
     """Runs one checkpoint; methods that take tensors run on one thread at a time, `prepare_*` on any.
 
-    `reads_texts` tells whether texts have embeddings of their own in the space of the images.
+    `image_only` names a model in whose space texts by themselves have no embeddings; None if they have.
     """
 
-    reads_texts = True
+    image_only: str | None = None
 
     def __init__(
         self, encoder: ConditionalEncoder, tokenizer: TextTokenizer, transform: ImageTransform, device: torch.device,
@@ -140,7 +141,12 @@ class ConditionalEngine:
         return self._encoder.state_bytes
 
     def prepare_text(self, text: str, *, truncate: bool = False) -> Text:
-        """Tokenise a text or a condition. Raises what `tokenise` raises."""
+        """Tokenise a text. Raises what `tokenise` raises, and InvalidRequest if texts have no embeddings."""
+        if self.image_only is not None:
+            raise InvalidRequest(
+                f"This model is a {self.image_only}, which embeds images, alone or under a condition, its instruction; "
+                "a text by itself has no embedding."
+            )
         return tokenise(self._tokenizer, text, truncate=truncate)
 
     def prepare_condition(self, text: str) -> Text:
@@ -237,7 +243,7 @@ class ConditionalEngine:
     def reference_inputs(self) -> list[JsonValue]:
         """Return texts, and seeds of noise images with or without a condition."""
         images: list[JsonValue] = [{"image": 0}, {"image": 1, "condition": "what color is it?"}]
-        return [*images, {"text": "a red square"}, {"text": "two blue circles"}] if self.reads_texts else images
+        return [*images, {"text": "a red square"}, {"text": "two blue circles"}] if self.image_only is None else images
 
     def reference_outputs(self, inputs: Sequence[Any]) -> list[OutputRow]:
         """Compute the embedding of each input."""
@@ -289,7 +295,7 @@ class ConditionalEngine:
         ]
 
     def _sample_texts(self) -> list[Item]:
-        return [self.prepare_text("a red square")] if self.reads_texts else []
+        return [self.prepare_text("a red square")] if self.image_only is None else []
 
     def _sample_image(self, seed: int, condition: Text | None = None) -> ImageItem:
         pixels = np.random.default_rng(seed).integers(0, 256, (*self.image_size, 3), dtype=np.uint8)

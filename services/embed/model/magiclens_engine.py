@@ -13,12 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.core.errors import InvalidRequest
 from services.embed.model.conditional_engine import ConditionalEngine, Costs
 from services.embed.model.encoder import Bytes, ConditionTokens, Rows, to_rows
 from services.embed.model.magiclens_checkpoint import MagicLensCheckpoint, load_magiclens
 from services.embed.model.readout_plan import UNCONDITIONAL, Pair
-from services.nn.clip_texts import InputIds, Text
+from services.nn.clip_texts import InputIds
 from services.nn.devices import DeviceOptions
 from services.nn.packed_linear import can_pack
 from services.nn.plain_clip import tower_width
@@ -92,7 +91,7 @@ class MagicLensEncoder:
 class MagicLensEngine(ConditionalEngine):
     """Runs one MagicLens checkpoint."""
 
-    reads_texts = False
+    image_only = "MagicLens"
 
     def __init__(self, checkpoint: MagicLensCheckpoint, device: torch.device, dtype: torch.dtype) -> None:
         num_patches = int(checkpoint.model.clip.visual.positional_embedding.shape[0]) - 1
@@ -113,10 +112,3 @@ class MagicLensEngine(ConditionalEngine):
         engine = cls(checkpoint, device, dtype)
         engine._directory = directory
         return engine
-
-    def prepare_text(self, text: str, *, truncate: bool = False) -> Text:
-        """Raises InvalidRequest."""
-        raise InvalidRequest(
-            "This model is a MagicLens, which embeds images, alone or under a condition, its instruction; a text by "
-            "itself has no embedding."
-        )

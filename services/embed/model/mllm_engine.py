@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from services.core.errors import InvalidRequest
 from services.embed.model.conditional_engine import ConditionalEngine, Costs
 from services.embed.model.encoder import Bytes, Rows, to_rows
 from services.embed.model.items import ImageItem, Item
 from services.embed.model.mllm_checkpoint import MllmCheckpoint, load_mllm
 from services.embed.model.readout_plan import UNCONDITIONAL, Pair
-from services.nn.clip_texts import InputIds, Text, tokenise
+from services.nn.clip_texts import InputIds, tokenise
 from services.nn.devices import DeviceOptions
 from services.nn.packed_linear import can_pack, pack_linear_layers
 from services.nn.reference_outputs import OutputRow
@@ -76,7 +75,7 @@ class MllmEncoder:
 class MllmEngine(ConditionalEngine):
     """Runs one FocalLens-MLLM checkpoint."""
 
-    reads_texts = False
+    image_only = "FocalLens-MLLM"
 
     def __init__(self, checkpoint: MllmCheckpoint, device: torch.device, dtype: torch.dtype) -> None:
         tokenizer = checkpoint.tokenizer
@@ -99,13 +98,6 @@ class MllmEngine(ConditionalEngine):
         engine = cls(checkpoint, device, dtype)
         engine._directory = directory
         return engine
-
-    def prepare_text(self, text: str, *, truncate: bool = False) -> Text:
-        """Raises InvalidRequest."""
-        raise InvalidRequest(
-            "This model is a FocalLens-MLLM, which embeds images, alone or under a condition, its instruction; a text "
-            "by itself has no embedding."
-        )
 
     def cost(self, item: Item) -> int:
         """Count the tokens that the models process: an image's once, and those of each instruction."""

@@ -140,7 +140,7 @@ class SharedIndexes(CheckpointIndexes):
         """Forget an index; its progress and vectors are removed by `tidy`, once its condition is not stored either."""
         key = key_of(index.text)
         self._indexes = {own: other for own, other in self._indexes.items() if own != key}
-        self._same_as = {wording: other for wording, other in self._same_as.items() if other != key}
+        self._forget_wordings(key)
 
     def next_step(self) -> ClaimedStep | None:
         self._refresh()
