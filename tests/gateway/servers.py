@@ -74,9 +74,9 @@ async def serving(app: ASGIApp, host: str = "127.0.0.1", port: int = 0, **option
 async def gateway(resolve: Resolve = resolve_host, **settings: Any) -> AsyncIterator[aiohttp.ClientSession]:
     """A client of a gateway; services without an address given are nowhere, those with None have only the default."""
     addresses = {f"{service}_urls": NOWHERE for service in ("predict", "generate", "embed", "score")}
-    given = {
-        name: value for name, value in {"log_level": "error", **addresses, **settings}.items() if value is not None
-    }
+    # Gateway and upstreams share one event loop here, and a busy machine may stall it for longer than the default.
+    defaults = {"log_level": "error", "connect_timeout_s": 60, **addresses}
+    given = {name: value for name, value in {**defaults, **settings}.items() if value is not None}
     app = create_gateway(GatewaySettings(**given), resolve=resolve)
     async with serving(app, http=BoundedHeadProtocol, timeout_keep_alive=KEEP_ALIVE_S) as url:
         await until(lambda: app.state.health.started().status == "ok")
