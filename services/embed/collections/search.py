@@ -1,7 +1,7 @@
 """Search for the nearest stored images under a condition, also while the condition's index is being built.
 
-A complete index answers alone. Otherwise the images that it lacks are short-listed by the existing indexes, read under
-the condition at once, and merged with the results of the index.
+A complete index answers alone. Otherwise the images that it lacks are short-listed by the existing indexes and by what
+a sample of them tells, read under the condition at once, and merged with the results of the index.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain, takewhile, zip_longest
+from itertools import chain, zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from services.core.exchange import RequestContext
 from services.core.images.inputs import ImageInput
 from services.embed.collections.checkpoint_indexes import CheckpointIndexes, ConditionIndex, key_of
 from services.embed.collections.reader import ImageReader, Read, Wanted
+from services.embed.collections.shortlist import MIN_SAMPLE, Candidates
 from services.embed.collections.storage.image_store import ImageStore
 from services.embed.model.items import Embeddings
 from services.embed.service import EmbedCall, Embedder, ServedEmbed, TextInput
@@ -32,6 +33,8 @@ Rows = NDArray[np.int64]
 ENCODING_COST = 8
 # The query is embedded under the condition of each: the unconditional one and those requested recently.
 MAX_SHORTLISTING_INDEXES = 8
+# The other indexes name this many candidates for each place on the short list.
+CANDIDATES = 8
 # With fewer images than this, a comparison cannot tell whether two wordings mean the same.
 MIN_COMPARED_IMAGES = 16
 # Images over the budget are read until this long before the deadline, at which no response could be sent.
@@ -40,7 +43,7 @@ FINISHING_S = 2.0
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """`shortlist_size` images with a stored state are read for one search, more only if the answer has to hold more
+    """For one search `shortlist_size` images with a stored state are read, more only if the answer has to hold more
     results. Wordings under which the same images' embeddings have a mean cosine of `share_index_cosine` or more share
     one index; with None, no wordings do."""
 
@@ -67,18 +70,6 @@ class Nearest:
     scores: Sequence[float]
     is_exact: bool
     index: ConditionIndex | None
-
-
-@dataclass(frozen=True)
-class Shortlist:
-    """Rows to be read for one search: those within the budget, and further ones needed for an answer of `k` results."""
-
-    rows: Sequence[int]
-    further_rows: Sequence[int] = ()
-
-    @property
-    def size(self) -> int:
-        return len(self.rows) + len(self.further_rows)
 
 
 class Searcher:
@@ -114,45 +105,60 @@ class Searcher:
         lacking = await asyncio.to_thread(self._lacking, index, question.among)
         rows, held = await self._among_indexed(index, query, question) if index is not None else ([], [])
         scores_of = dict(zip(rows, held, strict=True))
-        shortlist = await self._shortlist(served, indexes, question, lacking, question.k - len(rows))
-        wanted = Wanted(shortlist.rows, [question.text], indexes.sources)
-        reads = await self._reader.read(served, wanted, deadline=question.context.deadline)
+        candidates = await self._candidates(served, indexes, question, lacking, question.k - len(rows))
+        reads, left = await self._read_shortlist(served, indexes, question, query, candidates)
         if index is None and (same := await self._same_in_other_words(indexes, question.text, reads)) is not None:
             assert question.text is not None  # the unconditional embedding always has an index
             indexes.share(question.text, same)
             return await self.search(served, indexes, question, last_row=last_row)
-        wanted = replace(wanted, rows=shortlist.further_rows)
+        wanted = Wanted(left[: max(0, question.k - len(rows) - len(reads))], [question.text], indexes.sources)
         further, is_whole = await self._read_in_time(served, wanted, until=question.context.deadline - FINISHING_S)
         scores_of |= {read.row: float(read.vectors[0] @ query) for read in (*reads, *further)}
         best = sorted(scores_of, key=lambda row: (-scores_of[row], row))[: question.k]
-        is_exact = is_whole and shortlist.size == len(lacking) and (index is None or index.vectors.is_exact)
+        is_exact = is_whole and len(wanted.rows) == len(left) and (index is None or index.vectors.is_exact)
         return Nearest(best, [scores_of[row] for row in best], is_exact, index)
 
-    async def _shortlist(
+    async def _candidates(
         self, served: ServedEmbed, indexes: CheckpointIndexes, question: Question, lacking: Rows, num_wanted: int
-    ) -> Shortlist:
-        """Choose the images among `lacking` to read: all if they are few, else those that the other indexes rank first,
-        alternating between indexes, and then the newest; at least `num_wanted`, if there are as many."""
+    ) -> Candidates:
+        """Order the images that are lacking: all as they are if the search can read them all, else those that the other
+        indexes rank first, alternating between indexes, and then the newest."""
         states = indexes.states
         kept = states.has(lacking.tolist()) if states is not None and indexes.pace.states_pay else set()
         cost = {row: 1 if row in kept else ENCODING_COST for row in lacking.tolist()}
         if sum(cost.values()) <= self._options.shortlist_size:
-            return Shortlist(lacking.tolist())
+            return Candidates(lacking.tolist(), cost)
         others = [
             other for other in indexes if other.vectors.num_vectors and key_of(other.text) != key_of(question.text)
         ]
         others = sorted(others, key=lambda other: (other.text is not None, -other.used))[:MAX_SHORTLISTING_INDEXES]
-        ranked = [lacking[::-1].tolist()]
-        if others:
-            queries = await self._embed(served, question, [other.text for other in others])
-            among = replace(question, k=max(self._options.shortlist_size, num_wanted), among=lacking)
-            found = [await self._among_indexed(o, q, among) for o, q in zip(others, queries, strict=True)]
-            in_turns = chain.from_iterable(zip_longest(*[rows for rows, _ in found]))
-            ranked.insert(0, [row for row in in_turns if row is not None])
-        in_order = list(dict.fromkeys(chain.from_iterable(ranked)))
-        spent = accumulate(cost[row] for row in in_order)
-        size = sum(1 for _ in takewhile(lambda so_far: so_far <= self._options.shortlist_size, spent))
-        return Shortlist(sorted(in_order[:size]), in_order[size : max(size, num_wanted)])
+        queries = await self._embed(served, question, [other.text for other in others])
+        num_candidates = max(CANDIDATES * self._options.shortlist_size, num_wanted)
+        among = replace(question, k=min(num_candidates, len(lacking)), among=lacking)
+        found = [await self._among_indexed(o, q, among) for o, q in zip(others, queries, strict=True)]
+        in_turns = chain.from_iterable(zip_longest(*[rows for rows, _ in found]))
+        guided = list(dict.fromkeys(row for row in in_turns if row is not None))[:num_candidates]
+        in_order = list(dict.fromkeys([*guided, *lacking[::-1].tolist()]))
+        return Candidates(in_order, cost, others, len(guided))
+
+    async def _read_shortlist(
+        self,
+        served: ServedEmbed,
+        indexes: CheckpointIndexes,
+        question: Question,
+        query: Embeddings,
+        candidates: Candidates,
+    ) -> tuple[list[Read], Sequence[int]]:
+        """Read the candidates that the budget pays for; also return those left, in order."""
+        budget, deadline = self._options.shortlist_size, question.context.deadline
+        wanted = Wanted(candidates.sample(budget), [question.text], indexes.sources)
+        reads = await self._reader.read(served, wanted, deadline=deadline)
+        if len(reads) >= MIN_SAMPLE:
+            candidates = await asyncio.to_thread(candidates.after, reads, query)
+            budget -= sum(candidates.cost[row] for row in wanted.rows)
+        size = candidates.within(budget)
+        wanted = replace(wanted, rows=sorted(candidates.rows[:size]))
+        return [*reads, *await self._reader.read(served, wanted, deadline=deadline)], candidates.rows[size:]
 
     async def _read_in_time(self, served: ServedEmbed, wanted: Wanted, *, until: float) -> tuple[list[Read], bool]:
         """Read as much of `wanted` as possible before `until` (`time.monotonic()`); also return whether it was all."""
