@@ -1,4 +1,4 @@
-"""Clients that ask without a pause while processes come and go."""
+"""Clients that keep asking while processes come and go."""
 
 import asyncio
 from collections import Counter
@@ -18,10 +18,19 @@ class Load:
     """Clients under load and their observations: statuses, the models that answered, and errors.
 
     They send requests to `urls` in turn. With `anew` each request has a connection of its own, so that a process that
-    stops gets no request over an old one.
+    stops gets no request over an old one. Each client waits `pause_s` seconds between requests, which leaves a part of
+    the machine to processes that start.
     """
 
-    def __init__(self, send: Send, urls: Sequence[str], *, anew: bool = False, num_clients: int = NUM_CLIENTS) -> None:
+    def __init__(
+        self,
+        send: Send,
+        urls: Sequence[str],
+        *,
+        anew: bool = False,
+        num_clients: int = NUM_CLIENTS,
+        pause_s: float = 0.0,
+    ) -> None:
         self.urls = urls
         self.num_clients = num_clients
         self.statuses: Counter[int] = Counter()
@@ -29,6 +38,7 @@ class Load:
         self.failures: list[str] = []
         self._send = send
         self._anew = anew
+        self._pause_s = pause_s
         self._is_over = asyncio.Event()
 
     @property
@@ -70,6 +80,7 @@ class Load:
                 self.models[answer["model"]] += 1
             else:
                 self.failures.append(str(answer))
+            await asyncio.sleep(self._pause_s)
 
 
 async def known_to(gateway_url: str, service: str, num_addresses: int) -> None:

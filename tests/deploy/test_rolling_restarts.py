@@ -22,8 +22,8 @@ from tests.kept_port import kept_port
 
 ROOT = Path(__file__).parents[2]
 BASE = ROOT / "k8s" / "base"
-# As many as leave the processes that start a part of the machine.
 NUM_CLIENTS = 3
+PAUSE_S = 0.05
 # What a load balancer needs to leave a pod out that is being stopped.
 NOTICED_AFTER_S = 1.0
 
@@ -129,7 +129,9 @@ async def test_a_service_is_replaced_at_the_pace_of_its_manifest(
     urls = ",".join(fovea.processes[pod].url for pod in pods)
     gateway = await asyncio.to_thread(fovea.start_gateway, {f"FOVEA_GATEWAY_{service.upper()}_URLS": urls})
     await asyncio.to_thread(gateway.wait_until_ready)
-    async with Load(SENT[service], [gateway.url], anew=True, num_clients=NUM_CLIENTS).running() as load:
+    async with Load(
+        SENT[service], [gateway.url], anew=True, num_clients=NUM_CLIENTS, pause_s=PAUSE_S
+    ).running() as load:
         await load.more(20)
         for pod in pods:
             old = fovea.processes[pod]
@@ -149,7 +151,7 @@ async def test_the_gateway_is_replaced_at_the_pace_of_its_manifest(fovea: Fovea)
     for pod in pods:
         await asyncio.to_thread(next_pod, fovea, "gateway", pod, 0)
     urls = [fovea.processes[pod].url for pod in pods]
-    async with Load(send_score, urls, anew=True, num_clients=NUM_CLIENTS).running() as load:
+    async with Load(send_score, urls, anew=True, num_clients=NUM_CLIENTS, pause_s=PAUSE_S).running() as load:
         await load.more(20)
         for pod in pods:
             await asyncio.sleep(NOTICED_AFTER_S)  # until then it is asked like the other
