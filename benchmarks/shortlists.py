@@ -3,9 +3,9 @@
 python -m benchmarks.shortlists [--images 6000] [--queries 100]
 
 Drawn pictures and the packaged starter, whose embeddings under all conditions are computed once. A short list is chosen
-from the unconditional index: by its order alone; by CLAY (https://arxiv.org/abs/2604.11539) in the subspace of texts that
-name the condition's true values, which a service does not know; and by a sample that is read under the condition. Recall
-is that of the ten nearest under the condition. All lists are equally long; a sample counts as a part of its list.
+from the unconditional index: by its order alone; by CLAY (https://arxiv.org/abs/2604.11539), in the subspace of texts
+that name the condition's true values, which a service does not know; and by a sample that is read under the condition.
+Recall is that of the ten nearest under the condition. All lists are equally long; a sample is a part of its list.
 """
 
 import argparse
@@ -97,7 +97,13 @@ def measure(num_images: int, num_queries: int) -> dict[str, Any]:
             for name, rows in lists.items():
                 found[name].append(len(nearest & set(rows)) / 10)
         recall[condition] = {name: round(float(np.mean(values)), 3) for name, values in found.items() if values}
-    return {"images": num_images, "size": SIZE, "queries": num_queries, "recall_at_10": recall, "choosing_ms": summary(choosing)}  # fmt: skip
+    return {
+        "images": num_images,
+        "size": SIZE,
+        "queries": num_queries,
+        "recall_at_10": recall,
+        "choosing_ms": summary(choosing),
+    }
 
 
 def main() -> None:
