@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from services.embed.data.triplets import instruction_vocabulary
 from services.embed.data.wordings import unrelated_nouns
@@ -20,6 +21,9 @@ PATCH_SIZE = 8
 CONTEXT_LENGTH = 512
 VOCABULARY_SIZE = 2048
 UNKNOWN, START, END, PAD = "<unk>", "<s>", "</s>", "<pad>"
+# the waves of positions: the longest has this many times the length of the shortest
+SLOWEST = 100.0
+AMPLITUDE = 0.5
 # CLIP's
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
@@ -53,6 +57,8 @@ class Dimensions:
             "num_attention_heads": self.text_width // HEAD_WIDTH,
             "num_key_value_heads": self.text_width // HEAD_WIDTH,
             "max_position_embeddings": CONTEXT_LENGTH,
+            # of Llama's 0.02, made for thousands of dimensions, a narrow model's attention would begin flat
+            "initializer_range": self.text_width**-0.5,
             "vocab_size": len(tokenizer),
             "bos_token_id": tokenizer.bos_token_id,
             "eos_token_id": tokenizer.eos_token_id,
@@ -73,10 +79,26 @@ class Dimensions:
 
 
 def create_llava(dimensions: Dimensions, tokenizer: Any) -> Any:
-    """Create transformers' `LlavaForConditionalGeneration` with random weights."""
+    """Create transformers' `LlavaForConditionalGeneration` with random weights.
+
+    The patches' positions begin as waves: of random ones as small as CLIP's, hundreds of steps make no use.
+    """
     with quiet_loading():
         config = transformers().LlavaConfig.from_dict(dimensions.config(tokenizer))
-        return transformers().LlavaForConditionalGeneration(config)
+        llava = transformers().LlavaForConditionalGeneration(config)
+    positions = llava.model.vision_tower.embeddings.position_embedding.weight
+    with torch.no_grad():
+        positions[1:] = _waves(dimensions.image_size // PATCH_SIZE, dimensions.width)
+    return llava
+
+
+def _waves(side: int, width: int) -> Tensor:
+    """Sines and cosines of a patch's column and row (Beyer et al. 2022), as large as the patches: (P, D)."""
+    frequencies = SLOWEST ** -torch.linspace(0, 1, width // 4)
+    angles = torch.arange(side)[:, None] * frequencies
+    waves = torch.cat([angles.sin(), angles.cos()], dim=1)
+    across, down = waves.repeat(side, 1), waves.repeat_interleave(side, dim=0)
+    return AMPLITUDE * torch.cat([across, down], dim=1)
 
 
 def create_tokenizer() -> Any:

@@ -51,8 +51,9 @@ def llava(
     warmup_steps: Annotated[
         int, typer.Option(min=1, help="Steps in which the image tower learns what pictures show.")
     ] = 1500,
+    warmup_batch_size: Annotated[int, typer.Option(min=1, help="Images per step of them, over all processes.")] = 64,
     steps: Annotated[int, typer.Option(min=1, help="Steps in which the language model learns to answer.")] = 1500,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images per step, over all processes.")] = 64,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images per step of them, over all processes.")] = 32,
     learning_rate: Annotated[float, typer.Option(callback=positive, help="Peak learning rate.")] = 1.5e-3,
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of the weights and the data.")] = 0,
     precision: Annotated[Precision, typer.Option(help="Precision of the computation.")] = "bf16",
@@ -80,17 +81,17 @@ def llava(
     options = dict(locals())
     check_publication(NAME, store_url, is_wanted=publish)
     warmup = Run(
-        output, warmup_steps, batch_size, learning_rate, 0.01, 0.05, seed, stage="warmup",
+        output, warmup_steps, warmup_batch_size, learning_rate, 0.01, 0.05, seed, stage="warmup",
         precision=precision, num_workers=num_workers, checkpoint_every=checkpoint_every,
     )  # fmt: skip
-    run = replace(warmup, num_steps=steps, stage="training")
+    run = replace(warmup, num_steps=steps, batch_size=batch_size, stage="training")
     output.mkdir(parents=True, exist_ok=True)
     set_seed(seed)
     tokenizer = create_tokenizer()
     model = create_llava(Dimensions(width, layers, text_width, text_layers, image_size), tokenizer)
     transform = ImageTransform((image_size, image_size), MEAN, STD)
     # a seed of its own: the second stage sees other pictures
-    pictures = PictureData(image_size, image_size // PATCH_SIZE, seed + 1_000, run.num_examples, picture_share)
+    pictures = PictureData(image_size, image_size // PATCH_SIZE, seed + 1_000, warmup.num_examples, picture_share)
     train(warmup, SeeingLoss(model, transform), pictures)
     model.model.vision_tower.requires_grad_(False)
     prompt = MllmPrompt()

@@ -92,8 +92,30 @@ def test_a_conversation_opens_like_the_prompt_that_is_embedded(llava: Any, token
 @pytest.mark.training
 def test_the_job_makes_a_llava_that_is_imported_and_tuned(tmp_path: Path) -> None:
     store_url = (tmp_path / "store").as_uri()
-    arguments = ["--warmup-steps", "2", "--steps", "2", "--batch-size", "4", "--image-size", str(SIDE), "--width", "32"]
-    arguments += ["--layers", "2", "--text-width", "32", "--text-layers", "2", "--images-per-class", "2"]
+    arguments = [
+        "--warmup-steps",
+        "2",
+        "--warmup-batch-size",
+        "4",
+        "--steps",
+        "2",
+        "--batch-size",
+        "4",
+        "--width",
+        "32",
+    ]
+    arguments += [
+        "--image-size",
+        str(SIDE),
+        "--layers",
+        "2",
+        "--text-width",
+        "32",
+        "--text-layers",
+        "2",
+        "--images-per-class",
+        "2",
+    ]
     result = CliRunner().invoke(app, [*arguments, "--output", str(tmp_path / "run"), "--store-url", store_url])
     assert result.exit_code == 0, result.output
     store = Store.open(store_url)
