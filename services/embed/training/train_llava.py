@@ -54,7 +54,7 @@ def llava(
     warmup_batch_size: Annotated[int, typer.Option(min=1, help="Images per step of them, over all processes.")] = 64,
     steps: Annotated[int, typer.Option(min=1, help="Steps in which the language model learns to answer.")] = 1500,
     batch_size: Annotated[int, typer.Option(min=1, help="Images per step of them, over all processes.")] = 32,
-    learning_rate: Annotated[float, typer.Option(callback=positive, help="Peak learning rate.")] = 1.5e-3,
+    learning_rate: Annotated[float, typer.Option(callback=positive, help="Peak learning rate.")] = 2e-3,
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of the weights and the data.")] = 0,
     precision: Annotated[Precision, typer.Option(help="Precision of the computation.")] = "bf16",
     num_workers: Annotated[int, typer.Option(min=0, help="Number of processes that render and tokenize batches.")] = 0,
