@@ -82,9 +82,7 @@ def mllm_table() -> str:
 
 
 def _retrieved(title: str, metrics: dict[str, float], never_asked: str = "") -> tuple[str, ...]:
-    cells = [
-        f"{metrics[name]:.1f}" + ("\\*" if column == never_asked else "") for column, name in RETRIEVED.items()
-    ]
+    cells = [f"{metrics[name]:.1f}" + ("\\*" if column == never_asked else "") for column, name in RETRIEVED.items()]
     return (title, *cells, f"{metrics['continuous_color_spearman']:.3f}")
 
 
