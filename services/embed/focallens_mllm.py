@@ -21,6 +21,7 @@ Shapes: B images, P patches, D width, E width of an embedding, C instructions, W
 readouts.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -51,15 +52,26 @@ class FocalLensMllm(nn.Module):
         self.register_buffer("opening", torch.tensor(opening), persistent=False)
 
     def forward(self, pixels: Tensor, input_ids: Tensor, image_index: Tensor) -> Tensor:
-        """Embed as `embed` does, each prompt in one pass, for training → (R, E).
+        """Embed as `embed` does, in one pass with gradient, for training → (R, E).
 
-        `image_index` (R,) are the places of the images of the instructions (R, W).
+        `image_index` (R,) are the places of the images of the instructions (R, W). An image's instructions stand side
+        by side behind it, each at the same positions and hidden from the others, so that an image passes once.
         """
         ends = self._ends(input_ids)
-        before = self._before(self.image_features(pixels))[image_index]
-        x = torch.cat([before, self._embed_tokens(input_ids[:, : int(ends.max()) + 1])], dim=1)
-        hidden = self.llava.language_model(inputs_embeds=x, use_cache=False).last_hidden_state
-        return self._read_out(hidden, before.shape[1] + ends)
+        before = self._before(self.image_features(pixels))
+        texts = self._embed_tokens(input_ids[:, : int(ends.max()) + 1])
+        place, num_places = _places(image_index)
+        num_before, width = before.shape[1], texts.shape[1]
+        side_by_side = before.new_zeros(len(before), num_places, *texts.shape[1:])
+        side_by_side[image_index, place] = texts
+        hidden = self.llava.language_model(
+            inputs_embeds=torch.cat([before, side_by_side.flatten(1, 2)], dim=1),
+            attention_mask=_hidden_from_others(num_before, num_places, width).to(before),
+            position_ids=_positions(num_before, num_places, width).to(before.device),
+            use_cache=False,
+        ).last_hidden_state
+        read_out = num_before + width * place + ends
+        return self._read_out(hidden[image_index, read_out])
 
     def embed(self, pixels: Tensor, input_ids: Tensor, pairs: Sequence[tuple[int, int]]) -> Tensor:
         """Embed normalised images (B, 3, height, width) under instructions → (R, E) float32, L2-normalised.
@@ -95,7 +107,7 @@ class FocalLensMllm(nn.Module):
         x = self._embed_tokens(input_ids[:, : int(ends.max()) + 1])
         cache = transformers().DynamicCache([(keys[places], values[places]) for keys, values in kept])
         hidden = self.llava.language_model(inputs_embeds=x, past_key_values=cache, use_cache=True).last_hidden_state
-        return self._read_out(hidden, ends)
+        return self._read_out(hidden[torch.arange(len(ends), device=ends.device), ends])
 
     def _before(self, features: Tensor) -> Tensor:
         """Return the inputs of the language model up to the image's end, (B, …, D)."""
@@ -105,14 +117,40 @@ class FocalLensMllm(nn.Module):
     def _ends(self, input_ids: Tensor) -> Tensor:
         return (input_ids == self.end).int().argmax(dim=1)
 
-    def _read_out(self, hidden: Tensor, places: Tensor) -> Tensor:
-        at_end = hidden[torch.arange(len(places), device=places.device), places].float()
+    def _read_out(self, at_end: Tensor) -> Tensor:
+        at_end = at_end.float()
         projected = at_end if self.projection is None else self.projection(at_end)
         return F.normalize(projected.float(), dim=-1)
 
     def _embed_tokens(self, input_ids: Tensor) -> Tensor:
         embedded: Tensor = self.llava.get_input_embeddings()(input_ids)
         return embedded
+
+
+def _places(image_index: Tensor) -> tuple[Tensor, int]:
+    """Number the instructions of each image: (R,), and how many the image with the most has."""
+    counts: Counter[int] = Counter()
+    places = []
+    for image in image_index.tolist():
+        places.append(counts[image])
+        counts[image] += 1
+    return torch.tensor(places, device=image_index.device), max(counts.values())
+
+
+def _positions(num_before: int, num_places: int, width: int) -> Tensor:
+    """Positions of what stands before the instructions, and of each of them as if it alone followed: (1, T)."""
+    after = torch.arange(num_before, num_before + width).repeat(num_places)
+    return torch.cat([torch.arange(num_before), after])[None]
+
+
+def _hidden_from_others(num_before: int, num_places: int, width: int) -> Tensor:
+    """What is added to the logits of attention: causal, and −∞ from an instruction to another: (1, 1, T, T)."""
+    part = torch.cat(
+        [torch.zeros(num_before, dtype=torch.int64), 1 + torch.arange(num_places).repeat_interleave(width)]
+    )
+    is_seen = (part[None, :] == part[:, None]) | (part[None, :] == 0)
+    mask = torch.zeros(is_seen.shape).masked_fill(~is_seen.tril(), -torch.inf)
+    return mask[None, None]
 
 
 def _slices(items: list[Any]) -> Iterator[list[Any]]:

@@ -19,6 +19,7 @@ WRITERS: dict[str, Writer] = {
     "routes of score": partial(api.routes_of, "score"),
     "routes of the gateway": partial(api.routes_of, "models", "health"),
     "retrieval": results.retrieval_table,
+    "mllm": results.mllm_table,
     "wordings": results.wordings_table,
     "scenes": benchmark_figures.scenes_table,
     "reader": results.reader_table,

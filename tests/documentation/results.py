@@ -36,31 +36,54 @@ def unseen_embedder() -> dict[str, Any]:
     return found
 
 
+def llavas() -> dict[str, Any]:
+    """The descriptions of a small LLaVA before FocalLens's tuning and after it."""
+    found: dict[str, Any] = json.loads((RESULTS / "embed-mllm.json").read_text())
+    return found
+
+
+RETRIEVED = {
+    "Color": "map_color",
+    "Shape": "map_shape",
+    "Both": "map_both",
+    "average": "average_map",
+    "size": "map_size",
+    "background": "map_background",
+    "position": "map_position",
+    "texture": "map_texture",
+    "size and color\\*": "map_size_and_color",
+    "Shape, pairs held out": "held_out_map_shape",
+}
+
+
 def retrieval_table() -> str:
-    columns = {
-        "Color": "map_color",
-        "Shape": "map_shape",
-        "Both": "map_both",
-        "average": "average_map",
-        "size": "map_size",
-        "background": "map_background",
-        "position": "map_position",
-        "texture": "map_texture",
-        "size and color\\*": "map_size_and_color",
-        "Shape, pairs held out": "held_out_map_shape",
-    }
     rows = []
     for title, found in (
         ("CLIP, no condition", described("embed", "clip-shapes")),
         ("FocalLens", described("embed", "focallens-shapes")),
         ("FocalLens, never asked for textures", unseen_embedder()),
     ):
-        metrics, never = found["metrics"], found["training"].get("never_asked", "").split(",")
-        cells = [
-            f"{metrics[name]:.1f}" + ("\\*" if title == "texture" in never else "") for title, name in columns.items()
-        ]
-        rows.append((title, *cells, f"{metrics['continuous_color_spearman']:.3f}"))
-    return table(("", *columns, "continuous color, ρ"), rows)
+        never = found["training"].get("never_asked", "").split(",")
+        rows.append(_retrieved(title, found["metrics"], "texture" if "texture" in never else ""))
+    return table(("", *RETRIEVED, "continuous color, ρ"), rows)
+
+
+def mllm_table() -> str:
+    """FocalLens-CLIP beside a small LLaVA, without an instruction and under each."""
+    found = llavas()
+    rows = (
+        ("FocalLens-CLIP", described("embed", "focallens-shapes")["metrics"]),
+        ("LLaVA, no instruction", found["base"]["without_instruction"]),
+        ("LLaVA", found["base"]["metrics"]),
+        ("FocalLens-MLLM, no instruction", found["tuned"]["without_instruction"]),
+        ("FocalLens-MLLM", found["tuned"]["metrics"]),
+    )
+    return table(("", *RETRIEVED, "continuous color, ρ"), [_retrieved(title, metrics) for title, metrics in rows])
+
+
+def _retrieved(title: str, metrics: dict[str, float], never_asked: str = "") -> tuple[str, ...]:
+    cells = [f"{metrics[name]:.1f}" + ("\\*" if column == never_asked else "") for column, name in RETRIEVED.items()]
+    return (title, *cells, f"{metrics['continuous_color_spearman']:.3f}")
 
 
 def wordings_table() -> str:

@@ -90,6 +90,16 @@ def test_embeddings_equal_transformers_own_model_at_the_end_of_each_prompt(
     assert np.abs(found[0] - found[3]).max() > 0.05
 
 
+def test_training_reads_out_what_is_embedded_whatever_else_is_asked_of_an_image(folder: Path, reference: Rows) -> None:
+    checkpoint = load_mllm(folder)
+    images = checkpoint.transform.normalise(torch.from_numpy(np.stack([pixels(seed) for seed in range(3)])))
+    rows = [5, 0, 8, 2, 1, 7]  # three, one and two instructions, in any order
+    instructions = checkpoint.tokenizer([INSTRUCTIONS[PAIRS[row][1]] for row in rows])
+    with torch.inference_mode():
+        found = checkpoint.model(images, instructions, torch.tensor([PAIRS[row][0] for row in rows]))
+    np.testing.assert_allclose(found.numpy(), reference[rows], atol=1e-5)
+
+
 def test_instructions_are_tokenised_as_by_the_published_processor(folder: Path, processor: Any) -> None:
     tokenizer = load_mllm(folder).tokenizer
     input_ids = tokenizer(INSTRUCTIONS)

@@ -108,12 +108,14 @@ class Asked:
 
     With `has_unconditional` each picture has two additional rows: one without instruction, answered by a full caption,
     so that the embedding without a condition remains a CLIP embedding, and one under an instruction that is about
-    nothing in the picture, which must not change that embedding. `unseen` conditions are never asked.
+    nothing in the picture, which must not change that embedding. `unseen` conditions are never asked. `picture_share`
+    of the pictures are wider than ColorShape.
     """
 
     num_questions: int = 3
     has_unconditional: bool = True
     unseen: tuple[str, ...] = UNSEEN_CONDITIONS
+    picture_share: float = TUNING_PICTURE_SHARE
 
 
 def asked_conditions(unseen: Sequence[str]) -> list[str]:
@@ -163,7 +165,7 @@ def caption_batch(seed: int, step: int, size: int, side: int) -> CaptionBatch:
 
 def triplet_batch(seed: int, step: int, size: int, side: int, asked: Asked) -> tuple[Drawn, TripletBatch]:
     """Draw step `step` of the endless tuning data: pictures of one thing, and questions about each."""
-    drawn = draw_batch(seed, step, size, side, picture_share=TUNING_PICTURE_SHARE)
+    drawn = draw_batch(seed, step, size, side, picture_share=asked.picture_share)
     random = _random(seed, step)
     conditions = asked_conditions(asked.unseen)
     worded = {name: [draw_wording(name, random) for _ in range(WORDINGS_PER_CONDITION)] for name in conditions}

@@ -7,7 +7,7 @@ P patches, E embedding width.
 import copy
 import random
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -66,6 +66,16 @@ class Tokens(NamedTuple):
     cls: Tensor
 
 
+class Labelled(Protocol):
+    """A batch of pictures whose facts are known."""
+
+    @property
+    def image_labels(self) -> Tensor: ...  # (B, number of IMAGE_ATTRIBUTES)
+
+    @property
+    def patch_labels(self) -> Tensor: ...  # (B, P, number of PATCH_ATTRIBUTES)
+
+
 class AttributeHeads(nn.Module):
     """Linear heads by which each patch, before and after the blocks, and the class token must tell of a picture; thrown
     away after training.
@@ -81,7 +91,7 @@ class AttributeHeads(nn.Module):
         )
         self.image_heads = nn.ModuleList([nn.Linear(width, len(WORDS[name])) for name in IMAGE_ATTRIBUTES])
 
-    def forward(self, tokens: Tokens, batch: Rows) -> Tensor:
+    def forward(self, tokens: Tokens, batch: Labelled) -> Tensor:
         """Sum the cross-entropies → scalar."""
         loss = torch.zeros((), device=tokens.cls.device)
         for heads, patches in ((self.stem_heads, tokens.stem), (self.patch_heads, tokens.patches)):

@@ -12,7 +12,7 @@ import typer
 from accelerate.utils import set_seed
 
 from services.embed.data.llava import LlavaData
-from services.embed.data.triplets import Asked
+from services.embed.data.triplets import TUNING_PICTURE_SHARE, Asked
 from services.embed.evaluation.colorshape import ColorShapeProtocol, evaluate_colorshape, summary
 from services.embed.evaluation.loading import load_embedder
 from services.embed.model.mllm_checkpoint import MLLM_KIND, load_mllm, save_mllm
@@ -65,6 +65,9 @@ def focallens_mllm(
     num_workers: Annotated[int, typer.Option(min=0, help="Number of processes that render and tokenize batches.")] = 0,
     checkpoint_every: Annotated[int, typer.Option(min=1, help="Number of steps between resume states.")] = 500,
     questions: Annotated[int, typer.Option(min=1, help="Number of different questions about each drawn picture.")] = 3,
+    picture_share: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of drawn pictures that are wider than ColorShape.")
+    ] = TUNING_PICTURE_SHARE,
     scale: Annotated[
         float,
         typer.Option(min=0, callback=finite, help="Fixed logit scale. 0: train CLIP's own scale, as in the paper."),
@@ -91,7 +94,7 @@ def focallens_mllm(
         recompute_activations(model)
     prepare_tuning(model, embedding_width(clip), lora_rank, torch.bfloat16 if precision == "bf16" else torch.float32)
     loss = MllmLoss(model, checkpoint.transform, clip, scale or None)
-    asked = Asked(questions, has_unconditional=False)
+    asked = Asked(questions, has_unconditional=False, picture_share=picture_share)
     data = MllmData(checkpoint.tokenizer, clip.tokenizer, checkpoint.transform, seed, run.num_examples, asked, records)
     train(run, loss, data)
     if rank() == 0:
