@@ -53,7 +53,7 @@ class ConditionalEngine(ABC, Generic[CheckpointT]):
     embedding, the first `reference_numbers` are kept as a reference output, all if None.
     """
 
-    image_only: ClassVar[str | None] = None
+    image_only: str | None = None
     reference_numbers: ClassVar[int | None] = None
 
     def __init__(self, checkpoint: CheckpointT, device: torch.device, dtype: torch.dtype) -> None:
