@@ -179,7 +179,9 @@ def test_what_the_model_can_not_read_is_refused(embedding: VlmEngine) -> None:
 def test_images_are_resized_as_by_qwens_processors() -> None:
     from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
-    fit = ImageFit(INSTRUCTION, 32)
+    fit, fewest, most = ImageFit(INSTRUCTION, 32), INSTRUCTION.min_pixels, INSTRUCTION.max_pixels
+    assert fewest is not None
+    assert most is not None
     for width, height in ((1, 1), (33, 47), (2048, 2048), (4000, 300), (640, 480), (1280, 1440), (20, 3000)):
-        expected = smart_resize(height, width, 32, INSTRUCTION.min_pixels, INSTRUCTION.max_pixels)
+        expected = smart_resize(height, width, 32, fewest, most)
         assert fit.fitted(width, height) == expected[::-1]

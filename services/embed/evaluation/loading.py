@@ -1,30 +1,45 @@
 """Loading of embedders by their names on a command line."""
 
-import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from services.embed.evaluation.embedders import (
     ClipEmbedder,
     FocalLensEmbedder,
     ImageEmbedder,
     MagicLensEmbedder,
-    MllmEmbedder,
 )
+from services.embed.evaluation.engine_embedder import EngineEmbedder
 from services.embed.model.checkpoint import FOCALLENS_CONFIG, load_focallens
+from services.embed.model.conditional_engine import ConditionalEngine
+from services.embed.model.instructblip_checkpoint import is_instructblip
+from services.embed.model.instructblip_engine import InstructBlipEngine
 from services.embed.model.magiclens_checkpoint import MAGICLENS_CONFIG, load_magiclens
-from services.embed.model.mllm_checkpoint import is_llava, load_mllm
+from services.embed.model.mllm_checkpoint import is_llava
+from services.embed.model.mllm_engine import MllmEngine
+from services.embed.model.vlm_checkpoint import is_vlm, says_how_asked
+from services.embed.model.vlm_engine import VlmEngine
 from services.jobs.checkpoints import find_checkpoint
 from services.nn.clip_model import ClipModel, load_clip, open_clip, uses_quick_gelu
 from services.nn.clip_tokenizer import Tokenizer
 from services.nn.image_transform import ImageTransform
 
+# How a folder is recognised that an engine of its own runs; a LLaVA that says how it is asked is asked so.
+ENGINES: tuple[tuple[Callable[[Path], bool], type[ConditionalEngine[Any]]], ...] = (
+    (says_how_asked, VlmEngine),
+    (is_llava, MllmEngine),
+    (is_instructblip, InstructBlipEngine),
+    (is_vlm, VlmEngine),
+)
+
 
 def load_embedder(
     reference: str, *, pretrained: str | None = None, device: str = "cpu", store_url: str | None = None
 ) -> ImageEmbedder:
-    """Load the embedder named on a command line: a folder of FocalLens's, open_clip's, MagicLens's, LLaVA's or
-    InstructBLIP's, a name in the store, or, with `pretrained` (a tag, or a file that open_clip reads), a name that
-    open_clip knows.
+    """Load the embedder named on a command line: a folder of FocalLens's, open_clip's, MagicLens's, LLaVA's,
+    InstructBLIP's or of another vision-language model, a name in the store, or, with `pretrained` (a tag, or a file
+    that open_clip reads), a name that open_clip knows.
 
     Raises ValueError for an unknown open_clip name, StoreError if the store has no such name.
     """
@@ -35,19 +50,10 @@ def load_embedder(
         return FocalLensEmbedder(load_focallens(directory, device=device), name=reference)
     if (directory / MAGICLENS_CONFIG).is_file():
         return MagicLensEmbedder(load_magiclens(directory, device=device), name=reference)
-    if is_llava(directory):
-        return MllmEmbedder(load_mllm(directory, device=device), name=reference)
-    if is_instructblip(directory):
-        from services.embed.evaluation.instructblip import InstructBlipEmbedder  # transformers is an extra
-
-        return InstructBlipEmbedder(directory, name=reference, device=device)
+    for is_one, engine in ENGINES:
+        if is_one(directory):
+            return EngineEmbedder.load(engine, directory, name=reference, device=device)
     return ClipEmbedder(load_clip(str(directory)), name=reference, device=device)
-
-
-def is_instructblip(directory: Path) -> bool:
-    """Whether a Hugging Face folder contains InstructBLIP according to its configuration."""
-    path = directory / "config.json"
-    return path.is_file() and json.loads(path.read_text()).get("model_type") == "instructblip"
 
 
 def _known_clip(name: str, pretrained: str) -> ClipModel:

@@ -49,7 +49,8 @@ CheckpointT = TypeVar("CheckpointT", bound=ConditionalCheckpoint)
 class ConditionalEngine(ABC, Generic[CheckpointT]):
     """Runs one checkpoint; methods that take tensors run on one thread at a time, `prepare_*` on any.
 
-    `image_only` names a model in whose space texts by themselves have no embeddings; None if they have. Of an
+    `image_only` names a model, with its article, in whose space texts by themselves have no embeddings; None if they
+    have. Of an
     embedding, the first `reference_numbers` are kept as a reference output, all if None.
     """
 
@@ -130,7 +131,7 @@ class ConditionalEngine(ABC, Generic[CheckpointT]):
         """Tokenise a text. Raises what `tokenise` raises, and InvalidRequest if texts have no embeddings."""
         if self.image_only is not None:
             raise InvalidRequest(
-                f"This model is a {self.image_only}, which embeds images, alone or under a condition, its instruction; "
+                f"This model is {self.image_only}, which embeds images, alone or under a condition, its instruction; "
                 "a text by itself has no embedding."
             )
         return tokenise(self._tokenizer, text, truncate=truncate)

@@ -86,7 +86,7 @@ class MagicLensEncoder:
 class MagicLensEngine(StackingEngine[MagicLensCheckpoint]):
     """Runs one MagicLens checkpoint."""
 
-    image_only = "MagicLens"
+    image_only = "a MagicLens"
 
     def __init__(self, checkpoint: MagicLensCheckpoint, device: torch.device, dtype: torch.dtype) -> None:
         num_patches = int(checkpoint.model.clip.visual.positional_embedding.shape[0]) - 1

@@ -54,7 +54,7 @@ class MllmEncoder:
 class MllmEngine(StackingEngine[MllmCheckpoint]):
     """Runs one FocalLens-MLLM checkpoint."""
 
-    image_only = "FocalLens-MLLM"
+    image_only = "a FocalLens-MLLM"
     reference_numbers = 1024  # of 4,096 for LLaVA-1.5 7B
 
     def __init__(self, checkpoint: MllmCheckpoint, device: torch.device, dtype: torch.dtype) -> None:

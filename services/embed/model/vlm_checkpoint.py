@@ -1,14 +1,14 @@
 """Checkpoint directories of vision-language models that embed: a model in transformers' layout, and how it is asked.
 
 A directory holds what its publisher's does (`config.json`, the weights, the tokenizer, the settings of images, the chat
-template) and `vlm_embedding.json`.
+template) and `vlm_embedding.json`; without that file, one of the published prompts is meant.
 """
 
 import functools
 import json
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -172,15 +172,26 @@ class VlmCheckpoint:
     shares_beginning: bool
 
 
-def is_vlm_embedding(directory: Path) -> bool:
+def says_how_asked(directory: Path) -> bool:
     """Whether a folder says how its vision-language model is asked for embeddings."""
     return (directory / VLM_CONFIG).is_file()
 
 
+def is_vlm(directory: Path) -> bool:
+    """Whether a folder contains a vision-language model according to its configuration."""
+    path = directory / MODEL_CONFIG
+    return path.is_file() and json.loads(path.read_text()).get("model_type") in vlm_types()
+
+
+def vlm_types() -> Collection[str]:
+    """Name the architectures that transformers has for images and texts."""
+    names: Mapping[str, str] = transformers().models.auto.modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    return names.keys()
+
+
 def vlm_config(raw: Mapping[str, Any]) -> Any:
     """Return transformers' configuration of a `config.json`. Raises ValueError for a model without images and texts."""
-    kinds = transformers().models.auto.modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
-    if (kind := raw.get("model_type")) not in kinds:
+    if (kind := raw.get("model_type")) not in vlm_types():
         raise ValueError(f"{MODEL_CONFIG} is of a {kind!r}, which is no vision-language model that transformers knows")
     with quiet_loading():
         return transformers().CONFIG_MAPPING[kind].from_dict(dict(raw))

@@ -6,7 +6,7 @@ the checkpoint is loaded; a condition or a text is then put into its place.
 
 import json
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,8 @@ ONE_WORD = VlmPrompt(
     bare_user='Describe this image in one word: "',
     max_side=700,
 )
+# Where Qwen3-VL-Embedding tells its instruction; other models know none.
+TOLD_IN = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json", "config_sentence_transformers.json")
 FORMS: Mapping[str, VlmPrompt] = {"instruction": INSTRUCTION, "one-word": ONE_WORD}
 
 
@@ -111,7 +113,15 @@ class WrittenPrompt:
 
 def read_vlm_prompt(directory: Path) -> VlmPrompt:
     """Read how a directory's model is asked. Raises OSError, ValueError or TypeError for other settings."""
-    return VlmPrompt(**json.loads((directory / VLM_CONFIG).read_text()))
+    if not (path := directory / VLM_CONFIG).is_file():
+        return FORMS[form_of((directory / name).read_text() for name in TOLD_IN if (directory / name).is_file())]
+    return VlmPrompt(**json.loads(path.read_text()))
+
+
+def form_of(published: Iterable[str]) -> str:
+    """Name the form that a model was published for, by the texts of those of its files that TOLD_IN names."""
+    is_tuned = any(str(INSTRUCTION.bare_system) in text for text in published)
+    return "instruction" if is_tuned else "one-word"
 
 
 def _written(processor: Any, system: str | None, content: list[dict[str, str]], user: str | None) -> str:
