@@ -119,7 +119,7 @@ def test_of_the_whole_model_only_the_image_side_is_read(folder: Path, model: Any
 
 def test_texts_long_instructions_and_no_images_are_refused(engine: InstructBlipEngine) -> None:
     embedder = EngineEmbedder(engine, name="blip")
-    with pytest.raises(NoTextSide, match="blip is an InstructBLIP, which embeds images only"):
+    with pytest.raises(NoTextSide, match="blip is an InstructBLIP, which embeds images, not texts"):
         embedder.embed_texts(["a dog"])
     with pytest.raises(ValueError, match="no inputs to embed"):
         embedder.embed_images([], [None])

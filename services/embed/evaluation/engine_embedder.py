@@ -49,7 +49,7 @@ class EngineEmbedder:
     def embed_texts(self, texts: Sequence[str]) -> Array32:
         engine = self._engine
         if engine.image_only is not None:
-            raise NoTextSide(f"{self.name} is {engine.image_only}, which embeds images only, not texts by themselves")
+            raise NoTextSide(f"{self.name} is {engine.image_only}, which embeds images, not texts by themselves")
         parts = [
             engine.run_batch([engine.prepare_text(text, truncate=True) for text in batch])
             for batch in batches(texts, self._batch_size)

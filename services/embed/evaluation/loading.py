@@ -1,9 +1,5 @@
 """Loading of embedders by their names on a command line."""
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 from services.embed.evaluation.embedders import (
     ClipEmbedder,
     FocalLensEmbedder,
@@ -12,26 +8,12 @@ from services.embed.evaluation.embedders import (
 )
 from services.embed.evaluation.engine_embedder import EngineEmbedder
 from services.embed.model.checkpoint import FOCALLENS_CONFIG, load_focallens
-from services.embed.model.conditional_engine import ConditionalEngine
-from services.embed.model.instructblip_checkpoint import is_instructblip
-from services.embed.model.instructblip_engine import InstructBlipEngine
+from services.embed.model.engines import engine_of
 from services.embed.model.magiclens_checkpoint import MAGICLENS_CONFIG, load_magiclens
-from services.embed.model.mllm_checkpoint import is_llava
-from services.embed.model.mllm_engine import MllmEngine
-from services.embed.model.vlm_checkpoint import is_vlm, says_how_asked
-from services.embed.model.vlm_engine import VlmEngine
 from services.jobs.checkpoints import find_checkpoint
 from services.nn.clip_model import ClipModel, load_clip, open_clip, uses_quick_gelu
 from services.nn.clip_tokenizer import Tokenizer
 from services.nn.image_transform import ImageTransform
-
-# How a folder is recognised that an engine of its own runs; a LLaVA that says how it is asked is asked so.
-ENGINES: tuple[tuple[Callable[[Path], bool], type[ConditionalEngine[Any]]], ...] = (
-    (says_how_asked, VlmEngine),
-    (is_llava, MllmEngine),
-    (is_instructblip, InstructBlipEngine),
-    (is_vlm, VlmEngine),
-)
 
 
 def load_embedder(
@@ -50,9 +32,8 @@ def load_embedder(
         return FocalLensEmbedder(load_focallens(directory, device=device), name=reference)
     if (directory / MAGICLENS_CONFIG).is_file():
         return MagicLensEmbedder(load_magiclens(directory, device=device), name=reference)
-    for is_one, engine in ENGINES:
-        if is_one(directory):
-            return EngineEmbedder.load(engine, directory, name=reference, device=device)
+    if (engine := engine_of(directory)) is not None:
+        return EngineEmbedder.load(engine, directory, name=reference, device=device)
     return ClipEmbedder(load_clip(str(directory)), name=reference, device=device)
 
 

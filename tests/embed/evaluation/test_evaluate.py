@@ -118,8 +118,8 @@ def test_what_a_model_cannot_do_is_told_without_a_traceback(data: Path, tmp_path
     write_instructblip(tmp_path / "blip")
     probe = write_probe(tmp_path / "probe", num_train=15)
     runs: list[tuple[str, Path, list[str | Path], str]] = [
-        ("mmvp", data / "mmvp", [], "embeds images only"),
-        ("sugarcrepe", data / "sugarcrepe", ["--coco", data / "sugarcrepe" / "val2017"], "embeds images only"),
+        ("mmvp", data / "mmvp", [], "not texts by themselves"),
+        ("sugarcrepe", data / "sugarcrepe", ["--coco", data / "sugarcrepe" / "val2017"], "not texts by themselves"),
         ("linear-probe", probe, ["--category", "colour"], "projection"),
     ]
     for command, folder, options, message in runs:

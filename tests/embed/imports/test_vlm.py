@@ -1,4 +1,4 @@
-"""A vision-language model as published is imported with a prompt, and then embeds behind the same routes as any model."""
+"""A vision-language model as published is imported with a prompt, and then embeds behind the routes of any model."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -121,8 +121,8 @@ def test_the_service_answers_behind_the_same_condition(client: TestClient, publi
     answered = client.post("/embed", json=body).json()
     engine = VlmEngine.load(published, DeviceOptions("cpu", "float32", num_threads=1))
     wanted = [engine.prepare_condition(text) for text in CONDITIONS]
-    items = [*engine.prepare_image(scene(), "", wanted), engine.prepare_text(body["texts"][0])]
-    expected = np.concatenate([reading.rows for reading in engine.run_batch(items)])
+    readings = engine.run_batch([*engine.prepare_image(scene(), "", wanted), engine.prepare_text(body["texts"][0])])
+    expected = np.concatenate([reading.rows for reading in readings])
     np.testing.assert_allclose([row["embedding"] for row in answered["data"]], expected, atol=1e-5)
     (model,) = client.get("/v1/models").json()["data"]
     assert (model["kind"], model["dimensions"]) == (VLM_KIND, WIDTH)
@@ -154,5 +154,5 @@ def test_the_protocols_read_a_published_folder(published: Path, tmp_path: Path) 
     assert embedder.embed_images([scene()] * 2, [*CONDITIONS, None]).shape == (3, 2, WIDTH)
     assert embedder.embed_texts(["a red circle"]).shape == (1, WIDTH)
     other = write_qwen3_vl_embedding(tmp_path / "Qwen3-VL-2B", template=TEMPLATE.replace("Represent", "Read"))
-    with pytest.raises(NoTextSide, match="which embeds images only"):
+    with pytest.raises(NoTextSide, match="which embeds images, not texts"):
         load_embedder(str(other)).embed_texts(["a red circle"])
