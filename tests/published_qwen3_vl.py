@@ -64,6 +64,34 @@ def write_qwen3_vl_embedding(folder: Path, *, template: str = TEMPLATE) -> Path:
     return folder
 
 
+def write_qwen2_5_vl_instruct(folder: Path) -> Path:
+    """Write `Qwen/Qwen2.5-VL-3B-Instruct`, whose language model is described beside its parts; returns the folder."""
+    write_qwen3_vl_embedding(folder, template=TEMPLATE.replace("Represent the user's input.", "You are an assistant."))
+    published = json.loads((folder / "config.json").read_text())
+    tokens = {name: published[name] for name in published if name.endswith("_token_id")}
+    vocabulary = published["text_config"]["vocab_size"]
+    config = {
+        **{"architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl", **tokens},
+        **{"hidden_act": "silu", "hidden_size": WIDTH, "intermediate_size": 64, "max_position_embeddings": 128000},
+        **{"max_window_layers": 3, "num_attention_heads": 2, "num_hidden_layers": 3, "num_key_value_heads": 1},
+        **{"rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "sliding_window": 32768, "tie_word_embeddings": True},
+        **{"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}, "torch_dtype": "bfloat16"},
+        **{"use_sliding_window": False, "vocab_size": vocabulary},
+        "vision_config": {
+            **{"depth": 2, "fullatt_block_indexes": [1], "hidden_act": "silu", "hidden_size": 32, "in_chans": 3},
+            **{"intermediate_size": 48, "num_heads": 2, "out_hidden_size": WIDTH, "patch_size": 14},
+            **{"spatial_merge_size": MERGE, "spatial_patch_size": 14, "temporal_patch_size": 2, "window_size": 56},
+        },
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    image = {**IMAGES, "image_processor_type": "Qwen2VLImageProcessor", "processor_class": "Qwen2_5_VLProcessor"}
+    image |= {"patch_size": 14, "min_pixels": 3136, "max_pixels": 12845056}
+    (folder / "preprocessor_config.json").write_text(json.dumps(image, indent=2))
+    (folder / "video_preprocessor_config.json").unlink()
+    _write_weights(folder, config)
+    return folder
+
+
 def _config(number: dict[str, int], vocabulary: int) -> dict[str, Any]:
     text = {
         **{"attention_bias": False, "attention_dropout": 0.0, "bos_token_id": number["<|endoftext|>"]},
@@ -93,7 +121,9 @@ def _write_weights(folder: Path, config: dict[str, Any]) -> None:
     kinds = transformers()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = kinds.Qwen3VLForConditionalGeneration(kinds.Qwen3VLConfig.from_dict(config))
+        model = kinds.AutoModelForImageTextToText.from_config(
+            kinds.CONFIG_MAPPING[config["model_type"]].from_dict(config)
+        )
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 torch.nn.init.normal_(parameter, std=parameter[0].numel() ** -0.5)

@@ -18,7 +18,7 @@ from services.embed.model.vlm_prompts import INSTRUCTION, ONE_WORD, VLM_CONFIG, 
 from services.nn.devices import DeviceOptions
 from services.nn.loading import transformers
 from tests.published_llava import write_llava
-from tests.published_qwen3_vl import DEFAULT_INSTRUCTION, write_qwen3_vl_embedding
+from tests.published_qwen3_vl import DEFAULT_INSTRUCTION, write_qwen2_5_vl_instruct, write_qwen3_vl_embedding
 
 CPU = DeviceOptions("cpu", "float32", num_threads=1)
 CONDITIONS = ("What is the color of the object?", "the shape")
@@ -128,7 +128,12 @@ def llava(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_llava(tmp_path_factory.mktemp("published") / "llava-1.5-7b-hf")
 
 
-@pytest.mark.parametrize("model", ["llava", "qwen"])
+@pytest.fixture(scope="module")
+def qwen2_5(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_qwen2_5_vl_instruct(tmp_path_factory.mktemp("published") / "Qwen2.5-VL-3B-Instruct")
+
+
+@pytest.mark.parametrize("model", ["llava", "qwen", "qwen2_5"])
 def test_any_model_is_asked_for_one_word_as_diors_program_asks(model: str, request: pytest.FixtureRequest) -> None:
     folder: Path = request.getfixturevalue(model)
     engine, reference = served(folder, ONE_WORD), Reference(folder)

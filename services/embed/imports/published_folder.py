@@ -42,5 +42,5 @@ def facts_of(config: Any, make: Callable[[], Any]) -> dict[str, JsonValue]:
     return {
         "architecture": config.model_type,
         "num_parameters": sum(weight.numel() for weight in model.parameters()),
-        "dtype": str(config.dtype or torch.float32).removeprefix("torch."),
+        "dtype": str(config.dtype or config.get_text_config().dtype or torch.float32).removeprefix("torch."),
     }

@@ -24,6 +24,8 @@ BESIDE = (
     *("vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja", "chat_template.json"),
     *("video_preprocessor_config.json", VLM_CONFIG),
 )
+# Whose prompt a form is.
+PUBLISHED = {"instruction": "Qwen3-VL-Embedding's prompt", "one-word": "DIOR's prompt"}
 
 
 @dataclass(frozen=True)
@@ -49,15 +51,15 @@ class VlmImport:
         own = VLM_CONFIG in present and self.form is None
         beside = [path for path in BESIDE if path in present and (own or path != VLM_CONFIG)]
         taken = [MODEL_CONFIG, TOKENIZER, *beside, *settings, *weights.taken_index]
-        form = "its own prompt" if own else f"{self._form()}'s prompt"
+        form = "its own prompt" if own else self._form()
         left = left_files(self.source, weights, [*taken, VLM_CONFIG], {})
         facts = {
             **facts_of(config, lambda: transformers().AutoModelForImageTextToText.from_config(config)),
             "context_length": config.get_text_config().max_position_embeddings,
-            "embeds_by": form.removesuffix("'s prompt"),
+            "embeds_by": form,
             "weight_bytes": sum(present[file] for file in weights.files),
         }
-        made = {} if own else {VLM_CONFIG: form}
+        made = {} if own else {VLM_CONFIG: PUBLISHED[form]}
         return Plan(VLM_KIND, ("embed",), tuple(taken), weights, (), made, left, facts)
 
     def build(self, folder: Path) -> None:
