@@ -193,10 +193,19 @@ def recognise(text: str, options: ImportOptions) -> Import:
 
 def _unknown(paths: Collection[str], config: Mapping[str, Any]) -> str:
     """Say what a source is instead of a model that can be imported."""
+    from services.nn.refusals import shown_names
+
     if "adapter_config.json" in paths:
         return "it is an adapter; merge it into its model first (merge_and_unload of peft), and import the result"
     if any(path.endswith(".gguf") for path in paths):
         return "GGUF is llama.cpp's own format; import the repository that it was made from"
+    if not config and (pickles := sorted(path for path in paths if path.endswith(".pkl"))):
+        return f"it is a folder; a MagicLens is one file, so name {' or '.join(pickles)} in it"
+    within = sorted(
+        path.removesuffix("/config.json") for path in paths if path.count("/") == 1 and "/config.json" in path
+    )
+    if not config and within:
+        return f"it has no config.json, but {shown_names(within)} in it has: name that folder"
     kind = config.get("model_type")
     what = f"its config.json is of a {kind!r}" if kind else "it has no config.json that names an architecture"
     known = "causal language models, T5s, CLIPs, vision-language models, InstructBLIP and MagicLens can be"

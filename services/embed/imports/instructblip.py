@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic import JsonValue
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -52,11 +53,7 @@ class InstructBlipImport:
         reasons = dict.fromkeys(weights.files, "weights of the language model, which has no part in embeddings")
         left = left_files(self.source, None, [*taken, *read], reasons)
         made = {WEIGHTS: "the image tower, the queries and the Q-Former of the weights"}
-        facts: dict[str, JsonValue] = {
-            **_facts(config),
-            "weight_bytes": sum(self.source.files[file] for file in shards),
-        }
-        return Plan(INSTRUCTBLIP_KIND, ("embed",), tuple(taken), None, read, made, left, facts)
+        return Plan(INSTRUCTBLIP_KIND, ("embed",), tuple(taken), None, read, made, left, _facts(config))
 
     def build(self, folder: Path) -> None:
         """Write the image side's weights into one file. Raises Refused."""
@@ -96,8 +93,11 @@ def _facts(config: Any) -> dict[str, JsonValue]:
             ]
         )
 
+    facts = facts_of(config, image_side)
+    size = getattr(torch, str(facts["dtype"])).itemsize
     return {
-        **facts_of(config, image_side),
+        **facts,
+        "weight_bytes": int(str(facts["num_parameters"])) * size,
         "image_size": config.vision_config.image_size,
         "context_length": config.qformer_config.max_position_embeddings,
     }

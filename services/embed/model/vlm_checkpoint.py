@@ -49,7 +49,7 @@ class ImageFit:
     def __call__(self, image: Image.Image) -> Pixels:
         """Resize to (height, width, 3). Raises InvalidRequest for an image much longer than wide."""
         width, height = self.fitted(*image.size)
-        if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
+        if any(max(size) > MAX_ASPECT_RATIO * min(size) for size in (image.size, (width, height))):
             raise InvalidRequest(f"the image is more than {MAX_ASPECT_RATIO} times as long as wide")
         if (width, height) != image.size:
             by_pixels = self.prompt.max_side is None

@@ -63,7 +63,7 @@ class VlmEngine(ConditionalEngine[VlmCheckpoint]):
         self._model = checkpoint.model
         self._shares = checkpoint.shares_beginning
         if self._vlm.written.text is None:
-            self.image_only = "a vision-language model that is asked about an image"
+            self.image_only = "a vision-language model"
 
     @classmethod
     def read(cls, directory: Path, device: torch.device, dtype: torch.dtype) -> VlmCheckpoint:

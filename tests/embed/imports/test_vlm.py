@@ -105,6 +105,16 @@ def test_what_serving_needs_must_be_there(tmp_path: Path, run: Callable[..., Any
     assert "system or user needs one {condition}" in failed.output
 
 
+def test_a_folder_above_the_model_names_those_below(published: Path, run: Callable[..., Any], tmp_path: Path) -> None:
+    refused = run(published.parent, "--dry-run")
+    assert f"it has no config.json, but {published.name} in it has: name that folder" in refused.output
+    (tmp_path / "both").mkdir()
+    for name in ("magic_lens_clip_base.pkl", "magic_lens_clip_large.pkl"):
+        (tmp_path / "both" / name).write_bytes(b"")
+    told = "a MagicLens is one file, so name magic_lens_clip_base.pkl or magic_lens_clip_large.pkl in it"
+    assert told in run(tmp_path / "both", "--dry-run").output
+
+
 @pytest.fixture(scope="module")
 def client(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     served = tmp_path_factory.mktemp("served")
