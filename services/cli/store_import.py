@@ -208,7 +208,7 @@ def _unknown(paths: Collection[str], config: Mapping[str, Any]) -> str:
         return f"it has no config.json, but {shown_names(within)} in it has: name that folder"
     kind = config.get("model_type")
     what = f"its config.json is of a {kind!r}" if kind else "it has no config.json that names an architecture"
-    known = "causal language models, T5s, CLIPs, vision-language models, InstructBLIP and MagicLens can be"
+    known = "causal language models, T5s and CLIPs can be, and vision-language models, InstructBLIP and MagicLens"
     return f"{what}; {known} (docs/guide/import.md lists them)"
 
 
