@@ -1,4 +1,4 @@
-"""What imports of models in transformers' layout check alike, and how they describe a model."""
+"""Checks that imports of models in transformers' layout share, and their description of a model."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -35,7 +35,7 @@ class ImagePreparation(Protocol):
 
 
 class ConditionalCheckpoint(Protocol):
-    """What every checkpoint of such a model has beside the model."""
+    """The parts of a checkpoint beside its model."""
 
     @property
     def tokenizer(self) -> TextTokenizer: ...

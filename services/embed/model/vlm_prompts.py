@@ -1,4 +1,4 @@
-"""How a vision-language model is asked for an embedding: the two published prompts, and any other in their form.
+"""Prompts by which a vision-language model embeds: the two published ones, and any other in their form.
 
 A checkpoint's own prompt stands in its `vlm_embedding.json`. It is written through the model's chat template once, when
 the checkpoint is loaded; a condition or a text is then put into its place.
