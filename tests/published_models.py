@@ -95,13 +95,13 @@ def qwen2_5_instruct(folder: Path) -> None:
     config |= {"max_position_embeddings": 32768, "rope_theta": 1e6, "sliding_window": 131072, "rms_norm_eps": 1e-6}
     config |= {"use_sliding_window": False, "max_window_layers": 28}
     ends = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-    tokenizer = _byte_level_tokenizer(ends, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    tokenizer = byte_level_tokenizer(ends, eos_token="<|im_end|>", pad_token="<|endoftext|>")
     ids = tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|im_end|>"])
     generation = {"bos_token_id": ids[0], "eos_token_id": ids[::-1], "pad_token_id": ids[0], "do_sample": True}
     _causal_lm(
         folder, config | {"bos_token_id": ids[0], "eos_token_id": ids[1]}, shards=4, safe=True, generation=generation
     )
-    _write_tokenizer(folder, tokenizer, CHATML_TEMPLATE, tokenizer_class="Qwen2Tokenizer")
+    write_tokenizer(folder, tokenizer, CHATML_TEMPLATE, tokenizer_class="Qwen2Tokenizer")
     vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]
     (folder / "vocab.json").write_text(json.dumps(vocabulary["vocab"]))
     (folder / "merges.txt").write_text("#version: 0.2\n")
@@ -120,11 +120,11 @@ def llama_3_1_instruct(folder: Path) -> None:
         "<|eom_id|>",
         "<|eot_id|>",
     )
-    tokenizer = _byte_level_tokenizer(control, opening=control[0], bos_token=control[0], eos_token="<|eot_id|>")
+    tokenizer = byte_level_tokenizer(control, opening=control[0], bos_token=control[0], eos_token="<|eot_id|>")
     ends = tokenizer.convert_tokens_to_ids(["<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"])
     named = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": ends}
     _causal_lm(folder, config | named, shards=4, safe=True, generation={**named, "do_sample": True})
-    _write_tokenizer(folder, tokenizer, LLAMA3_TEMPLATE, tokenizer_class="PreTrainedTokenizerFast")
+    write_tokenizer(folder, tokenizer, LLAMA3_TEMPLATE, tokenizer_class="PreTrainedTokenizerFast")
     (folder / "original").mkdir()
     for name in ("consolidated.00.pth", "params.json", "tokenizer.model"):
         (folder / "original" / name).write_bytes(b"{}")
@@ -257,7 +257,7 @@ def _fast_of_sentencepiece(folder: Path) -> None:
     make_fast(folder / "tokenizer.model", LLAMA2_SPECIAL, {}).backend_tokenizer.save(str(folder / "tokenizer.json"))
 
 
-def _byte_level_tokenizer(control: tuple[str, ...], opening: str | None = None, **special: str) -> Any:
+def byte_level_tokenizer(control: tuple[str, ...], opening: str | None = None, **special: str) -> Any:
     from tokenizers import AddedToken, Tokenizer, processors
 
     from tests.generate.small_tokenizers import byte_level
@@ -277,7 +277,7 @@ def _byte_level_tokenizer(control: tuple[str, ...], opening: str | None = None, 
     return transformers().PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
 
 
-def _write_tokenizer(folder: Path, tokenizer: Any, template: str, **settings: str) -> None:
+def write_tokenizer(folder: Path, tokenizer: Any, template: str, **settings: str) -> None:
     tokenizer.save_pretrained(folder)
     config = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": template, **settings}))

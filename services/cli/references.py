@@ -17,9 +17,11 @@ ENGINES = {
     "focallens-clip": ("services.embed.engine", "EmbedEngine"),
     "focallens-mllm": ("services.embed.model.mllm_engine", "MllmEngine"),
     "fsc-clip": ("services.score.engine", "ScoreEngine"),
+    "instructblip": ("services.embed.model.instructblip_engine", "InstructBlipEngine"),
     "magiclens": ("services.embed.model.magiclens_engine", "MagicLensEngine"),
     "open-clip": ("services.embed.model.plain_engine", "PlainEngine"),
     "t5-student": ("services.predict.engine", "PredictEngine"),
+    "vlm-embedding": ("services.embed.model.vlm_engine", "VlmEngine"),
     "causal-lm": ("services.generate.engine", "GenerateEngine"),
 }
 

@@ -177,6 +177,13 @@ def import_checkpoint(  # noqa: PLR0913 - one parameter an option
     architecture: Annotated[
         str | None, typer.Option(help="open_clip's name of a CLIP that is one file of a training: ViT-B-32-quickgelu.")
     ] = None,
+    embed_by: Annotated[
+        str | None,
+        typer.Option(
+            help="For a vision-language model, the prompt by which it embeds: instruction (Qwen3-VL-Embedding's) or "
+            "one-word (DIOR's)."
+        ),
+    ] = None,
     licence: Annotated[str | None, typer.Option(help="Licence. Default: what the model card says.")] = None,
     alias: Annotated[
         list[str] | None, typer.Option(help="Alias to point at the version. Repeatable. Default: latest.")
@@ -197,9 +204,10 @@ def import_checkpoint(  # noqa: PLR0913 - one parameter an option
     The same command continues an interrupted import. Nothing of a source is run: pickles are read as plain tensors.
     """
     with errors_in_one_line("fovea store import", "generate"), interruptions():
-        planned = recognise(
-            source, ImportOptions(name, task, label_prefix, rationale_prefix, chat_template, architecture, licence)
+        options = ImportOptions(
+            name, task, label_prefix, rationale_prefix, chat_template, architecture, embed_by, licence
         )
+        planned = recognise(source, options)
         check_model_name(planned.name)
         aliases = [check_alias(each) for each in alias or ["latest"]]
         if not as_json:

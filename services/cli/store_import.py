@@ -32,6 +32,7 @@ class ImportOptions:
     rationale_prefix: str | None
     chat_template: str | None
     architecture: str | None
+    embed_by: str | None
     licence: str | None
 
 
@@ -143,8 +144,10 @@ def interruptions() -> Iterator[None]:
 
 def recognise(text: str, options: ImportOptions) -> Import:
     """Open a source and plan its import. Raises Refused for what can't be imported, and says why."""
+    from services.embed.imports.instructblip import InstructBlipImport
     from services.embed.imports.llava import LlavaImport
     from services.embed.imports.magiclens import MagicLensImport
+    from services.embed.imports.vlm import VlmImport
     from services.generate.imports.language_model import LanguageModelImport
     from services.jobs.imports.clip import ClipImport
     from services.jobs.imports.source import licence_of, open_source, read_object
@@ -160,6 +163,7 @@ def recognise(text: str, options: ImportOptions) -> Import:
         "--rationale-prefix": options.rationale_prefix,
         "--chat-template": options.chat_template,
         "--architecture": options.architecture,
+        "--embed-by": options.embed_by,
     }
     if T5Import.recognises(config):
         importer = T5Import(source, options.task, options.label_prefix, options.rationale_prefix)
@@ -169,11 +173,16 @@ def recognise(text: str, options: ImportOptions) -> Import:
         del given["--architecture"]
     elif MagicLensImport.recognises(source):
         importer = MagicLensImport(source)
-    elif LlavaImport.recognises(config):
+    elif InstructBlipImport.recognises(config):
+        importer = InstructBlipImport(source)
+    elif LlavaImport.recognises(config) and options.embed_by is None:
         importer = LlavaImport(source)
     elif LanguageModelImport.recognises(config):
         importer = LanguageModelImport(source, options.chat_template)
         del given["--chat-template"]
+    elif VlmImport.recognises(config):
+        importer = VlmImport(source, options.embed_by)
+        del given["--embed-by"]
     else:
         raise Refused(f"{source.uri} can't be imported: {_unknown(source.files, config)}")
     if unused := [option for option, value in given.items() if value is not None]:
@@ -184,13 +193,22 @@ def recognise(text: str, options: ImportOptions) -> Import:
 
 def _unknown(paths: Collection[str], config: Mapping[str, Any]) -> str:
     """Say what a source is instead of a model that can be imported."""
+    from services.nn.refusals import shown_names
+
     if "adapter_config.json" in paths:
         return "it is an adapter; merge it into its model first (merge_and_unload of peft), and import the result"
     if any(path.endswith(".gguf") for path in paths):
         return "GGUF is llama.cpp's own format; import the repository that it was made from"
+    if not config and (pickles := sorted(path for path in paths if path.endswith(".pkl"))):
+        return f"it is a folder; a MagicLens is one file, so name {' or '.join(pickles)} in it"
+    within = sorted(
+        path.removesuffix("/config.json") for path in paths if path.count("/") == 1 and "/config.json" in path
+    )
+    if not config and within:
+        return f"it has no config.json, but {shown_names(within)} in it has: name that folder"
     kind = config.get("model_type")
     what = f"its config.json is of a {kind!r}" if kind else "it has no config.json that names an architecture"
-    known = "causal language models, T5s and CLIPs can be, and LLaVA and MagicLens"
+    known = "causal language models, T5s and CLIPs can be, and vision-language models, InstructBLIP and MagicLens"
     return f"{what}; {known} (docs/guide/import.md lists them)"
 
 

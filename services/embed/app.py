@@ -1,5 +1,6 @@
 """The application of the embed service."""
 
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,11 +15,15 @@ from services.core.metrics import Metrics
 from services.core.serving.model_service import ModelService
 from services.embed.engine import EmbedEngine
 from services.embed.http.routes import embed_models_router, embed_router
+from services.embed.model.instructblip_checkpoint import INSTRUCTBLIP_KIND
+from services.embed.model.instructblip_engine import InstructBlipEngine
 from services.embed.model.magiclens_checkpoint import MAGICLENS_KIND
 from services.embed.model.magiclens_engine import MagicLensEngine
 from services.embed.model.mllm_checkpoint import MLLM_KIND
 from services.embed.model.mllm_engine import MllmEngine
 from services.embed.model.plain_engine import PlainEngine
+from services.embed.model.vlm_checkpoint import VLM_KIND
+from services.embed.model.vlm_engine import VlmEngine
 from services.embed.service import CallLimits, Embedder, EmbedModel, EmbedModels, EmbedService, ModelFacts
 from services.embed.settings import EmbedSettings
 from services.nn.devices import DeviceOptions
@@ -29,6 +34,15 @@ if TYPE_CHECKING:
     from services.embed.collections.library import Library
 
 CHECKPOINT_KIND = "focallens-clip"
+# How the folder of each kind of checkpoint is loaded.
+LOADERS: Mapping[str, Callable[[Path, DeviceOptions], EmbedModel]] = {
+    CHECKPOINT_KIND: EmbedEngine.load,
+    OPEN_CLIP_KIND: PlainEngine.load,
+    MAGICLENS_KIND: MagicLensEngine.load,
+    MLLM_KIND: MllmEngine.load,
+    VLM_KIND: VlmEngine.load,
+    INSTRUCTBLIP_KIND: InstructBlipEngine.load,
+}
 
 
 def create_embed(settings: EmbedSettings) -> FastAPI:
@@ -36,20 +50,8 @@ def create_embed(settings: EmbedSettings) -> FastAPI:
     host = ModelService("embed", settings)
     options = DeviceOptions(settings.device, settings.dtype, settings.num_threads)
 
-    def load(folder: Path) -> EmbedModel:
-        return EmbedEngine.load(folder, options)
-
-    def load_plain(folder: Path) -> EmbedModel:
-        return PlainEngine.load(folder, options)
-
-    def load_magiclens(folder: Path) -> EmbedModel:
-        return MagicLensEngine.load(folder, options)
-
-    def load_mllm(folder: Path) -> EmbedModel:
-        return MllmEngine.load(folder, options)
-
     models = host.follow(
-        {CHECKPOINT_KIND: load, OPEN_CLIP_KIND: load_plain, MAGICLENS_KIND: load_magiclens, MLLM_KIND: load_mllm},
+        {kind: _with(options, load) for kind, load in LOADERS.items()},
         make_batcher=host.batcher,
         measure=partial(parameter_bytes, options=options),
         describe=ModelFacts.of,
@@ -74,6 +76,10 @@ def create_embed(settings: EmbedSettings) -> FastAPI:
         description="Image embeddings conditioned on a text, and text embeddings in the same space.",
         resources=[lambda: inputs, *([library.opened] if library is not None else [])],
     )
+
+
+def _with(options: DeviceOptions, load: Callable[[Path, DeviceOptions], EmbedModel]) -> Callable[[Path], EmbedModel]:
+    return lambda folder: load(folder, options)
 
 
 def _library(

@@ -6,16 +6,15 @@ from pathlib import Path
 import torch
 
 from services.embed.model.checkpoint import FocalLensCheckpoint, load_focallens
-from services.embed.model.conditional_engine import ConditionalEngine, Costs
 from services.embed.model.encoder import Encoder
-from services.nn.devices import DeviceOptions
+from services.embed.model.stacking_engine import Costs, Encoders, StackingEngine
 
 # Reading a number of a state from memory, widening it and attending to it takes a CPU about as long as this many
 # multiplications of a forward pass.
 STATE_READ_COST = 32
 
 
-class EmbedEngine(ConditionalEngine):
+class EmbedEngine(StackingEngine[FocalLensCheckpoint]):
     """Runs one FocalLens checkpoint."""
 
     def __init__(self, checkpoint: FocalLensCheckpoint, device: torch.device, dtype: torch.dtype) -> None:
@@ -29,18 +28,12 @@ class EmbedEngine(ConditionalEngine):
             state=math.ceil(STATE_READ_COST * (model.state_size or 0) / num_weights),
         )
         encoder = Encoder(checkpoint, device, dtype)
-        super().__init__(encoder, checkpoint.tokenizer, checkpoint.transform, device, dtype, costs)
+        super().__init__(checkpoint, device, dtype, Encoders(encoder, encoder, encoder), costs)
 
     @classmethod
-    def load(cls, directory: Path, options: DeviceOptions) -> "EmbedEngine":
-        """Read a checkpoint directory onto the device.
+    def read(cls, directory: Path, device: torch.device, dtype: torch.dtype) -> FocalLensCheckpoint:
+        return load_focallens(directory, device=device, dtype=dtype)
 
-        Raises what `load_focallens` raises, and ValueError for a device that this machine lacks.
-        """
-        device = options.choose_device()
-        dtype = options.choose_dtype(device)
-        checkpoint = load_focallens(directory, device=device, dtype=dtype)
-        torch.set_num_threads(options.choose_num_threads(checkpoint.model.condition_projection.out_features))
-        engine = cls(checkpoint, device, dtype)
-        engine._directory = directory
-        return engine
+    @classmethod
+    def tower_width(cls, checkpoint: FocalLensCheckpoint) -> int:
+        return int(checkpoint.model.condition_projection.out_features)

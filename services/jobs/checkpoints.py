@@ -1,12 +1,14 @@
 """Sources of a job's checkpoint, a folder or a name in the model store, and the device on which it runs."""
 
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from services.core.settings import ServiceSettings
+from services.core.store.errors import NotFoundInStore
 from services.core.store.manifest import Manifest
 from services.core.store.starters import packaged_starters
 from services.core.store.store import Store
@@ -45,7 +47,11 @@ def find_checkpoint(reference: str, store_url: str | None = None) -> CheckpointS
     name, _, version = reference.partition("@")
     store = open_store(store_url)
     store.publish_starters(packaged_starters(), [name])
-    version = store.resolve(name, version or "latest")
+    try:
+        version = store.resolve(name, version or "latest")
+    except NotFoundInStore as error:
+        meant = [] if name in (names := store.names()) else get_close_matches(name, names, 1)
+        raise NotFoundInStore(f"{error}; did you mean {meant[0]!r}?" if meant else str(error)) from None
     settings = ServiceSettings(port=0)
     fetched = store.fetch(name, version, settings.checkpoint_cache_dir, settings.checkpoint_cache_max_bytes)
     return CheckpointSource(fetched, f"{name}@{version}", store.manifest(name, version))

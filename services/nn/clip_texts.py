@@ -47,15 +47,15 @@ class Text:
     digest: str
 
 
-def tokenise(tokenizer: TextTokenizer, text: str, *, truncate: bool = False) -> Text:
-    """Tokenise a text as the model reads it, with runs of spaces collapsed.
+def tokenise(tokenizer: TextTokenizer, text: str, *, truncate: bool = False, keeps_spaces: bool = False) -> Text:
+    """Tokenise a text as the model reads it, with runs of spaces collapsed unless `keeps_spaces`.
 
     Raises TooLarge for more tokens than the context takes, unless `truncate` cuts them off, and
     InvalidRequest for a text without any token.
     """
     max_characters = MAX_CHARACTERS_PER_TOKEN * tokenizer.context_length
     if len(text) <= MAX_CHARACTERS or truncate:
-        text = " ".join(text[:MAX_CHARACTERS].split())
+        text = text[:MAX_CHARACTERS].strip() if keeps_spaces else " ".join(text[:MAX_CHARACTERS].split())
     if not text:
         raise InvalidRequest("the text is empty: it needs at least one character other than a space")
     if len(text) > max_characters:

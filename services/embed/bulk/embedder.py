@@ -1,4 +1,4 @@
-"""A checkpoint that embeds batches of images under fixed conditions.
+"""Checkpoints that embed batches of images under fixed conditions.
 
 Shapes: B images of a batch, C conditions (1 if there are none), E embedding width.
 """
@@ -6,7 +6,7 @@ Shapes: B images of a batch, C conditions (1 if there are none), E embedding wid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -17,11 +17,9 @@ from services.core.images.decoding import decode_image
 from services.core.images.references import ImageLimits
 from services.embed.bulk.folder import Array
 from services.embed.focallens import Readouts
-from services.embed.model.checkpoint import FOCALLENS_CONFIG, FocalLensCheckpoint, load_focallens
-from services.embed.model.magiclens_checkpoint import MAGICLENS_CONFIG
-from services.embed.model.mllm_checkpoint import is_llava
+from services.embed.model.checkpoint import FocalLensCheckpoint
 from services.nn.packed_linear import can_pack
-from services.nn.plain_clip import PlainClip, PlainEncoder, embedding_width, load_plain_clip
+from services.nn.plain_clip import PlainClip, PlainEncoder, embedding_width
 from services.nn.vision_transformer import pack_tower
 
 Pixels = NDArray[np.uint8]
@@ -44,11 +42,28 @@ class ModelChoice:
     precision: Precision
 
 
-class BulkEmbedder:
-    """A checkpoint on a device, exclusively owned, and the conditions, encoded once.
+class BulkEmbedder(Protocol):
+    """A checkpoint on a device, exclusively owned, and the conditions, C or 1 if there are none.
 
     Safe to call from several threads.
     """
+
+    device: torch.device
+
+    @property
+    def width(self) -> int: ...
+    @property
+    def num_conditions(self) -> int: ...
+
+    def prepare(self, data: bytes) -> Pixels:
+        """Decode a file → (height, width, 3) uint8. Raises FoveaError if it is not an image within the limits."""
+
+    def embed(self, pixels: Sequence[Pixels]) -> Array:
+        """Embed B images → (B, C, E) float32, L2-normalised. Raises EmbeddingError if a number is not finite."""
+
+
+class ClipBulkEmbedder:
+    """A FocalLens-CLIP, with its conditions encoded once, or a plain CLIP, which has none."""
 
     def __init__(
         self,
@@ -75,17 +90,6 @@ class BulkEmbedder:
             with torch.inference_mode():
                 input_ids = checkpoint.tokenizer(conditions).to(device)
                 self._conditions = checkpoint.model.encode_conditions(input_ids)
-
-    @classmethod
-    def load(cls, choice: ModelChoice, device: str) -> "BulkEmbedder":
-        """Load a checkpoint. Raises EmbeddingError for a folder that is not a checkpoint, a device that this machine
-        lacks, and conditions that the checkpoint can't follow."""
-        try:
-            dtype: torch.dtype = getattr(torch, choice.precision)
-            checkpoint = _load_checkpoint(choice, device, dtype)
-            return cls(checkpoint, choice.conditions, torch.device(device), dtype)
-        except (OSError, ValueError, RuntimeError, AssertionError) as error:
-            raise EmbeddingError(f"{choice.directory}: {error}") from error
 
     @property
     def width(self) -> int:
@@ -140,26 +144,3 @@ def devices() -> list[str]:
     if torch.cuda.is_available():
         return [f"cuda:{index}" for index in range(torch.cuda.device_count())]
     return ["mps" if torch.backends.mps.is_available() else "cpu"]
-
-
-def _load_checkpoint(choice: ModelChoice, device: str, dtype: torch.dtype) -> FocalLensCheckpoint | PlainClip:
-    """Load a FocalLens folder, or an open_clip folder, which supports only unconditional embeddings."""
-    if (choice.directory / FOCALLENS_CONFIG).is_file():
-        checkpoint = load_focallens(choice.directory, device=device, dtype=dtype)
-        _check_conditions(checkpoint, choice.conditions)
-        return checkpoint
-    if is_llava(choice.directory) or (choice.directory / MAGICLENS_CONFIG).is_file():
-        raise ValueError("this command runs FocalLens-CLIP and plain CLIPs, not FocalLens-MLLM or MagicLens")
-    if choice.conditions:
-        raise ValueError("this checkpoint does not support conditions: it is a plain CLIP")
-    return load_plain_clip(choice.directory, device=device, dtype=dtype)
-
-
-def _check_conditions(checkpoint: FocalLensCheckpoint, conditions: Sequence[str]) -> None:
-    tokenizer = checkpoint.tokenizer
-    for condition in conditions:
-        if (num_tokens := tokenizer.num_tokens(condition)) > tokenizer.context_length:
-            raise ValueError(
-                f"the condition {condition[:50]!r} has {num_tokens} tokens: this model accepts at most"
-                f" {tokenizer.context_length}"
-            )

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Literal
 
 from services.core.store.checkpoint_files import DESCRIPTION_FILE, digest_of
-from services.embed.bulk.embedder import BulkEmbedder, ModelChoice, Precision, devices
+from services.embed.bulk.embedder import ModelChoice, Precision, devices
 from services.embed.bulk.folder import BulkFolder, BulkPlan, StoredDtype, planned_shards
 from services.embed.bulk.image_sources import Listing
+from services.embed.bulk.loading import load_bulk_embedder
 from services.embed.bulk.workers import ShardImages, Throughput, embed_on, embed_shards
 from services.jobs.checkpoints import CheckpointSource, find_checkpoint
 from services.jobs.progress import Bars
@@ -45,7 +46,7 @@ def embed_into_files(request: OutputRequest, listing: Listing, bars: Bars) -> in
     device_names = list(request.devices) or devices()
     choice = ModelChoice(source.directory, request.conditions, _precision(request, device_names))
     # with several devices it only provides the embedding width, and shows errors before processes start
-    embedder = BulkEmbedder.load(choice, device_names[0] if len(device_names) == 1 else "cpu")
+    embedder = load_bulk_embedder(choice, device_names[0] if len(device_names) == 1 else "cpu")
     folder = BulkFolder(request.directory, _plan(request, source, choice, embedder.width, listing))
     with folder.opened(overwrite=request.overwrite):
         size = request.shard_size

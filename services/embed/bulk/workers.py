@@ -23,6 +23,7 @@ from services.core.images.references import ImageLimits
 from services.embed.bulk.embedder import BulkEmbedder, EmbeddingError, ModelChoice, Pixels
 from services.embed.bulk.folder import Array, BulkFolder, Shard
 from services.embed.bulk.image_sources import ListedImage, Skipped, Unreadable, read_image, read_metadata
+from services.embed.bulk.loading import load_bulk_embedder
 from services.jobs.interruption import ignore_interrupts
 
 # Called with the number of images that are done, including skipped ones.
@@ -125,7 +126,7 @@ def _run_worker(
     device, choice, folder, shards, pace = job
     ignore_interrupts()
     try:
-        embedder = BulkEmbedder.load(choice, device)
+        embedder = load_bulk_embedder(choice, device)
         embed_shards(embedder, folder, shards, pace, connection.send)
     except (EmbeddingError, OSError) as error:
         with suppress(OSError):  # the parent has stopped listening because of an error

@@ -16,7 +16,6 @@ from torch import Tensor
 from services.embed.focallens import Readouts
 from services.embed.model.checkpoint import FocalLensCheckpoint
 from services.embed.model.magiclens_checkpoint import MagicLensCheckpoint
-from services.embed.model.mllm_checkpoint import MllmCheckpoint
 from services.nn.clip_model import ClipModel
 from services.nn.image_transform import ImageTransform
 
@@ -161,30 +160,6 @@ class MagicLensEmbedder:
 
     def embed_texts(self, texts: Sequence[str]) -> Array32:
         raise NoTextSide(f"{self.name} is a MagicLens, which embeds images, not texts by themselves")
-
-
-class MllmEmbedder:
-    """A FocalLens-MLLM on the device on which it was loaded; an image is encoded once for all instructions."""
-
-    def __init__(self, checkpoint: MllmCheckpoint, *, name: str, batch_size: int = 16) -> None:
-        self.name = name
-        self.image_size = checkpoint.transform.size[0]
-        self._checkpoint = checkpoint
-        self._batch_size = batch_size
-
-    @torch.inference_mode()
-    def embed_images(self, images: Iterable[Image.Image], instructions: Sequence[str | None]) -> Array32:
-        checkpoint, parts = self._checkpoint, []
-        like = next(checkpoint.model.parameters())
-        input_ids = checkpoint.tokenizer([text or checkpoint.no_instruction for text in instructions]).to(like.device)
-        for batch in batches(images, self._batch_size):
-            pairs = [(image, asked) for asked in range(len(instructions)) for image in range(len(batch))]
-            rows = checkpoint.model.embed(preprocess(batch, checkpoint.transform, like), input_ids, pairs)
-            parts.append(rows.view(len(instructions), len(batch), -1).cpu().numpy())
-        return _joined(parts)
-
-    def embed_texts(self, texts: Sequence[str]) -> Array32:
-        raise NoTextSide(f"{self.name} is a FocalLens-MLLM, which embeds images, not texts by themselves")
 
 
 class Unconditioned:

@@ -1,18 +1,15 @@
 """Loading of embedders by their names on a command line."""
 
-import json
-from pathlib import Path
-
 from services.embed.evaluation.embedders import (
     ClipEmbedder,
     FocalLensEmbedder,
     ImageEmbedder,
     MagicLensEmbedder,
-    MllmEmbedder,
 )
+from services.embed.evaluation.engine_embedder import EngineEmbedder
 from services.embed.model.checkpoint import FOCALLENS_CONFIG, load_focallens
+from services.embed.model.engines import engine_of
 from services.embed.model.magiclens_checkpoint import MAGICLENS_CONFIG, load_magiclens
-from services.embed.model.mllm_checkpoint import is_llava, load_mllm
 from services.jobs.checkpoints import find_checkpoint
 from services.nn.clip_model import ClipModel, load_clip, open_clip, uses_quick_gelu
 from services.nn.clip_tokenizer import Tokenizer
@@ -22,9 +19,9 @@ from services.nn.image_transform import ImageTransform
 def load_embedder(
     reference: str, *, pretrained: str | None = None, device: str = "cpu", store_url: str | None = None
 ) -> ImageEmbedder:
-    """Load the embedder named on a command line: a folder of FocalLens's, open_clip's, MagicLens's, LLaVA's or
-    InstructBLIP's, a name in the store, or, with `pretrained` (a tag, or a file that open_clip reads), a name that
-    open_clip knows.
+    """Load the embedder named on a command line: a folder of FocalLens's, open_clip's, MagicLens's, LLaVA's,
+    InstructBLIP's or of another vision-language model, a name in the store, or, with `pretrained` (a tag, or a file
+    that open_clip reads), a name that open_clip knows.
 
     Raises ValueError for an unknown open_clip name, StoreError if the store has no such name.
     """
@@ -35,19 +32,9 @@ def load_embedder(
         return FocalLensEmbedder(load_focallens(directory, device=device), name=reference)
     if (directory / MAGICLENS_CONFIG).is_file():
         return MagicLensEmbedder(load_magiclens(directory, device=device), name=reference)
-    if is_llava(directory):
-        return MllmEmbedder(load_mllm(directory, device=device), name=reference)
-    if is_instructblip(directory):
-        from services.embed.evaluation.instructblip import InstructBlipEmbedder  # transformers is an extra
-
-        return InstructBlipEmbedder(directory, name=reference, device=device)
+    if (engine := engine_of(directory)) is not None:
+        return EngineEmbedder.load(engine, directory, name=reference, device=device)
     return ClipEmbedder(load_clip(str(directory)), name=reference, device=device)
-
-
-def is_instructblip(directory: Path) -> bool:
-    """Whether a Hugging Face folder contains InstructBLIP according to its configuration."""
-    path = directory / "config.json"
-    return path.is_file() and json.loads(path.read_text()).get("model_type") == "instructblip"
 
 
 def _known_clip(name: str, pretrained: str) -> ClipModel:

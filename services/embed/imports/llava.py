@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from pydantic import JsonValue
 
+from services.embed.imports.published_folder import TOKENIZER, facts_of, image_settings, read_unquantised
 from services.embed.model.mllm_checkpoint import (
     BESIDE_TOKENIZER,
     LLAVA,
@@ -16,18 +16,14 @@ from services.embed.model.mllm_checkpoint import (
     MLLM_KIND,
     MLLM_PROJECTION,
     MODEL_CONFIG,
-    PREPROCESSOR,
-    PROCESSOR,
-    TOKENIZER,
     MllmPrompt,
     llava_config,
     num_image_tokens,
 )
 from services.jobs.imports.plan import Plan, left_files
-from services.jobs.imports.source import Source, read_model_config
+from services.jobs.imports.source import Source
 from services.jobs.imports.weights import find_weights
-from services.nn.loading import quiet_loading, transformers
-from services.nn.refusals import Refused
+from services.nn.loading import transformers
 
 SENTENCEPIECE = "tokenizer.model"
 BESIDE = ("generation_config.json", *BESIDE_TOKENIZER, MLLM_CONFIG, MLLM_PROJECTION)
@@ -48,18 +44,8 @@ class LlavaImport:
     def plan(self) -> Plan:
         """Plan the import without reading weights. Raises Refused for what would not be served rightly."""
         present = self.source.files
-        raw = read_model_config(self.source)
-        if "quantization_config" in raw:
-            told = "quantised weights are not served; import the model that they were made from"
-            raise Refused(f"{MODEL_CONFIG}: {told}")
-        try:
-            config = llava_config(raw)
-        except (ValueError, TypeError) as error:
-            raise Refused(str(error).splitlines()[0]) from None
-        preparation = [path for path in (PREPROCESSOR, PROCESSOR) if path in present]
-        for needed, is_there in ((TOKENIZER, TOKENIZER in present), (PREPROCESSOR, bool(preparation))):
-            if not is_there:
-                raise Refused(f"{self.source.uri} has no {needed}")
+        config = read_unquantised(self.source, llava_config)
+        preparation = image_settings(self.source)
         weights = find_weights(self.source)
         taken = [MODEL_CONFIG, TOKENIZER, *(path for path in BESIDE if path in present), *preparation]
         taken += weights.taken_index
@@ -76,13 +62,8 @@ class LlavaImport:
 
 
 def _facts(config: Any) -> dict[str, JsonValue]:
-    """Describe a model by its configuration: nothing of its weights is read."""
-    with torch.device("meta"), quiet_loading():
-        model = transformers().LlavaForConditionalGeneration(config)
     return {
-        "architecture": LLAVA,
-        "num_parameters": sum(weight.numel() for weight in model.parameters()),
-        "dtype": str(config.dtype or torch.float32).removeprefix("torch."),
+        **facts_of(config, lambda: transformers().LlavaForConditionalGeneration(config)),
         "image_size": config.vision_config.image_size,
         "image_tokens": num_image_tokens(config),
         "context_length": config.text_config.max_position_embeddings,

@@ -13,12 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.embed.model.conditional_engine import ConditionalEngine, Costs
 from services.embed.model.encoder import Bytes, ConditionTokens, Rows, to_rows
 from services.embed.model.magiclens_checkpoint import MagicLensCheckpoint, load_magiclens
 from services.embed.model.readout_plan import UNCONDITIONAL, Pair
+from services.embed.model.stacking_engine import Costs, Encoders, StackingEngine
 from services.nn.clip_texts import InputIds
-from services.nn.devices import DeviceOptions
 from services.nn.packed_linear import can_pack
 from services.nn.plain_clip import tower_width
 from services.nn.vision_transformer import PackedBlocks, has_plain_blocks, pack_tower
@@ -73,10 +72,6 @@ class MagicLensEncoder:
         features = states.to(self._device, non_blocking=True).view(self.state_dtype)
         return self._fused(features, conditions, pairs)
 
-    def embed_texts(self, texts: Sequence[InputIds]) -> Rows:
-        """Raises NotImplementedError: the engine refuses texts before."""
-        raise NotImplementedError("texts by themselves have no embeddings")
-
     def _image_features(self, pixels: Tensor) -> Tensor:
         return self._model.image_features(self._transform.normalise(pixels.to(self._device, non_blocking=True)))
 
@@ -88,27 +83,21 @@ class MagicLensEncoder:
         return to_rows(self._model.fusion(features[list(images)], texts[rows]))
 
 
-class MagicLensEngine(ConditionalEngine):
+class MagicLensEngine(StackingEngine[MagicLensCheckpoint]):
     """Runs one MagicLens checkpoint."""
 
-    image_only = "MagicLens"
+    image_only = "a MagicLens"
 
     def __init__(self, checkpoint: MagicLensCheckpoint, device: torch.device, dtype: torch.dtype) -> None:
         num_patches = int(checkpoint.model.clip.visual.positional_embedding.shape[0]) - 1
         encoder = MagicLensEncoder(checkpoint, device, dtype)
         costs = Costs(num_patches, share_of_blocks=1, state=0)
-        super().__init__(encoder, checkpoint.tokenizer, checkpoint.transform, device, dtype, costs)
+        super().__init__(checkpoint, device, dtype, Encoders(encoder, states=encoder), costs)
 
     @classmethod
-    def load(cls, directory: Path, options: DeviceOptions) -> "MagicLensEngine":
-        """Read a checkpoint directory onto the device.
+    def read(cls, directory: Path, device: torch.device, dtype: torch.dtype) -> MagicLensCheckpoint:
+        return load_magiclens(directory, device=device, dtype=dtype)
 
-        Raises what `load_magiclens` raises, and ValueError for a device that this machine lacks.
-        """
-        device = options.choose_device()
-        dtype = options.choose_dtype(device)
-        checkpoint = load_magiclens(directory, device=device, dtype=dtype)
-        torch.set_num_threads(options.choose_num_threads(tower_width(checkpoint.model.clip.visual)))
-        engine = cls(checkpoint, device, dtype)
-        engine._directory = directory
-        return engine
+    @classmethod
+    def tower_width(cls, checkpoint: MagicLensCheckpoint) -> int:
+        return tower_width(checkpoint.model.clip.visual)

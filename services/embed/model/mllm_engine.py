@@ -14,26 +14,19 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from services.embed.model.conditional_engine import ConditionalEngine, Costs
-from services.embed.model.encoder import Bytes, Rows, to_rows
+from services.embed.model.encoder import Rows, to_rows
 from services.embed.model.items import ImageItem, Item
 from services.embed.model.mllm_checkpoint import MllmCheckpoint, load_mllm
 from services.embed.model.readout_plan import UNCONDITIONAL, Pair
+from services.embed.model.stacking_engine import Costs, Encoders, StackingEngine
 from services.nn.clip_texts import InputIds, tokenise
-from services.nn.devices import DeviceOptions
 from services.nn.packed_linear import can_pack, pack_linear_layers
-from services.nn.reference_outputs import OutputRow
-
-# Numbers of a reference output: enough to tell models apart, where an embedding has thousands.
-REFERENCE_NUMBERS = 1024
 
 
 class MllmEncoder:
     """Runs under torch.inference_mode, on one thread at a time. It owns the model, and repacks it on CPUs."""
 
     visibility = "readout"
-    state_dtype = torch.float32
-    state_bytes = None
 
     def __init__(self, checkpoint: MllmCheckpoint, device: torch.device, dtype: torch.dtype) -> None:
         self._model = checkpoint.model
@@ -57,54 +50,31 @@ class MllmEncoder:
         known = [(image, len(conditions) if place == UNCONDITIONAL else place) for image, place in pairs]
         return to_rows(self._model.embed(normalised, input_ids, known))
 
-    def encode_with_states(
-        self, pixels: Tensor, conditions: Mapping[str, InputIds], pairs: Sequence[Pair]
-    ) -> tuple[Rows, list[Bytes | None]]:
-        """Raises NotImplementedError: there are no states."""
-        raise NotImplementedError("nothing of an image is kept")
 
-    def read(self, states: Tensor, conditions: Mapping[str, InputIds], pairs: Sequence[Pair]) -> Rows:
-        """Raises NotImplementedError: there are no states."""
-        raise NotImplementedError("nothing of an image is kept")
-
-    def embed_texts(self, texts: Sequence[InputIds]) -> Rows:
-        """Raises NotImplementedError: the engine refuses texts before."""
-        raise NotImplementedError("texts by themselves have no embeddings")
-
-
-class MllmEngine(ConditionalEngine):
+class MllmEngine(StackingEngine[MllmCheckpoint]):
     """Runs one FocalLens-MLLM checkpoint."""
 
-    image_only = "FocalLens-MLLM"
+    image_only = "a FocalLens-MLLM"
+    reference_numbers = 1024  # of 4,096 for LLaVA-1.5 7B
 
     def __init__(self, checkpoint: MllmCheckpoint, device: torch.device, dtype: torch.dtype) -> None:
         tokenizer = checkpoint.tokenizer
         # an image's patches pass the image tower, and then, behind the prompt's opening, the language model
         costs = Costs(2 * tokenizer.num_image_tokens + len(tokenizer.opening), share_of_blocks=1, state=0)
         encoder = MllmEncoder(checkpoint, device, dtype)
-        super().__init__(encoder, tokenizer, checkpoint.transform, device, dtype, costs)
+        super().__init__(checkpoint, device, dtype, Encoders(encoder), costs)
         self._no_instruction = tokenise(tokenizer, checkpoint.no_instruction)
 
     @classmethod
-    def load(cls, directory: Path, options: DeviceOptions) -> "MllmEngine":
-        """Read a checkpoint directory onto the device.
+    def read(cls, directory: Path, device: torch.device, dtype: torch.dtype) -> MllmCheckpoint:
+        return load_mllm(directory, device=device, dtype=dtype)
 
-        Raises what `load_mllm` raises, and ValueError for a device that this machine lacks.
-        """
-        device = options.choose_device()
-        dtype = options.choose_dtype(device)
-        checkpoint = load_mllm(directory, device=device, dtype=dtype)
-        torch.set_num_threads(options.choose_num_threads(checkpoint.model.width))
-        engine = cls(checkpoint, device, dtype)
-        engine._directory = directory
-        return engine
+    @classmethod
+    def tower_width(cls, checkpoint: MllmCheckpoint) -> int:
+        return checkpoint.model.width
 
     def cost(self, item: Item) -> int:
         """Count the tokens that the models process: an image's once, and those of each instruction."""
         if not isinstance(item, ImageItem):
             return super().cost(item)
         return self._costs.num_patches + sum((one or self._no_instruction).num_tokens for one in item.conditions)
-
-    def reference_outputs(self, inputs: Sequence[object]) -> list[OutputRow]:
-        """Compute the first numbers of the embedding of each input."""
-        return [row[:REFERENCE_NUMBERS] for row in super().reference_outputs(inputs)]

@@ -90,7 +90,8 @@ def find_model(reference: str, options: JudgeOptions) -> Path | str:
     try:
         return find_checkpoint(reference, options.store_url).directory
     except StoreError as error:
-        raise CannotJudge(str(error)) from error
+        told = f"; a model of open_clip is {reference}:TAG, with the tag of its weights" if "/" not in reference else ""
+        raise CannotJudge(f"{error}{told}") from error
 
 
 def _load(named: Named, place: Path | str, options: JudgeOptions) -> Judge:

@@ -19,8 +19,8 @@ from tests.embed.evaluation.data_sets import (
     write_probe,
     write_sugarcrepe,
 )
-from tests.embed.evaluation.tiny_instructblip import write_tiny_instructblip
 from tests.embed.tiny import write_tiny_checkpoint
+from tests.published_instructblip import write_instructblip
 from tests.published_llava import write_llava
 
 
@@ -115,11 +115,11 @@ def test_a_grid_is_written_of_scenes_or_of_a_folder(checkpoint: str, data: Path,
 
 
 def test_what_a_model_cannot_do_is_told_without_a_traceback(data: Path, tmp_path: Path) -> None:
-    write_tiny_instructblip(tmp_path / "blip")
+    write_instructblip(tmp_path / "blip")
     probe = write_probe(tmp_path / "probe", num_train=15)
     runs: list[tuple[str, Path, list[str | Path], str]] = [
-        ("mmvp", data / "mmvp", [], "embeds images only"),
-        ("sugarcrepe", data / "sugarcrepe", ["--coco", data / "sugarcrepe" / "val2017"], "embeds images only"),
+        ("mmvp", data / "mmvp", [], "not texts by themselves"),
+        ("sugarcrepe", data / "sugarcrepe", ["--coco", data / "sugarcrepe" / "val2017"], "not texts by themselves"),
         ("linear-probe", probe, ["--category", "colour"], "projection"),
     ]
     for command, folder, options, message in runs:

@@ -17,6 +17,7 @@ from services.score.evaluation.suite.trade_off import COMP_PARTS, ZERO_SHOT_PART
 from services.score.evaluation.suite.wise_ft import FIGURE, RESULTS, TENTHS, app
 from services.score.evaluation.tables import make_tables, numbers_of
 from services.score.model.checkpoint import load_fsc_clip
+from tests.embed.tiny import write_tiny_checkpoint
 from tests.published_clips import write_hugging_face, write_laion
 from tests.score.evaluation.test_tables import suite_of
 from tests.score.evaluation.tiny_suite import write_suite
@@ -125,6 +126,23 @@ def test_the_command_evaluates_every_share_of_real_clips_and_continues(data: Pat
     other = write_hugging_face(tmp_path / "other")
     for reference, reason in ((other, "neither a directory"), (tuned / OPEN_CLIP_WEIGHTS, "neither a directory")):
         refused = CliRunner().invoke(app, [str(base), str(reference), "--data", str(data), "--output", str(output)])
+        assert refused.exit_code == 1
+        assert reason in refused.stderr
+
+
+def test_two_models_without_weights_in_between_are_refused(data: Path, tmp_path: Path) -> None:
+    base = write_laion(tmp_path / "base")
+    focallens = write_tiny_checkpoint(tmp_path / "focallens")
+    environment = {"FOVEA_STORE_URL": (tmp_path / "store").as_uri(), "HOME": str(tmp_path)}
+    for tuned, reason in (
+        (str(base), "have the same weights: nothing lies between them"),
+        (str(focallens), f"is no CLIP: it has open_clip_config.json, as other models do, and no {OPEN_CLIP_WEIGHTS}"),
+        ("clip-shapez", "clip-shapez has no alias 'latest'"),
+        ("clip-shapez", "did you mean 'clip-shapes'?"),
+        ("ViT-B-32", "a model of open_clip is ViT-B-32:TAG, with the tag of its weights"),
+    ):
+        command = [str(base), f"tuned={tuned}", "--data", str(data), "--output", str(tmp_path / "out")]
+        refused = CliRunner(env=environment).invoke(app, command)
         assert refused.exit_code == 1
         assert reason in refused.stderr
 

@@ -18,7 +18,7 @@ from services.core.logs import log_warnings_to_stderr
 from services.jobs.checkpoints import Device
 from services.jobs.options import StoreUrl, among, command_line, finite, output_folder
 from services.jobs.publication import check_publication, publish_trained
-from services.nn.clip_model import ClipModel, load_clip
+from services.nn.clip_model import OPEN_CLIP_CONFIG, OPEN_CLIP_WEIGHTS, ClipModel, load_clip
 from services.score.evaluation.clip_judge import Clip, ClipJudge
 from services.score.evaluation.judges import CannotJudge, Similarity
 from services.score.evaluation.loading import JudgeOptions, Named, choose_device, find_model
@@ -154,6 +154,8 @@ class Pair:
         theta0, theta1 = (
             {name: x.clone() for name, x in one.clip.model.state_dict().items()} for one in (before, after)
         )
+        if all(torch.equal(theta0[name], x) for name, x in theta1.items() if name in theta0):
+            raise CannotJudge(f"{base} and {named.reference} have the same weights: nothing lies between them")
         prints = fingerprint(places[0]), fingerprint(places[1])
         return cls(named.name, after.clip, theta0, theta1, after.local_weight, after.temperature, prints)
 
@@ -218,6 +220,10 @@ def curves_of(results: Sequence[Result], gains: Sequence[str], keeps: Sequence[s
 def _load(place: Path | str) -> FscClipCheckpoint:
     if isinstance(place, Path) and (place / FSC_CLIP_CONFIG).is_file():
         return load_fsc_clip(place)
+    if isinstance(place, Path) and (place / OPEN_CLIP_CONFIG).is_file() and not (place / OPEN_CLIP_WEIGHTS).is_file():
+        raise ValueError(
+            f"{place} is no CLIP: it has {OPEN_CLIP_CONFIG}, as other models do, and no {OPEN_CLIP_WEIGHTS}"
+        )
     name, _, pretrained = (str(place), "", None) if isinstance(place, Path) else place.partition(":")
     clip = load_clip(name, pretrained)
     clip.model.eval()

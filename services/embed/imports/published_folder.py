@@ -1,0 +1,46 @@
+"""Checks that imports of models in transformers' layout share, and their description of a model."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from pydantic import JsonValue
+
+from services.jobs.imports.source import MODEL_CONFIG, Source, read_model_config
+from services.nn.loading import quiet_loading
+from services.nn.refusals import Refused
+
+TOKENIZER = "tokenizer.json"
+PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
+
+
+def read_unquantised(source: Source, read: Callable[[Mapping[str, Any]], Any]) -> Any:
+    """Read a source's configuration by `read`. Raises Refused, also for quantised weights."""
+    raw = read_model_config(source)
+    if "quantization_config" in raw:
+        told = "quantised weights are not served; import the model that they were made from"
+        raise Refused(f"{MODEL_CONFIG}: {told}")
+    try:
+        return read(raw)
+    except (ValueError, TypeError) as error:
+        raise Refused(str(error).splitlines()[0]) from None
+
+
+def image_settings(source: Source, tokenizer: str = TOKENIZER) -> list[str]:
+    """Name the files of a source with the settings of images. Raises Refused without them, or without a tokenizer."""
+    found = [path for path in (PREPROCESSOR, PROCESSOR) if path in source.files]
+    for needed, is_there in ((tokenizer, tokenizer in source.files), (PREPROCESSOR, bool(found))):
+        if not is_there:
+            raise Refused(f"{source.uri} has no {needed}")
+    return found
+
+
+def facts_of(config: Any, make: Callable[[], Any]) -> dict[str, JsonValue]:
+    """Describe a model by its configuration: it is made without memory, and nothing of its weights is read."""
+    with torch.device("meta"), quiet_loading():
+        model = make()
+    return {
+        "architecture": config.model_type,
+        "num_parameters": sum(weight.numel() for weight in model.parameters()),
+        "dtype": str(config.dtype or config.get_text_config().dtype or torch.float32).removeprefix("torch."),
+    }
