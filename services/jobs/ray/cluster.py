@@ -141,7 +141,7 @@ def _silent_descriptor() -> Iterator[None]:
 def _resources() -> Cluster:
     import ray
 
-    resources = ray.cluster_resources()
+    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
     return Cluster(int(resources.get("CPU", 0)), int(resources.get("GPU", 0)))
 
 

@@ -85,7 +85,7 @@ def mapped(items: Sequence[ItemT], work: Work[ItemT, ResultT], pool: Pool) -> It
                 seen.add(returned.number)
                 yield returned.result
     except FailureOfRay as error:
-        raise RayError(f"the workers on Ray failed: {_last_line(error)}") from error
+        raise RayError(f"the workers on Ray failed: {_root_cause(error)}") from error
     if len(seen) != len(items):
         raise RayError(f"Ray returned {len(seen)} of {len(items)} results")
 
@@ -141,6 +141,8 @@ class _Worker:
             return _Returned(sent.number, error=error)
 
 
-def _last_line(error: Exception) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[-1].strip() if lines else type(error).__name__
+def _root_cause(error: BaseException) -> str:
+    """Tell what went wrong in the worker: Ray wraps it in errors of its own."""
+    while (inner := getattr(error, "cause", None) or error.__cause__) is not None:
+        error = inner
+    return f"{type(error).__name__}: {error}"
