@@ -19,6 +19,8 @@ ITEMS_PER_WORKER = 2
 # How often an item may be begun. Ray would begin one that kills its worker for ever.
 MAX_ATTEMPTS = 4
 
+_DIRECT_CAUSE = "The above exception was the direct cause"
+
 
 @dataclass(frozen=True)
 class Work(Generic[ItemT, ResultT]):
@@ -141,8 +143,8 @@ class _Worker:
             return _Returned(sent.number, error=error)
 
 
-def _root_cause(error: BaseException) -> str:
-    """Tell what went wrong in the worker: Ray wraps it in errors of its own."""
-    while (inner := getattr(error, "cause", None) or error.__cause__) is not None:
-        error = inner
-    return f"{type(error).__name__}: {error}"
+def _root_cause(error: Exception) -> str:
+    """Return the line that tells what went wrong in the worker, where Ray's text has its traceback before its own."""
+    text, is_traceback, _ = str(error).partition(_DIRECT_CAUSE)
+    lines = text.strip().splitlines() or [type(error).__name__]
+    return (lines[-1] if is_traceback else lines[0]).strip()
