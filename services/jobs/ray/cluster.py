@@ -3,12 +3,13 @@
 Ray is imported when a job connects, so that commands work without it.
 """
 
+import importlib
 import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -86,11 +87,24 @@ class Cluster:
 
 
 def check_ray_options(context: typer.Context, *, uses_ray: bool) -> None:
-    """Check that no option of Ray is given without --ray. Raises BadParameter."""
-    for name in () if uses_ray else ONLY_RAY:
+    """Check that Ray is installed if it is used, and that none of its options is given otherwise.
+
+    Raises ModuleNotFoundError, BadParameter.
+    """
+    if uses_ray:
+        import_ray()
+        return
+    for name in ONLY_RAY:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             raise typer.BadParameter(f"--{name.replace('_', '-')} needs --ray")
+
+
+def import_ray() -> Any:
+    """Import Ray, with its environment set. Raises ModuleNotFoundError."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    return importlib.import_module("ray")
 
 
 @contextmanager
@@ -99,10 +113,7 @@ def connected(options: RayOptions, *, num_threads: int = 1) -> Iterator[Cluster]
 
     A connection that this process already has is used and kept. Raises RayError if there is no Ray at the address.
     """
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    import ray
-
+    ray = import_ray()
     if ray.is_initialized():
         yield _resources()
         return
@@ -139,9 +150,7 @@ def _silent_descriptor() -> Iterator[None]:
 
 
 def _resources() -> Cluster:
-    import ray
-
-    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    resources: dict[str, float] = import_ray().cluster_resources()
     return Cluster(int(resources.get("CPU", 0)), int(resources.get("GPU", 0)))
 
 
