@@ -275,3 +275,10 @@ def bulk_table() -> str:
         for kind, title in kinds.items()
     ]
     return table(("images", "`embed-bulk`, images/s", "loop, images/s", "ratio"), rows)
+
+
+def bulk_on_ray_table() -> str:
+    rates = latest("bulk_ray")["images_per_s"]
+    plain = rates["plain"]["median"]
+    rows = [(name, f"{rate['median']:,.0f}", f"{rate['median'] / plain:.2f}") for name, rate in rates.items()]
+    return table(("job", "images/s", "times the plain job's"), rows)

@@ -25,8 +25,13 @@ class StoredFile:
         return f"{_objects(self.url).label}/{self.key}"
 
     def read(self, start: int, num_bytes: int) -> bytes:
-        """Read this many bytes, fewer at its end. Raises StoreError."""
+        """Read this many bytes, fewer at its end. Raises StoreError.
+
+        A whole object needs no range, which some servers do not know.
+        """
         num_bytes = min(num_bytes, self.num_bytes - start)
+        if num_bytes == self.num_bytes:
+            return b"".join(_objects(self.url).read_chunks(self.key))
         return _objects(self.url).read_range(self.key, start, num_bytes) if num_bytes > 0 else b""
 
     def open(self, _mode: Literal["rb"]) -> io.BufferedReader:

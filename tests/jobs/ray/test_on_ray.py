@@ -117,7 +117,7 @@ def test_an_item_that_can_not_be_done_ends_the_job_with_a_sentence(pool: Pool, h
         list(mapped(range(9), Work(fails_at_seven, (how,)), pool))
 
 
-def test_folders_tars_and_stores_give_the_plain_loops_bytes_though_a_worker_is_killed(
+def test_folders_and_tars_give_the_plain_loops_bytes_though_a_worker_is_killed(
     cluster: Cluster, checkpoint: Path, tmp_path: Path
 ) -> None:
     source = write_images(tmp_path / "images", 90, damaged=(5, 31))
@@ -129,16 +129,14 @@ def test_folders_tars_and_stores_give_the_plain_loops_bytes_though_a_worker_is_k
     assert contents(tmp_path / "ray") == contents(tmp_path / "plain")
 
 
-def test_either_continues_what_the_other_began(cluster: Cluster, checkpoint: Path, tmp_path: Path) -> None:
+def test_ray_continues_what_was_begun_without_it(cluster: Cluster, checkpoint: Path, tmp_path: Path) -> None:
     source = f"file://{write_images(tmp_path / 'images', 40)}"
-    embed(checkpoint, source, tmp_path / "plain")
-    for first, then in ((None, ON_RAY), (ON_RAY, None)):
-        output = tmp_path / str(first is None)
-        embed(checkpoint, source, output, ray=first)
-        for written in ("embeddings-00001.npy", "skipped.jsonl"):
-            (output / written).unlink()  # as if it had been killed before these
-        embed(checkpoint, source, output, ray=then)
-        assert contents(output) == contents(tmp_path / "plain")
+    embed(checkpoint, source, tmp_path / "out")
+    whole = contents(tmp_path / "out")
+    for written in ("embeddings-00001.npy", "skipped.jsonl"):
+        (tmp_path / "out" / written).unlink()  # as if it had been killed before these
+    embed(checkpoint, source, tmp_path / "out", ray=ON_RAY)
+    assert contents(tmp_path / "out") == whole
 
 
 def test_a_worker_that_finds_another_checkpoint_is_refused(
@@ -174,15 +172,13 @@ def test_a_ray_that_is_not_there_is_told_in_one_sentence() -> None:
     script = """
 from services.jobs.ray.cluster import RayError, RayOptions, connected
 try:
-    with connected(RayOptions("auto")):
+    with connected(RayOptions("nonsense")):
         pass
 except RayError as error:
     print(error)
 """
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment)
-    [line] = told.stdout.splitlines()
-    assert line.startswith("no Ray at auto: ")
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert told.stdout == "no Ray at nonsense: Invalid address format: nonsense\n"
 
 
 def test_blind_models_on_ray_keep_the_same_pairs(
@@ -224,4 +220,6 @@ def test_every_input_is_asked_once_by_workers_and_the_rest_without_them(
     teacher.refused = {}
     assert extract(teacher, inputs).exit_code == 0
     assert_each_once(inputs, 30)
-    assert all(number == 1 + (name == "Door 005 is red.") for name, number in teacher.asked.items()), teacher.asked
+    assert {name: number for name, number in teacher.asked.items() if number != 1}.keys() == {
+        name for name in teacher.asked if "Door 005" in name
+    }
