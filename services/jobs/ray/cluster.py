@@ -6,6 +6,8 @@ Ray is imported when a job connects, so that commands work without it.
 import importlib
 import logging
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -118,7 +120,7 @@ def connected(options: RayOptions, *, num_threads: int = 1) -> Iterator[Cluster]
         yield _resources()
         return
     try:
-        with _silent_descriptor():
+        with _silent_descriptor(), _kept_handler():
             if options.address == LOCAL:
                 num_cpus = max(_num_cores(), (options.num_workers or 1) * num_threads)
                 ray.init(
@@ -133,6 +135,17 @@ def connected(options: RayOptions, *, num_threads: int = 1) -> Iterator[Cluster]
         yield _resources()
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _kept_handler() -> Iterator[None]:
+    """Keep what ends this process at SIGTERM; Ray installs its own, with another exit status."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if handler is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
 
 
 @contextmanager
