@@ -7,7 +7,8 @@ can be continued without it.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Self
 
 from services.core.store.errors import StoreError
@@ -75,7 +76,7 @@ def embed_on_ray(
     OSError if a shard can't be written.
     """
     size = pace.batch_size * BATCHES_PER_PIECE
-    pieces = [_Piece(number, images) for shard in shards for number, images in enumerate(shard.cut(size))]
+    pieces = [_Piece(number, images) for shard in shards for number, images in enumerate(_everywhere(shard).cut(size))]
     num_missing = Counter(piece.images.index for piece in pieces)
     arrived: dict[int, dict[int, Shard]] = {}
     work = Work(_worker, (model, pool.device, pace), refusals=(EmbeddingError, StoreError))
@@ -86,6 +87,15 @@ def embed_on_ray(
         if not num_missing[part.index]:
             parts = arrived.pop(part.index)
             folder.write(joined(part.index, [parts[number] for number in sorted(parts)]))
+
+
+def _everywhere(shard: ShardImages) -> ShardImages:
+    """Name its files so that processes with other working folders find them."""
+    here = Path.cwd()
+    return ShardImages(
+        shard.index,
+        [replace(one, file=here / one.file) if isinstance(one.file, Path) else one for one in shard.images],
+    )
 
 
 def _worker(model: SharedModel, device: str, pace: Throughput) -> Callable[[_Piece], tuple[int, Shard]]:
