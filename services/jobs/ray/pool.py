@@ -24,7 +24,7 @@ _DIRECT_CAUSE = "The above exception was the direct cause"
 
 @dataclass(frozen=True)
 class Work(Generic[ItemT, ResultT]):
-    """What each worker does: `make(*arguments)`, called once per worker, returns the function that maps an item.
+    """The work of each worker: `make(*arguments)`, called once per worker, returns the function that maps an item.
 
     Errors of the kinds `refusals`, of either, end the job and are raised where the results are read.
     """

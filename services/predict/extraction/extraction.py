@@ -24,7 +24,7 @@ class UnparsedOutputs(Exception):
 
 
 class Records(Protocol):
-    """Where records are kept, such as their file."""
+    """A place where records are kept, such as their file."""
 
     async def append(self, record: Record) -> None: ...
 

@@ -30,7 +30,7 @@ class _Batch:
 
 @dataclass
 class _Asked:
-    """What became of a batch: records, failures, and the message of an error that would befall all other inputs."""
+    """The outcome of a batch: records, failures, and the message of an error that would befall all other inputs."""
 
     records: list[Record] = field(default_factory=list)
     failures: list[tuple[Input, str, int | None]] = field(default_factory=list)
