@@ -58,7 +58,13 @@ def test_its_command_has_the_options_that_it_is_given(job: Object) -> None:
     options = {option for parameter in known.params for option in parameter.opts}
     assert {one.partition("=")[0] for one in arguments if one.startswith("--")} <= options
     (workers,) = (one.partition("=")[2] for one in arguments if one.startswith("--workers="))
-    assert job["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]["replicas"] == int(workers)
+    (group,) = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    assert group["replicas"] == int(workers)
+    # each replica is one worker's: its cores as Ray knows them, and its GPU
+    requests = group["template"]["spec"]["containers"][0]["resources"]["requests"]
+    assert group["rayStartParams"] == {"num-cpus": requests["cpu"], "num-gpus": str(requests["nvidia.com/gpu"])}
+    # a shell reads it: what is special to one is quoted
+    assert [one for one in arguments if set(one) & set("&?")] == re.findall("'(.*?)'", job["spec"]["entrypoint"])
 
 
 def test_what_the_job_writes_is_on_the_claim_and_only_the_head_has_it(manifests: Manifests, job: Object) -> None:
