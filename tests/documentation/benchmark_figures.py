@@ -285,4 +285,5 @@ def bulk_on_ray_table() -> str:
     ]
     rates = table(("job", "images/s", "times the plain job's"), rows)
     idle = latest("bulk")["scenes"]["job_images_per_s"]["median"]
-    return f"{rates}\nRay took {run['ray_start_s']:.0f} s to start. With idle cores the plain job embeds {idle:,.0f} images/s.\n"
+    told = f"Ray took {run['ray_start_s']:.0f} s to start. With idle cores the plain job embeds {idle:,.0f} images/s."
+    return f"{rates}\n{told}\n"
