@@ -34,7 +34,7 @@ RayAddress = Annotated[
     str,
     typer.Option(
         envvar="RAY_ADDRESS",
-        help="Ray to use: auto or ray://host:10001 for a cluster, local to start one here.",
+        help="Ray to use: auto for the cluster of this machine, another address, or local to start one here.",
         rich_help_panel=RAY_PANEL,
     ),
 ]
