@@ -1,5 +1,6 @@
 """Sources of a job's checkpoint, a folder or a name in the model store, and the device on which it runs."""
 
+import hashlib
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Annotated
 import typer
 
 from services.core.settings import ServiceSettings
+from services.core.store.checkpoint_files import DESCRIPTION_FILE, digest_of
 from services.core.store.errors import NotFoundInStore
 from services.core.store.manifest import Manifest
 from services.core.store.starters import packaged_starters
@@ -28,6 +30,16 @@ class CheckpointSource:
     directory: Path
     label: str
     manifest: Manifest | None = None
+
+    def digest(self) -> str:
+        """Return the digest of a version in the store, or compute a folder's from the digests of its files."""
+        if self.manifest is not None:
+            return self.manifest.digest
+        sha256 = hashlib.sha256()
+        for file in sorted(self.directory.iterdir()):
+            if file.is_file() and file.name != DESCRIPTION_FILE:
+                sha256.update(f"{file.name} {digest_of(file).sha256}\n".encode())
+        return sha256.hexdigest()
 
 
 def open_store(url: str | None) -> Store:

@@ -57,10 +57,9 @@ class SentenceScorer:
         return scores
 
 
-def load_scorer(directory: Path, device: torch.device | str = "cpu") -> SentenceScorer:
-    """Load a Hugging Face folder by its architecture: a T5 as Vera, a classifier of sequences, or a causal model.
-
-    Raises Refused for a folder of another kind.
+def scorer_kind(directory: Path) -> ScorerKind:
+    """Tell by the architecture of a Hugging Face folder what it is loaded as: a T5 as Vera, a classifier of sequences,
+    or a causal model. Raises Refused for a folder of another kind.
     """
     path = directory / "config.json"
     try:
@@ -68,14 +67,20 @@ def load_scorer(directory: Path, device: torch.device | str = "cpu") -> Sentence
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise Refused(f"{path} names no architecture of transformers: {error}") from error
     if architecture.startswith(("T5", "MT5", "UMT5")):
-        return load_vera(directory, device)
+        return "vera"
     if architecture.endswith("ForSequenceClassification"):
-        return load_classifier(directory, device)
+        return "classifier"
     if architecture.endswith(("ForCausalLM", "LMHeadModel")):
-        return load_likelihood(directory, device)
+        return "likelihood"
     raise Refused(
         f"{path}: a {architecture} scores no sentences; it takes a T5 encoder, a classifier or a causal model"
     )
+
+
+def load_scorer(directory: Path, device: torch.device | str = "cpu") -> SentenceScorer:
+    """Load a Hugging Face folder as its `scorer_kind`. Raises Refused for a folder of another kind."""
+    load = {"vera": load_vera, "classifier": load_classifier, "likelihood": load_likelihood}
+    return load[scorer_kind(directory)](directory, device)
 
 
 def load_vera(directory: Path, device: torch.device | str = "cpu") -> SentenceScorer:

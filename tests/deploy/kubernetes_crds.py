@@ -1,6 +1,6 @@
 """Schemas of the custom resources, no wider than the fields that the manifests use: what is not in them is refused.
 
-They follow KEDA 2.20, Prometheus Operator 0.80 and Gateway API 1.2; later versions of all three take the same.
+They follow KEDA 2.20, Prometheus Operator 0.80, Gateway API 1.2 and KubeRay 1.4; later versions of all take the same.
 """
 
 from typing import Any
@@ -223,6 +223,38 @@ HTTP_ROUTE = resource(
         hostnames=many(TEXT),
     ),
 )
+# Of a pod, which has a schema of its own.
+TEMPLATE = fields({"metadata": fields({"labels": NAMES}, annotations=NAMES), "spec": {"type": "object"}})
+RAY_JOB = resource(
+    "ray.io/v1",
+    "RayJob",
+    fields(
+        {
+            "entrypoint": TEXT,
+            "rayClusterSpec": fields(
+                {
+                    "rayVersion": TEXT,
+                    "headGroupSpec": fields({"rayStartParams": NAMES, "template": TEMPLATE}),
+                    "workerGroupSpecs": many(
+                        fields(
+                            {"groupName": TEXT, "rayStartParams": NAMES, "template": TEMPLATE},
+                            replicas=WHOLE,
+                            minReplicas=WHOLE,
+                            maxReplicas=POSITIVE,
+                        )
+                    ),
+                }
+            ),
+        },
+        suspend={"type": "boolean"},
+        submissionMode=one_of("K8sJobMode", "HTTPMode", "InteractiveMode"),
+        submitterPodTemplate=TEMPLATE,
+        backoffLimit=WHOLE,
+        activeDeadlineSeconds=POSITIVE,
+        shutdownAfterJobFinishes={"type": "boolean"},
+        ttlSecondsAfterFinished=WHOLE,
+    ),
+)
 SCHEMAS: dict[str, Schema] = {
     "ScaledObject": SCALED_OBJECT,
     "TriggerAuthentication": TRIGGER_AUTHENTICATION,
@@ -230,4 +262,5 @@ SCHEMAS: dict[str, Schema] = {
     "PrometheusRule": PROMETHEUS_RULE,
     "Gateway": GATEWAY,
     "HTTPRoute": HTTP_ROUTE,
+    "RayJob": RAY_JOB,
 }

@@ -26,6 +26,7 @@ SITE: dict[str, Any] = {
         "gateway": "registry.example.org/vision/fovea-gateway:0.1.0",
         "service": "registry.example.org/vision/fovea-service:0.1.0-cuda",
         "vllm": "registry.example.org/vision/fovea-vllm:0.1.0-cuda",
+        "ray": "registry.example.org/vision/fovea-ray:0.1.0-cuda",
     },
     "store": {
         "url": "s3://fovea/models?endpoint=https://s3.example.org&region=us-east-1",

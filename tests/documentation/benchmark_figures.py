@@ -275,3 +275,15 @@ def bulk_table() -> str:
         for kind, title in kinds.items()
     ]
     return table(("images", "`embed-bulk`, images/s", "loop, images/s", "ratio"), rows)
+
+
+def bulk_on_ray_table() -> str:
+    run = latest("bulk_ray")
+    plain = run["images_per_s"]["plain"]["median"]
+    rows = [
+        (name, f"{rate['median']:,.0f}", f"{rate['median'] / plain:.2f}") for name, rate in run["images_per_s"].items()
+    ]
+    rates = table(("job", "images/s", "times the plain job's"), rows)
+    idle = latest("bulk")["scenes"]["job_images_per_s"]["median"]
+    told = f"Ray took {run['ray_start_s']:.0f} s to start. With idle cores the plain job embeds {idle:,.0f} images/s."
+    return f"{rates}\n{told}\n"

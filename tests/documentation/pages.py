@@ -3,7 +3,16 @@
 from functools import partial
 
 from services.jobs.visitor.questions import SERVICES
-from tests.documentation import api, benchmark_figures, capacity, headline, ranking_figures, reference, results
+from tests.documentation import (
+    api,
+    benchmark_figures,
+    capacity,
+    headline,
+    ranking_figures,
+    reference,
+    results,
+    scaling_plan,
+)
 from tests.documentation.blocks import PAGES, Writer, render
 
 WRITERS: dict[str, Writer] = {
@@ -53,6 +62,9 @@ WRITERS: dict[str, Writer] = {
     "gateway figures": partial(benchmark_figures.figures_table, benchmark_figures.GATEWAY),
     "other servers": benchmark_figures.peers_table,
     "bulk": benchmark_figures.bulk_table,
+    "bulk on ray": benchmark_figures.bulk_on_ray_table,
+    "plan assumptions": scaling_plan.assumptions_table,
+    "plan": scaling_plan.plan_table,
     "runs": benchmark_figures.runs_table,
 }
 

@@ -218,6 +218,13 @@ def test_the_bulk_guide_states_how_many_images_were_measured() -> None:
     assert stated in (ROOT / "docs" / "guide" / "bulk.md").read_text()
 
 
+def test_killed_bulk_jobs_on_ray_had_begun_and_wrote_the_plain_jobs_bytes() -> None:
+    run = latest("bulk_ray")
+    assert f"{run['images']:,} scenes of 64 × 64 pixels" in (ROOT / "docs" / "concepts" / "scaling.md").read_text()
+    assert run["distinct_digests"] == 1
+    assert all(0 < one["files_before"] < 10 and one["status"] == 0 for one in run["killed"].values())
+
+
 def gain(model: str, benchmark: str, form: str) -> float:
     """Points that a tuning of `trainings` gains on the control without hard negatives."""
     accuracy = {one.judge: one.accuracy for one in form_accuracies(trainings()["results"])}

@@ -106,10 +106,21 @@ class Objects:
         with self._translated(key):
             return obstore.head(self._store(key), key)["size"]
 
+    def entry(self, key: str) -> Entry:
+        """Return the object's size and time. Raises NotFoundInStore."""
+        with self._translated(key):
+            meta = obstore.head(self._store(key), key)
+            return Entry(meta["path"], meta["size"], meta["last_modified"])
+
     def read_chunks(self, key: str) -> Iterator[bytes]:
         """Yield the object's bytes in order, in one request: some servers get ranges wrong. Raises NotFoundInStore."""
         with self._translated(key):
             yield from obstore.get(self._store(key), key).stream(min_chunk_size=READ_CHUNK_BYTES)
+
+    def read_range(self, key: str, start: int, num_bytes: int) -> bytes:
+        """Read at most `num_bytes` bytes from `start` on, which must lie in the object. Raises NotFoundInStore."""
+        with self._translated(key):
+            return bytes(obstore.get_range(self._store(key), key, start=start, length=num_bytes))
 
     def write(self, key: str, chunks: Iterable[bytes], size_bytes: int) -> None:
         """Create or replace an object in one step; what was there before is lost."""
@@ -131,12 +142,16 @@ class Objects:
         """Write only over the object with this tag. Raises ConditionFailed, ConditionUnsupported."""
         self._write_conditionally(key, body, {"e_tag": e_tag})
 
-    def entries(self, prefix: str) -> list[Entry]:
-        """Return every object under `prefix/`, unordered, except those that a local store reaches by symbolic links."""
-        with self._translated(prefix):
+    def entries(self, prefix: str | None) -> list[Entry]:
+        """Return every object under `prefix/`, or of the whole store, unordered.
+
+        Those that a local store reaches by symbolic links are left out.
+        """
+        with self._translated(prefix or "*"):
             if self._is_absent():
                 return []
-            listing = obstore.list(self._store(prefix), prefix).collect()
+            store = self._whole() if prefix is None else self._store(prefix)
+            listing = obstore.list(store, prefix).collect()
             entries = [Entry(meta["path"], meta["size"], meta["last_modified"]) for meta in listing]
             return [entry for entry in entries if not self._is_linked(entry.key)]
 
@@ -186,12 +201,14 @@ class Objects:
         return self.root is not None and not self.root.is_dir()
 
     def _store(self, key: str) -> Any:
-        if self.root is None:
-            return self._remote
-        if self._is_absent():
-            raise FileNotFoundError(key)
-        self._local_path(key)
-        return LocalStore(self.root)
+        if self.root is not None:
+            if self._is_absent():
+                raise FileNotFoundError(key)
+            self._local_path(key)
+        return self._whole()
+
+    def _whole(self) -> Any:
+        return self._remote if self.root is None else LocalStore(self.root)
 
     def _local_path(self, key: str) -> Path:
         """Return an object's path in a local store. Raises StoreUnavailable for a key that leads out of it.

@@ -24,6 +24,16 @@ from services.embed.bulk.image_sources import IMAGE_SUFFIXES, Skipped, SourceErr
 from services.embed.bulk.to_collection import UploadTarget, upload
 from services.jobs.options import command_line
 from services.jobs.progress import Bars
+from services.jobs.ray.cluster import (
+    LOCAL,
+    ONLY_RAY,
+    RayAddress,
+    RayError,
+    RayOptions,
+    UsesRay,
+    Workers,
+    check_ray_options,
+)
 
 EXIT_FAILED = 1
 EXIT_SKIPPED = 3
@@ -31,7 +41,18 @@ EXIT_INTERRUPTED = 130
 
 # Parameters of the options that apply to only one of the two targets.
 ONLY_COLLECTION = ("url", "api_key", "no_skip", "no_wait", "in_flight")
-ONLY_OUTPUT = ("checkpoint", "store_url", "dtype", "precision", "shard_size", "device", "threads", "overwrite")
+ONLY_OUTPUT = (
+    "checkpoint",
+    "store_url",
+    "dtype",
+    "precision",
+    "shard_size",
+    "device",
+    "threads",
+    "overwrite",
+    "ray",
+    *ONLY_RAY,
+)
 
 COLLECTION_PANEL = "With --collection"
 OUTPUT_PANEL = "With --output"
@@ -110,7 +131,7 @@ def embed_bulk(
     device: Annotated[
         list[str] | None,
         typer.Option(
-            help="cpu, cuda:0 or mps. Repeatable; each device gets its own process.",
+            help="cpu, cuda:0 or mps. Repeatable; each device gets its own process. With --ray: cpu or cuda.",
             show_default="every GPU, else cpu",
             rich_help_panel=OUTPUT_PANEL,
         ),
@@ -127,6 +148,9 @@ def embed_bulk(
             "--overwrite", help="Remove the output of an earlier job and start again.", rich_help_panel=OUTPUT_PANEL
         ),
     ] = False,
+    ray: UsesRay = False,
+    ray_address: RayAddress = LOCAL,
+    workers: Workers = None,
 ) -> None:
     """Embed many images: upload them to a collection, or write their embeddings to files.
 
@@ -134,6 +158,7 @@ def embed_bulk(
     skipped, 1 if the command failed.
     """
     _check_target(context, collection, output)
+    check_ray_options(context, uses_ray=ray)
     conditions = _conditions(condition or [])
     log_warnings_to_stderr()
     console = Console(stderr=True, highlight=False)
@@ -154,7 +179,7 @@ def embed_bulk(
             request = OutputRequest(
                 output, checkpoint, conditions, store_url, dtype=dtype.value, precision=precision.value,
                 shard_size=shard_size, batch_size=batch_size or 32, devices=device or [], num_threads=threads,
-                overwrite=overwrite,
+                overwrite=overwrite, ray=RayOptions(ray_address, workers) if ray else None,
             )  # fmt: skip
             try:
                 num_skipped = embed_into_files(request, listing, Bars(console))
@@ -190,7 +215,7 @@ def _one_line_errors(console: Console) -> Iterator[None]:
     """Print an error as one line."""
     try:
         yield
-    except (SourceError, OutputError, StoreError, Refused, Unavailable) as error:
+    except (SourceError, OutputError, StoreError, Refused, Unavailable, RayError) as error:
         console.print(f"fovea embed-bulk: {printable(str(error))}", markup=False, soft_wrap=True)
         raise typer.Exit(EXIT_FAILED) from None
     except KeyboardInterrupt:

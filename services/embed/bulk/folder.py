@@ -84,12 +84,17 @@ class BulkPlan:
 
 @dataclass(frozen=True)
 class Shard:
-    """A shard's results: row i of `embeddings` (N, C, E) belongs to record i."""
+    """Results of a shard, or of a run of its images: row i of `embeddings` (N, C, E) belongs to record i."""
 
     index: int
     embeddings: Array
     records: Sequence[dict[str, Any]]
     skipped: Sequence[Skipped]
+
+    @property
+    def num_images(self) -> int:
+        """Count the images, including skipped ones."""
+        return len(self.records) + len(self.skipped)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Images in folders and in webdataset tar shards: listed first, in a reproducible order, and read later.
+"""Images in folders, webdataset tar shards and object stores: listed first, in a reproducible order, and read later.
 
 The id of an image in a folder is its path in the folder, with forward slashes; that of an image in a tar is its key,
 the name up to the first dot of its last part. A `.json` of the same key in the tar is its metadata.
@@ -16,6 +16,9 @@ from stat import S_ISREG
 from typing import Any, NamedTuple
 
 import orjson
+
+from services.core.store.errors import StoreError
+from services.embed.bulk.stored_files import StoredFile, is_url, list_stored, stored_tar
 
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp", "gif", "bmp")
 
@@ -46,7 +49,7 @@ class ListedImage:
 
     id: str
     name: str
-    file: Path
+    file: Path | StoredFile
     num_bytes: int
     modified_ns: int
     place: Place | None = None
@@ -72,7 +75,7 @@ class Listing:
 
 def list_images(sources: Sequence[str], suffixes: Sequence[str] = IMAGE_SUFFIXES) -> Listing:
     """List every image in `sources`, each a tar file, a range of them (`shards-{000..010}.tar`), or a folder with tar
-    files and with images at any depth.
+    files and with images at any depth; also those of an object store, by their URLs.
 
     Images are files whose names end in one of `suffixes`, in upper or lower case; names that begin with a dot are
     ignored. Images of a folder are in the order of their ids, those of a tar in its own order. What can't be listed is
@@ -81,8 +84,8 @@ def list_images(sources: Sequence[str], suffixes: Sequence[str] = IMAGE_SUFFIXES
     endings = tuple(f".{suffix.lower().lstrip('.')}" for suffix in suffixes)
     images: dict[str, ListedImage] = {}
     skipped: list[Skipped] = []
-    for path in (path for source in sources for path in _expand(source)):
-        for found in _list_folder(path, endings) if path.is_dir() else _list_tar(path, endings):
+    for found_in_source in (_list_source(source, endings) for source in sources):
+        for found in found_in_source:
             if isinstance(found, Skipped):
                 skipped.append(found)
             elif other := images.get(found.id):
@@ -127,20 +130,41 @@ def fingerprint(images: Iterable[ListedImage]) -> str:
     return sha256.hexdigest()
 
 
-def _expand(source: str) -> Iterator[Path]:
-    """Yield the folders and tar files that a source names. Raises SourceError for one that does not exist."""
-    path = Path(source)
-    if not path.exists() and (braces := _BRACE_RANGE.search(source)):
+def _list_source(source: str, endings: tuple[str, ...]) -> Iterator[ListedImage | Skipped]:
+    """List a folder, its tar files first, or a tar file. Raises SourceError if it does not exist."""
+    if (braces := _BRACE_RANGE.search(source)) and not Path(source).exists():
         first, last = braces.groups()
         width = len(first) if first.startswith("0") else 0
         for number in range(int(first), int(last) + 1):
-            yield from _expand(f"{source[: braces.start()]}{number:0{width}d}{source[braces.end() :]}")
-        return
-    if not path.exists():
+            yield from _list_source(f"{source[: braces.start()]}{number:0{width}d}{source[braces.end() :]}", endings)
+    elif is_url(source):
+        yield from _list_url(source, endings)
+    elif (path := Path(source)).is_dir():
+        for tar in sorted(path.glob("*.tar")):
+            yield from _list_tar(tar, endings)
+        yield from _list_folder(path, endings)
+    elif path.exists():
+        yield from _list_tar(path, endings)
+    else:
         raise SourceError(f"there is no {source}")
-    if path.is_dir():
-        yield from sorted(path.glob("*.tar"))
-    yield path
+
+
+def _list_url(url: str, endings: tuple[str, ...]) -> Iterator[ListedImage | Skipped]:
+    """List the objects below a URL, or a tar file. Raises SourceError if the store fails or has none."""
+    try:
+        if (tar := stored_tar(url)) is not None:
+            yield from _list_tar(tar, endings)
+            return
+        files = list_stored(url)
+    except StoreError as error:
+        raise SourceError(str(error)) from None
+    for file in files:
+        if "/" not in file.key and file.key.endswith(".tar"):
+            yield from _list_tar(file, endings)
+    for file in files:
+        is_hidden = any(part.startswith(".") for part in file.key.split("/"))
+        if not is_hidden and file.key.lower().endswith(endings):
+            yield ListedImage(file.key, file.key, file, file.num_bytes, file.modified_ns)
 
 
 def _list_folder(folder: Path, endings: tuple[str, ...]) -> Iterator[ListedImage | Skipped]:
@@ -180,12 +204,12 @@ def _listed_file(path: Path, name: str) -> ListedImage | Skipped:
     return ListedImage(name, name, path, stat.st_size, stat.st_mtime_ns)
 
 
-def _list_tar(path: Path, endings: tuple[str, ...]) -> Iterator[ListedImage | Skipped]:
+def _list_tar(path: Path | StoredFile, endings: tuple[str, ...]) -> Iterator[ListedImage | Skipped]:
     images: list[tuple[str, str, Place]] = []
     metadata: dict[str, Place] = {}
     damage: Skipped | None = None
     try:
-        modified_ns = path.stat().st_mtime_ns
+        modified_ns = path.modified_ns if isinstance(path, StoredFile) else path.stat().st_mtime_ns
         for name, place in _members(path):
             folder, slash, base = name.rpartition("/")
             stem, _, extension = base.partition(".")
@@ -197,39 +221,45 @@ def _list_tar(path: Path, endings: tuple[str, ...]) -> Iterator[ListedImage | Sk
                 images.append((f"{folder}{slash}{stem}", name, place))
     except (tarfile.TarError, ValueError, ArithmeticError) as error:
         damage = Skipped(str(path), f"no readable tar file behind image {len(images)}: {error}")
-    except OSError as error:
-        damage = Skipped(str(path), str(error.strerror or error))
+    except (OSError, StoreError) as error:
+        damage = Skipped(str(path), str(getattr(error, "strerror", None) or error))
     for key, name, place in images:
         yield ListedImage(key, name, path, place.num_bytes, modified_ns, place, metadata.get(key))
     if damage is not None:
         yield damage
 
 
-def _members(path: Path) -> Iterator[tuple[str, Place]]:
+def _members(path: Path | StoredFile) -> Iterator[tuple[str, Place]]:
     """Yield the files in a tar without reading their contents. Raises TarError if it is damaged or compressed."""
-    with tarfile.open(path, "r:") as archive:
+    with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as archive:
         for member in archive:
             if member.isreg() and not member.issparse():
                 yield member.name.removeprefix("./"), Place(member.offset_data, member.size)
         # tarfile treats a damaged header as the end, so check that only zeros or nothing follow
-        with path.open("rb") as file:
-            file.seek(archive.offset)
-            if file.read(tarfile.BLOCKSIZE).strip(b"\0"):
-                raise tarfile.ReadError(f"damaged at byte {archive.offset}")
+        file.seek(archive.offset)
+        if file.read(tarfile.BLOCKSIZE).strip(b"\0"):
+            raise tarfile.ReadError(f"damaged at byte {archive.offset}")
 
 
-def _read(file: Path, place: Place | None) -> bytes:
+def _read(file: Path | StoredFile, place: Place | None) -> bytes:
     try:
-        with file.open("rb", buffering=0) as opened:
-            if place is None:
-                return opened.read()
-            opened.seek(place.offset)
-            data = opened.read(place.num_bytes)
-    except OSError as error:
-        raise Unreadable(str(error.strerror)) from None
-    if len(data) < place.num_bytes:
+        if isinstance(file, StoredFile):
+            data = file.read(place.offset, place.num_bytes) if place else file.read(0, file.num_bytes)
+        else:
+            data = _read_path(file, place)
+    except (OSError, StoreError) as error:
+        raise Unreadable(str(getattr(error, "strerror", None) or error)) from None
+    if place is not None and len(data) < place.num_bytes:
         raise Unreadable(f"the tar file ends {place.num_bytes - len(data)} bytes before its end")
     return data
+
+
+def _read_path(file: Path, place: Place | None) -> bytes:
+    with file.open("rb", buffering=0) as opened:
+        if place is None:
+            return opened.read()
+        opened.seek(place.offset)
+        return opened.read(place.num_bytes)
 
 
 def _is_text(name: str) -> bool:

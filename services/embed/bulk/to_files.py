@@ -1,25 +1,27 @@
 """The job that embeds listed images locally into a folder of files."""
 
-import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from services.core.store.checkpoint_files import DESCRIPTION_FILE, digest_of
-from services.embed.bulk.embedder import ModelChoice, Precision, devices
+from services.embed.bulk.embedder import EmbeddingError, ModelChoice, Precision, devices
 from services.embed.bulk.folder import BulkFolder, BulkPlan, StoredDtype, planned_shards
 from services.embed.bulk.image_sources import Listing
 from services.embed.bulk.loading import load_bulk_embedder
+from services.embed.bulk.on_ray import SharedModel, embed_on_ray
 from services.embed.bulk.workers import ShardImages, Throughput, embed_on, embed_shards
 from services.jobs.checkpoints import CheckpointSource, find_checkpoint
 from services.jobs.progress import Bars
+from services.jobs.ray.cluster import Cluster, Pool, RayOptions, connected
 
 
 @dataclass(frozen=True)
 class OutputRequest:
     """Output folder, checkpoint and devices of a bulk run; without devices, all GPUs or else the CPU.
+
+    With `ray` workers on Ray embed the images; a device is then `cpu` or `cuda`.
 
     `checkpoint` is a folder or a name in the store, with or without `@` and an alias or a version.
     """
@@ -35,26 +37,48 @@ class OutputRequest:
     devices: Sequence[str] = ()
     num_threads: int | None = None
     overwrite: bool = False
+    ray: RayOptions | None = None
 
 
 def embed_into_files(request: OutputRequest, listing: Listing, bars: Bars) -> int:
     """Embed the images that are not yet embedded. Returns how many images of the whole job were skipped.
 
-    Raises EmbeddingError, StoreError and OutputError.
+    Raises EmbeddingError, StoreError, OutputError and, with Ray, RayError.
     """
     source = find_checkpoint(request.checkpoint, request.store_url)
-    device_names = list(request.devices) or devices()
+    if request.ray is None:
+        return _embed(request, source, listing, bars, list(request.devices) or devices(), None)
+    with connected(request.ray, num_threads=request.num_threads or 1) as cluster:
+        uses_gpus = _uses_gpus(request.devices, cluster)
+        pool = cluster.pool(request.ray, uses_gpus=uses_gpus, num_threads=request.num_threads)
+        return _embed(request, source, listing, bars, [pool.device], pool)
+
+
+def _embed(
+    request: OutputRequest,
+    source: CheckpointSource,
+    listing: Listing,
+    bars: Bars,
+    device_names: Sequence[str],
+    pool: Pool | None,
+) -> int:
     choice = ModelChoice(source.directory, request.conditions, _precision(request, device_names))
-    # with several devices it only provides the embedding width, and shows errors before processes start
-    embedder = load_bulk_embedder(choice, device_names[0] if len(device_names) == 1 else "cpu")
-    folder = BulkFolder(request.directory, _plan(request, source, choice, embedder.width, listing))
+    is_here = pool is None and len(device_names) == 1
+    # elsewhere it only provides the embedding width, and shows errors before processes start
+    embedder = load_bulk_embedder(choice, device_names[0] if is_here else "cpu")
+    plan = _plan(request, source, choice, embedder.width, listing)
+    folder = BulkFolder(request.directory, plan)
     with folder.opened(overwrite=request.overwrite):
         size = request.shard_size
         shards = [ShardImages(i, listing.images[i * size : (i + 1) * size]) for i in folder.unfinished()]
-        pace = Throughput(request.batch_size, request.num_threads or max(1, _num_cores() // len(device_names)))
+        num_threads = request.num_threads or max(1, _num_cores() // len(device_names))
+        pace = Throughput(request.batch_size, pool.num_cpus if pool else num_threads)
         if shards:
             with bars.bar("Embedding", "images", total=len(listing.images), done=folder.num_embedded()) as bar:
-                if len(device_names) == 1:
+                if pool is not None:
+                    model = SharedModel.of(source, plan.digest, request.store_url, choice)
+                    embed_on_ray(model, folder, shards, pace, pool, bar.advance)
+                elif is_here:
                     embed_shards(embedder, folder, shards, pace, bar.advance)
                 else:
                     embed_on(device_names, choice, folder, shards, pace, bar.advance)
@@ -64,12 +88,21 @@ def embed_into_files(request: OutputRequest, listing: Listing, bars: Bars) -> in
     return num_skipped
 
 
+def _uses_gpus(device_names: Sequence[str], cluster: Cluster) -> bool:
+    """Whether workers on Ray have a GPU each. Raises EmbeddingError for devices that only Ray can give out."""
+    if not device_names:
+        return cluster.num_gpus > 0
+    if list(device_names) not in (["cpu"], ["cuda"]):
+        raise EmbeddingError("with --ray a device is cpu or cuda: Ray gives each worker its GPU")
+    return list(device_names) == ["cuda"]
+
+
 def _plan(
     request: OutputRequest, source: CheckpointSource, choice: ModelChoice, width: int, listing: Listing
 ) -> BulkPlan:
     return BulkPlan(
         model=source.label,
-        digest=_digest(source),
+        digest=source.digest(),
         conditions=list(request.conditions),
         width=width,
         precision=choice.precision,
@@ -78,17 +111,6 @@ def _plan(
         num_images=len(listing.images),
         shards=planned_shards(listing.images, request.shard_size),
     )
-
-
-def _digest(source: CheckpointSource) -> str:
-    """Take the digest of a version from the store, or compute a folder's from the digests of its files."""
-    if source.manifest is not None:
-        return source.manifest.digest
-    sha256 = hashlib.sha256()
-    for file in sorted(source.directory.iterdir()):
-        if file.is_file() and file.name != DESCRIPTION_FILE:
-            sha256.update(f"{file.name} {digest_of(file).sha256}\n".encode())
-    return sha256.hexdigest()
 
 
 def _precision(request: OutputRequest, device_names: Sequence[str]) -> Precision:

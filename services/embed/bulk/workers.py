@@ -42,10 +42,15 @@ class Throughput:
 
 @dataclass(frozen=True)
 class ShardImages:
-    """The listed images of a shard of the output."""
+    """Listed images of a shard of the output: all of them, or a run."""
 
     index: int
     images: Sequence[ListedImage]
+
+    def cut(self, num_images: int) -> Iterator["ShardImages"]:
+        """Cut into runs of at most this many images."""
+        for start in range(0, len(self.images), num_images):
+            yield ShardImages(self.index, self.images[start : start + num_images])
 
 
 @dataclass(frozen=True)
@@ -65,11 +70,20 @@ def embed_shards(
 
     Raises EmbeddingError if the model fails, OSError if a shard can't be written.
     """
-    batches = (
-        ShardImages(shard.index, shard.images[start : start + pace.batch_size])
-        for shard in shards
-        for start in range(0, len(shard.images), pace.batch_size)
-    )
+    batches = (batch for shard in shards for batch in shard.cut(pace.batch_size))
+    for index, results in groupby(embedded(embedder, batches, pace), key=lambda batch: batch.index):
+        parts = []
+        for batch in results:
+            parts.append(batch)
+            report(batch.num_images)
+        folder.write(joined(index, parts))
+
+
+def embedded(embedder: BulkEmbedder, batches: Iterable[ShardImages], pace: Throughput) -> Iterator[Shard]:
+    """Yield the results of each batch, in order; the next ones are read meanwhile.
+
+    Raises EmbeddingError if the model fails.
+    """
     is_cpu = embedder.device.type == "cpu"
 
     def work(listed: ShardImages) -> tuple[_Batch, Array | None]:
@@ -77,18 +91,19 @@ def embed_shards(
         return batch, embedder.embed(batch.pixels) if is_cpu else None
 
     with _threads(pace.num_threads) as pool:
-        # batches of the next shard are read while one is being written
-        done = _in_order(pool, work, batches, ahead=pace.num_threads + 1)
-        for index, results in groupby(done, key=lambda result: result[0].shard):
-            records: list[dict[str, Any]] = []
-            skipped: list[Skipped] = []
-            embeddings: list[Array] = []
-            for batch, embedded in results:
-                embeddings.append(embedder.embed(batch.pixels) if embedded is None else embedded)
-                records += batch.records
-                skipped += batch.skipped
-                report(len(batch.records) + len(batch.skipped))
-            folder.write(Shard(index, np.concatenate(embeddings), records, skipped))
+        for batch, found in _in_order(pool, work, batches, ahead=pace.num_threads + 1):
+            embeddings = embedder.embed(batch.pixels) if found is None else found
+            yield Shard(batch.shard, embeddings, batch.records, batch.skipped)
+
+
+def joined(index: int, parts: Sequence[Shard]) -> Shard:
+    """Join the results of consecutive runs of a shard's images."""
+    return Shard(
+        index,
+        np.concatenate([part.embeddings for part in parts]),
+        [record for part in parts for record in part.records],
+        [skipped for part in parts for skipped in part.skipped],
+    )
 
 
 def embed_on(

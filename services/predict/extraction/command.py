@@ -6,7 +6,7 @@ Running the same command again continues where it stopped: inputs with a written
 import asyncio
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +19,19 @@ from rich.console import Console
 from services.core.printable import printable
 from services.jobs.endpoint import Api, Endpoint, EndpointClient, EndpointError, Patience
 from services.jobs.inquiry.inquiry import Interrupted, Tokens, attended
-from services.jobs.inquiry.record_file import OutputError
+from services.jobs.inquiry.record_file import OutputError, RecordFile
 from services.jobs.options import command_line, json_object
 from services.jobs.progress import Bars
+from services.jobs.ray.cluster import (
+    LOCAL,
+    RayAddress,
+    RayError,
+    RayOptions,
+    UsesRay,
+    Workers,
+    check_ray_options,
+    connected,
+)
 from services.predict.data.inputs import Input, published_inputs, read_inputs
 from services.predict.data.own_rows import split_file
 from services.predict.data.published import Split
@@ -29,6 +39,7 @@ from services.predict.data.rationale_file import Record, opened_rationales
 from services.predict.data.rows import BadData
 from services.predict.data.task_file import read_task_file
 from services.predict.extraction.extraction import Extraction, Plan, Tally, UnparsedOutputs, unanswered
+from services.predict.extraction.on_ray import extract_on_ray
 from services.predict.extraction.prompts import PromptError, Prompts, load_prompts, own_prompts
 from services.predict.tasks import TASKS, Task
 
@@ -39,20 +50,24 @@ EXIT_INTERRUPTED = 130
 
 app = command_line()
 
+# Called with each record, and with each input that has none.
+Told = tuple[Callable[[Record], None], Callable[[Input, EndpointError], None]]
 TaskName = Literal["esnli", "anli1", "cqa", "svamp", "asdiv"]
 
 
 @dataclass(frozen=True)
 class Concurrency:
-    """Number of concurrent requests, and how long to wait for one."""
+    """Number of concurrent requests, how long to wait for one, and Ray if workers on it send them."""
 
     concurrency: int
     patience: Patience
+    ray: RayOptions | None = None
 
 
 @app.command()
 def extract(
     *,
+    context: typer.Context,
     task: Annotated[TaskName | None, typer.Argument(help="Task of the inputs.", show_default=False)] = None,
     task_file: Annotated[
         Path | None, typer.Option("--task", help="Your own task instead: a YAML or JSON file.", show_default=False)
@@ -82,7 +97,9 @@ def extract(
     temperature: Annotated[float, typer.Option(min=0)] = 0.0,
     max_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens of an output.")] = 256,
     extra: Annotated[str, typer.Option(help="Additional fields of a request, as JSON; null removes a field.")] = "{}",
-    concurrency: Annotated[int, typer.Option(min=1, help="Number of concurrent requests.")] = 8,
+    concurrency: Annotated[
+        int, typer.Option(min=1, help="Number of concurrent requests. With --ray: of each worker.")
+    ] = 8,
     attempts: Annotated[int, typer.Option(min=1, help="Attempts for each request.")] = Patience.attempts,
     timeout_s: Annotated[float, typer.Option(min=0.001, help="Time limit of each attempt.")] = Patience.timeout_s,
     max_unparsed: Annotated[
@@ -95,12 +112,16 @@ def extract(
         float | None, typer.Option(min=0, help="Price of a million output tokens, to show the cost.")
     ] = None,
     show_prompt: Annotated[bool, typer.Option("--show-prompt", help="Print the first request and exit.")] = False,
+    ray: UsesRay = False,
+    ray_address: RayAddress = LOCAL,
+    workers: Workers = None,
 ) -> None:
     """Collect rationales and labels from a teacher, and keep all of its outputs.
 
     Run the same command again to continue where it stopped. Exit status: 0 if every input has an output, 3 if the
     endpoint rejected some, 4 if too many outputs can't be parsed, 1 if the command failed.
     """
+    check_ray_options(context, uses_ray=ray)
     stamina.instrumentation.set_on_retry_hooks(())  # a line for each retry would break the progress bar
     console = Console(stderr=True, highlight=False)
     with _one_line_errors(console):
@@ -112,9 +133,10 @@ def extract(
             typer.echo(json.dumps(plan.body(plan.prompt(asked[0].values)), indent=1, ensure_ascii=False))
             return
         tally = Tally(Tokens(price_per_million_input, price_per_million_output), max_unparsed)
-        pace = Concurrency(concurrency, Patience(attempts, timeout_s))
+        on_ray = RayOptions(ray_address, workers) if ray else None
+        pace = Concurrency(concurrency, Patience(attempts, timeout_s), on_ray)
         try:
-            num_failed = asyncio.run(_extract(plan, asked, output, tally, pace, console))
+            num_failed = _extract(plan, asked, output, tally, pace, console)
         except UnparsedOutputs as error:
             _tell_totals(tally, console)
             _tell_unparsed(error, plan, console)
@@ -127,12 +149,12 @@ def extract(
         raise typer.Exit(EXIT_UNANSWERED)
 
 
-async def _extract(
+def _extract(
     plan: Plan, asked: Sequence[Input], output: Path, tally: Tally, pace: Concurrency, console: Console
 ) -> int:
     """Ask about the inputs and return how many remain without an output.
 
-    Raises EndpointError, OutputError, UnparsedOutputs and Interrupted.
+    Raises EndpointError, OutputError, RayError, UnparsedOutputs and Interrupted.
     """
     with opened_rationales(output, plan.arguments()) as file, Bars(console).bar("Outputs") as bar:
         todo = unanswered(plan, asked, file.found)
@@ -152,14 +174,28 @@ async def _extract(
             reasons.append(str(error))
             typer.echo(json.dumps({"id": one.id, "status": error.status, "reason": str(error)}, ensure_ascii=False))
 
-        async with EndpointClient(plan.endpoint, pace.patience) as teacher:
-            inquiry = Extraction(plan, teacher, file, on_record).inquiry(on_failure)
-            with attended(inquiry, console):
-                await inquiry.run(todo, pace.concurrency)
+        if pace.ray is not None:
+            if todo:
+                with connected(pace.ray) as cluster:
+                    workers = (cluster.pool(pace.ray, uses_gpus=False), pace.concurrency, pace.patience)
+                    extract_on_ray(plan, todo, file, workers, on_record, on_failure)
+        else:
+            asyncio.run(_ask_here(plan, todo, file, pace, console, (on_record, on_failure)))
         tally.check(is_complete=True)
         if tally.num_records == 0 and len(set(reasons)) == 1:
             raise EndpointError(f"every input was rejected for the same reason, {reasons[0]}")
         return len(reasons)
+
+
+async def _ask_here(
+    plan: Plan, todo: Sequence[Input], file: RecordFile[Record], pace: Concurrency, console: Console, told: Told
+) -> None:
+    """Ask about the inputs from this process. Raises EndpointError, OutputError, UnparsedOutputs and Interrupted."""
+    on_record, on_failure = told
+    async with EndpointClient(plan.endpoint, pace.patience) as teacher:
+        inquiry = Extraction(plan, teacher, file, on_record).inquiry(on_failure)
+        with attended(inquiry, console):
+            await inquiry.run(todo, pace.concurrency)
 
 
 @contextmanager
@@ -167,7 +203,7 @@ def _one_line_errors(console: Console) -> Iterator[None]:
     """Print an error as one line."""
     try:
         yield
-    except (BadData, PromptError, OutputError, EndpointError) as error:
+    except (BadData, PromptError, OutputError, EndpointError, RayError) as error:
         console.print(f"fovea distill extract: {printable(str(error))}", markup=False, soft_wrap=True)
         raise typer.Exit(EXIT_FAILED) from None
     except (Interrupted, KeyboardInterrupt, asyncio.CancelledError):

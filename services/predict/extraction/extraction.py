@@ -3,11 +3,11 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from services.jobs.endpoint import Answer, Endpoint, EndpointClient, EndpointError
 from services.jobs.inquiry.inquiry import Inquiry, Tokens
-from services.jobs.inquiry.record_file import OutputError, RecordFile, digest_of
+from services.jobs.inquiry.record_file import OutputError, digest_of
 from services.predict.data.inputs import Input
 from services.predict.data.rationale_file import Record
 from services.predict.extraction.prompts import Prompts
@@ -21,6 +21,12 @@ MAX_SHOWN = 400
 
 class UnparsedOutputs(Exception):
     """Too large a share of the outputs can't be parsed; the message can be shown to users."""
+
+
+class Records(Protocol):
+    """A place where records are kept, such as their file."""
+
+    async def append(self, record: Record) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -101,9 +107,7 @@ class Tally:
 class Extraction:
     """The questions of one run, and the records of their answers."""
 
-    def __init__(
-        self, plan: Plan, teacher: EndpointClient, file: RecordFile[Record], on_record: Callable[[Record], None]
-    ) -> None:
+    def __init__(self, plan: Plan, teacher: EndpointClient, file: Records, on_record: Callable[[Record], None]) -> None:
         """`on_record` may raise UnparsedOutputs, which ends the run."""
         self._plan = plan
         self._arguments = digest_of(plan.arguments())
