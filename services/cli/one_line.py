@@ -29,7 +29,7 @@ MODULES = {
     ),
 }
 # Packages of an extra that a command can do without until an option asks for them.
-OPTIONAL = {"faiss": "search", "opentelemetry": "telemetry"}
+OPTIONAL = {"faiss": "search", "psycopg": "cluster", "psycopg_pool": "cluster", "opentelemetry": "telemetry"}
 
 
 def missing_module(name: str) -> str | None:

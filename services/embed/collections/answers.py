@@ -16,8 +16,8 @@ IndexKind = Literal["flat", "ivf"]
 class ImageToAdd:
     """An image to store under `id`, or under the sha256 of its bytes if that is None.
 
-    `metadata` None means unspecified: a stored image keeps its metadata; `created` None means now. Errors about anything
-    but the image itself name the request field `param`.
+    `metadata` None means unspecified: a stored image keeps its metadata; `created` None means now. Errors about
+    anything but the image itself name the request field `param`.
     """
 
     id: str | None

@@ -98,7 +98,7 @@ class PostgresImageStore(ImageStore):
 
     def image(self, image_id: str) -> StoredImage:
         with self._connections.reading() as connection:
-            return _stored_image(find(connection, self.collection, IMAGE_COLUMNS, image_id))
+            return stored_image(find(connection, self.collection, IMAGE_COLUMNS, image_id))
 
     def data(self, image_id: str) -> bytes:
         for _ in range(MAX_ATTEMPTS):
@@ -116,10 +116,10 @@ class PostgresImageStore(ImageStore):
                 f"SELECT {IMAGE_COLUMNS} FROM {IMAGES} WHERE collection = %s AND id > %s ORDER BY id LIMIT %s",
                 (self.collection, after or "", limit),
             )
-            return [_stored_image(record) for record in found]
+            return [stored_image(record) for record in found]
 
     def by_rows(self, rows: Iterable[int]) -> dict[int, StoredImage]:
-        return {record[0]: _stored_image(record) for record in self._find_rows(IMAGE_COLUMNS, rows)}
+        return {record[0]: stored_image(record) for record in self._find_rows(IMAGE_COLUMNS, rows)}
 
     def data_by_rows(self, rows: Iterable[int]) -> dict[int, bytes]:
         keys = dict(self._find_rows("row, object_key", rows))
@@ -252,6 +252,7 @@ class PostgresImageStore(ImageStore):
             return find_rows(connection, self.collection, columns, rows)
 
 
-def _stored_image(record: tuple[Any, ...]) -> StoredImage:
+def stored_image(record: tuple[Any, ...]) -> StoredImage:
+    """Make an image of the columns IMAGE_COLUMNS."""
     row, image_id, digest, num_bytes, metadata, created = record
     return StoredImage(row, image_id, digest, num_bytes, json.loads(metadata), created)

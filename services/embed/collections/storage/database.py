@@ -280,6 +280,14 @@ class Database:
             self._writer.execute("ROLLBACK")
 
 
+def open_beside(path: Path) -> sqlite3.Connection:
+    """Connect to a file that another process may have open, to read it. Raises DatabaseFailed."""
+    with storage_errors(path.parent):
+        connection = _connect(path)
+        connection.execute("PRAGMA query_only = ON")
+        return connection
+
+
 @contextmanager
 def storage_errors(folder: Path) -> Iterator[None]:
     """Raise StorageFull for failures in the block caused by a full disk of `folder`, DatabaseFailed for those caused by

@@ -119,7 +119,7 @@ class SqliteImageStore(ImageStore):
 
     def image(self, image_id: str) -> StoredImage:
         with self._database.reading() as connection:
-            return _stored_image(find(connection, IMAGE_COLUMNS, image_id))
+            return stored_image(find(connection, IMAGE_COLUMNS, image_id))
 
     def data(self, image_id: str) -> bytes:
         with self._database.reading() as connection:
@@ -131,10 +131,10 @@ class SqliteImageStore(ImageStore):
                 f"SELECT {IMAGE_COLUMNS} FROM images JOIN contents USING (content) WHERE id > ? ORDER BY id LIMIT ?",
                 (after or "", limit),
             )
-            return [_stored_image(record) for record in found]
+            return [stored_image(record) for record in found]
 
     def by_rows(self, rows: Iterable[int]) -> dict[int, StoredImage]:
-        return {record[0]: _stored_image(record) for record in self._find_rows(IMAGE_COLUMNS, rows)}
+        return {record[0]: stored_image(record) for record in self._find_rows(IMAGE_COLUMNS, rows)}
 
     def data_by_rows(self, rows: Iterable[int]) -> dict[int, bytes]:
         return dict(self._find_rows("row, data", rows))
@@ -217,6 +217,7 @@ def _bytes_on_disk(records: Iterable[Record], contents: Mapping[str, bytes]) -> 
     return sum(lengths) + PAGE_BYTES * len(lengths)
 
 
-def _stored_image(record: tuple[Any, ...]) -> StoredImage:
+def stored_image(record: tuple[Any, ...]) -> StoredImage:
+    """Make an image of the columns IMAGE_COLUMNS."""
     row, image_id, digest, num_bytes, metadata, created = record
     return StoredImage(row, image_id, digest, num_bytes, json.loads(metadata), created)
