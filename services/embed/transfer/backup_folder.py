@@ -9,6 +9,7 @@ import hashlib
 import re
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
@@ -127,20 +128,22 @@ class BackupFolder:
         self.objects.write(_key(backup_id, name), _chunks(lines), size)
         return digest.hexdigest()
 
-    def manifest(self, backup_id: str, saved: SavedCollection) -> IO[bytes]:
-        """Return a copy of a list of images in a temporary file. Raises TransferError if it is damaged."""
-        copy = tempfile.TemporaryFile()  # noqa: SIM115 - closed by the caller
+    @contextmanager
+    def manifest(self, backup_id: str, saved: SavedCollection) -> Iterator[IO[bytes]]:
+        """Provide a copy of a list of images in a temporary file. Raises TransferError if it is damaged."""
+        key = _key(backup_id, saved.file)
         digest = hashlib.sha256()
-        try:
-            for chunk in self.objects.read_chunks(_key(backup_id, saved.file)):
-                copy.write(chunk)
-                digest.update(chunk)
-        except NotFoundInStore:
-            raise TransferError(f"{self.label} has no {_key(backup_id, saved.file)}") from None
-        if digest.hexdigest() != saved.sha256:
-            raise TransferError(f"{self.label}/{_key(backup_id, saved.file)} is damaged: its SHA-256 is another one")
-        copy.seek(0)
-        return copy
+        with tempfile.TemporaryFile() as copy:
+            try:
+                for chunk in self.objects.read_chunks(key):
+                    copy.write(chunk)
+                    digest.update(chunk)
+            except NotFoundInStore:
+                raise TransferError(f"{self.label} has no {key}") from None
+            if digest.hexdigest() != saved.sha256:
+                raise TransferError(f"{self.label}/{key} is damaged: its SHA-256 is another one")
+            copy.seek(0)
+            yield copy
 
     def remove(self, backup_id: str) -> None:
         """Remove an unfinished backup's lists; bytes stay for the next one."""

@@ -230,8 +230,8 @@ def _told(done: Migrated, name: str, from_url: str, copy: str) -> str:
         )
     return (
         f"Verified: {counted(done.images, 'image')}, {done.bytes:,} bytes, digest {done.digest} on both sides."
-        f"{waiting} Now send clients to {copy}. {name!r} at {from_url} is read-only and still answers searches; delete it when "
-        "you no longer need it."
+        f"{waiting} Now send clients to {copy}. {name!r} at {from_url} is read-only and still answers searches; delete "
+        "it there when you no longer need it."
     )
 
 
