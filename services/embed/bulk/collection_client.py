@@ -66,12 +66,22 @@ class IndexProgress:
 
 
 class CollectionClient:
-    """A client for one collection, to be used as a context manager."""
+    """A client for one collection, to be used as a context manager. At most `num_connections` calls are made at once;
+    0 does not limit them."""
 
-    def __init__(self, url: str, name: str, *, api_key: str | None = None, patience: Patience | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        name: str,
+        *,
+        api_key: str | None = None,
+        patience: Patience | None = None,
+        num_connections: int = 0,
+    ) -> None:
         self._url = f"{url.rstrip('/')}/collections/{quote(name, safe='')}"
         self.service = url
         self._patience = patience or Patience()
+        self._num_connections = num_connections
         headers = {"X-Request-Timeout": f"{REQUEST_TIMEOUT_S:g}"}
         if api_key:
             headers["Authorization"] = f"Bearer {api_key}"
@@ -80,7 +90,7 @@ class CollectionClient:
     async def __aenter__(self) -> Self:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=REQUEST_TIMEOUT_S + 10)
         self._session = aiohttp.ClientSession(
-            headers=self._headers, timeout=timeout, connector=aiohttp.TCPConnector(limit=0)
+            headers=self._headers, timeout=timeout, connector=aiohttp.TCPConnector(limit=self._num_connections)
         )
         return self
 

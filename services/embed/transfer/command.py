@@ -37,6 +37,8 @@ from services.jobs.progress import Bars, counted
 EXIT_FAILED = 1
 EXIT_REJECTED = 3
 EXIT_INTERRUPTED = 130
+# More would keep a service from answering others.
+NUM_CONNECTIONS = 8
 LOCAL_URL = "http://127.0.0.1:8080"
 
 app = command_line(help="Export, import, migrate, back up and restore image collections.", no_args_is_help=True)
@@ -83,7 +85,7 @@ def export_collection(
     with _reporting("export") as console:
 
         async def run() -> dict[str, Any]:
-            async with CollectionClient(url, collection, api_key=api_key) as client:
+            async with _client(url, collection, api_key) as client:
                 return await export(client, collection, target, Bars(console))
 
         done = asyncio.run(run())
@@ -116,7 +118,7 @@ def import_collection(
             raise typer.BadParameter("give the name of the collection, which the files do not tell")
 
         async def run() -> dict[str, Any]:
-            async with CollectionClient(url, name, api_key=api_key) as client:
+            async with _client(url, name, api_key) as client:
                 rejected = Import(client, form, Bars(console), lambda one: typer.echo(json.dumps(asdict(one))))
                 return await rejected.run(description, model)
 
@@ -157,8 +159,8 @@ def migrate_collection(
 
         async def run() -> Migrated:
             async with (
-                CollectionClient(from_url, collection, api_key=from_api_key) as original,
-                CollectionClient(to_url, name, api_key=to_api_key) as copy,
+                _client(from_url, collection, from_api_key) as original,
+                _client(to_url, name, to_api_key) as copy,
             ):
                 return await migrate(original, copy, Bars(console), finishes=finish)
 
@@ -219,6 +221,10 @@ def restore(
             done = Restore(folder, backup or finished[-1], catalog, Bars(console)).run()
         what = f"{counted(done['collections'], 'collection')} with {counted(done['images'], 'image')}"
         _report(done, f"{done['backup']} restored and verified: {what}", as_json=as_json)
+
+
+def _client(url: str, collection: str, api_key: str | None) -> CollectionClient:
+    return CollectionClient(url, collection, api_key=api_key, num_connections=NUM_CONNECTIONS)
 
 
 def _told(done: Migrated, name: str, from_url: str, copy: str) -> str:

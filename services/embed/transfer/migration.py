@@ -42,15 +42,14 @@ class Pass:
 
 @dataclass(frozen=True)
 class Migrated:
-    """The end of a migration: `is_finished` if both were equal while the original took no changes."""
+    """The end of a migration: `is_finished` if both were equal, with this digest, while the original was read-only."""
 
     is_finished: bool
     num_passes: int
     images: int
     bytes: int
-    digest: str
+    digest: str | None
     copy_images: int
-    copy_digest: str
     not_indexed: int
 
     def as_json(self) -> dict[str, Any]:
@@ -188,9 +187,8 @@ async def _report(copy: CollectionClient, done: Pass, num_passes: int, *, is_fin
         num_passes=num_passes,
         images=done.original.num_images,
         bytes=described["bytes"],
-        digest=done.original.digest,
+        digest=done.original.digest if is_finished else None,
         copy_images=described["size"],
-        copy_digest=done.copy.digest,
         not_indexed=max((one["waiting"] for one in described["conditions"]), default=0),
     )
 
