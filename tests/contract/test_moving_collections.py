@@ -1,12 +1,12 @@
 """Collections moved between two running services, one of each kind, and into files, as `fovea collections` does it."""
 
+import errno
 import hashlib
 import json
 import subprocess
 import tarfile
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -242,14 +242,15 @@ def test_an_interrupted_export_is_continued(
     def put_some(self: FolderWriter, sha256: str, data: bytes) -> None:
         written.append(sha256)
         if len(written) == 50:
-            raise KeyboardInterrupt
+            raise OSError(errno.ENOSPC, "No space left on device")
         put(self, sha256, data)
 
     form = tmp_path / "form"
-    with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(FolderWriter, "put", put_some)
-        run("export", "things", form, "--url", here, status=130)
+        assert "No space left" in run("export", "things", form, "--url", here, status=1).stderr
     assert "unfinished" in run("import", form, "--url", here, status=1).stderr
+    httpx.put(f"{here}/collections/other", timeout=60)
     assert "'things'" in run("export", "other", form, "--url", here, status=1).stderr
     written.clear()
     run("export", "things", form, "--url", here)

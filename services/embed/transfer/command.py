@@ -20,7 +20,7 @@ from services.core.logs import log_warnings_to_stderr
 from services.core.printable import printable
 from services.core.store.errors import StoreError
 from services.embed.bulk.collection_client import CollectionClient, Refused, Unavailable
-from services.embed.collections.storage.catalog import CatalogInUse
+from services.embed.collections.storage.catalog import CatalogInUse, check_name
 from services.embed.collections.storage.database import DatabaseFailed, IncompatibleDatabase
 from services.embed.transfer.backup import BackupRun
 from services.embed.transfer.backup_folder import BackupFolder
@@ -224,6 +224,7 @@ def restore(
 
 
 def _client(url: str, collection: str, api_key: str | None) -> CollectionClient:
+    check_name(collection)
     return CollectionClient(url, collection, api_key=api_key, num_connections=NUM_CONNECTIONS)
 
 

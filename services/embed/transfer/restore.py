@@ -45,6 +45,8 @@ class Restore:
         self._check_place(backup)
         for saved in backup.collections:
             with self._folder.manifest(self._backup_id, saved) as manifest, closing(self._store(saved)) as store:
+                if store.access() != "copy":  # and the same, which was checked
+                    continue
                 with self._bars.bar(f"Restoring {saved.name}", "images", total=saved.images) as bar:
                     self._fill(store, manifest, bar)
                 self._check(store, saved)

@@ -95,6 +95,8 @@ def test_a_second_backup_copies_only_what_is_new_and_the_first_one_stays(
     store = fill(catalog)
     before = known(catalog)
     first = back_up(place, folder, bars)
+    assert Restore(folder, first["backup"], catalog, bars).run()["images"] == 151  # all of it is there
+    assert known(catalog) == before
     for n in range(100):
         store.delete(f"{n}/ä")
     store.add([new_image("new", b"new"), new_image("again", b"1")], LIMITS)
