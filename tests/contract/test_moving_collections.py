@@ -24,8 +24,6 @@ from tests.contract.vector_servers import EMBED, vector_database
 
 pytestmark = pytest.mark.process
 
-TENANT = {"X-Fovea-Tenant": "zoo"}
-
 
 @pytest.fixture(scope="module")
 def urls(postgres_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:

@@ -29,7 +29,7 @@ class ImageToAdd:
 
 @dataclass(frozen=True)
 class Creation:
-    """What a collection is to be: its model, if it is new, conditions to index in advance, and which changes it takes.
+    """A collection as it is to be: its model, if it is new, conditions to index in advance, and which changes it takes.
 
     `created` is the Unix time in seconds of one that was made elsewhere before. None means unspecified: a new
     collection has the first model and is open, an existing one stays as it is.

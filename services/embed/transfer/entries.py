@@ -1,4 +1,4 @@
-"""What is known of each image without its bytes, and two collections compared by it.
+"""The images of a collection without their bytes, and two collections compared by them.
 
 Both are listed in ascending order of id, so that neither has to fit into memory.
 """
@@ -64,10 +64,14 @@ def canonical(metadata: Any) -> str:
     return json.dumps(metadata, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
 
 
+def check_version(described: dict[str, Any]) -> None:
+    """Raises TransferError for the description of a collection by a service that is too old to tell what is needed."""
+    if "access" not in described:
+        raise TransferError("the service is of an older version, which lists images without their SHA-256; update it")
+
+
 def listed_entry(image: dict[str, Any]) -> Entry:
-    """Read an entry of a service's listing. Raises TransferError for one of an older version."""
-    if "sha256" not in image:
-        raise TransferError("the service is of an older version: its listings lack `sha256`; update it first")
+    """Read an entry of a service's listing."""
     return Entry(image["id"], image["sha256"], image["bytes"], canonical(image["metadata"]), image["created"])
 
 

@@ -13,7 +13,7 @@ import orjson
 
 from services.embed.bulk.collection_client import CollectionClient
 from services.embed.transfer.adding import batches
-from services.embed.transfer.entries import Entry, Total, in_workers, listed_entry
+from services.embed.transfer.entries import Entry, Total, check_version, in_workers, listed_entry
 from services.embed.transfer.portable import FORMAT, TAR, manifest_line
 from services.embed.transfer.writing import FolderWriter, TarWriter, Writer
 from services.jobs.progress import Bar, Bars
@@ -29,6 +29,7 @@ async def export(client: CollectionClient, name: str, path: Path, bars: Bars) ->
     Each image that exists all the while is in it. Raises TransferError, Unavailable, Refused, OSError.
     """
     described = await client.describe()
+    check_version(described)
     origin = {"collection": name, "service": client.service}
     writer: Writer = TarWriter(path) if path.suffix == TAR else FolderWriter(path, origin)
     try:

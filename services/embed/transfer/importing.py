@@ -9,7 +9,15 @@ from typing import Any
 
 from services.embed.bulk.collection_client import CollectionClient
 from services.embed.transfer.adding import Rejected, batches, send
-from services.embed.transfer.entries import Entry, Total, TransferError, compared, in_workers, listed_entry
+from services.embed.transfer.entries import (
+    Entry,
+    Total,
+    TransferError,
+    check_version,
+    compared,
+    in_workers,
+    listed_entry,
+)
 from services.embed.transfer.portable import MANIFEST, Description, Form, checked_bytes, read_manifest
 from services.jobs.progress import Bar, Bars
 
@@ -40,7 +48,7 @@ class Import:
         asked = {"model": model or description.model, "created": description.created}
         pinned = [one.text for one in description.conditions if one.pinned]
         known = {key: value for key, value in asked.items() if value is not None}
-        await self._client.put({**known, "conditions": pinned})
+        check_version(await self._client.put({**known, "conditions": pinned}))
         with self._bars.bar("Importing", "images", total=num_images) as bar:
             await self._add(ordered, bar)
         num_added, self._num_added, self._total = self._num_added, 0, Total()

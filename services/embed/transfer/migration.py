@@ -14,7 +14,15 @@ from typing import Any
 
 from services.embed.bulk.collection_client import CollectionClient, Refused
 from services.embed.transfer.adding import BATCH_SIZE, batches, send
-from services.embed.transfer.entries import Entry, Total, TransferError, compared, in_workers, listed_entry
+from services.embed.transfer.entries import (
+    Entry,
+    Total,
+    TransferError,
+    check_version,
+    compared,
+    in_workers,
+    listed_entry,
+)
 from services.jobs.progress import Bar, Bars
 
 NUM_WORKERS = 4
@@ -27,7 +35,7 @@ MAX_LAST_PASSES = 4
 
 @dataclass
 class Pass:
-    """What one pass has done; `num_missed` images changed or vanished before they were copied."""
+    """The work of one pass; `num_missed` images changed or vanished before they were copied."""
 
     num_added: int = 0
     num_removed: int = 0
@@ -63,7 +71,8 @@ async def migrate(original: CollectionClient, copy: CollectionClient, bars: Bars
     Raises TransferError, Unavailable, Refused. If it fails, the original takes changes again.
     """
     before = await original.describe()
-    if before.get("access") == "copy":
+    check_version(before)
+    if before["access"] == "copy":
         raise TransferError("the original is itself a copy that is being filled")
     await _prepare(before, copy)
     num_passes = 0

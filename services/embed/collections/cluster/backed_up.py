@@ -1,4 +1,4 @@
-"""What a backup reads of shared collections: PostgreSQL's rows as of one moment, and the objects that they name."""
+"""Shared collections as a backup reads them: PostgreSQL's rows as of one moment, and the objects that they name."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

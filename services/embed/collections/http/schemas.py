@@ -29,7 +29,7 @@ Created = Annotated[
 
 
 class CreateRequest(StrictRequest):
-    """What a new or an existing collection is to be."""
+    """A new or an existing collection as it is to be."""
 
     model: str | None = Field(None, description="Model of a new collection; the first served one by default.")
     conditions: JsonList[str] = Field([], description="Conditions to index in advance.")

@@ -1,4 +1,4 @@
-"""What a backup reads of all collections of all tenants, alike for both kinds of storage."""
+"""All collections of all tenants as a backup reads them, alike for both kinds of storage."""
 
 import sqlite3
 from collections.abc import Iterator, Sequence
