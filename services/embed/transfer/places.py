@@ -1,4 +1,4 @@
-"""The places where collections are stored, by the settings of the service: a folder, or PostgreSQL and an object store."""
+"""Places where collections are stored, by the settings of the service: a folder, or PostgreSQL and an object store."""
 
 from dataclasses import dataclass
 from pathlib import Path
