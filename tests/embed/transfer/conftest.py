@@ -25,7 +25,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def new_place(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Place]]:
+def new_place(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Place]:
     """The function that makes an empty place of the kind."""
     made: list[Place] = []
 
