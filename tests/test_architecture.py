@@ -15,7 +15,7 @@ HEAVY = ("torch", "open_clip", "torchvision", "transformers", "accelerate")
 HTTP = ("fastapi", "starlette", "uvicorn", "services.core.http", "services.{service}.http")
 WORLD = ("os", "pathlib", "json", "structlog", "time")
 
-JOBS = "training,evaluation,calibrate,bulk,extraction,imports"
+JOBS = "training,evaluation,calibrate,bulk,transfer,extraction,imports"
 # Of a service: the rooms above its engine, and what jobs and the engine know alike.
 ABOVE = (f"services.{{service}}.{{service,http,app,settings,collections,data,{JOBS}}}",)
 BELOW = ("services.nn", "services.{service}", "services.core.errors")
@@ -93,6 +93,12 @@ ROOMS = (
         "services/*/collections/**",
         (*BELOW, "services.core"),
         (*HEAVY, f"services.{{service}}.{{app,engine,data,{JOBS}}}"),
+    ),
+    # What moves collections knows how they are stored, and nothing of models.
+    Room(
+        "services/*/transfer/**",
+        ("services.{service}.{transfer,bulk,collections}", "services.jobs", CORE_OF_JOBS, "services.core.caller"),
+        (*HEAVY, *HTTP),
     ),
     # The corruptions that a small blind model learns from are made as score's hard negatives are.
     Room(

@@ -377,6 +377,13 @@ _delegate(
 )
 _delegate(
     app,
+    "collections",
+    "services.embed.transfer.command",
+    "Export, import, migrate, back up and restore image collections.",
+    "embed",
+)
+_delegate(
+    app,
     "capacity",
     "services.cli.capacity",
     "Print the cache, the streams and the context of a language model that fit into a device's memory.",

@@ -29,7 +29,13 @@ MODULES = {
     ),
 }
 # Packages of an extra that a command can do without until an option asks for them.
-OPTIONAL = {"faiss": "search", "opentelemetry": "telemetry", "ray": "ray"}
+OPTIONAL = {
+    "faiss": "search",
+    "psycopg": "cluster",
+    "psycopg_pool": "cluster",
+    "opentelemetry": "telemetry",
+    "ray": "ray",
+}
 
 
 def missing_module(name: str) -> str | None:

@@ -74,6 +74,7 @@ def fovea(missing: list[str], *arguments: str, home: Path) -> subprocess.Complet
         ("convert fsc-clip --help", "score"),
         ("calibrate --help", "generate"),
         ("embed-bulk --help", "embed"),
+        ("collections --help", "embed"),
         ("keys create --help", "gateway"),
         *((f"serve {name}", name) for name in MODULES),
     ],

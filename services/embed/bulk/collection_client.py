@@ -1,13 +1,13 @@
 """A client for a collection of a running Fovea: each call is retried until it is answered or has failed for too long.
 
-Adding an image again changes nothing, so a lost response costs only another call.
+Adding or removing an image again changes nothing, so a lost response costs only another call.
 """
 
 import asyncio
 import random
 import re
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -15,11 +15,14 @@ from urllib.parse import quote
 
 import aiohttp
 import orjson
+from yarl import URL
 
 from services.jobs.endpoint import Busy, retry_after_s
 
 IDS_A_PAGE = 1000
 REQUEST_TIMEOUT_S = 120.0
+
+NO_IMAGE = "image_not_found"
 
 _RETRIED_STATUSES = frozenset({408, 429, 502, 503, 504})
 _IMAGE_AT_FAULT = re.compile(r"images\.(\d+)(?:\.|$)")
@@ -63,12 +66,22 @@ class IndexProgress:
 
 
 class CollectionClient:
-    """A client for one collection, to be used as a context manager."""
+    """A client for one collection, to be used as a context manager. At most `num_connections` calls are made at once;
+    0 does not limit them."""
 
-    def __init__(self, url: str, name: str, *, api_key: str | None = None, patience: Patience | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        name: str,
+        *,
+        api_key: str | None = None,
+        patience: Patience | None = None,
+        num_connections: int = 0,
+    ) -> None:
         self._url = f"{url.rstrip('/')}/collections/{quote(name, safe='')}"
-        self._service = url
+        self.service = url
         self._patience = patience or Patience()
+        self._num_connections = num_connections
         headers = {"X-Request-Timeout": f"{REQUEST_TIMEOUT_S:g}"}
         if api_key:
             headers["Authorization"] = f"Bearer {api_key}"
@@ -77,7 +90,7 @@ class CollectionClient:
     async def __aenter__(self) -> Self:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=REQUEST_TIMEOUT_S + 10)
         self._session = aiohttp.ClientSession(
-            headers=self._headers, timeout=timeout, connector=aiohttp.TCPConnector(limit=0)
+            headers=self._headers, timeout=timeout, connector=aiohttp.TCPConnector(limit=self._num_connections)
         )
         return self
 
@@ -91,21 +104,32 @@ class CollectionClient:
 
         Raises Unavailable at once if nothing listens, and Refused.
         """
-        try:
-            await self._send("PUT", "", orjson.dumps({"conditions": list(conditions)}))
-        except aiohttp.ClientConnectorError as error:
-            raise Unavailable(f"no Fovea at {self._service}: {error}") from None
-        except (aiohttp.ClientError, TimeoutError, Busy):
-            await self._call("PUT", "", orjson.dumps({"conditions": list(conditions)}))
+        await self.put({"conditions": list(conditions)})
+
+    async def put(self, description: Mapping[str, Any]) -> dict[str, Any]:
+        """Create the collection, or change what the description names; return what it is now.
+
+        Raises Unavailable at once if nothing listens, and Refused.
+        """
+        return await self._first("PUT", orjson.dumps(description))
+
+    async def describe(self) -> dict[str, Any]:
+        """Return what it is. Raises Unavailable at once if nothing listens, and Refused."""
+        return await self._first("GET", None)
 
     async def ids(self) -> AsyncIterator[str]:
         """Yield the ids of its images, ascending. Raises Unavailable, Refused."""
+        async for image in self.listed():
+            yield image["id"]
+
+    async def listed(self) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield the entries of its images, ascending by id. Raises Unavailable, Refused."""
         after: str | None = None
         while True:
             query = f"?limit={IDS_A_PAGE}" + ("" if after is None else f"&after={quote(after, safe='')}")
             page = await self._call("GET", f"/images{query}")
             for image in page["data"]:
-                yield image["id"]
+                yield image
             if not page["has_more"] or not page["data"]:
                 return
             after = page["data"][-1]["id"]
@@ -115,36 +139,66 @@ class CollectionClient:
         answer: dict[str, Any] = await self._call("POST", "/images", body)
         return answer
 
+    async def data(self, image_id: str) -> bytes | None:
+        """Return an image as it was uploaded, None if there is none. Raises Unavailable, Refused."""
+        try:
+            data: bytes = await self._call("GET", f"/images/{quote(image_id)}", is_json=False)
+        except Refused as refused:
+            if refused.code != NO_IMAGE:
+                raise
+            return None
+        return data
+
+    async def remove(self, image_id: str) -> None:
+        """Remove an image, which may be gone already. Raises Unavailable, Refused."""
+        try:
+            await self._call("DELETE", f"/images/{quote(image_id)}", is_json=False)
+        except Refused as refused:
+            if refused.code != NO_IMAGE:
+                raise
+
     async def progress(self) -> list[IndexProgress]:
         """Return the state of every index. Raises Unavailable, Refused."""
         status = await self._call("GET", "")
         return [IndexProgress(c["condition"], c["indexed"], c["waiting"]) for c in status["conditions"]]
 
-    async def _call(self, method: str, path: str, body: bytes | None = None) -> Any:
-        """Call until there is a response, and return its JSON."""
+    async def _first(self, method: str, body: bytes | None) -> dict[str, Any]:
+        """Call as `_call` does, but give up at once if nothing listens."""
+        answer: dict[str, Any]
+        try:
+            answer = await self._send(method, "", body)
+        except aiohttp.ClientConnectorError as error:
+            raise Unavailable(f"no Fovea at {self.service}: {error}") from None
+        except (aiohttp.ClientError, TimeoutError, Busy):
+            answer = await self._call(method, "", body)
+        return answer
+
+    async def _call(self, method: str, path: str, body: bytes | None = None, *, is_json: bool = True) -> Any:
+        """Call until there is a response, and return its JSON or its bytes."""
         patience = self._patience
         began = time.monotonic()
         wait_s = patience.first_wait_s
         while True:
             asked_s = 0.0
             try:
-                return await self._send(method, path, body)
+                return await self._send(method, path, body, is_json=is_json)
             except Busy as busy:
                 reason, asked_s = str(busy), busy.retry_after_s or 0.0
             except (aiohttp.ClientError, TimeoutError) as error:
                 reason = str(error) or type(error).__name__
             if time.monotonic() - began > patience.give_up_after_s:
-                raise Unavailable(f"{self._service} has not responded for {patience.give_up_after_s:g} s: {reason}")
+                raise Unavailable(f"{self.service} has not responded for {patience.give_up_after_s:g} s: {reason}")
             # randomised, so that calls that failed together are not repeated at the same time
             await asyncio.sleep(max(asked_s, wait_s * random.uniform(0.5, 1.0)))
             wait_s = min(2 * wait_s, patience.longest_wait_s)
 
-    async def _send(self, method: str, path: str, body: bytes | None = None) -> Any:
+    async def _send(self, method: str, path: str, body: bytes | None = None, *, is_json: bool = True) -> Any:
         headers = {"Content-Type": "application/json"} if body is not None else {}
-        async with self._session.request(method, f"{self._url}{path}", data=body, headers=headers) as response:
+        url = URL(f"{self._url}{path}", encoded=True)
+        async with self._session.request(method, url, data=body, headers=headers) as response:
             content = await response.read()
             if response.status < 300:
-                return _parsed(content, self._service)
+                return _parsed(content, self.service) if is_json else content
             message, param, code = _error(content, response)
             if response.status in _RETRIED_STATUSES:
                 raise Busy(f"{response.status}: {message}", retry_after_s(response.headers))

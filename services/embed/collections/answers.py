@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from services.core.images.inputs import ImageInput
+from services.embed.collections.storage.image_store import Access
 from services.embed.service import TextInput
 
 State = Literal["ready", "building"]
@@ -15,14 +16,29 @@ IndexKind = Literal["flat", "ivf"]
 class ImageToAdd:
     """An image to store under `id`, or under the sha256 of its bytes if that is None.
 
-    `metadata` None means unspecified: a stored image keeps its metadata. Errors about anything but the image itself
-    name the request field `param`.
+    `metadata` None means unspecified: a stored image keeps its metadata; `created` None means now. Errors about
+    anything but the image itself name the request field `param`.
     """
 
     id: str | None
     image: ImageInput
     metadata: dict[str, Any] | None
     param: str
+    created: float | None = None
+
+
+@dataclass(frozen=True)
+class Creation:
+    """A collection as it is to be: its model, if it is new, conditions to index in advance, and which changes it takes.
+
+    `created` is the Unix time in seconds of one that was made elsewhere before. None means unspecified: a new
+    collection has the first model and is open, an existing one stays as it is.
+    """
+
+    model: str | None = None
+    conditions: Sequence[str] = ()
+    access: Access | None = None
+    created: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +67,8 @@ class IndexStatus:
     """A condition's index, which holds `size` images and lacks `num_waiting`.
 
     `condition` is the wording that was indexed, None for the unconditional embedding. `exact` means that searches
-    compare every image; `recall_at_10` was measured when an approximate index was built.
+    compare every image; `recall_at_10` was measured when an approximate index was built; `is_pinned` that the condition
+    is never dropped.
     """
 
     condition: str | None
@@ -62,6 +79,7 @@ class IndexStatus:
     num_waiting: int = 0
     num_bytes: int = 0
     recall_at_10: float | None = None
+    is_pinned: bool = False
 
 
 @dataclass(frozen=True)
@@ -99,6 +117,7 @@ class CollectionStatus:
     name: str
     model: str
     created: float
+    access: Access
     num_images: int
     num_bytes: int
     state: State

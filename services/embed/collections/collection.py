@@ -241,13 +241,14 @@ class Collection:
             if indexes is not None:
                 statuses = [described(index, num_images, self._changes.last_row) for index in indexes]
             else:
-                conditions = [None, *(stored.text for stored in await asyncio.to_thread(store.conditions))]
+                conditions = [None, *await asyncio.to_thread(store.conditions)]
                 statuses = [not_open(condition, num_images) for condition in conditions]
             states = indexes.states if indexes else None
             return CollectionStatus(
                 name=self.info.name,
                 model=self.info.model,
                 created=self.info.created,
+                access=await asyncio.to_thread(store.access),
                 num_images=num_images,
                 num_bytes=num_bytes,
                 state="ready" if all(status.state == "ready" for status in statuses) else "building",

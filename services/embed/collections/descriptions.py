@@ -3,6 +3,7 @@
 from services.embed.collections.answers import IndexStatus
 from services.embed.collections.checkpoint_indexes import ConditionIndex
 from services.embed.collections.search import Nearest
+from services.embed.collections.storage.image_store import StoredCondition
 from services.nn.clip_texts import Text
 
 
@@ -19,12 +20,21 @@ def described(index: ConditionIndex, num_images: int, last_row: int) -> IndexSta
         num_waiting=0 if is_ready else max(0, num_images - vectors.num_vectors),
         num_bytes=vectors.num_bytes,
         recall_at_10=vectors.recall_at_10,
+        is_pinned=index.is_pinned,
     )
 
 
-def not_open(condition: str | None, num_images: int) -> IndexStatus:
-    """Describe an index before its checkpoint is served: its content is not known."""
-    return IndexStatus(condition, "flat", 0, exact=True, state="building", num_waiting=num_images)
+def not_open(stored: StoredCondition | None, num_images: int) -> IndexStatus:
+    """Describe the index of a condition before its checkpoint is served: its content is not known."""
+    return IndexStatus(
+        stored.text if stored is not None else None,
+        "flat",
+        0,
+        exact=True,
+        state="building",
+        num_waiting=num_images,
+        is_pinned=stored is None or stored.is_pinned,
+    )
 
 
 def answered_by(nearest: Nearest, text: Text | None, last_row: int) -> IndexStatus:

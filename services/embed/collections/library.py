@@ -22,6 +22,7 @@ from services.core.images.references import StoredImage as StoredImageReference
 from services.embed.collections.answers import (
     CollectionListing,
     CollectionStatus,
+    Creation,
     ImageToAdd,
     SearchAnswer,
     SearchQuery,
@@ -31,6 +32,7 @@ from services.embed.collections.conditions import prepare_conditions
 from services.embed.collections.storage.catalog import CollectionKey, check_name
 from services.embed.collections.storage.database import DatabaseFailed
 from services.embed.collections.storage.image_store import (
+    Access,
     Added,
     CollectionInfo,
     NewImage,
@@ -100,26 +102,30 @@ class Library:
         """Report to `/readyz` which collections can't be used, and why; they do not make it fail."""
         return self._shelf.check()
 
-    async def create(
-        self, name: str, model: str | None, conditions: Sequence[str], context: RequestContext
-    ) -> tuple[CollectionStatus, bool]:
-        """Create a collection, or confirm it and index more conditions in advance; also return whether it is new.
+    async def create(self, name: str, creation: Creation, context: RequestContext) -> tuple[CollectionStatus, bool]:
+        """Create a collection, or confirm it, change its access and index more conditions in advance; also return
+        whether it is new.
 
         Raises InvalidField for an invalid name, NotFound for a model that is not served, Conflict for another one than
-        an existing collection's, TooLarge for too many collections or conditions.
+        an existing collection's and for one in use that is to become a copy, TooLarge for too many collections or
+        conditions, ReadOnly for conditions of a read-only one.
         """
         check_name(name)
         models = self._serving.models
+        model = creation.model
         asked = await models.find(model) if model else None
         is_new = False
         try:
             collection = await self._get(name)
         except NotFound:
             async with models.hold(asked or models.residents[0], context, asked=model) as served:
-                prepare_conditions(served.engine, conditions)
-                info = CollectionInfo(name, served.name, time())
+                prepare_conditions(served.engine, creation.conditions)
+                created = time() if creation.created is None else creation.created
+                info = CollectionInfo(name, served.name, created)
             collection, is_new = await asyncio.shield(self._get_or_make(info))
-        await collection.index_ahead(conditions, context, asked)
+        if creation.access is not None:
+            await asyncio.shield(self._set_access(collection, creation.access))
+        await collection.index_ahead(creation.conditions, context, asked)
         return await collection.status(), is_new
 
     async def list(self) -> CollectionListing:
@@ -188,7 +194,8 @@ class Library:
                 return digest
 
             digest = await self._inputs.decode(data, asked.image.param, digest_and_keep)
-            return NewImage(asked.id if asked.id is not None else digest, data, digest, asked.metadata, asked.param)
+            image_id = asked.id if asked.id is not None else digest
+            return NewImage(image_id, data, digest, asked.metadata, asked.param, asked.created)
 
         return await all_or_first_failure([read(image) for image in images], at_once=DECODED_AT_ONCE)
 
@@ -217,6 +224,13 @@ class Library:
             collection, is_new = await self._shelf.get_or_make(current_caller().tenant, info)
             entry["created"] = is_new
             return collection, is_new
+
+    async def _set_access(self, collection: Collection, access: Access) -> None:
+        name = collection.info.name
+        async with collection.in_use() as store:
+            if await asyncio.to_thread(store.access) != access:
+                async with self._audit.change("collection.access", collection=name, access=access):
+                    await asyncio.to_thread(store.set_access, access)
 
     async def _delete(self, key: CollectionKey) -> None:
         async with self._audit.change("collection.delete", collection=key.name):

@@ -12,6 +12,7 @@ from services.core.images.references import ImageLimits
 from services.embed.collections.answers import (
     CollectionListing,
     CollectionStatus,
+    Creation,
     ImageToAdd,
     IndexStatus,
     SearchAnswer,
@@ -19,7 +20,7 @@ from services.embed.collections.answers import (
     SearchQuery,
     StatesStatus,
 )
-from services.embed.collections.storage.image_store import Added, StoredImage
+from services.embed.collections.storage.image_store import Access, Added, StoredImage
 from services.embed.service import CallLimits
 from tests.core.image_files import encode, scene
 
@@ -40,6 +41,7 @@ class InMemory:
         self.data: dict[str, bytes] = {}
         self.conditions: Sequence[str] = ()
         self.model: str | None = None
+        self.access: Access = "open"
         self.added: Sequence[ImageToAdd] = ()
         self.waited = False
         self.unavailable: Sequence[str] = ()
@@ -47,10 +49,9 @@ class InMemory:
         self.deadline = 0.0
         self.cosine: Callable[[StoredImage], float] = lambda image: 1 - image.row / 8
 
-    async def create(
-        self, name: str, model: str | None, conditions: Sequence[str], context: RequestContext
-    ) -> tuple[CollectionStatus, bool]:
-        self.conditions, self.model = conditions, model
+    async def create(self, name: str, creation: Creation, context: RequestContext) -> tuple[CollectionStatus, bool]:
+        self.conditions, self.model = list(creation.conditions), creation.model
+        self.access = creation.access or self.access
         is_new = name not in self.stored
         self.stored.setdefault(name, {})
         return await self.describe(name), is_new
@@ -63,7 +64,15 @@ class InMemory:
         num_bytes = sum(image.num_bytes for image in images)
         states = StatesStatus(1, 64, 64, 4096) if images else None
         return CollectionStatus(
-            name, "tiny", 1700000000.75, len(images), num_bytes, "building", [UNCONDITIONAL, COLORS], states
+            name,
+            "tiny",
+            1700000000.75,
+            self.access,
+            len(images),
+            num_bytes,
+            "building",
+            [UNCONDITIONAL, COLORS],
+            states,
         )
 
     async def delete(self, name: str) -> None:
@@ -82,7 +91,9 @@ class InMemory:
             ids.append(image.id if image.id is not None else digest)
             self.data[ids[-1]] = data
             metadata = image.metadata or {}
-            stored[ids[-1]] = StoredImage(len(stored) + 1, ids[-1], digest, len(data), metadata, 1700000001.5)
+            stored[ids[-1]] = StoredImage(
+                len(stored) + 1, ids[-1], digest, len(data), metadata, image.created or 1700000001.5
+            )
         return Added(len(ids) - 1, 1, ids, [])
 
     async def image(self, name: str, image_id: str) -> bytes:

@@ -50,9 +50,12 @@ class Connections:
         self._is_down = False
 
     @classmethod
-    def open(cls, url: str) -> "Connections":
-        """Connect and apply the migrations that the database lacks. Raises IncompatibleDatabase if a newer version of
-        Fovea has used it, or if its encoding is not UTF-8."""
+    def open(cls, url: str, *, is_migrating: bool = True) -> "Connections":
+        """Connect and apply the migrations that the database lacks.
+
+        Raises IncompatibleDatabase if a newer version of Fovea has used it, if its encoding is not UTF-8, or if it
+        lacks migrations that are not to be applied.
+        """
         pool = ConnectionPool(
             url,
             min_size=1,
@@ -67,7 +70,7 @@ class Connections:
         try:
             with connections.reading() as connection:
                 _check_encoding(connection)
-                _migrate(connection)
+                _migrate(connection, is_migrating=is_migrating)
         except BaseException:
             connections.close()
             raise
@@ -114,18 +117,25 @@ def _check_encoding(connection: Connection) -> None:
         raise IncompatibleDatabase(f"The database's encoding is {encoding}, not UTF8.")
 
 
-def _migrate(connection: Connection) -> None:
+def _migrate(connection: Connection, *, is_migrating: bool) -> None:
     """Apply the numbered migrations in order, each once, also if several replicas start together."""
     found = {name: MIGRATION.fullmatch(name) for name in sorted(path.name for path in _migrations().iterdir())}
     numbered = {int(match[1]): name for name, match in found.items() if match}
     connection.execute("SELECT pg_advisory_lock(%s)", (MIGRATION_LOCK,))
     try:
-        connection.execute("CREATE TABLE IF NOT EXISTS migrations (version integer PRIMARY KEY, applied timestamptz)")
-        applied = {version for (version,) in connection.execute("SELECT version FROM migrations")}
+        if is_migrating:
+            connection.execute(
+                "CREATE TABLE IF NOT EXISTS migrations (version integer PRIMARY KEY, applied timestamptz)"
+            )
+        applied = _applied(connection)
         if newer := applied - numbered.keys():
             raise IncompatibleDatabase(
                 f"The database has schema version {max(newer)}, not {max(numbered)}: it was written by a newer version "
                 "of Fovea."
+            )
+        if not is_migrating and (lacking := numbered.keys() - applied):
+            raise IncompatibleDatabase(
+                f"The database lacks schema version {min(lacking)}: start a service of this version first."
             )
         for version in sorted(numbered.keys() - applied):
             with connection.transaction():
@@ -133,6 +143,12 @@ def _migrate(connection: Connection) -> None:
                 connection.execute("INSERT INTO migrations VALUES (%s, now())", (version,))
     finally:
         connection.execute("SELECT pg_advisory_unlock(%s)", (MIGRATION_LOCK,))
+
+
+def _applied(connection: Connection) -> set[int]:
+    if connection.execute("SELECT to_regclass('migrations')").fetchone() == (None,):
+        return set()
+    return {version for (version,) in connection.execute("SELECT version FROM migrations")}
 
 
 def _migrations() -> Any:

@@ -9,26 +9,26 @@ from services.embed.collections.cluster.connections import Connection
 from services.embed.collections.cluster.contents import Upload, condemn
 from services.embed.collections.cluster.metadata_filter import searchable
 from services.embed.collections.storage.catalog import no_collection
-from services.embed.collections.storage.image_store import Record, StoredCondition, no_image
+from services.embed.collections.storage.image_store import Access, Record, StoredCondition, no_image
 
 IMAGES = "images JOIN contents USING (collection, digest)"
 
 
-def locked_totals(connection: Connection, collection: int, name: str) -> tuple[int, int, int]:
-    """Return the last row and the number of images and bytes, and keep others from changing the collection's images
-    until the transaction ends. Raises NotFound for a deleted collection.
+def locked_totals(connection: Connection, collection: int, name: str) -> tuple[int, int, int, Access]:
+    """Return the last row, the number of images and bytes and which changes it takes, and keep others from changing the
+    collection's images until the transaction ends. Raises NotFound for a deleted collection.
 
     Rows are numbered under this lock, so a row becomes visible after all rows before it.
     """
     found = connection.execute(
-        "SELECT last_row, num_images, num_bytes FROM collections WHERE collection = %s AND NOT is_deleted"
+        "SELECT last_row, num_images, num_bytes, access FROM collections WHERE collection = %s AND NOT is_deleted"
         " FOR NO KEY UPDATE",
         (collection,),
     ).fetchone()
     if found is None:
         raise no_collection(name)
-    last_row, num_images, num_bytes = found
-    return last_row, num_images, num_bytes
+    last_row, num_images, num_bytes, access = found
+    return last_row, num_images, num_bytes, access
 
 
 def find(connection: Connection, collection: int, columns: str, image_id: str) -> tuple[Any, ...]:
@@ -80,10 +80,11 @@ def insert(
             [(collection, digest, upload.num_bytes, upload.object_key) for digest, upload in uploads.items()],
         )
         cursor.executemany(
-            "INSERT INTO images VALUES (%s, %s, %s, %s, extract(epoch FROM clock_timestamp())::float8, %s, %s::jsonb)",
+            "INSERT INTO images VALUES"
+            " (%s, %s, %s, %s, coalesce(%s::float8, extract(epoch FROM clock_timestamp())::float8), %s, %s::jsonb)",
             [
-                (collection, row, record.id, record.digest, record.metadata, searchable(collection, record.metadata))
-                for row, record in zip(rows, records, strict=True)
+                (collection, row, one.id, one.digest, one.created, one.metadata, searchable(collection, one.metadata))
+                for row, one in zip(rows, records, strict=True)
             ],
         )
     connection.execute("UPDATE collections SET last_row = %s WHERE collection = %s", (rows[-1], collection))

@@ -28,14 +28,17 @@ from services.embed.collections.cluster.metadata_filter import filter_condition
 from services.embed.collections.storage.catalog import no_collection
 from services.embed.collections.storage.database import DatabaseFailed
 from services.embed.collections.storage.image_store import (
+    Access,
     Added,
     CollectionInfo,
     CollectionLimits,
     ImageStore,
     NewImage,
+    ReadOnly,
     Rows,
     StoredCondition,
     StoredImage,
+    check_access,
     check_limits,
     checked_metadata,
     new_records,
@@ -80,7 +83,7 @@ class PostgresImageStore(ImageStore):
 
     def delete(self, image_id: str) -> int:
         with self._connections.transaction() as connection:
-            locked_totals(connection, self.collection, self.info.name)
+            self._check_writable(locked_totals(connection, self.collection, self.info.name)[-1])
             return remove(connection, self.collection, image_id)
 
     def has_much_to_give_back(self) -> bool:
@@ -95,7 +98,7 @@ class PostgresImageStore(ImageStore):
 
     def image(self, image_id: str) -> StoredImage:
         with self._connections.reading() as connection:
-            return _stored_image(find(connection, self.collection, IMAGE_COLUMNS, image_id))
+            return stored_image(find(connection, self.collection, IMAGE_COLUMNS, image_id))
 
     def data(self, image_id: str) -> bytes:
         for _ in range(MAX_ATTEMPTS):
@@ -113,10 +116,10 @@ class PostgresImageStore(ImageStore):
                 f"SELECT {IMAGE_COLUMNS} FROM {IMAGES} WHERE collection = %s AND id > %s ORDER BY id LIMIT %s",
                 (self.collection, after or "", limit),
             )
-            return [_stored_image(record) for record in found]
+            return [stored_image(record) for record in found]
 
     def by_rows(self, rows: Iterable[int]) -> dict[int, StoredImage]:
-        return {record[0]: _stored_image(record) for record in self._find_rows(IMAGE_COLUMNS, rows)}
+        return {record[0]: stored_image(record) for record in self._find_rows(IMAGE_COLUMNS, rows)}
 
     def data_by_rows(self, rows: Iterable[int]) -> dict[int, bytes]:
         keys = dict(self._find_rows("row, object_key", rows))
@@ -150,7 +153,9 @@ class PostgresImageStore(ImageStore):
             return stored_conditions(connection, self.collection)
 
     def put_condition(self, text: str, *, is_pinned: bool) -> None:
-        with self._existing(), self._connections.reading() as connection:
+        with self._existing(), self._connections.transaction() as connection:
+            if is_pinned:
+                self._check_writable(locked_totals(connection, self.collection, self.info.name)[-1])
             connection.execute(
                 "INSERT INTO conditions (collection, text, is_pinned, used) VALUES (%s, %s, %s, %s)"
                 " ON CONFLICT (collection, text) DO UPDATE SET used = excluded.used,"
@@ -172,6 +177,27 @@ class PostgresImageStore(ImageStore):
                 "DELETE FROM conditions WHERE collection = %s AND text = %s", (self.collection, text.encode())
             )
 
+    def access(self) -> Access:
+        with self._connections.reading() as connection:
+            found = connection.execute(
+                "SELECT access FROM collections WHERE collection = %s AND NOT is_deleted", (self.collection,)
+            ).fetchone()
+        if found is None:
+            raise no_collection(self.info.name)
+        access: Access = found[0]
+        return access
+
+    def set_access(self, access: Access) -> None:
+        with self._connections.transaction() as connection:
+            _, num_images, _, current = locked_totals(connection, self.collection, self.info.name)
+            if num_images:
+                check_access(self.info.name, current, access)
+            connection.execute("UPDATE collections SET access = %s WHERE collection = %s", (access, self.collection))
+
+    def _check_writable(self, access: Access) -> None:
+        if access == "read_only":
+            raise ReadOnly(self.info.name)
+
     def _lacking(self, asked: Sequence[tuple[NewImage, str | None]], limits: CollectionLimits) -> set[str]:
         """Return the digests to upload. Raises what `add` raises, as far as it can be told before."""
         with self._connections.reading() as connection:
@@ -179,6 +205,7 @@ class PostgresImageStore(ImageStore):
             digests = {record.digest for record in new}
             lacking = digests - stored_digests(connection, self.collection, digests)
         if new:
+            self._check_writable(self.access())
             sizes = {image.digest: len(image.data) for image, _ in asked}
             num_images, num_bytes = self.size()
             check_limits(num_images + len(new), num_bytes + sum(sizes[digest] for digest in lacking), limits)
@@ -190,10 +217,11 @@ class PostgresImageStore(ImageStore):
         """Store images. Raises ContentsChanged if bytes of some are neither stored any more nor uploaded."""
         ids = [image.id for image, _ in asked]
         with self._connections.transaction() as connection:
-            last_row, num_images, num_bytes = locked_totals(connection, self.collection, self.info.name)
+            last_row, num_images, num_bytes, access = locked_totals(connection, self.collection, self.info.name)
             new = new_records(asked, taken_ids(connection, self.collection, ids))
             if not new:
                 return Added(0, len(asked), ids, [])
+            self._check_writable(access)
             digests = {record.digest for record in new}
             lacking = digests - stored_digests(connection, self.collection, digests)
             if not lacking <= uploads.keys():
@@ -224,6 +252,7 @@ class PostgresImageStore(ImageStore):
             return find_rows(connection, self.collection, columns, rows)
 
 
-def _stored_image(record: tuple[Any, ...]) -> StoredImage:
+def stored_image(record: tuple[Any, ...]) -> StoredImage:
+    """Make an image of the columns IMAGE_COLUMNS."""
     row, image_id, digest, num_bytes, metadata, created = record
     return StoredImage(row, image_id, digest, num_bytes, json.loads(metadata), created)

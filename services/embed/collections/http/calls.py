@@ -22,7 +22,7 @@ from services.core.http.bodies import (
 )
 from services.core.images.inputs import ImageInput, image_input
 from services.core.images.references import StoredImage
-from services.embed.collections.answers import ImageToAdd, SearchQuery
+from services.embed.collections.answers import Creation, ImageToAdd, SearchQuery
 from services.embed.collections.http.schemas import AddRequest, CreateRequest, FormMetadata, Metadata, SearchRequest
 from services.embed.collections.storage.image_store import check_image_id
 from services.embed.http.schemas import conditions_of
@@ -44,16 +44,16 @@ class SearchParameters:
     filter: str | None
 
 
-async def read_creation(request: Request, limits: CallLimits) -> CreateRequest:
+async def read_creation(request: Request, limits: CallLimits) -> Creation:
     """Read `PUT /collections/{name}`: JSON, or no body. Raises UnsupportedMediaType, InvalidField, TooLarge."""
     if not await request.body():
-        return CreateRequest()
+        return Creation()
     if media_type_of(request) != "application/json":
         raise await unsupported(request, "application/json")
     body = await read_json(request)
     asked = await off_loop(request, lambda: validate(CreateRequest, body))
     check_count("conditions", len(asked.conditions), limits.max_conditions)
-    return asked
+    return Creation(asked.model, asked.conditions, asked.access, asked.created)
 
 
 async def read_images(request: Request, image_id: str | None, limits: CallLimits) -> Sequence[ImageToAdd]:
@@ -145,7 +145,11 @@ def _images_of_json(body: dict[str, Any], limits: CallLimits) -> Sequence[ImageT
     check_count("images", len(images), limits.max_inputs)
     return [
         ImageToAdd(
-            one.id, image_input(one.image, f"images.{index}.image", limits.images), one.metadata, f"images.{index}"
+            one.id,
+            image_input(one.image, f"images.{index}.image", limits.images),
+            one.metadata,
+            f"images.{index}",
+            one.created,
         )
         for index, one in enumerate(images)
     ]

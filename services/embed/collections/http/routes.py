@@ -14,6 +14,7 @@ from services.core.images.headers import media_type_of
 from services.embed.collections.answers import (
     CollectionListing,
     CollectionStatus,
+    Creation,
     ImageToAdd,
     SearchAnswer,
     SearchQuery,
@@ -82,9 +83,7 @@ class Collections(Protocol):
     opened, and other errors for other invalid requests.
     """
 
-    async def create(
-        self, name: str, model: str | None, conditions: Sequence[str], context: RequestContext
-    ) -> tuple[CollectionStatus, bool]:
+    async def create(self, name: str, creation: Creation, context: RequestContext) -> tuple[CollectionStatus, bool]:
         """Return the collection, and whether it is new."""
         ...
 
@@ -118,15 +117,15 @@ def _add_collection_routes(router: APIRouter, collections: Collections, limits: 
     @router.put(
         "/collections/{name}",
         responses={
-            200: {"model": Collection, "description": "The collection existed; new conditions will be indexed"},
+            200: {"model": Collection, "description": "The collection existed; what the body names was changed"},
             201: {"model": Collection, "description": "The collection was created"},
         },
         openapi_extra={"requestBody": {"content": {"application/json": {"schema": request_schema(CreateRequest)}}}},
     )
     async def create(request: Request, name: Name) -> Response:
-        """Create a collection, or confirm that it exists."""
-        asked = await read_creation(request, limits)
-        status, is_new = await collections.create(name, asked.model, asked.conditions, context_of(request.scope))
+        """Create a collection, or confirm that it exists, index more conditions and change what it takes."""
+        creation = await read_creation(request, limits)
+        status, is_new = await collections.create(name, creation, context_of(request.scope))
         body = collection_of(status).model_dump_json()
         return Response(body, status_code=201 if is_new else 200, media_type="application/json")
 

@@ -17,16 +17,29 @@ from services.embed.collections.answers import (
     State,
     StatesStatus,
 )
-from services.embed.collections.storage.image_store import Added, StoredImage
+from services.embed.collections.storage.image_store import Access, Added, StoredImage
 
 Metadata = dict[str, JsonValue]
 
 
+# Unix time in seconds of what was stored elsewhere before; until the year 9999.
+Created = Annotated[
+    float | None, Field(ge=0, lt=253402300800, description="Unix time in seconds, of what moves here. Default: now.")
+]
+
+
 class CreateRequest(StrictRequest):
-    """Conditions to index in a new or an existing collection."""
+    """A new or an existing collection as it is to be."""
 
     model: str | None = Field(None, description="Model of a new collection; the first served one by default.")
     conditions: JsonList[str] = Field([], description="Conditions to index in advance.")
+    access: Access | None = Field(
+        None,
+        description="`open`: takes all changes. `read_only`: refuses additions, deletions and conditions in advance "
+        "(503). `copy`: is being filled from another collection by what may remove images again; only for a new or "
+        "empty collection. Default: a new one is open, an existing one stays as it is.",
+    )
+    created: Created = None
 
 
 class NewImage(StrictRequest):
@@ -35,6 +48,7 @@ class NewImage(StrictRequest):
     id: str | None = Field(None, description="Id of the image. Default: the SHA-256 of its bytes.")
     image: JsonImage = Field(description='Data URI, base64, `http(s)` URL or `{"id": "collection/image-id"}`.')
     metadata: Metadata | None = None
+    created: Created = None
 
 
 class AddRequest(StrictRequest):
@@ -76,6 +90,7 @@ class AddedImages(BaseModel):
 class ImageEntry(BaseModel):
     id: str
     bytes: int
+    sha256: str = Field(description="SHA-256 of the image's bytes.")
     metadata: Metadata
     created: int = Field(description="Unix time in seconds.")
 
@@ -99,6 +114,7 @@ class ConditionIndex(BaseModel):
     bytes: int
     exact: bool
     recall_at_10: float | None = Field(description="Recall measured when an approximate index was built.")
+    pinned: bool = Field(description="Whether the condition is never dropped, as it was given in advance.")
 
 
 class ImageStates(BaseModel):
@@ -115,6 +131,7 @@ class Collection(BaseModel):
     name: str
     model: str
     created: int = Field(description="Unix time in seconds.")
+    access: Access = Field(description="`read_only` collections refuse changes; a `copy` is being filled.")
     size: int = Field(description="Number of images.")
     bytes: int = Field(description="Size of the image files; identical files are stored once.")
     state: State = Field(description="`ready` when every index holds every image.")
@@ -163,6 +180,7 @@ def collection_of(status: CollectionStatus) -> Collection:
         name=status.name,
         model=status.model,
         created=int(status.created),
+        access=status.access,
         size=status.num_images,
         bytes=status.num_bytes,
         state=status.state,
@@ -178,7 +196,13 @@ def added_images(added: Added) -> AddedImages:
 def render_image_list(images: Sequence[StoredImage], *, has_more: bool) -> bytes:
     """Render the JSON of an ImageList."""
     data = [
-        {"id": image.id, "bytes": image.num_bytes, "metadata": image.metadata, "created": int(image.created)}
+        {
+            "id": image.id,
+            "bytes": image.num_bytes,
+            "sha256": image.digest,
+            "metadata": image.metadata,
+            "created": int(image.created),
+        }
         for image in images
     ]
     return orjson.dumps({"object": "list", "data": data, "has_more": has_more})
@@ -219,6 +243,7 @@ def _condition_of(index: IndexStatus) -> ConditionIndex:
         bytes=index.num_bytes,
         exact=index.exact,
         recall_at_10=index.recall_at_10,
+        pinned=index.is_pinned,
     )
 
 

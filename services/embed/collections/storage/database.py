@@ -6,7 +6,7 @@ A transaction is on disk when it ends. Freed space is reused, and returned to th
 import errno
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Condition, Lock
@@ -112,14 +112,18 @@ class Database:
         return database
 
     @classmethod
-    def open(cls, path: Path, version: int) -> "Database":
-        """Raises FileNotFoundError, IncompatibleDatabase for another schema version, StorageFull."""
+    def open(cls, path: Path, version: int, migrations: Mapping[int, Sequence[str]] | None = None) -> "Database":
+        """Open a file, brought up to the schema version by the statements that lead to each version after its own.
+
+        Raises FileNotFoundError, IncompatibleDatabase for a newer version, or one that no statements lead on from,
+        StorageFull.
+        """
         if not path.is_file():
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
         with storage_errors(path.parent):
             writer = _connect(path)
             try:
-                (found,) = writer.execute("PRAGMA user_version").fetchone()
+                found = _migrated(writer, version, migrations or {})
             except BaseException:
                 writer.close()
                 raise
@@ -276,6 +280,14 @@ class Database:
             self._writer.execute("ROLLBACK")
 
 
+def open_beside(path: Path) -> sqlite3.Connection:
+    """Connect to a file that another process may have open, to read it. Raises DatabaseFailed."""
+    with storage_errors(path.parent):
+        connection = _connect(path)
+        connection.execute("PRAGMA query_only = ON")
+        return connection
+
+
 @contextmanager
 def storage_errors(folder: Path) -> Iterator[None]:
     """Raise StorageFull for failures in the block caused by a full disk of `folder`, DatabaseFailed for those caused by
@@ -301,6 +313,26 @@ def free_bytes(folder: Path) -> int:
     """Return the free bytes of a folder's disk. Raises OSError."""
     disk = os.statvfs(folder)
     return disk.f_bavail * disk.f_frsize
+
+
+def _migrated(writer: sqlite3.Connection, version: int, migrations: Mapping[int, Sequence[str]]) -> int:
+    """Apply the statements that lead to `version`, all of them or none; return the version that the file has then."""
+    (found,) = writer.execute("PRAGMA user_version").fetchone()
+    steps = range(found + 1, version + 1)
+    if not steps or not all(step in migrations for step in steps):
+        return int(found)
+    writer.execute("BEGIN IMMEDIATE")
+    try:
+        for step in steps:
+            for statement in migrations[step]:
+                writer.execute(statement)
+        writer.execute(f"PRAGMA user_version = {version}")
+        writer.execute("COMMIT")
+    except BaseException:
+        if writer.in_transaction:
+            writer.execute("ROLLBACK")
+        raise
+    return version
 
 
 def _make_shrinkable(path: Path, writer: sqlite3.Connection) -> None:

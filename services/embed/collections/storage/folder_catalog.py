@@ -44,9 +44,9 @@ class FolderCatalog(Catalog):
     Methods that list raise OSError, those that write StorageFull if the disk is full.
     """
 
-    def __init__(self, root: Path, lock: int) -> None:
+    def __init__(self, root: Path, lock: int | None) -> None:
         self._root = root
-        self._lock: int | None = lock
+        self._lock = lock
         self._changing = Lock()
 
     @classmethod
@@ -67,6 +67,11 @@ class FolderCatalog(Catalog):
             for leftover in root.glob(pattern):
                 shutil.rmtree(leftover, ignore_errors=True)
         return cls(root, lock)
+
+    @classmethod
+    def beside(cls, root: Path) -> "FolderCatalog":
+        """Look at the collections in a folder that another process may have open; they must not be changed."""
+        return cls(root, None)
 
     def close(self) -> None:
         """Let another catalog open the folder. Open stores stay open: close them first."""

@@ -6,18 +6,24 @@ The interface of the stores, and the rules of additions that all of them follow.
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from services.core.errors import Conflict, InvalidField, NotFound, TooLarge
+from services.core.errors import Conflict, InvalidField, NotFound, Overloaded, TooLarge
 from services.embed.collections.storage.metadata import metadata_text
 
 Rows = NDArray[np.int64]
 
 MAX_ID_CHARACTERS = 256
+# A client waits so long before it tries again to change a collection that is read-only.
+READ_ONLY_RETRY_S = 5.0
 NO_METADATA = "{}"
+
+# `read_only` refuses additions, deletions and conditions in advance; a `copy` is being filled from elsewhere, and what
+# fills it may remove images from it.
+Access = Literal["open", "read_only", "copy"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,8 @@ class CollectionLimits:
 class NewImage:
     """An image to store; `digest` is the hexadecimal sha256 of `data`, `param` the request field for error messages.
 
-    `metadata` None means unspecified: an existing image keeps its metadata, a new one has none.
+    `metadata` None means unspecified: an existing image keeps its metadata, a new one has none. `created` is the Unix
+    time in seconds of an image that was stored elsewhere before; None: now.
     """
 
     id: str
@@ -51,6 +58,7 @@ class NewImage:
     digest: str
     metadata: dict[str, Any] | None
     param: str
+    created: float | None = None
 
 
 @dataclass(frozen=True)
@@ -86,11 +94,23 @@ class StoredCondition:
 
 @dataclass(frozen=True)
 class Record:
-    """The stored image of an id; `metadata` is JSON text."""
+    """The stored image of an id; `metadata` is JSON text, `created` None for now."""
 
     id: str
     digest: str
     metadata: str
+    created: float | None = None
+
+
+class ReadOnly(Overloaded):
+    """The collection does not take changes for now, such as while it moves elsewhere."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"The collection {name!r} is read-only for now; nothing was changed.",
+            code="collection_read_only",
+            retry_after_s=READ_ONLY_RETRY_S,
+        )
 
 
 class ImageStore(Protocol):
@@ -109,12 +129,12 @@ class ImageStore(Protocol):
         """Store images, all or none. An image whose id exists with the same bytes and metadata is left unchanged.
 
         Raises Conflict for an id that has other bytes or other metadata, in the store or earlier in `images`,
-        InvalidField for an invalid id or metadata, TooLarge over a limit. An empty sequence adds nothing.
+        InvalidField for an invalid id or metadata, TooLarge over a limit, ReadOnly. An empty sequence adds nothing.
         """
         ...
 
     def delete(self, image_id: str) -> int:
-        """Remove an image, and its bytes if no other image has them; return its row. Raises NotFound."""
+        """Remove an image, and its bytes if no other image has them; return its row. Raises NotFound, ReadOnly."""
         ...
 
     def has_much_to_give_back(self) -> bool:
@@ -166,10 +186,23 @@ class ImageStore(Protocol):
         ...
 
     def put_condition(self, text: str, *, is_pinned: bool) -> None:
-        """Index a condition and note its use. A pinned condition stays pinned until it is dropped."""
+        """Index a condition and note its use. A pinned condition stays pinned until it is dropped.
+
+        Raises ReadOnly for a pinned one.
+        """
 
     def drop_condition(self, text: str) -> None:
         """Stop indexing a condition; no error if it is not indexed."""
+
+    def access(self) -> Access:
+        """Return which changes it takes."""
+        ...
+
+    def set_access(self, access: Access) -> None:
+        """Take these changes from now on. Changes that were answered before are in the store when this returns.
+
+        Raises Conflict for a collection in use that is to become a copy.
+        """
 
 
 def check_image_id(image_id: str, param: str) -> None:
@@ -215,7 +248,7 @@ def new_records(asked: Iterable[tuple[NewImage, str | None]], stored: Mapping[st
     for image, metadata in asked:
         there = known.get(image.id)
         if there is None:
-            known[image.id] = Record(image.id, image.digest, metadata or NO_METADATA)
+            known[image.id] = Record(image.id, image.digest, metadata or NO_METADATA, image.created)
             new.append(known[image.id])
         elif there.digest != image.digest or metadata not in (None, there.metadata):
             what = "content" if there.digest != image.digest else "metadata"
@@ -236,6 +269,16 @@ def check_limits(num_images: int, num_bytes: int, limits: CollectionLimits) -> N
         raise TooLarge(
             f"The images of the collection would have {num_bytes} bytes; the limit is {limits.max_bytes}.",
             code="collection_full",
+        )
+
+
+def check_access(name: str, current: Access, wanted: Access) -> None:
+    """Raises Conflict if a collection that is in use is to become a copy, whose images may be removed."""
+    if wanted == "copy" and current != "copy":
+        raise Conflict(
+            f"The collection {name!r} exists and is not a copy that is being filled.",
+            param="access",
+            code="collection_exists",
         )
 
 

@@ -6,12 +6,12 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from services.embed.collections.storage.image_store import Record, no_image
+from services.embed.collections.storage.image_store import Access, ReadOnly, Record, no_image
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 # Small columns come before large ones, so that reading them does not require reading the large ones.
 SCHEMA = (
-    "CREATE TABLE collection (name TEXT NOT NULL, model TEXT NOT NULL, created REAL NOT NULL)",
+    "CREATE TABLE collection (name TEXT NOT NULL, model TEXT NOT NULL, created REAL NOT NULL, access TEXT NOT NULL)",
     # counting the images directly would read all of them
     "CREATE TABLE totals (num_images INTEGER NOT NULL, num_bytes INTEGER NOT NULL)",
     "INSERT INTO totals VALUES (0, 0)",
@@ -31,6 +31,8 @@ SCHEMA = (
     "CREATE INDEX images_by_content ON images (content)",
     "CREATE TABLE conditions (text TEXT, is_pinned INTEGER NOT NULL, used REAL NOT NULL)",
 )
+# The statements that lead to each version from the one before it.
+MIGRATIONS = {2: ("ALTER TABLE collection ADD COLUMN access TEXT NOT NULL DEFAULT 'open'",)}
 
 
 def find(connection: sqlite3.Connection, columns: str, image_id: str) -> tuple[Any, ...]:
@@ -74,6 +76,18 @@ def stored_digests(connection: sqlite3.Connection, digests: Iterable[str]) -> se
     return {digest for (digest,) in found}
 
 
+def stored_access(connection: sqlite3.Connection) -> Access:
+    """Return which changes the collection takes."""
+    access: Access = connection.execute("SELECT access FROM collection").fetchone()[0]
+    return access
+
+
+def check_writable(connection: sqlite3.Connection, name: str) -> None:
+    """Raises ReadOnly. To be called within the transaction of a change."""
+    if stored_access(connection) == "read_only":
+        raise ReadOnly(name)
+
+
 def totals(connection: sqlite3.Connection) -> tuple[int, int]:
     """Return the number of images and of their bytes, shared ones counted once."""
     num_images, num_bytes = connection.execute("SELECT num_images, num_bytes FROM totals").fetchone()
@@ -92,7 +106,10 @@ def insert(connection: sqlite3.Connection, records: Sequence[Record], contents: 
     connection.executemany(
         "INSERT INTO images (row, id, content, created, metadata)"
         " SELECT ?, ?, content, ?, ? FROM contents WHERE digest = ?",
-        ((row, record.id, now, record.metadata, record.digest) for row, record in zip(rows, records, strict=True)),
+        (
+            (row, one.id, now if one.created is None else one.created, one.metadata, one.digest)
+            for row, one in zip(rows, records, strict=True)
+        ),
     )
     _count(connection, len(records), sum(map(len, contents.values())))
     return rows

@@ -12,6 +12,7 @@ import numpy as np
 from services.core.durable_files import make_folder_durably
 from services.embed.collections.storage.database import Database, IncompatibleDatabase, StorageFull
 from services.embed.collections.storage.image_store import (
+    Access,
     Added,
     CollectionInfo,
     CollectionLimits,
@@ -21,17 +22,21 @@ from services.embed.collections.storage.image_store import (
     Rows,
     StoredCondition,
     StoredImage,
+    check_access,
     check_limits,
     checked_metadata,
     new_records,
 )
 from services.embed.collections.storage.image_tables import (
+    MIGRATIONS,
     SCHEMA,
     SCHEMA_VERSION,
+    check_writable,
     find,
     find_rows,
     insert,
     remove,
+    stored_access,
     stored_digests,
     taken_ids,
     totals,
@@ -58,7 +63,7 @@ class SqliteImageStore(ImageStore):
         make_folder_durably(directory)
         statements = [
             *((statement, ()) for statement in SCHEMA),
-            ("INSERT INTO collection VALUES (?, ?, ?)", (info.name, info.model, info.created)),
+            ("INSERT INTO collection VALUES (?, ?, ?, 'open')", (info.name, info.model, info.created)),
         ]
         return cls(Database.create(directory / DATABASE_NAME, SCHEMA_VERSION, statements))
 
@@ -66,7 +71,7 @@ class SqliteImageStore(ImageStore):
     def open(cls, directory: Path) -> "SqliteImageStore":
         """Raises FileNotFoundError, and IncompatibleDatabase if a newer version wrote it or tables or rows are
         missing."""
-        database = Database.open(directory / DATABASE_NAME, SCHEMA_VERSION)
+        database = Database.open(directory / DATABASE_NAME, SCHEMA_VERSION, MIGRATIONS)
         try:
             return cls(database)
         except BaseException:
@@ -94,6 +99,7 @@ class SqliteImageStore(ImageStore):
             for digest in stored_digests(connection, contents):
                 del contents[digest]
             if new:
+                check_writable(connection, self.info.name)
                 num_images, num_bytes = totals(connection)
                 check_limits(num_images + len(new), num_bytes + sum(map(len, contents.values())), limits)
                 self._database.check_room(_bytes_on_disk(new, contents))
@@ -102,6 +108,7 @@ class SqliteImageStore(ImageStore):
 
     def delete(self, image_id: str) -> int:
         with self._database.transaction() as connection:
+            check_writable(connection, self.info.name)
             return remove(connection, image_id)
 
     def has_much_to_give_back(self) -> bool:
@@ -112,7 +119,7 @@ class SqliteImageStore(ImageStore):
 
     def image(self, image_id: str) -> StoredImage:
         with self._database.reading() as connection:
-            return _stored_image(find(connection, IMAGE_COLUMNS, image_id))
+            return stored_image(find(connection, IMAGE_COLUMNS, image_id))
 
     def data(self, image_id: str) -> bytes:
         with self._database.reading() as connection:
@@ -124,10 +131,10 @@ class SqliteImageStore(ImageStore):
                 f"SELECT {IMAGE_COLUMNS} FROM images JOIN contents USING (content) WHERE id > ? ORDER BY id LIMIT ?",
                 (after or "", limit),
             )
-            return [_stored_image(record) for record in found]
+            return [stored_image(record) for record in found]
 
     def by_rows(self, rows: Iterable[int]) -> dict[int, StoredImage]:
-        return {record[0]: _stored_image(record) for record in self._find_rows(IMAGE_COLUMNS, rows)}
+        return {record[0]: stored_image(record) for record in self._find_rows(IMAGE_COLUMNS, rows)}
 
     def data_by_rows(self, rows: Iterable[int]) -> dict[int, bytes]:
         return dict(self._find_rows("row, data", rows))
@@ -156,6 +163,8 @@ class SqliteImageStore(ImageStore):
     def put_condition(self, text: str, *, is_pinned: bool) -> None:
         now = time.time()
         with self._database.transaction() as connection:
+            if is_pinned:
+                check_writable(connection, self.info.name)
             changed = connection.execute(
                 "UPDATE conditions SET is_pinned = max(is_pinned, ?), used = ? WHERE text IS ?", (is_pinned, now, text)
             )
@@ -165,6 +174,17 @@ class SqliteImageStore(ImageStore):
     def drop_condition(self, text: str) -> None:
         with self._database.transaction() as connection:
             connection.execute("DELETE FROM conditions WHERE text IS ?", (text,))
+
+    def access(self) -> Access:
+        with self._database.reading() as connection:
+            return stored_access(connection)
+
+    def set_access(self, access: Access) -> None:
+        with self._database.transaction() as connection:
+            num_images, _ = totals(connection)
+            if num_images:
+                check_access(self.info.name, stored_access(connection), access)
+            connection.execute("UPDATE collection SET access = ?", (access,))
 
     def _rows(self, statement: str, bound: Sequence[object]) -> Rows:
         with self._database.reading() as connection:
@@ -197,6 +217,7 @@ def _bytes_on_disk(records: Iterable[Record], contents: Mapping[str, bytes]) -> 
     return sum(lengths) + PAGE_BYTES * len(lengths)
 
 
-def _stored_image(record: tuple[Any, ...]) -> StoredImage:
+def stored_image(record: tuple[Any, ...]) -> StoredImage:
+    """Make an image of the columns IMAGE_COLUMNS."""
     row, image_id, digest, num_bytes, metadata, created = record
     return StoredImage(row, image_id, digest, num_bytes, json.loads(metadata), created)

@@ -32,6 +32,17 @@ def test_a_collection_is_created_once_and_then_confirmed(client: TestClient, lib
     assert (library.model, library.conditions) == (None, [])
 
 
+def test_what_moves_here_keeps_its_time_and_a_collection_tells_which_changes_it_takes(client: TestClient) -> None:
+    made = client.put("/collections/birds", json={"access": "copy", "created": 1600000000.5})
+    assert made.json()["access"] == "copy"
+    images = [{"id": "a", "image": as_base64(PHOTO), "created": 1500000000}]
+    assert client.post("/collections/birds/images", json={"images": images}).status_code == 201
+    assert client.get("/collections/birds/images").json()["data"][0]["created"] == 1500000000
+    for body in ({"access": "closed"}, {"created": -1}, {"created": "then"}):
+        (param,) = body
+        assert error_of(client.put("/collections/birds", json=body), 422)["param"] == param
+
+
 def test_a_collection_tells_its_size_and_how_far_each_index_is(client: TestClient) -> None:
     client.post("/collections/things/images", files={"file": ("a.png", PHOTO)})
     collection = client.get("/collections/things").json()
@@ -40,6 +51,7 @@ def test_a_collection_tells_its_size_and_how_far_each_index_is(client: TestClien
         "name": "things",
         "model": "tiny",
         "created": 1700000000,
+        "access": "open",
         "size": 1,
         "bytes": len(PHOTO),
         "state": "building",
@@ -53,6 +65,7 @@ def test_a_collection_tells_its_size_and_how_far_each_index_is(client: TestClien
                 "bytes": 192,
                 "exact": True,
                 "recall_at_10": None,
+                "pinned": False,
             },
             {
                 "condition": COLOR,
@@ -63,6 +76,7 @@ def test_a_collection_tells_its_size_and_how_far_each_index_is(client: TestClien
                 "bytes": 96,
                 "exact": False,
                 "recall_at_10": 0.98,
+                "pinned": False,
             },
         ],
         "image_states": {"images": 1, "bytes": 64, "bytes_per_image": 64, "max_bytes": 4096},
@@ -363,7 +377,8 @@ def test_an_id_in_the_url_contradicts_a_body_that_may_hold_several(client: TestC
 
 def test_a_listing_tells_what_is_known_of_each_image(filled: TestClient) -> None:
     listing = filled.get("/collections/things/images", params={"limit": 1}).json()
-    entry = {"id": "00.png", "bytes": len(PHOTO), "metadata": {"n": 0}, "created": 1700000001}
+    digest = hashlib.sha256(PHOTO).hexdigest()
+    entry = {"id": "00.png", "bytes": len(PHOTO), "sha256": digest, "metadata": {"n": 0}, "created": 1700000001}
     assert listing == {"object": "list", "data": [entry], "has_more": True}
 
 

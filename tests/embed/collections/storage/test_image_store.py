@@ -10,7 +10,7 @@ import pytest
 
 from services.core.errors import Conflict, InvalidField, NotFound, TooLarge
 from services.embed.collections.storage.catalog import Catalog
-from services.embed.collections.storage.image_store import Added, ImageStore, StoredCondition, check_image_id
+from services.embed.collections.storage.image_store import Added, ImageStore, ReadOnly, StoredCondition, check_image_id
 from tests.embed.collections.stored import INFO, LIMITS, content, everything, new_image
 
 
@@ -183,6 +183,45 @@ def test_conditions_are_kept_until_they_are_dropped(store: ImageStore, catalog: 
     assert all(began <= condition.used <= time.time() for condition in found)
     store.drop_condition("the color")
     assert [condition.text for condition in store.conditions()] == ["the shape"]
+
+
+def test_an_image_that_comes_from_elsewhere_keeps_its_time(store: ImageStore) -> None:
+    store.add([replace(new_image("a", b"1"), created=1_500_000_000.25)], LIMITS)
+    assert store.image("a").created == 1_500_000_000.25
+    store.add([replace(new_image("a", b"1"), created=1.0)], LIMITS)
+    assert store.image("a").created == 1_500_000_000.25
+
+
+def test_a_read_only_collection_refuses_changes_and_answers_as_before(catalog: Catalog) -> None:
+    store = catalog.create(INFO)
+    store.add([new_image("a", b"1")], LIMITS)
+    store.put_condition("the color", is_pinned=True)
+    before, conditions = everything(store), store.conditions()
+    store.set_access("read_only")
+    store.close()
+    store = catalog.open_store(INFO.name)
+    for change in (
+        lambda: store.add([new_image("b", b"2")], LIMITS),
+        lambda: store.delete("a"),
+        lambda: store.put_condition("the shape", is_pinned=True),
+    ):
+        with pytest.raises(ReadOnly, match="read-only"):
+            change()
+    assert store.add([new_image("a", b"1")], LIMITS).unchanged == 1
+    assert (everything(store), store.conditions(), store.access()) == (before, conditions, "read_only")
+    store.set_access("open")
+    store.delete("a")
+    store.close()
+
+
+def test_only_a_new_collection_can_become_a_copy(store: ImageStore) -> None:
+    store.set_access("copy")
+    store.add([new_image("a", b"1")], LIMITS)
+    store.set_access("copy")
+    store.set_access("open")
+    with pytest.raises(Conflict, match="not a copy"):
+        store.set_access("copy")
+    assert store.access() == "open"
 
 
 @pytest.mark.slow

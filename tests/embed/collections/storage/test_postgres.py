@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from importlib.resources import files
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -12,13 +13,16 @@ import pytest
 from services.core.errors import NotFound, TooLarge
 from services.core.store.objects import Objects
 from services.embed.collections.storage.database import DatabaseFailed, IncompatibleDatabase
-from services.embed.collections.storage.image_store import NewImage
+from services.embed.collections.storage.image_store import CollectionInfo, NewImage
 from tests.embed.collections.adding_and_deleting import add_and_delete, checked
 from tests.embed.collections.killed_process import NUM_KILLS, until_killed
 from tests.embed.collections.stored import INFO, LIMITS, content, everything, new_image
 
 pytest.importorskip("psycopg_pool", reason="needs the extra `cluster`")
 
+import psycopg
+
+from services.embed.collections import cluster
 from services.embed.collections.cluster.catalog import PostgresCatalog
 from services.embed.collections.cluster.claims import IndexWork
 from services.embed.collections.cluster.connections import CatalogUnreachable, Connections
@@ -103,9 +107,25 @@ def test_replicas_that_start_together_prepare_an_empty_database_once(empty_datab
         versions = connection.execute("SELECT version FROM migrations ORDER BY version").fetchall()
         connection.execute("INSERT INTO migrations VALUES (99, now())")
     connections.close()
-    assert versions == [(1,), (2,)]
+    assert versions == [(1,), (2,), (3,)]
     with pytest.raises(IncompatibleDatabase, match=r"schema version 99.*newer"):
         Connections.open(empty_database_url)
+
+
+def test_a_database_of_an_older_version_is_brought_up_to_date_with_all_that_it_holds(
+    empty_database_url: str, objects: Objects
+) -> None:
+    with psycopg.connect(empty_database_url, autocommit=True) as connection:
+        connection.execute("CREATE TABLE migrations (version integer PRIMARY KEY, applied timestamptz)")
+        for version, path in enumerate(sorted((files(cluster) / "migrations").iterdir(), key=str)[:2], 1):
+            connection.execute(path.read_text())
+            connection.execute("INSERT INTO migrations VALUES (%s, now())", (version,))
+        connection.execute("INSERT INTO collections (tenant, name, model, created) VALUES ('default', 'old', 'm', 1.5)")
+    catalog = PostgresCatalog.open(empty_database_url, objects)
+    store = catalog.open_store("old")
+    assert (store.info, store.access()) == (CollectionInfo("old", "m", 1.5), "open")
+    store.add(images(1), LIMITS)
+    catalog.close()
 
 
 def test_a_database_that_ends_its_connections_is_found_again(

@@ -1,0 +1,213 @@
+"""A collection as files that plain tools read and write: a folder, or a tar of it.
+
+    collection.json     {"format": "fovea-collection/1", "name", "model", "created", "conditions", "images"}
+    images.jsonl        {"id", "file", "sha256", "bytes", "metadata", "created"} of each image, in order of the ids
+    images/ab/abcd….jpg the bytes, once for equal images
+
+`collection.json` is written last: a folder without it is unfinished.
+"""
+
+import hashlib
+import json
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any, Protocol, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from services.core.errors import InvalidField
+from services.core.images.headers import media_type_of
+from services.embed.collections.storage.image_store import check_image_id
+from services.embed.transfer.entries import Entry, TransferError, canonical
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+FORMAT = "fovea-collection/1"
+DESCRIPTION, MANIFEST, UNFINISHED = "collection.json", "images.jsonl", "unfinished.json"
+TAR = ".tar"
+SUFFIXES = {"image/jpeg": ".jpg", "image/png": ".png", "image/webp": ".webp", "image/gif": ".gif", "image/bmp": ".bmp"}
+LAST_SECOND = 253402300800
+
+
+class Condition(BaseModel):
+    """A condition that is indexed; a pinned one is never dropped."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    text: str
+    pinned: bool = True
+
+
+class Description(BaseModel):
+    """`collection.json`; all but the format may be missing. `images` is the number of lines of `images.jsonl`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    format: str
+    name: str | None = None
+    model: str | None = None
+    created: float | None = Field(None, ge=0, lt=LAST_SECOND)
+    conditions: list[Condition] = []
+    images: int | None = None
+
+
+class Line(BaseModel):
+    """A line of `images.jsonl`. Without an id it is the file's name, without a digest that of the file."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    file: str
+    id: str | None = None
+    sha256: str | None = Field(None, pattern="^[0-9a-f]{64}$")
+    bytes: int | None = None
+    metadata: dict[str, Any] | None = None
+    created: float | None = Field(None, ge=0, lt=LAST_SECOND)
+
+
+class Form(Protocol):
+    """The files of a collection, to be read. Methods raise TransferError for a file that is missing or outside."""
+
+    label: str
+
+    def lines(self) -> Iterator[bytes]:
+        """Yield the lines of the manifest."""
+        ...
+
+    def has(self, name: str) -> bool: ...
+
+    def read(self, name: str) -> bytes: ...
+
+    def close(self) -> None: ...
+
+
+class Folder(Form):
+    """The form as a folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.label = str(path)
+        self._path = path
+
+    def lines(self) -> Iterator[bytes]:
+        self._check(MANIFEST)
+        with (self._path / MANIFEST).open("rb") as file:
+            yield from file
+
+    def has(self, name: str) -> bool:
+        return (self._path / name).is_file()
+
+    def read(self, name: str) -> bytes:
+        self._check(name)
+        return (self._path / name).read_bytes()
+
+    def close(self) -> None:
+        pass
+
+    def _check(self, name: str) -> None:
+        path = (self._path / name).resolve()
+        if not path.is_relative_to(self._path.resolve()):
+            raise TransferError(f"{self.label}: {name} leads out of the folder")
+        if not path.is_file():
+            raise TransferError(f"{self.label} has no file {name}")
+
+
+class Tar(Form):
+    """The form as an uncompressed tar; names may begin with `./`."""
+
+    def __init__(self, path: Path) -> None:
+        self.label = str(path)
+        try:
+            self._tar = tarfile.open(path, "r:")  # noqa: SIM115 - closed by `close`
+            self._members = {str(PurePosixPath(one.name)): one for one in self._tar if one.isreg()}
+        except tarfile.TarError as error:
+            raise TransferError(f"{path} is not an uncompressed tar: {error}") from None
+
+    def lines(self) -> Iterator[bytes]:
+        yield from self._open(MANIFEST)
+
+    def has(self, name: str) -> bool:
+        return str(PurePosixPath(name)) in self._members
+
+    def read(self, name: str) -> bytes:
+        return bytes(self._open(name).read())
+
+    def close(self) -> None:
+        self._tar.close()
+
+    def _open(self, name: str) -> Any:
+        member = self._members.get(str(PurePosixPath(name)))
+        if member is None:
+            raise TransferError(f"{self.label} has no file {name}")
+        return self._tar.extractfile(member)
+
+
+def open_form(path: Path) -> Form:
+    """Open a folder or a tar. Raises TransferError."""
+    if path.is_dir():
+        return Folder(path)
+    if path.is_file():
+        return Tar(path)
+    raise TransferError(f"there is no folder and no tar {path}")
+
+
+def read_description(form: Form) -> Description:
+    """Read what the collection is; without `collection.json`, nothing is known. Raises TransferError."""
+    if form.has(UNFINISHED):
+        raise TransferError(f"{form.label} is an unfinished export; run the same export again")
+    if not form.has(DESCRIPTION):
+        return Description(format=FORMAT)
+    found = _validated(lambda: Description.model_validate_json(form.read(DESCRIPTION)), f"{form.label}/{DESCRIPTION}")
+    if found.format != FORMAT:
+        raise TransferError(f"{form.label} has the format {found.format!r}; this version reads {FORMAT!r}")
+    return found
+
+
+def read_manifest(form: Form) -> Iterator[Entry]:
+    """Yield the images of the manifest as they stand there. Raises TransferError that names the line and the field."""
+    for number, line in enumerate(form.lines(), 1):
+        place = f"{form.label}/{MANIFEST}, line {number}"
+        found = _validated(lambda line=line: Line.model_validate_json(line), place)  # type: ignore[misc]
+        if found.id is None:
+            found.id = found.file
+        try:
+            check_image_id(found.id, "id")
+        except InvalidField as error:
+            raise TransferError(f"{place}, id: {error.message}") from None
+        metadata = None if found.metadata is None else canonical(found.metadata)
+        yield Entry(found.id, found.sha256 or "", found.bytes or 0, metadata, found.created, found.file)
+
+
+def checked_bytes(form: Form, entry: Entry) -> bytes:
+    """Read an image. Raises TransferError if it is missing or not what the manifest says."""
+    data = form.read(entry.file)
+    if entry.sha256 and hashlib.sha256(data).hexdigest() != entry.sha256:
+        raise TransferError(f"{form.label}/{entry.file} is damaged: its SHA-256 is not the one in {MANIFEST}")
+    return data
+
+
+def file_name(sha256: str, data: bytes) -> str:
+    """Name the file of an image."""
+    return f"images/{sha256[:2]}/{sha256}{SUFFIXES.get(media_type_of(data) or '', '')}"
+
+
+def manifest_line(entry: Entry) -> bytes:
+    """Write a line of the manifest."""
+    assert entry.metadata is not None
+    known = {
+        "id": entry.id,
+        "file": entry.file,
+        "sha256": entry.sha256,
+        "bytes": entry.num_bytes,
+        "metadata": json.loads(entry.metadata),
+        "created": entry.created,
+    }
+    return json.dumps(known, ensure_ascii=False).encode() + b"\n"
+
+
+def _validated(read: Callable[[], ModelT], place: str) -> ModelT:
+    try:
+        return read()
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(map(str, first["loc"]))
+        raise TransferError(f"{place}{f', {field}' if field else ''}: {first['msg']}") from None

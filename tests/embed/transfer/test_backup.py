@@ -1,0 +1,267 @@
+"""A backup has all collections as of a moment, is read without the service, and comes back into either kind."""
+
+import json
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.core.store.errors import StoreUnavailable
+from services.embed.collections.storage.catalog import Catalog, CatalogInUse
+from services.embed.collections.storage.database import IncompatibleDatabase
+from services.embed.collections.storage.image_store import CollectionInfo, ImageStore
+from services.embed.collections.storage.sqlite_store import DATABASE_NAME
+from services.embed.transfer import backup as backing_up
+from services.embed.transfer.backup import BackupRun
+from services.embed.transfer.backup_folder import BackupFolder
+from services.embed.transfer.entries import TransferError
+from services.embed.transfer.places import Place
+from services.embed.transfer.restore import Restore
+from services.jobs.progress import Bars
+from tests.embed.collections.stored import INFO, LIMITS, content, everything, new_image
+
+OTHER = CollectionInfo("cats", "other-model", 1_600_000_000.25)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> BackupFolder:
+    return BackupFolder(str(tmp_path / "backups"))
+
+
+def fill(catalog: Catalog, num_images: int = 150) -> ImageStore:
+    """Store two collections of two tenants; the images of the first have every other one's bytes in common."""
+    store = catalog.create(INFO)
+    for begin in range(0, num_images, 50):
+        images = [
+            replace(new_image(f"{n}/ä", content(n // 2, 100), {"n": n, "f": 0.1, "t": True}), created=n + 0.125)
+            for n in range(begin, begin + 50)
+        ]
+        store.add(images, LIMITS)
+    store.put_condition("the color", is_pinned=True)
+    store.put_condition("the shape", is_pinned=False)
+    with closing(catalog.create(OTHER, "zoo")) as other:
+        other.add([new_image("a", b"1")], LIMITS)
+        other.set_access("read_only")
+    catalog.create(replace(INFO, name="empty")).close()
+    return store
+
+
+def known(catalog: Catalog) -> dict[tuple[str, str], Any]:
+    """Return all that a backup promises to bring back; rows and times of use are not."""
+    found = {}
+    for tenant in catalog.tenants():
+        for name in catalog.names(tenant):
+            with closing(catalog.open_store(name, tenant)) as store:
+                images = {key: (replace(image, row=0), data) for key, (image, data) in everything(store).items()}
+                conditions = [(one.text, one.is_pinned) for one in store.conditions()]
+                found[tenant, name] = store.info, images, conditions, store.access(), store.size()
+    return found
+
+
+def back_up(place: Place, folder: BackupFolder, bars: Bars) -> dict[str, Any]:
+    with closing(place.backed_up()) as source:
+        return BackupRun(source, folder, bars).run()
+
+
+def restore(folder: BackupFolder, place: Place, bars: Bars, backup_id: str | None = None) -> dict[str, Any]:
+    with closing(place.catalog()) as catalog:
+        return Restore(folder, backup_id or folder.finished()[-1], catalog, bars).run()
+
+
+def test_what_is_backed_up_beside_a_service_comes_back_into_either_kind(
+    catalog: Catalog, place: Place, folder: BackupFolder, bars: Bars, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    fill(catalog).close()
+    before = known(catalog)
+    done = back_up(place, folder, bars)
+    assert (done["collections"], done["images"], done["new_contents"]) == (3, 151, 76)
+    places = [Place(tmp_path / "back", None, None, None)]
+    if place.database is not None:
+        url = request.getfixturevalue("empty_database_url")
+        places.append(Place(tmp_path / "back", url, (tmp_path / "back-objects").as_uri(), None))
+    for back in places:
+        assert restore(folder, back, bars)["images"] == 151
+        with closing(back.catalog()) as restored:
+            assert known(restored) == before
+
+
+def test_a_second_backup_copies_only_what_is_new_and_the_first_one_stays(
+    catalog: Catalog, place: Place, folder: BackupFolder, bars: Bars, tmp_path: Path
+) -> None:
+    store = fill(catalog)
+    before = known(catalog)
+    first = back_up(place, folder, bars)
+    assert Restore(folder, first["backup"], catalog, bars).run()["images"] == 151  # all of it is there
+    assert known(catalog) == before
+    for n in range(100):
+        store.delete(f"{n}/ä")
+    store.add([new_image("new", b"new"), new_image("again", b"1")], LIMITS)
+    second = back_up(place, folder, bars)
+    assert (second["images"], second["new_contents"], second["new_bytes"]) == (53, 1, 3)
+    assert folder.finished() == [first["backup"], second["backup"]]
+    for number, (backup_id, expected) in enumerate([(first["backup"], before), (second["backup"], known(catalog))]):
+        back = Place(tmp_path / f"back-{number}", None, None, None)
+        restore(folder, back, bars, backup_id)
+        with closing(back.catalog()) as restored:
+            assert known(restored) == expected
+    store.close()
+
+
+def test_a_backup_is_of_one_moment_whatever_is_changed_while_it_is_made(
+    catalog: Catalog, place: Place, folder: BackupFolder, bars: Bars, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = fill(catalog)
+    moments: list[dict[Any, Any]] = []
+    write_lines = backing_up._write_lines
+
+    def change_then_write(*arguments: Any) -> None:
+        if not moments:
+            moments.append(known(catalog))
+            store.delete("7/ä")
+            store.add([new_image("late", b"late")], LIMITS)
+        write_lines(*arguments)
+
+    monkeypatch.setattr(backing_up, "_write_lines", change_then_write)
+    back_up(place, folder, bars)
+    back = Place(tmp_path / "back", None, None, None)
+    restore(folder, back, bars)
+    with closing(back.catalog()) as restored:
+        assert known(restored) == moments[0]
+    store.close()
+
+
+def test_an_interrupted_backup_is_none_and_the_next_one_continues(
+    catalog: Catalog, place: Place, folder: BackupFolder, bars: Bars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(catalog).close()
+    with monkeypatch.context() as patch:
+        patch.setattr(folder, "write_description", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            back_up(place, folder, bars)
+    assert folder.finished() == []
+    done = back_up(place, folder, bars)
+    assert (done["images"], done["new_contents"]) == (151, 0)
+    assert folder.ids() == folder.finished() == [done["backup"]]
+
+
+def test_an_interrupted_restoration_is_continued_and_shows_what_it_has_as_copies(
+    catalog: Catalog, place: Place, folder: BackupFolder, bars: Bars, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(catalog).close()
+    back_up(place, folder, bars)
+    back = Place(tmp_path / "back", None, None, None)
+    read = folder.data
+    asked: list[str] = []
+
+    def read_some(digest: str) -> bytes:
+        asked.append(digest)
+        if len(asked) == 100:
+            raise KeyboardInterrupt
+        return read(digest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folder, "data", read_some)
+        with pytest.raises(KeyboardInterrupt):
+            restore(folder, back, bars)
+    with closing(back.catalog()) as partly, closing(partly.open_store(INFO.name)) as store:
+        assert (store.access(), store.size()[0]) == ("copy", 64)
+    restore(folder, back, bars)
+    restore(folder, back, bars)
+    with closing(back.catalog()) as restored:
+        assert known(restored) == known(catalog)
+
+
+def test_nothing_is_restored_over_anything(
+    catalog: Catalog, place: Place, folder: BackupFolder, bars: Bars, new_place: Callable[[], Place]
+) -> None:
+    fill(catalog).close()
+    back_up(place, folder, bars)
+    with closing(catalog.open_store(INFO.name)) as store:
+        store.delete("3/ä")
+    before = known(catalog)
+    if place.database is None:
+        with pytest.raises(CatalogInUse):
+            restore(folder, place, bars)
+    with pytest.raises(TransferError, match="another collection 'birds'; nothing is overwritten"):
+        Restore(folder, folder.finished()[-1], catalog, bars).run()
+    assert known(catalog) == before
+    foreign = new_place()
+    with closing(foreign.catalog()) as other:
+        other.create(OTHER, "default").close()
+        with pytest.raises(TransferError, match="not empty: it has a collection 'cats'"):
+            Restore(folder, folder.finished()[-1], other, bars).run()
+
+
+@pytest.mark.parametrize("what", ["image", "list", "description"])
+def test_a_damaged_backup_is_named_and_not_restored(
+    catalog: Catalog, place: Place, folder: BackupFolder, bars: Bars, tmp_path: Path, what: str
+) -> None:
+    fill(catalog).close()
+    backup_id = back_up(place, folder, bars)["backup"]
+    path = {
+        "image": next((tmp_path / "backups/contents").glob("*/*")),
+        "list": tmp_path / f"backups/backups/{backup_id}/000000.jsonl",
+        "description": tmp_path / f"backups/backups/{backup_id}/backup.json",
+    }[what]
+    path.write_bytes(path.read_bytes()[:-1])
+    back = Place(tmp_path / "back", None, None, None)
+    with pytest.raises(TransferError, match="damaged"):
+        restore(folder, back, bars)
+    if what != "description":
+        path.unlink()
+        with pytest.raises(TransferError, match="has no"):
+            restore(folder, back, bars)
+
+
+def test_damaged_bytes_are_not_backed_up(catalog: Catalog, place: Place, folder: BackupFolder, bars: Bars) -> None:
+    fill(catalog).close()
+    if place.database is None:
+        with closing(sqlite3.connect(place.folder / INFO.name / DATABASE_NAME, isolation_level=None)) as connection:
+            connection.execute("UPDATE contents SET data = x'00' WHERE content = 3")
+    else:
+        assert place.images_url is not None
+        next(path for path in Path(place.images_url.removeprefix("file://")).rglob("*-*")).write_bytes(b"damaged")
+    with pytest.raises(TransferError, match=r"bytes of the image with SHA-256 [0-9a-f]{64} are damaged"):
+        back_up(place, folder, bars)
+    assert folder.finished() == []
+
+
+def test_a_place_of_another_version_is_not_changed_by_a_backup(
+    catalog: Catalog, place: Place, folder: BackupFolder, bars: Bars
+) -> None:
+    catalog.create(INFO).close()
+    if place.database is None:
+        path = place.folder / INFO.name / DATABASE_NAME
+        with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            connection.execute("PRAGMA user_version = 1")
+    else:
+        import psycopg
+
+        with psycopg.connect(place.database, autocommit=True) as database:
+            database.execute("DELETE FROM migrations WHERE version = 3")
+    with pytest.raises(IncompatibleDatabase, match=r"start (the|a) service of this version"):
+        back_up(place, folder, bars)
+
+
+def test_a_backup_says_where_it_can_not_be(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match="must begin with"):
+        BackupFolder("ftp://host/backups")
+    folder = BackupFolder(str(tmp_path / "none"))
+    assert folder.finished() == []
+    with pytest.raises(TransferError, match="no complete backup 'x'"):
+        folder.describe("x")
+
+
+def test_lists_of_a_backup_are_lines_of_json_with_digests(
+    catalog: Catalog, place: Place, folder: BackupFolder, bars: Bars, tmp_path: Path
+) -> None:
+    fill(catalog).close()
+    backup_id = back_up(place, folder, bars)["backup"]
+    lines = (tmp_path / f"backups/backups/{backup_id}/000000.jsonl").read_text().splitlines()
+    image = json.loads(lines[0])
+    assert (len(lines), image["id"], image["metadata"]) == (150, "0/ä", {"n": 0, "f": 0.1, "t": True})
+    assert (tmp_path / "backups" / image["file"]).read_bytes() == content(0, 100)
