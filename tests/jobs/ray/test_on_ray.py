@@ -59,9 +59,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def embed(checkpoint: Path, source: Path | str, output: Path, bars: Bars | None = None, **changes: Any) -> int:
-    request = OutputRequest(
-        output, str(checkpoint), CONDITIONS, **{"shard_size": 16, "batch_size": 1, "devices": ["cpu"]} | changes
-    )
+    options: dict[str, Any] = {"shard_size": 16, "batch_size": 1, "devices": ["cpu"]} | changes
+    request = OutputRequest(output, str(checkpoint), CONDITIONS, **options)
     return embed_into_files(request, list_images([str(source)]), bars or Bars(Console(file=StringIO())))
 
 
@@ -158,8 +157,16 @@ def test_a_killed_job_is_continued_without_ray_to_the_same_bytes(checkpoint: Pat
     embed(checkpoint, source, tmp_path / "plain")
     output = tmp_path / "out"
     options = ["--shard-size=16", "--batch-size=1", "--device=cpu", *(f"--condition={one}" for one in CONDITIONS)]
-    job = ["embed-bulk", source, f"--output={output}", f"--checkpoint={checkpoint}", *options, "--ray", "--workers=1"]
-    killed = [sys.executable, "-m", "tests.jobs.ray.killed_job", output / "embeddings-00001.npy", *job]
+    job = [
+        "embed-bulk",
+        str(source),
+        f"--output={output}",
+        f"--checkpoint={checkpoint}",
+        *options,
+        "--ray",
+        "--workers=1",
+    ]
+    killed = [sys.executable, "-m", "tests.jobs.ray.killed_job", str(output / "embeddings-00001.npy"), *job]
     done = subprocess.run(killed, capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert len(list(output.glob("embeddings-*.npy"))) < 3
