@@ -1,7 +1,7 @@
 """Processes share a collection; they are killed, then PostgreSQL, then the vectors: what was acknowledged is there.
 
 `FOVEA_TEST_KILLS` sets how often processes are killed, `FOVEA_TEST_RESTARTS` how often each database is killed and
-started again, `FOVEA_TEST_PROCESSES` how many processes there are; few by default. With more than one restart, all of it
+started again, `FOVEA_TEST_PROCESSES` how many processes there are; few by default. With several restarts all of this
 happens at once in the end. The tests' own vectors are lost when their server is killed, those in Milvus
 (`FOVEA_TEST_VECTORS=milvus`) are not.
 """
