@@ -1,18 +1,20 @@
 """Search in a collection's vectors in one process (FAISS), in Milvus and in pgvector: queries a second, time of a query
 and recall@10, by one and by eight clients, of all vectors and of 1 % and 10 % of them; what the first and a further
-condition cost.
+condition cost, in seconds of writing vectors and of sorting them for the search.
 
-python -m benchmarks.cluster_search [--size 1000000] [--postgres postgresql://…]
+python -m benchmarks.cluster_search [--size 1000000] [--engines local,milvus,pgvector] [--first] [--postgres …]
 
-Milvus is the server of PyPI's `milvus`, started for this. `--postgres` is a database where the extension `vector` can
-be created; without one, pgvector is left out. Clients are threads of one process.
+Milvus is the server of PyPI's `milvus`, started for this. `--postgres postgresql://…` is a database where the extension
+`vector` can be created; without one, pgvector is left out. `--first` leaves the further condition out. Clients are
+threads of one process. Engines are measured one after the other; the load of the machine is recorded with each.
 """
 
 import argparse
+import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import faiss
@@ -42,15 +44,31 @@ STEP = 512
 Search = Callable[[Vectors, Rows | None], Rows]
 
 
+class Watch:
+    """Seconds of the parts of some work, by name."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._began = time.perf_counter()
+
+    def note(self, part: str) -> None:
+        now = time.perf_counter()
+        self.seconds[part] = round(now - self._began, 1)
+        self._began = now
+        print(part, self.seconds[part], flush=True)
+
+
 class Local:
     """A VectorIndex of one condition after the other."""
 
-    def fill(self, vectors: Vectors, condition: str) -> Search:
+    def fill(self, vectors: Vectors, condition: str, watch: Watch) -> Search:
         index = VectorIndex(WIDTH, OPTIONS)
         for start in range(0, len(vectors), STEP):
             piece = vectors[start : start + STEP]
             index.append(np.arange(start, start + len(piece)) + 1, piece, through=start + len(piece))
+        watch.note("write_s")
         index.rebuild()
+        watch.note("lists_s")
         return lambda query, among: index.search(query, K, among=among).rows
 
 
@@ -60,13 +78,15 @@ class Milvus:
     def __init__(self, url: str) -> None:
         self._vectors = MilvusVectors(url)
 
-    def fill(self, vectors: Vectors, condition: str) -> Search:
+    def fill(self, vectors: Vectors, condition: str, watch: Watch) -> Search:
         index = MilvusIndex(self._vectors, Place(1, "benchmark", condition), WIDTH, OPTIONS)
         index.create()
         for start in range(0, len(vectors), STEP):
             piece = vectors[start : start + STEP]
             index.follow(index.upsert(np.arange(start, start + len(piece)) + 1, piece))
+        watch.note("write_s")
         print(condition, index.tune(np.random.default_rng(1).integers(1, len(vectors) + 1, 200)), flush=True)
+        watch.note("lists_s")
         return lambda query, among: index.search(query, K, among=among).rows
 
 
@@ -78,7 +98,7 @@ class Pgvector:
 
         self._pool: Any = ConnectionPool(url, min_size=max(CLIENTS), kwargs={"autocommit": True}, open=True)
 
-    def fill(self, vectors: Vectors, condition: str) -> Search:
+    def fill(self, vectors: Vectors, condition: str, watch: Watch) -> Search:
         table = f"vectors_{condition}"
         with self._pool.connection() as connection:
             connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
@@ -88,8 +108,10 @@ class Pgvector:
             with connection.cursor().copy(f"COPY {table} FROM STDIN") as copy:
                 for row, vector in enumerate(vectors, start=1):
                     copy.write_row((row, written(vector)))
+            watch.note("write_s")
             connection.execute(f"CREATE INDEX ON {table} USING hnsw (vector vector_ip_ops)")
             connection.execute(f"ANALYZE {table}")
+            watch.note("lists_s")
 
         def search(query: Vectors, among: Rows | None) -> Rows:
             only = "" if among is None else "WHERE row = ANY (%s)"
@@ -127,19 +149,27 @@ def speed(search: Search, queries: Vectors, among: Rows | None, num_clients: int
     return {"queries_per_s": round(per_second, 1), "p50_ms": round(median, 2), "p99_ms": round(slow, 2)}
 
 
-def measure(engine: Any, vectors: Vectors, queries: Vectors, wanted: dict[str, tuple[Rows | None, Rows]]) -> Any:
-    began = time.perf_counter()
-    search = engine.fill(vectors, "first")
-    figures: dict[str, Any] = {"build_s": round(time.perf_counter() - began, 1), "searches": {}}
+def measure(
+    engine: Any,
+    vectors: Vectors,
+    queries: Vectors,
+    wanted: dict[str, tuple[Rows | None, Rows]],
+    *,
+    has_further: bool,
+) -> dict[str, Any]:
+    print(type(engine).__name__, flush=True)
+    watch = Watch()
+    search = engine.fill(vectors, "first", watch)
+    figures: dict[str, Any] = {"load": os.getloadavg()[0], "first": watch.seconds, "searches": {}}
     for share, (among, best) in wanted.items():
         found = recall(restricted(search, among), queries, best)
         clients = {f"{number} clients": speed(search, queries, among, number) for number in CLIENTS}
         figures["searches"][share] = {"recall_at_10": round(found, 4), **clients}
-        print(type(engine).__name__, share, figures["searches"][share], flush=True)
-    began = time.perf_counter()
-    engine.fill(np.roll(vectors, 1, axis=1), "further")
-    figures["further_condition_s"] = round(time.perf_counter() - began, 1)
-    print(type(engine).__name__, figures["build_s"], figures["further_condition_s"], flush=True)
+        print(share, figures["searches"][share], flush=True)
+    if has_further:
+        watch = Watch()
+        engine.fill(np.roll(vectors, 1, axis=1), "further", watch)
+        figures["further"] = watch.seconds
     return figures
 
 
@@ -160,36 +190,45 @@ def answers(vectors: Vectors, queries: Vectors) -> dict[str, tuple[Rows | None, 
 
 
 @contextmanager
-def engines(postgres: str | None) -> Iterator[dict[str, Callable[[], Any]]]:
-    with milvus_server() as server:
-        made: dict[str, Callable[[], Any]] = {"local": Local, "milvus": lambda: Milvus(server.url)}
-        yield made if postgres is None else {**made, "pgvector": lambda: Pgvector(postgres)}
+def engines(names: Sequence[str], postgres: str | None) -> Iterator[dict[str, Callable[[], Any]]]:
+    with ExitStack() as servers:
+        made: dict[str, Callable[[], Any]] = {"local": Local}
+        if "milvus" in names:
+            server = servers.enter_context(milvus_server())
+            made["milvus"] = lambda: Milvus(server.url)
+        if postgres is not None:
+            made["pgvector"] = lambda: Pgvector(postgres)
+        yield {name: make for name, make in made.items() if name in names}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", type=int, default=100_000)
+    parser.add_argument("--engines", default="local,milvus,pgvector")
+    parser.add_argument("--first", action="store_true")
     parser.add_argument("--postgres")
     options = parser.parse_args()
     faiss.omp_set_num_threads(1)
     everything = drawn(options.size + NUM_QUERIES)
     vectors, queries = everything[: options.size], everything[options.size :]
     wanted = answers(vectors, queries)
-    with engines(options.postgres) as made:
-        result = {name: measure(make(), vectors, queries, wanted) for name, make in made.items()}
-    headings = (
-        "engine",
-        "of",
-        "recall@10",
-        *(f"{what}, {number} clients" for number in CLIENTS for what in ("1/s", "p50")),
-    )
-    table = Table(*headings, title=f"{options.size:,} × {WIDTH}")
+    with engines(options.engines.split(","), options.postgres) as made:
+        result = {
+            name: measure(make(), vectors, queries, wanted, has_further=not options.first)
+            for name, make in made.items()
+        }
+    show(options.size, result)
+    record("cluster_search", {"size": options.size, "width": WIDTH, "k": K, "engines": result})
+
+
+def show(size: int, result: dict[str, Any]) -> None:
+    headings = [f"{what}, {number} clients" for number in CLIENTS for what in ("1/s", "p50")]
+    table = Table("engine", "of", "recall@10", *headings, title=f"{size:,} × {WIDTH}")
     for name, figures in result.items():
         for share, found in figures["searches"].items():
             cells = [found[f"{number} clients"][key] for number in CLIENTS for key in ("queries_per_s", "p50_ms")]
             table.add_row(name, share, str(found["recall_at_10"]), *map(str, cells))
     Console().print(table)
-    record("cluster_search", {"size": options.size, "width": WIDTH, "k": K, "engines": result})
 
 
 if __name__ == "__main__":

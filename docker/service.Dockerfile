@@ -20,7 +20,7 @@ RUN python -m venv --without-pip /opt/fovea && touch README.md
 # What all services and jobs need; it changes with the lock alone. Of torch goes what others are compiled and tested with.
 # (`-x`: a file that only newer Pythons read.)
 FROM builder AS cpu-dependencies
-ARG EXTRAS=predict,generate,search,score,train,evaluate,telemetry
+ARG EXTRAS=predict,generate,search,cluster,score,train,evaluate,telemetry
 # On Linux PyPI's torch is the CUDA build.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 # hadolint ignore=DL3013
@@ -80,7 +80,7 @@ COPY --from=code /code /
 
 
 FROM builder AS cuda-dependencies
-ARG EXTRAS=predict,generate,search,score,train,evaluate,telemetry
+ARG EXTRAS=predict,generate,search,cluster,score,train,evaluate,telemetry
 # hadolint ignore=DL3013
 RUN pip --python /opt/fovea/bin/python install --only-binary=:all: ".[$EXTRAS]" \
     && pip --python /opt/fovea/bin/python uninstall --yes fovea \

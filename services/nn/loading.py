@@ -49,7 +49,8 @@ def declare_torchvision_operators() -> None:
     except ModuleNotFoundError:
         return
     except RuntimeError:
-        for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+        # a copy, as other threads import meanwhile
+        for name in [name for name in list(sys.modules) if name.split(".")[0] == "torchvision"]:
             del sys.modules[name]
         operators: Any = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
         for operator in ("nms", "qnms"):

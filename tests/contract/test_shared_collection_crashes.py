@@ -1,7 +1,9 @@
 """Processes share a collection; they are killed, then PostgreSQL, then the vectors: what was acknowledged is there.
 
-`FOVEA_TEST_KILLS` sets how often processes are killed, `FOVEA_TEST_PROCESSES` how many there are; few by default. The
-tests' own vectors are lost when their server is killed, those in Milvus (`FOVEA_TEST_VECTORS=milvus`) are not.
+`FOVEA_TEST_KILLS` sets how often processes are killed, `FOVEA_TEST_RESTARTS` how often each database is killed and
+started again, `FOVEA_TEST_PROCESSES` how many processes there are; few by default. With several restarts all of this
+happens at once in the end. The tests' own vectors are lost when their server is killed, those in Milvus
+(`FOVEA_TEST_VECTORS=milvus`) are not.
 """
 
 import asyncio
@@ -11,7 +13,7 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,11 +31,13 @@ from tests.core.postgres_server import PostgresServer, postgres_server
 from tests.kept_port import kept_port
 
 NUM_KILLS = int(os.environ.get("FOVEA_TEST_KILLS", "1"))
+NUM_RESTARTS = int(os.environ.get("FOVEA_TEST_RESTARTS", "1"))
 NUM_PROCESSES = int(os.environ.get("FOVEA_TEST_PROCESSES", "2"))
 SEED = int(os.environ.get("FOVEA_TEST_SEED", "0"))
 NUM_USERS = 4
 BETWEEN_KILLS_S = (1.0, 2.0)
-AWAY_S = 1.0
+# A database is away so long, and is used so long before it goes.
+AWAY_S = (1.0, 3.0) if NUM_RESTARTS > 1 else (1.0, 1.0)
 MAX_IMAGES = 100
 RETRY_S = 0.1
 # A search of a process that finds a database gone waits for it, but not as long as this.
@@ -192,7 +196,20 @@ async def kill_some(cluster: Cluster, dice: random.Random) -> None:
         await asyncio.to_thread(again.wait_until_ready)
 
 
-@pytest.mark.timeout(600 + 30 * NUM_KILLS)
+async def restart(server: Killable, dice: random.Random) -> None:
+    """Kill a database and start it again, repeatedly."""
+    for _ in range(NUM_RESTARTS):
+        await asyncio.sleep(dice.uniform(*AWAY_S))
+        await asyncio.to_thread(server.kill)
+        await asyncio.sleep(dice.uniform(*AWAY_S))
+        await asyncio.to_thread(server.start)
+
+
+async def all_of(disturbances: Sequence[Callable[[], Awaitable[None]]]) -> None:
+    await asyncio.gather(*[disturb() for disturb in disturbances])
+
+
+@pytest.mark.timeout(600 + 30 * NUM_KILLS + 120 * NUM_RESTARTS)
 @pytest.mark.slow
 async def test_nothing_acknowledged_is_lost_whichever_process_or_database_is_killed(tmp_path: Path) -> None:
     pytest.importorskip("psycopg_pool", reason="needs the extra `cluster`")
@@ -204,17 +221,19 @@ async def test_nothing_acknowledged_is_lost_whichever_process_or_database_is_kil
         vector_database() as vectors,
         started(tmp_path, server, vectors, ports) as cluster,
     ):
+        databases: tuple[Killable, ...] = (vectors, server)
         async with aiohttp.ClientSession(timeout=TIMEOUT) as session:
             traffic = Traffic(cluster, session, dice)
             await traffic.until_answered("PUT", "/collections/shared", json={"conditions": CONDITIONS[:1]})
-            disturbances = (partial(kill_some, cluster, dice), partial(restart, server), partial(restart, vectors))
-            for disturb in disturbances:
+            kill, *restarts = (partial(kill_some, cluster, dice), *(partial(restart, one, dice) for one in databases))
+            together = [partial(all_of, [kill, *restarts])] if NUM_RESTARTS > 1 else []
+            for disturb in (kill, *restarts, *together):
                 traffic.is_over = False
                 async with asyncio.TaskGroup() as group:
                     for _ in range(NUM_USERS):
                         group.create_task(traffic.use())
                     await disturb()
-                    await asyncio.sleep(AWAY_S)
+                    await asyncio.sleep(AWAY_S[0])
                     traffic.is_over = True
                 await traffic.check([dice.choice(cluster.urls())])
             await traffic.check(cluster.urls())
@@ -222,13 +241,6 @@ async def test_nothing_acknowledged_is_lost_whichever_process_or_database_is_kil
         f"{time.monotonic() - began:.0f} s, {cluster.num_starts - NUM_PROCESSES} kills,"
         f" {traffic.ledger.num_added} images added, {len(traffic.ledger.deleted)} deleted: {dict(traffic.outcomes)}"
     )
-
-
-async def restart(server: Killable) -> None:
-    await asyncio.sleep(AWAY_S)
-    await asyncio.to_thread(server.kill)
-    await asyncio.sleep(AWAY_S)
-    await asyncio.to_thread(server.start)
 
 
 @contextmanager

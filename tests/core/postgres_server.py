@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,18 @@ class PostgresServer:
         _wait(self.programs, self.folder, self.process)
 
     def kill(self) -> None:
-        """End it at once, as if it had crashed."""
+        """End it and the processes of its connections at once, as a crash does."""
+        if self.process is not None:
+            # those would notice the end of the first, but not before one that starts again does
+            connections = _children(self.process.pid)
+            for process in (self.process.pid, *connections):
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+            self.process.wait()
+        self.process = None
+
+    def stop(self) -> None:
+        """End it and give back what it had from the system. What it was doing is cut short."""
         if self.process is not None:
             self.process.send_signal(signal.SIGQUIT)
             self.process.wait()
@@ -76,8 +87,13 @@ def postgres_server() -> Iterator[PostgresServer]:
         server.start()
         yield server
     finally:
-        server.kill()
+        server.stop()
         shutil.rmtree(folder)
+
+
+def _children(process: int) -> list[int]:
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process)], capture_output=True, text=True, check=False)
+    return [int(line) for line in found.stdout.split()]
 
 
 def _wait(programs: Path, folder: Path, process: "subprocess.Popen[str]") -> None:

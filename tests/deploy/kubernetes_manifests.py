@@ -17,7 +17,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 K8S = ROOT / "k8s"
-OVERLAYS = ("cpu-demo", "gpu", "production", "production-canary")
+OVERLAYS = ("cpu-demo", "gpu", "production", "production-canary", "cluster")
 # Folders of jobs beside a deployment.
 JOBS = ("train", "import")
 # What an operator writes into k8s/site/site.yaml: everything that is asked for there.
@@ -49,7 +49,14 @@ SITE: dict[str, Any] = {
             }
         ],
     },
+    "collections": {"url": "s3://fovea/collections?endpoint=https://s3.example.org&region=us-east-1"},
+    "milvus": {"endpoint": "s3.example.org:443", "bucket": "fovea-milvus", "region": "us-east-1"},
+    "apiServer": {"egress": [{"to": [{"ipBlock": {"cidr": "203.0.113.1/32"}}], "ports": [{"port": 6443}]}]},
 }
+# What operators make: the connections of an application to the database.
+SECRETS = {("postgres-app", "uri"): "postgresql://fovea:0a1b2c3d@postgres-rw.fovea:5432/fovea"}
+# What Milvus Operator makes workloads of, by the name in the resource.
+MILVUS_PARTS = {"proxy", "mixCoord", "dataNode", "indexNode", "queryNode"}
 # What scales in place of KEDA; no overlay of ours has it. For embed to scale, collections must be apart.
 HPA = """\
 namespace: fovea
@@ -81,6 +88,11 @@ class Pod:
     def name(self) -> str:
         name: str = self.workload["metadata"]["name"]
         return name
+
+    @property
+    def namespace(self) -> str:
+        namespace: str = self.workload["metadata"].get("namespace", "fovea")
+        return namespace
 
     @property
     def labels(self) -> dict[str, str]:
@@ -121,6 +133,22 @@ class Manifests:
     def pods(self) -> list[Pod]:
         return [Pod(workload) for workload in self.of_kind("Deployment", "StatefulSet", "Job")]
 
+    def operated(self) -> list[Pod]:
+        """Pods that operators make for resources of their own, one of each sort, with what is known of them."""
+        pods = [
+            operated_pod(
+                cluster, "instance", {"cnpg.io/cluster": cluster["metadata"]["name"]}, postgres=5432, status=8000
+            )
+            for cluster in self.of_kind("Cluster")
+        ]
+        for milvus in self.of_kind("Milvus"):
+            labels = {"app.kubernetes.io/name": "milvus", "app.kubernetes.io/instance": milvus["metadata"]["name"]}
+            for part in MILVUS_PARTS & milvus["spec"]["components"].keys():
+                component = {"app.kubernetes.io/component": part.lower()}
+                port = {"milvus": 19530} if part == "proxy" else {}
+                pods.append(operated_pod(milvus, part, labels | component, **port, metrics=9091))
+        return pods
+
     def pod(self, name: str) -> Pod:
         return next(pod for pod in self.pods() if pod.name == name)
 
@@ -129,14 +157,30 @@ class Manifests:
         return [pod for pod in self.pods() if pod.container["command"][:2] == ["fovea", "serve"]]
 
     def environment(self, pod: Pod) -> dict[str, str]:
-        """Return the container's environment, without values from Secrets and the like."""
+        """Return the container's environment, with what operators put into Secrets; others of them have no values."""
         found: dict[str, str] = {}
         for source in pod.container.get("envFrom", ()):
             name = source["configMapRef"]["name"]
             config = self.get("ConfigMap", name)
             assert config is not None, f"{pod.name}: there is no ConfigMap {name}"
             found |= config["data"]
-        return found | {one["name"]: one["value"] for one in pod.container.get("env", ()) if "value" in one}
+        for one in pod.container.get("env", ()):
+            secret = one.get("valueFrom", {}).get("secretKeyRef", {})
+            value = one.get("value", SECRETS.get((secret.get("name"), secret.get("key"))))
+            found |= {one["name"]: value} if value is not None else {}
+        return found
+
+
+def operated_pod(resource: Object, part: str, labels: dict[str, str], **ports: int) -> Pod:
+    container = {"ports": [{"name": name, "containerPort": number} for name, number in ports.items()]}
+    metadata = {**resource["metadata"], "name": f"{resource['metadata']['name']}-{part}"}
+    return Pod(
+        {
+            "kind": resource["kind"],
+            "metadata": metadata,
+            "spec": {"template": {"metadata": {"labels": labels}, "spec": {"containers": [container]}}},
+        }
+    )
 
 
 def load(text: str) -> Manifests:

@@ -21,7 +21,7 @@ from services.embed.settings import EmbedSettings
 from services.generate.settings import GenerateSettings
 from services.predict.settings import PredictSettings
 from services.score.settings import ScoreSettings
-from tests.deploy.kubernetes_manifests import ROOT, SITE, Manifests, Object, Pod, selects
+from tests.deploy.kubernetes_manifests import ROOT, SECRETS, SITE, Manifests, Object, Pod, selects
 
 SETTINGS: dict[str, type[ProcessSettings]] = {
     "gateway": GatewaySettings,
@@ -174,7 +174,9 @@ def check_selectors(manifests: Manifests) -> list[str]:
         ("PodMonitor", "selector"),
     ):
         for one in manifests.of_kind(kind):
-            if not any(selects(one["spec"][field], pod.labels) for pod in pods):
+            namespace = one["metadata"].get("namespace", "fovea")
+            own = [pod for pod in (*pods, *manifests.operated()) if pod.namespace == namespace]
+            if not any(selects(one["spec"][field], pod.labels) for pod in own):
                 wrong.append(f"{kind} {one['metadata']['name']} selects no pod")
     return wrong
 
@@ -229,7 +231,7 @@ def check_folders(manifests: Manifests) -> list[str]:
 
 
 def secrets(manifests: Manifests) -> set[tuple[str, str]]:
-    """Every Secret and key of it that a manifest needs."""
+    """Every Secret and key of it that a manifest needs, but for those that operators make."""
     needed = set()
     for pod in manifests.pods():
         for one in pod.container.get("env", ()):
@@ -248,13 +250,16 @@ def secrets(manifests: Manifests) -> set[tuple[str, str]]:
     for entry in manifests.of_kind("Gateway"):
         for listener in entry["spec"]["listeners"]:
             needed |= {(ref["name"], "tls.crt") for ref in listener.get("tls", {}).get("certificateRefs", ())}
-    return needed
+    for milvus in manifests.of_kind("Milvus"):
+        secret = milvus["spec"]["dependencies"]["storage"]["secretRef"]
+        needed |= {(secret, "accesskey"), (secret, "secretkey")}
+    return needed - SECRETS.keys()
 
 
 def secrets_that_the_readme_makes() -> set[tuple[str, str]]:
     text = (ROOT / "k8s" / "README.md").read_text().replace("\\\n", " ")
     made = set()
-    for kind, name, options in re.findall(r"kubectl -n fovea create secret (generic|tls) (\S+) (.*)", text):
+    for kind, name, options in re.findall(r"kubectl -n (?:fovea|milvus) create secret (generic|tls) (\S+) (.*)", text):
         keys = re.findall(r"--from-(?:file|literal)=([^=\s]+)=", options)
         made |= {(name, key) for key in (keys if kind == "generic" else ["tls.crt"])}
     return made | {(name, ENTRY) for name in re.findall(r"fovea keys create --secret fovea/(\S+)", text)}
@@ -283,9 +288,10 @@ def check_routes(manifests: Manifests, known_paths: set[str]) -> list[str]:
 
 
 def check_policy_ports(manifests: Manifests) -> list[str]:
-    """Ports in NetworkPolicies are some that a selected pod has, or DNS's and HTTPS's beyond the cluster."""
-    known = {port for pod in manifests.pods() for port in pod.ports.values()} | {53, 443}
-    names = {name for pod in manifests.pods() for name in pod.ports}
+    """Ports in NetworkPolicies are some that a selected pod has, or those of DNS, HTTPS and the API server."""
+    pods = (*manifests.pods(), *manifests.operated())
+    known = {port for pod in pods for port in pod.ports.values()} | {53, 443, 6443}
+    names = {name for pod in pods for name in pod.ports}
     wrong = []
     for policy in manifests.of_kind("NetworkPolicy"):
         for port in _policy_ports(policy):

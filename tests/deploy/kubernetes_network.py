@@ -1,18 +1,24 @@
-"""Permitted connections under NetworkPolicies: the rules of networking.k8s.io/v1, for pods of one namespace."""
+"""Permitted connections under NetworkPolicies: the rules of networking.k8s.io/v1."""
 
 from typing import Any
 
 from tests.deploy.kubernetes_manifests import Manifests, Object, Pod, selects
 
+# The label of a namespace that is its name.
+NAME = "kubernetes.io/metadata.name"
+
 
 class Network:
-    """Answers for the pods and policies of one deployment. Peers outside of it have labels and a namespace's labels."""
+    """Answers for the pods and policies of one deployment. Peers outside of a pod's namespace have labels and the
+    namespace's labels."""
 
     def __init__(self, manifests: Manifests) -> None:
         self._policies = manifests.of_kind("NetworkPolicy")
 
     def may(self, source: Pod, target: Pod, port: int) -> bool:
-        return self._leaves(source, target.labels, port, {}) and self.enters(target, source.labels, port)
+        is_own = source.namespace == target.namespace
+        here, there = ((None if is_own else {NAME: pod.namespace}) for pod in (source, target))
+        return self._leaves(source, target.labels, port, there) and self.enters(target, source.labels, port, here)
 
     def enters(self, target: Pod, labels: dict[str, str], port: int, namespace: dict[str, str] | None = None) -> bool:
         """Whether a peer reaches the pod; `namespace` holds the labels of another namespace, None is the pods' own."""
@@ -21,10 +27,10 @@ class Network:
             _names_port(rule, port, target) and _names_peer(rule.get("from"), labels, namespace) for rule in rules
         )
 
-    def _leaves(self, source: Pod, labels: dict[str, str], port: int, ports: dict[str, int]) -> bool:
+    def _leaves(self, source: Pod, labels: dict[str, str], port: int, namespace: dict[str, str] | None) -> bool:
         rules = self._rules(source, "Egress", "egress")
         return rules is None or any(
-            _names_port(rule, port, None) and _names_peer(rule.get("to"), labels, None) for rule in rules
+            _names_port(rule, port, None) and _names_peer(rule.get("to"), labels, namespace) for rule in rules
         )
 
     def ways_out(self, source: Pod) -> list[Object]:
@@ -43,7 +49,9 @@ class Network:
         chosen = [
             policy["spec"]
             for policy in self._policies
-            if kind in policy["spec"]["policyTypes"] and selects(policy["spec"]["podSelector"], pod.labels)
+            if policy["metadata"].get("namespace", "fovea") == pod.namespace
+            and kind in policy["spec"]["policyTypes"]
+            and selects(policy["spec"]["podSelector"], pod.labels)
         ]
         return [rule for spec in chosen for rule in spec.get(field, ())] if chosen else None
 

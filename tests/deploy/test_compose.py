@@ -35,6 +35,7 @@ from tests.deploy.compose import (
     seconds,
 )
 from tests.deploy.dockerfiles import ROOT
+from tests.deploy.kubernetes_manifests import overlay
 from tests.deploy.test_images import writable
 from tests.documentation.reference import PROCESSES
 
@@ -56,10 +57,11 @@ def test_the_file_is_one_by_composes_own_schema() -> None:
 def test_every_process_runs_in_it_on_cpus_and_on_gpus() -> None:
     services = {"predict", "generate", "embed", "score"}
     expected = {name: name for name in ("gateway", *services)} | {f"{name}-gpu": name for name in services}
-    assert expected == PROCESS
+    assert expected | {"embed-shared": "embed"} == PROCESS
     for name in services:
         on_gpu = SERVICES[f"{name}-gpu"]
-        assert (SERVICES[name]["profiles"], on_gpu["profiles"]) == (["cpu"], ["gpu"])
+        assert SERVICES[name]["profiles"] == (["cpu"] if name == "embed" else ["cpu", "cluster"])
+        assert on_gpu["profiles"] == ["gpu"]
         assert [on_gpu[key] for key in ("command", "environment", "volumes")] == [
             SERVICES[name][key] for key in ("command", "environment", "volumes")
         ]
@@ -130,7 +132,7 @@ def test_each_start_waits_for_what_it_needs_to_be_healthy() -> None:
             assert "test" in SERVICES[needed]["healthcheck"], (name, needed)
     needs = SERVICES["gateway"]["depends_on"]
     assert needs.keys() == {"redis", *PROCESS} - {"gateway"}
-    # One of a pair is in a profile that is off.
+    # Others of the same process are in a profile that is off.
     assert all(needs[name]["required"] is False for name in PROCESS if name != "gateway")
 
 
@@ -183,6 +185,7 @@ def test_profiles_are_those_that_the_example_and_the_comments_name() -> None:
     assert {profile for service in SERVICES.values() for profile in service.get("profiles", [])} == {
         "cpu",
         "gpu",
+        "cluster",
         "train",
         "keys",
     }
@@ -196,7 +199,9 @@ def test_images_are_of_one_exact_version(name: str) -> None:
         project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
         assert tag == project["version"] + ("-cuda" if name in ON_GPUS else "")
     else:
-        assert re.match(r"v?\d+\.\d+\.\d+(-|$)", tag), image
+        # PostgreSQL's versions have two numbers.
+        numbers = 2 if image == "postgres" else 3
+        assert re.match(r"v?\d+" + (numbers - 1) * r"\.\d+" + "(-|$)", tag), image
 
 
 def test_no_image_of_ours_is_looked_for_in_a_registry() -> None:
@@ -268,6 +273,33 @@ def test_redis_asks_for_the_password_that_it_is_told() -> None:
     password = command[command.index("--requirepass") + 1]
     assert environment("redis")["REDISCLI_AUTH"] == password
     assert {environment(name)["FOVEA_REDIS_URL"] for name in PROCESS} == {f"redis://:{password}@redis:6379/0"}
+
+
+def test_two_processes_of_embed_share_collections_in_the_databases_that_start_with_them() -> None:
+    shared = SERVICES["embed-shared"]
+    with_cluster = {name for name, service in SERVICES.items() if "cluster" in service.get("profiles", ["cluster"])}
+    assert {"predict", "generate", "score", "embed-shared", "postgres", "milvus", "store"} <= with_cluster
+    assert not {"embed", *ON_GPUS} & with_cluster
+    assert shared["networks"] == {"inside": {"aliases": ["embed"]}}
+    assert shared["deploy"] == {"replicas": 2}
+    # Each takes a part of the folder, which no process without shared collections may have.
+    assert not set(mounts("embed-shared").values()) & set(mounts("embed").values()) - {"checkpoints"}
+    database = urlsplit(environment("embed-shared")["FOVEA_EMBED_COLLECTIONS_URL"])
+    given = environment("postgres")
+    assert (database.scheme, database.hostname, database.port) == ("postgresql", "postgres", 5432)
+    assert (database.username, database.password) == (given["POSTGRES_USER"], given["POSTGRES_PASSWORD"])
+    assert database.path == f"/{given['POSTGRES_DB']}"
+    assert environment("embed-shared")["FOVEA_EMBED_VECTORS_URL"] == "http://milvus:19530"
+    # Otherwise searches of new vectors are approximate.
+    assert environment("milvus")["QUERYNODE_SEGCORE_INTERIMINDEX_ENABLEINDEX"] == "false"
+
+
+@pytest.mark.parametrize("kind", ["Cluster", "Milvus"])
+def test_the_databases_are_of_the_versions_that_a_cluster_has(kind: str) -> None:
+    (resource,) = overlay("cluster").of_kind(kind)
+    used = resource["spec"].get("imageName") or resource["spec"]["components"]["image"]
+    image = SERVICES["postgres" if kind == "Cluster" else "milvus"]["image"]
+    assert used.rpartition(":")[2].partition("-")[0] == image.rpartition(":")[2].partition("-")[0]
 
 
 def load(path: str) -> Any:

@@ -126,7 +126,7 @@ def test_the_gateways_image_has_no_torch_and_the_services_has_what_each_service_
         "safetensors",
         "pillow",
     }
-    assert SERVICE.extras() >= {"predict", "generate", "score", "train", "telemetry"}
+    assert SERVICE.extras() >= {"predict", "generate", "cluster", "score", "train", "telemetry"}
     assert closure({"embed"}) <= closure(SERVICE.extras())
 
 

@@ -33,7 +33,7 @@ def test_pods_run_as_nobody_in_particular_and_may_do_nothing(name: str) -> None:
         assert container["resources"]["requests"].keys() >= {"cpu", "memory"}
 
 
-@pytest.mark.parametrize("name", ["gpu", "production", "production-canary", *JOBS])
+@pytest.mark.parametrize("name", ["gpu", "production", "production-canary", "cluster", *JOBS])
 def test_every_service_and_training_has_gpus_where_there_are_some(name: str) -> None:
     for pod in deployment(name).pods():
         assert has_gpu(pod) == (pod.program in {*SERVICES, "train"}), pod.name
@@ -54,7 +54,8 @@ def has_gpu(pod: Pod) -> bool:
 @pytest.mark.parametrize("name", [*OVERLAYS, *JOBS])
 def test_a_pod_that_no_policy_names_neither_reaches_nor_is_reached(name: str) -> None:
     manifests = overlay("production") if name in JOBS else overlay(name)
-    everything = [one for one in manifests.of_kind("NetworkPolicy") if one["spec"]["podSelector"] == {}]
+    policies = [one for one in manifests.of_kind("NetworkPolicy") if one["metadata"]["namespace"] == "fovea"]
+    everything = [one for one in policies if one["spec"]["podSelector"] == {}]
     denied = {kind for one in everything if not one["spec"].get("egress") for kind in one["spec"]["policyTypes"]}
     assert denied == {"Ingress", "Egress"}
 
@@ -89,7 +90,7 @@ def test_only_the_gateway_is_reached_from_elsewhere(name: str) -> None:
         assert not network.enters(pod, {"app": "any"}, 9999, {"kubernetes.io/metadata.name": "other"})
 
 
-@pytest.mark.parametrize("name", ["gpu", "production", "production-canary"])
+@pytest.mark.parametrize("name", ["gpu", "production", "production-canary", "cluster"])
 def test_prometheus_reaches_what_it_scrapes(name: str) -> None:
     manifests = overlay(name)
     network = Network(manifests)
@@ -122,7 +123,8 @@ def test_beyond_its_namespace_a_pod_reaches_name_servers_and_the_store_alone(nam
         }
         uses_store = name != "cpu-demo" and pod.program in {*SERVICES, *JOBS}
         hub = {("0.0.0.0/0", 443)} if pod.program == "import" else set()
-        assert beyond == {("cluster", 53)} | hub | (store if uses_store else set()), pod.name
+        vectors = {("cluster", 19530)} if (name, pod.program) == ("cluster", "embed") else set()
+        assert beyond == {("cluster", 53)} | hub | vectors | (store if uses_store else set()), pod.name
 
 
 def test_pods_that_train_together_reach_each_other_and_nobody_else_reaches_them() -> None:

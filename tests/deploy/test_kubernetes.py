@@ -82,7 +82,7 @@ def check_scaling_queries(manifests: Manifests) -> list[str]:
     return [problem for query in queries(manifests) for problem in check_query(query)]
 
 
-@pytest.mark.parametrize("name", ["gpu", "production"])
+@pytest.mark.parametrize("name", ["gpu", "production", "cluster"])
 def test_what_scales_asks_for_metrics_labels_and_values_that_exist(name: str) -> None:
     manifests = overlay(name)
     assert len(queries(manifests)) >= 3
@@ -96,7 +96,7 @@ def test_what_scales_asks_for_metrics_labels_and_values_that_exist(name: str) ->
         assert all(value in known[label] for _, label, value in matchers(query)), query
 
 
-@pytest.mark.parametrize("name", ["gpu", "production"])
+@pytest.mark.parametrize("name", ["gpu", "production", "cluster"])
 def test_a_service_is_scaled_by_what_those_gateways_have_that_send_to_it(name: str) -> None:
     manifests = overlay(name)
     for scaled in manifests.of_kind("ScaledObject"):
@@ -134,7 +134,7 @@ def check_targets(manifests: Manifests) -> list[str]:
     return wrong + [f"{name} is scaled twice" for name in set(targets) if targets.count(name) > 1]
 
 
-@pytest.mark.parametrize("name", ["gpu", "production", "production-canary"])
+@pytest.mark.parametrize("name", ["gpu", "production", "production-canary", "cluster"])
 def test_what_is_scaled_exists_and_is_scaled_by_its_own_load(name: str) -> None:
     assert check_targets(overlay(name)) == []
 
@@ -159,7 +159,7 @@ def test_plain_autoscalers_read_the_metric_that_their_adapter_makes_of_the_gatew
     assert check_targets(manifests) == []
 
 
-@pytest.mark.parametrize("name", ["gpu", "production"])
+@pytest.mark.parametrize("name", ["gpu", "production", "cluster"])
 def test_prometheus_scrapes_every_process_under_the_job_that_queries_name(name: str) -> None:
     manifests = overlay(name)
     for pod in manifests.processes():
@@ -283,8 +283,8 @@ def test_a_training_has_as_many_processes_as_gpus_and_writes_where_a_disk_is(nam
     assert int(options["batch-size"]) % num_processes == 0
 
 
-def test_only_one_process_of_a_deployment_can_hold_collections() -> None:
-    for name in OVERLAYS:
+def test_only_one_process_of_a_deployment_can_hold_collections_that_are_not_shared() -> None:
+    for name in (one for one in OVERLAYS if one != "cluster"):
         manifests = overlay(name)
         holders = [
             pod

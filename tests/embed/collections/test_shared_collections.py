@@ -1,6 +1,7 @@
 """Several processes share collections: each answers for all, whatever becomes of the others and of the databases."""
 
 import base64
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -117,6 +118,31 @@ def test_a_condition_that_one_process_was_asked_is_indexed_for_all(settings: Emb
         for service in (a, b):
             service.wait_until_ready(COLOR)
         assert [index["condition"] for index in a.describe()["conditions"]] == [None, SHAPE, COLOR]
+
+
+def test_images_are_indexed_while_searches_are_measured(settings: EmbedSettings, vectors: VectorsInMemory) -> None:
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def measure() -> str:
+        has_begun.set()
+        may_end.wait()
+        vectors.tuning = None
+        return "as before"
+
+    first, *others = PICTURES
+    try:
+        with running(settings) as service:
+            vectors.tuning = measure
+            service.create()
+            service.add({first: PICTURES[first]})
+            assert has_begun.wait(60)
+            service.add({name: PICTURES[name] for name in others})
+            service.wait_until_ready(None)
+            assert set(service.scores(text="a thing")) == NAMES
+        # a process that stops does not wait either
+        assert vectors.tuning is measure
+    finally:
+        may_end.set()
 
 
 def test_a_collection_deleted_and_made_anew_by_another_process_is_the_new_one(settings: EmbedSettings) -> None:

@@ -1,5 +1,6 @@
 """Connections to PostgreSQL: its schema brought up to date, and its errors as those of the service."""
 
+import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,6 +34,9 @@ MIGRATION_LOCK = 0x0F0FEA
 MIGRATION = re.compile(r"(\d{4})_\w+\.sql")
 
 Connection = psycopg.Connection[tuple[Any, ...]]
+
+# The pool tells of each attempt to connect; that PostgreSQL is gone is logged once where collections are followed.
+logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
 
 
 class CatalogUnreachable(Overloaded):

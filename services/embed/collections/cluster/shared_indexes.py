@@ -27,7 +27,7 @@ from services.embed.collections.checkpoint_indexes import (
 from services.embed.collections.cluster.claims import CLAIM_ROWS, Claim, IndexWork, Progress
 from services.embed.collections.cluster.connections import Connections, alone
 from services.embed.collections.cluster.image_store import PostgresImageStore
-from services.embed.collections.cluster.shared_vectors import SharedVectors, VectorDatabase
+from services.embed.collections.cluster.shared_vectors import SharedVectors, StoredVectors, VectorDatabase
 from services.embed.collections.reader import Read
 from services.embed.collections.sources import FreshPixels
 from services.embed.service import ServedEmbed
@@ -109,6 +109,7 @@ class SharedIndexes(CheckpointIndexes):
         self._order = itertools.count(1)
         self._taken_over = 0
         self._verified = time.monotonic()
+        self._tuning = threading.Thread()
 
     @classmethod
     def open(
@@ -201,7 +202,7 @@ class SharedIndexes(CheckpointIndexes):
             self._verified = time.monotonic()
             for index in self:
                 index.vectors.check()
-        self._tune()
+        self._start_tuning()
 
     def save(self) -> None:
         """Do nothing: all that is to be kept is stored."""
@@ -274,18 +275,35 @@ class SharedIndexes(CheckpointIndexes):
             number = progress.indexes[key].number
             self._sharing.vectors.index(self._images.collection, self._stem, number, self._width).drop()
 
-    def _tune(self) -> None:
-        """Measure how indexes that have grown are best searched, unless another process does so."""
-        for index in self:
-            stored, number, num_vectors = index.vectors.stored, index.vectors.number, index.vectors.num_vectors
-            is_complete = index.vectors.through >= self._changes.last_row
-            if stored is None or number is None or not is_complete or not stored.needs_tuning(num_vectors):
-                continue
-            with alone(self._sharing.connections, TUNING_LOCK, number) as is_alone:
-                if is_alone:
-                    rows = self._images.rows()
-                    sample = np.random.default_rng().choice(rows, min(SAMPLE_SIZE, len(rows)), replace=False)
-                    self._work.note_tuning(number, stored.tune(np.sort(sample), num_vectors))
+    def _start_tuning(self) -> None:
+        """Measure how indexes that have grown are best searched. The database takes minutes for it, during which images
+        are indexed, and for which nobody who stops waits."""
+        due = [index.vectors for index in self if self._is_to_tune(index.vectors)]
+        if due and not self._tuning.is_alive():
+            self._tuning = threading.Thread(target=self._tune, args=(due,), name="tuning", daemon=True)
+            self._tuning.start()
+
+    def _is_to_tune(self, vectors: SharedVectors) -> bool:
+        is_complete = vectors.number is not None and vectors.through >= self._changes.last_row
+        return is_complete and vectors.stored is not None and vectors.stored.needs_tuning(vectors.num_vectors)
+
+    def _tune(self, due: Sequence[SharedVectors]) -> None:
+        try:
+            for vectors in due:
+                if vectors.number is not None and vectors.stored is not None:
+                    self._tune_one(vectors.number, vectors.stored, vectors.num_vectors)
+        except FoveaError as error:  # the next time `tidy` is called it is tried again
+            _log().warning("searches not measured", reason=error.message)
+        except RuntimeError:
+            return  # the collections were closed meanwhile
+
+    def _tune_one(self, number: int, stored: StoredVectors, num_vectors: int) -> None:
+        """Measure one index, unless another process does so."""
+        with alone(self._sharing.connections, TUNING_LOCK, number) as is_alone:
+            if is_alone and stored.needs_tuning(num_vectors):
+                rows = self._images.rows()
+                sample = np.random.default_rng().choice(rows, min(SAMPLE_SIZE, len(rows)), replace=False)
+                self._work.note_tuning(number, stored.tune(np.sort(sample), num_vectors))
 
     def _restart(self, text: Text | None, number: int | None) -> None:
         """Begin the index of this number again."""

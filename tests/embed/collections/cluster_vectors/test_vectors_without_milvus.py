@@ -1,12 +1,21 @@
 """What needs no server: names, keys, filters, the choice of how much to read, and a server that is not there."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 pytest.importorskip("pymilvus", reason="needs the extra `cluster`")
 
+from pymilvus import MilvusException
+
 from services.embed.collections.cluster.vectors import filters
-from services.embed.collections.cluster.vectors.milvus import MilvusVectors, VectorsUnreachable
+from services.embed.collections.cluster.vectors.milvus import (
+    MilvusVectors,
+    VectorsMissing,
+    VectorsRefused,
+    VectorsUnreachable,
+)
 from services.embed.collections.cluster.vectors.milvus_index import MilvusIndex
 from services.embed.collections.cluster.vectors.places import MAX_ROW, Place, places
 from services.embed.collections.cluster.vectors.tuning import MAX_LISTS, NUM_LISTS, Tuning, recall, tuned
@@ -47,6 +56,32 @@ def test_a_server_that_is_not_there_is_overloaded_and_a_closed_connection_is_an_
     vectors.close()
     with pytest.raises(RuntimeError, match="closed"):
         places(vectors)
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "expected"),
+    [
+        (100, "can't find collection[database=default][collection=fovea_1_a]", VectorsMissing),
+        (200, "partition not found[partition=condition_3]", VectorsMissing),
+        (1, "collection fovea_1_a not found", VectorsMissing),
+        (101, "failed to search: collection not loaded[collection=47]", VectorsUnreachable),
+        (103, "collection not fully loaded[collection=47]", VectorsUnreachable),
+        # nothing is lost where Milvus looks for a part of its own
+        (901, "fail to search on QueryNode 5: Session 5: node not found[node=5]", VectorsUnreachable),
+        (500, "failed to get shard leaders: channel not found[channel=by-dev-rootcoord-dml_0]", VectorsUnreachable),
+        (65535, "the rate is limited", VectorsRefused),
+    ],
+)
+def test_what_milvus_says_after_a_restart_is_no_loss(code: int, message: str, expected: type[Exception]) -> None:
+    class Connected(MilvusVectors):
+        def _open(self) -> Any:
+            return None
+
+    def fail(_: Any) -> None:
+        raise MilvusException(code, message)
+
+    with pytest.raises(expected):
+        Connected("http://127.0.0.1:1").run("search vectors", fail)
 
 
 def test_wrong_shapes_are_refused_before_milvus_is_asked() -> None:

@@ -1,5 +1,7 @@
 """The connection to Milvus, and its errors as those of the service."""
 
+import logging
+import re
 import threading
 from collections.abc import Callable
 from typing import TypeVar
@@ -18,11 +20,18 @@ RETRY_AFTER_S = 2.0
 # Milvus's codes of a collection and of a partition that do not exist. Some calls have no code for it, only the words.
 MISSING = (100, 200)
 MISSING_WORDS = "not found"
+# What it says while its parts look for each other and vectors are loaded, after a restart or where a node is gone.
+UNSETTLED = re.compile(
+    r"not (fully )?loaded|\b(node|channel|segment|replica|leader|server)s? [^.:\[]*not (found|available|ready)"
+)
 # What pymilvus calls a server that it can't connect to, and grpc's codes for one that does not answer.
 CONNECT_FAILED = 2
 NOT_ANSWERING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
 Result = TypeVar("Result")
+
+# It logs each failed call with its traceback; what is worth a line is logged here.
+logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
 
 
 class VectorsUnreachable(Overloaded):
@@ -85,6 +94,8 @@ class MilvusVectors:
         try:
             return call(self._open())
         except MilvusException as error:
+            if UNSETTLED.search(error.message):
+                raise VectorsUnreachable from error
             if error.code in MISSING or MISSING_WORDS in error.message:
                 raise VectorsMissing from error
             if error.code == CONNECT_FAILED or error.code in NOT_ANSWERING:
