@@ -196,13 +196,7 @@ def _delegate(group: typer.Typer, name: str, module: str, summary: str, extra: s
 
 _delegate(train, "clip", "services.embed.training.train", "Train a small CLIP, the base of the embed starter.", "train")
 _delegate(train, "focallens", "services.embed.training.train", "Tune a CLIP with FocalLens.", "train")
-_delegate(
-    train,
-    "llava",
-    "services.embed.training.train_llava",
-    "Train a small LLaVA on drawings and questions, the base of FocalLens-MLLM.",
-    "train",
-)
+_delegate(train, "llava", "services.embed.training.train_llava", "Train a small LLaVA to see and answer.", "train")
 _delegate(train, "focallens-mllm", "services.embed.training.train_mllm", "Tune a LLaVA with FocalLens.", "train")
 _delegate(
     train,
@@ -375,13 +369,7 @@ _delegate(
 _delegate(
     app, "embed-bulk", "services.embed.bulk.command", "Embed many images into a collection or into files.", "embed"
 )
-_delegate(
-    app,
-    "collections",
-    "services.embed.transfer.command",
-    "Export, import, migrate, back up and restore image collections.",
-    "embed",
-)
+_delegate(app, "collections", "services.embed.transfer.command", "Move and back up image collections.", "embed")
 _delegate(
     app,
     "capacity",

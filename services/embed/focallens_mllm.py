@@ -144,7 +144,7 @@ def _positions(num_before: int, num_places: int, width: int) -> Tensor:
 
 
 def _hidden_from_others(num_before: int, num_places: int, width: int) -> Tensor:
-    """What is added to the logits of attention: causal, and −∞ from an instruction to another: (1, 1, T, T)."""
+    """Return the term added to attention's logits: causal, and −∞ from an instruction to another: (1, 1, T, T)."""
     part = torch.cat(
         [torch.zeros(num_before, dtype=torch.int64), 1 + torch.arange(num_places).repeat_interleave(width)]
     )

@@ -1,4 +1,4 @@
-"""What a small LLaVA learns before FocalLens tunes it: its image tower to see, then its language model to answer.
+"""Objectives of a small LLaVA before FocalLens tunes it: the image tower learns to see, then the rest to answer.
 
 Shapes: B images, P patches, T tokens of a conversation, D width.
 """

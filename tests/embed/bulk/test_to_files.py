@@ -295,9 +295,13 @@ def test_a_plain_clip_has_its_plain_embedding_to_give(tmp_path: Path, bars: Bars
     assert np.linalg.norm(read_embeddings(tmp_path / "out"), axis=2) == pytest.approx(1, abs=1e-5)
     with pytest.raises(EmbeddingError, match="does not support conditions"):
         embed_into_files(request_for(tmp_path / "other", starter), listing, bars)
+
+
+def test_a_folder_with_the_configuration_of_a_model_alone_is_refused(tmp_path: Path, bars: Bars) -> None:
+    listing = list_images([str(write_images(tmp_path / "images", 1))])
     (tmp_path / "llava").mkdir()
     (tmp_path / "llava" / "config.json").write_text('{"model_type": "llava"}')
-    with pytest.raises(EmbeddingError, match="not FocalLens-MLLM"):
+    with pytest.raises(EmbeddingError, match="is not of a LLaVA"):
         embed_into_files(request_for(tmp_path / "other", tmp_path / "llava"), listing, bars)
 
 
