@@ -79,7 +79,7 @@ def clip(
         Path | None,
         typer.Option(exists=True, file_okay=False, help="CLIP checkpoint whose image tower to continue from."),
     ] = None,
-    images_per_class: Annotated[int, typer.Option(min=1, help="ColorShape images per class for the evaluation.")] = 125,
+    images_per_class: Annotated[int, typer.Option(min=2, help="ColorShape images per class for the evaluation.")] = 125,
     publish: Annotated[bool, typer.Option(help="Publish to the model store when done.")] = True,
     store_url: StoreUrl = None,
 ) -> None:
@@ -160,7 +160,7 @@ def focallens(
     never_asked: Annotated[
         str, typer.Option(help="Conditions to leave out of tuning, to see what an unseen one does.")
     ] = ",".join(UNSEEN_CONDITIONS),
-    images_per_class: Annotated[int, typer.Option(min=1, help="ColorShape images per class for the evaluation.")] = 125,
+    images_per_class: Annotated[int, typer.Option(min=2, help="ColorShape images per class for the evaluation.")] = 125,
     publish: Annotated[bool, typer.Option(help="Publish to the model store when done.")] = True,
     store_url: StoreUrl = None,
 ) -> None:

@@ -73,7 +73,7 @@ def llava(
     image_size: Annotated[
         int, typer.Option(callback=multiple_of(PATCH_SIZE), help="Side of the images in pixels.")
     ] = 64,
-    images_per_class: Annotated[int, typer.Option(min=1, help="ColorShape images per class for the evaluation.")] = 125,
+    images_per_class: Annotated[int, typer.Option(min=2, help="ColorShape images per class for the evaluation.")] = 125,
     publish: Annotated[bool, typer.Option(help="Publish to the model store when done.")] = True,
     store_url: StoreUrl = None,
 ) -> None:

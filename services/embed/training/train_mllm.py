@@ -15,7 +15,7 @@ from services.embed.data.llava import LlavaData
 from services.embed.data.triplets import TUNING_PICTURE_SHARE, Asked
 from services.embed.evaluation.colorshape import ColorShapeProtocol, evaluate_colorshape, summary
 from services.embed.evaluation.loading import load_embedder
-from services.embed.model.mllm_checkpoint import MLLM_KIND, load_mllm, save_mllm
+from services.embed.model.mllm_checkpoint import MLLM_KIND, is_llava, load_mllm, save_mllm
 from services.embed.training.mllm_objective import MllmData, MllmLoss, merge, prepare_tuning, recompute_activations
 from services.jobs.checkpoints import find_checkpoint
 from services.jobs.clip_base import load_base
@@ -72,7 +72,7 @@ def focallens_mllm(
         float,
         typer.Option(min=0, callback=finite, help="Fixed logit scale. 0: train CLIP's own scale, as in the paper."),
     ] = 0.0,
-    images_per_class: Annotated[int, typer.Option(min=1, help="ColorShape images per class for the evaluation.")] = 125,
+    images_per_class: Annotated[int, typer.Option(min=2, help="ColorShape images per class for the evaluation.")] = 125,
     publish: Annotated[bool, typer.Option(help="Publish to the model store when done.")] = True,
     store_url: StoreUrl = None,
 ) -> None:
@@ -86,6 +86,10 @@ def focallens_mllm(
     output.mkdir(parents=True, exist_ok=True)
     set_seed(seed)
     source = find_checkpoint(base, store_url)
+    if not is_llava(source.directory):
+        raise typer.BadParameter(
+            f"{base} is no LLaVA: import one, or make a small one with `fovea train llava`", param_hint="--base"
+        )
     checkpoint = load_mllm(source.directory)
     clip, targets = load_base(text_tower, pretrained, store_url)
     records = None if llava is None else LlavaData(llava, image_folder)

@@ -46,12 +46,17 @@ class BackupRun:
         self._num_new = 0
         self._num_new_bytes = 0
 
-    def run(self) -> dict[str, Any]:
-        """Copy what the backups lack, and list the collections. Returns the numbers."""
+    def run(self, *, verify: bool = False) -> dict[str, Any]:
+        """Copy what the backups lack, and list the collections. Returns the numbers.
+
+        Stored bytes of another length than the image's are copied again; to `verify`, also those of another SHA-256.
+        """
         for unfinished in set(self._folder.ids()) - set(self._folder.finished()):
             self._folder.remove(unfinished)
-        stored = self._folder.digests()
+        stored = self._folder.contents()
         with ThreadPoolExecutor(AT_ONCE, "backup") as threads:
+            if verify:
+                self._forget_damaged(stored, threads)
             with self._bars.bar("Copying images", "images") as bar:
                 for page in self._source.contents():
                     self._copy(page, stored, threads, bar)
@@ -66,7 +71,15 @@ class BackupRun:
                 return self._told(backup_id, backup)
         raise TransferError("bytes of listed images are missing, each time that the collections were listed anew")
 
-    def _list(self, backup_id: str, stored: set[str], threads: ThreadPoolExecutor) -> Backup:
+    def _forget_damaged(self, stored: dict[str, int], threads: ThreadPoolExecutor) -> None:
+        with self._bars.bar("Verifying the backups' images", "images", total=len(stored)) as bar:
+            digests = list(stored)
+            for digest, is_whole in zip(digests, threads.map(self._folder.is_whole, digests), strict=True):
+                if not is_whole:
+                    del stored[digest]
+                bar.advance()
+
+    def _list(self, backup_id: str, stored: dict[str, int], threads: ThreadPoolExecutor) -> Backup:
         """List the collections as of a moment, and copy the bytes that are still missing. Raises Gone."""
         saved = []
         with self._source.snapshot() as collections:
@@ -78,6 +91,9 @@ class BackupRun:
                     total = Total()
                     for page in _pages(collection.images):
                         _write_lines(page, lines, total)
+                        for image, content in page:
+                            if stored.get(content.digest, image.num_bytes) != image.num_bytes:
+                                del stored[content.digest]
                         bar.advance(len(page))
                         missing = self._copy([content for _, content in page], stored, threads, None)
                         if missing:
@@ -88,7 +104,7 @@ class BackupRun:
         return Backup(format=FORMAT, kind=self._source.kind, time=backup_id, collections=saved)
 
     def _copy(
-        self, contents: Iterable[Content], stored: set[str], threads: ThreadPoolExecutor, bar: Bar | None
+        self, contents: Iterable[Content], stored: dict[str, int], threads: ThreadPoolExecutor, bar: Bar | None
     ) -> list[Content]:
         """Copy the bytes that are not stored yet; return those that are gone."""
         lacking = list({one.digest: one for one in contents if one.digest not in stored}.values())
@@ -99,7 +115,7 @@ class BackupRun:
             there = [(one.digest, data) for one, data in zip(some, found, strict=True) if data is not None]
             gone += [one for one, data in zip(some, found, strict=True) if data is None]
             list(threads.map(self._put, there))
-            stored.update(digest for digest, _ in there)
+            stored.update((digest, len(data)) for digest, data in there)
             self._num_new += len(there)
             self._num_new_bytes += sum(len(data) for _, data in there)
             if bar is not None:

@@ -67,9 +67,16 @@ class BackupFolder:
         self.objects = Objects(place if _URL.match(place) else Path(place).absolute().as_uri(), {})
         self.label = self.objects.label if _URL.match(place) else place
 
-    def digests(self) -> set[str]:
-        """Return which bytes are stored."""
-        return {entry.key.rsplit("/", 1)[-1] for entry in self.objects.entries(CONTENTS)}
+    def contents(self) -> dict[str, int]:
+        """Return which bytes are stored, and how many, by their SHA-256."""
+        return {entry.key.rsplit("/", 1)[-1]: entry.size_bytes for entry in self.objects.entries(CONTENTS)}
+
+    def is_whole(self, digest: str) -> bool:
+        """Read bytes, and tell whether they have their SHA-256."""
+        found = hashlib.sha256()
+        for chunk in self.objects.read_chunks(content_key(digest)):
+            found.update(chunk)
+        return found.hexdigest() == digest
 
     def put(self, digest: str, data: bytes) -> None:
         self.objects.write(content_key(digest), [data], len(data))

@@ -175,6 +175,9 @@ def back_up(
     collections_url: CollectionsUrl = None,
     collections_store_url: CollectionsStoreUrl = None,
     store_url: StoreUrl = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read all bytes of earlier backups, and replace damaged ones.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Back up all collections of all tenants, while services use them.
@@ -185,7 +188,7 @@ def back_up(
     with _reporting("backup") as console:
         source = Place(collections_dir, collections_url, collections_store_url, store_url).backed_up()
         with closing(source):
-            done = BackupRun(source, BackupFolder(place), Bars(console)).run()
+            done = BackupRun(source, BackupFolder(place), Bars(console)).run(verify=verify)
         what = f"{counted(done['collections'], 'collection')} with {counted(done['images'], 'image')}"
         new = f"{counted(done['new_contents'], 'new content')} of {done['new_bytes']:,} bytes"
         _report(done, f"{done['backup']}: {what}, {new}: {place}", as_json=as_json)
@@ -216,7 +219,7 @@ def restore(
             return
         if not finished:
             raise TransferError(f"there is no complete backup in {place}")
-        catalog = Place(collections_dir, collections_url, collections_store_url, store_url).catalog()
+        catalog = Place(collections_dir, collections_url, collections_store_url, store_url).empty_catalog()
         with closing(catalog):
             done = Restore(folder, backup or finished[-1], catalog, Bars(console)).run()
         what = f"{counted(done['collections'], 'collection')} with {counted(done['images'], 'image')}"
@@ -224,6 +227,8 @@ def restore(
 
 
 def _client(url: str, collection: str, api_key: str | None) -> CollectionClient:
+    if not url.startswith(("http://", "https://")):
+        raise TransferError(f"an address begins with http:// or https://, not {url!r}")
     check_name(collection)
     return CollectionClient(url, collection, api_key=api_key, num_connections=NUM_CONNECTIONS)
 

@@ -13,12 +13,20 @@ import orjson
 
 from services.embed.bulk.collection_client import CollectionClient
 from services.embed.transfer.adding import batches
-from services.embed.transfer.entries import Entry, Total, check_version, in_workers, listed_entry
+from services.embed.transfer.entries import (
+    Entry,
+    Total,
+    TransferError,
+    check_version,
+    in_workers,
+    listed_entry,
+)
 from services.embed.transfer.portable import FORMAT, TAR, manifest_line
 from services.embed.transfer.writing import FolderWriter, TarWriter, Writer
 from services.jobs.progress import Bar, Bars
 
 NUM_WORKERS = 4
+COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".zip")
 # Images that change while they are exported are looked for so often.
 MAX_PASSES = 5
 
@@ -28,6 +36,8 @@ async def export(client: CollectionClient, name: str, path: Path, bars: Bars) ->
 
     Each image that exists all the while is in it. Raises TransferError, Unavailable, Refused, OSError.
     """
+    if any(path.name.endswith(ending) for ending in COMPRESSED):
+        raise TransferError(f"{path}: an export is a folder or an uncompressed {TAR}")
     described = await client.describe()
     check_version(described)
     origin = {"collection": name, "service": client.service}

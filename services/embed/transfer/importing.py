@@ -110,9 +110,9 @@ def _checked_order(form: Form, description: Description) -> list[Entry] | int:
     """Check every line before the first image is sent. Returns the number of lines if they are in order of their ids,
     otherwise all of them, sorted. Raises TransferError."""
     last, number, is_sorted = "", 0, True
-    for entry in read_manifest(form):
+    for line, entry in enumerate(read_manifest(form), 1):
         if not form.has(entry.file):
-            raise TransferError(f"{form.label} has no file {entry.file}, of the image {entry.id!r}")
+            raise TransferError(f"{form.label}/{MANIFEST}, line {line}, file: there is no {entry.file}")
         is_sorted = is_sorted and entry.id > last
         last = entry.id
         number += 1

@@ -6,7 +6,7 @@ from pathlib import Path
 from services.core.store.objects import Objects
 from services.embed.collections.storage.backed_up import BackedUp, FolderBackedUp
 from services.embed.collections.storage.catalog import Catalog
-from services.embed.collections.storage.folder_catalog import FolderCatalog
+from services.embed.collections.storage.folder_catalog import LOCK_NAME, FolderCatalog
 from services.embed.transfer.entries import TransferError
 
 DEFAULT_STORE = Path("~/.fovea/store")
@@ -31,6 +31,16 @@ class Place:
         if not folder.is_dir():
             raise TransferError(f"there are no collections in {folder}; name another with --collections-dir")
         return FolderBackedUp(folder)
+
+    def empty_catalog(self) -> Catalog:
+        """Open a place for collections to be restored into, which may have been begun.
+
+        Raises TransferError for a folder of other things, CatalogInUse if a service has the folder open.
+        """
+        folder = self.folder.expanduser()
+        if self.database is None and folder.is_dir() and any(folder.iterdir()) and not (folder / LOCK_NAME).exists():
+            raise TransferError(f"{folder} is not empty, and is no folder of collections")
+        return self.catalog()
 
     def catalog(self) -> Catalog:
         """Open the collections to be written. Raises CatalogInUse if a service has the folder open."""

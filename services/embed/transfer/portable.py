@@ -180,8 +180,11 @@ def read_manifest(form: Form) -> Iterator[Entry]:
 def checked_bytes(form: Form, entry: Entry) -> bytes:
     """Read an image. Raises TransferError if it is missing or not what the manifest says."""
     data = form.read(entry.file)
+    of = f"{form.label}/{MANIFEST}, image {entry.id!r}"
+    if entry.num_bytes and len(data) != entry.num_bytes:
+        raise TransferError(f"{of}, bytes: {entry.file} has {len(data):,}, not {entry.num_bytes:,}")
     if entry.sha256 and hashlib.sha256(data).hexdigest() != entry.sha256:
-        raise TransferError(f"{form.label}/{entry.file} is damaged: its SHA-256 is not the one in {MANIFEST}")
+        raise TransferError(f"{of}, sha256: that of {entry.file} is another one")
     return data
 
 
@@ -210,4 +213,5 @@ def _validated(read: Callable[[], ModelT], place: str) -> ModelT:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join(map(str, first["loc"]))
-        raise TransferError(f"{place}{f', {field}' if field else ''}: {first['msg']}") from None
+        told = "there is no such field" if first["type"] == "extra_forbidden" else first["msg"]
+        raise TransferError(f"{place}{f', {field}' if field else ''}: {told}") from None

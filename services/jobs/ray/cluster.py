@@ -7,15 +7,19 @@ import importlib
 import logging
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 LOCAL = "local"
+AUTO = "auto"
+CONNECT_TIMEOUT_S = 10.0
 # Of the objects that Ray passes between its processes on this machine; those of our jobs are small.
 LOCAL_OBJECT_STORE_BYTES = 512 * 1024 * 1024
 # Set before Ray is imported. Nothing is reported to Ray's makers, and Ray's own log stays in its files.
@@ -128,13 +132,24 @@ def connected(options: RayOptions, *, num_threads: int = 1) -> Iterator[Cluster]
                     object_store_memory=LOCAL_OBJECT_STORE_BYTES, logging_level=logging.ERROR,
                 )  # fmt: skip
             else:
+                _check_reachable(options.address)
                 ray.init(address=options.address, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise RayError(f"no Ray at {options.address}: {_first_line(error)}") from error
     try:
         yield _resources()
     finally:
         ray.shutdown()
+
+
+def _check_reachable(address: str) -> None:
+    """Raises OSError if nobody listens there; Ray itself would ask again and again, without a word."""
+    if address == AUTO:
+        noted = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
+        address = noted.read_text().strip() if noted.is_file() else ""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
 
 
 @contextmanager

@@ -68,7 +68,7 @@ def back_up(place: Place, folder: BackupFolder, bars: Bars) -> dict[str, Any]:
 
 
 def restore(folder: BackupFolder, place: Place, bars: Bars, backup_id: str | None = None) -> dict[str, Any]:
-    with closing(place.catalog()) as catalog:
+    with closing(place.empty_catalog()) as catalog:
         return Restore(folder, backup_id or folder.finished()[-1], catalog, bars).run()
 
 
@@ -215,6 +215,37 @@ def test_a_damaged_backup_is_named_and_not_restored(
         path.unlink()
         with pytest.raises(TransferError, match="has no"):
             restore(folder, back, bars)
+
+
+def test_bytes_of_earlier_backups_that_were_damaged_are_copied_again(
+    catalog: Catalog, place: Place, folder: BackupFolder, bars: Bars, tmp_path: Path
+) -> None:
+    fill(catalog).close()
+    before = known(catalog)
+    back_up(place, folder, bars)
+    cut, changed, *_ = sorted((tmp_path / "backups" / "contents").rglob("*/*"))
+    cut.write_bytes(b"")
+    assert back_up(place, folder, bars)["new_contents"] == 1
+    changed.write_bytes(b"x" * changed.stat().st_size)
+    assert back_up(place, folder, bars)["new_contents"] == 0
+    with closing(place.backed_up()) as source:
+        assert BackupRun(source, folder, bars).run(verify=True)["new_contents"] == 1
+    back = Place(tmp_path / "back", None, None, None)
+    restore(folder, back, bars)
+    with closing(back.catalog()) as restored:
+        assert known(restored) == before
+
+
+def test_nothing_is_restored_among_other_files(
+    catalog: Catalog, place: Place, folder: BackupFolder, bars: Bars, tmp_path: Path
+) -> None:
+    fill(catalog).close()
+    back_up(place, folder, bars)
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "a.jpg").write_bytes(b"a")
+    with pytest.raises(TransferError, match="is not empty, and is no folder of collections"):
+        restore(folder, Place(tmp_path / "photos", None, None, None), bars)
+    assert [path.name for path in (tmp_path / "photos").iterdir()] == ["a.jpg"]
 
 
 def test_damaged_bytes_are_not_backed_up(catalog: Catalog, place: Place, folder: BackupFolder, bars: Bars) -> None:

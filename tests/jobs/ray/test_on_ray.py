@@ -175,17 +175,29 @@ def test_a_killed_job_is_continued_without_ray_to_the_same_bytes(checkpoint: Pat
     assert contents(output) == contents(tmp_path / "plain")
 
 
-def test_a_ray_that_is_not_there_is_told_in_one_sentence() -> None:
-    script = """
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        ("nonsense", "no Ray at nonsense: Invalid address format: nonsense\n"),
+        ("127.0.0.1:1", "no Ray at 127.0.0.1:1: [Errno 111] Connection refused\n"),
+        # left by a cluster that ended
+        ("auto", "no Ray at auto: [Errno 111] Connection refused\n"),
+    ],
+)
+def test_a_ray_that_is_not_there_is_told_in_one_sentence(address: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text("127.0.0.1:1\n")
+    script = f"""
 from services.jobs.ray.cluster import RayError, RayOptions, connected
 try:
-    with connected(RayOptions("nonsense")):
+    with connected(RayOptions("{address}")):
         pass
 except RayError as error:
     print(error)
 """
-    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert told.stdout == "no Ray at nonsense: Invalid address format: nonsense\n"
+    environment = {**os.environ, "RAY_TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", script]
+    assert subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout == told
 
 
 def test_blind_models_on_ray_keep_the_same_pairs(
