@@ -640,7 +640,7 @@ def test_a_checkpoint_that_answers_no_numbers_is_refused_and_requests_are_told_t
 def test_a_checkpoint_of_another_kind_is_refused(checkpoint: Path, tmp_path: Path) -> None:
     with serving(own_store(tmp_path, checkpoint, kind="t5")) as client:
         detail = client.get("/readyz").json()["checks"][f"checkpoint {MODEL}"]["detail"]
-        runs = "focallens-clip, open-clip, magiclens and focallens-mllm"
+        runs = "focallens-clip, open-clip, magiclens, focallens-mllm, vlm-embedding and instructblip"
         assert f"is a t5 checkpoint, and this service runs {runs} checkpoints" in detail
 
 

@@ -30,6 +30,8 @@ from services.nn.image_transform import ImageTransform
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 SIDE = 16
+# In single precision, like all jobs of one process.
+FAST = ["--precision", "no", "--images-per-class", "2"]
 SMALL = Dimensions(32, 2, 32, 2, SIDE)
 ASKED = Asked(3, has_unconditional=False, picture_share=0.0)
 
@@ -92,29 +94,18 @@ def test_a_conversation_opens_like_the_prompt_that_is_embedded(llava: Any, token
 @pytest.mark.training
 def test_the_job_makes_a_llava_that_is_imported_and_tuned(tmp_path: Path) -> None:
     store_url = (tmp_path / "store").as_uri()
-    arguments = [
-        "--warmup-steps",
-        "2",
-        "--warmup-batch-size",
-        "4",
-        "--steps",
-        "2",
-        "--batch-size",
-        "4",
+    arguments = ["--warmup-steps", "2", "--warmup-batch-size", "4", "--steps", "2", "--batch-size", "4", *FAST]
+    arguments += [
         "--width",
         "32",
-    ]
-    arguments += [
-        "--image-size",
-        str(SIDE),
         "--layers",
         "2",
         "--text-width",
         "32",
         "--text-layers",
         "2",
-        "--images-per-class",
-        "2",
+        "--image-size",
+        str(SIDE),
     ]
     result = CliRunner().invoke(app, [*arguments, "--output", str(tmp_path / "run"), "--store-url", store_url])
     assert result.exit_code == 0, result.output
@@ -127,18 +118,7 @@ def test_the_job_makes_a_llava_that_is_imported_and_tuned(tmp_path: Path) -> Non
     )
     assert planned.exit_code == 0, planned.output
     assert json.loads(planned.stdout)["kind"] == "focallens-mllm"
-    tuning = [
-        "--base",
-        "llava-shapes",
-        "--lora-rank",
-        "0",
-        "--steps",
-        "2",
-        "--batch-size",
-        "4",
-        "--images-per-class",
-        "2",
-    ]
+    tuning = ["--base", "llava-shapes", "--lora-rank", "0", "--steps", "2", "--batch-size", "4", *FAST]
     tuning += ["--picture-share", "0", "--output", str(tmp_path / "tuned"), "--no-publish", "--store-url", store_url]
     result = CliRunner().invoke(train_mllm.app, tuning)
     assert result.exit_code == 0, result.output
