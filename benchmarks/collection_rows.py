@@ -1,4 +1,4 @@
-"""What an image takes in PostgreSQL, in rows and indexes, and in the memory of a bulk job that has listed it.
+"""Bytes that an image takes in PostgreSQL, in rows and indexes, and in the memory of a bulk job that has listed it.
 
 python -m benchmarks.collection_rows --postgres postgresql://fovea@localhost/empty [--images 200000]
 

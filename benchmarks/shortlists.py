@@ -1,4 +1,4 @@
-"""How many of the nearest images a short list holds under a condition that has no index yet.
+"""Recall of the short list that a search reads under a condition without an index.
 
 python -m benchmarks.shortlists [--images 6000] [--queries 100]
 

@@ -11,22 +11,13 @@ from services.core.printable import printable
 from services.core.store.errors import StoreError
 
 # What each process imports from its extra, by import name.
+EMBED = ("torch", "open_clip", "safetensors", "numpy", "PIL", "aiohttp", "python_multipart", "msgpack")
 MODULES = {
     "gateway": ("aiohttp", "limits"),
     "predict": ("torch", "transformers", "safetensors", "numpy", "aiohttp", "yaml", "sentencepiece"),
     "generate": ("torch", "transformers", "safetensors", "numpy", "jinja2", "sentencepiece", "aiohttp"),
-    "embed": ("torch", "open_clip", "safetensors", "numpy", "PIL", "aiohttp", "python_multipart", "msgpack"),
-    "score": (
-        "torch",
-        "open_clip",
-        "safetensors",
-        "numpy",
-        "PIL",
-        "aiohttp",
-        "python_multipart",
-        "msgpack",
-        "textblob",
-    ),
+    "embed": EMBED,
+    "score": (*EMBED, "textblob"),
 }
 # Packages of an extra that a command can do without until an option asks for them.
 OPTIONAL = {

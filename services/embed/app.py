@@ -1,10 +1,10 @@
 """The application of the embed service."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 from fastapi import APIRouter, FastAPI
@@ -34,8 +34,16 @@ if TYPE_CHECKING:
     from services.embed.collections.library import Library
 
 CHECKPOINT_KIND = "focallens-clip"
+
+
+class Loader(Protocol):
+    """Loads the folder of a checkpoint."""
+
+    def __call__(self, directory: Path, options: DeviceOptions) -> EmbedModel: ...
+
+
 # How the folder of each kind of checkpoint is loaded.
-LOADERS: Mapping[str, Callable[[Path, DeviceOptions], EmbedModel]] = {
+LOADERS: Mapping[str, Loader] = {
     CHECKPOINT_KIND: EmbedEngine.load,
     OPEN_CLIP_KIND: PlainEngine.load,
     MAGICLENS_KIND: MagicLensEngine.load,
@@ -51,7 +59,7 @@ def create_embed(settings: EmbedSettings) -> FastAPI:
     options = DeviceOptions(settings.device, settings.dtype, settings.num_threads)
 
     models = host.follow(
-        {kind: _with(options, load) for kind, load in LOADERS.items()},
+        {kind: partial(load, options=options) for kind, load in LOADERS.items()},
         make_batcher=host.batcher,
         measure=partial(parameter_bytes, options=options),
         describe=ModelFacts.of,
@@ -76,10 +84,6 @@ def create_embed(settings: EmbedSettings) -> FastAPI:
         description="Image embeddings conditioned on a text, and text embeddings in the same space.",
         resources=[lambda: inputs, *([library.opened] if library is not None else [])],
     )
-
-
-def _with(options: DeviceOptions, load: Callable[[Path, DeviceOptions], EmbedModel]) -> Callable[[Path], EmbedModel]:
-    return lambda folder: load(folder, options)
 
 
 def _library(

@@ -31,6 +31,11 @@ class CheckpointSource:
     label: str
     manifest: Manifest | None = None
 
+    @property
+    def reference(self) -> str:
+        """A name by which another process finds it: its version in the store, or the folder's whole path."""
+        return self.label if self.manifest is not None else str(self.directory.resolve())
+
     def digest(self) -> str:
         """Return the digest of a version in the store, or compute a folder's from the digests of its files."""
         if self.manifest is not None:

@@ -3,7 +3,9 @@
 Shapes: B images.
 """
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,20 @@ from torch import Tensor
 # Aspect ratio from which the ends of an image are cut off before it is resized; the centre crop drops them anyway.
 MAX_ASPECT_RATIO = 32
 RESIZE_MODES = ("shortest", "longest", "squash")
+# Where folders in transformers' layout have their settings.
+PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
+
+
+def published_settings(directory: Path) -> dict[str, Any]:
+    """Read how a folder in transformers' layout says that images are prepared. Raises OSError without its files."""
+    path = directory / PREPROCESSOR
+    # if transformers 5 saved a whole processor, the image part is in the processor's file
+    settings: dict[str, Any] = (
+        json.loads(path.read_text())
+        if path.is_file()
+        else json.loads((directory / PROCESSOR).read_text())["image_processor"]
+    )
+    return settings
 
 
 @dataclass(frozen=True)

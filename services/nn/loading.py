@@ -4,12 +4,16 @@ The terminal output of transformers would be mixed with a service's log lines.
 """
 
 import functools
+import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
+
+MODEL_CONFIG = "config.json"
 
 
 @contextmanager
@@ -26,6 +30,13 @@ def quiet_loading() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if was_enabled:
             logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def model_type_of(directory: Path) -> str | None:
+    """Return the architecture that a folder in transformers' layout names, None for any other folder."""
+    path = directory / MODEL_CONFIG
+    named: str | None = json.loads(path.read_text()).get("model_type") if path.is_file() else None
+    return named
 
 
 @functools.cache

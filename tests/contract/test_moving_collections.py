@@ -45,7 +45,7 @@ def urls(postgres_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture(params=[("local", "cluster"), ("cluster", "local")], ids=["to-cluster", "to-local"])
 def direction(request: pytest.FixtureRequest, urls: dict[str, str]) -> tuple[str, str]:
-    """Where the collection is, and where it is to be; both without any."""
+    """Return the URLs of a service and of the one that its collection is to move to; neither has any."""
     one, other = request.param
     for url in urls.values():
         for collection in httpx.get(f"{url}/collections").json()["data"]:

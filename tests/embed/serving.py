@@ -7,7 +7,9 @@ from pathlib import Path
 
 from PIL import Image
 from starlette.testclient import TestClient
+from typer.testing import CliRunner
 
+from services.cli.main import app
 from services.embed.app import create_embed
 from services.embed.settings import EmbedSettings
 from tests.core.image_files import encode
@@ -27,6 +29,17 @@ def embed_client(folder: Path, store_url: str, model: str) -> Iterator[TestClien
     )
     with TestClient(create_embed(settings), raise_server_exceptions=False, base_url="http://localhost") as client:
         wait_until_ready(lambda: client.get("/readyz").status_code == 200)
+        yield client
+
+
+@contextmanager
+def imported_client(served: Path, source: Path, name: str) -> Iterator[TestClient]:
+    """Import a published folder as a user does, and serve it until the block ends; `served` takes all files."""
+    store_url = (served / "store").as_uri()
+    environment = {"FOVEA_STORE_URL": store_url, "HOME": str(served)}
+    imported = CliRunner(env=environment).invoke(app, ["store", "import", str(source), "--name", name])
+    assert imported.exit_code == 0, imported.output
+    with embed_client(served, store_url, name) as client:
         yield client
 
 

@@ -25,7 +25,7 @@ from services.embed.model.instructblip_engine import InstructBlipEngine
 from services.nn.devices import DeviceOptions
 from services.nn.loading import transformers
 from tests.core.image_files import scene
-from tests.embed.serving import as_base64, embed_client
+from tests.embed.serving import as_base64, imported_client
 from tests.published_instructblip import IMAGE_SIZE, WIDTH, write_instructblip
 
 CPU = DeviceOptions("cpu", "float32", num_threads=1)
@@ -192,12 +192,7 @@ def write_other(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def client(folder: Path, model: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
-    served = tmp_path_factory.mktemp("served")
-    store_url = (served / "store").as_uri()
-    environment = {"FOVEA_STORE_URL": store_url, "HOME": str(served)}
-    imported = CliRunner(env=environment).invoke(app, ["store", "import", str(folder), "--name", "blip"])
-    assert imported.exit_code == 0, imported.output
-    with embed_client(served, store_url, "blip") as client:
+    with imported_client(tmp_path_factory.mktemp("served"), folder, "blip") as client:
         yield client
 
 

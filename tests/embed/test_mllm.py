@@ -10,9 +10,7 @@ import pytest
 import torch
 from PIL import Image
 from starlette.testclient import TestClient
-from typer.testing import CliRunner
 
-from services.cli.main import app
 from services.core.errors import InvalidRequest, TooLarge
 from services.embed import focallens_mllm
 from services.embed.evaluation.embedders import NoTextSide
@@ -23,7 +21,7 @@ from services.embed.model.mllm_engine import MllmEngine
 from services.nn.devices import DeviceOptions
 from services.nn.loading import transformers
 from tests.core.image_files import scene
-from tests.embed.serving import as_base64, embed_client
+from tests.embed.serving import as_base64, imported_client
 from tests.published_llava import NUM_IMAGE_TOKENS, SIDE, WIDTH, write_llava
 
 CPU = DeviceOptions("cpu", "float32", num_threads=1)
@@ -176,12 +174,7 @@ def test_what_the_model_can_not_read_is_refused(engine: MllmEngine) -> None:
 
 @pytest.fixture(scope="module")
 def client(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
-    served = tmp_path_factory.mktemp("served")
-    store_url = (served / "store").as_uri()
-    environment = {"FOVEA_STORE_URL": store_url, "HOME": str(served)}
-    imported = CliRunner(env=environment).invoke(app, ["store", "import", str(folder), "--name", "llava"])
-    assert imported.exit_code == 0, imported.output
-    with embed_client(served, store_url, "llava") as client:
+    with imported_client(tmp_path_factory.mktemp("served"), folder, "llava") as client:
         yield client
 
 

@@ -32,8 +32,8 @@ from services.jobs.ray.cluster import (
     RayOptions,
     UsesRay,
     Workers,
-    check_ray_options,
     connected,
+    ray_options,
 )
 from services.jobs.sugarcrepe import BadPairs, load_pairs
 from services.nn.devices import DeviceName
@@ -73,8 +73,7 @@ def refine_command(
     card.
     """
     log_warnings_to_stderr()
-    check_ray_options(context, uses_ray=ray)
-    options = RayOptions(ray_address, workers) if ray else None
+    options = ray_options(context, ray_address, workers, uses_ray=ray)
     try:
         named = named_references(model)
         if len(named) > MAX_MODELS:

@@ -27,8 +27,7 @@ def spread_models(
 
     def describe(name: str) -> BlindModel:
         source = found[name]
-        reference = source.label if source.manifest is not None else str(source.directory.resolve())
-        work = Work(_worker, (reference, store_url, pool), refusals=(Refused, StoreError))
+        work = Work(_worker, (source.reference, store_url, pool), refusals=(Refused, StoreError))
         scorer = SpreadScorer(scorer_kind(source.directory), partial(mapped, work=work, pool=pool))
         return BlindModel.of(name, source.directory, scorer, device=pool.device, cache=folder)
 

@@ -22,6 +22,7 @@ from services.jobs.endpoint import Busy, retry_after_s
 IDS_A_PAGE = 1000
 REQUEST_TIMEOUT_S = 120.0
 
+COLLECTION_FULL = "collection_full"
 NO_IMAGE = "image_not_found"
 
 _RETRIED_STATUSES = frozenset({408, 429, 502, 503, 504})

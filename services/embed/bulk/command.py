@@ -29,10 +29,9 @@ from services.jobs.ray.cluster import (
     ONLY_RAY,
     RayAddress,
     RayError,
-    RayOptions,
     UsesRay,
     Workers,
-    check_ray_options,
+    ray_options,
 )
 
 EXIT_FAILED = 1
@@ -158,7 +157,7 @@ def embed_bulk(
     skipped, 1 if the command failed.
     """
     _check_target(context, collection, output)
-    check_ray_options(context, uses_ray=ray)
+    on_ray = ray_options(context, ray_address, workers, uses_ray=ray)
     conditions = _conditions(condition or [])
     log_warnings_to_stderr()
     console = Console(stderr=True, highlight=False)
@@ -179,7 +178,7 @@ def embed_bulk(
             request = OutputRequest(
                 output, checkpoint, conditions, store_url, dtype=dtype.value, precision=precision.value,
                 shard_size=shard_size, batch_size=batch_size or 32, devices=device or [], num_threads=threads,
-                overwrite=overwrite, ray=RayOptions(ray_address, workers) if ray else None,
+                overwrite=overwrite, ray=on_ray,
             )  # fmt: skip
             try:
                 num_skipped = embed_into_files(request, listing, Bars(console))

@@ -40,8 +40,7 @@ class SharedModel:
     @classmethod
     def of(cls, source: CheckpointSource, digest: str, store_url: str | None, choice: ModelChoice) -> Self:
         """Describe to other machines what this one has found."""
-        reference = source.label if source.manifest is not None else str(source.directory.resolve())
-        return cls(reference, digest, store_url, choice.conditions, choice.precision)
+        return cls(source.reference, digest, store_url, choice.conditions, choice.precision)
 
     def find(self) -> ModelChoice:
         """Find it on another machine. Raises EmbeddingError for a folder with other content, and StoreError."""

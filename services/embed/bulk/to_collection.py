@@ -6,13 +6,15 @@ that is rejected does not affect others: it is left out and reported, and the re
 
 import asyncio
 import base64
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
-from services.embed.bulk.collection_client import CollectionClient, Patience, Refused
+from services.embed.bulk.batches import Batches, in_workers
+from services.embed.bulk.collection_client import COLLECTION_FULL, CollectionClient, Patience, Refused
 from services.embed.bulk.image_sources import ListedImage, Listing, Skipped, Unreadable, read_image, read_metadata
 from services.jobs.progress import Bar, Bars
 
@@ -23,7 +25,6 @@ MAX_IMAGE_BYTES = 47 * 1024 * 1024
 
 # A wrong key, a missing collection, a full one: these errors do not concern a single image.
 _ABOUT_EVERY_IMAGE = frozenset({401, 403, 404, 405})
-_COLLECTION_FULL = "collection_full"
 
 
 @dataclass(frozen=True)
@@ -95,18 +96,15 @@ class _Upload:
         self._uploaded = Uploaded()
 
     async def run(self, images: Sequence[ListedImage]) -> Uploaded:
-        batches = cut_batches(images, self._target.batch_size)
+        async def batches() -> AsyncGenerator[list[ListedImage]]:
+            for batch in cut_batches(images, self._target.batch_size):
+                yield batch
 
-        async def send_batches() -> None:
-            for batch in batches:
-                await self._add(await asyncio.to_thread(self._read, batch))
+        async def read_and_add(batch: list[ListedImage]) -> None:
+            await self._add(await asyncio.to_thread(self._read, batch))
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(self._target.num_in_flight):
-                    group.create_task(send_batches())
-        except BaseExceptionGroup as failed:
-            raise failed.exceptions[0] from None
+        async with aclosing(batches()) as found:
+            await in_workers(found, read_and_add, self._target.num_in_flight)
         return self._uploaded
 
     def _read(self, batch: Sequence[ListedImage]) -> list[dict[str, Any] | Skipped]:
@@ -124,7 +122,7 @@ class _Upload:
             try:
                 answer = await self._client.add(orjson.dumps({"images": waiting}))
             except Refused as refused:
-                if refused.status in _ABOUT_EVERY_IMAGE or refused.code == _COLLECTION_FULL:
+                if refused.status in _ABOUT_EVERY_IMAGE or refused.code == COLLECTION_FULL:
                     raise
                 waiting = await self._without_the_refused(waiting, refused)
             else:
@@ -165,15 +163,11 @@ async def _wait_for_indexes(client: CollectionClient, bar: Bar, poll_s: float) -
 
 def cut_batches(images: Iterable[ListedImage], batch_size: int) -> Iterator[list[ListedImage]]:
     """Cut into batches of at most `batch_size` images and MAX_BATCH_BYTES; a larger file is a batch of its own."""
-    batch: list[ListedImage] = []
-    num_bytes = 0
+    collected = Batches[ListedImage](batch_size, MAX_BATCH_BYTES)
     for image in images:
-        if batch and (len(batch) == batch_size or num_bytes + image.num_bytes > MAX_BATCH_BYTES):
+        if batch := collected.add(image):
             yield batch
-            batch, num_bytes = [], 0
-        batch.append(image)
-        num_bytes += image.num_bytes
-    if batch:
+    if batch := collected.rest():
         yield batch
 
 

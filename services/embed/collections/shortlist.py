@@ -56,9 +56,9 @@ class Candidates:
     def after(self, sample: Sequence[Read], query: Embeddings) -> "Candidates":
         """Return the candidates that are left when a sample has been read, in the order that it predicts. May block."""
         read = {one.row for one in sample}
-        guided, others = list(self.rows[: self.num_guided]), self.rows[self.num_guided :]
-        embeddings = np.concatenate([guide.vectors.vectors(np.sort(guided))[0] for guide in self.guides], axis=1)
-        place = {row: place for place, row in enumerate(sorted(guided))}
+        guided, others = sorted(self.rows[: self.num_guided]), self.rows[self.num_guided :]
+        embeddings = np.concatenate([guide.vectors.vectors(np.array(guided))[0] for guide in self.guides], axis=1)
+        place = {row: place for place, row in enumerate(guided)}
         sampled = embeddings[[place[one.row] for one in sample]]
         cosines = predict_cosines(embeddings, sampled, np.stack([one.vectors[0] for one in sample]), query)
         guided.sort(key=lambda row: (-cosines[place[row]], row))

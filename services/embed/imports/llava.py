@@ -15,13 +15,12 @@ from services.embed.model.mllm_checkpoint import (
     MLLM_CONFIG,
     MLLM_KIND,
     MLLM_PROJECTION,
-    MODEL_CONFIG,
     MllmPrompt,
     llava_config,
     num_image_tokens,
 )
 from services.jobs.imports.plan import Plan, left_files
-from services.jobs.imports.source import Source
+from services.jobs.imports.source import MODEL_CONFIG, Source
 from services.jobs.imports.weights import find_weights
 from services.nn.loading import transformers
 

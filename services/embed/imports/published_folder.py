@@ -7,11 +7,11 @@ import torch
 from pydantic import JsonValue
 
 from services.jobs.imports.source import MODEL_CONFIG, Source, read_model_config
+from services.nn.image_transform import PREPROCESSOR, PROCESSOR
 from services.nn.loading import quiet_loading
 from services.nn.refusals import Refused
 
 TOKENIZER = "tokenizer.json"
-PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
 
 
 def read_unquantised(source: Source, read: Callable[[Mapping[str, Any]], Any]) -> Any:

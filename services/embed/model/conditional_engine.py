@@ -50,8 +50,7 @@ class ConditionalEngine(ABC, Generic[CheckpointT]):
     """Runs one checkpoint; methods that take tensors run on one thread at a time, `prepare_*` on any.
 
     `image_only` names a model, with its article, in whose space texts by themselves have no embeddings; None if they
-    have. Of an
-    embedding, the first `reference_numbers` are kept as a reference output, all if None.
+    have. Of an embedding, the first `reference_numbers` are kept as a reference output, all if None.
     """
 
     image_only: str | None = None

@@ -18,16 +18,14 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from services.embed.instructblip import InstructBlip
-from services.nn.image_transform import ImageTransform
-from services.nn.loading import quiet_loading, transformers
+from services.nn.image_transform import ImageTransform, published_settings
+from services.nn.loading import MODEL_CONFIG, model_type_of, quiet_loading, transformers
 from services.nn.refusals import readable_weights
 
 # the kind of such a directory in manifests of the model store
 INSTRUCTBLIP_KIND = "instructblip"
-MODEL_CONFIG = "config.json"
 TOKENIZER_FOLDER = "qformer_tokenizer"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
 PARTS = ("vision_model.", "qformer.", "query_tokens")
 
 
@@ -63,8 +61,7 @@ class InstructBlipCheckpoint:
 
 def is_instructblip(directory: Path) -> bool:
     """Whether a folder contains an InstructBLIP according to its configuration."""
-    path = directory / MODEL_CONFIG
-    return path.is_file() and json.loads(path.read_text()).get("model_type") == INSTRUCTBLIP_KIND
+    return model_type_of(directory) == INSTRUCTBLIP_KIND
 
 
 def load_instructblip(
@@ -119,13 +116,7 @@ def read_weights(directory: Path) -> dict[str, Tensor]:
 
 def image_transform(directory: Path) -> ImageTransform:
     """Read how an image is prepared: squashed to the tower's size."""
-    path = directory / PREPROCESSOR
-    # if transformers 5 saved a whole processor, the image part is in the processor's file
-    settings = (
-        json.loads(path.read_text())
-        if path.is_file()
-        else json.loads((directory / PROCESSOR).read_text())["image_processor"]
-    )
+    settings = published_settings(directory)
     return ImageTransform(
         size=(settings["size"]["height"], settings["size"]["width"]),
         mean=tuple(settings["image_mean"]),

@@ -21,8 +21,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from services.core.errors import InvalidRequest
 from services.embed.focallens_mllm import FocalLensMllm
-from services.nn.image_transform import ImageTransform
-from services.nn.loading import quiet_loading, transformers
+from services.nn.image_transform import PREPROCESSOR, PROCESSOR, ImageTransform, published_settings
+from services.nn.loading import MODEL_CONFIG, model_type_of, quiet_loading, transformers
 from services.nn.refusals import readable_weights
 from services.nn.weight_files import check_room
 
@@ -30,8 +30,6 @@ from services.nn.weight_files import check_room
 MLLM_KIND = "focallens-mllm"
 MLLM_CONFIG = "focallens_mllm.json"
 MLLM_PROJECTION = "projection.safetensors"
-MODEL_CONFIG = "config.json"
-PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
 TOKENIZER = "tokenizer.json"
 BESIDE_TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 # The head that predicts words, which embeddings do not need.
@@ -107,8 +105,7 @@ class MllmCheckpoint:
 
 def is_llava(directory: Path) -> bool:
     """Whether a folder contains a LLaVA according to its configuration."""
-    path = directory / MODEL_CONFIG
-    return path.is_file() and json.loads(path.read_text()).get("model_type") == LLAVA
+    return model_type_of(directory) == LLAVA
 
 
 def load_mllm(
@@ -192,17 +189,13 @@ def image_transform(directory: Path, side: int) -> ImageTransform:
 
     Raises OSError or ValueError for anything but the shorter side resized to the tower's and the centre cropped.
     """
-    path = directory / PREPROCESSOR
-    # if transformers 5 saved a whole processor, the image part is in the processor's file
-    settings = (
-        json.loads(path.read_text())
-        if path.is_file()
-        else json.loads((directory / PROCESSOR).read_text())["image_processor"]
-    )
+    settings = published_settings(directory)
     size, crop = settings.get("size"), settings.get("crop_size")
     crops = isinstance(crop, Mapping) and {crop.get("height"), crop.get("width")} == {side}
     if size != {"shortest_edge": side} or not crops:
-        raise ValueError(f"{path.name}: images are resized to {size} and cropped to {crop}, not to the tower's {side}")
+        raise ValueError(
+            f"{PREPROCESSOR}: images are resized to {size} and cropped to {crop}, not to the tower's {side}"
+        )
     return ImageTransform(
         size=(side, side),
         mean=tuple(settings["image_mean"]),

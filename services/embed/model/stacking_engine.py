@@ -126,8 +126,8 @@ class StackingEngine(ConditionalEngine[CheckpointT]):
         return torch.float32 if self._states is None else self._states.state_dtype
 
     def cost(self, item: Item) -> int:
-        """Count a text's tokens, or an image's patches and what each condition adds; for a
-        state, what the condition adds and an equivalent of reading the state."""
+        """Count a text's tokens, or an image's patches and what each condition adds; for a state, what the condition
+        adds and an equivalent of reading the state."""
         if isinstance(item, Text):
             return item.num_tokens
         num_conditions = len(item.conditions)

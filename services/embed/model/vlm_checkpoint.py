@@ -23,13 +23,12 @@ from services.core.errors import InvalidRequest
 from services.embed.last_token import LastTokenEmbedder
 from services.embed.model.items import Pixels
 from services.embed.model.vlm_prompts import VLM_CONFIG, VlmPrompt, WrittenPrompt, read_vlm_prompt
-from services.nn.loading import quiet_loading, transformers
+from services.nn.loading import MODEL_CONFIG, model_type_of, quiet_loading, transformers
 from services.nn.refusals import readable_weights
 from services.nn.weight_files import check_room
 
 # the kind of such a directory in manifests of the model store
 VLM_KIND = "vlm-embedding"
-MODEL_CONFIG = "config.json"
 HEAD = "lm_head.weight"
 # Models of which a prompt's beginning was seen to give the same whatever follows it, and can be run on its own.
 SHARES_BEGINNING = ("llava", "qwen2_5_vl", "qwen3_vl")
@@ -179,8 +178,7 @@ def says_how_asked(directory: Path) -> bool:
 
 def is_vlm(directory: Path) -> bool:
     """Whether a folder contains a vision-language model according to its configuration."""
-    path = directory / MODEL_CONFIG
-    return path.is_file() and json.loads(path.read_text()).get("model_type") in vlm_types()
+    return model_type_of(directory) in vlm_types()
 
 
 def vlm_types() -> Collection[str]:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from services.embed.data.triplets import instruction_vocabulary
 from services.embed.data.wordings import unrelated_nouns
-from services.embed.model.mllm_checkpoint import IMAGE, PREPROCESSOR
+from services.embed.model.mllm_checkpoint import IMAGE
+from services.nn.image_transform import PREPROCESSOR
 from services.nn.loading import quiet_loading, transformers
 
 HEAD_WIDTH = 32

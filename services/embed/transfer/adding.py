@@ -8,14 +8,14 @@ from typing import Any
 
 import orjson
 
-from services.embed.bulk.collection_client import CollectionClient, Refused
+from services.embed.bulk.batches import Batches
+from services.embed.bulk.collection_client import COLLECTION_FULL, CollectionClient, Refused
 from services.embed.bulk.to_collection import MAX_BATCH_BYTES
 from services.embed.transfer.entries import Entry
 
 BATCH_SIZE = 64
 # A service that takes fewer images or bytes in a request is sent smaller batches.
 _TOO_LARGE = frozenset({413, 422})
-_COLLECTION_FULL = "collection_full"
 
 
 @dataclass(frozen=True)
@@ -28,15 +28,11 @@ class Rejected:
 
 async def batches(entries: AsyncIterator[Entry]) -> AsyncGenerator[list[Entry], None]:
     """Cut into batches of at most BATCH_SIZE images and MAX_BATCH_BYTES; a larger image is a batch of its own."""
-    batch: list[Entry] = []
-    num_bytes = 0
+    collected = Batches[Entry](BATCH_SIZE, MAX_BATCH_BYTES)
     async for entry in entries:
-        if batch and (len(batch) == BATCH_SIZE or num_bytes + entry.num_bytes > MAX_BATCH_BYTES):
+        if batch := collected.add(entry):
             yield batch
-            batch, num_bytes = [], 0
-        batch.append(entry)
-        num_bytes += entry.num_bytes
-    if batch:
+    if batch := collected.rest():
         yield batch
 
 
@@ -48,7 +44,7 @@ async def send(client: CollectionClient, images: Sequence[tuple[Entry, bytes]]) 
         await client.add(await asyncio.to_thread(_body, images))
         return []
     except Refused as refused:
-        if refused.code == _COLLECTION_FULL:
+        if refused.code == COLLECTION_FULL:
             raise
         if len(images) == 1 and refused.status in (400, 409, 413, 422):
             return [Rejected(images[0][0].id, str(refused))]

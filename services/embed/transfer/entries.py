@@ -3,14 +3,11 @@
 Both are listed in ascending order of id, so that neither has to fit into memory.
 """
 
-import asyncio
 import hashlib
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
-
-T = TypeVar("T")
+from typing import Any
 
 
 class TransferError(Exception):
@@ -90,27 +87,6 @@ async def compared(
         else:
             yield first, second
             first, second = await _next(one, first), await _next(other, second)
-
-
-async def in_workers(items: AsyncIterator[T], work: Callable[[T], Awaitable[None]], num_workers: int) -> None:
-    """Work at items, several at once, each taken from the iterator when a worker is free. Raises the first failure."""
-    taking = asyncio.Lock()
-
-    async def keep_working() -> None:
-        while True:
-            async with taking:
-                try:
-                    item = await anext(items)
-                except StopAsyncIteration:
-                    return
-            await work(item)
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(num_workers):
-                group.create_task(keep_working())
-    except BaseExceptionGroup as failed:
-        raise failed.exceptions[0] from None
 
 
 async def _next(entries: AsyncIterator[Entry], last: Entry | None) -> Entry | None:

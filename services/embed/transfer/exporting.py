@@ -11,6 +11,7 @@ from typing import IO, Any
 
 import orjson
 
+from services.embed.bulk.batches import in_workers
 from services.embed.bulk.collection_client import CollectionClient
 from services.embed.transfer.adding import batches
 from services.embed.transfer.entries import (
@@ -18,7 +19,6 @@ from services.embed.transfer.entries import (
     Total,
     TransferError,
     check_version,
-    in_workers,
     listed_entry,
 )
 from services.embed.transfer.portable import FORMAT, TAR, manifest_line

@@ -7,6 +7,7 @@ from contextlib import aclosing
 from itertools import pairwise
 from typing import Any
 
+from services.embed.bulk.batches import in_workers
 from services.embed.bulk.collection_client import CollectionClient
 from services.embed.transfer.adding import Rejected, batches, send
 from services.embed.transfer.entries import (
@@ -15,7 +16,6 @@ from services.embed.transfer.entries import (
     TransferError,
     check_version,
     compared,
-    in_workers,
     listed_entry,
 )
 from services.embed.transfer.portable import MANIFEST, Description, Form, checked_bytes, read_manifest

@@ -12,6 +12,7 @@ from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from services.embed.bulk.batches import in_workers
 from services.embed.bulk.collection_client import CollectionClient, Refused
 from services.embed.transfer.adding import BATCH_SIZE, batches, send
 from services.embed.transfer.entries import (
@@ -20,7 +21,6 @@ from services.embed.transfer.entries import (
     TransferError,
     check_version,
     compared,
-    in_workers,
     listed_entry,
 )
 from services.jobs.progress import Bar, Bars

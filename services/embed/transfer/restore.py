@@ -10,6 +10,7 @@ from itertools import islice
 from typing import IO, Any
 
 from services.core.caller import DEFAULT_TENANT
+from services.embed.bulk.batches import Batches
 from services.embed.collections.storage.catalog import Catalog
 from services.embed.collections.storage.image_store import (
     CollectionInfo,
@@ -113,15 +114,11 @@ def _entries(manifest: IO[bytes]) -> Iterator[Entry]:
 
 
 def _batches(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
-    batch: list[Entry] = []
-    num_bytes = 0
+    collected = Batches[Entry](BATCH_SIZE, MAX_BATCH_BYTES)
     for entry in entries:
-        if batch and (len(batch) == BATCH_SIZE or num_bytes + entry.num_bytes > MAX_BATCH_BYTES):
+        if batch := collected.add(entry):
             yield batch
-            batch, num_bytes = [], 0
-        batch.append(entry)
-        num_bytes += entry.num_bytes
-    if batch:
+    if batch := collected.rest():
         yield batch
 
 

@@ -12,6 +12,9 @@ from services.core.durable_files import write_durably
 from services.embed.transfer.entries import TransferError
 from services.embed.transfer.portable import DESCRIPTION, MANIFEST, UNFINISHED, file_name
 
+# Ends the name of what is being written.
+PART = ".part"
+
 
 class Writer(Protocol):
     """Methods raise OSError. `names` are the files of the images that are there already, by digest."""
@@ -119,9 +122,6 @@ class TarWriter(Writer):
         member = tarfile.TarInfo(name)
         member.size, member.mode = size, 0o644
         self._tar.addfile(member, content)
-
-
-PART = ".part"
 
 
 def _text(description: dict[str, Any]) -> bytes:

@@ -92,18 +92,19 @@ class Cluster:
         return Pool(num_workers, num_threads or max(1, self.num_cpus // max(num_workers, self.num_gpus)), 1)
 
 
-def check_ray_options(context: typer.Context, *, uses_ray: bool) -> None:
-    """Check that Ray is installed if it is used, and that none of its options is given otherwise.
+def ray_options(context: typer.Context, address: str, num_workers: int | None, *, uses_ray: bool) -> RayOptions | None:
+    """Return the options of a command line, None without --ray.
 
-    Raises ModuleNotFoundError, BadParameter.
+    Raises ModuleNotFoundError if Ray is not installed, BadParameter for one of its options without --ray.
     """
     if uses_ray:
         import_ray()
-        return
+        return RayOptions(address, num_workers)
     for name in ONLY_RAY:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             raise typer.BadParameter(f"--{name.replace('_', '-')} needs --ray")
+    return None
 
 
 def import_ray() -> Any:

@@ -29,8 +29,8 @@ from services.jobs.ray.cluster import (
     RayOptions,
     UsesRay,
     Workers,
-    check_ray_options,
     connected,
+    ray_options,
 )
 from services.predict.data.inputs import Input, published_inputs, read_inputs
 from services.predict.data.own_rows import split_file
@@ -121,7 +121,7 @@ def extract(
     Run the same command again to continue where it stopped. Exit status: 0 if every input has an output, 3 if the
     endpoint rejected some, 4 if too many outputs can't be parsed, 1 if the command failed.
     """
-    check_ray_options(context, uses_ray=ray)
+    on_ray = ray_options(context, ray_address, workers, uses_ray=ray)
     stamina.instrumentation.set_on_retry_hooks(())  # a line for each retry would break the progress bar
     console = Console(stderr=True, highlight=False)
     with _one_line_errors(console):
@@ -133,7 +133,6 @@ def extract(
             typer.echo(json.dumps(plan.body(plan.prompt(asked[0].values)), indent=1, ensure_ascii=False))
             return
         tally = Tally(Tokens(price_per_million_input, price_per_million_output), max_unparsed)
-        on_ray = RayOptions(ray_address, workers) if ray else None
         pace = Concurrency(concurrency, Patience(attempts, timeout_s), on_ray)
         try:
             num_failed = _extract(plan, asked, output, tally, pace, console)

@@ -19,7 +19,7 @@ from services.embed.model.vlm_engine import VlmEngine
 from services.embed.model.vlm_prompts import INSTRUCTION, ONE_WORD, VLM_CONFIG, read_vlm_prompt
 from services.nn.devices import DeviceOptions
 from tests.core.image_files import scene
-from tests.embed.serving import as_base64, embed_client
+from tests.embed.serving import as_base64, imported_client
 from tests.published_llava import write_llava
 from tests.published_qwen3_vl import TEMPLATE, WIDTH, write_qwen3_vl_embedding
 
@@ -117,12 +117,7 @@ def test_a_folder_above_the_model_names_those_below(published: Path, run: Callab
 
 @pytest.fixture(scope="module")
 def client(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
-    served = tmp_path_factory.mktemp("served")
-    store_url = (served / "store").as_uri()
-    environment = {"FOVEA_STORE_URL": store_url, "HOME": str(served)}
-    imported = CliRunner(env=environment).invoke(app, ["store", "import", str(published), "--name", "qwen"])
-    assert imported.exit_code == 0, imported.output
-    with embed_client(served, store_url, "qwen") as client:
+    with imported_client(tmp_path_factory.mktemp("served"), published, "qwen") as client:
         yield client
 
 

@@ -1,4 +1,4 @@
-"""What is wrong with a form is named by file, line and field before anything is sent."""
+"""Errors in a form are named by file, line and field before anything is sent."""
 
 import json
 import tarfile

@@ -1,6 +1,5 @@
 """A collection's images, metadata and conditions in PostgreSQL, and the bytes in an object store."""
 
-import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,14 +33,15 @@ from services.embed.collections.storage.image_store import (
     CollectionLimits,
     ImageStore,
     NewImage,
-    ReadOnly,
     Rows,
     StoredCondition,
     StoredImage,
     check_access,
     check_limits,
+    check_writable,
     checked_metadata,
     new_records,
+    stored_image,
 )
 
 IMAGE_COLUMNS = "row, id, digest, num_bytes, metadata, created"
@@ -83,7 +83,7 @@ class PostgresImageStore(ImageStore):
 
     def delete(self, image_id: str) -> int:
         with self._connections.transaction() as connection:
-            self._check_writable(locked_totals(connection, self.collection, self.info.name)[-1])
+            check_writable(self.info.name, locked_totals(connection, self.collection, self.info.name)[-1])
             return remove(connection, self.collection, image_id)
 
     def has_much_to_give_back(self) -> bool:
@@ -155,7 +155,7 @@ class PostgresImageStore(ImageStore):
     def put_condition(self, text: str, *, is_pinned: bool) -> None:
         with self._existing(), self._connections.transaction() as connection:
             if is_pinned:
-                self._check_writable(locked_totals(connection, self.collection, self.info.name)[-1])
+                check_writable(self.info.name, locked_totals(connection, self.collection, self.info.name)[-1])
             connection.execute(
                 "INSERT INTO conditions (collection, text, is_pinned, used) VALUES (%s, %s, %s, %s)"
                 " ON CONFLICT (collection, text) DO UPDATE SET used = excluded.used,"
@@ -194,10 +194,6 @@ class PostgresImageStore(ImageStore):
                 check_access(self.info.name, current, access)
             connection.execute("UPDATE collections SET access = %s WHERE collection = %s", (access, self.collection))
 
-    def _check_writable(self, access: Access) -> None:
-        if access == "read_only":
-            raise ReadOnly(self.info.name)
-
     def _lacking(self, asked: Sequence[tuple[NewImage, str | None]], limits: CollectionLimits) -> set[str]:
         """Return the digests to upload. Raises what `add` raises, as far as it can be told before."""
         with self._connections.reading() as connection:
@@ -205,7 +201,7 @@ class PostgresImageStore(ImageStore):
             digests = {record.digest for record in new}
             lacking = digests - stored_digests(connection, self.collection, digests)
         if new:
-            self._check_writable(self.access())
+            check_writable(self.info.name, self.access())
             sizes = {image.digest: len(image.data) for image, _ in asked}
             num_images, num_bytes = self.size()
             check_limits(num_images + len(new), num_bytes + sum(sizes[digest] for digest in lacking), limits)
@@ -221,7 +217,7 @@ class PostgresImageStore(ImageStore):
             new = new_records(asked, taken_ids(connection, self.collection, ids))
             if not new:
                 return Added(0, len(asked), ids, [])
-            self._check_writable(access)
+            check_writable(self.info.name, access)
             digests = {record.digest for record in new}
             lacking = digests - stored_digests(connection, self.collection, digests)
             if not lacking <= uploads.keys():
@@ -250,9 +246,3 @@ class PostgresImageStore(ImageStore):
     def _find_rows(self, columns: str, rows: Iterable[int]) -> list[Any]:
         with self._connections.reading() as connection:
             return find_rows(connection, self.collection, columns, rows)
-
-
-def stored_image(record: tuple[Any, ...]) -> StoredImage:
-    """Make an image of the columns IMAGE_COLUMNS."""
-    row, image_id, digest, num_bytes, metadata, created = record
-    return StoredImage(row, image_id, digest, num_bytes, json.loads(metadata), created)

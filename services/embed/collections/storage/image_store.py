@@ -3,6 +3,7 @@
 The interface of the stores, and the rules of additions that all of them follow.
 """
 
+import json
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -280,6 +281,18 @@ def check_access(name: str, current: Access, wanted: Access) -> None:
             param="access",
             code="collection_exists",
         )
+
+
+def check_writable(name: str, access: Access) -> None:
+    """Raises ReadOnly. To be called within the transaction of a change."""
+    if access == "read_only":
+        raise ReadOnly(name)
+
+
+def stored_image(record: tuple[Any, ...]) -> StoredImage:
+    """Make an image of row, id, digest, number of bytes, JSON text of the metadata, and time."""
+    row, image_id, digest, num_bytes, metadata, created = record
+    return StoredImage(row, image_id, digest, num_bytes, json.loads(metadata), created)
 
 
 def no_image(image_id: str) -> NotFound:

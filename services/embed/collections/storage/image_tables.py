@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from services.embed.collections.storage.image_store import Access, ReadOnly, Record, no_image
+from services.embed.collections.storage.image_store import Access, Record, no_image
 
 SCHEMA_VERSION = 2
 # Small columns come before large ones, so that reading them does not require reading the large ones.
@@ -80,12 +80,6 @@ def stored_access(connection: sqlite3.Connection) -> Access:
     """Return which changes the collection takes."""
     access: Access = connection.execute("SELECT access FROM collection").fetchone()[0]
     return access
-
-
-def check_writable(connection: sqlite3.Connection, name: str) -> None:
-    """Raises ReadOnly. To be called within the transaction of a change."""
-    if stored_access(connection) == "read_only":
-        raise ReadOnly(name)
 
 
 def totals(connection: sqlite3.Connection) -> tuple[int, int]:

@@ -1,6 +1,5 @@
 """A collection's images, metadata and conditions in one SQLite file."""
 
-import json
 import sqlite3
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,14 +23,15 @@ from services.embed.collections.storage.image_store import (
     StoredImage,
     check_access,
     check_limits,
+    check_writable,
     checked_metadata,
     new_records,
+    stored_image,
 )
 from services.embed.collections.storage.image_tables import (
     MIGRATIONS,
     SCHEMA,
     SCHEMA_VERSION,
-    check_writable,
     find,
     find_rows,
     insert,
@@ -99,7 +99,7 @@ class SqliteImageStore(ImageStore):
             for digest in stored_digests(connection, contents):
                 del contents[digest]
             if new:
-                check_writable(connection, self.info.name)
+                check_writable(self.info.name, stored_access(connection))
                 num_images, num_bytes = totals(connection)
                 check_limits(num_images + len(new), num_bytes + sum(map(len, contents.values())), limits)
                 self._database.check_room(_bytes_on_disk(new, contents))
@@ -108,7 +108,7 @@ class SqliteImageStore(ImageStore):
 
     def delete(self, image_id: str) -> int:
         with self._database.transaction() as connection:
-            check_writable(connection, self.info.name)
+            check_writable(self.info.name, stored_access(connection))
             return remove(connection, image_id)
 
     def has_much_to_give_back(self) -> bool:
@@ -164,7 +164,7 @@ class SqliteImageStore(ImageStore):
         now = time.time()
         with self._database.transaction() as connection:
             if is_pinned:
-                check_writable(connection, self.info.name)
+                check_writable(self.info.name, stored_access(connection))
             changed = connection.execute(
                 "UPDATE conditions SET is_pinned = max(is_pinned, ?), used = ? WHERE text IS ?", (is_pinned, now, text)
             )
@@ -215,9 +215,3 @@ def _bytes_on_disk(records: Iterable[Record], contents: Mapping[str, bytes]) -> 
     """Estimate the space that images take in the file, including partly filled pages."""
     lengths = [*map(len, contents.values()), *(len(record.metadata.encode()) for record in records)]
     return sum(lengths) + PAGE_BYTES * len(lengths)
-
-
-def stored_image(record: tuple[Any, ...]) -> StoredImage:
-    """Make an image of the columns IMAGE_COLUMNS."""
-    row, image_id, digest, num_bytes, metadata, created = record
-    return StoredImage(row, image_id, digest, num_bytes, json.loads(metadata), created)
