@@ -59,7 +59,7 @@ def run(*arguments: object, status: int = 0) -> Result:
     return result
 
 
-def add(url: str, numbers: range, *, prefix: str = "a/ö ") -> httpx.Response:
+def add(url: str, numbers: range, *, prefix: str = "a/ö ", **query: str) -> httpx.Response:
     images = [
         {
             "id": f"{prefix}{n:03}",
@@ -69,7 +69,7 @@ def add(url: str, numbers: range, *, prefix: str = "a/ö ") -> httpx.Response:
         }
         for n in numbers
     ]
-    return httpx.post(f"{url}/images", json={"images": images}, timeout=60)
+    return httpx.post(f"{url}/images", params=query, json={"images": images}, timeout=60)
 
 
 def make(url: str, num_images: int) -> str:
@@ -164,10 +164,14 @@ def test_a_migration_that_does_not_end_leaves_the_original_open(direction: tuple
     here, there = direction
     original = make(here, 80)
     run("migrate", "things", "--from", here, "--to", there, "--to-name", "other")
-    # what somebody else stores under an image's id is put right again, and what the original lacks removed
+    # nobody else's changes are taken: they would be undone
     copy = f"{there}/collections/other"
-    httpx.delete(f"{copy}/images/{listed(copy)[0]['id']}")
-    add(copy, range(4, 6), prefix="b/")
+    first = f"{copy}/images/{listed(copy)[0]['id']}"
+    for refused in (httpx.delete(first), add(copy, range(4, 6), prefix="b/")):
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "collection_read_only")
+    # another migration's are put right again
+    assert httpx.delete(first, params={"fill": "true"}).status_code == 204
+    assert add(copy, range(4, 6), prefix="b/", fill="true").status_code == 201
     taken = httpx.put(f"{there}/collections/things", json={}, timeout=60)
     assert taken.status_code == 201
     add(f"{there}/collections/things", range(1))
@@ -176,6 +180,9 @@ def test_a_migration_that_does_not_end_leaves_the_original_open(direction: tuple
     assert described(original)["access"] == "open"
     run("migrate", "things", "--from", here, "--to", there, "--to-name", "other", "--finish")
     assert listed(copy) == listed(original)
+    # once it is open, what is still on its way from a migration does not reach it
+    late = add(copy, range(90, 91), fill="true")
+    assert (late.status_code, late.json()["error"]["param"]) == (409, "fill")
 
 
 def test_an_export_is_read_by_plain_tools_and_imported_into_either_kind(

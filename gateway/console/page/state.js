@@ -8,9 +8,13 @@ const MAX_ADDRESS = 6000;
 // Browsers refuse an address that changes with every key.
 const ADDRESS_PAUSE_MS = 300;
 
+// What a page was left by the last time is told apart from a link to the same address.
+const isReload = performance.getEntriesByType("navigation")[0]?.type === "reload";
+
 const kept = new Map();
 const current = new Map();
 let pause;
+let addressBefore = location.hash;
 export const VIEWS = ["score", "ask", "search", "rerank", "predict", "review", "status"];
 export const view = signal(viewIn(location.hash));
 
@@ -31,7 +35,7 @@ function fieldsIn(hash) {
   return fields;
 }
 
-// {fields, at: the address that the page had then}.
+// {fields, at: the address that the page had then, before: the one before that}.
 function stored(name) {
   try {
     return JSON.parse(localStorage.getItem(PREFIX + name)) ?? {};
@@ -42,7 +46,7 @@ function stored(name) {
 
 function store(name, fields) {
   try {
-    localStorage.setItem(PREFIX + name, JSON.stringify({ fields, at: location.hash }));
+    localStorage.setItem(PREFIX + name, JSON.stringify({ fields, at: location.hash, before: addressBefore }));
   } catch {
     // A browser that stores nothing still shows everything.
   }
@@ -64,7 +68,10 @@ function writeAddress() {
   const fields = current.get(name)?.();
   if (!fields) return;
   const wanted = address(name, fields.values, fields.defaults);
-  if (location.hash !== wanted) history.replaceState(null, "", wanted);
+  if (location.hash !== wanted) {
+    addressBefore = location.hash;
+    history.replaceState(null, "", wanted);
+  }
   store(name, fields.values);
 }
 
@@ -89,7 +96,7 @@ function isReadAsJson(text) {
 }
 
 // A view's fields as signals. `checks` are functions of fields whose form their defaults don't tell. An address that has fields wins over the draft, and what it leaves out is as by default;
-// but a draft of the very page at this address is newer, as the address follows it with a pause.
+// but a draft of the very page at this address is newer, as the address follows it with a pause. A reload may have begun just before the address followed.
 export function remembered(name, defaults, checks = {}) {
   const signals = Object.fromEntries(Object.entries(defaults).map(([key, value]) => [key, signal(value)]));
   const fill = (given) => {
@@ -99,7 +106,8 @@ export function remembered(name, defaults, checks = {}) {
     }
   };
   const draft = stored(name);
-  const isLink = view.peek() === name && location.hash.includes("?") && draft.at !== location.hash;
+  const isOwn = draft.at === location.hash || (isReload && draft.before === location.hash);
+  const isLink = view.peek() === name && location.hash.includes("?") && !isOwn;
   fill(isLink ? fieldsIn(location.hash) : (draft.fields ?? {}));
   kept.set(name, fill);
   const values = () => Object.fromEntries(Object.entries(signals).map(([key, one]) => [key, one.value]));

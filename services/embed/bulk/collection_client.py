@@ -23,6 +23,7 @@ IDS_A_PAGE = 1000
 REQUEST_TIMEOUT_S = 120.0
 
 COLLECTION_FULL = "collection_full"
+NOT_A_COPY = "collection_not_a_copy"
 NO_IMAGE = "image_not_found"
 
 _RETRIED_STATUSES = frozenset({408, 429, 502, 503, 504})
@@ -68,7 +69,7 @@ class IndexProgress:
 
 class CollectionClient:
     """A client for one collection, to be used as a context manager. At most `num_connections` calls are made at once;
-    0 does not limit them."""
+    0 does not limit them. With `fill`, its additions and deletions fill a copy."""
 
     def __init__(
         self,
@@ -78,11 +79,13 @@ class CollectionClient:
         api_key: str | None = None,
         patience: Patience | None = None,
         num_connections: int = 0,
+        fill: bool = False,
     ) -> None:
         self._url = f"{url.rstrip('/')}/collections/{quote(name, safe='')}"
         self.service = url
         self._patience = patience or Patience()
         self._num_connections = num_connections
+        self._changes = "?fill=true" if fill else ""
         headers = {"X-Request-Timeout": f"{REQUEST_TIMEOUT_S:g}"}
         if api_key:
             headers["Authorization"] = f"Bearer {api_key}"
@@ -137,7 +140,7 @@ class CollectionClient:
 
     async def add(self, body: bytes) -> dict[str, Any]:
         """Add the images of a JSON body. Raises Unavailable, Refused."""
-        answer: dict[str, Any] = await self._call("POST", "/images", body)
+        answer: dict[str, Any] = await self._call("POST", f"/images{self._changes}", body)
         return answer
 
     async def data(self, image_id: str) -> bytes | None:
@@ -153,7 +156,7 @@ class CollectionClient:
     async def remove(self, image_id: str) -> None:
         """Remove an image, which may be gone already. Raises Unavailable, Refused."""
         try:
-            await self._call("DELETE", f"/images/{quote(image_id)}", is_json=False)
+            await self._call("DELETE", f"/images/{quote(image_id)}{self._changes}", is_json=False)
         except Refused as refused:
             if refused.code != NO_IMAGE:
                 raise

@@ -159,10 +159,10 @@ class Collection:
         """Look for images to index now."""
         self._wake.set()
 
-    async def add(self, images: Sequence[NewImage]) -> Added:
+    async def add(self, images: Sequence[NewImage], *, fill: bool) -> Added:
         """Store images; they are on disk when this returns. Raises what ImageStore.add raises."""
         async with self.in_use() as store:
-            added = await asyncio.to_thread(store.add, images, self._options.limits)
+            added = await asyncio.to_thread(store.add, images, self._options.limits, fill=fill)
             self._changes.note_rows(added.rows)
             self._wake.set()
             return added
@@ -179,10 +179,13 @@ class Collection:
                         await self._wait_for_progress()
                         await self._refresh()
 
-    async def delete(self, image_id: str) -> None:
-        """Remove an image, also on a full disk; no search that begins afterwards finds it. Raises NotFound."""
+    async def delete(self, image_id: str, *, fill: bool) -> None:
+        """Remove an image, also on a full disk; no search that begins afterwards finds it.
+
+        Raises what ImageStore.delete raises.
+        """
         async with self.in_use():
-            row = await asyncio.to_thread(self._delete_stored, image_id)
+            row = await asyncio.to_thread(self._delete_stored, image_id, fill=fill)
             self._changes.deleted.add(row)
             self._may_give_back = True
             await self._indexes.delete(row)
@@ -305,12 +308,12 @@ class Collection:
                     await self._wake.wait()
             self._wake.clear()
 
-    def _delete_stored(self, image_id: str) -> int:
+    def _delete_stored(self, image_id: str, *, fill: bool) -> int:
         try:
-            return self._store.delete(image_id)
+            return self._store.delete(image_id, fill=fill)
         except StorageFull:
             with self._serving.ballast.given_up():
-                row = self._store.delete(image_id)
+                row = self._store.delete(image_id, fill=fill)
                 with suppress(StorageFull):
                     self._store.give_back()
                 return row

@@ -150,16 +150,19 @@ class Library:
         await self._get(name)
         await asyncio.shield(self._delete(_key(name)))
 
-    async def add(self, name: str, images: Sequence[ImageToAdd], context: RequestContext, *, wait: bool) -> Added:
+    async def add(
+        self, name: str, images: Sequence[ImageToAdd], context: RequestContext, *, wait: bool, fill: bool = False
+    ) -> Added:
         """Store images durably: all of them or none; they survive a crash once this returns.
 
         With `wait`, returns when every index has them, or shortly before the deadline. Raises the error of an invalid
-        image, Conflict for an id that has other content, TooLarge over a limit.
+        image, TooLarge over a limit, and what ImageStore.add raises for an id that has other content and a collection
+        that does not take this.
         """
         collection = await self._get(name)
         read = await map_slices(images, partial(self._read, collection.info.model))
         began = perf_counter()
-        added = await asyncio.shield(self._add(name, collection, list(chain.from_iterable(read))))
+        added = await asyncio.shield(self._add(name, collection, list(chain.from_iterable(read)), fill=fill))
         seconds = perf_counter() - began
         context.timing.add("store", seconds)
         self._serving.metrics.stage_seconds.labels("store").observe(seconds)
@@ -171,8 +174,8 @@ class Library:
         async with (await self._get(name)).in_use() as store:
             return await asyncio.to_thread(store.data, image_id)
 
-    async def delete_image(self, name: str, image_id: str) -> None:
-        await asyncio.shield(self._delete_image(name, await self._get(name), image_id))
+    async def delete_image(self, name: str, image_id: str, *, fill: bool = False) -> None:
+        await asyncio.shield(self._delete_image(name, await self._get(name), image_id, fill=fill))
 
     async def images(self, name: str, *, after: str | None, limit: int) -> Sequence[StoredImage]:
         async with (await self._get(name)).in_use() as store:
@@ -236,16 +239,16 @@ class Library:
         async with self._audit.change("collection.delete", collection=key.name):
             await self._shelf.delete(key)
 
-    async def _add(self, name: str, collection: Collection, images: Sequence[NewImage]) -> Added:
+    async def _add(self, name: str, collection: Collection, images: Sequence[NewImage], *, fill: bool) -> Added:
         ids = [image.id for image in images[:MAX_NAMED_IMAGES]]
         async with self._audit.change("images.add", collection=name, images=len(images), ids=ids) as entry:
-            added = await collection.add(images)
+            added = await collection.add(images, fill=fill)
             entry["added"] = added.added
             return added
 
-    async def _delete_image(self, name: str, collection: Collection, image_id: str) -> None:
+    async def _delete_image(self, name: str, collection: Collection, image_id: str, *, fill: bool) -> None:
         async with self._audit.change("images.delete", collection=name, ids=[image_id]):
-            await collection.delete(image_id)
+            await collection.delete(image_id, fill=fill)
 
 
 def _key(name: str) -> CollectionKey:

@@ -9,13 +9,14 @@ from typing import Any
 import orjson
 
 from services.embed.bulk.batches import Batches
-from services.embed.bulk.collection_client import COLLECTION_FULL, CollectionClient, Refused
+from services.embed.bulk.collection_client import COLLECTION_FULL, NOT_A_COPY, CollectionClient, Refused
 from services.embed.bulk.to_collection import MAX_BATCH_BYTES
 from services.embed.transfer.entries import Entry
 
 BATCH_SIZE = 64
 # A service that takes fewer images or bytes in a request is sent smaller batches.
 _TOO_LARGE = frozenset({413, 422})
+_ABOUT_THE_COLLECTION = frozenset({COLLECTION_FULL, NOT_A_COPY})
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ async def send(client: CollectionClient, images: Sequence[tuple[Entry, bytes]]) 
         await client.add(await asyncio.to_thread(_body, images))
         return []
     except Refused as refused:
-        if refused.code == COLLECTION_FULL:
+        if refused.code in _ABOUT_THE_COLLECTION:
             raise
         if len(images) == 1 and refused.status in (400, 409, 413, 422):
             return [Rejected(images[0][0].id, str(refused))]

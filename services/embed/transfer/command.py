@@ -160,7 +160,7 @@ def migrate_collection(
         async def run() -> Migrated:
             async with (
                 _client(from_url, collection, from_api_key) as original,
-                _client(to_url, name, to_api_key) as copy,
+                _client(to_url, name, to_api_key, fill=True) as copy,
             ):
                 return await migrate(original, copy, Bars(console), finishes=finish)
 
@@ -226,11 +226,11 @@ def restore(
         _report(done, f"{done['backup']} restored and verified: {what}", as_json=as_json)
 
 
-def _client(url: str, collection: str, api_key: str | None) -> CollectionClient:
+def _client(url: str, collection: str, api_key: str | None, *, fill: bool = False) -> CollectionClient:
     if not url.startswith(("http://", "https://")):
         raise TransferError(f"an address begins with http:// or https://, not {url!r}")
     check_name(collection)
-    return CollectionClient(url, collection, api_key=api_key, num_connections=NUM_CONNECTIONS)
+    return CollectionClient(url, collection, api_key=api_key, num_connections=NUM_CONNECTIONS, fill=fill)
 
 
 def _told(done: Migrated, name: str, from_url: str, copy: str) -> str:

@@ -91,7 +91,7 @@ class Restore:
         num_there, _ = store.size()
         bar.advance(sum(1 for _ in islice(entries, num_there)))
         for batch in _batches(entries):
-            store.add([self._image(entry) for entry in batch], _BOUNDLESS)
+            store.add([self._image(entry) for entry in batch], _BOUNDLESS, fill=True)
             bar.advance(len(batch))
 
     def _image(self, entry: Entry) -> NewImage:

@@ -43,7 +43,7 @@ class InMemory:
         self.model: str | None = None
         self.access: Access = "open"
         self.added: Sequence[ImageToAdd] = ()
-        self.waited = False
+        self.waited = self.fills = False
         self.unavailable: Sequence[str] = ()
         self.query: SearchQuery | None = None
         self.deadline = 0.0
@@ -79,9 +79,11 @@ class InMemory:
         self._images(name)
         del self.stored[name]
 
-    async def add(self, name: str, images: Sequence[ImageToAdd], context: RequestContext, *, wait: bool) -> Added:
+    async def add(
+        self, name: str, images: Sequence[ImageToAdd], context: RequestContext, *, wait: bool, fill: bool
+    ) -> Added:
         stored = self._images(name)
-        self.added, self.deadline, self.waited = images, context.deadline, wait
+        self.added, self.deadline, self.waited, self.fills = images, context.deadline, wait, fill
         context.timing.add("store", 0.001)
         ids = []
         for image in images:
@@ -100,8 +102,9 @@ class InMemory:
         self._image(name, image_id)
         return self.data[image_id]
 
-    async def delete_image(self, name: str, image_id: str) -> None:
+    async def delete_image(self, name: str, image_id: str, *, fill: bool) -> None:
         self._image(name, image_id)
+        self.fills = fill
         del self.stored[name][image_id]
 
     async def images(self, name: str, *, after: str | None, limit: int) -> Sequence[StoredImage]:

@@ -186,6 +186,19 @@ def test_what_is_typed_just_before_a_reload_is_kept_and_its_link_is_still_one(pa
     assert first.input_value() == "Of the link."
 
 
+def test_a_reload_that_begins_just_before_the_address_follows_what_was_typed_keeps_it(page: Any) -> None:
+    page.goto(f"/console#ask?documents={quote(json.dumps(['Of the link.', 'Another.']))}")
+    first = page.locator(".documents textarea").first
+    first.wait_for()
+    before = page.evaluate("location.hash")
+    first.fill("Typed in the meantime.")
+    page.wait_for_url("**#ask?*Typed*")
+    with page.expect_navigation():
+        page.evaluate("hash => { history.replaceState(null, '', hash); location.reload(); }", before)
+    first.wait_for()
+    assert first.input_value() == "Typed in the meantime."
+
+
 def test_a_search_under_several_conditions_has_a_column_for_each(page: Any) -> None:
     make_examples(page)
 

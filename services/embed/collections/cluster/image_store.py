@@ -37,8 +37,10 @@ from services.embed.collections.storage.image_store import (
     StoredCondition,
     StoredImage,
     check_access,
+    check_adds,
+    check_changes,
+    check_conditions,
     check_limits,
-    check_writable,
     checked_metadata,
     new_records,
     stored_image,
@@ -66,24 +68,24 @@ class PostgresImageStore(ImageStore):
     def close(self) -> None:
         """Do nothing: the connections belong to the catalog."""
 
-    def add(self, images: Sequence[NewImage], limits: CollectionLimits) -> Added:
+    def add(self, images: Sequence[NewImage], limits: CollectionLimits, *, fill: bool = False) -> Added:
         asked = [(image, checked_metadata(image, limits)) for image in images]
         if not asked:
             return Added(0, 0, [], [])
         for _ in range(MAX_ATTEMPTS):
-            lacking = self._lacking(asked, limits)
+            lacking = self._lacking(asked, limits, fill=fill)
             with self._existing():
                 data = {image.digest: image.data for image in images if image.digest in lacking}
                 uploads = self._contents.upload(data)
             try:
-                return self._add(asked, uploads, limits)
+                return self._add(asked, uploads, limits, fill=fill)
             except ContentsChanged:
                 continue
         raise Overloaded("The images are being deleted at the same time.", code="images_changing")
 
-    def delete(self, image_id: str) -> int:
+    def delete(self, image_id: str, *, fill: bool = False) -> int:
         with self._connections.transaction() as connection:
-            check_writable(self.info.name, locked_totals(connection, self.collection, self.info.name)[-1])
+            check_changes(self.info.name, locked_totals(connection, self.collection, self.info.name)[-1], fill=fill)
             return remove(connection, self.collection, image_id)
 
     def has_much_to_give_back(self) -> bool:
@@ -155,7 +157,7 @@ class PostgresImageStore(ImageStore):
     def put_condition(self, text: str, *, is_pinned: bool) -> None:
         with self._existing(), self._connections.transaction() as connection:
             if is_pinned:
-                check_writable(self.info.name, locked_totals(connection, self.collection, self.info.name)[-1])
+                check_conditions(self.info.name, locked_totals(connection, self.collection, self.info.name)[-1])
             connection.execute(
                 "INSERT INTO conditions (collection, text, is_pinned, used) VALUES (%s, %s, %s, %s)"
                 " ON CONFLICT (collection, text) DO UPDATE SET used = excluded.used,"
@@ -194,30 +196,37 @@ class PostgresImageStore(ImageStore):
                 check_access(self.info.name, current, access)
             connection.execute("UPDATE collections SET access = %s WHERE collection = %s", (access, self.collection))
 
-    def _lacking(self, asked: Sequence[tuple[NewImage, str | None]], limits: CollectionLimits) -> set[str]:
+    def _lacking(
+        self, asked: Sequence[tuple[NewImage, str | None]], limits: CollectionLimits, *, fill: bool
+    ) -> set[str]:
         """Return the digests to upload. Raises what `add` raises, as far as it can be told before."""
         with self._connections.reading() as connection:
             new = new_records(asked, taken_ids(connection, self.collection, [image.id for image, _ in asked]))
             digests = {record.digest for record in new}
             lacking = digests - stored_digests(connection, self.collection, digests)
+        check_adds(self.info.name, self.access(), len(new), fill=fill)
         if new:
-            check_writable(self.info.name, self.access())
             sizes = {image.digest: len(image.data) for image, _ in asked}
             num_images, num_bytes = self.size()
             check_limits(num_images + len(new), num_bytes + sum(sizes[digest] for digest in lacking), limits)
         return lacking
 
     def _add(
-        self, asked: Sequence[tuple[NewImage, str | None]], uploads: Mapping[str, Upload], limits: CollectionLimits
+        self,
+        asked: Sequence[tuple[NewImage, str | None]],
+        uploads: Mapping[str, Upload],
+        limits: CollectionLimits,
+        *,
+        fill: bool,
     ) -> Added:
         """Store images. Raises ContentsChanged if bytes of some are neither stored any more nor uploaded."""
         ids = [image.id for image, _ in asked]
         with self._connections.transaction() as connection:
             last_row, num_images, num_bytes, access = locked_totals(connection, self.collection, self.info.name)
             new = new_records(asked, taken_ids(connection, self.collection, ids))
+            check_adds(self.info.name, access, len(new), fill=fill)
             if not new:
                 return Added(0, len(asked), ids, [])
-            check_writable(self.info.name, access)
             digests = {record.digest for record in new}
             lacking = digests - stored_digests(connection, self.collection, digests)
             if not lacking <= uploads.keys():

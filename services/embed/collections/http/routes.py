@@ -74,6 +74,10 @@ IMAGES_BODY: dict[str, Any] = {
 
 Name = Annotated[str, Path(description="Name of the collection.")]
 ImageId = Annotated[str, Path(description="The image's id. Slashes need no encoding.")]
+Fill = Annotated[
+    bool,
+    Query(description="Whether this fills a `copy`, which takes no other changes (503); other collections refuse it."),
+]
 
 
 class Collections(Protocol):
@@ -93,11 +97,13 @@ class Collections(Protocol):
 
     async def delete(self, name: str) -> None: ...
 
-    async def add(self, name: str, images: Sequence[ImageToAdd], context: RequestContext, *, wait: bool) -> Added: ...
+    async def add(
+        self, name: str, images: Sequence[ImageToAdd], context: RequestContext, *, wait: bool, fill: bool
+    ) -> Added: ...
 
     async def image(self, name: str, image_id: str) -> bytes: ...
 
-    async def delete_image(self, name: str, image_id: str) -> None: ...
+    async def delete_image(self, name: str, image_id: str, *, fill: bool) -> None: ...
 
     async def images(self, name: str, *, after: str | None, limit: int) -> Sequence[StoredImage]: ...
 
@@ -162,10 +168,11 @@ def _add_image_routes(router: APIRouter, collections: Collections, limits: CallL
         wait: Annotated[
             bool, Query(description="Respond once the images are indexed, or shortly before the deadline.")
         ] = False,
+        fill: Fill = False,
     ) -> AddedImages:
         """Add all of the images or none. Images that already exist with the same content are left unchanged."""
         images = await read_images(request, id, limits)
-        added = await collections.add(name, images, context_of(request.scope), wait=wait)
+        added = await collections.add(name, images, context_of(request.scope), wait=wait, fill=fill)
         return added_images(added)
 
     @router.get("/collections/{name}/images", responses={200: {"model": ImageList}})
@@ -202,9 +209,9 @@ def _add_image_routes(router: APIRouter, collections: Collections, limits: CallL
         return Response(data, headers=headers, media_type=media_type_of(data))
 
     @router.delete("/collections/{name}/images/{id:path}", status_code=204)
-    async def delete_image(name: Name, id: ImageId) -> None:
+    async def delete_image(name: Name, id: ImageId, *, fill: Fill = False) -> None:
         """Remove an image. No search that begins after the response finds it."""
-        await collections.delete_image(name, id)
+        await collections.delete_image(name, id, fill=fill)
 
 
 def _add_search_route(router: APIRouter, collections: Collections, limits: CallLimits) -> None:

@@ -36,8 +36,8 @@ class CreateRequest(StrictRequest):
     access: Access | None = Field(
         None,
         description="`open`: takes all changes. `read_only`: refuses additions, deletions and conditions in advance "
-        "(503). `copy`: is being filled from another collection by what may remove images again; only for a new or "
-        "empty collection. Default: a new one is open, an existing one stays as it is.",
+        "(503). `copy`: is being filled from another collection, and takes only additions and deletions with `fill`; "
+        "only for a new or empty collection. Default: a new one is open, an existing one stays as it is.",
     )
     created: Created = None
 
@@ -131,7 +131,7 @@ class Collection(BaseModel):
     name: str
     model: str
     created: int = Field(description="Unix time in seconds.")
-    access: Access = Field(description="`read_only` collections refuse changes; a `copy` is being filled.")
+    access: Access = Field(description="A `read_only` collection refuses changes, a `copy` those that do not fill it.")
     size: int = Field(description="Number of images.")
     bytes: int = Field(description="Size of the image files; identical files are stored once.")
     state: State = Field(description="`ready` when every index holds every image.")

@@ -22,8 +22,8 @@ MAX_ID_CHARACTERS = 256
 READ_ONLY_RETRY_S = 5.0
 NO_METADATA = "{}"
 
-# `read_only` refuses additions, deletions and conditions in advance; a `copy` is being filled from elsewhere, and what
-# fills it may remove images from it.
+# `read_only` refuses additions, deletions and conditions in advance. A `copy` is being filled from elsewhere, which may
+# remove any image, so it refuses other additions and deletions.
 Access = Literal["open", "read_only", "copy"]
 
 
@@ -104,11 +104,12 @@ class Record:
 
 
 class ReadOnly(Overloaded):
-    """The collection does not take changes for now, such as while it moves elsewhere."""
+    """The collection does not take these changes for now: it moves elsewhere, or is a copy that is being filled."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, access: Literal["read_only", "copy"]) -> None:
+        why = "read-only for now" if access == "read_only" else "a copy that is still being filled"
         super().__init__(
-            f"The collection {name!r} is read-only for now; nothing was changed.",
+            f"The collection {name!r} is {why}; nothing was changed.",
             code="collection_read_only",
             retry_after_s=READ_ONLY_RETRY_S,
         )
@@ -126,16 +127,20 @@ class ImageStore(Protocol):
     def close(self) -> None:
         """Let running calls finish; later calls raise RuntimeError."""
 
-    def add(self, images: Sequence[NewImage], limits: CollectionLimits) -> Added:
+    def add(self, images: Sequence[NewImage], limits: CollectionLimits, *, fill: bool = False) -> Added:
         """Store images, all or none. An image whose id exists with the same bytes and metadata is left unchanged.
 
-        Raises Conflict for an id that has other bytes or other metadata, in the store or earlier in `images`,
-        InvalidField for an invalid id or metadata, TooLarge over a limit, ReadOnly. An empty sequence adds nothing.
+        A copy takes only what is to `fill` it. Raises Conflict for an id that has other bytes or other metadata, in the
+        store or earlier in `images`, and for what is to fill a collection that is no copy; InvalidField for an invalid
+        id or metadata, TooLarge over a limit, ReadOnly. An empty sequence adds nothing.
         """
         ...
 
-    def delete(self, image_id: str) -> int:
-        """Remove an image, and its bytes if no other image has them; return its row. Raises NotFound, ReadOnly."""
+    def delete(self, image_id: str, *, fill: bool = False) -> int:
+        """Remove an image, and its bytes if no other image has them; return its row.
+
+        With `fill`, as `add`. Raises NotFound, ReadOnly, Conflict.
+        """
         ...
 
     def has_much_to_give_back(self) -> bool:
@@ -283,10 +288,32 @@ def check_access(name: str, current: Access, wanted: Access) -> None:
         )
 
 
-def check_writable(name: str, access: Access) -> None:
-    """Raises ReadOnly. To be called within the transaction of a change."""
+def check_adds(name: str, access: Access, num_new: int, *, fill: bool) -> None:
+    """Check that the collection takes an addition, as `check_changes` does; a read-only one confirms what it has."""
+    if num_new or fill or access == "copy":
+        check_changes(name, access, fill=fill)
+
+
+def check_changes(name: str, access: Access, *, fill: bool) -> None:
+    """Check that the collection takes a change, which may be to fill a copy.
+
+    To be called within the transaction of the change. Raises ReadOnly, and Conflict for what is to fill a collection
+    that is no copy: it may have been opened to others in the meantime.
+    """
+    if fill and access != "copy":
+        raise Conflict(
+            f"The collection {name!r} is not a copy that is being filled; nothing was changed.",
+            param="fill",
+            code="collection_not_a_copy",
+        )
+    if access == "read_only" or (access == "copy" and not fill):
+        raise ReadOnly(name, access)
+
+
+def check_conditions(name: str, access: Access) -> None:
+    """Raises ReadOnly if the collection indexes no further conditions in advance."""
     if access == "read_only":
-        raise ReadOnly(name)
+        raise ReadOnly(name, access)
 
 
 def stored_image(record: tuple[Any, ...]) -> StoredImage:

@@ -22,8 +22,10 @@ from services.embed.collections.storage.image_store import (
     StoredCondition,
     StoredImage,
     check_access,
+    check_adds,
+    check_changes,
+    check_conditions,
     check_limits,
-    check_writable,
     checked_metadata,
     new_records,
     stored_image,
@@ -81,34 +83,34 @@ class SqliteImageStore(ImageStore):
     def close(self) -> None:
         self._database.close()
 
-    def add(self, images: Sequence[NewImage], limits: CollectionLimits) -> Added:
+    def add(self, images: Sequence[NewImage], limits: CollectionLimits, *, fill: bool = False) -> Added:
         asked = [(image, checked_metadata(image, limits)) for image in images]
         try:
-            return self._add(asked, limits)
+            return self._add(asked, limits, fill=fill)
         except StorageFull:
             # deleted images may have left space in the file's log
             if not self._database.give_back():
                 raise
-            return self._add(asked, limits)
+            return self._add(asked, limits, fill=fill)
 
-    def _add(self, asked: Sequence[tuple[NewImage, str | None]], limits: CollectionLimits) -> Added:
+    def _add(self, asked: Sequence[tuple[NewImage, str | None]], limits: CollectionLimits, *, fill: bool) -> Added:
         images = [image for image, _ in asked]
         with self._database.transaction() as connection:
             new = new_records(asked, taken_ids(connection, [image.id for image in images]))
             contents = {image.digest: image.data for image in images}
             for digest in stored_digests(connection, contents):
                 del contents[digest]
+            check_adds(self.info.name, stored_access(connection), len(new), fill=fill)
             if new:
-                check_writable(self.info.name, stored_access(connection))
                 num_images, num_bytes = totals(connection)
                 check_limits(num_images + len(new), num_bytes + sum(map(len, contents.values())), limits)
                 self._database.check_room(_bytes_on_disk(new, contents))
             rows = insert(connection, new, contents) if new else []
         return Added(len(new), len(images) - len(new), [image.id for image in images], rows)
 
-    def delete(self, image_id: str) -> int:
+    def delete(self, image_id: str, *, fill: bool = False) -> int:
         with self._database.transaction() as connection:
-            check_writable(self.info.name, stored_access(connection))
+            check_changes(self.info.name, stored_access(connection), fill=fill)
             return remove(connection, image_id)
 
     def has_much_to_give_back(self) -> bool:
@@ -164,7 +166,7 @@ class SqliteImageStore(ImageStore):
         now = time.time()
         with self._database.transaction() as connection:
             if is_pinned:
-                check_writable(self.info.name, stored_access(connection))
+                check_conditions(self.info.name, stored_access(connection))
             changed = connection.execute(
                 "UPDATE conditions SET is_pinned = max(is_pinned, ?), used = ? WHERE text IS ?", (is_pinned, now, text)
             )

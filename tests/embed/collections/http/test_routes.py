@@ -36,11 +36,20 @@ def test_what_moves_here_keeps_its_time_and_a_collection_tells_which_changes_it_
     made = client.put("/collections/birds", json={"access": "copy", "created": 1600000000.5})
     assert made.json()["access"] == "copy"
     images = [{"id": "a", "image": as_base64(PHOTO), "created": 1500000000}]
-    assert client.post("/collections/birds/images", json={"images": images}).status_code == 201
+    assert client.post("/collections/birds/images?fill=true", json={"images": images}).status_code == 201
     assert client.get("/collections/birds/images").json()["data"][0]["created"] == 1500000000
     for body in ({"access": "closed"}, {"created": -1}, {"created": "then"}):
         (param,) = body
         assert error_of(client.put("/collections/birds", json=body), 422)["param"] == param
+
+
+def test_additions_and_deletions_tell_whether_they_fill_a_copy(client: TestClient, library: InMemory) -> None:
+    for query, fills in (("", False), ("?fill=true", True)):
+        add = client.post(f"/collections/things/images{query}", files={"file": ("a.png", PHOTO)})
+        assert (add.status_code, library.fills) == (201, fills)
+        library.fills = not fills
+        deletion = client.delete(f"/collections/things/images/a.png{query}")
+        assert (deletion.status_code, library.fills) == (204, fills)
 
 
 def test_a_collection_tells_its_size_and_how_far_each_index_is(client: TestClient) -> None:

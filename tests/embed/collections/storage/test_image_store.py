@@ -214,9 +214,35 @@ def test_a_read_only_collection_refuses_changes_and_answers_as_before(catalog: C
     store.close()
 
 
+def test_a_copy_takes_only_what_fills_it_and_no_other_collection_takes_that(store: ImageStore) -> None:
+    store.set_access("copy")
+    store.add([new_image("a", b"1"), new_image("b", b"2")], LIMITS, fill=True)
+    store.put_condition("the color", is_pinned=True)
+    before = everything(store)
+    for change in (
+        lambda: store.add([new_image("c", b"3")], LIMITS),
+        lambda: store.add([new_image("a", b"1")], LIMITS),  # even this could be removed again
+        lambda: store.delete("a"),
+    ):
+        with pytest.raises(ReadOnly, match="still being filled"):
+            change()
+    assert everything(store) == before
+    store.delete("b", fill=True)
+    for access in ("open", "read_only"):
+        store.set_access(access)
+        for late in (
+            lambda: store.add([new_image("d", b"4")], LIMITS, fill=True),
+            lambda: store.add([new_image("a", b"1")], LIMITS, fill=True),
+            lambda: store.delete("a", fill=True),
+        ):
+            with pytest.raises(Conflict, match="not a copy"):
+                late()
+    assert [image.id for image in store.images(None, 10)] == ["a"]
+
+
 def test_only_a_new_collection_can_become_a_copy(store: ImageStore) -> None:
     store.set_access("copy")
-    store.add([new_image("a", b"1")], LIMITS)
+    store.add([new_image("a", b"1")], LIMITS, fill=True)
     store.set_access("copy")
     store.set_access("open")
     with pytest.raises(Conflict, match="not a copy"):
