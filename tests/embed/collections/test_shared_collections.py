@@ -4,6 +4,7 @@ import base64
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +228,70 @@ def test_lost_vectors_are_made_again_and_meanwhile_nothing_wrong_is_answered(
                 assert response.headers["retry-after"]
             else:
                 assert_alike({hit["id"]: hit["score"] for hit in response.json()["results"]}, expected)
+
+
+def test_vectors_missing_in_an_index_that_had_them_are_made_again(
+    settings: EmbedSettings, vectors: VectorsInMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.embed.collections.cluster.shared_indexes.VERIFY_EVERY_S", 0.0)
+    monkeypatch.setattr("services.embed.collections.cluster.claims.CLAIM_ROWS", 8)
+    monkeypatch.setattr("services.embed.collections.cluster.shared_indexes.CLAIM_ROWS", 8)
+    with two(settings) as (a, b):
+        a.create(COLOR)
+        a.add(PICTURES)
+        query = picture(102)
+        expected = a.expected(query, COLOR)
+        rows = range(1, len(PICTURES) + 1)
+        for lost in ({3}, {1, 9, 10, len(PICTURES)}, set(rows)):
+            for service in (a, b):
+                service.wait_until_ready(COLOR)
+            with vectors.lock:
+                for stored in vectors.indexes.values():
+                    for row in lost:
+                        del stored[row]
+            a.wait_until(lambda: all(len(stored) == len(PICTURES) for stored in vectors.indexes.values()))
+            for service in (a, b):
+                service.wait_until_ready(COLOR)
+                assert_alike(service.scores(image=as_base64(query), condition=COLOR), expected)
+
+
+def test_an_image_that_can_no_longer_be_read_is_read_again_once_and_others_still_are(
+    settings: EmbedSettings, tmp_path: Path, vectors: VectorsInMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.embed.collections.cluster.shared_indexes.VERIFY_EVERY_S", 0.0)
+    claimed: list[Any] = []
+    claim_again = IndexWork.claim_again
+
+    def counted(work: IndexWork, number: int, ranges: Any) -> None:
+        claim_again(work, number, ranges)
+        claimed.append(ranges)
+
+    monkeypatch.setattr(IndexWork, "claim_again", counted)
+    # with no states, images are read from their bytes
+    settings = settings.model_copy(update={"collection_state_bytes": 0})
+    with running(settings) as service:
+        service.create()
+        service.add(PICTURES)
+        service.wait_until_ready(None)
+    (content,) = [
+        path
+        for path in (tmp_path / "objects").rglob("*")
+        if path.is_file() and path.read_bytes() == PICTURES["picture-02.png"]
+    ]
+    content.unlink()
+    with running(settings) as service:
+        (stored,) = vectors.indexes.values()
+
+        def is_claimed(row: int) -> bool:
+            return bool(claimed[-1:] == [[(row, row)]])
+
+        for lost in (3, 5, 7):
+            with vectors.lock:
+                del stored[lost]
+            service.wait_until(partial(is_claimed, lost))
+            service.wait_until_ready(None)
+            assert (lost in stored) == (lost != 3)
+        assert claimed == [[(3, 3)], [(5, 5)], [(7, 7)]]
 
 
 def test_versions_side_by_side_answer_each_with_its_own_vectors(

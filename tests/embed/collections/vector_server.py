@@ -120,6 +120,10 @@ class RemoteIndex:
     def is_there(self) -> bool:
         return bool(self.database.call(self.key, "is_there"))
 
+    @property
+    def num_vectors(self) -> int:
+        return int(self.database.call(self.key, "num_vectors"))
+
     def create(self) -> None:
         self.database.call(self.key, "create")
 
@@ -140,6 +144,10 @@ class RemoteIndex:
 
     def search(self, queries: Embeddings, k: int, *, among: Rows | None = None) -> Found:
         found: Found = self.database.call(self.key, "searched", queries, k, among)
+        return found
+
+    def rows(self, first: int, last: int) -> Rows:
+        found: Rows = self.database.call(self.key, "rows", first, last)
         return found
 
     def vectors(self, rows: Rows) -> tuple[Embeddings, np.ndarray[Any, np.dtype[np.bool_]]]:

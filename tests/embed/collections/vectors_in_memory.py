@@ -60,6 +60,11 @@ class OneIndex:
         self.database.check()
         return self.key in self.database.indexes
 
+    @property
+    def num_vectors(self) -> int:
+        self.database.check()
+        return len(self.database.indexes.get(self.key, ()))
+
     kind: IndexKind = "flat"
     is_exact: bool = True
     recall_at_10: float | None = None
@@ -107,6 +112,10 @@ class OneIndex:
 
     def searched(self, queries: Embeddings, k: int, among: Rows | None) -> Found:
         return self.search(queries, k, among=among)
+
+    def rows(self, first: int, last: int) -> Rows:
+        self.database.check()
+        return np.array(sorted(row for row in self.found() if first <= row <= last), np.int64)
 
     def vectors(self, rows: Rows) -> tuple[Embeddings, NDArray[np.bool_]]:
         self.database.check()

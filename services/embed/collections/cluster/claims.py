@@ -131,6 +131,16 @@ class IndexWork:
         with self._connections.transaction() as connection:
             return self._take_over(connection, lease_s) or self._hand_out(connection, lease_s, num_rows)
 
+    def claim_again(self, number: int, ranges: Sequence[tuple[int, int]]) -> None:
+        """Let whoever asks next claim rows again for one index, from first to last row of each range, at most
+        CLAIM_ROWS images in each."""
+        with self._connections.transaction() as connection, connection.cursor() as cursor:
+            cursor.executemany(
+                "INSERT INTO claims (collection, checkpoint, first_row, last_row, indexes, holder, attempt, expires)"
+                " VALUES (%s, %s, %s, %s, %s, %s, 0, clock_timestamp())",
+                [(self._collection, self._checkpoint, *rows, [number], self._holder) for rows in ranges],
+            )
+
     def renew(self, claim: Claim, lease_s: float) -> bool:
         """Keep a claim for `lease_s` seconds from now; False if another process has it."""
         with self._connections.reading() as connection:

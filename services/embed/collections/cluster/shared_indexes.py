@@ -9,7 +9,7 @@ import itertools
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from services.embed.collections.checkpoint_indexes import (
 from services.embed.collections.cluster.claims import CLAIM_ROWS, Claim, IndexWork, Progress
 from services.embed.collections.cluster.connections import Connections, alone
 from services.embed.collections.cluster.image_store import PostgresImageStore
+from services.embed.collections.cluster.lost_rows import LostRows, ranges
 from services.embed.collections.cluster.shared_vectors import SharedVectors, StoredVectors, VectorDatabase
 from services.embed.collections.reader import Read
 from services.embed.collections.sources import FreshPixels
@@ -39,8 +40,9 @@ NOTE_USE_EVERY_S = 60.0
 VERIFY_EVERY_S = 60.0
 # Rows whose vectors are used to measure searches.
 SAMPLE_SIZE = 64
-# Any number, the same in all replicas.
+# Any numbers, the same in all replicas.
 TUNING_LOCK = 0x0F0FEC
+REPAIR_LOCK = 0x0F0FED
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class SharedIndex(ConditionIndex):
 
     vectors: SharedVectors
     noted: float = 0.0
+    lost: LostRows = field(default_factory=LostRows)
 
 
 @dataclass(eq=False)
@@ -202,6 +205,7 @@ class SharedIndexes(CheckpointIndexes):
             self._verified = time.monotonic()
             for index in self:
                 index.vectors.check()
+                self._read_lost_again(index)
         self._start_tuning()
 
     def save(self) -> None:
@@ -274,6 +278,20 @@ class SharedIndexes(CheckpointIndexes):
             self._work.drop_index(key)
             number = progress.indexes[key].number
             self._sharing.vectors.index(self._images.collection, self._stem, number, self._width).drop()
+
+    def _read_lost_again(self, index: SharedIndex) -> None:
+        """Let the images be read again whose vectors are missing in an index that had them, unless another process does
+        so."""
+        number, stored, through = index.vectors.number, index.vectors.stored, index.vectors.through
+        if number is None or stored is None or through < self._changes.last_row:
+            return
+        with alone(self._sharing.connections, REPAIR_LOCK, number) as is_alone:
+            reached = self._work.progress().indexes.get(key_of(index.text))
+            if not is_alone or reached is None or reached.number != number or reached.through < through:
+                return
+            if len(lost := index.lost.find(self._images, stored, through)):
+                _log().warning("images are indexed again", condition=index.condition, images=len(lost))
+                self._work.claim_again(number, ranges(lost, self._images.rows(), CLAIM_ROWS))
 
     def _start_tuning(self) -> None:
         """Measure how indexes that have grown are best searched. The database takes minutes for it, during which images

@@ -43,6 +43,11 @@ class StoredVectors(Protocol):
         ...
 
     @property
+    def num_vectors(self) -> int:
+        """Ask for the number of vectors; 0 if there is no place for them."""
+        ...
+
+    @property
     def kind(self) -> IndexKind: ...
     @property
     def is_exact(self) -> bool: ...
@@ -72,6 +77,10 @@ class StoredVectors(Protocol):
 
     def search(self, queries: Embeddings, k: int, *, among: Rows | None = None) -> Found:
         """Find the k nearest rows to unit vectors (Q, E), of all or of `among` (R,), ascending."""
+        ...
+
+    def rows(self, first: int, last: int) -> Rows:
+        """Return the rows from `first` to `last` that have a vector, ascending, int64 (R,)."""
         ...
 
     def vectors(self, rows: Rows) -> tuple[Embeddings, NDArray[np.bool_]]:

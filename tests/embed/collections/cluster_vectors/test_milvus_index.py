@@ -124,6 +124,9 @@ def test_the_fewest_lists_that_reach_the_recall_are_read(connect: Connect, numbe
     best = queries @ held["plain"].T
     found = index.search(queries, 10).scores
     assert (found >= np.sort(best, axis=1)[:, -10:][:, :1] - 1e-5).mean() >= 0.8
+    # of a filter that leaves many vectors, as many of the nearest are found
+    wide = index.search(queries, 10, among=rows[:9000]).scores
+    assert (wide >= np.sort(best[:, :9000], axis=1)[:, -10:][:, :1] - 1e-5).mean() >= 0.8
     # all of a small filter are compared, and a k that needs all vectors gets them
     check_answer(index.search(queries, 10, among=rows[::7]), model, queries, 10, rows[::7])
     check_answer(index.search(queries[:1], size + 1), model, queries[:1], size + 1)

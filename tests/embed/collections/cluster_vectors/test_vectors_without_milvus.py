@@ -98,15 +98,25 @@ def test_the_smallest_number_of_lists_that_reaches_the_recall_is_chosen() -> Non
     for needed in (1, 2, 3, 17, 100, MAX_LISTS):
         asked: list[int] = []
 
-        def recall_with(num_lists: int, needed: int = needed, asked: list[int] = asked) -> float:
+        def recall_with(num_lists: int, k: int, needed: int = needed, asked: list[int] = asked) -> float:
             asked.append(num_lists)
-            return min(1.0, 0.9 * num_lists / needed)
+            return min(1.0, 0.9 * num_lists / needed / (2 if k > 10 else 1))
 
-        assert tuned(recall_with, 0.9, 1000) == Tuning(needed, 0.9, 1000)
-        assert len(asked) < 20
-    nothing = tuned(lambda num_lists: 0.5, 0.9, 1000)
+        deep = 2 * needed if 2 * needed <= MAX_LISTS else NUM_LISTS
+        assert tuned(recall_with, 0.9, 1000) == Tuning(needed, 0.9, 1000, deep)
+        assert len(asked) < 40
+    nothing = tuned(lambda num_lists, k: 0.5, 0.9, 1000)
     assert nothing == Tuning(NUM_LISTS, None, 1000) and nothing.is_exact
-    assert Tuning.from_json(Tuning(3, 0.97, 1000).to_json()) == Tuning(3, 0.97, 1000)
+    for some in (Tuning(3, 0.97, 1000), Tuning(3, 0.97, 1000, 8)):
+        assert Tuning.from_json(some.to_json()) == some
+    assert Tuning.from_json({"num_lists": 3, "recall": 0.97, "num_vectors": 1000}).deep_lists == NUM_LISTS
+
+
+def test_more_results_are_looked_for_in_more_lists() -> None:
+    tuning = Tuning(10, 0.95, 10**7, 34)
+    assert [tuning.lists_for(k) for k in (1, 10, 50, 250, 6250)] == [10, 10, 22, 34, 58]
+    assert Tuning(10, 0.95, 1000, 34).lists_for(10) == 41  # else there might not be enough vectors in them
+    assert Tuning(10, 0.95, 10**7, 34).lists_for(10**7) == Tuning(NUM_LISTS, None, 9).lists_for(1) == NUM_LISTS
 
 
 def test_a_vector_does_not_count_as_its_own_neighbor_and_equal_scores_do() -> None:

@@ -74,6 +74,10 @@ class MilvusIndexOfCondition:
             return False
 
     @property
+    def num_vectors(self) -> int:
+        return self._index.num_vectors
+
+    @property
     def kind(self) -> IndexKind:
         return self._index.kind
 
@@ -112,6 +116,10 @@ class MilvusIndexOfCondition:
     def search(self, queries: Embeddings, k: int, *, among: Rows | None = None) -> Found:
         with _losing():
             return self._index.search(queries, k, among=among)
+
+    def rows(self, first: int, last: int) -> Rows:
+        with _losing():
+            return self._index.rows(first, last)
 
     def vectors(self, rows: Rows) -> tuple[Embeddings, NDArray[np.bool_]]:
         with _losing():

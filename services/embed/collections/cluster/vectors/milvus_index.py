@@ -18,7 +18,14 @@ from services.embed.collections.cluster.vectors.milvus import (
     VectorsUnreachable,
 )
 from services.embed.collections.cluster.vectors.places import Place, drop
-from services.embed.collections.cluster.vectors.tuning import NUM_LISTS, RECALL_AT, Tuning, exact, recall, tuned
+from services.embed.collections.cluster.vectors.tuning import (
+    DEEP_RECALL_AT,
+    NUM_LISTS,
+    Tuning,
+    exact,
+    recall,
+    tuned,
+)
 from services.embed.collections.index.exact_search import Nearest, Rows, Vectors, merged, padded
 from services.embed.collections.index.vector_index import Found, IndexOptions
 
@@ -29,8 +36,6 @@ MESSAGE_BYTES = 2**21
 PAGE_ROWS = 16_384
 # Milvus's limit on the results of one search.
 MAX_K = 16_384
-# Lists are read that hold this many times as many vectors as results are wanted.
-CANDIDATES = 4
 # The recall is measured with this many vectors, as many at a time as one request has time for.
 SAMPLE_SIZE = 64
 SAMPLE_PIECE = 8
@@ -199,10 +204,14 @@ class MilvusIndex:
         own, queries = np.asarray(sample, np.int64)[is_held][:SAMPLE_SIZE], queries[is_held][:SAMPLE_SIZE]
         if not len(own):
             raise ValueError("none of the rows in the sample exists")
-        best = self._sampled(queries, NUM_LISTS)
-        self.tuning = tuned(
-            lambda num_lists: recall(self._sampled(queries, num_lists), best, own), self.options.min_recall, num_vectors
-        )
+        # a result more than the recall is measured at, as each query finds itself
+        best = self._sampled(queries, DEEP_RECALL_AT + 1, NUM_LISTS)
+
+        def recall_with(num_lists: int, depth: int) -> float:
+            wanted = Found(best.rows[:, : depth + 1], best.scores[:, : depth + 1])
+            return recall(self._sampled(queries, depth + 1, num_lists), wanted, own)
+
+        self.tuning = tuned(recall_with, self.options.min_recall, num_vectors)
         return self.tuning
 
     def _search_all(self, queries: Vectors, k: int) -> Nearest:
@@ -239,16 +248,11 @@ class MilvusIndex:
         return filters.only(self._ask(queries, enough, num_lists), among, k)
 
     def _num_lists(self, k: int) -> int:
-        """Compute how many lists to read for k results."""
-        if self.tuning is None or self.tuning.is_exact:
-            return NUM_LISTS
-        for_results = -(-CANDIDATES * k * NUM_LISTS // self.tuning.num_vectors)
-        return min(NUM_LISTS, max(self.tuning.num_lists, for_results))
+        return NUM_LISTS if self.tuning is None else self.tuning.lists_for(k)
 
-    def _sampled(self, queries: Vectors, num_lists: int) -> Found:
-        """Search for a result more than the recall is measured at, as each query finds itself."""
+    def _sampled(self, queries: Vectors, k: int, num_lists: int) -> Found:
         pieces = [
-            padded(self._ask(queries[piece], RECALL_AT + 1, num_lists, timeout_s=6 * TIMEOUT_S), RECALL_AT + 1)
+            padded(self._ask(queries[piece], k, num_lists, timeout_s=6 * TIMEOUT_S), k)
             for piece in _pieces(len(queries), SAMPLE_PIECE)
         ]
         return Found(np.concatenate([p.positions for p in pieces]), np.concatenate([p.scores for p in pieces]))
