@@ -8,7 +8,7 @@ from services.embed.collections.storage.image_store import Rows
 
 
 class LostRows:
-    """What one index lacks. A row that is still missing after it was read again is left out: its image can't be read
+    """Rows that one index lacks. One that is still missing after it was read again is left out: its image can't be read
     any more."""
 
     def __init__(self) -> None:
