@@ -17,7 +17,7 @@ def read_json_lines(path: Path, kind: type[RecordT], bad: Callable[[str], Except
     Only a line feed ends a line: JSON may hold the other signs that Python takes for ends of lines. Raises what `bad`
     makes of a sentence that names the file, the line and the field, and OSError.
     """
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+    for number, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), 1):
         if line.strip():
             try:
                 record = kind.model_validate_json(line)

@@ -100,7 +100,7 @@ def load_sugarcrepe(
 
 def _read(path: Path) -> list[CaptionPair]:
     try:
-        return [CaptionPair(**record) for record in json.loads(path.read_text(encoding="utf-8")).values()]
+        return [CaptionPair(**record) for record in json.loads(path.read_text(encoding="utf-8-sig")).values()]
     except (AttributeError, TypeError, ValueError) as error:
         raise MissingData(f"{path} does not contain {SOURCE.name}'s choices ({error}): see {SOURCE.address}") from error
 

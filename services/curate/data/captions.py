@@ -67,7 +67,7 @@ def read_captions(path: Path, fields: Fields | None = None, *, limit: int | None
     White space is normalised. In COCO's form, an image's next caption is the second one of each. Empty captions, and
     repeated ones of an image, are left out. Raises BadCaptions, and OSError.
     """
-    text = path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8-sig")
     content = _parsed(text)
     if isinstance(content, list):
         raise BadCaptions(f"{path}: a JSON array. {FORMS} (`jq -c '.[]'` makes lines of an array)")

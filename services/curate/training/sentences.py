@@ -31,7 +31,7 @@ def read_sentences(paths: Sequence[Path], fields: Sequence[str]) -> list[str]:
 
 def _texts(path: Path, fields: Sequence[str]) -> Iterator[str]:
     opened = gzip.open if path.suffix == ".gz" else open
-    with opened(path, "rt", encoding="utf-8") as lines:
+    with opened(path, "rt", encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, 1):
             if not fields:
                 yield line

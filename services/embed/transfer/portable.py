@@ -7,6 +7,7 @@
 `collection.json` is written last: a folder without it is unfinished.
 """
 
+import codecs
 import hashlib
 import json
 import tarfile
@@ -166,7 +167,8 @@ def read_manifest(form: Form) -> Iterator[Entry]:
     """Yield the images of the manifest as they stand there. Raises TransferError that names the line and the field."""
     for number, line in enumerate(form.lines(), 1):
         place = f"{form.label}/{MANIFEST}, line {number}"
-        found = _validated(lambda line=line: Line.model_validate_json(line), place)  # type: ignore[misc]
+        text = line.removeprefix(codecs.BOM_UTF8)  # editors on Windows begin files with it
+        found = _validated(lambda text=text: Line.model_validate_json(text), place)  # type: ignore[misc]
         if found.id is None:
             found.id = found.file
         try:

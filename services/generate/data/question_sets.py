@@ -4,7 +4,6 @@ One question in ten of a file is for choosing, by a digest of its gold passage, 
 always in the same set. Generated questions are drawn from seeds that are far apart.
 """
 
-import gzip
 import hashlib
 import json
 import random
@@ -24,6 +23,7 @@ from services.generate.data.questions import (
     generated_facts,
     natural_questions,
     open_facts,
+    open_lines,
     open_unanswerable,
     place_gold,
     synthwiki,
@@ -108,7 +108,7 @@ def question_set(data: str) -> QuestionSet:
 
 def has_golds_only(path: Path) -> bool:
     """Whether a file of lost-in-the-middle is the oracle file, by its first question. Raises BadData."""
-    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
+    with open_lines(path) as file:
         try:
             return len(json.loads(file.readline())["ctxs"]) == 1
         except (ValueError, KeyError, TypeError, OSError) as error:

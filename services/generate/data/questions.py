@@ -15,7 +15,7 @@ import string
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from services.generate.data.facts import USUAL_NAMING, Naming, ask, draw_facts
 from services.generate.data.world.documents import REFUSAL, Scope, draw_world
@@ -92,7 +92,7 @@ def synthwiki(path: Path, num_documents: int, seed: int = 0, limit: int | None =
     ValueError for `num_documents` below 1.
     """
     _check_count(num_documents)
-    with path.open(encoding="utf-8", newline="") as file:
+    with path.open(encoding="utf-8-sig", newline="") as file:
         rows = list(csv.DictReader(file))
     if not rows or not {"context", "question", "answer"} <= rows[0].keys():
         raise BadData(f"{path}: the columns context, question and answer are missing")
@@ -186,12 +186,17 @@ def _unquoted(text: str) -> str:
     return text.lower().translate(_NO_QUOTES)
 
 
+def open_lines(path: Path) -> IO[str]:
+    """Open a text, which may be compressed by gzip and begin with a byte order mark."""
+    return gzip.open(path, "rt", encoding="utf-8-sig") if path.suffix == ".gz" else path.open(encoding="utf-8-sig")
+
+
 _Question = tuple[str, tuple[str, ...]]
 
 
 def _read_questions(path: Path) -> Iterator[tuple[_Question, Document, list[Document]]]:
     """Yield question, gold and distractors of each line. The only context in the oracle file is not marked as gold."""
-    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
+    with open_lines(path) as file:
         for number, line in enumerate(file, start=1):
             try:
                 record = json.loads(line)

@@ -44,7 +44,7 @@ class Case:
 def read_cases(folder: Path) -> list[Case]:
     """Read the cases of a folder. Raises BadCase, and OSError for a missing file."""
     cases = []
-    for number, line in enumerate((folder / FILE).read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate((folder / FILE).read_text(encoding="utf-8-sig").splitlines(), start=1):
         if line.strip():
             try:
                 cases.append(_read(line, number, folder))

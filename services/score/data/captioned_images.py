@@ -176,7 +176,7 @@ def _caption_texts(record: dict[str, object]) -> tuple[str, ...]:
 
 
 def _json_rows(table: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
-    with table.open(encoding="utf-8") as lines:
+    with table.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
@@ -191,7 +191,7 @@ def _json_rows(table: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def _tsv_rows(table: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
-    with table.open(encoding="utf-8", newline="") as lines:
+    with table.open(encoding="utf-8-sig", newline="") as lines:
         image, caption = 0, 1
         for number, row in enumerate(csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE), 1):
             if number == 1 and any(name in row for name in IMAGE_COLUMNS):

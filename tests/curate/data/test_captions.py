@@ -42,6 +42,19 @@ def test_lines_may_name_their_fields_as_they_like(tmp_path: Path) -> None:
     assert found.captions == [Caption("1", "a.png", "A dog"), Caption("3", "b.png", "A cat", "Cat")]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"filename": "a.png", "caption": "A dog"}\n',
+        '{"images": [{"id": 1, "file_name": "a.png"}], "annotations": [{"id": 1, "image_id": 1, "caption": "A dog"}]}',
+    ],
+)
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "captions.json"
+    path.write_text(text, encoding="utf-8-sig")
+    assert read_captions(path).captions == [Caption("1", "a.png", "A dog")]
+
+
 def test_empty_and_repeated_captions_are_left_out_and_counted_in_both_forms(tmp_path: Path) -> None:
     captions = [("a", "A dog"), ("a", " "), ("a", "Caf\u00e9"), ("a", "Cafe\u0301 "), ("b", "A dog"), ("a", "a dog")]
     images = [{"id": name, "file_name": name} for name in "ab"]

@@ -47,6 +47,13 @@ def test_a_line_that_is_wrong_is_named(tmp_path: Path, line: dict[str, Any] | st
     assert reason in str(raised.value)
 
 
+def test_a_list_may_begin_with_a_byte_order_mark_and_end_its_lines_as_windows_does(tmp_path: Path) -> None:
+    form = open_form(write(tmp_path, GOOD, {**GOOD, "id": "b"}))
+    text = (tmp_path / "images.jsonl").read_text()
+    (tmp_path / "images.jsonl").write_text(text, encoding="utf-8-sig", newline="\r\n")
+    assert [entry.id for entry in read_manifest(form)] == ["a", "b"]
+
+
 def test_a_form_that_lacks_lines_or_is_of_another_format_is_refused(tmp_path: Path) -> None:
     form = open_form(write(tmp_path, GOOD, images=2))
     with pytest.raises(TransferError, match="has 1 lines, not 2"):

@@ -80,6 +80,12 @@ def test_what_is_wrong_with_a_line_is_told_with_its_number_and_field(tmp_path: P
         load_records(path, IMAGES)
 
 
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", GOOD)
+    path.write_text(path.read_text(), encoding="utf-8-sig")
+    assert len(load_records(path, IMAGES)) == 1
+
+
 def test_a_file_of_no_text_of_no_record_or_that_is_not_there_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     with pytest.raises(MissingData, match=r"a\.jsonl is missing"):

@@ -28,7 +28,7 @@ def described(path: Path, name: str, what: str) -> Iterator[None]:
 def read_json(path: Path, source: Source) -> Any:
     """Read a JSON file. Raises MissingData if it is missing or not JSON."""
     with described(source.existing(path), source.name, "records"):
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8-sig"))
 
 
 def nonblank(caption: Any) -> str:
@@ -40,7 +40,7 @@ def nonblank(caption: Any) -> str:
 
 def read_rows(path: Path, source: Source, delimiter: str = ",") -> Iterator[dict[str, str]]:
     """Yield the rows of a table by the names in its first line. Raises MissingData."""
-    with described(source.existing(path), source.name, "rows"), path.open(newline="", encoding="utf-8") as file:
+    with described(source.existing(path), source.name, "rows"), path.open(newline="", encoding="utf-8-sig") as file:
         csv.field_size_limit(MAX_FIELD_CHARACTERS)
         yield from csv.DictReader(file, delimiter=delimiter)
 

@@ -55,7 +55,7 @@ def load_records(path: Path, images: Path, *, benchmark: str | None = None, limi
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         raise MissingData(f"{path} can't be read: {error}") from error
 
