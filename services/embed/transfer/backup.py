@@ -132,8 +132,7 @@ class BackupRun:
         return {
             "backup": backup_id,
             "kind": backup.kind,
-            "collections": len(backup.collections),
-            "images": sum(one.images for one in backup.collections),
+            **backup.totals(),
             "new_contents": self._num_new,
             "new_bytes": self._num_new_bytes,
             "place": self._folder.label,

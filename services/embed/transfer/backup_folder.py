@@ -58,6 +58,14 @@ class Backup(BaseModel):
     time: str
     collections: list[SavedCollection]
 
+    def totals(self) -> dict[str, int]:
+        """Count collections, images and bytes."""
+        return {
+            "collections": len(self.collections),
+            "images": sum(one.images for one in self.collections),
+            "bytes": sum(one.bytes for one in self.collections),
+        }
+
 
 class BackupFolder:
     """The backups in one place. Methods raise StoreUnavailable."""

@@ -215,7 +215,16 @@ def restore(
         folder = BackupFolder(place)
         finished = folder.finished()
         if list_backups:
-            _report({"backups": finished}, "\n".join(finished) or f"no backups in {place}", as_json=as_json)
+            found = {backup_id: folder.describe(backup_id) for backup_id in finished}
+            listed: list[dict[str, Any]] = [
+                {"backup": name, "kind": one.kind, **one.totals()} for name, one in found.items()
+            ]
+            lines = [
+                f"{one['backup']}  {one['kind']}, {counted(one['collections'], 'collection')}, "
+                f"{counted(one['images'], 'image')}, {one['bytes']:,} bytes"
+                for one in listed
+            ]
+            _report({"backups": listed}, "\n".join(lines) or f"no backups in {place}", as_json=as_json)
             return
         if not finished:
             raise TransferError(f"there is no complete backup in {place}")

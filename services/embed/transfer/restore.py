@@ -56,12 +56,7 @@ class Restore:
         for saved in backup.collections:
             with closing(self._store(saved)) as store:
                 store.set_access(saved.access)
-        return {
-            "backup": self._backup_id,
-            "collections": len(backup.collections),
-            "images": sum(one.images for one in backup.collections),
-            "bytes": sum(one.bytes for one in backup.collections),
-        }
+        return {"backup": self._backup_id, **backup.totals()}
 
     def _check_place(self, backup: Backup) -> None:
         """Raises TransferError if the place holds anything that is not from this backup."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from services.core.store.errors import StoreUnavailable
 from services.embed.collections.storage.catalog import Catalog, CatalogInUse
@@ -18,6 +19,7 @@ from services.embed.collections.storage.sqlite_store import DATABASE_NAME
 from services.embed.transfer import backup as backing_up
 from services.embed.transfer.backup import BackupRun
 from services.embed.transfer.backup_folder import BackupFolder
+from services.embed.transfer.command import app
 from services.embed.transfer.entries import TransferError
 from services.embed.transfer.places import Place
 from services.embed.transfer.restore import Restore
@@ -215,6 +217,19 @@ def test_a_damaged_backup_is_named_and_not_restored(
         path.unlink()
         with pytest.raises(TransferError, match="has no"):
             restore(folder, back, bars)
+
+
+def test_backups_are_listed_with_what_they_hold(
+    catalog: Catalog, place: Place, folder: BackupFolder, bars: Bars, tmp_path: Path
+) -> None:
+    fill(catalog).close()
+    first, second = (back_up(place, folder, bars) for _ in range(2))
+    arguments = ["restore", "--list", str(tmp_path / "backups")]
+    lines = CliRunner().invoke(app, arguments).stdout.splitlines()
+    assert [line.split()[0] for line in lines] == [first["backup"], second["backup"]]
+    assert all("3 collections, 151 images" in line for line in lines)
+    listed = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)["backups"]
+    assert listed == [{key: one[key] for key in listed[0]} for one in (first, second)]
 
 
 def test_bytes_of_earlier_backups_that_were_damaged_are_copied_again(
