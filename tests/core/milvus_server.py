@@ -15,8 +15,10 @@ from pathlib import Path
 import pytest
 
 START_S = 120.0
-# What deployments set, too: indexes that Milvus makes for vectors without lists are approximate, whatever is asked for.
-OPTIONS = {"queryNode.segcore.interimIndex.enableIndex": "false", "log.level": "warn"}
+# What deployments set, too: indexes that Milvus makes for vectors without lists are approximate, whatever is asked for;
+# and for `common.session.ttl` seconds a Milvus that starts waits for its former self.
+DEPLOYED = {"queryNode.segcore.interimIndex.enableIndex": "false", "common.session.ttl": "10"}
+OPTIONS = {**DEPLOYED, "log.level": "warn"}
 
 ETCD = """
 name: default

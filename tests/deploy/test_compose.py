@@ -16,6 +16,7 @@ import yaml
 from services.core.serving.server import ACCEPT_GRACE_S, IDLE_GRACE_S
 from services.core.settings import read_settings
 from services.core.store.objects import Objects
+from tests.core import milvus_server
 from tests.deploy.compose import (
     EXAMPLE,
     FILE,
@@ -291,7 +292,8 @@ def test_two_processes_of_embed_share_collections_in_the_databases_that_start_wi
     assert database.path == f"/{given['POSTGRES_DB']}"
     assert environment("embed-shared")["FOVEA_EMBED_VECTORS_URL"] == "http://milvus:19530"
     # Otherwise searches of new vectors are approximate.
-    assert environment("milvus")["QUERYNODE_SEGCORE_INTERIMINDEX_ENABLEINDEX"] == "false"
+    milvus = environment("milvus")
+    assert {name: milvus[name.replace(".", "_").upper()] for name in milvus_server.DEPLOYED} == milvus_server.DEPLOYED
 
 
 @pytest.mark.parametrize("kind", ["Cluster", "Milvus"])
