@@ -228,6 +228,10 @@ def restore(
             return
         if not finished:
             raise TransferError(f"there is no complete backup in {place}")
+        if backup is None and len(kinds := {folder.describe(one).kind for one in finished}) > 1:
+            raise TransferError(
+                f"{place} has backups of {' and '.join(sorted(kinds))} collections: name one with --backup"
+            )
         catalog = Place(collections_dir, collections_url, collections_store_url, store_url).empty_catalog()
         with closing(catalog):
             done = Restore(folder, backup or finished[-1], catalog, Bars(console)).run()

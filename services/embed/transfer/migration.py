@@ -115,7 +115,8 @@ async def _prepare(original: dict[str, Any], copy: CollectionClient) -> None:
     except Refused as refused:
         if refused.code == "collection_exists":
             raise TransferError(
-                f"{refused} Choose another name with --to-name, or delete it there if it is no longer needed."
+                f"{copy.service}: {refused} If an earlier --finish has opened it, there is nothing left to do; if it "
+                "is another collection, choose another name with --to-name."
             ) from None
         raise
 

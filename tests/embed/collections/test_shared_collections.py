@@ -255,6 +255,25 @@ def test_vectors_missing_in_an_index_that_had_them_are_made_again(
                 assert_alike(service.scores(image=as_base64(query), condition=COLOR), expected)
 
 
+def test_vectors_of_deleted_images_do_not_hide_that_others_are_missing(
+    settings: EmbedSettings, vectors: VectorsInMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(settings) as service:
+        service.create()
+        service.add(PICTURES)
+        service.wait_until_ready(None)
+        (stored,) = vectors.indexes.values()
+        vectors.is_down = True
+        for name in ("picture-00.png", "picture-01.png", "picture-02.png"):
+            assert service.client.delete(f"/collections/things/images/{name}").status_code == 204
+        vectors.is_down = False
+        with vectors.lock:
+            for row in (5, 6):
+                del stored[row]
+        monkeypatch.setattr("services.embed.collections.cluster.shared_indexes.VERIFY_EVERY_S", 0.0)
+        service.wait_until(lambda: sorted(stored) == list(range(4, len(PICTURES) + 1)))
+
+
 def test_an_image_that_can_no_longer_be_read_is_read_again_once_and_others_still_are(
     settings: EmbedSettings, tmp_path: Path, vectors: VectorsInMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -219,6 +219,22 @@ def test_a_damaged_backup_is_named_and_not_restored(
             restore(folder, back, bars)
 
 
+def test_of_backups_of_both_kinds_in_one_place_one_has_to_be_named(
+    catalog: Catalog, place: Place, folder: BackupFolder, bars: Bars, tmp_path: Path
+) -> None:
+    fill(catalog).close()
+    first, second = (back_up(place, folder, bars)["backup"] for _ in range(2))
+    description = tmp_path / "backups" / "backups" / second / "backup.json"
+    other = {"local": "cluster", "cluster": "local"}
+    described = json.loads(description.read_text())
+    description.write_text(json.dumps(described | {"kind": other[described["kind"]]}))
+    arguments = ["restore", str(tmp_path / "backups"), "--collections-dir", str(tmp_path / "back")]
+    refused = CliRunner().invoke(app, arguments)
+    assert refused.exit_code == 1
+    assert "has backups of cluster and local collections: name one with --backup" in refused.stderr
+    assert CliRunner().invoke(app, [*arguments, "--backup", first]).exit_code == 0
+
+
 def test_backups_are_listed_with_what_they_hold(
     catalog: Catalog, place: Place, folder: BackupFolder, bars: Bars, tmp_path: Path
 ) -> None:

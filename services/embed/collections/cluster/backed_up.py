@@ -11,6 +11,7 @@ from services.embed.collections.cluster.connections import Connection, Connectio
 from services.embed.collections.cluster.contents import Contents
 from services.embed.collections.cluster.image_rows import IMAGES, stored_conditions
 from services.embed.collections.cluster.image_store import IMAGE_COLUMNS
+from services.embed.collections.cluster.own_store import OwnStore
 from services.embed.collections.storage.backed_up import PAGE, BackedUp, CollectionAsOf, Content
 from services.embed.collections.storage.image_store import CollectionInfo, StoredImage, stored_image
 
@@ -26,8 +27,17 @@ class ClusterBackedUp(BackedUp):
 
     @classmethod
     def open(cls, url: str, objects: Objects) -> "ClusterBackedUp":
-        """Connect to a database, which is not changed. Raises IncompatibleDatabase for one of another version."""
-        return cls(Connections.open(url, is_migrating=False), objects)
+        """Connect to a database, which is not changed.
+
+        Raises IncompatibleDatabase for one of another version or store, StoreUnavailable.
+        """
+        connections = Connections.open(url, is_migrating=False)
+        try:
+            OwnStore(connections, objects).check(is_marking=False)
+        except BaseException:
+            connections.close()
+            raise
+        return cls(connections, objects)
 
     def close(self) -> None:
         self._connections.close()

@@ -6,10 +6,12 @@ from contextlib import suppress
 from psycopg.errors import ForeignKeyViolation
 
 from services.core.caller import DEFAULT_TENANT
+from services.core.store.errors import StoreUnavailable
 from services.core.store.objects import Objects
 from services.embed.collections.cluster.connections import Connection, Connections
 from services.embed.collections.cluster.contents import Contents
 from services.embed.collections.cluster.image_store import PostgresImageStore
+from services.embed.collections.cluster.own_store import OwnStore
 from services.embed.collections.storage.catalog import (
     Catalog,
     CollectionKey,
@@ -46,11 +48,19 @@ class PostgresCatalog(Catalog):
     def __init__(self, connections: Connections, objects: Objects) -> None:
         self.connections = self._connections = connections
         self._objects = objects
+        self._own_store = OwnStore(connections, objects)
 
     @classmethod
     def open(cls, url: str, objects: Objects) -> "PostgresCatalog":
-        """Connect to `postgresql://…`. Raises IncompatibleDatabase."""
-        return cls(Connections.open(url), objects)
+        """Connect to `postgresql://…`. Raises IncompatibleDatabase, also where the images are in another store."""
+        catalog = cls(Connections.open(url), objects)
+        try:
+            with suppress(StoreUnavailable):  # indexes are searched without it; additions check again
+                catalog._own_store.check()
+        except BaseException:
+            catalog.close()
+            raise
+        return catalog
 
     def close(self) -> None:
         """End the connections; open stores fail from now on."""
@@ -153,7 +163,7 @@ class PostgresCatalog(Catalog):
             Contents(self._connections, self._objects, collection).sweep()
 
     def _store(self, collection: int, info: CollectionInfo) -> PostgresImageStore:
-        contents = Contents(self._connections, self._objects, collection)
+        contents = Contents(self._connections, self._objects, collection, self._own_store)
         return PostgresImageStore(self._connections, contents, collection, info)
 
 

@@ -14,6 +14,8 @@ from services.core.errors import Overloaded
 from services.core.store.errors import NotFoundInStore, StoreUnavailable
 from services.core.store.objects import Objects
 from services.embed.collections.cluster.connections import Connection, Connections
+from services.embed.collections.cluster.own_store import OwnStore
+from services.embed.collections.storage.database import IncompatibleDatabase
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -50,9 +52,13 @@ class Upload:
 class Contents:
     """Thread-safe. Methods raise ObjectsUnreachable, and what Connections raises."""
 
-    def __init__(self, connections: Connections, objects: Objects, collection: int) -> None:
+    def __init__(
+        self, connections: Connections, objects: Objects, collection: int, own_store: OwnStore | None = None
+    ) -> None:
+        """With `own_store`, nothing is uploaded to another one."""
         self._connections = connections
         self._objects = objects
+        self._own_store = own_store
         self._collection = collection
 
     def upload(self, data: Mapping[str, bytes]) -> dict[str, Upload]:
@@ -63,6 +69,7 @@ class Contents:
         }
         if not uploads:
             return uploads
+        self._check_store()
         with self._connections.transaction() as connection, connection.cursor() as cursor:
             cursor.executemany(
                 "INSERT INTO loose_objects (object_key, collection, num_bytes, is_condemned)"
@@ -94,6 +101,13 @@ class Contents:
         with self._connections.reading() as connection:
             connection.execute("DELETE FROM loose_objects WHERE object_key = ANY (%s)", (keys,))
         return sum(num_bytes for _, num_bytes in due)
+
+    def _check_store(self) -> None:
+        try:
+            if self._own_store is not None:
+                self._own_store.check()
+        except (StoreUnavailable, IncompatibleDatabase) as error:
+            raise ObjectsUnreachable from error
 
     def _at_once(self, use: Callable[[In], Out], each: Sequence[In]) -> list[Out]:
         try:

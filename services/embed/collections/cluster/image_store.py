@@ -136,6 +136,12 @@ class PostgresImageStore(ImageStore):
         with self._connections.reading() as connection:
             return live_rows(connection, self.collection, [int(row) for row in rows])
 
+    def deleted_rows(self) -> Rows:
+        """List the rows of images deleted lately, whose vectors may still exist; int64 (N,)."""
+        with self._connections.reading() as connection:
+            found = connection.execute("SELECT row FROM deleted_rows WHERE collection = %s", (self.collection,))
+            return np.fromiter((row for (row,) in found), np.int64)
+
     def rows(self, after: int = 0, limit: int | None = None) -> Rows:
         return self._rows("row > %s ORDER BY row LIMIT %s", (after, limit))
 

@@ -21,7 +21,12 @@ class LostRows:
         Every image up to `through` was indexed. Raises VectorsLost, Overloaded.
         """
         num_images, _ = images.size()  # counted first, as images deleted in the meantime have no vectors
-        if stored.num_vectors >= num_images - len(images.live(self._left_out)):
+        expected = num_images - len(images.live(self._left_out))
+        num_vectors = stored.num_vectors
+        if num_vectors > expected:  # deletions that did not reach the database would hide as many losses
+            stored.delete(images.deleted_rows())
+            num_vectors = stored.num_vectors
+        if num_vectors >= expected:
             self._missing = self._left_out
             return np.zeros(0, np.int64)
         rows = images.rows()

@@ -185,7 +185,7 @@ class SharedIndexes(CheckpointIndexes):
         try:
             self._work.give_up(step.claim)
         except Overloaded as error:
-            _log().warning("claim not given up", reason=error.message)
+            self._log().warning("claim not given up", reason=error.message)
 
     def delete(self, row: int) -> None:
         """Remove an image's vectors. Where that fails they are not found either, and removed later."""
@@ -195,7 +195,7 @@ class SharedIndexes(CheckpointIndexes):
             for index in self:
                 index.vectors.delete([row])
         except Overloaded as error:
-            _log().warning("vectors of a deleted image remain for now", reason=error.message)
+            self._log().warning("vectors of a deleted image remain for now", row=row, reason=error.message)
 
     def tidy(self) -> None:
         """Tell others which indexes are used, remove those that were dropped, and begin those that were lost again."""
@@ -259,7 +259,7 @@ class SharedIndexes(CheckpointIndexes):
             try:
                 self._texts[condition] = self._engine.prepare_condition(condition)
             except FoveaError as error:  # another model's context may be shorter, or it may be a plain CLIP
-                _log().warning("condition not indexed", condition=condition, error=error.message)
+                self._log().warning("condition not indexed", condition=condition, error=error.message)
                 self._texts[condition] = None
         return self._texts[condition]
 
@@ -290,7 +290,7 @@ class SharedIndexes(CheckpointIndexes):
             if not is_alone or reached is None or reached.number != number or reached.through < through:
                 return
             if len(lost := index.lost.find(self._images, stored, through)):
-                _log().warning("images are indexed again", condition=index.condition, images=len(lost))
+                self._log().warning("images are indexed again", condition=index.condition, images=len(lost))
                 self._work.claim_again(number, ranges(lost, self._images.rows(), CLAIM_ROWS))
 
     def _start_tuning(self) -> None:
@@ -311,7 +311,7 @@ class SharedIndexes(CheckpointIndexes):
                 if vectors.number is not None and vectors.stored is not None:
                     self._tune_one(vectors.number, vectors.stored, vectors.num_vectors)
         except FoveaError as error:  # the next time `tidy` is called it is tried again
-            _log().warning("searches not measured", reason=error.message)
+            self._log().warning("searches not measured", reason=error.message)
         except RuntimeError:
             return  # the collections were closed meanwhile
 
@@ -326,14 +326,13 @@ class SharedIndexes(CheckpointIndexes):
     def _restart(self, text: Text | None, number: int | None) -> None:
         """Begin the index of this number again."""
         condition = None if text is None else text.text
-        _log().warning("index is made again", condition=condition, reason="its vectors are lost")
+        self._log().warning("index is made again", condition=condition, reason="its vectors are lost")
         if number is not None:
             self._work.restart_index(key_of(text), number, self._create)
 
     def _create(self, number: int) -> None:
         self._sharing.vectors.index(self._images.collection, self._stem, number, self._width).create()
 
-
-def _log() -> structlog.stdlib.BoundLogger:
-    logger: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
-    return logger
+    def _log(self) -> structlog.stdlib.BoundLogger:
+        logger: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+        return logger.bind(collection=self._images.info.name)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from services.core.errors import NotFound, TooLarge
+from services.core.store.errors import StoreUnavailable
 from services.core.store.objects import Objects
 from services.embed.collections.storage.database import DatabaseFailed, IncompatibleDatabase
 from services.embed.collections.storage.image_store import CollectionInfo, NewImage
@@ -23,10 +24,11 @@ pytest.importorskip("psycopg_pool", reason="needs the extra `cluster`")
 import psycopg
 
 from services.embed.collections import cluster
+from services.embed.collections.cluster.backed_up import ClusterBackedUp
 from services.embed.collections.cluster.catalog import PostgresCatalog
 from services.embed.collections.cluster.claims import IndexWork
 from services.embed.collections.cluster.connections import CatalogUnreachable, Connections
-from services.embed.collections.cluster.contents import Contents, Upload
+from services.embed.collections.cluster.contents import Contents, ObjectsUnreachable, Upload
 from services.embed.collections.cluster.image_store import PostgresImageStore
 
 pytestmark = pytest.mark.process
@@ -107,7 +109,7 @@ def test_replicas_that_start_together_prepare_an_empty_database_once(empty_datab
         versions = connection.execute("SELECT version FROM migrations ORDER BY version").fetchall()
         connection.execute("INSERT INTO migrations VALUES (99, now())")
     connections.close()
-    assert versions == [(1,), (2,), (3,)]
+    assert versions == [(1,), (2,), (3,), (4,)]
     with pytest.raises(IncompatibleDatabase, match=r"schema version 99.*newer"):
         Connections.open(empty_database_url)
 
@@ -126,6 +128,41 @@ def test_a_database_of_an_older_version_is_brought_up_to_date_with_all_that_it_h
     assert (store.info, store.access()) == (CollectionInfo("old", "m", 1.5), "open")
     store.add(images(1), LIMITS)
     catalog.close()
+
+
+def test_a_process_with_another_object_store_is_refused_once_there_are_images(
+    empty_database_url: str, objects: Objects, tmp_path: Path
+) -> None:
+    other = Objects((tmp_path / "other").as_uri(), {})
+    mistaken = PostgresCatalog.open(empty_database_url, other)  # and corrected before it had an effect
+    right = PostgresCatalog.open(empty_database_url, objects)
+    assert right.create(INFO).add(images(1), LIMITS).added == 1
+    with pytest.raises(ObjectsUnreachable):
+        mistaken.open_store(INFO.name).add(images(2), LIMITS)
+    for catalog in (mistaken, right):
+        catalog.close()
+    for open_ in (PostgresCatalog.open, ClusterBackedUp.open):
+        with pytest.raises(IncompatibleDatabase, match="FOVEA_EMBED_COLLECTIONS_STORE_URL as in the other processes"):
+            open_(empty_database_url, other)
+        open_(empty_database_url, objects).close()
+
+
+def test_an_object_store_that_is_not_there_at_first_is_checked_before_anything_is_added(
+    empty_database_url: str, objects: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = PostgresCatalog.open(empty_database_url, objects)
+    first.create(INFO).add(images(1), LIMITS)
+    first.close()
+
+    def refuse(objects: Objects, key: str) -> int:
+        raise StoreUnavailable("no route to it")
+
+    with monkeypatch.context() as outage:
+        outage.setattr(Objects, "size_bytes", refuse)
+        late = PostgresCatalog.open(empty_database_url, Objects((tmp_path / "other").as_uri(), {}))
+    with pytest.raises(ObjectsUnreachable):
+        late.open_store(INFO.name).add(images(2), LIMITS)
+    late.close()
 
 
 def test_a_database_that_ends_its_connections_is_found_again(
