@@ -1,4 +1,4 @@
-"""What shared collections of embed need: PostgreSQL, Milvus and an object store.
+"""The needs of shared collections: PostgreSQL, Milvus and an object store.
 
 URLs of the first two may contain a password, so nothing of them is told but what the servers say, and that only where
 no part of a password can have been read as something else.

@@ -1,4 +1,4 @@
-"""What the doctor finds of shared collections, with a real PostgreSQL and a real Milvus."""
+"""Findings of the doctor about shared collections, with a real PostgreSQL and a real Milvus."""
 
 import re
 import time
