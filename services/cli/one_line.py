@@ -24,6 +24,7 @@ OPTIONAL = {
     "faiss": "search",
     "psycopg": "cluster",
     "psycopg_pool": "cluster",
+    "pymilvus": "cluster",
     "opentelemetry": "telemetry",
     "ray": "ray",
 }

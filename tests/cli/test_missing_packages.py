@@ -3,7 +3,7 @@
 import subprocess
 import sys
 import tomllib
-from importlib.metadata import packages_distributions
+from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 
 import pytest
@@ -31,8 +31,20 @@ def imported_by(extra: str) -> set[str]:
         if requirement.name == "fovea":
             names |= set().union(*map(imported_by, requirement.extras))
         else:
-            names |= {module for module, owners in OWNERS.items() if canonicalize_name(requirement.name) in owners}
+            packages = {canonicalize_name(requirement.name), *packages_of_extras(requirement)}
+            names |= {module for module, owners in OWNERS.items() if packages & owners}
     return names
+
+
+def packages_of_extras(asked: Requirement) -> set[str]:
+    """Return the packages that the extras of a requirement bring, such as psycopg's pool."""
+    needed = [Requirement(line) for line in requires(asked.name) or ()] if asked.extras else []
+    return {
+        canonicalize_name(one.name)
+        for one in needed
+        if one.marker is not None and any(one.marker.evaluate({"extra": extra}) for extra in asked.extras)
+        if not one.marker.evaluate({"extra": ""})
+    }
 
 
 EXTRAS = set().union(*map(imported_by, ("gateway", "evaluate", "search")))

@@ -21,6 +21,17 @@ from services.cli.doctor.installation import (
 )
 from services.cli.doctor.machine import TOPIC_DEVICES, TOPIC_MEMORY, find_devices, find_memory
 from services.cli.doctor.network import TOPIC_PORTS, TOPIC_REDIS, find_ports, find_redis
+from services.cli.doctor.shared_collections import (
+    DATABASE,
+    IMAGES,
+    TOPIC_IMAGES,
+    TOPIC_MILVUS,
+    TOPIC_POSTGRES,
+    VECTORS,
+    find_image_store,
+    find_milvus,
+    find_postgres,
+)
 from services.cli.doctor.storage import TOPIC_ROOM, TOPIC_STORE, find_room, find_store
 from services.core.byte_sizes import parse_bytes
 from services.core.logs import log_warnings_to_stderr
@@ -28,6 +39,13 @@ from services.core.printable import printable
 
 SHOWN = {"ok": "ok", "warning": "warning", "failure": "FAILURE"}
 INDENT = " " * 20
+ADDRESSES = {
+    TOPIC_STORE: "FOVEA_STORE_URL",
+    TOPIC_REDIS: "FOVEA_REDIS_URL",
+    TOPIC_POSTGRES: DATABASE,
+    TOPIC_MILVUS: VECTORS,
+    TOPIC_IMAGES: IMAGES,
+}
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
 
@@ -69,9 +87,12 @@ def _examine(room_bytes: int) -> list[Finding]:
         TOPIC_STORE: partial(find_store, configured),
         TOPIC_PORTS: partial(find_ports, configured),
         TOPIC_REDIS: partial(find_redis, configured),
+        TOPIC_POSTGRES: partial(find_postgres, configured),
+        TOPIC_MILVUS: partial(find_milvus, configured),
+        TOPIC_IMAGES: partial(find_image_store, configured),
         TOPIC_GATEWAY: partial(find_gateway_files, configured),
     }
-    return [*configured.complaints, *examine(checks)]
+    return [*configured.complaints, *examine(checks, addresses=ADDRESSES)]
 
 
 def _report(findings: Sequence[Finding]) -> str:

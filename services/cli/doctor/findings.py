@@ -26,10 +26,13 @@ class Finding:
 Check = Callable[[], Iterable[Finding]]
 
 
-def examine(checks: Mapping[str, Check], limit_s: float = LIMIT_S) -> list[Finding]:
+def examine(
+    checks: Mapping[str, Check], limit_s: float = LIMIT_S, addresses: Mapping[str, str] | None = None
+) -> list[Finding]:
     """Run all checks at once and return their findings in the order of the checks.
 
-    One that breaks, or that is not done in time, is a finding itself.
+    One that breaks, or that is not done in time, is a finding itself; `addresses` are the settings, by topic, that say
+    whom a check asks.
     """
     results: dict[str, list[Finding]] = {}
 
@@ -46,8 +49,13 @@ def examine(checks: Mapping[str, Check], limit_s: float = LIMIT_S) -> list[Findi
     end_s = time.monotonic() + limit_s
     for thread in threads.values():
         thread.join(max(0.0, end_s - time.monotonic()))
-    return [finding for topic in checks for finding in results.get(topic, [_late(topic, limit_s)])]
+    return [
+        finding
+        for topic in checks
+        for finding in results.get(topic, [_late(topic, limit_s, (addresses or {}).get(topic))])
+    ]
 
 
-def _late(topic: str, limit_s: float) -> Finding:
-    return Finding(topic, "failure", f"no answer within {limit_s:g} s", "check the network and the address")
+def _late(topic: str, limit_s: float, setting: str | None) -> Finding:
+    cure = f"check the network and the address{'' if setting is None else f' in {setting}'}"
+    return Finding(topic, "failure", f"no answer within {limit_s:g} s", cure)

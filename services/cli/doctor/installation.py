@@ -17,17 +17,19 @@ TOLD = {"fovea": "services", "torch": "torch", "transformers": "transformers", "
 # What an extra brings beside the processes' packages, by import name.
 TOOLS = {
     "search": ("faiss",),
+    "cluster": ("faiss", "psycopg", "psycopg_pool", "pymilvus"),
     "train": ("accelerate", "peft", "tensorboard", "scipy", "matplotlib"),
+    "ray": ("ray",),
     "telemetry": ("opentelemetry.sdk",),
 }
-# As all of ours are written: the package, the least version and the extra.
-_REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?>=([0-9.]+)(?:.*\bextra == [\"'](.+?)[\"'])?")
+# As all of ours are written: the package, the least version, before which a bound may stand, and the extra.
+_REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?(?:<[0-9.]+,)?>=([0-9.]+)(?:.*\bextra == [\"'](.+?)[\"'])?")
 
 
 def find_versions() -> Iterator[Finding]:
     """Tell the versions, and packages that are older than Fovea needs."""
     versions = {
-        name: found for name, module in TOLD.items() if _is_importable(module) and (found := _version(name)) is not None
+        name: found for name, module in TOLD.items() if is_importable(module) and (found := _version(name)) is not None
     }
     figures = {"python": platform.python_version(), **versions}
     told = ", ".join(f"{name} {found}" for name, found in figures.items())
@@ -62,7 +64,7 @@ def find_processes(configured: Configured) -> Iterator[Finding]:
 def find_extras(configured: Configured) -> Iterator[Finding]:
     """Tell the installed extras, and those that the settings or a service ask for in vain."""
     modules = {**MODULES, **TOOLS}
-    lacking = {extra for extra, names in modules.items() if not all(map(_is_importable, names))}
+    lacking = {extra for extra, names in modules.items() if not all(map(is_importable, names))}
     installed = [extra for extra in modules if extra not in lacking]
     told = f"installed: {', '.join(installed) or 'none'}"
     if lacking:
@@ -71,12 +73,16 @@ def find_extras(configured: Configured) -> Iterator[Finding]:
     if "embed" in installed and "search" in lacking:
         told = "without FAISS, embed has no collections"
         yield Finding(TOPIC_EXTRAS, "warning", told, "pip install 'fovea[search]'")
+    if "cluster" in lacking and configured.values("collections_url"):
+        missing = next(module for module in TOOLS["cluster"] if not is_importable(module))
+        told = f"FOVEA_EMBED_COLLECTIONS_URL is set, and {missing} is not installed"
+        yield Finding(TOPIC_EXTRAS, "failure", told, "pip install 'fovea[cluster]'")
     if "telemetry" in lacking and configured.values("telemetry").get(True):
         told = "FOVEA_TELEMETRY is set, and OpenTelemetry's SDK is not installed"
         yield Finding(TOPIC_EXTRAS, "failure", told, "pip install 'fovea[telemetry]'")
 
 
-def _is_importable(module: str) -> bool:
+def is_importable(module: str) -> bool:
     try:
         return module in sys.modules or find_spec(module) is not None
     except ModuleNotFoundError:

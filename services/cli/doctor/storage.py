@@ -87,6 +87,10 @@ def _folders(configured: Configured) -> Iterator[tuple[Path, str]]:
     for url in configured.values("store_url"):
         if (root := _root(url)) is not None and _can_write(url):
             yield root, "FOVEA_STORE_URL"
+    if configured.values("collections_url"):
+        for url in configured.values("collections_store_url"):
+            if (root := _root(url)) is not None:
+                yield root, "FOVEA_EMBED_COLLECTIONS_STORE_URL"
     for setting, variable in FOLDERS.items():
         for folder in configured.values(setting):
             yield folder, variable

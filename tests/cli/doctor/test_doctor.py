@@ -1,20 +1,16 @@
 """`fovea doctor` as a user runs it, on machines on which something is missing."""
 
-import contextlib
-import json
-import os
 import re
 import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from services.core.store.store import Store
+from tests.cli.doctor.machine import ROOT, Machine
 from tests.cli.test_missing_packages import EXTRAS
 from tests.core.child_processes import running
 from tests.core.redis_server import RedisServer, redis_executables
@@ -22,51 +18,6 @@ from tests.core.tiny_checkpoints import INFO, write_checkpoint
 from tests.kept_port import kept_port
 
 pytestmark = pytest.mark.process
-
-ROOT = Path(__file__).parents[3]
-PROCESSES = ("GATEWAY", "PREDICT", "GENERATE", "EMBED", "SCORE")
-
-
-class Machine:
-    """A home of its own and free ports; `environment` can be changed before the doctor is asked."""
-
-    def __init__(self, home: Path, ports: dict[str, int]) -> None:
-        self.home, self.ports = home, ports
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("FOVEA_")}
-        own = {f"FOVEA_{name}_PORT": str(port) for name, port in ports.items()}
-        self.environment = {**kept, **own, "HOME": str(home), "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
-
-    def doctor(self, *arguments: str, without: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-        module = ["tests.cli.without_packages", ",".join(without)] if without else ["services.cli.main"]
-        return subprocess.run(
-            [sys.executable, "-m", *module, "doctor", *arguments],
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd=self.home,
-            env=self.environment,
-        )
-
-    def findings(self, *arguments: str, without: tuple[str, ...] = ()) -> list[dict[str, Any]]:
-        """Ask for JSON, and hold the exit status to the findings."""
-        ended = self.doctor("--json", *arguments, without=without)
-        assert "Traceback" not in ended.stderr
-        answer = json.loads(ended.stdout)
-        failed = any(finding["status"] == "failure" for finding in answer["findings"])
-        assert (ended.returncode, answer["works"]) == (int(failed), not failed)
-        found: list[dict[str, Any]] = answer["findings"]
-        return found
-
-    def failures(self, *arguments: str, without: tuple[str, ...] = ()) -> list[tuple[str, str, str]]:
-        """The topic, the finding and the cure of what would not work."""
-        found = self.findings(*arguments, without=without)
-        return [(one["topic"], one["found"], one["cure"]) for one in found if one["status"] == "failure"]
-
-
-@pytest.fixture
-def machine(tmp_path: Path) -> Iterator[Machine]:
-    with contextlib.ExitStack() as kept:
-        yield Machine(tmp_path, {name: kept.enter_context(kept_port()) for name in PROCESSES})
 
 
 def test_a_machine_on_which_all_works_has_no_failure_and_status_0(machine: Machine) -> None:

@@ -41,5 +41,7 @@ def test_a_check_that_takes_too_long_is_a_failure() -> None:
         yield Finding("hangs", "ok", "found")
 
     [late] = examine({"hangs": hangs}, limit_s=0.05)
+    [remote] = examine({"hangs": hangs}, limit_s=0.05, addresses={"hangs": "FOVEA_REDIS_URL"})
     never.set()
     assert (late.status, late.found) == ("failure", "no answer within 0.05 s")
+    assert remote.cure == "check the network and the address in FOVEA_REDIS_URL"

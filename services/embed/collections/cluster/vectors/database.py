@@ -3,13 +3,13 @@
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from urllib.parse import unquote, urlsplit, urlunsplit
 
 import numpy as np
 from numpy.typing import NDArray
 
 from services.embed.collections.answers import IndexKind
 from services.embed.collections.cluster.shared_vectors import VectorsLost
+from services.embed.collections.cluster.vectors.address import connection_to
 from services.embed.collections.cluster.vectors.milvus import TIMEOUT_S, MilvusVectors, VectorsMissing
 from services.embed.collections.cluster.vectors.milvus_index import MilvusIndex
 from services.embed.collections.cluster.vectors.places import Place, drop_checkpoint, places
@@ -28,10 +28,7 @@ class MilvusDatabase:
 
     def __init__(self, url: str, identity: str, options: IndexOptions) -> None:
         """`url` may have a user and a password, which are sent as Milvus's token."""
-        parts = urlsplit(url)
-        token = f"{unquote(parts.username)}:{unquote(parts.password or '')}" if parts.username else ""
-        address = parts.netloc.rpartition("@")[2]
-        self._vectors = MilvusVectors(urlunsplit(parts._replace(netloc=address)), token)
+        self._vectors = connection_to(url)
         self._prefix = f"{identity[:IDENTITY_CHARACTERS]}_"
         self._options = options
 
