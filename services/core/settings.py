@@ -341,8 +341,10 @@ def _hint(unknown: str, own_prefix: str, known: set[str]) -> str:
 
 def _complaints(settings_cls: type[ProcessSettings], invalid: ValidationError) -> Iterator[str]:
     for error in invalid.errors(include_url=False, include_context=False, include_input=False):
-        field_name = str(error["loc"][0]) if error["loc"] else ""
-        yield f"{_variable(settings_cls, field_name)}: {error['msg']}."
+        if error["loc"]:
+            yield f"{_variable(settings_cls, str(error['loc'][0]))}: {error['msg']}."
+        else:  # about several settings, which the message names
+            yield f"{error['msg'].removeprefix('Value error, ')}."
 
 
 def _variable(settings_cls: type[ProcessSettings], field_name: str) -> str:

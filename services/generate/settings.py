@@ -64,5 +64,7 @@ class GenerateSettings(ModelSettings):
     @model_validator(mode="after")
     def _one_model_of_vllm(self) -> Self:
         if self.engine == "vllm" and len(self.models) > 1:
-            raise ValueError("models: a server of vLLM serves one; another model needs a service of its own")
+            raise ValueError(
+                "FOVEA_GENERATE_MODELS: a server of vLLM serves one; another model needs a service of its own"
+            )
         return self

@@ -81,7 +81,7 @@ class ScoreSettings(ModelSettings, ImageSettings):
     @model_validator(mode="after")
     def has_endpoints_with_models(self) -> Self:
         if (self.teacher_url is None) != (self.teacher_model is None):
-            raise ValueError("teacher_url and teacher_model belong together")
+            raise ValueError("FOVEA_SCORE_TEACHER_URL and FOVEA_SCORE_TEACHER_MODEL belong together")
         if (self.vqa_url is None) != (self.vqa_model is None):
-            raise ValueError("vqa_url and vqa_model belong together")
+            raise ValueError("FOVEA_SCORE_VQA_URL and FOVEA_SCORE_VQA_MODEL belong together")
         return self

@@ -97,13 +97,18 @@ def _cluster(settings: EmbedSettings, serving: Serving, options: CollectionOptio
     if find_spec("psycopg_pool") is None or find_spec("pymilvus") is None:
         raise ValueError("FOVEA_EMBED_COLLECTIONS_URL needs fovea[cluster]")
     from services.embed.collections.cluster.catalog import PostgresCatalog
+    from services.embed.collections.cluster.connections import place_of
     from services.embed.collections.cluster.shelf import ClusterOptions, ClusterShelf
 
     assert settings.collections_url is not None and settings.vectors_url is not None, "the settings are complete"
     objects = Objects(settings.collections_store_url or settings.store_url, {})
-    parts = urlsplit(settings.collections_url)
+    try:
+        place = place_of(settings.collections_url)
+    except ValueError as error:
+        raise ValueError(f"FOVEA_EMBED_COLLECTIONS_URL {error}") from None
     cluster = ClusterOptions(
-        place=f"{parts.hostname or 'localhost'}{parts.path}",
+        place=place,
+        vectors_address=urlsplit(settings.vectors_url).netloc.rpartition("@")[2],
         folder=settings.collections_dir / ".shared",
         open_catalog=partial(PostgresCatalog.open, settings.collections_url, objects),
         connect_vectors=partial(connect_vectors, settings.vectors_url, options.index),

@@ -205,7 +205,9 @@ class OpenCollections:
                 self._not_open_because, reason, pause_s = "their folder can't be opened", _reason(error), retry_s
                 retry_s = min(2 * retry_s, MAX_RETRY_S)
             if reason != reported:  # once, not at each attempt
-                structlog.get_logger(__name__).warning("collections wait", folder=self._place, reason=reason)
+                structlog.get_logger(__name__).warning(
+                    "collections wait for their folder", folder=self._place, reason=reason
+                )
             reported = reason
             await asyncio.sleep(pause_s)
 

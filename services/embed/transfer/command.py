@@ -21,7 +21,7 @@ from services.core.printable import printable
 from services.core.store.errors import StoreError
 from services.embed.bulk.collection_client import CollectionClient, Refused, Unavailable
 from services.embed.collections.storage.catalog import CatalogInUse, check_name
-from services.embed.collections.storage.database import DatabaseFailed, IncompatibleDatabase
+from services.embed.collections.storage.database import DatabaseFailed, DatabaseUnreachable, IncompatibleDatabase
 from services.embed.transfer.backup import BackupRun
 from services.embed.transfer.backup_folder import BackupFolder
 from services.embed.transfer.entries import TransferError
@@ -277,6 +277,8 @@ def _reporting(command: str) -> Iterator[Console]:
         raise typer.Exit(EXIT_INTERRUPTED) from None
     except DatabaseFailed as error:
         message = f"{error.message} {error.reason}."
+    except DatabaseUnreachable as error:
+        message = f"{error.message} {error.reason} (--collections-url or FOVEA_EMBED_COLLECTIONS_URL)"
     except FoveaError as error:
         message = error.message
     except (TransferError, StoreError, Refused, Unavailable, CatalogInUse, IncompatibleDatabase, OSError) as error:

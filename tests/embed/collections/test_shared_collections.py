@@ -9,10 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
+from typer.testing import CliRunner
 
+from services.core.settings import SettingsError, read_settings
 from services.core.store.objects import Objects
 from services.core.store.store import Store
 from services.embed.settings import EmbedSettings
+from services.embed.transfer.command import app
 from tests.conftest import empty_schema
 from tests.core.postgres_server import PostgresServer, postgres_server
 from tests.embed.collections.test_collections import (
@@ -430,9 +434,84 @@ def test_settings_of_shared_collections_that_do_not_fit_are_refused(settings: Em
     for change, reason in (
         ({"vectors_url": None}, "need both"),
         ({"collections_url": None}, "need both"),
+        ({"collections_url": None, "vectors_url": None}, "FOVEA_EMBED_COLLECTIONS_STORE_URL is for shared"),
         ({"collections_url": "mysql://x"}, "postgresql://"),
         ({"vectors_url": "x"}, "http://"),
+        ({"vectors_url": "tcp://milvus:19530"}, "http://"),
+        ({"vectors_url": "http://milvus:19530/v1"}, "without path"),
+        ({"vectors_url": "http://milvus:19530?a=b"}, "without path"),
+        ({"vectors_url": "http://milvus:19530#a"}, "without path"),
+        ({"vectors_url": "http://fovea:se/cret@milvus:19530"}, "without path"),
         ({"collections_store_url": "memory://x"}, "memory://"),
     ):
         with pytest.raises(ValueError, match=reason):
             EmbedSettings(**{**given, **change})
+
+
+def test_the_settings_that_do_not_fit_are_named_as_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOVEA_EMBED_COLLECTIONS_URL", "postgresql://fovea:secret@postgres/fovea")
+    with pytest.raises(SettingsError) as refused:
+        read_settings(EmbedSettings)
+    assert str(refused.value).startswith("FOVEA_EMBED_COLLECTIONS_URL and FOVEA_EMBED_VECTORS_URL: ")
+    assert "secret" not in str(refused.value)
+
+
+@pytest.fixture
+def locked(server: PostgresServer) -> str:
+    """A database that asks one role for its password, with a wrong one in the URL."""
+    import psycopg
+
+    folder = server.folder / "data"
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        connection.execute("CREATE ROLE locked LOGIN PASSWORD 'right'")
+        hba = folder / "pg_hba.conf"
+        hba.write_text("local all locked scram-sha-256\n" + hba.read_text())
+        connection.execute("SELECT pg_reload_conf()")
+    return server.url.replace("fovea@", "locked:wr%2Fong@")
+
+
+def test_why_the_database_refuses_is_told_to_the_operator_and_not_to_clients(
+    tmp_path: Path, checkpoint: Path, locked: str, server: PostgresServer, vectors: VectorsInMemory
+) -> None:
+    for url, words in (
+        (locked, 'password authentication failed for user "locked"'),
+        (server.url.replace("fovea@", "nobody:wr%2Fong@"), 'role "nobody" does not exist'),
+        (server.url.replace("/postgres?", "/missing?"), 'database "missing" does not exist'),
+        (server.url.replace("fovea@", "fovea:wr/ong@"), "%XX"),
+    ):
+        run = CliRunner().invoke(app, ["backup", str(tmp_path / "backup"), "--collections-url", url])
+        assert run.exit_code == 1
+        assert words in run.output and "FOVEA_EMBED_COLLECTIONS_URL" in run.output
+        assert not any(word in run.output for word in ("wr/ong", "wr%2Fong", "ong@"))
+    with (
+        structlog.testing.capture_logs() as logs,
+        running(shared_settings(tmp_path, checkpoint, locked), are_collections_open=False) as service,
+    ):
+        wait_until_ready(lambda: "can't be reached" in service.client.get("/readyz").text)
+        answers = [service.client.get(path).text for path in ("/collections", "/readyz")]
+    (line,) = [log for log in logs if log["event"] == "collections wait for their database"]
+    assert line["log_level"] == "warning"
+    assert "password authentication failed" in line["reason"]
+    assert line["setting"] == "FOVEA_EMBED_COLLECTIONS_URL"
+    assert (line["host"], line["database"], line["user"]) == (f"{server.folder}:5432", "postgres", "locked")
+    assert not any(word in str(logs) for word in ("wr/ong", "wr%2Fong"))
+    assert not any("authentication" in answer or "locked" in answer for answer in answers)
+
+
+def test_vectors_that_can_not_be_reached_are_told_of_at_the_start_and_again_when_they_can(
+    tmp_path: Path, checkpoint: Path, postgres_url: str, vectors: VectorsInMemory
+) -> None:
+    settings = shared_settings(tmp_path, checkpoint, empty_schema(postgres_url))
+    settings = settings.model_copy(update={"vectors_url": "http://root:secret@in.memory:19530"})
+    vectors.is_down = True
+    with structlog.testing.capture_logs() as logs, running(settings) as service:
+        wait_until_ready(lambda: "FOVEA_EMBED_VECTORS_URL" in service.client.get("/readyz").text)
+        assert service.client.get("/readyz").status_code == 200
+        vectors.is_down = False
+        wait_until_ready(lambda: "FOVEA_EMBED_VECTORS_URL" not in service.client.get("/readyz").text)
+    lines = [log for log in logs if log["event"].startswith("vectors can")]
+    assert [line["log_level"] for line in lines] == ["warning", "info"]
+    for line in lines:
+        assert (line["setting"], line["address"]) == ("FOVEA_EMBED_VECTORS_URL", "in.memory:19530")
+    assert lines[0]["reason"] == "the server is down"
+    assert "secret" not in str(logs)

@@ -90,6 +90,13 @@ class RemoteVectors:
             raise VectorsLost
         return found
 
+    def problem(self) -> str:
+        try:
+            self.stored()
+        except Overloaded as error:
+            return error.message
+        return ""
+
     def drop_checkpoint(self, collection: int, checkpoint: str) -> None:
         for key in self.stored():
             if key[:2] == (collection, checkpoint):

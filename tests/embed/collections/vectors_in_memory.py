@@ -27,6 +27,9 @@ class VectorsInMemory:
     tuning: Callable[[], str] | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
+    def problem(self) -> str:
+        return "the server is down" if self.is_down else ""
+
     def drop_checkpoint(self, collection: int, checkpoint: str) -> None:
         self.check()
         with self.lock:

@@ -142,6 +142,6 @@ def test_models_names_the_model_and_the_limit(client: TestClient) -> None:
 
 
 def test_the_settings_name_address_and_model_together_and_hide_the_key() -> None:
-    with pytest.raises(ValueError, match="vqa_url and vqa_model belong together"):
+    with pytest.raises(ValueError, match="FOVEA_SCORE_VQA_URL and FOVEA_SCORE_VQA_MODEL belong together"):
         ScoreSettings(vqa_model="sees-all")
     assert "sk-secret" not in repr(ScoreSettings(vqa_key="sk-secret"))

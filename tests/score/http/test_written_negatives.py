@@ -119,6 +119,6 @@ def test_models_names_the_teacher_and_its_kinds(client: TestClient) -> None:
 
 
 def test_the_settings_name_address_and_model_together_and_hide_the_key() -> None:
-    with pytest.raises(ValueError, match="teacher_url and teacher_model belong together"):
+    with pytest.raises(ValueError, match="FOVEA_SCORE_TEACHER_URL and FOVEA_SCORE_TEACHER_MODEL belong together"):
         ScoreSettings(teacher_url="http://127.0.0.1:1/v1")
     assert "sk-secret" not in repr(ScoreSettings(teacher_key="sk-secret"))

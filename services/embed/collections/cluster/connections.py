@@ -2,17 +2,17 @@
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.resources import files
-from typing import Any
+from typing import Any, Self
 
 import psycopg
-from psycopg.errors import DiskFull, ReadOnlySqlTransaction
+from psycopg.errors import DiskFull, InsufficientPrivilege, InvalidSchemaName, ReadOnlySqlTransaction
+from psycopg.pq import Conninfo
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
-from services.core.errors import Overloaded
-from services.embed.collections.storage.database import IncompatibleDatabase, StorageFull
+from services.embed.collections.storage.database import DatabaseUnreachable, IncompatibleDatabase, StorageFull
 
 MAX_CONNECTIONS = 8
 # Longest wait for a connection: shorter than a request's deadline, so that the answer says what is missing. While there
@@ -33,35 +33,36 @@ LIVENESS = {
 MIGRATION_LOCK = 0x0F0FEA
 MIGRATION = re.compile(r"(\d{4})_\w+\.sql")
 
+UNREADABLE = "can't be read; special characters of a password are written as %XX, such as %2F for a slash"
+
 Connection = psycopg.Connection[tuple[Any, ...]]
+
+# Raised without a server, and by one that lets this user do nothing, or only read.
+UNUSABLE = (
+    psycopg.OperationalError,
+    psycopg.InterfaceError,
+    ReadOnlySqlTransaction,
+    InsufficientPrivilege,
+    InvalidSchemaName,
+)
 
 # The pool tells of each attempt to connect; that PostgreSQL is gone is logged once where collections are followed.
 logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
 
 
-class CatalogUnreachable(Overloaded):
+class CatalogUnreachable(DatabaseUnreachable):
     """PostgreSQL can't be reached or used. Whether the last change was made is unknown, so it is to be repeated."""
-
-    def __init__(self) -> None:
-        super().__init__("The database of the collections currently can't be reached.", code="collections_not_open")
 
 
 class Connections:
     """A thread-safe pool. Methods raise CatalogUnreachable, StorageFull, and RuntimeError once it is closed."""
 
-    def __init__(self, pool: ConnectionPool[Connection]) -> None:
-        self._pool = pool
+    def __init__(self, url: str) -> None:
+        self._refusal = ""
         self._is_down = False
-
-    @classmethod
-    def open(cls, url: str, *, is_migrating: bool = True) -> "Connections":
-        """Connect and apply the migrations that the database lacks.
-
-        Raises IncompatibleDatabase if a newer version of Fovea has used it, if its encoding is not UTF-8, or if it
-        lacks migrations that are not to be applied.
-        """
-        pool = ConnectionPool(
+        self._pool: ConnectionPool[Connection] = ConnectionPool(
             url,
+            connection_class=_noting(self._note),
             min_size=1,
             max_size=MAX_CONNECTIONS,
             reconnect_timeout=RECONNECT_S,
@@ -70,7 +71,19 @@ class Connections:
             check=ConnectionPool.check_connection,
             open=True,
         )
-        connections = cls(pool)
+
+    @classmethod
+    def open(cls, url: str, *, is_migrating: bool = True) -> "Connections":
+        """Connect and apply the migrations that the database lacks.
+
+        Raises IncompatibleDatabase if a newer version of Fovea has used it, if its encoding is not UTF-8, or if it
+        lacks migrations that are not to be applied.
+        """
+        try:
+            place_of(url)
+        except ValueError as error:
+            raise CatalogUnreachable(f"The URL {error}") from None
+        connections = cls(url)
         try:
             with connections.reading() as connection:
                 _check_encoding(connection)
@@ -87,7 +100,7 @@ class Connections:
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """Provide a connection on which each statement is a transaction of its own."""
-        with _translated():
+        with self._translated():
             try:
                 with self._pool.connection(DOWN_TIMEOUT_S if self._is_down else CONNECT_TIMEOUT_S) as connection:
                     self._is_down = False
@@ -101,6 +114,43 @@ class Connections:
         """Run the block as a transaction: its changes are durable at its end, or none are made."""
         with self.reading() as connection, connection.transaction():
             yield connection
+
+    def _note(self, error: psycopg.Error | None) -> None:
+        """Keep why the last connection could not be made, as the pool only tells that there is none."""
+        self._refusal = "" if error is None else _first_line(error)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except PoolClosed as error:
+            raise RuntimeError("The collections are closed.") from error
+        except DiskFull as error:
+            raise StorageFull from error
+        except PoolTimeout as error:
+            raise CatalogUnreachable(self._refusal or str(error)) from error
+        except UNUSABLE as error:
+            raise CatalogUnreachable(_first_line(error)) from error
+
+
+def place_of(url: str) -> dict[str, str]:
+    """Return the host with its port, the database and the user of a URL, as PostgreSQL's own programs complete it.
+
+    Raises ValueError, which does not tell any of it, for a URL in which a part of the password may stand elsewhere.
+    """
+    try:
+        options = [*Conninfo.get_defaults(), *Conninfo.parse(url.encode())]
+    except psycopg.Error:
+        raise ValueError(UNREADABLE) from None
+    found = {option.keyword.decode(): option.val.decode() for option in options if option.val}
+    hosts = (found.get("host") or found.get("hostaddr") or "localhost").split(",")
+    ports = found.get("port", "5432").split(",")
+    user = found.get("user", "")
+    database = found.get("dbname", user)
+    if not all(port.isdecimal() for port in ports) or any("@" in name for name in (*hosts, database)):
+        raise ValueError(UNREADABLE)
+    places = zip(hosts, ports * len(hosts) if len(ports) == 1 else ports, strict=False)
+    return {"host": ",".join(f"{host}:{port}" for host, port in places), "database": database, "user": user}
 
 
 @contextmanager
@@ -159,13 +209,22 @@ def _migrations() -> Any:
     return files("services.embed.collections.cluster") / "migrations"
 
 
-@contextmanager
-def _translated() -> Iterator[None]:
-    try:
-        yield
-    except PoolClosed as error:
-        raise RuntimeError("The collections are closed.") from error
-    except DiskFull as error:
-        raise StorageFull from error
-    except (psycopg.OperationalError, psycopg.InterfaceError, ReadOnlySqlTransaction) as error:
-        raise CatalogUnreachable from error
+def _noting(note: Callable[[psycopg.Error | None], None]) -> type[Connection]:
+    """Make the class of connections that tell `note` why one could not be made, or that one was."""
+
+    class Noting(psycopg.Connection[tuple[Any, ...]]):
+        @classmethod
+        def connect(cls, *args: Any, **options: Any) -> Self:
+            try:
+                connection = super().connect(*args, **options)
+            except psycopg.Error as error:
+                note(error)
+                raise
+            note(None)
+            return connection
+
+    return Noting
+
+
+def _first_line(error: psycopg.Error) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__).strip()

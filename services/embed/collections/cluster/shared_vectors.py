@@ -94,6 +94,10 @@ class StoredVectors(Protocol):
 class VectorDatabase(Protocol):
     """The vectors of all indexes. Thread-safe; methods may block and raise Overloaded."""
 
+    def problem(self) -> str:
+        """Look once, and tell why the vectors can't be reached; empty if they can. Raises nothing."""
+        ...
+
     def index(self, collection: int, checkpoint: str, number: int, width: int = 0) -> StoredVectors:
         """Return the vectors of an index, for which there is a place once it is created.
 

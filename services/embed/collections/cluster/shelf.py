@@ -6,7 +6,7 @@ A name is looked up in PostgreSQL for each request, so that what other processes
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -23,11 +23,14 @@ from services.embed.collections.cluster.own_folder import OwnFolder
 from services.embed.collections.cluster.shared_indexes import SharedIndexes, Sharing
 from services.embed.collections.cluster.shared_vectors import VectorDatabase
 from services.embed.collections.cluster.sweeping import Sweeper
+from services.embed.collections.cluster.vectors_watch import SETTING as VECTORS_SETTING
+from services.embed.collections.cluster.vectors_watch import VectorsWatch
 from services.embed.collections.collection import Collection, CollectionOptions, Serving
 from services.embed.collections.storage.catalog import CollectionKey, check_tenant, is_name, no_collection
-from services.embed.collections.storage.database import DatabaseFailed, IncompatibleDatabase
+from services.embed.collections.storage.database import DatabaseFailed, DatabaseUnreachable, IncompatibleDatabase
 from services.embed.collections.storage.image_store import CollectionInfo
 
+SETTING = "FOVEA_EMBED_COLLECTIONS_URL"
 MIN_RETRY_S, MAX_RETRY_S = 1.0, 30.0
 # Time between sweeps of one process; whichever is first sweeps for all.
 SWEEP_EVERY_S = 60.0
@@ -37,14 +40,15 @@ MAX_DESCRIBED = 10
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """`place` names the database in the log, `folder` is for this process's own files.
+    """`place` names the database in the log, and `vectors_address` Milvus; `folder` is for this process's own files.
 
     `open_catalog` may raise IncompatibleDatabase and Overloaded; `connect_vectors` makes the vector database of the
     catalog of a given identity. `holder` and `claim_s` are those of Sharing; `follow_s` is the time between looks for
     images to index.
     """
 
-    place: str
+    place: Mapping[str, str]
+    vectors_address: str
     folder: Path
     open_catalog: Callable[[], PostgresCatalog]
     connect_vectors: Callable[[str], VectorDatabase]
@@ -74,6 +78,9 @@ class ClusterShelf:
         self._options = options
         self._opened: _Opened | None = None
         self._problem = "they are being opened"
+        self._reported = ""
+        # without an identity it has no vectors, and is only looked at
+        self._watch = VectorsWatch(cluster.vectors_address, partial(cluster.connect_vectors, ""))
         self._collections: dict[CollectionKey, tuple[int, Collection]] = {}
         self._damaged: dict[CollectionKey, str] = {}
         self._checkpoints: dict[str, str] = {}
@@ -86,13 +93,15 @@ class ClusterShelf:
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
-        keeping = asyncio.create_task(self._keep_open())
+        tasks = [asyncio.create_task(self._keep_open()), asyncio.create_task(self._watch.run())]
         try:
             yield
         finally:
-            keeping.cancel()
-            with suppress(asyncio.CancelledError):
-                await keeping
+            for task in tasks:
+                task.cancel()
+            for task in tasks:
+                with suppress(asyncio.CancelledError):
+                    await task
             await asyncio.gather(*[collection.close() for _, collection in self._collections.values()], *self._closing)
             if self._opened is not None:
                 await asyncio.to_thread(_close, self._opened)
@@ -100,10 +109,13 @@ class ClusterShelf:
     def check(self) -> CheckResult:
         """Report to `/readyz`; what can't be reached does not make it fail, as other routes need none of it."""
         if self._opened is None:
-            return True, f"not open: {self._problem}"
-        described = [f"{len(self._collections)} open here"]
-        if self._problem:
-            described.insert(0, f"not usable: {self._problem}")
+            described = [f"not open: {self._problem}"]
+        elif self._problem:
+            described = [f"not usable: {self._problem}", f"{len(self._collections)} open here"]
+        else:
+            described = [f"{len(self._collections)} open here"]
+        if self._watch.is_down:
+            described.append(f"the vectors can't be reached ({VECTORS_SETTING}; see the log)")
         described += [f"{key.tenant}/{key.name}: {self._damaged[key]}" for key in sorted(self._damaged)[:MAX_DESCRIBED]]
         return True, "; ".join(described)
 
@@ -199,13 +211,13 @@ class ClusterShelf:
         while True:
             try:
                 await self._follow(opened)
-                self._problem = ""
+                self._problem = self._reported = ""
                 if time.monotonic() - swept > SWEEP_EVERY_S:
                     swept = time.monotonic()
                     await self._close_deleted(opened)
-                    await asyncio.to_thread(opened.sweeper.sweep)
+                    await self._sweep(opened)
             except FoveaError as error:
-                self._note_problem(error.message)
+                self._note_problem(error)
             except Exception:  # noqa: BLE001 - whatever went wrong may be mended by the next attempt
                 structlog.get_logger(__name__).error("collections not followed", exc_info=True)
             # replicas that were started together do not ask together
@@ -218,10 +230,10 @@ class ClusterShelf:
             try:
                 self._opened = await asyncio.to_thread(self._connect)
             except (IncompatibleDatabase, OSError, FoveaError) as error:
-                self._note_problem(error.message if isinstance(error, FoveaError) else str(error))
+                self._note_problem(error)
             else:
-                self._problem = ""
-                structlog.get_logger(__name__).info("collections open", database=self._cluster.place)
+                self._problem = self._reported = ""
+                structlog.get_logger(__name__).info("collections open", **self._cluster.place)
                 return self._opened
             await asyncio.sleep(retry_s)
             retry_s = min(2 * retry_s, MAX_RETRY_S)
@@ -271,11 +283,22 @@ class ClusterShelf:
             if number not in numbers and number <= newest:
                 self._close(key)
 
-    def _note_problem(self, problem: str) -> None:
-        problem = problem.rstrip(".")
-        if problem != self._problem:  # once, not at each attempt
-            structlog.get_logger(__name__).warning("collections wait", database=self._cluster.place, reason=problem)
-        self._problem = problem
+    async def _sweep(self, opened: _Opened) -> None:
+        try:
+            await asyncio.to_thread(opened.sweeper.sweep)
+        except DatabaseUnreachable:
+            raise
+        except Overloaded as error:  # of the vectors or the objects: the collections can be used
+            structlog.get_logger(__name__).warning("what was deleted is removed later", reason=error.message)
+
+    def _note_problem(self, error: Exception) -> None:
+        """Keep what clients are told, and log what the operator has to know: once, not at each attempt."""
+        self._problem = (error.message if isinstance(error, FoveaError) else str(error)).rstrip(".")
+        reason = error.reason if isinstance(error, DatabaseUnreachable) else self._problem
+        if reason != self._reported:
+            log = structlog.get_logger(__name__).bind(setting=SETTING, **self._cluster.place)
+            log.warning("collections wait for their database", reason=reason)
+        self._reported = reason
 
 
 def _close(opened: _Opened) -> None:

@@ -56,6 +56,14 @@ class StorageFull(Overloaded):
         super().__init__("The disk of the collections is full; nothing was changed.", code="storage_full")
 
 
+class DatabaseUnreachable(Overloaded):
+    """The database of shared collections can't be reached or used; `reason` is for the log and the operator."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__("The database of the collections currently can't be reached.", code="collections_not_open")
+        self.reason = reason
+
+
 class DatabaseFailed(Overloaded):
     """The file is damaged, missing or unreadable; `reason` is for the log.
 

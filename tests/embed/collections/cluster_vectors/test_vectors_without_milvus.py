@@ -10,6 +10,7 @@ pytest.importorskip("pymilvus", reason="needs the extra `cluster`")
 from pymilvus import MilvusException
 
 from services.embed.collections.cluster.vectors import filters
+from services.embed.collections.cluster.vectors.database import MilvusDatabase
 from services.embed.collections.cluster.vectors.milvus import (
     MilvusVectors,
     VectorsMissing,
@@ -36,6 +37,14 @@ def test_a_key_holds_a_row_and_differs_between_conditions() -> None:
     for bad in (-1, MAX_ROW + 1):
         with pytest.raises(ValueError, match="rows must be from 0"):
             plain.keys(np.array([bad]))
+
+
+def test_why_a_server_can_not_be_reached_is_told_without_its_password() -> None:
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    database = MilvusDatabase(f"http://root:secret@{address}", "", IndexOptions())
+    problem = database.problem()
+    database.close()
+    assert address in problem and "secret" not in problem
 
 
 @pytest.mark.parametrize("name", ["", "a-b", "ä", "a b", "x" * 101])

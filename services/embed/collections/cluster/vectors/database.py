@@ -6,7 +6,9 @@ from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
+from pymilvus import MilvusException
 
+from services.core.errors import Overloaded
 from services.embed.collections.answers import IndexKind
 from services.embed.collections.cluster.shared_vectors import VectorsLost
 from services.embed.collections.cluster.vectors.address import connection_to
@@ -31,6 +33,15 @@ class MilvusDatabase:
         self._vectors = connection_to(url)
         self._prefix = f"{identity[:IDENTITY_CHARACTERS]}_"
         self._options = options
+
+    def problem(self) -> str:
+        try:
+            self._vectors.run("list collections", lambda milvus: milvus.list_collections(timeout=TIMEOUT_S))
+        except Overloaded as error:
+            return _reason(error.__cause__ or error)
+        except (OSError, ValueError) as error:
+            return _reason(error)
+        return ""
 
     def index(self, collection: int, checkpoint: str, number: int, width: int = 0) -> "MilvusIndexOfCondition":
         place = Place(collection, self._prefix + checkpoint, str(number))
@@ -124,6 +135,12 @@ class MilvusIndexOfCondition:
 
     def drop(self) -> None:
         self._index.drop()
+
+
+def _reason(error: BaseException) -> str:
+    """Return the first line of what Milvus, or the connection to it, says."""
+    text = error.message if isinstance(error, MilvusException) else str(error)
+    return next(iter(text.splitlines()), type(error).__name__)
 
 
 @contextmanager
