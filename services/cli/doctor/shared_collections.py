@@ -44,7 +44,7 @@ def find_postgres(configured: Configured) -> Iterator[Finding]:
     try:
         read = conninfo_to_dict(url)
     except (psycopg.Error, ValueError):
-        yield _unreadable(TOPIC_POSTGRES, DATABASE, form)
+        yield _unreadable(form)
         return
     options: dict[str, Any] = {"autocommit": True, **LIVENESS}
     try:
@@ -52,7 +52,7 @@ def find_postgres(configured: Configured) -> Iterator[Finding]:
             yield from _usable_database(connection)
     except (psycopg.Error, ValueError) as error:
         if any("@" in str(read.get(part)) for part in ("host", "dbname")):
-            yield _unreadable(TOPIC_POSTGRES, DATABASE, form)
+            yield _unreadable(form)
         else:
             cure = f"start PostgreSQL there, or correct {form}"
             yield Finding(TOPIC_POSTGRES, "failure", f"{DATABASE}: {_first_line(error)}", cure)
@@ -66,23 +66,14 @@ def find_milvus(configured: Configured) -> Iterator[Finding]:
     from services.embed.collections.cluster.vectors.address import connection_to
     from services.embed.collections.cluster.vectors.milvus import OPEN_TIMEOUT_S
 
-    form = f"{VECTORS}=http://USER:PASSWORD@HOST:PORT"
-    try:
-        parts = urlsplit(settings.vectors_url)
-        is_readable = "@" not in parts.path + parts.query + parts.fragment and parts.port != 0
-    except ValueError:
-        is_readable = False
-    if not is_readable:
-        yield _unreadable(TOPIC_MILVUS, VECTORS, form)
-        return
     try:
         with closing(connection_to(settings.vectors_url)) as vectors:
             version = vectors.run("tell its version", lambda milvus: milvus.get_server_version(timeout=OPEN_TIMEOUT_S))
     except Overloaded as error:
-        cure = f"start Milvus there, or correct {form}"
+        cure = f"start Milvus there, or correct {VECTORS}=http://USER:PASSWORD@HOST:PORT"
         yield Finding(TOPIC_MILVUS, "failure", f"{VECTORS}: {_first_line(error.__cause__ or error)}", cure)
     else:
-        address = parts.netloc.rpartition("@")[2]
+        address = urlsplit(settings.vectors_url).netloc.rpartition("@")[2]
         yield Finding(TOPIC_MILVUS, "ok", f"Milvus {version} answers at {address}", figures={"version": version})
 
 
@@ -137,9 +128,9 @@ def _usable_database(connection: Any) -> Iterator[Finding]:
         yield Finding(TOPIC_POSTGRES, "ok", told, figures={"version": version})
 
 
-def _unreadable(topic: str, variable: str, form: str) -> Finding:
+def _unreadable(form: str) -> Finding:
     cure = f"set {form}, with @, / and : in the password as %40, %2F and %3A"
-    return Finding(topic, "failure", f"{variable} can't be read as an address", cure)
+    return Finding(TOPIC_POSTGRES, "failure", f"{DATABASE} can't be read as an address", cure)
 
 
 def _can_import(*modules: str) -> bool:
