@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from services.core.settings import SettingsError, read_settings
 from services.core.store.objects import Objects
 from services.core.store.store import Store
+from services.embed.collections.storage.database import DatabaseUnreachable
 from services.embed.settings import EmbedSettings
 from services.embed.transfer.command import app
 from tests.conftest import empty_schema
@@ -37,8 +38,10 @@ from tests.embed.tiny import wait_until_ready, write_tiny_checkpoint
 
 pytest.importorskip("psycopg_pool", reason="needs the extra `cluster`")
 
+from services.embed.collections.cluster import connections
 from services.embed.collections.cluster.catalog import PostgresCatalog
 from services.embed.collections.cluster.claims import IndexWork
+from services.embed.collections.cluster.connections import Connections
 from services.embed.collections.cluster.sweeping import Sweeper
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -464,6 +467,7 @@ def locked(server: PostgresServer) -> str:
     folder = server.folder / "data"
     with psycopg.connect(server.url, autocommit=True) as connection:
         connection.execute("CREATE ROLE locked LOGIN PASSWORD 'right'")
+        connection.execute("CREATE ROLE guest LOGIN")
         hba = folder / "pg_hba.conf"
         hba.write_text("local all locked scram-sha-256\n" + hba.read_text())
         connection.execute("SELECT pg_reload_conf()")
@@ -471,8 +475,17 @@ def locked(server: PostgresServer) -> str:
 
 
 def test_why_the_database_refuses_is_told_to_the_operator_and_not_to_clients(
-    tmp_path: Path, checkpoint: Path, locked: str, server: PostgresServer, vectors: VectorsInMemory
+    tmp_path: Path,
+    checkpoint: Path,
+    locked: str,
+    server: PostgresServer,
+    vectors: VectorsInMemory,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(connections, "CONNECT_TIMEOUT_S", 0.5)
+    with pytest.raises(DatabaseUnreachable) as refused:  # may connect, and create nothing
+        Connections.open(server.url.replace("fovea@", "guest@"))
+    assert "permission denied" in refused.value.reason
     for url, words in (
         (locked, 'password authentication failed for user "locked"'),
         (server.url.replace("fovea@", "nobody:wr%2Fong@"), 'role "nobody" does not exist'),
