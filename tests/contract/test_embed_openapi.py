@@ -43,7 +43,8 @@ def test_no_server_error_and_nothing_that_the_document_omits(embed_server: Proce
         assert 200 in statuses["POST /collections/{name}/search"]
         assert statuses["PUT /collections/{name}"] >= {200, 201}
         assert statuses["GET /collections/{name}/images/{id}"] == {200, 404}
-        assert statuses["DELETE /collections/{name}/images/{id}"] == {204, 404}
+        # 409 for what is to fill a collection that is no copy
+        assert {204, 404} <= statuses["DELETE /collections/{name}/images/{id}"] <= {204, 404, 409}
 
 
 def put_collection(server: Process) -> None:

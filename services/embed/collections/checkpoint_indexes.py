@@ -22,6 +22,7 @@ from services.embed.collections.answers import IndexKind
 from services.embed.collections.index.vector_index import Found
 from services.embed.collections.reader import Read
 from services.embed.collections.sources import FreshPixels, Source
+from services.embed.collections.storage.ballast import has_room_beside
 from services.embed.collections.storage.image_states import StateCache
 from services.embed.collections.storage.image_store import ImageStore
 from services.embed.model.items import Embeddings
@@ -237,7 +238,8 @@ class CheckpointIndexes(ABC):
 
     def _keep_states(self, reads: Sequence[Read]) -> None:
         new = {read.row: read.state for read in reads if read.state is not None}
-        if new and self.states is not None:
+        num_bytes = sum(state.nbytes for state in new.values())
+        if new and self.states is not None and has_room_beside(self._folder, num_bytes):
             self.states.put(list(new), list(new.values()))
 
     def _open_states(self, record_bytes: int | None, max_bytes: int, live: Rows) -> None:

@@ -4,6 +4,8 @@ Every index stores the last row that it has processed, so there is no work queue
 lacks are always the live ones after that row. Indexes at the same row are filled by one pass over the images.
 """
 
+import errno
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,6 +29,7 @@ from services.embed.collections.index.snapshots import CorruptSnapshot, load_sna
 from services.embed.collections.index.vector_index import IndexOptions, VectorIndex
 from services.embed.collections.reader import Read
 from services.embed.collections.sources import FreshPixels
+from services.embed.collections.storage.ballast import has_room_beside
 from services.embed.collections.storage.image_store import ImageStore
 from services.embed.service import ServedEmbed
 from services.nn.clip_texts import Text
@@ -188,6 +191,8 @@ class LocalIndexes(CheckpointIndexes):
                     # the folder is not created again: if it is missing, the collection was deleted
                     if not index.path.parent.is_dir():
                         raise FileNotFoundError(f"there is no folder {index.path.parent}")
+                    if not has_room_beside(index.path.parent, index.vectors.num_bytes):
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                     save_snapshot(
                         index.vectors.contents,
                         index.path,

@@ -12,6 +12,11 @@ from services.embed.collections.storage.database import free_bytes
 BALLAST_BYTES = 512 * 1024
 
 
+def has_room_beside(folder: Path, num_bytes: int) -> bool:
+    """Whether a cache may write so much: it must not take the space that a deletion has just been given."""
+    return free_bytes(folder) >= num_bytes + BALLAST_BYTES
+
+
 class Ballast:
     """A file without meaningful content; if it is missing, it is created when there is room. Thread-safe."""
 
