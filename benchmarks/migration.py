@@ -8,8 +8,8 @@ there with its bytes and metadata, and no deleted one. Raises AssertionError if 
 """
 
 import argparse
-import base64
 import hashlib
+import io
 import json
 import os
 import subprocess
@@ -30,9 +30,10 @@ from PIL import Image
 
 from benchmarks.record import record
 from tests.conftest import empty_schema
+from tests.contract.background import in_background
 from tests.contract.embed_processes import tiny_environment
 from tests.contract.processes import Process, start_process
-from tests.contract.test_collections import COLOR, shared_collections
+from tests.contract.test_collections import COLOR, as_base64, shared_collections
 from tests.core.milvus_server import milvus_server
 from tests.core.postgres_server import postgres_server
 
@@ -78,12 +79,11 @@ class Client:
     stored: dict[str, tuple[str, int]]
     answers: Counter[str] = field(default_factory=Counter)
     others: list[str] = field(default_factory=list)
-    _stop: threading.Event = field(default_factory=threading.Event)
 
-    def work(self) -> None:
+    def work(self, stop: threading.Event) -> None:
         number = 10**9
         with httpx.Client(timeout=TIMEOUT_S) as client:
-            while not self._stop.wait(PAUSE_S):
+            while not stop.wait(PAUSE_S):
                 number += 1
                 name, image = f"new/{time.time_ns()}", picture(number)
                 added = client.post(f"{self.collection}/images", json={"images": [as_json(name, image, number)]})
@@ -92,7 +92,7 @@ class Client:
                 victim = next(iter(self.stored))
                 if self._note("deleted", client.delete(f"{self.collection}/images/{victim}"), 204):
                     del self.stored[victim]
-                body = {"image": base64.b64encode(image).decode(), "condition": COLOR, "k": 10}
+                body = {"image": as_base64(image), "condition": COLOR, "k": 10}
                 self._note("searched", client.post(f"{self.collection}/search", json=body), 200)
 
     def _note(self, what: str, answer: httpx.Response, expected: int) -> bool:
@@ -104,27 +104,17 @@ class Client:
             self.others.append(answer.text)
         return is_done
 
-    def __enter__(self) -> "Client":
-        self._thread = threading.Thread(target=self.work)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
 
 def picture(number: int) -> bytes:
     """Draw noise that no other number has."""
     pixels = np.random.default_rng(number).integers(0, 256, (PIXELS, PIXELS, 3), np.uint8)
-    with tempfile.SpooledTemporaryFile() as file:
-        Image.fromarray(pixels).save(file, "PNG", compress_level=1)
-        file.seek(0)
-        return file.read()
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG", compress_level=1)
+    return file.getvalue()
 
 
 def as_json(name: str, image: bytes, number: int) -> dict[str, Any]:
-    return {"id": name, "image": base64.b64encode(image).decode(), "metadata": {"n": number}}
+    return {"id": name, "image": as_base64(image), "metadata": {"n": number}}
 
 
 def fill(collection: str, size: int) -> dict[str, tuple[str, int]]:
@@ -166,7 +156,8 @@ def run(*arguments: str, environment: dict[str, str] | None = None) -> tuple[dic
 def move(here: Place, there: Place, stored: dict[str, tuple[str, int]]) -> dict[str, Any]:
     """Migrate under load and compare; the original is deleted afterwards."""
     arguments = ("migrate", NAME, "--from", here.url, "--to", there.url)
-    with Client(here.collection, stored) as client:
+    client = Client(here.collection, stored)
+    with in_background(client.work):
         first, first_s = run(*arguments)
         last, last_s = run(*arguments, "--finish")
     assert not client.others, client.others[:3]

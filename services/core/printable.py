@@ -12,5 +12,10 @@ def printable(text: str, *, keep: str = "") -> str:
     return _UNSAFE.sub(lambda found: found[0] if found[0] in keep else _escaped(found[0]), text)
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error says, or else its kind."""
+    return str(error).strip().partition("\n")[0].strip() or type(error).__name__
+
+
 def _escaped(character: str) -> str:
     return ascii(character)[1:-1]

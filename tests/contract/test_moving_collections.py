@@ -17,6 +17,7 @@ from typer.testing import CliRunner, Result
 
 from services.embed.transfer.command import app
 from tests.conftest import empty_schema
+from tests.contract.background import in_background
 from tests.contract.embed_processes import tiny_environment
 from tests.contract.processes import start_process
 from tests.contract.test_collections import COLOR, as_base64, picture, shared_collections
@@ -101,12 +102,11 @@ class Client:
     stored: set[str]
     num_refused: int = 0
     others: list[httpx.Response] = field(default_factory=list)
-    _stop: threading.Event = field(default_factory=threading.Event)
 
-    def work(self) -> None:
+    def work(self, stop: threading.Event) -> None:
         number = 500
         with httpx.Client(timeout=60) as client:
-            while not self._stop.is_set():
+            while not stop.is_set():
                 number += 1
                 body = {"images": [{"id": f"new {number}", "image": as_base64(picture(number))}]}
                 added = client.post(f"{self.collection}/images", json=body)
@@ -119,16 +119,7 @@ class Client:
                 refused = [answer for answer in (added, deleted) if answer.status_code not in (201, 204)]
                 self.num_refused += len(refused)
                 self.others += [one for one in refused if one.json()["error"]["code"] != "collection_read_only"]
-                self._stop.wait(0.01)
-
-    def __enter__(self) -> "Client":
-        self._thread = threading.Thread(target=self.work)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
+                stop.wait(0.01)
 
 
 def test_a_collection_migrates_while_it_takes_changes_and_loses_and_revives_nothing(
@@ -137,7 +128,8 @@ def test_a_collection_migrates_while_it_takes_changes_and_loses_and_revives_noth
     here, there = direction
     original, copy = make(here, 300), f"{there}/collections/things"
     before = described(original)
-    with Client(original, {image["id"] for image in listed(original)}) as client:
+    client = Client(original, {image["id"] for image in listed(original)})
+    with in_background(client.work):
         run("migrate", "things", "--from", here, "--to", there)
         assert described(copy)["access"] == "copy"
         done = json.loads(run("migrate", "things", "--from", here, "--to", there, "--finish", "--json").stdout)

@@ -15,9 +15,10 @@ def runs() -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def latest(benchmark: str) -> Any:
-    """The latest recorded run of a benchmark."""
-    return [run for run in runs() if run["benchmark"] == benchmark][-1]
+def latest(benchmark: str, **wanted: object) -> Any:
+    """The latest recorded run of a benchmark, of those with the `wanted` values."""
+    wanted["benchmark"] = benchmark
+    return [run for run in runs() if all(run.get(name) == value for name, value in wanted.items())][-1]
 
 
 def figure(benchmark: str, *path: str) -> str:

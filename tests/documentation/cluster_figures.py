@@ -1,23 +1,16 @@
 """Tables of what searches in a cluster, further conditions, migrations and backups cost."""
 
-from typing import Any
-
-from tests.documentation.benchmark_figures import latest, runs
+from tests.documentation.benchmark_figures import latest
 from tests.documentation.blocks import table
 
 ENGINES = {"local": "one process (FAISS)", "milvus": "Milvus 2.3.5", "pgvector": "pgvector 0.6.2 (HNSW)"}
 BASE, GROWN = 100_000, 1_000_000
 
 
-def search_of(size: int) -> Any:
-    """The latest recorded run with so many vectors."""
-    return [run for run in runs() if run["benchmark"] == "cluster_search" and run["size"] == size][-1]
-
-
 def search_table(size: int) -> str:
     """Searches by engine, filter and number of clients."""
     rows = []
-    for engine, figures in search_of(size)["engines"].items():
+    for engine, figures in latest("cluster_search", size=size)["engines"].items():
         for share, found in figures["searches"].items():
             one, eight = (found[f"{number} clients"] for number in (1, 8))
             rows.append(
@@ -40,7 +33,7 @@ def conditions_table() -> str:
     """Seconds for the first and a further condition, beside computing their vectors."""
     rows = []
     for size in (BASE, GROWN):
-        for engine, figures in search_of(size)["engines"].items():
+        for engine, figures in latest("cluster_search", size=size)["engines"].items():
             for which in ("first", "further"):
                 if (seconds := figures.get(which)) is not None:
                     rows.append(
@@ -57,7 +50,9 @@ def conditions_table() -> str:
 
 def loads() -> str:
     """A sentence on how busy the machine was."""
-    found = [figures["load"] for size in (BASE, GROWN) for figures in search_of(size)["engines"].values()]
+    found = [
+        figures["load"] for size in (BASE, GROWN) for figures in latest("cluster_search", size=size)["engines"].values()
+    ]
     return f"The load was {min(found):.0f} to {max(found):.0f} on two cores, the work of the benchmark included.\n"
 
 

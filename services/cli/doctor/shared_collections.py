@@ -7,12 +7,12 @@ no part of a password can have been read as something else.
 from collections.abc import Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from services.cli.doctor.configured import Configured
 from services.cli.doctor.findings import Finding
 from services.cli.doctor.installation import is_importable
 from services.core.errors import Overloaded
+from services.core.printable import first_line
 from services.core.store.errors import StoreError
 from services.core.store.objects import Objects
 
@@ -35,27 +35,24 @@ def find_postgres(configured: Configured) -> Iterator[Finding]:
     if settings is None or settings.collections_url is None or not _can_import("psycopg", "psycopg_pool"):
         return
     import psycopg
-    from psycopg.conninfo import conninfo_to_dict
 
-    from services.embed.collections.cluster.connections import LIVENESS
+    from services.embed.collections.cluster.connections import LIVENESS, place_of
 
     url = settings.collections_url
     form = f"{DATABASE}=postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
     try:
-        read = conninfo_to_dict(url)
-    except (psycopg.Error, ValueError):
-        yield _unreadable(form)
+        place_of(url)
+    except ValueError:
+        cure = f"set {form}, with @, / and : in the password as %40, %2F and %3A"
+        yield Finding(TOPIC_POSTGRES, "failure", f"{DATABASE} can't be read as an address", cure)
         return
     options: dict[str, Any] = {"autocommit": True, **LIVENESS}
     try:
         with psycopg.connect(url, **options) as connection:
             yield from _usable_database(connection)
     except (psycopg.Error, ValueError) as error:
-        if any("@" in str(read.get(part)) for part in ("host", "dbname")):
-            yield _unreadable(form)
-        else:
-            cure = f"start PostgreSQL there, or correct {form}"
-            yield Finding(TOPIC_POSTGRES, "failure", f"{DATABASE}: {_first_line(error)}", cure)
+        cure = f"start PostgreSQL there, or correct {form}"
+        yield Finding(TOPIC_POSTGRES, "failure", f"{DATABASE}: {first_line(error)}", cure)
 
 
 def find_milvus(configured: Configured) -> Iterator[Finding]:
@@ -63,17 +60,17 @@ def find_milvus(configured: Configured) -> Iterator[Finding]:
     settings = _settings(configured)
     if settings is None or settings.vectors_url is None or not _can_import("pymilvus"):
         return
-    from services.embed.collections.cluster.vectors.address import connection_to
-    from services.embed.collections.cluster.vectors.milvus import OPEN_TIMEOUT_S
+    from services.embed.collections.cluster.vectors.address import address_of, connection_to
+    from services.embed.collections.cluster.vectors.milvus import OPEN_TIMEOUT_S, reason_of
 
     try:
         with closing(connection_to(settings.vectors_url)) as vectors:
             version = vectors.run("tell its version", lambda milvus: milvus.get_server_version(timeout=OPEN_TIMEOUT_S))
     except Overloaded as error:
         cure = f"start Milvus there, or correct {VECTORS}=http://USER:PASSWORD@HOST:PORT"
-        yield Finding(TOPIC_MILVUS, "failure", f"{VECTORS}: {_first_line(error.__cause__ or error)}", cure)
+        yield Finding(TOPIC_MILVUS, "failure", f"{VECTORS}: {reason_of(error.__cause__ or error)}", cure)
     else:
-        address = urlsplit(settings.vectors_url).netloc.rpartition("@")[2]
+        address = address_of(settings.vectors_url)
         yield Finding(TOPIC_MILVUS, "ok", f"Milvus {version} answers at {address}", figures={"version": version})
 
 
@@ -128,18 +125,5 @@ def _usable_database(connection: Any) -> Iterator[Finding]:
         yield Finding(TOPIC_POSTGRES, "ok", told, figures={"version": version})
 
 
-def _unreadable(form: str) -> Finding:
-    cure = f"set {form}, with @, / and : in the password as %40, %2F and %3A"
-    return Finding(TOPIC_POSTGRES, "failure", f"{DATABASE} can't be read as an address", cure)
-
-
 def _can_import(*modules: str) -> bool:
     return all(map(is_importable, modules))
-
-
-def _first_line(error: BaseException) -> str:
-    """Return what a server said first, in one line: psycopg adds its advice, and grpc all of a call."""
-    details = getattr(error, "details", None)
-    text = getattr(error, "message", None) or (details() if callable(details) else None) or str(error)
-    lines = str(text).strip().splitlines()
-    return " ".join(lines[0].split()) if lines else type(error).__name__

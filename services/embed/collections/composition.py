@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from services.core.audit import AuditLog
 from services.core.images.inputs import ImageInputs
@@ -99,6 +98,7 @@ def _cluster(settings: EmbedSettings, serving: Serving, options: CollectionOptio
     from services.embed.collections.cluster.catalog import PostgresCatalog
     from services.embed.collections.cluster.connections import place_of
     from services.embed.collections.cluster.shelf import ClusterOptions, ClusterShelf
+    from services.embed.collections.cluster.vectors.address import address_of
 
     assert settings.collections_url is not None and settings.vectors_url is not None, "the settings are complete"
     objects = Objects(settings.collections_store_url or settings.store_url, {})
@@ -108,7 +108,7 @@ def _cluster(settings: EmbedSettings, serving: Serving, options: CollectionOptio
         raise ValueError(f"FOVEA_EMBED_COLLECTIONS_URL {error}") from None
     cluster = ClusterOptions(
         place=place,
-        vectors_address=urlsplit(settings.vectors_url).netloc.rpartition("@")[2],
+        vectors_address=address_of(settings.vectors_url),
         folder=settings.collections_dir / ".shared",
         open_catalog=partial(PostgresCatalog.open, settings.collections_url, objects),
         connect_vectors=partial(connect_vectors, settings.vectors_url, options.index),

@@ -17,6 +17,8 @@ from typing import Annotated, Any
 
 import typer
 
+from services.core.printable import first_line
+
 LOCAL = "local"
 AUTO = "auto"
 CONNECT_TIMEOUT_S = 10.0
@@ -136,7 +138,7 @@ def connected(options: RayOptions, *, num_threads: int = 1) -> Iterator[Cluster]
                 _check_reachable(options.address)
                 ray.init(address=options.address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, ValueError, RuntimeError) as error:
-        raise RayError(f"no Ray at {options.address}: {_first_line(error)}") from error
+        raise RayError(f"no Ray at {options.address}: {first_line(error)}") from error
     try:
         yield _resources()
     finally:
@@ -185,7 +187,3 @@ def _resources() -> Cluster:
 
 def _num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__

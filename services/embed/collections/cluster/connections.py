@@ -12,6 +12,7 @@ from psycopg.errors import DiskFull, InsufficientPrivilege, InvalidSchemaName, R
 from psycopg.pq import Conninfo
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
+from services.core.printable import first_line
 from services.embed.collections.storage.database import DatabaseUnreachable, IncompatibleDatabase, StorageFull
 
 MAX_CONNECTIONS = 8
@@ -117,7 +118,7 @@ class Connections:
 
     def _note(self, error: psycopg.Error | None) -> None:
         """Keep why the last connection could not be made, as the pool only tells that there is none."""
-        self._refusal = "" if error is None else _first_line(error)
+        self._refusal = "" if error is None else first_line(error)
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -130,7 +131,7 @@ class Connections:
         except PoolTimeout as error:
             raise CatalogUnreachable(self._refusal or str(error)) from error
         except UNUSABLE as error:
-            raise CatalogUnreachable(_first_line(error)) from error
+            raise CatalogUnreachable(first_line(error)) from error
 
 
 def place_of(url: str) -> dict[str, str]:
@@ -224,7 +225,3 @@ def _noting(note: Callable[[psycopg.Error | None], None]) -> type[Connection]:
             return connection
 
     return Noting
-
-
-def _first_line(error: psycopg.Error) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__).strip()

@@ -5,9 +5,13 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 from services.embed.collections.cluster.vectors.milvus import MilvusVectors
 
 
+def address_of(url: str) -> str:
+    """Return the host with its port, without user and password."""
+    return urlsplit(url).netloc.rpartition("@")[2]
+
+
 def connection_to(url: str) -> MilvusVectors:
     """Prepare a connection; a user and a password in the URL are sent as Milvus's token."""
     parts = urlsplit(url)
     token = f"{unquote(parts.username)}:{unquote(parts.password or '')}" if parts.username else ""
-    address = parts.netloc.rpartition("@")[2]
-    return MilvusVectors(urlunsplit(parts._replace(netloc=address)), token)
+    return MilvusVectors(urlunsplit(parts._replace(netloc=address_of(url))), token)

@@ -6,13 +6,12 @@ from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
-from pymilvus import MilvusException
 
 from services.core.errors import Overloaded
 from services.embed.collections.answers import IndexKind
 from services.embed.collections.cluster.shared_vectors import VectorsLost
 from services.embed.collections.cluster.vectors.address import connection_to
-from services.embed.collections.cluster.vectors.milvus import TIMEOUT_S, MilvusVectors, VectorsMissing
+from services.embed.collections.cluster.vectors.milvus import TIMEOUT_S, MilvusVectors, VectorsMissing, reason_of
 from services.embed.collections.cluster.vectors.milvus_index import MilvusIndex
 from services.embed.collections.cluster.vectors.places import Place, drop_checkpoint, places
 from services.embed.collections.cluster.vectors.tuning import Tuning
@@ -38,9 +37,9 @@ class MilvusDatabase:
         try:
             self._vectors.run("list collections", lambda milvus: milvus.list_collections(timeout=TIMEOUT_S))
         except Overloaded as error:
-            return _reason(error.__cause__ or error)
+            return reason_of(error.__cause__ or error)
         except (OSError, ValueError) as error:
-            return _reason(error)
+            return reason_of(error)
         return ""
 
     def index(self, collection: int, checkpoint: str, number: int, width: int = 0) -> "MilvusIndexOfCondition":
@@ -135,12 +134,6 @@ class MilvusIndexOfCondition:
 
     def drop(self) -> None:
         self._index.drop()
-
-
-def _reason(error: BaseException) -> str:
-    """Return the first line of what Milvus, or the connection to it, says."""
-    text = error.message if isinstance(error, MilvusException) else str(error)
-    return next(iter(text.splitlines()), type(error).__name__)
 
 
 @contextmanager

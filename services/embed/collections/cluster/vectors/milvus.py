@@ -11,6 +11,7 @@ import structlog
 from pymilvus import MilvusClient, MilvusException
 
 from services.core.errors import Overloaded
+from services.core.printable import first_line
 
 # Longest wait for an answer, unless a call needs more: shorter than a request's deadline, so that the answer says what
 # is missing.
@@ -65,13 +66,19 @@ class VectorsRefused(Overloaded):
         )
 
 
+def reason_of(error: BaseException) -> str:
+    """Return what Milvus, or the connection to it, says first; grpc tells all of a call."""
+    details = error.details() if isinstance(error, grpc.RpcError) and hasattr(error, "details") else None
+    text = error.message if isinstance(error, MilvusException) else details or first_line(error)
+    return " ".join(next(iter(str(text).splitlines()), type(error).__name__).split())
+
+
 class MilvusVectors:
     """A thread-safe connection, opened when it is first used. Methods raise VectorsUnreachable, VectorsMissing and
     VectorsRefused, and RuntimeError once it is closed."""
 
     def __init__(self, url: str, token: str = "") -> None:
-        """`url` is http(s)://host:port, with a database as its path if it is not Milvus's default one; `token` is
-        user:password or an API key."""
+        """`url` is http(s)://host:port; `token` is user:password or an API key."""
         self._url = url
         self._token = token
         self._opening = threading.Lock()
