@@ -47,7 +47,7 @@ test: lint
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy services gateway vllm_plugin/fovea_vllm tests benchmarks
+	$(BIN)/mypy services gateway starters vllm_plugin/fovea_vllm tests benchmarks
 
 bench: export PYTHONPATH=vllm_plugin
 bench: $(INSTALLED)

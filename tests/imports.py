@@ -13,6 +13,11 @@ def sources(root: Path = ROOT) -> list[Path]:
     return sorted(path for folder in ("services", "gateway") for path in (root / folder).rglob("*.py"))
 
 
+def starter_sources(root: Path = ROOT) -> list[Path]:
+    """All modules that make or judge the packaged checkpoints, which no wheel holds."""
+    return sorted((root / "starters").rglob("*.py"))
+
+
 def plug_in_sources(root: Path = ROOT) -> list[Path]:
     """All modules of the plug-in for vLLM, which has a wheel of its own."""
     return sorted((root / "vllm_plugin" / "fovea_vllm").rglob("*.py"))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.imports import ROOT, circles, import_graph, imported, nodes, plug_in_sources, sources
+from tests.imports import ROOT, circles, import_graph, imported, nodes, plug_in_sources, sources, starter_sources
 
 # What computes with tensors, what speaks HTTP, and what reads or writes the world.
 HEAVY = ("torch", "open_clip", "torchvision", "transformers", "accelerate")
@@ -18,10 +18,11 @@ WORLD = ("os", "pathlib", "json", "structlog", "time")
 JOBS = "training,evaluation,calibrate,bulk,transfer,extraction,imports"
 # Of a service: the rooms above its engine, and what jobs and the engine know alike.
 ABOVE = (f"services.{{service}}.{{service,http,app,settings,collections,data,{JOBS}}}",)
-BELOW = ("services.nn", "services.{service}", "services.core.errors")
+BELOW = ("services.nn", "services.{service}", "services.core.{errors,refusals}")
 ROOMS_OF_CORE = ("store", "batching", "cache", "images", "http", "admission", "serving")
 CORE_OF_JOBS = (
-    "services.core.{store,images,settings,errors,complaints,logs,durable_files,printable,scarce_memory,metrics}"
+    "services.core.{store,images,settings,errors,refusals,complaints,logs,durable_files,printable,scarce_memory,metrics,"
+    "openai_client}"
 )
 
 
@@ -49,7 +50,7 @@ ROOMS = (
     Room("services/core/http/**", ("services.core",), (*HEAVY, core_except("http", "admission"))),
     Room("services/core/serving/**", ("services.core",), HEAVY),
     Room("services/core/*", ("services.core",), (*HEAVY, core_except())),
-    Room("services/nn/**", ("services.nn", "services.core.{errors,scarce_memory}"), (*HTTP, "os")),
+    Room("services/nn/**", ("services.nn", "services.core.{errors,refusals,scarce_memory}"), (*HTTP, "os")),
     Room("services/jobs/**", ("services.jobs", "services.nn", CORE_OF_JOBS), HTTP),
     Room("services/cli/**", ("services", "gateway"), HEAVY),
     Room("gateway/**", ("gateway", "services.core"), HEAVY),
@@ -58,12 +59,12 @@ ROOMS = (
     Room("services/*/generation/**", (*BELOW, "services.core.batching"), (*HTTP, *ABOVE, "os", "time")),
     Room(
         "services/*/negatives/**",
-        ("services.{service}.negatives", "services.core", "services.jobs.endpoint"),
+        ("services.{service}.negatives", "services.core"),
         (*HEAVY, *HTTP),
     ),
     Room(
         "services/score/second_opinion/**",
-        ("services.{service}.second_opinion", "services.core", "services.jobs.endpoint"),
+        ("services.{service}.second_opinion", "services.core"),
         (*HEAVY, *HTTP),
     ),
     # The client of vLLM stands where the own engine and its stepper do.
@@ -75,7 +76,7 @@ ROOMS = (
     Room("services/*/engine.py", BELOW, (*HTTP, *ABOVE, "os")),
     Room(
         "services/*/{app,__main__,settings}.py",
-        ("services.{service}", "services.core", "services.nn", "services.jobs.endpoint"),
+        ("services.{service}", "services.core", "services.nn"),
         HEAVY,
     ),
     Room(
@@ -123,6 +124,8 @@ ROOMS = (
     Room("vllm_plugin/fovea_vllm/{request,step,estimates,measurements,loaded}.py", (), (*HTTP, "os", "vllm")),
     Room("vllm_plugin/fovea_vllm/endpoint.py", ()),
     Room("vllm_plugin/fovea_vllm/**", (), HTTP),
+    # What makes and judges the packaged checkpoints may import everything, and nothing that is deployed imports it.
+    Room("starters/**", ("services", "starters")),
     # The papers, and what else has no more to know than arithmetic.
     Room(
         "services/*/*.py",
@@ -131,9 +134,22 @@ ROOMS = (
     ),
 )
 
-MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
-MAX_FILES_IN_FOLDER = 17
+# Lines of Python that a room may have. A commit that raises a budget says why.
+BUDGETS = {
+    "gateway": 3_500,
+    "services/cli": 2_900,
+    "services/core": 12_400,
+    "services/nn": 1_600,
+    "services/jobs": 6_900,
+    "services/curate": 5_600,
+    "services/embed": 22_900,
+    "services/generate": 17_200,
+    "services/predict": 14_800,
+    "services/score": 15_000,
+    "starters": 22_000,
+    "vllm_plugin": 2_200,
+}
 SAYS_NOTHING = {"utils", "util", "helpers", "helper", "common", "manager", "base", "misc"}
 # Here all errors must be caught: a batch is retried in halves, a request gets its answer, a checkpoint that does not
 # load is refused while the old one serves, a collection that can't be opened leaves the others alone, and what
@@ -173,7 +189,8 @@ def breaches(path: str, text: str) -> list[str]:
     return [
         f"{path}:{line}: {room.files} must not import {module}"
         for line, module in imported(text)
-        if (is_within(module, ("services", "gateway")) and not is_within(module, allowed)) or is_within(module, never)
+        if (is_within(module, ("services", "gateway", "starters")) and not is_within(module, allowed))
+        or is_within(module, never)
     ]
 
 
@@ -182,13 +199,15 @@ def name(path: Path) -> str:
 
 
 def test_every_file_imports_only_what_its_room_may() -> None:
-    files = (*sources(), *plug_in_sources())
+    files = (*sources(), *starter_sources(), *plug_in_sources())
     assert [breach for path in files for breach in breaches(name(path), path.read_text())] == []
 
 
 @pytest.mark.parametrize(
     ("path", "line"),
     [
+        ("services/predict/training/train.py", "from starters.predict import sentences"),
+        ("gateway/app.py", "import starters"),
         ("services/core/errors.py", "import torch"),
         ("gateway/app.py", "from services.embed.engine import Engine"),
         ("services/embed/focallens.py", "from services.core.errors import FoveaError"),
@@ -215,25 +234,31 @@ def test_no_import_runs_in_a_circle() -> None:
     assert circles(import_graph()) == []
 
 
-def test_folders_files_and_functions_stay_short() -> None:
-    files = (*sources(), *plug_in_sources())
-    folders = {path.parent for path in files}
-    counts = {name(folder): sum(1 for p in folder.glob("*.py") if p.stem != "__init__") for folder in folders}
-    found = [f"{folder}: {count} files" for folder, count in counts.items() if count > MAX_FILES_IN_FOLDER]
-    for path in files:
-        text = path.read_text()
-        if text.count("\n") > MAX_FILE_LINES:
-            found.append(f"{name(path)}: {text.count(chr(10))} lines")
-        for node in nodes(text):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                length = (node.end_lineno or node.lineno) - node.body[0].lineno + 1
-                if length > MAX_FUNCTION_LINES:
-                    found.append(f"{name(path)}:{node.lineno}: {node.name} has {length} lines")
+def test_functions_stay_short() -> None:
+    found = [
+        f"{name(path)}:{node.lineno}: {node.name} has {length} lines"
+        for path in (*sources(), *starter_sources(), *plug_in_sources())
+        for node in nodes(path.read_text())
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (length := (node.end_lineno or node.lineno) - node.body[0].lineno + 1) > MAX_FUNCTION_LINES
+    ]
     assert found == []
 
 
+@pytest.mark.parametrize("room", BUDGETS)
+def test_a_room_keeps_to_its_budget_of_lines(room: str) -> None:
+    assert sum(path.read_text().count("\n") for path in (ROOT / room).rglob("*.py")) <= BUDGETS[room]
+
+
+def test_every_room_has_a_budget() -> None:
+    files = (*sources(), *starter_sources(), *plug_in_sources())
+    assert {name(path) for path in files if not any(name(path).startswith(f"{room}/") for room in BUDGETS)} == {
+        "services/__init__.py"
+    }
+
+
 def test_no_file_holds_global_state_catches_everything_or_has_a_name_that_says_nothing() -> None:
-    files = (*sources(), *plug_in_sources())
+    files = (*sources(), *starter_sources(), *plug_in_sources())
     found = [name(path) for path in files if path.stem in SAYS_NOTHING]
     for path in files:
         for node in nodes(path.read_text()):

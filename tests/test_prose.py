@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.imports import ROOT
 
-FOLDERS = ("gateway", "services", "vllm_plugin")
+FOLDERS = ("gateway", "services", "starters", "vllm_plugin")
 OPENERS = re.compile(r"(What|Of|Those|Whoever|How|Where|Which|Who|When|Whatever|Whose|Why|All that)\b")
 # Found as plain text first, as parsing every file takes seconds.
 QUOTED_OPENERS = re.compile(rf'"""\s*{OPENERS.pattern}')

@@ -1,18 +1,16 @@
 """The `fovea` command. It starts quickly because each command imports its dependencies only when it runs."""
 
 import asyncio
-import importlib
 import os
 import runpy
-import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version as installed_version
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperCommand, TyperGroup
 
+from services.cli.delegation import delegate
 from services.cli.one_line import errors_in_one_line, missing_module, needs
 from services.cli.signals import end_on_signals
 
@@ -152,240 +150,198 @@ def version() -> None:
     typer.echo(installed_version("fovea"))
 
 
-class Delegate(TyperCommand):
-    """A command of another module, which is imported when it runs or when a shell completes its arguments."""
-
-    load: Callable[[], TyperCommand | TyperGroup]
-
-    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
-        command, words = self.load(), list(ctx.args)
-        while words and words[0] in (commands := getattr(command, "commands", {})):
-            command = commands[words.pop(0)]
-        inner = command.make_context(command.name, words, resilient_parsing=True)
-        return command.shell_complete(inner, incomplete)
-
-
-def _delegate(group: typer.Typer, name: str, module: str, summary: str, extra: str | None) -> None:
-    """Add a command whose arguments, including `--help`, are passed to the Typer app of a module imported on demand.
-
-    `extra` is the one whose packages the module imports.
-    """
-
-    def load() -> Any:
-        command = typer.main.get_command(importlib.import_module(module).app)
-        # A module with several jobs has them as subcommands of its app, by the same names.
-        return getattr(command, "commands", {}).get(name, command)
-
-    @group.command(
-        name,
-        cls=type("Delegate", (Delegate,), {"load": staticmethod(load)}),
-        help=summary,
-        add_help_option=False,
-        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-    )
-    def run_delegate(context: typer.Context) -> None:
-        command = f"{context.parent.command_path if context.parent else 'fovea'} {name}"
-        with errors_in_one_line(command, extra):
-            try:
-                loaded = load()
-            except KeyboardInterrupt:
-                typer.echo("Stopped before the work began.", err=True)
-                raise typer.Exit(128 + signal.SIGINT) from None
-            loaded.main(context.args, prog_name=command)
-
-
-_delegate(train, "clip", "services.embed.training.train", "Train a small CLIP, the base of the embed starter.", "train")
-_delegate(train, "focallens", "services.embed.training.train", "Tune a CLIP with FocalLens.", "train")
-_delegate(train, "llava", "services.embed.training.train_llava", "Train a small LLaVA to see and answer.", "train")
-_delegate(train, "focallens-mllm", "services.embed.training.train_mllm", "Tune a LLaVA with FocalLens.", "train")
-_delegate(
+delegate(train, "clip", "services.embed.training.train", "Train a small CLIP, the base of the embed starter.", "train")
+delegate(train, "focallens", "services.embed.training.train", "Tune a CLIP with FocalLens.", "train")
+delegate(train, "llava", "services.embed.training.train_llava", "Train a small LLaVA to see and answer.", "train")
+delegate(train, "focallens-mllm", "services.embed.training.train_mllm", "Tune a LLaVA with FocalLens.", "train")
+delegate(
     train,
     "reader",
     "services.generate.training.reading.train",
     "Train a small Llama that answers from documents, the generate starter.",
     "train",
 )
-_delegate(
+delegate(
     train,
     "litm",
     "services.generate.training.train",
     "Train a small Llama with positional bias, to be calibrated.",
     "train",
 )
-_delegate(
+delegate(
     train,
     "distill",
     "services.predict.training.train",
     "Train a small T5 on labels and a teacher's rationales.",
     "train",
 )
-_delegate(
+delegate(
     train,
     "clip-scenes",
     "services.score.training.train",
     "Train a small CLIP on generated scenes, the base of the score starter.",
     "train",
 )
-_delegate(
+delegate(
     train,
     "fsc-clip",
     "services.score.training.train",
     "Tune a CLIP on hard negatives: FSC-CLIP, NegCLIP and their ablations.",
     "train",
 )
-_delegate(
+delegate(
     train,
     "wise-ft",
     "services.score.training.train",
     "Interpolate a CLIP before and after tuning, and publish the best.",
     "train",
 )
-_delegate(
+delegate(
     train,
     "align-sizes",
     "services.score.training.train",
     "Teach a tuned CLIP's text tower to say sizes as its image tower sees them.",
     "train",
 )
-_delegate(
+delegate(
     train,
     "blind",
     "services.curate.training.train",
     "Train a small model that tells plausible or grammatical sentences, the starters of curate.",
     "train",
 )
-_delegate(
+delegate(
     evaluate,
     "focallens",
     "services.embed.evaluation.evaluate",
     "Evaluate FocalLens by the dissertation's protocols.",
     "evaluate",
 )
-_delegate(
+delegate(
     evaluate,
     "litm",
     "services.generate.evaluation.evaluate",
     "Evaluate Found-in-the-middle by the dissertation's protocols.",
     "evaluate",
 )
-_delegate(
+delegate(
     evaluate,
     "distill",
     "services.predict.evaluation.evaluate",
     "Evaluate distilled students by the dissertation's protocol.",
     "evaluate",
 )
-_delegate(
+delegate(
     evaluate,
     "compositionality",
     "services.score.evaluation.evaluate",
     "Evaluate caption scoring: SugarCrepe, VALSE, Winoground and others.",
     "evaluate",
 )
-_delegate(
+delegate(
     evaluate,
     "suite",
     "services.score.evaluation.suite.command",
     "Evaluate a CLIP on all of FSC-CLIP's benchmarks in one resumable run.",
     "evaluate",
 )
-_delegate(
+delegate(
     evaluate,
     "wise-ft",
     "services.score.evaluation.suite.wise_ft",
     "Evaluate weights between a CLIP before and after tuning on the same benchmarks, and choose among them.",
     "evaluate",
 )
-_delegate(
+delegate(
     evaluate,
     "visitor",
     "services.jobs.visitor.command",
     "Ask a running Fovea what a visitor types and draws first: a held-out suite.",
     "embed",
 )
-_delegate(
+delegate(
     distill,
     "extract",
     "services.predict.extraction.command",
     "Collect rationales from a teacher; resumable.",
     "predict",
 )
-_delegate(
+delegate(
     convert,
     "fsc-clip",
     "services.score.training.convert",
     "Convert released weights of FSC-CLIP, NegCLIP or CE-CLIP.",
     "score",
 )
-_delegate(
+delegate(
     curate,
     "generate",
     "services.curate.authoring.command",
     "Make hard negatives of captions, by a language model or by rules; resumable.",
     "score",
 )
-_delegate(
+delegate(
     curate,
     "refine",
     "services.curate.refinement.command",
     "Drop pairs until no model of texts alone can tell the true captions.",
     "train",
 )
-_delegate(
+delegate(
     curate,
     "audit",
     "services.curate.evaluation.audit",
     "Tell how much of a benchmark can be solved without its images.",
     "evaluate",
 )
-_delegate(
+delegate(
     curate,
     "measure",
     "services.curate.evaluation.measure",
     "Measure hard negatives by the dissertation's tables: counts, quality, blind against seeing models.",
     "evaluate",
 )
-_delegate(
+delegate(
     curate,
     "review",
     "services.curate.review.command",
     "Let people judge pairs in a browser, and measure their agreement.",
     "score",
 )
-_delegate(
+delegate(
     curate,
     "run",
     "services.curate.pipeline.command",
     "Go from captions to a published data set by a recipe; resumable.",
     "train",
 )
-_delegate(
+delegate(
     app,
     "calibrate",
     "services.generate.calibrate.command",
     "Choose and measure a checkpoint's attention calibration.",
     "generate",
 )
-_delegate(
+delegate(
     app, "embed-bulk", "services.embed.bulk.command", "Embed many images into a collection or into files.", "embed"
 )
-_delegate(app, "collections", "services.embed.transfer.command", "Move and back up image collections.", "embed")
-_delegate(
+delegate(app, "collections", "services.embed.transfer.command", "Move and back up image collections.", "embed")
+delegate(
     app,
     "capacity",
     "services.cli.capacity",
     "Print the cache, the streams and the context of a language model that fit into a device's memory.",
     "generate",
 )
-_delegate(
+delegate(
     app,
     "doctor",
     "services.cli.doctor.command",
     "Tell what this machine has and what would not work, each with its cure.",
     None,
 )
-_delegate(app, "store", "services.cli.store", "List, publish, promote, roll back and verify checkpoints.", None)
-_delegate(app, "keys", "gateway.keys.cli", "Create, list and revoke the gateway's keys.", "gateway")
+delegate(app, "store", "services.cli.store", "List, publish, promote, roll back and verify checkpoints.", None)
+delegate(app, "keys", "gateway.keys.cli", "Create, list and revoke the gateway's keys.", "gateway")
 
 
 if __name__ == "__main__":

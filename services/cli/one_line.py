@@ -8,6 +8,7 @@ from importlib.util import find_spec
 import typer
 
 from services.core.printable import printable
+from services.core.refusals import Refused
 from services.core.store.errors import StoreError
 
 # What each process imports from its extra, by import name.
@@ -56,9 +57,8 @@ def errors_in_one_line(command: str, extra: str | None) -> Iterator[None]:
 
 def _refusals() -> tuple[type[Exception], ...]:
     """The errors that are refusals. Of the optional packages, only one that was imported can have raised one."""
-    optional = (("safetensors", "SafetensorError"), ("services.nn.refusals", "Refused"))
-    known = (getattr(sys.modules.get(module), name, None) for module, name in optional)
-    return StoreError, OSError, *(error for error in known if error is not None)
+    damaged = getattr(sys.modules.get("safetensors"), "SafetensorError", None)
+    return (StoreError, OSError, Refused) if damaged is None else (StoreError, OSError, Refused, damaged)
 
 
 def _end(message: str) -> None:

@@ -144,6 +144,7 @@ def interruptions() -> Iterator[None]:
 
 def recognise(text: str, options: ImportOptions) -> Import:
     """Open a source and plan its import. Raises Refused for what can't be imported, and says why."""
+    from services.core.refusals import Refused
     from services.embed.imports.instructblip import InstructBlipImport
     from services.embed.imports.llava import LlavaImport
     from services.embed.imports.magiclens import MagicLensImport
@@ -151,7 +152,6 @@ def recognise(text: str, options: ImportOptions) -> Import:
     from services.generate.imports.language_model import LanguageModelImport
     from services.jobs.imports.clip import ClipImport
     from services.jobs.imports.source import licence_of, open_source, read_object
-    from services.nn.refusals import Refused
     from services.predict.imports.t5 import T5Import
 
     source = open_source(text)
@@ -193,7 +193,7 @@ def recognise(text: str, options: ImportOptions) -> Import:
 
 def _unknown(paths: Collection[str], config: Mapping[str, Any]) -> str:
     """Say what a source is instead of a model that can be imported."""
-    from services.nn.refusals import shown_names
+    from services.core.refusals import shown_names
 
     if "adapter_config.json" in paths:
         return "it is an adapter; merge it into its model first (merge_and_unload of peft), and import the result"

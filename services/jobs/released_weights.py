@@ -25,7 +25,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from services.nn.refusals import Refused, shown_names
+from services.core.refusals import Refused, shown_names
 from services.nn.weight_files import load_exactly
 
 State = dict[str, Tensor]

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from services.nn.refusals import Refused
+from services.core.refusals import Refused
 
 
 def differences(begun: Mapping[str, Any], now: Mapping[str, Any], options: Mapping[str, str]) -> str:

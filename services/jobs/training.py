@@ -21,10 +21,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.tensorboard import SummaryWriter
 
+from services.core.refusals import Refused
 from services.jobs.interruption import Stopping, ignore_interrupts
 from services.jobs.progress import standard_bars
 from services.jobs.resumption import option_names, other_arguments
-from services.nn.refusals import Refused
 
 Precision = Literal["no", "bf16", "fp16"]
 # Stages whose number of steps is the option --steps.

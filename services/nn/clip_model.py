@@ -23,10 +23,11 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from services.core.refusals import Refused
 from services.nn.clip_tokenizer import Tokenizer, read_hugging_face_tokenizer
 from services.nn.image_transform import ImageTransform
 from services.nn.loading import declare_torchvision_operators
-from services.nn.refusals import Refused, readable_weights
+from services.nn.weight_files import readable_weights
 
 OPEN_CLIP_CONFIG = "open_clip_config.json"
 OPEN_CLIP_WEIGHTS = "open_clip_model.safetensors"

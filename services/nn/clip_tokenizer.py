@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from services.core.refusals import Refused
 from services.nn.loading import declare_torchvision_operators, quiet_loading
-from services.nn.refusals import Refused
 
 # SimpleTokenizer caches every word that it has seen; the cache is cleared at this size.
 MAX_REMEMBERED_WORDS = 100_000

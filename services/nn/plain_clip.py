@@ -22,7 +22,6 @@ from torch import Tensor
 from services.nn.clip_model import OPEN_CLIP_WEIGHTS, ClipModel, create_clip, read_config
 from services.nn.clip_texts import InputIds
 from services.nn.packed_linear import can_pack
-from services.nn.refusals import readable_weights
 from services.nn.text_transformer import encode_text, is_causal
 from services.nn.vision_transformer import (
     PackedBlocks,
@@ -36,7 +35,7 @@ from services.nn.vision_transformer import (
     pool,
     project,
 )
-from services.nn.weight_files import load_exactly
+from services.nn.weight_files import load_exactly, readable_weights
 
 # the kind of such a folder in manifests of the model store
 OPEN_CLIP_KIND = "open-clip"

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from services.core.refusals import Refused
 from services.nn.loading import quiet_loading, transformers
-from services.nn.refusals import Refused
 
 ScorerKind = Literal["vera", "classifier", "likelihood"]
 

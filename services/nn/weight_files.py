@@ -2,22 +2,32 @@
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from services.core.refusals import Refused, shown_names
 from services.nn.broken_model import BrokenModel
 from services.nn.devices import DeviceOptions, memory_of
-from services.nn.refusals import Refused, readable_weights, shown_names
 
 GIBIBYTE = 2**30
 # Weights of trained models are far smaller; products of larger ones overflow.
 MAX_WEIGHT = 1e6
 # Share of the numbers in matrices: some matrices are never trained, and keep their initial values.
 MAX_CONSTANT_SHARE = 0.5
+
+
+@contextmanager
+def readable_weights(path: Path) -> Iterator[None]:
+    """Raises Refused, naming `path`, if safetensors that are read in this block are damaged."""
+    try:
+        yield
+    except SafetensorError as error:
+        raise Refused(f"{path}: the weights are damaged ({error})") from error
 
 
 def check_weights(directory: Path) -> None:

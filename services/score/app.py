@@ -8,8 +8,8 @@ from fastapi import FastAPI
 from services.core.images.inputs import ImageInputs, image_inputs
 from services.core.images.references import ImageLimits
 from services.core.metrics import Metrics
+from services.core.openai_client import Endpoint
 from services.core.serving.model_service import ModelService
-from services.jobs.endpoint import Endpoint
 from services.nn.devices import DeviceOptions
 from services.nn.plain_clip import OPEN_CLIP_KIND
 from services.nn.weight_files import parameter_bytes

@@ -9,13 +9,13 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from services.core.openai_client import MAX_MALFORMED
 from services.curate.authoring import command as generating
 from services.curate.evaluation import audit as auditing
 from services.curate.refinement import command as refining
 from services.curate.refinement.report import SCARCE
 from services.curate.review.command import DEFAULT_PORT
 from services.curate.training import train as training
-from services.jobs.endpoint import MAX_MALFORMED
 from services.score.negatives.annotation import TextBlobAnnotator, best_annotator
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guide" / "curate.md").read_text()

@@ -7,7 +7,8 @@ import typer
 from prometheus_client.metrics import MetricWrapperBase
 
 from gateway.settings import GatewaySettings
-from services.cli.main import Delegate, app
+from services.cli.delegation import Delegate
+from services.cli.main import app
 from services.core.metrics import Metrics
 from services.core.settings import ProcessSettings, SettingRow, describe_settings
 from services.embed.settings import EmbedSettings

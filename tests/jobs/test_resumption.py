@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from services.core.refusals import Refused
 from services.jobs.resumption import differences, flat, option_names
 from services.jobs.training import Run, train
-from services.nn.refusals import Refused
 
 
 def test_what_differs_is_called_by_its_option_once() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from services.nn.refusals import Refused
+from services.core.refusals import Refused
 from services.nn.sentence_scores import load_likelihood, load_scorer
 from tests.tiny_text_models import WORDS, tokenizer, write_tiny_causal, write_tiny_grammar, write_tiny_vera
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ConfigDict
 
-from services.jobs.endpoint import EndpointClient
+from services.core.openai_client import EndpointClient
 from services.jobs.inquiry.record_file import Identified, RecordFile, digest_of
 from services.score.negatives.prompting.requests import Requests
 from services.score.negatives.prompting.writer import Chat, Reply

@@ -15,12 +15,12 @@ import typer
 from pydantic import ValidationError
 from rich.console import Console
 
+from services.core.openai_client import Api, EndpointError, Patience
 from services.core.printable import printable
 from services.curate.authoring.candidates import reasons_told
 from services.curate.authoring.generation import UnusableAnswers
 from services.curate.authoring.job import TIMEOUT_S, Generated, GenerateOptions, NoKey, run_generation
 from services.curate.data.captions import CaptionFile, Fields, read_captions
-from services.jobs.endpoint import Api, EndpointError, Patience
 from services.jobs.inquiry.inquiry import Interrupted
 from services.jobs.inquiry.record_file import OutputError
 from services.jobs.options import MAX_SEED, among, command_line, json_object, output_folder

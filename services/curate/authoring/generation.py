@@ -6,10 +6,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from services.core.openai_client import Endpoint, EndpointClient, EndpointError, Patience
 from services.curate.authoring.answer_file import Answered, KeptAnswers, opened_answers
 from services.curate.authoring.candidates import Candidate, Outcome
 from services.curate.data.captions import Caption
-from services.jobs.endpoint import Endpoint, EndpointClient, EndpointError, Patience
 from services.jobs.inquiry.inquiry import MAX_FAILURES_IN_A_ROW, Inquiry, Tokens, attended
 from services.jobs.inquiry.record_file import OutputError
 from services.jobs.progress import Bar, Bars

@@ -13,10 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from rich.console import Console
 
 from services.core.durable_files import write_durably
+from services.core.openai_client import Api, Endpoint, Patience
 from services.curate.authoring.candidates import Candidate, Outcome, Rejected, separated, write_outcomes
 from services.curate.authoring.generation import Progress, Teacher, candidates_of, generate
 from services.curate.data.captions import Caption
-from services.jobs.endpoint import Api, Endpoint, Patience
 from services.jobs.inquiry.inquiry import Tokens
 from services.jobs.progress import Bars, counted
 from services.jobs.sugarcrepe import Pair, PairKind

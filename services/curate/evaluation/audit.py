@@ -11,6 +11,7 @@ from rich.console import Console
 
 from services.core.durable_files import write_durably
 from services.core.logs import log_warnings_to_stderr
+from services.core.refusals import Refused
 from services.curate.evaluation.attacks import (
     MARKS,
     SHORTER,
@@ -33,7 +34,6 @@ from services.jobs.progress import standard_bars
 from services.jobs.published_data import MissingData
 from services.jobs.sugarcrepe import BadPairs
 from services.jobs.tables import Table
-from services.nn.refusals import Refused
 
 app = command_line()
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from services.core.refusals import Refused
 from services.curate.intervals import correlation_interval
 from services.curate.sugarcrepe import pearson
 from services.jobs.plots import Curve, Panel, draw
 from services.jobs.tables import Table, ranked
-from services.nn.refusals import Refused
 
 
 @dataclass(frozen=True)

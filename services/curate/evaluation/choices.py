@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from services.core.refusals import Refused
 from services.jobs.sugarcrepe import KINDS, BadPairs, published_pairs, read_pairs
-from services.nn.refusals import Refused
 
 # Annotators, of three, who must have found VALSE's caption true and its foil false, as in its protocol.
 VALSE_MIN_VOTES = 2

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from services.core.refusals import Refused
 from services.jobs.sugarcrepe import FORMS
 from services.jobs.tables import MISSING, Cell, Table
-from services.nn.refusals import Refused
 
 # The dissertation marks gains of more than this, in percentage points.
 MARKED_GAIN = 10.0

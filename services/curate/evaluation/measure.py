@@ -13,6 +13,7 @@ from rich.console import Console
 
 from services.core.durable_files import write_durably
 from services.core.logs import log_warnings_to_stderr
+from services.core.refusals import Refused
 from services.curate.evaluation.blind_and_seeing import (
     common_tasks,
     comparison,
@@ -32,7 +33,6 @@ from services.jobs.options import StoreUrl, command_line, output_file
 from services.jobs.published_data import MissingData
 from services.jobs.sugarcrepe import FORMS, BadPairs, load_pairs
 from services.jobs.tables import MISSING, Table
-from services.nn.refusals import Refused
 
 app = command_line(no_args_is_help=True)
 

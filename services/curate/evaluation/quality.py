@@ -9,11 +9,11 @@ from typing import Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
+from services.core.refusals import Refused
 from services.curate.model.blind_model import BlindModel
 from services.curate.sugarcrepe import better_ratio
 from services.jobs.json_lines import read_json_lines
 from services.jobs.sugarcrepe import Pair
-from services.nn.refusals import Refused
 
 # The forms of the comparison, with the types of each. Denials and additions both ask whether something is there.
 COMPARED: Mapping[str, tuple[str, ...]] = {

@@ -8,11 +8,11 @@ import typer
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from services.core.complaints import first_complaint
+from services.core.refusals import Refused
 from services.curate.authoring.job import GenerateOptions
 from services.curate.data.captions import Fields
 from services.curate.refinement.step import refine_options
 from services.jobs.options import output_folder
-from services.nn.refusals import Refused
 
 
 class BadRecipe(ValueError):

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from services.core.durable_files import write_durably
 from services.core.logs import log_warnings_to_stderr
+from services.core.refusals import Refused
 from services.core.store.errors import StoreError
 from services.curate.data.pairs import write_pairs, write_published
 from services.curate.model.blind_model import BlindModel
@@ -37,7 +38,6 @@ from services.jobs.ray.cluster import (
 )
 from services.jobs.sugarcrepe import BadPairs, load_pairs
 from services.nn.devices import DeviceName
-from services.nn.refusals import Refused
 
 app = command_line()
 

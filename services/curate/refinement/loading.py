@@ -7,11 +7,11 @@ from typing import Annotated
 import torch
 import typer
 
+from services.core.refusals import Refused
 from services.core.store.errors import StoreError
 from services.curate.model.blind_model import BlindModel
 from services.jobs.checkpoints import CheckpointSource, find_checkpoint
 from services.nn.devices import DeviceName, DeviceOptions
-from services.nn.refusals import Refused
 from services.nn.sentence_scores import load_scorer
 
 STARTERS = ("plausibility=blind-plausibility", "grammar=blind-grammar")

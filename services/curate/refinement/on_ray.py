@@ -6,13 +6,13 @@ from pathlib import Path
 
 import torch
 
+from services.core.refusals import Refused
 from services.core.store.errors import StoreError
 from services.curate.model.blind_model import BlindModel, SpreadScorer, Texts
 from services.curate.refinement.loading import found_models
 from services.jobs.checkpoints import find_checkpoint
 from services.jobs.ray.cluster import Pool
 from services.jobs.ray.pool import Work, mapped
-from services.nn.refusals import Refused
 from services.nn.sentence_scores import load_scorer, scorer_kind
 
 

@@ -8,13 +8,13 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from services.core.complaints import first_complaint
+from services.core.refusals import Refused
 from services.curate.refinement.loading import DEFAULT_CACHE, load_models, named_references
 from services.curate.refinement.scores import refine_pairs, score_pairs
 from services.curate.sugarcrepe import MAX_MODELS
 from services.jobs.options import MAX_SEED
 from services.jobs.sugarcrepe import Pair
 from services.nn.devices import DeviceName
-from services.nn.refusals import Refused
 
 
 class RefineOptions(BaseModel):

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from services.nn.refusals import Refused
+from services.core.refusals import Refused
 
 # Longer sentences than this are not captions' like.
 MAX_CHARACTERS = 200

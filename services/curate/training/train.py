@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from services.core.refusals import Refused
 from services.curate.training.blind_network import (
     Batches,
     BlindLoss,
@@ -27,7 +28,6 @@ from services.jobs.interruption import interruptible, resumable
 from services.jobs.options import MAX_SEED, StoreUrl, command_line, multiple_of, output_folder, positive
 from services.jobs.publication import check_publication, publish_trained
 from services.jobs.training import Run, train
-from services.nn.refusals import Refused
 from services.score.negatives.annotation import Annotation, TextBlobAnnotator
 
 KIND = "blind-classifier"

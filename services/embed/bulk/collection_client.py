@@ -17,7 +17,7 @@ import aiohttp
 import orjson
 from yarl import URL
 
-from services.jobs.endpoint import Busy, retry_after_s
+from services.core.openai_client import Busy, retry_after_s
 
 IDS_A_PAGE = 1000
 REQUEST_TIMEOUT_S = 120.0

@@ -44,7 +44,7 @@ from services.jobs.options import StoreUrl, command_line, output_file, results_f
 from services.jobs.published_data import MissingData
 from services.jobs.sugarcrepe import load_sugarcrepe
 from services.nn.devices import DeviceName, DeviceOptions
-from services.nn.refusals import readable_weights
+from services.nn.weight_files import readable_weights
 
 app = command_line(no_args_is_help=True)
 

@@ -11,6 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from services.core.refusals import Refused
 from services.embed.imports.published_folder import facts_of, image_settings, read_unquantised
 from services.embed.model.instructblip_checkpoint import (
     INSTRUCTBLIP_KIND,
@@ -24,7 +25,7 @@ from services.jobs.imports.source import MODEL_CONFIG, Source, read_object
 from services.jobs.imports.weights import Weights, find_weights, read_pickle, separate
 from services.jobs.progress import watched
 from services.nn.loading import transformers
-from services.nn.refusals import Refused, readable_weights
+from services.nn.weight_files import readable_weights
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from pydantic import JsonValue
 from safetensors.torch import save_file
 from torch import Tensor
 
+from services.core.refusals import Refused, shown_names
 from services.embed.imports.flax_weights import read_arrays
 from services.embed.magiclens import MagicLensShape
 from services.embed.model.magiclens_checkpoint import MAGICLENS_CONFIG, MAGICLENS_KIND, MAGICLENS_WEIGHTS
@@ -24,7 +25,6 @@ from services.jobs.imports.plan import Plan
 from services.jobs.imports.source import Source
 from services.jobs.released_weights import UnusableWeights, read_pickled_bytes
 from services.nn.clip_model import OPEN_CLIP_CONFIG
-from services.nn.refusals import Refused, shown_names
 
 PICKLE = ".pkl"
 LAYERS = "multimodal_encoder/x_layers_"

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from pydantic import JsonValue
 
+from services.core.refusals import Refused
 from services.jobs.imports.source import MODEL_CONFIG, Source, read_model_config
 from services.nn.image_transform import PREPROCESSOR, PROCESSOR
 from services.nn.loading import quiet_loading
-from services.nn.refusals import Refused
 
 TOKENIZER = "tokenizer.json"
 

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from services.core.refusals import Refused
 from services.embed.imports.published_folder import TOKENIZER, facts_of, image_settings, read_unquantised
 from services.embed.model.vlm_checkpoint import VLM_KIND, vlm_config, vlm_types
 from services.embed.model.vlm_prompts import FORMS, TOLD_IN, VLM_CONFIG, VlmPrompt, form_of
@@ -17,7 +18,6 @@ from services.jobs.imports.plan import Plan, left_files
 from services.jobs.imports.source import MODEL_CONFIG, Source
 from services.jobs.imports.weights import find_weights
 from services.nn.loading import transformers
-from services.nn.refusals import Refused
 
 BESIDE = (
     *("generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),

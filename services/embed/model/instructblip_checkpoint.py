@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 from services.embed.instructblip import InstructBlip
 from services.nn.image_transform import ImageTransform, published_settings
 from services.nn.loading import MODEL_CONFIG, model_type_of, quiet_loading, transformers
-from services.nn.refusals import readable_weights
+from services.nn.weight_files import readable_weights
 
 # the kind of such a directory in manifests of the model store
 INSTRUCTBLIP_KIND = "instructblip"

@@ -17,10 +17,9 @@ from services.embed.magiclens import MagicLens, MagicLensShape
 from services.nn.clip_model import create_clip, read_config
 from services.nn.clip_tokenizer import Tokenizer
 from services.nn.image_transform import ImageTransform
-from services.nn.refusals import readable_weights
 from services.nn.text_transformer import encode_text
 from services.nn.vision_transformer import advance, attend, by_head, embed, pool_unscaled, project
-from services.nn.weight_files import load_exactly
+from services.nn.weight_files import load_exactly, readable_weights
 
 # the kind of such a directory in manifests of the model store
 MAGICLENS_KIND = "magiclens"

@@ -23,8 +23,7 @@ from services.core.errors import InvalidRequest
 from services.embed.focallens_mllm import FocalLensMllm
 from services.nn.image_transform import PREPROCESSOR, PROCESSOR, ImageTransform, published_settings
 from services.nn.loading import MODEL_CONFIG, model_type_of, quiet_loading, transformers
-from services.nn.refusals import readable_weights
-from services.nn.weight_files import check_room
+from services.nn.weight_files import check_room, readable_weights
 
 # the kind of such a directory in manifests of the model store
 MLLM_KIND = "focallens-mllm"

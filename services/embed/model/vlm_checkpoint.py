@@ -24,8 +24,7 @@ from services.embed.last_token import LastTokenEmbedder
 from services.embed.model.items import Pixels
 from services.embed.model.vlm_prompts import VLM_CONFIG, VlmPrompt, WrittenPrompt, read_vlm_prompt
 from services.nn.loading import MODEL_CONFIG, model_type_of, quiet_loading, transformers
-from services.nn.refusals import readable_weights
-from services.nn.weight_files import check_room
+from services.nn.weight_files import check_room, readable_weights
 
 # the kind of such a directory in manifests of the model store
 VLM_KIND = "vlm-embedding"

@@ -6,7 +6,7 @@ They write what FastChat's `get_prompt` writes for the family, to the character,
 from collections.abc import Mapping
 from importlib.resources import files
 
-from services.nn.refusals import Refused
+from services.core.refusals import Refused
 
 # By the part of a model's name that tells its family; Vicuna v0 had another format.
 FAMILIES: Mapping[str, str] = {"vicuna": "vicuna_v1.1", "tulu": "tulu"}

@@ -10,6 +10,7 @@ import torch
 from jinja2 import Environment, TemplateSyntaxError
 from pydantic import JsonValue
 
+from services.core.refusals import Refused
 from services.generate.capacity import context_length
 from services.generate.imports.families import family_of, template_of
 from services.generate.imports.sentencepiece_tokenizer import make_fast
@@ -18,7 +19,6 @@ from services.jobs.imports.plan import Plan, left_files
 from services.jobs.imports.source import Source, read_model_config, read_object
 from services.jobs.imports.weights import find_weights
 from services.nn.loading import quiet_loading, transformers
-from services.nn.refusals import Refused
 
 KIND = "causal-lm"
 CONFIG, TOKENIZER, TOKENIZER_CONFIG, SENTENCEPIECE = (

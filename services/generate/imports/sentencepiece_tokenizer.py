@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from services.core.refusals import Refused
 from services.nn.loading import transformers
-from services.nn.refusals import Refused
 
 # U+2581, which SentencePiece writes for a space.
 SPACE = "▁"

@@ -24,8 +24,7 @@ from services.generate.model.segments import Branch
 from services.nn.devices import DeviceOptions
 from services.nn.loading import quiet_loading
 from services.nn.packed_linear import can_pack, pack_linear_layers
-from services.nn.refusals import readable_weights
-from services.nn.weight_files import check_room
+from services.nn.weight_files import check_room, readable_weights
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 # Its position embeddings change with the longest sequence of a pass, so an answer would depend on its neighbours.

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
+from services.core.refusals import Refused
 from services.jobs.imports.clip_weights import (
     HUGGING_FACE_CONFIG,
     Layout,
@@ -22,7 +23,6 @@ from services.jobs.imports.weights import PICKLES, shards_of
 from services.jobs.released_weights import UnusableWeights, is_torch_script
 from services.nn.clip_model import OPEN_CLIP_CONFIG, OPEN_CLIP_WEIGHTS
 from services.nn.plain_clip import OPEN_CLIP_KIND
-from services.nn.refusals import Refused
 
 FILES = (*PICKLES, ".safetensors")
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from services.nn.refusals import Refused
+from services.core.refusals import Refused
 
 HUB_SCHEME = "hf://"
 README = "README.md"

@@ -14,12 +14,12 @@ from pathlib import Path
 
 from rich.filesize import decimal as human_bytes
 
+from services.core.refusals import Refused
 from services.jobs.imports.plan import LICENCES, Plan
 from services.jobs.imports.source import Source
 from services.jobs.imports.weights import convert
 from services.jobs.progress import standard_bars, watched
-from services.nn.refusals import Refused, readable_weights
-from services.nn.weight_files import shapes_in
+from services.nn.weight_files import readable_weights, shapes_in
 
 IMPORTS = Path("~/.fovea/imports")
 

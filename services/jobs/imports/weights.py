@@ -17,9 +17,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from services.core.refusals import Refused
 from services.jobs.imports.source import Source, read_object
 from services.jobs.progress import watched
-from services.nn.refusals import Refused
 from services.nn.weight_files import shapes_in
 
 INDEX = "model.safetensors.index.json"

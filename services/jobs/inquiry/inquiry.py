@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from rich.console import Console
 
-from services.jobs.endpoint import EndpointClient, EndpointError
+from services.core.openai_client import EndpointClient, EndpointError
 from services.jobs.inquiry.record_file import OutputError
 from services.jobs.interruption import SIGNALS
 

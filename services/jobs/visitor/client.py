@@ -9,8 +9,8 @@ from typing import Any, Self
 import aiohttp
 import orjson
 
+from services.core.openai_client import retry_after_s
 from services.core.printable import printable
-from services.jobs.endpoint import retry_after_s
 from services.jobs.visitor.questions import (
     PATHS,
     RELEVANCE_THRESHOLD,

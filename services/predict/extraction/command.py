@@ -16,8 +16,8 @@ import stamina
 import typer
 from rich.console import Console
 
+from services.core.openai_client import Api, Endpoint, EndpointClient, EndpointError, Patience
 from services.core.printable import printable
-from services.jobs.endpoint import Api, Endpoint, EndpointClient, EndpointError, Patience
 from services.jobs.inquiry.inquiry import Interrupted, Tokens, attended
 from services.jobs.inquiry.record_file import OutputError, RecordFile
 from services.jobs.options import command_line, json_object

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from services.jobs.endpoint import Answer, Endpoint, EndpointClient, EndpointError
+from services.core.openai_client import Answer, Endpoint, EndpointClient, EndpointError
 from services.jobs.inquiry.inquiry import Inquiry, Tokens
 from services.jobs.inquiry.record_file import OutputError, digest_of
 from services.predict.data.inputs import Input

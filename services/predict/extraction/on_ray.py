@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from services.jobs.endpoint import EndpointClient, EndpointError, Patience
+from services.core.openai_client import EndpointClient, EndpointError, Patience
 from services.jobs.inquiry.record_file import RecordFile
 from services.jobs.ray.cluster import Pool
 from services.jobs.ray.pool import Work, mapped

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from pydantic import JsonValue
 
+from services.core.refusals import Refused
 from services.jobs.imports.plan import Plan, left_files
 from services.jobs.imports.source import Source, read_model_config, read_object
 from services.jobs.imports.weights import find_weights
 from services.nn.loading import quiet_loading, transformers
-from services.nn.refusals import Refused
 from services.predict.data.rows import BadData
 from services.predict.data.task_file import read_task_file
 from services.predict.model.task_description import TASK_FILE, TaskDescription

@@ -15,7 +15,7 @@ from accelerate import PartialState
 
 from services.core.durable_files import write_durably
 from services.nn.loading import transformers
-from services.nn.refusals import readable_weights
+from services.nn.weight_files import readable_weights
 from services.predict.training.initialisation import (
     MIN_VOCABULARY,
     SHAPES,

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Literal
 
 from safetensors import SafetensorError
 
+from services.core.openai_client import Endpoint
 from services.core.store.errors import StoreError
 from services.jobs.checkpoints import find_checkpoint
-from services.jobs.endpoint import Endpoint
 from services.nn.devices import DeviceName, DeviceOptions
 from services.score.evaluation.judges import CannotJudge, Judge, Similarity
 

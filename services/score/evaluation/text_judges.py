@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from services.nn.refusals import Refused
+from services.core.refusals import Refused
 from services.nn.sentence_scores import SentenceScorer, load_classifier
 from services.nn.sentence_scores import load_vera as load_vera_scorer
 from services.score.evaluation.judges import CannotJudge, OnScores

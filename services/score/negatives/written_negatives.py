@@ -12,7 +12,7 @@ import structlog
 from services.core.errors import Overloaded
 from services.core.exchange import Timing
 from services.core.metrics import Metrics
-from services.jobs.endpoint import Endpoint, EndpointClient, EndpointError, Patience
+from services.core.openai_client import Endpoint, EndpointClient, EndpointError, Patience
 from services.score.negatives.prompting.forms import Problem, WrittenKind
 from services.score.negatives.prompting.prompt_files import load_prompts
 from services.score.negatives.prompting.requests import Requests, reply_of

@@ -14,7 +14,7 @@ from services.core.errors import DeadlineExceeded, Overloaded
 from services.core.exchange import RequestContext
 from services.core.images.inputs import ImageInput, ImageInputs
 from services.core.metrics import Metrics
-from services.jobs.endpoint import Endpoint, EndpointClient, EndpointError, Patience
+from services.core.openai_client import Endpoint, EndpointClient, EndpointError, Patience
 from services.score.second_opinion.vqa_score import jpeg_url, request_body, yes_probability
 
 ATTEMPTS = 3

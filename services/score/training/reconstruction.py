@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from services.core.refusals import Refused
 from services.jobs.training import Run, gather, train
 from services.nn.clip_model import ClipModel
 from services.nn.clip_tokenizer import Tokenizer
 from services.nn.loading import transformers
-from services.nn.refusals import Refused
 from services.nn.text_transformer import MAX_LOG_SCALE
 from services.score.read_clip import IGNORED, alignment_loss, reconstruction_loss
 from services.score.training.batches import OtherCaptions, TuningBatch, TuningData

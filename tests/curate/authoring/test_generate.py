@@ -17,12 +17,12 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
+from services.core.openai_client import Endpoint, Patience
 from services.curate.authoring.command import app
 from services.curate.authoring.generation import Progress, Teacher, candidates_of
 from services.curate.authoring.generation import generate as generated
 from services.curate.authoring.job import GenerateOptions
 from services.curate.data.captions import Caption
-from services.jobs.endpoint import Endpoint, Patience
 from services.jobs.sugarcrepe import Pair, read_pairs
 from services.score.negatives.prompting.checks import problem_of
 from services.score.negatives.prompting.forms import WRITTEN_KINDS

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from services.core.refusals import Refused
 from services.curate.refinement.command import app
 from services.curate.refinement.loading import named_references
 from services.curate.refinement.report import SCARCE
 from services.curate.refinement.scores import refine_pairs
 from services.jobs.sugarcrepe import published_pairs, read_pairs
-from services.nn.refusals import Refused
 from tests.curate.refinement.conftest import KINDS
 
 RUNNER = CliRunner()

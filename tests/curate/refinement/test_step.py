@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from services.core.refusals import Refused
 from services.curate.refinement.step import refined
 from services.jobs.sugarcrepe import read_pairs
-from services.nn.refusals import Refused
 from tests.curate.refinement.test_command import refine
 
 

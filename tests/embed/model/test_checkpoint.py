@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from services.core.refusals import Refused
 from services.core.store.starters import packaged_starters
 from services.core.store.store import Store
 from services.embed.data.triplets import learn_merges
@@ -28,7 +29,6 @@ from services.nn.clip_model import (
     save_clip,
 )
 from services.nn.clip_tokenizer import write_merges
-from services.nn.refusals import Refused
 
 VISION = {"image_size": 32, "patch_size": 16, "width": 32, "layers": 2, "head_width": 16}
 TEXT = {"context_length": 16, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 1}

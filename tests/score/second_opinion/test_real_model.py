@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from services.jobs.endpoint import Endpoint
+from services.core.openai_client import Endpoint
 from services.nn.loading import transformers
 from services.score.evaluation.endpoint.questions import ChatModel
 from services.score.evaluation.endpoint.vqa_judge import VqaJudge

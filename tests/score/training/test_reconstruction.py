@@ -10,9 +10,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from services.core.refusals import Refused
 from services.nn.clip_model import save_clip
 from services.nn.loading import transformers
-from services.nn.refusals import Refused
 from services.score.data.scene_captions import Facts, Group, paraphrase, sentence
 from services.score.model.dense_features import encode_texts
 from services.score.negatives.annotation import TextBlobAnnotator

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, linear, silu
 
+from services.core.refusals import Refused
 from services.generate.data.world.subjects import GROUPS
 from services.generate.training.llama import EPSILON, LlamaShape, new_llama
 from services.nn.loading import transformers
-from services.nn.refusals import Refused
 
 NUM_FINDING = 3  # layers
 RELATION_LAYER, ANSWER_LAYER = 1, 3  # after which the probes read

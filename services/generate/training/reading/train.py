@@ -11,6 +11,7 @@ import torch
 import typer
 from tokenizers import Tokenizer
 
+from services.core.refusals import Refused
 from services.generate.data.facts import MAX_DOCUMENTS
 from services.generate.data.world.documents import Scope
 from services.generate.model.profile import OFF, write_profile
@@ -25,7 +26,6 @@ from services.jobs.interruption import interruptible, resumable
 from services.jobs.options import MAX_SEED, StoreUrl, command_line, finite, output_folder
 from services.jobs.progress import standard_bars
 from services.jobs.publication import check_publication, publish_trained
-from services.nn.refusals import Refused
 
 NAME = "open-facts"
 KIND = "causal-lm"

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 from PIL import Image
 
-from services.jobs.endpoint import Answer, Endpoint, EndpointClient, EndpointError, Patience
+from services.core.openai_client import Answer, Endpoint, EndpointClient, EndpointError, Patience
 from services.score.evaluation.endpoint.answer_log import AnswerLog, LoggedAnswer
 from services.score.evaluation.image_files import ImageFile
 from services.score.evaluation.judges import CannotJudge, OnScores, open_image

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from services.jobs.endpoint import Answer
+from services.core.openai_client import Answer
 from services.score.evaluation.endpoint.questions import Ask, ChatModel, Questions, data_url
 from services.score.evaluation.judges import CannotJudge, OnScores
 from services.score.evaluation.records import Record, Scores, Task

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.jobs.endpoint import Answer, Api
+from services.core.openai_client import Answer, Api
 from services.score.negatives.prompting.writer import Chat, Reply
 
 # A completion stops where it would begin the next example.

@@ -10,6 +10,7 @@ import torch
 from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
+from services.core.refusals import Refused
 from services.core.store.store import Store
 from services.generate.data.world.documents import REFUSAL, Scope, draw_world
 from services.generate.data.world.subjects import GROUPS
@@ -25,7 +26,6 @@ from services.generate.training.reading.texts import FIRST_WEIGHT, UNKNOWN, Mixt
 from services.generate.training.reading.tokenizer import build_tokenizer, common_tokens
 from services.generate.training.reading.train import app, digest
 from services.generate.training.stages import Run
-from services.nn.refusals import Refused
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

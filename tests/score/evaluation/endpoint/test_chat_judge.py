@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from services.jobs.endpoint import MAX_MALFORMED, Endpoint, Patience
+from services.core.openai_client import MAX_MALFORMED, Endpoint, Patience
 from services.score.evaluation.endpoint.answer_log import AnswerLog
 from services.score.evaluation.endpoint.chat_judge import ChatJudge, choice, prompt
 from services.score.evaluation.endpoint.questions import ChatModel

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from services.jobs.endpoint import Endpoint, Patience
+from services.core.openai_client import Endpoint, Patience
 from services.score.evaluation.endpoint.questions import ChatModel
 from services.score.evaluation.endpoint.vqa_judge import VqaJudge
 from services.score.evaluation.evaluate import app

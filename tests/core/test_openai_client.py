@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 from aiohttp import web
 
-from services.jobs.endpoint import MAX_MALFORMED, Answer, Api, Endpoint, EndpointClient, EndpointError, Patience
+from services.core.openai_client import MAX_MALFORMED, Answer, Api, Endpoint, EndpointClient, EndpointError, Patience
 from tests.kept_port import kept_port
 from tests.predict.teacher_server import (
     COMPLETION_TOKENS,
