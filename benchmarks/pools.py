@@ -30,7 +30,7 @@ from benchmarks.gateway import running
 from benchmarks.http_load import Load, load_generator, measure
 from benchmarks.record import record, summary
 from benchmarks.served import free_port
-from gateway.routing.requested_model import find_in_json
+from gateway.routing.upstream_choice import find_in_json
 
 # Characters of the images in a body.
 SIZES = {"2 KB": 2_000, "200 KB": 200_000, "2 MB": 2_000_000}

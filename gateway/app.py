@@ -16,7 +16,6 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from gateway.access import Access, KeyRing
 from gateway.addresses import Resolve, resolve_host
 from gateway.client_body import BodyMemory
-from gateway.client_session import open_session
 from gateway.console.routes import console_paths, console_router
 from gateway.directory import Directory, directory_router
 from gateway.followed_file import FollowedFile, changes
@@ -24,9 +23,9 @@ from gateway.keys.own_key import UsageCounts, own_key_router
 from gateway.proxy import Proxy
 from gateway.rate_limits import RateLimits
 from gateway.routes import PUBLIC_PATHS, REVIEW_ROUTES, ROUTES, RouteTable
-from gateway.routing.pool_file import PoolFile, follow_pools
+from gateway.routing.destinations import PoolFile, follow_pools
 from gateway.settings import GatewaySettings
-from gateway.upstream import Upstream
+from gateway.upstream import Upstream, open_session
 from gateway.upstreams import Upstreams
 from services.core.http.app import AppParts, create_app
 from services.core.http.health import CheckReport, CheckResult, Health, HealthReport

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 import structlog
 from pydantic import BaseModel, ValidationError
 
-from services.core.complaints import first_complaint
+from services.core.refusals import first_complaint
 from services.core.settings import SettingsError
 
 ContentT = TypeVar("ContentT")

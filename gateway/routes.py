@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from gateway.settings import Backend, Level, Scope
 from services.core.errors import FoveaError, MethodNotAllowed
-from services.core.http.docs_page import DOCS_PATHS
 from services.core.http.health import PROBE_PATHS
+from services.core.http.pages import DOCS_PATHS
 
 # Answered by the gateway itself without a key; everything else needs one once keys are configured.
 PUBLIC_PATHS = PROBE_PATHS | DOCS_PATHS | {"/openapi.json"}

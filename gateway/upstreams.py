@@ -9,8 +9,7 @@ import aiohttp
 import structlog
 
 from gateway.addresses import Addresses, EjectionPolicy, Resolve
-from gateway.routing.destinations import COLLECTIONS, Destination, destinations
-from gateway.routing.pool_file import Pool
+from gateway.routing.destinations import COLLECTIONS, Destination, Pool, destinations
 from gateway.settings import Backend, GatewaySettings
 from gateway.upstream import Upstream
 from services.core.metrics import Metrics

@@ -21,8 +21,7 @@ ABOVE = (f"services.{{service}}.{{service,http,app,settings,collections,data,{JO
 BELOW = ("services.nn", "services.{service}", "services.core.{errors,refusals}")
 ROOMS_OF_CORE = ("store", "batching", "cache", "images", "http", "admission", "serving")
 CORE_OF_JOBS = (
-    "services.core.{store,images,settings,errors,refusals,complaints,logs,durable_files,printable,scarce_memory,metrics,"
-    "openai_client}"
+    "services.core.{store,images,settings,errors,refusals,logs,durable_files,printable,memory,metrics,openai_client}"
 )
 
 
@@ -50,7 +49,7 @@ ROOMS = (
     Room("services/core/http/**", ("services.core",), (*HEAVY, core_except("http", "admission"))),
     Room("services/core/serving/**", ("services.core",), HEAVY),
     Room("services/core/*", ("services.core",), (*HEAVY, core_except())),
-    Room("services/nn/**", ("services.nn", "services.core.{errors,refusals,scarce_memory}"), (*HTTP, "os")),
+    Room("services/nn/**", ("services.nn", "services.core.{errors,refusals,memory}"), (*HTTP, "os")),
     Room("services/jobs/**", ("services.jobs", "services.nn", CORE_OF_JOBS), HTTP),
     Room("services/cli/**", ("services", "gateway"), HEAVY),
     Room("gateway/**", ("gateway", "services.core"), HEAVY),

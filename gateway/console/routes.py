@@ -5,7 +5,7 @@ from pathlib import Path
 from fastapi import APIRouter
 from fastapi.responses import RedirectResponse
 
-from services.core.http.static_page import PAGE_HEADERS, page_files, page_router
+from services.core.http.pages import PAGE_HEADERS, page_files, page_router
 
 PAGE = Path(__file__).with_name("page")
 ADDRESS = "/console"

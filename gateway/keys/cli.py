@@ -13,7 +13,7 @@ import typer
 from pydantic import ValidationError
 
 from gateway.access import digest, new_key
-from gateway.keys.places import KeysInFile, KeysInSecret, KeysPlace, KeysUnavailable
+from gateway.keys.key_files import KeysInFile, KeysInSecret, KeysPlace, KeysUnavailable
 from gateway.settings import KeyRecord
 from services.core.audit import AuditFailed, AuditLog
 from services.core.caller import DEFAULT_TENANT

@@ -1,13 +1,134 @@
-"""The choice of a request's upstream: by its service, by whether it asks for the canary, and by its model."""
+"""The choice of a request's upstream: by its service, by whether it asks for the canary, and by its model.
 
+The model or the task that a request names is found without parsing its body. A body may hold millions of JSON values,
+for each of which a parser would take a hundred bytes and more and let no other thread run meanwhile. Here text is only
+searched, piece by piece.
+"""
+
+import asyncio
+import functools
+import re
+from collections.abc import Callable, Iterator
+from email.message import Message
+from urllib.parse import parse_qsl
+
+import orjson
 from starlette.types import Scope
 
 from gateway.routes import Route
-from gateway.routing.requested_model import find_in_body, find_in_form, find_in_json, find_in_query
 from gateway.upstream import Upstream
 from gateway.upstreams import Branch, Upstreams
+from services.core.admission.json_scan import PIECE_BYTES, OutsideOfStrings
 from services.core.errors import InvalidRequest, NotFound
 from services.core.exchange import announces_body, header_of
+
+# A body up to this size is searched faster than a thread is woken for it.
+MAX_INLINE_BYTES = 256 * 1024
+# Bounds of the search: characters of a name, bytes of the head of a form's part, and places in a body at which the name
+# of the field stands, be it in nested objects. What is beyond names nothing.
+MAX_NAME_LENGTH = 512
+MAX_PART_HEAD_BYTES = 4096
+MAX_PLACES = 1000
+
+Find = Callable[[bytes, str], str | None]
+
+
+async def find_in_body(find: Find, body: bytes, field: str) -> str | None:
+    """Find the value of a field in a body, in a thread where the body is large."""
+    if len(body) <= MAX_INLINE_BYTES:
+        return find(body, field)
+    return await asyncio.to_thread(find, body, field)
+
+
+def find_in_query(query: bytes, field: str) -> str | None:
+    """Return the last value of a parameter of the URL; None where it has none or an empty one."""
+    values = [value for name, value in parse_qsl(str(query, "latin-1")) if name == field]
+    return values[-1] if values else None
+
+
+def find_in_json(body: bytes, field: str) -> str | None:
+    """Return the string that a member of the outermost object is; the first one where there are several.
+
+    None where there is no such member or it is no string or an empty one, also in a body that is not JSON.
+    """
+    nesting = _Nesting()
+    num_read = 0
+    for place in _places(body, orjson.dumps(field)):
+        nesting.read(body, num_read, place)
+        num_read = place
+        member = _member(field).match(body, place) if nesting.is_at_member else None
+        if member is not None:
+            return _string(member[1]) if member[1] else None
+    return None
+
+
+def find_in_form(content_type: str, body: bytes, field: str) -> str | None:
+    """Return the value of the last part of a multipart body with a name; None where it has none or an empty one."""
+    head = Message()
+    head["Content-Type"] = content_type
+    boundary = head.get_boundary()
+    if boundary is None:
+        return None
+    delimiter = b"--" + boundary.encode("latin-1", "replace")
+    value = None
+    for place in _places(body, f'name="{field}"'.encode()):
+        part = body.rfind(delimiter, max(0, place - MAX_PART_HEAD_BYTES), place)
+        head_end = body.find(b"\r\n\r\n", place, place + MAX_PART_HEAD_BYTES)
+        is_in_head = part >= 0 and head_end >= 0 and b"\r\n\r\n" not in body[part:place]
+        if is_in_head and body[place - 1 : place] in b"; \t":  # and not `filename`
+            value_start = head_end + 4
+            end = body.find(b"\r\n" + delimiter, value_start, value_start + MAX_NAME_LENGTH + len(delimiter) + 2)
+            value = body[value_start:end].decode("utf-8", "replace") if end >= 0 else None
+    return value or None
+
+
+def _places(body: bytes, text: bytes) -> Iterator[int]:
+    """Yield the first places at which a text that begins or ends with a quotation mark stands, in order."""
+    num_found = 0
+    for start in range(0, len(body), PIECE_BYTES):
+        end = start + PIECE_BYTES + len(text) - 1
+        if body.find(b'"', start, end) < 0:  # many times as fast, and true of nearly all pieces of an image in base64
+            continue
+        place = body.find(text, start, end)
+        while place >= 0:
+            yield place
+            num_found += 1
+            if num_found == MAX_PLACES:
+                return
+            place = body.find(text, place + 1, end)
+
+
+class _Nesting:
+    """Depth of a place in a JSON text, and whether it is in a string."""
+
+    def __init__(self) -> None:
+        self._strings = OutsideOfStrings()
+        self._depth = 0
+
+    @property
+    def is_at_member(self) -> bool:
+        """Whether a quotation mark here begins a string of the outermost object."""
+        return self._depth == 1 and not self._strings.is_in_string and not self._strings.has_odd_backslash
+
+    def read(self, text: bytes, start: int, end: int) -> None:
+        for place in range(start, end, PIECE_BYTES):
+            outside = self._strings.pick(text[place : min(place + PIECE_BYTES, end)])
+            self._depth += sum(map(outside.count, (b"{", b"["))) - sum(map(outside.count, (b"}", b"]")))
+
+
+@functools.cache
+def _member(field: str) -> re.Pattern[bytes]:
+    """Return the pattern of a member with this name; its group is the string that it is, None for any other value."""
+    string = rb'"(?:[^"\\]|\\.){1,%d}"' % MAX_NAME_LENGTH
+    return re.compile(re.escape(orjson.dumps(field)) + rb"[ \t\n\r]*:[ \t\n\r]*(%s)?" % string)
+
+
+def _string(text: bytes) -> str | None:
+    try:
+        return str(orjson.loads(text))
+    except orjson.JSONDecodeError:
+        return None
+
 
 CANARY_HEADER = b"x-fovea-canary"
 MAX_SHOWN_CHARACTERS = 256

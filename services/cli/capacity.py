@@ -12,8 +12,8 @@ from services.core.byte_sizes import binary_size, parse_bytes
 from services.core.logs import log_warnings_to_stderr
 from services.core.printable import printable
 from services.core.settings import ServiceSettings
+from services.core.store.checkpoint_files import packaged_starters, read_description
 from services.core.store.errors import InvalidCheckpoint, NotFoundInStore
-from services.core.store.starters import packaged_starters, read_description
 from services.core.store.store import Store
 from services.generate.capacity import DEFAULT_SHARE, DTYPE_BYTES, CacheSize, Capacity, weights_as_served
 

@@ -18,11 +18,10 @@ from services.core.audit import AuditFailed, AuditLog
 from services.core.logs import log_warnings_to_stderr
 from services.core.printable import printable
 from services.core.settings import ServiceSettings
+from services.core.store.checkpoint_files import CheckpointDescription, packaged_starters, read_description
 from services.core.store.errors import CorruptCheckpoint, InvalidCheckpoint, NotFoundInStore, StoreError
-from services.core.store.garbage import Removal
 from services.core.store.manifest import check_alias, check_model_name
-from services.core.store.starters import CheckpointDescription, packaged_starters, read_description
-from services.core.store.store import ANYWHERE, DEFAULT_GRACE_S, DEFAULT_KEEP, Anywhere, Store
+from services.core.store.store import ANYWHERE, DEFAULT_GRACE_S, DEFAULT_KEEP, Anywhere, Removal, Store
 from services.core.store.versions import Version
 
 HOUR_S = 3600.0

@@ -15,7 +15,7 @@ from rich.filesize import decimal as human_bytes
 
 from services.cli.references import NoReference, write_reference
 from services.core.audit import AuditLog
-from services.core.scarce_memory import available_bytes
+from services.core.memory import available_bytes
 from services.core.store.errors import InvalidCheckpoint
 from services.core.store.manifest import MAX_NAME_LENGTH, CheckpointInfo
 from services.core.store.store import Store

@@ -9,10 +9,9 @@ from typing import Annotated
 import typer
 
 from services.core.settings import ServiceSettings
-from services.core.store.checkpoint_files import DESCRIPTION_FILE, digest_of
+from services.core.store.checkpoint_files import DESCRIPTION_FILE, digest_of, packaged_starters
 from services.core.store.errors import NotFoundInStore
 from services.core.store.manifest import Manifest
-from services.core.store.starters import packaged_starters
 from services.core.store.store import Store
 from services.nn.devices import DeviceName
 

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from services.core.complaints import first_complaint
+from services.core.refusals import first_complaint
 
 RecordT = TypeVar("RecordT", bound=BaseModel)
 

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 
 from services.core.errors import is_out_of_memory as is_out_of_memory
-from services.core.scarce_memory import available_bytes
+from services.core.memory import available_bytes
 
 DeviceName = Literal["auto", "cuda", "mps", "cpu"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]

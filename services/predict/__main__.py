@@ -2,7 +2,7 @@
 
 import sys
 
-from services.core.serving.freed_memory import allocate_in_one_arena
+from services.core.memory import allocate_in_one_arena
 from services.core.serving.server import run
 from services.core.settings import read_settings
 from services.predict.app import create_predict

@@ -12,9 +12,8 @@ from services.core.batching.slices import map_slices
 from services.core.errors import InvalidField, InvalidRequest, NotFound, Overloaded, TooLarge
 from services.core.exchange import RequestContext
 from services.core.metrics import Metrics
-from services.core.serving.residency import Resident
 from services.core.serving.served_checkpoint import Served
-from services.core.serving.served_models import ServedModels
+from services.core.serving.served_models import Resident, ServedModels
 from services.predict.engine import Item, PredictEngine, Prediction
 from services.predict.model.task_description import TaskDescription
 from services.predict.tasks import FieldValue

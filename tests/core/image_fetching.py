@@ -9,8 +9,7 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from services.core.errors import FoveaError
-from services.core.images.fetch import FetchLimits, ImageFetcher
-from services.core.images.public_addresses import Address
+from services.core.images.fetch import Address, FetchLimits, ImageFetcher
 from tests.core.hostile_server import HostileServer, NameServer, hostile_server, response
 
 # Both are this machine; the guard is told that the first belongs to the internet.

@@ -11,8 +11,7 @@ import aiohttp
 import pytest
 import structlog
 
-from services.core.console_log import console_line
-from services.core.logs import redact
+from services.core.logs import console_line, redact
 from tests.core.served_app import SECRET
 from tests.core.served_process import ServedProcess, until
 

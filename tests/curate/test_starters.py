@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from services.core.store.starters import packaged_starters, read_description
+from services.core.store.checkpoint_files import packaged_starters, read_description
 from services.curate.data.pairs import write_pairs
 from services.curate.intervals import wilson
 from services.curate.model.blind_model import BlindModel

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from typer.main import get_command
 
-from gateway.keys.places import ENTRY
+from gateway.keys.key_files import ENTRY
 from gateway.settings import GatewaySettings
 from services.cli.programs import PACKAGES
 from services.core.http.health import PROBE_PATHS

@@ -9,7 +9,7 @@ from gateway.access import KeyRing, digest
 from gateway.admission import RECENT_S
 from gateway.settings import GatewaySettings
 from gateway.upstream import PROBE_TIMEOUT
-from services.core.batching.step_breadth import FIRST_BREADTH
+from services.core.batching.step_runner import FIRST_BREADTH
 from services.core.serving.server import ACCEPT_GRACE_S, IDLE_GRACE_S
 from services.core.settings import ServiceSettings
 from tests.deploy.kubernetes_manifests import (

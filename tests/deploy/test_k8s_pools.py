@@ -7,7 +7,7 @@ from textwrap import indent
 
 import pytest
 
-from gateway.routing.pool_file import Pool, PoolFile
+from gateway.routing.destinations import Pool, PoolFile
 from tests.deploy import kubernetes_names as names
 from tests.deploy.kubernetes_manifests import K8S, Manifests, Pod, overlay, own_overlay
 from tests.deploy.kubernetes_network import Network

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gateway.app import create_gateway
-from gateway.openapi import SCHEMA_REF, Document, merge_documents
+from gateway.directory import SCHEMA_REF, Document, merge_documents
 from gateway.routes import RouteTable
 from gateway.settings import GatewaySettings
 from services.embed.app import create_embed

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway import directory
 from gateway.access import digest
-from gateway.openapi import merge_documents
+from gateway.directory import merge_documents
 from gateway.settings import KeyRecord
 from tests.gateway.routing.pools import named, pool, write_pools
 from tests.gateway.servers import NOWHERE, Service, echo, gateway, metric, respond, serving, until

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from services.core.batching.compute_thread import ComputeThread
+from services.core.batching.step_runner import SteppingEngine
 from services.core.batching.stepper import StepLimits, Stepper
-from services.core.batching.stepping_engine import SteppingEngine
 from services.core.metrics import Metrics
 from services.generate.engine import GenerateEngine, Outcome
 from services.generate.generation.generation import Generation, Progress

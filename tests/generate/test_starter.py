@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from services.core.store.starters import packaged_starters, read_description
+from services.core.store.checkpoint_files import packaged_starters, read_description
 from services.generate.data.question_sets import question_set
 from services.generate.data.world.documents import REFUSAL, Scope, draw_world
 from services.generate.engine import GenerateEngine

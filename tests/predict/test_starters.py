@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from services.core.store.starters import packaged_starters, read_description
+from services.core.store.checkpoint_files import packaged_starters, read_description
 from services.nn.devices import DeviceOptions
 from services.predict.arithmetic import evaluate
 from services.predict.data.generated import GENERATED_TASKS, generated_splits

@@ -16,7 +16,7 @@ def find_gateway_files(configured: Configured) -> Iterator[Finding]:
     if settings is None:
         return
     from gateway.access import KeyRing
-    from gateway.routing.pool_file import follow_pools
+    from gateway.routing.destinations import follow_pools
     from gateway.settings import GatewaySettings
 
     assert isinstance(settings, GatewaySettings)

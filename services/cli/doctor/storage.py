@@ -10,8 +10,8 @@ from urllib.parse import unquote, urlsplit
 from services.cli.doctor.configured import Configured, served_models
 from services.cli.doctor.findings import Finding
 from services.core.byte_sizes import binary_size
+from services.core.store.checkpoint_files import packaged_starters, read_description
 from services.core.store.errors import CorruptCheckpoint, NotFoundInStore, StoreError
-from services.core.store.starters import packaged_starters, read_description
 from services.core.store.store import Store
 
 TOPIC_STORE, TOPIC_ROOM = "store", "room"

@@ -12,19 +12,113 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import structlog
 
 from services.core.batching.batch_runner import CostBudget
-from services.core.batching.step_breadth import Breadth
-from services.core.batching.step_queue import Event, StepQueue, Throughput, Work
-from services.core.batching.step_shares import giving_room, making_way, stepping_aside
-from services.core.batching.stepping_engine import SteppingEngine
+from services.core.batching.step_queue import (
+    Event,
+    StepQueue,
+    Throughput,
+    Work,
+    giving_room,
+    making_way,
+    stepping_aside,
+)
 from services.core.errors import FoveaError, InternalError, TooLarge, no_memory
 from services.core.metrics import Metrics
 
 ItemT = TypeVar("ItemT")
+EventT_co = TypeVar("EventT_co", covariant=True)
+
+
+class SteppingEngine(Protocol[ItemT, EventT_co]):
+    """The engine that a Stepper runs, on the compute thread only. Items are told apart by identity.
+
+    An event is (item, event, whether it is that item's last). After its last event an item holds no resources.
+    """
+
+    @property
+    def num_running(self) -> int:
+        """The number of admitted items that have not had their last event."""
+
+    def has_room(self, items: Sequence[ItemT], without: Sequence[ItemT] = ()) -> bool:
+        """Whether all of these could be admitted now, together, if the running items `without` were gone.
+
+        Computes nothing.
+        """
+
+    def room_share(self, items: Sequence[ItemT]) -> float:
+        """Return the share of the room that everything that runs needs together with these; above 1 they do not fit.
+
+        Computes nothing.
+        """
+
+    def lacking_room(self) -> Sequence[ItemT]:
+        """Return running items that can't take a step before others leave. A single item lacks room only for memory."""
+
+    def admit(self, items: Sequence[ItemT]) -> Sequence[tuple[ItemT, EventT_co, bool]]:
+        """Let these run from now on; returns their first events, if any. A FoveaError is shown to the client.
+
+        Work that would occupy the thread for long is left to `prepare`.
+        """
+
+    def step(self) -> Sequence[tuple[ItemT, EventT_co, bool]]:
+        """Make one step for every running item that is prepared."""
+
+    @property
+    def preparing(self) -> Sequence[ItemT]:
+        """The running items that the next `prepare` is for; none where nothing is to be prepared."""
+
+    def prepare(self) -> Sequence[tuple[ItemT, EventT_co, bool]]:
+        """Do a bounded piece of the work that these need before their steps. A FoveaError is shown to their clients."""
+
+    def pause(self, item: ItemT) -> None:
+        """Free the room of an item now; admitted again it continues where it was, and repeats no event."""
+
+    def cancel(self, item: ItemT) -> None:
+        """Free now what the item holds, if anything, also if it is paused.
+
+        After an `admit` that raised it is also called for every item; `pause` for those that have had events.
+        """
+
+
+# The batch becomes narrower where steps take less than the first share of the time, wider where more than the second.
+LEAST_SHARE = 0.06
+MOST_SHARE = 0.12
+# The minimum, and the breadth at the start.
+MIN_BREADTH = 4.0
+FIRST_BREADTH = 16.0
+# Seconds of computing that a decision is based on, in turns during which items waited.
+WINDOW_S = 0.5
+NARROWER = 0.7
+WIDER = 1.4
+
+
+class Breadth:
+    """Adapts `limit`, the number of items that may run while others wait."""
+
+    def __init__(self) -> None:
+        self.limit = FIRST_BREADTH
+        self._admit_s = 0.0
+        self._step_s = 0.0
+
+    def note(self, num_running: int, admit_s: float, step_s: float) -> None:
+        """Note how long a turn, during which items waited, took for admitting and for stepping."""
+        self._admit_s += admit_s
+        self._step_s += step_s
+        seconds = self._admit_s + self._step_s
+        if seconds < WINDOW_S:
+            return
+        share = self._step_s / seconds
+        if share < LEAST_SHARE:
+            self.limit = max(MIN_BREADTH, NARROWER * min(self.limit, num_running))
+        elif share > MOST_SHARE:
+            self.limit = max(self.limit, WIDER * num_running)
+        self._admit_s, self._step_s = 0.0, 0.0
+
+
 EventT = TypeVar("EventT")
 
 # The charge for a step of one item, in the unit of costs: a decoded token keeps the device busier than a token of a

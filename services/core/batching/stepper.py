@@ -23,8 +23,7 @@ from services.core.batching.batch_runner import CostBudget
 from services.core.batching.batcher import FIRST_RETRY_AFTER_S, MAX_RETRY_AFTER_S
 from services.core.batching.compute_thread import ComputeThread
 from services.core.batching.step_queue import Call, StepQueue, Stream, Work
-from services.core.batching.step_runner import Outcome, StepRunner
-from services.core.batching.stepping_engine import SteppingEngine
+from services.core.batching.step_runner import Outcome, SteppingEngine, StepRunner
 from services.core.caller import current_caller
 from services.core.errors import DeadlineExceeded, FoveaError, InternalError, Overloaded, is_out_of_memory
 from services.core.metrics import Metrics

@@ -12,10 +12,10 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 
-from services.core.http.docs_page import docs_router
 from services.core.http.error_responses import ERROR_RESPONSES, raise_for_http_exception, raise_for_validation
 from services.core.http.health import Health, health_router
 from services.core.http.middleware import http_middleware
+from services.core.http.pages import docs_router
 from services.core.http.telemetry import NO_TRACES, RequestSpan, traces
 from services.core.metrics import CONTENT_TYPE, Metrics
 from services.core.settings import ProcessSettings

@@ -13,8 +13,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.core.errors import PermissionDenied
 from services.core.exchange import header_of, headers_of
-from services.core.http.docs_page import DOCS_PATHS
 from services.core.http.health import PROBE_PATHS
+from services.core.http.pages import DOCS_PATHS
 from services.core.metrics import Metrics
 
 # Pages may link to these; they reveal no secret and change nothing.

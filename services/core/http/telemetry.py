@@ -11,8 +11,7 @@ from opentelemetry import trace
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.core.exchange import context_of, exchange_of
-from services.core.http.middleware import QUIET_PATHS
-from services.core.http.request_metrics import KNOWN_METHODS
+from services.core.http.middleware import KNOWN_METHODS, QUIET_PATHS
 from services.core.logs import REDACTED
 from services.core.settings import SettingsError
 

@@ -18,7 +18,7 @@ from services.core.errors import InvalidRequest, TooLarge, blaming
 from services.core.images import webp
 from services.core.images.headers import ImageHeader, orientation, read_header
 from services.core.images.references import ImageLimits
-from services.core.scarce_memory import check_memory
+from services.core.memory import check_memory
 
 STRIP_PIXELS = 1_000_000
 

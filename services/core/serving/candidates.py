@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Generic, Protocol, TypeVar
 
-from services.core.serving.freed_memory import return_freed_memory
+from services.core.memory import return_freed_memory
 from services.core.store.errors import StoreUnavailable, UnservedKind
 
 

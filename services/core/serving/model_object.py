@@ -7,8 +7,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from services.core.serving.model_versions import ModelVersionList
-from services.core.serving.residency import Resident
-from services.core.serving.served_models import ServedModels
+from services.core.serving.served_models import Resident, ServedModels
 
 
 class ModelObject(BaseModel):

@@ -17,15 +17,12 @@ from services.core.http.app import AppParts, create_app
 from services.core.http.health import CheckResult, Health
 from services.core.metrics import Metrics
 from services.core.serving.candidates import CheckpointEngine
-from services.core.serving.memory_budget import MemoryBudget
 from services.core.serving.model_settings import ModelSettings
-from services.core.serving.residency import Residency
-from services.core.serving.served_checkpoint import Answering, FollowOptions, ServedCheckpoint
-from services.core.serving.served_models import ServedModels, told_kinds
-from services.core.serving.stored_models import StoredModels
+from services.core.serving.served_checkpoint import Answering, FollowOptions, MemoryBudget, ServedCheckpoint
+from services.core.serving.served_models import Residency, ServedModels, StoredModels, told_kinds
+from services.core.store.checkpoint_files import packaged_starters
 from services.core.store.errors import StoreUnavailable, UnservedKind
 from services.core.store.manifest import Manifest
-from services.core.store.starters import packaged_starters
 from services.core.store.store import Store
 
 EngineT = TypeVar("EngineT", bound=CheckpointEngine)

@@ -7,8 +7,8 @@ requests and is released. A version that fails any of these steps is rejected, a
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Protocol
@@ -19,13 +19,38 @@ from typing_extensions import TypeVar
 from services.core.batching.batcher import Batcher
 from services.core.errors import Overloaded
 from services.core.http.health import CheckResult
+from services.core.memory import return_freed_memory
 from services.core.metrics import Metrics
 from services.core.serving.candidates import Candidate, CheckpointEngine, Refused
-from services.core.serving.freed_memory import return_freed_memory
-from services.core.serving.memory_budget import MemoryBudget, Unlimited
 from services.core.settings import DEFAULT_CHECKPOINT_CACHE_BYTES
 from services.core.store.errors import CorruptCheckpoint, InvalidCheckpoint, StoreError, StoreUnavailable
 from services.core.store.manifest import Manifest
+
+
+class MemoryBudget(Protocol):
+    """The memory for the engines of one model."""
+
+    def entered(self, folder: Path, manifest: Manifest) -> AbstractAsyncContextManager[Callable[[], None]]:
+        """Return a context in which the version is loaded, entered once there is room for it.
+
+        Yields a function to call once the version has been unloaded; none is needed where loading raised. Raises
+        InvalidCheckpoint for a version that can never have room.
+        """
+
+    def serves(self, engine: Any) -> None:
+        """Called with every engine that begins to serve."""
+
+
+class Unlimited:
+    """Unlimited room."""
+
+    @asynccontextmanager
+    async def entered(self, folder: Path, manifest: Manifest) -> AsyncIterator[Callable[[], None]]:
+        yield lambda: None
+
+    def serves(self, engine: Any) -> None:
+        """Do nothing."""
+
 
 LOADING_RETRY_AFTER_S = 5.0
 

@@ -1,24 +1,88 @@
-"""The folders that may become a version: weights in safetensors, JSON and text, never anything that runs code."""
+"""The folders that may become a version: weights in safetensors, JSON and text, never anything that runs code.
+
+Pickles are recognised by their opcodes: protocols 0 and 1 are printable, and can hide in text files of any name.
+"""
 
 import gzip
 import hashlib
+import io
 import json
 import os
+import pickletools
+import re
 import zipfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
+from typing import IO, Any
 
-from services.core.store.checkpoint_paths import (
+from pydantic import ValidationError
+
+from services.core.refusals import first_complaint
+from services.core.store.errors import InvalidCheckpoint
+from services.core.store.manifest import (
     JSON_SUFFIXES,
+    MANIFEST_FILE,
     TENSOR_SUFFIXES,
     TEXT_SUFFIXES,
+    CheckpointInfo,
+    StoredFile,
     check_paths,
 )
-from services.core.store.errors import InvalidCheckpoint
-from services.core.store.manifest import MANIFEST_FILE, StoredFile
-from services.core.store.pickles import is_pickle, is_pickled
+
+# Opcodes by which a pickle runs code.
+CALLS = frozenset({"REDUCE", "BUILD", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX"})
+IMPORTS = frozenset({"GLOBAL", "INST", "STACK_GLOBAL", "EXT1", "EXT2", "EXT4"})
+# Short text can be one or two opcodes that make a number or a word: `I5\n.` is a pickle of 5.
+MIN_OPCODES = 3
+# No text parses as this many opcodes in a row with a valid stack.
+MAX_OPCODES = 10_000
+
+_QUALIFIED_NAME = re.compile(r"[A-Za-z_][\w.]* [A-Za-z_][\w.]*")
+_MARK = object()
+
+
+def is_pickle(file: IO[bytes]) -> bool:
+    """Whether the rest of `file` would be loaded as a pickle of any protocol, or would run code before it fails. Bytes
+    after a pickle's end do not matter; the file is read no further.
+    """
+    stack: list[Any] = []
+    has_imported = False
+    try:
+        for count, (opcode, argument, _) in enumerate(pickletools.genops(file), 1):
+            is_whole = len(stack) == 1  # a pickler leaves nothing beside the one object
+            _apply(opcode, stack)
+            if opcode.name in ("GLOBAL", "INST") and not _QUALIFIED_NAME.fullmatch(str(argument)):
+                return False
+            has_imported = has_imported or opcode.name in IMPORTS
+            if (has_imported and opcode.name in CALLS) or count >= MAX_OPCODES:
+                return True
+            if opcode.name == "STOP":
+                return is_whole and count >= MIN_OPCODES
+    except (ValueError, IndexError):  # not an opcode, an invalid argument, or a stack without the operands
+        return False
+    return False
+
+
+def is_pickled(body: bytes) -> bool:
+    """Apply `is_pickle` to bytes in memory."""
+    return is_pickle(io.BytesIO(body))
+
+
+def _apply(opcode: pickletools.OpcodeInfo, stack: list[Any]) -> None:
+    """Pop from the stack and push on it what the opcode does. Raises IndexError where operands are missing."""
+    before = opcode.stack_before
+    if pickletools.markobject in before:
+        while stack.pop() is not _MARK:
+            pass
+        before = before[: before.index(pickletools.markobject)]
+    for _ in before:
+        if stack.pop() is _MARK and opcode.name != "POP":
+            raise IndexError
+    stack += [_MARK if made is pickletools.markobject else None for made in opcode.stack_after]
+
 
 # Describes a folder (a starter's, or one given to `fovea store publish`); it is not part of the version.
 DESCRIPTION_FILE = "checkpoint.json"
@@ -168,3 +232,30 @@ def _check_tensors(source: Path) -> None:
         raise ValueError("the header has no data_offsets") from error
     if 8 + header_bytes + announced_bytes != size_bytes:
         raise ValueError(f"the header announces {announced_bytes} bytes of tensors, which does not match the file")
+
+
+class CheckpointDescription(CheckpointInfo):
+    """The contents of `checkpoint.json`: a folder's name and aliases in the store, and its manifest's information."""
+
+    name: str
+    aliases: tuple[str, ...] = ("latest",)
+
+    def info(self) -> CheckpointInfo:
+        return CheckpointInfo(**{field: getattr(self, field) for field in CheckpointInfo.model_fields})
+
+
+def read_description(directory: Path) -> CheckpointDescription:
+    """Read a description. Raises InvalidCheckpoint, naming file and field, where it is missing or invalid."""
+    path = directory / DESCRIPTION_FILE
+    try:
+        return CheckpointDescription.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise InvalidCheckpoint(f"{path}: {error.strerror}") from error
+    except ValidationError as error:
+        raise InvalidCheckpoint(f"{path}: {first_complaint(error, 'content')}") from error
+
+
+def packaged_starters() -> list[Path]:
+    """List the `<service>/starter/<name>` folders of the installed package."""
+    package = Path(str(files("services")))
+    return sorted(path.parent for path in package.glob(f"*/starter/*/{DESCRIPTION_FILE}"))

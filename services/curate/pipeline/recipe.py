@@ -7,8 +7,7 @@ from typing import Any, Literal, Self
 import typer
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from services.core.complaints import first_complaint
-from services.core.refusals import Refused
+from services.core.refusals import Refused, first_complaint
 from services.curate.authoring.job import GenerateOptions
 from services.curate.data.captions import Fields
 from services.curate.refinement.step import refine_options

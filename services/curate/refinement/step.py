@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from services.core.complaints import first_complaint
-from services.core.refusals import Refused
+from services.core.refusals import Refused, first_complaint
 from services.curate.refinement.loading import DEFAULT_CACHE, load_models, named_references
 from services.curate.refinement.scores import refine_pairs, score_pairs
 from services.curate.sugarcrepe import MAX_MODELS

@@ -10,7 +10,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Response
 from fastapi.responses import FileResponse
 
-from services.core.http.static_page import page_router
+from services.core.http.pages import page_router
 from services.curate.review.access import Access
 from services.curate.review.image_folder import ImageFolder
 from services.curate.review.review import Review, export_lines

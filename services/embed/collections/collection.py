@@ -16,7 +16,7 @@ from services.core.exchange import RequestContext
 from services.core.images.inputs import ImageInput, ImageInputs
 from services.core.images.references import StoredImage as StoredImageReference
 from services.core.metrics import Metrics
-from services.core.serving.residency import Resident
+from services.core.serving.served_models import Resident
 from services.embed.collections.answers import (
     CollectionStatus,
     SearchAnswer,

@@ -12,11 +12,12 @@ from services.core.http.bodies import (
     off_loop,
     read_form,
     read_json,
+    refuse_misspelt,
+    refuse_unsupported,
     unsupported,
     validate,
 )
 from services.core.http.dialects import tei_error_body
-from services.core.http.request_fields import refuse_misspelt, refuse_unsupported
 from services.core.images.inputs import ImageInput, image_input
 from services.embed.http.cohere import cohere_call, is_cohere
 from services.embed.http.schemas import (

@@ -9,8 +9,7 @@ import orjson
 from pydantic import BaseModel, Field
 
 from services.core.errors import InvalidField, InvalidRequest
-from services.core.http.bodies import JsonList, validate
-from services.core.http.request_fields import OpenRequest, refuse_misspelt, refuse_unsupported
+from services.core.http.bodies import JsonList, OpenRequest, refuse_misspelt, refuse_unsupported, validate
 from services.core.images.inputs import image_input
 from services.core.images.references import JsonImage
 from services.embed.http.schemas import conditions_of, render_rows

@@ -10,12 +10,11 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel
 
 from services.core.exchange import context_of
-from services.core.http.bodies import request_schema
+from services.core.http.bodies import check_query, request_schema
 from services.core.http.dialects import TeiError, tei_headers
 from services.core.http.error_responses import ErrorEnvelope, error_responses
-from services.core.http.request_fields import check_query
 from services.core.serving.model_object import model_fields, models_router
-from services.core.serving.residency import Resident
+from services.core.serving.served_models import Resident
 from services.embed.http.calls import read_cohere, read_embed, read_embeddings
 from services.embed.http.cohere import CohereAnswer, CohereCall, CohereRequest, render_cohere
 from services.embed.http.schemas import (

@@ -8,8 +8,7 @@ import numpy as np
 import orjson
 from pydantic import BaseModel, Field, model_validator
 
-from services.core.http.bodies import JsonList
-from services.core.http.request_fields import OpenRequest, StrictRequest
+from services.core.http.bodies import JsonList, OpenRequest, StrictRequest
 from services.core.images.references import JsonImage
 from services.core.serving.model_object import ModelObject
 from services.embed.service import EncodingFormat

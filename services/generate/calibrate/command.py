@@ -14,10 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from services.core.errors import FoveaError
-from services.core.store.checkpoint_files import DESCRIPTION_FILE
+from services.core.store.checkpoint_files import DESCRIPTION_FILE, read_description
 from services.core.store.errors import StoreError
 from services.core.store.manifest import MANIFEST_FILE, CheckpointInfo, check_alias, check_model_name
-from services.core.store.starters import read_description
 from services.core.store.store import Store
 from services.core.store.versions import Version
 from services.generate.calibrate.answering import NUM_FITTED, fitted_with_calibration

@@ -12,10 +12,9 @@ from fastapi import APIRouter, Depends, Request, Response
 
 from services.core.errors import check_count
 from services.core.exchange import RequestContext, context_of
-from services.core.http.bodies import JsonRoute
-from services.core.http.request_fields import check_query
+from services.core.http.bodies import JsonRoute, check_query
 from services.core.serving.model_object import model_fields, models_router
-from services.core.serving.residency import Resident
+from services.core.serving.served_models import Resident
 from services.generate.generation.generation import Progress, PromptFacts
 from services.generate.generation.input_processor import InputProcessor
 from services.generate.generation.options import AnswerOptions

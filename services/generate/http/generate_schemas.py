@@ -5,8 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo
 
 from services.core.errors import check_count
-from services.core.http.bodies import JsonList
-from services.core.http.request_fields import StrictRequest
+from services.core.http.bodies import JsonList, StrictRequest
 from services.core.serving.model_object import ModelObject
 from services.generate.generation.options import Reorder
 from services.generate.model.profile import BiasKind, DummyForm, Layer

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from services.core.errors import InvalidField, InvalidRequest, TooLarge
-from services.core.http.request_fields import refuse_misspelt, refuse_unsupported
+from services.core.http.bodies import refuse_misspelt, refuse_unsupported
 from services.generate.generation.sampling import Sampling
 from services.generate.http.openai_schemas import ChatMessage, ChatRequest, CompletionRequest, SamplingRequest, Tool
 

@@ -10,8 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, Field
 
 from services.core.errors import InvalidRequest, check_count
-from services.core.http.bodies import JsonList
-from services.core.http.request_fields import OpenRequest
+from services.core.http.bodies import JsonList, OpenRequest
 from services.generate.generation.options import Reorder
 from services.generate.http.generate_schemas import (
     APPLIED_DESCRIPTION,

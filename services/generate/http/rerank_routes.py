@@ -12,10 +12,9 @@ from pydantic import Discriminator, Tag
 
 from services.core.errors import FoveaError, InvalidRequest, check_count
 from services.core.exchange import context_of
-from services.core.http.bodies import JsonRoute
+from services.core.http.bodies import JsonRoute, refuse_misspelt, refuse_unsupported
 from services.core.http.dialects import TeiError, tei_error_body, tei_headers
 from services.core.http.error_responses import error_responses
-from services.core.http.request_fields import refuse_misspelt, refuse_unsupported
 from services.generate.generation.ranking import Ranking
 from services.generate.http.rerank_schemas import (
     RerankAnswer,

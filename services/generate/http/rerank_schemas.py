@@ -5,9 +5,8 @@ from typing import Annotated, Any, Literal, Self
 import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from services.core.http.bodies import JsonList
+from services.core.http.bodies import JsonList, OpenRequest
 from services.core.http.error_responses import ErrorDetail
-from services.core.http.request_fields import OpenRequest
 from services.generate.http.generate_schemas import check_length
 from services.generate.prompts.ranking import RankMethod
 

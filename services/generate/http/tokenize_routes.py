@@ -6,8 +6,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field, model_validator
 
 from services.core.exchange import context_of
-from services.core.http.bodies import JsonRoute
-from services.core.http.request_fields import OpenRequest, refuse_unsupported
+from services.core.http.bodies import JsonRoute, OpenRequest, refuse_unsupported
 from services.generate.generation.input_processor import InputProcessor
 from services.generate.http.openai_calls import messages_of
 from services.generate.http.openai_schemas import Messages

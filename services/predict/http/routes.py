@@ -10,10 +10,9 @@ from pydantic import Discriminator, Tag
 
 from services.core.errors import InvalidField, check_count
 from services.core.exchange import context_of
-from services.core.http.bodies import JsonRoute
+from services.core.http.bodies import JsonRoute, check_known, check_query
 from services.core.http.dialects import TeiError, tei_error_body
 from services.core.http.error_responses import ErrorEnvelope, error_responses
-from services.core.http.request_fields import check_known, check_query
 from services.core.serving.model_object import model_fields, models_router
 from services.predict.http.schemas import (
     MAX_FIELDS,

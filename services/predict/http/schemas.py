@@ -6,8 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, Field, JsonValue
 from pydantic_core import PydanticCustomError
 
-from services.core.http.bodies import JsonList
-from services.core.http.request_fields import StrictRequest
+from services.core.http.bodies import JsonList, StrictRequest
 from services.core.serving.model_object import ModelObject
 
 # Far above any real task or name: they bound the time to parse a request body.

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from services.core.complaints import first_complaint
+from services.core.refusals import first_complaint
 from services.score.evaluation.judges import CannotJudge, OnScores
 from services.score.evaluation.records import Task
 

@@ -7,10 +7,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query, Request, Response
 
 from services.core.exchange import context_of
-from services.core.http.bodies import JsonRoute, request_schema
-from services.core.http.request_fields import check_query
+from services.core.http.bodies import JsonRoute, check_query, request_schema
 from services.core.serving.model_object import model_fields, models_router
-from services.core.serving.residency import Resident
+from services.core.serving.served_models import Resident
 from services.score.call import ScoreCall
 from services.score.engine import ModelFacts
 from services.score.http.answers import num_numbers, render

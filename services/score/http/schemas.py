@@ -4,8 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, JsonValue
 
-from services.core.http.bodies import JsonList
-from services.core.http.request_fields import StrictRequest
+from services.core.http.bodies import JsonList, StrictRequest
 from services.core.images.references import JsonImage
 from services.core.serving.model_object import ModelObject
 from services.score.negatives.kinds import PAPER_KINDS, Kind

@@ -12,8 +12,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field
 
 from services.core.errors import InvalidField, check_count
-from services.core.http.bodies import validate
-from services.core.http.request_fields import OpenRequest, refuse_unsupported
+from services.core.http.bodies import OpenRequest, refuse_unsupported, validate
 from services.core.images.inputs import ImageInput, image_input
 from services.core.images.references import ImageLimits
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.core.batching.step_breadth import FIRST_BREADTH, MIN_BREADTH, Breadth
+from services.core.batching.step_runner import FIRST_BREADTH, MIN_BREADTH, Breadth
 
 
 def run(breadth: Breadth, *, num_turns: int, prefill_s: float, num_steps: int, step_s: float, row_s: float) -> float:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from services.core.batching import step_runner
-from services.core.batching.step_breadth import FIRST_BREADTH
+from services.core.batching.step_runner import FIRST_BREADTH
 from tests.core.batching.test_stepper import Bench, ask, submit
 from tests.core.stepping_engines import CountingEngine, Item
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import structlog
 
-from services.core.batching import step_shares
+from services.core.batching import step_queue
 from services.core.batching.step_queue import Stream
 from services.core.batching.stepper import StepLimits, Stepper
 from services.core.caller import Caller, set_caller
@@ -27,7 +27,7 @@ ONE_A_TURN = StepLimits(max_admit_cost=1, max_queue_cost=100_000, max_queue_size
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Places are given away at once: an engine that only counts has done much within half a second."""
-    monkeypatch.setattr(step_shares, "SHORT_PATIENCE_S", 0.0)
+    monkeypatch.setattr(step_queue, "SHORT_PATIENCE_S", 0.0)
 
 
 @pytest.fixture
@@ -215,7 +215,7 @@ async def test_nobody_is_paused_where_that_makes_no_room(bench: Bench) -> None:
 
 
 async def test_a_client_without_a_place_gets_one_in_time(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_shares, "PATIENCE_S", 0.02)
+    monkeypatch.setattr(step_queue, "PATIENCE_S", 0.02)
     engine = CountingEngine(room=1)
     stepper = bench.stepper(engine)
     endless = Item("endless", num_events=1_000_000)

@@ -8,8 +8,8 @@ import pytest
 from starlette.testclient import TestClient
 from starlette.types import Message, Receive, Scope, Send
 
+from services.core.admission.bodies import PIECE_BYTES, GzipBody
 from services.core.errors import TooLarge
-from services.core.http.compressed_bodies import PIECE_BYTES, GzipBody
 from services.core.metrics import Metrics
 from services.core.settings import ProcessSettings
 from tests.core.served_app import create

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from services.core.http import protocol as http_protocol
-from services.core.http.request_heads import MAX_HEAD_BYTES, MAX_URL_BYTES
+from services.core.http.protocol import MAX_HEAD_BYTES, MAX_URL_BYTES
 from tests.core.served_process import ServedProcess
 from tests.gateway.servers import Service, serving
 

@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from services.core.http.protocol import MAX_PIPELINED, MAX_UNREAD_BYTES, BoundedHeadProtocol
-from services.core.http.request_heads import MAX_HEAD_BYTES
+from services.core.http.protocol import MAX_HEAD_BYTES, MAX_PIPELINED, MAX_UNREAD_BYTES, BoundedHeadProtocol
 from tests.gateway.raw_client import RawConnection, connected
 from tests.gateway.servers import gone, read_body, serving
 

@@ -3,7 +3,7 @@
 from starlette.types import Message, Receive, Scope, Send
 
 from services.core.exchange import SCOPE_KEY, Exchange, context_of
-from services.core.http.request_metrics import FORGOTTEN_AFTER_S, MAX_VERSIONS, RequestMetrics
+from services.core.http.middleware import FORGOTTEN_AFTER_S, MAX_VERSIONS, RequestMetrics
 from services.core.metrics import Metrics
 
 

@@ -2,7 +2,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from services.core.images.public_addresses import is_public
+from services.core.images.fetch import is_public
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.core.store.checkpoint_files import read_checkpoint_directory
-from services.core.store.checkpoint_paths import check_path
+from services.core.store.checkpoint_files import is_pickled, read_checkpoint_directory
 from services.core.store.errors import InvalidCheckpoint
-from services.core.store.pickles import is_pickled
+from services.core.store.manifest import check_path
 from tests.core.tiny_checkpoints import safetensors, write_checkpoint
 
 PICKLE = pickle.dumps({"weights": [1, 2, 3]})

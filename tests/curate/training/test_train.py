@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from services.core.store.starters import read_description
+from services.core.store.checkpoint_files import read_description
 from services.curate.training.train import app
 from services.nn.sentence_scores import load_scorer
 

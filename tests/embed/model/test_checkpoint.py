@@ -14,7 +14,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from services.core.refusals import Refused
-from services.core.store.starters import packaged_starters
+from services.core.store.checkpoint_files import packaged_starters
 from services.core.store.store import Store
 from services.embed.data.triplets import learn_merges
 from services.embed.focallens import FocalLens

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from gateway.routing.requested_model import (
+from gateway.routing.upstream_choice import (
     MAX_INLINE_BYTES,
     MAX_PLACES,
     find_in_body,
@@ -50,7 +50,7 @@ def test_a_model_is_found_wherever_the_pieces_of_a_long_body_end(seed: int, monk
     members.insert(generator.randrange(4), ("model", 'vic\\u"na'))
     text = orjson.dumps(dict(members))
     for piece in range(1, 40):
-        monkeypatch.setattr("gateway.routing.requested_model.PIECE_BYTES", piece)
+        monkeypatch.setattr("gateway.routing.upstream_choice.PIECE_BYTES", piece)
         assert find_in_json(text, "model") == 'vic\\u"na'
 
 

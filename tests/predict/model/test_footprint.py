@@ -54,7 +54,7 @@ def test_a_folder_without_a_t5_is_refused(tmp_path: Path) -> None:
 LOADED = """
 import gc, sys
 from pathlib import Path
-from services.core.serving.freed_memory import allocate_in_one_arena, return_freed_memory
+from services.core.memory import allocate_in_one_arena, return_freed_memory
 allocate_in_one_arena()
 from services.nn.devices import DeviceOptions
 from services.predict.model.student import Student

@@ -8,8 +8,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from services.core.cache.result_cache import content_digest
 from services.core.exchange import RequestContext, context_of
-from services.core.http.bodies import MAX_INLINE_BYTES, request_schema
-from services.core.http.request_fields import check_query
+from services.core.http.bodies import MAX_INLINE_BYTES, check_query, request_schema
 from services.core.images.headers import media_type_of
 from services.embed.collections.answers import (
     CollectionListing,

@@ -6,8 +6,7 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import BaseModel, Field, JsonValue
 
-from services.core.http.bodies import JsonList
-from services.core.http.request_fields import StrictRequest
+from services.core.http.bodies import JsonList, StrictRequest
 from services.core.images.references import JsonImage
 from services.embed.collections.answers import (
     CollectionStatus,

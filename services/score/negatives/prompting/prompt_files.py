@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from services.core.complaints import first_complaint
+from services.core.refusals import first_complaint
 from services.score.negatives.prompting.checks import problem_of
 from services.score.negatives.prompting.forms import FORM_OF, WRITTEN_KINDS, WrittenKind
 

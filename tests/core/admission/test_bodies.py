@@ -6,7 +6,7 @@ import orjson
 import pytest
 from fastapi import APIRouter, Request
 
-from services.core.admission.body_budget import FREE_BODY_BYTES
+from services.core.admission.bodies import FREE_BODY_BYTES
 from services.core.http.app import AppParts, create_app
 from services.core.http.bodies import read_json
 from services.core.http.health import Health

@@ -1,12 +1,15 @@
-"""A page of static files in a package, which needs no build and no other host."""
+"""Pages of static files that come from this process, so that they need no other host and no build."""
 
 import gzip
 import hashlib
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
+from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi.responses import FileResponse, HTMLResponse
 
 from services.core.errors import NotFound
 
@@ -69,3 +72,47 @@ def _read(path: Path, modified_ns: int, *, is_packed: bool) -> tuple[bytes, str]
     """Return the bytes of a file as they are sent, and their entity tag; `modified_ns` tells versions apart."""
     body = gzip.compress(path.read_bytes(), mtime=0) if is_packed else path.read_bytes()
     return body, f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+
+
+# Each path, and the file of the package fastapi-offline that it returns.
+_FILES = {
+    "/docs/swagger-ui.js": "swagger-ui-bundle.js",
+    "/docs/swagger-ui.css": "swagger-ui.css",
+    "/docs/favicon.png": "favicon.png",
+}
+DOCS_PATHS = frozenset({"/docs", *_FILES})
+
+
+def docs_router(title: str) -> APIRouter:
+    """Return the routes of Swagger UI over `/openapi.json`.
+
+    Its addresses are relative, so that they hold behind a proxy that serves the process under a prefix.
+    """
+    router = APIRouter(include_in_schema=False)
+    folder = _static_folder()
+
+    @router.get("/docs")
+    async def docs() -> HTMLResponse:
+        return get_swagger_ui_html(
+            openapi_url="./openapi.json",
+            title=title,
+            swagger_js_url="./docs/swagger-ui.js",
+            swagger_css_url="./docs/swagger-ui.css",
+            swagger_favicon_url="./docs/favicon.png",
+            swagger_ui_parameters={"validatorUrl": None},  # which is another host
+        )
+
+    for path, name in _FILES.items():
+        router.add_api_route(path, partial(_file, folder / name), response_class=FileResponse)
+    return router
+
+
+async def _file(path: Path) -> FileResponse:
+    return FileResponse(path)
+
+
+def _static_folder() -> Path:
+    # Found but not imported: only its files are used.
+    package = find_spec("fastapi_offline")
+    assert package is not None and package.origin is not None
+    return Path(package.origin).parent / "static"

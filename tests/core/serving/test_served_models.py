@@ -13,9 +13,8 @@ from services.core.batching.batcher import Batcher, BatchLimits
 from services.core.batching.compute_thread import ComputeThread
 from services.core.errors import DeadlineExceeded, Overloaded
 from services.core.metrics import Metrics
-from services.core.serving.memory_budget import MemoryBudget
-from services.core.serving.residency import Residency, Resident
-from services.core.serving.served_checkpoint import FollowOptions, Served, ServedCheckpoint
+from services.core.serving.served_checkpoint import FollowOptions, MemoryBudget, Served, ServedCheckpoint
+from services.core.serving.served_models import Residency, Resident
 from services.core.store.manifest import Manifest
 from services.core.store.store import Store
 from tests.core.engines import submission

@@ -1,0 +1,254 @@
+"""Limits on request bodies before they are parsed: their pace, their size, the number of JSON values in one, and the
+memory of all together.
+"""
+
+import asyncio
+import time
+import zlib
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from services.core.admission.json_scan import JsonScan
+from services.core.errors import BodyTimeout, InvalidRequest, Overloaded, TooLarge, UnsupportedMediaType
+from services.core.exchange import WHOLE_BODY_KEY, announces_body, forget_headers, header_of
+from services.core.fair_budget import FairBudget
+from services.core.metrics import Metrics
+from services.core.settings import ProcessSettings
+
+
+class BodyPace:
+    """Refuse a body that stalls, or that arrives below a minimum rate for long.
+
+    A body may be late by `body_timeout_s`. Waiting for it uses that up, and each byte gives back what it takes at
+    `min_body_bytes_per_s`. Only the time spent waiting for the client counts: a body that nothing reads yet, or whose
+    sender waits for `100 Continue`, is not late. Raises BodyTimeout.
+    """
+
+    def __init__(self, app: ASGIApp, settings: ProcessSettings, metrics: Metrics) -> None:
+        self.app = app
+        self.timeout_s = settings.body_timeout_s
+        self.bytes_per_s = settings.min_body_bytes_per_s
+        self.metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope.get(WHOLE_BODY_KEY) or not announces_body(scope):
+            await self.app(scope, receive, send)
+            return
+        left_s = self.timeout_s
+        is_whole = False
+
+        async def receive_in_time() -> Message:
+            nonlocal left_s, is_whole
+            if is_whole:
+                return await receive()
+            asked_at = time.monotonic()
+            timer = asyncio.timeout(left_s)
+            try:
+                async with timer:
+                    message = await receive()
+            except TimeoutError:
+                if not timer.expired():
+                    raise
+                raise self._refusal() from None
+            gained_s = len(message.get("body", b"")) / self.bytes_per_s
+            left_s = min(self.timeout_s, left_s - (time.monotonic() - asked_at) + gained_s)
+            is_whole = not message.get("more_body", False)
+            return message
+
+        await self.app(scope, receive_in_time, send)
+
+    def _refusal(self) -> BodyTimeout:
+        self.metrics.rejected.labels("slow_body").inc()
+        return BodyTimeout(
+            f"The request body arrives too slowly: it may stall for {self.timeout_s:g} s (FOVEA_BODY_TIMEOUT_S) and "
+            f"must arrive at {self.bytes_per_s} bytes per second (FOVEA_MIN_BODY_BYTES_PER_S).",
+            code="body_timeout",
+        )
+
+
+PIECE_BYTES = 64 * 1024
+GZIP_WINDOW = 16 + zlib.MAX_WBITS
+FRAMING = frozenset({b"content-encoding", b"content-length", b"transfer-encoding"})
+
+
+class GzipBody:
+    """Decompress a body of `Content-Encoding: gzip`; what is further in sees a plain body of unknown length.
+
+    No more is decompressed at a time than a piece, and nothing beyond `max_body_bytes`, so that a small body that would
+    grow very large costs neither its memory nor its time. Other encodings are refused.
+    """
+
+    def __init__(self, app: ASGIApp, max_body_bytes: int, metrics: Metrics) -> None:
+        self.app = app
+        self.max_body_bytes = max_body_bytes
+        self.metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        encoding = header_of(scope, b"content-encoding") if scope["type"] == "http" else None
+        name = (encoding or "identity").strip().lower()
+        if name == "identity" or not announces_body(scope):
+            await self.app(scope, receive, send)
+            return
+        if name not in ("gzip", "x-gzip"):
+            raise UnsupportedMediaType(f"Content-Encoding: {name[:100]!r} is not read; send gzip or no encoding.")
+        plain = [header for header in scope["headers"] if header[0] not in FRAMING]
+        scope["headers"] = [*plain, (b"transfer-encoding", b"chunked")]
+        forget_headers(scope)
+        await self.app(scope, _Decompressed(self, receive).receive, send)
+
+    def check(self, num_bytes: int) -> None:
+        """Raises TooLarge for more bytes than a body may have."""
+        if num_bytes > self.max_body_bytes:
+            self.metrics.rejected.labels("too_large").inc()
+            raise TooLarge(
+                f"The request body decompresses to over {self.max_body_bytes} bytes, the limit (FOVEA_MAX_BODY_BYTES).",
+                code="body_too_large",
+            )
+
+
+class _Decompressed:
+    """The receiving side of one compressed body."""
+
+    def __init__(self, owner: GzipBody, receive: Receive) -> None:
+        self._owner = owner
+        self._receive = receive
+        self._inflate = zlib.decompressobj(GZIP_WINDOW)
+        self._input = b""
+        self._has_more = True
+        self._is_over = False
+        self._num_bytes = 0
+
+    async def receive(self) -> Message:
+        """Return the next piece. Raises InvalidRequest for what is no gzip, TooLarge beyond the limit."""
+        while not self._is_over:
+            if piece := self._next_piece():
+                # so that other requests have a turn between the pieces of one that came in a few bytes
+                await asyncio.sleep(0)
+                return {"type": "http.request", "body": piece, "more_body": True}
+            if not self._has_more:
+                self._is_over = True
+                if not self._inflate.eof:
+                    raise InvalidRequest("The body is not valid gzip: it is truncated.")
+                return {"type": "http.request", "body": b"", "more_body": False}
+            message = await self._receive()
+            if message["type"] != "http.request":
+                return message
+            self._input, self._has_more = message.get("body", b""), message.get("more_body", False)
+        return await self._receive()
+
+    def _next_piece(self) -> bytes:
+        if self._inflate.eof:
+            if self._input or self._inflate.unused_data:
+                raise InvalidRequest("The body is not valid gzip: something follows its end.")
+            return b""
+        try:
+            piece = self._inflate.decompress(self._input, PIECE_BYTES)
+        except zlib.error:
+            raise InvalidRequest("The body is not valid gzip.") from None
+        self._input = self._inflate.unconsumed_tail
+        self._num_bytes += len(piece)
+        self._owner.check(self._num_bytes)
+        return piece
+
+
+# Bodies up to this size are not counted against the budget, and hold too few values to take long to parse.
+FREE_BODY_BYTES = 256 * 1024
+# Photographs, and batches of small ones: they don't wait behind bodies that are larger.
+MEDIUM_BODY_BYTES = 8 * 1024 * 1024
+# Budget of the medium ones, beside that of the large ones and as a share of it.
+MEDIUM_SHARE = 0.5
+
+
+class BodyBudget:
+    """Hold bodies within `max_held_bytes`, large ones and half as much of medium ones, until they are answered, and
+    count the values of JSON while it is read.
+
+    A body of unknown length counts as `max_body_bytes` once it is not small any more. Raises TooLarge, and Overloaded
+    where as many bytes of the client wait as may be held.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, max_body_bytes: int, max_held_bytes: int, max_json_values: int, metrics: Metrics
+    ) -> None:
+        self.app = app
+        self.max_body_bytes = max_body_bytes
+        self.max_json_values = max_json_values
+        self._rejected = metrics.rejected
+        self._large = self._budget(max_held_bytes)
+        self._medium = self._budget(int(MEDIUM_SHARE * max_held_bytes))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        announced = header_of(scope, b"content-length") or ""
+        length = int(announced) if announced.isdecimal() else None
+        is_chunked = header_of(scope, b"transfer-encoding") is not None
+        if not is_chunked and (length or 0) <= min(FREE_BODY_BYTES, self.max_json_values):
+            await self.app(scope, receive, send)
+            return
+        scan = JsonScan(self.max_json_values) if _is_json(scope) else None
+        body = _CountedBody(self, receive, None if is_chunked else length, scan)
+        try:
+            await self.app(scope, body.receive, send)
+        finally:
+            body.let_go()
+
+    def budget_for(self, num_bytes: int) -> FairBudget:
+        """Return the budget that a body of this size counts against."""
+        return self._medium if num_bytes <= MEDIUM_BODY_BYTES else self._large
+
+    def refusal(self, scan: JsonScan) -> TooLarge:
+        """The error for a body with too many values."""
+        self._rejected.labels("too_large").inc()
+        return scan.refusal()
+
+    def _budget(self, capacity: int) -> FairBudget:
+        return FairBudget(capacity, max_waiting=capacity, refusal=self._refusal)
+
+    def _refusal(self) -> Overloaded:
+        self._rejected.labels("bodies_full").inc()
+        return Overloaded("Too many large request bodies are waiting to be read.", code="bodies_full")
+
+
+class _CountedBody:
+    """The receiving side of one request whose body may be large."""
+
+    def __init__(self, owner: BodyBudget, receive: Receive, length: int | None, scan: JsonScan | None) -> None:
+        self._owner = owner
+        self._receive = receive
+        self._length = length
+        self._num_received = 0
+        self._has_more = True
+        self._scan = scan
+        self._held: tuple[FairBudget, int] | None = None
+
+    async def receive(self) -> Message:
+        """Return the next message. Waits for the budget before the first byte, or before the body stops being small."""
+        if self._has_more and self._held is None and (self._length or self._num_received) > FREE_BODY_BYTES:
+            await self._hold(self._length or self._owner.max_body_bytes)
+        message = await self._receive()
+        piece: bytes = message.get("body", b"")
+        self._has_more = message.get("more_body", False)
+        self._num_received += len(piece)
+        if self._scan is not None:
+            self._scan.feed(piece)
+            if self._scan.is_over:
+                raise self._owner.refusal(self._scan)
+        return message
+
+    def let_go(self) -> None:
+        if self._held is not None:
+            budget, amount = self._held
+            budget.give_back(amount)
+
+    async def _hold(self, num_bytes: int) -> None:
+        budget = self._owner.budget_for(num_bytes)
+        amount = min(num_bytes, budget.capacity)
+        await budget.take(amount)
+        self._held = budget, amount
+
+
+def _is_json(scope: Scope) -> bool:
+    content_type = header_of(scope, b"content-type")
+    return content_type is None or "json" in content_type.lower()
