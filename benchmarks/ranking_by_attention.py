@@ -201,7 +201,7 @@ def show(title: str, comparison: Comparison, others: Mapping[str, float]) -> Non
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", type=Path)
-    parser.add_argument("--data", default="generated", help="as for fovea evaluate litm")
+    parser.add_argument("--data", default="generated", help="as for python -m starters evaluate litm")
     parser.add_argument("--documents", type=int, default=10)
     parser.add_argument("--questions", type=int, default=200, help="to choose with, and as many to rank")
     parser.add_argument("--timed", type=int, default=15, help="questions, at least 2, that the time is measured on")

@@ -2,6 +2,7 @@
 
 import typer
 
+from services.cli.delegation import delegate
 from services.cli.signals import end_on_signals
 
 app = typer.Typer(
@@ -12,11 +13,19 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 train = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Train a packaged checkpoint, or its base.")
+evaluate = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Evaluate a checkpoint on generated data.")
 app.add_typer(train, name="train")
+app.add_typer(evaluate, name="evaluate")
 
 # embed
 
 # generate
+delegate(train, "reader", "starters.generate.reader.train", "Train a small Llama that answers from documents.", "train")
+delegate(train, "litm", "starters.generate.litm.train", "Train a small Llama with positional bias.", "train")
+delegate(
+    evaluate, "litm", "starters.generate.judging", "Evaluate Found-in-the-middle on generated questions.", "evaluate"
+)
+delegate(app, "calibrate", "starters.generate.judging", "Calibrate a checkpoint with generated questions.", "evaluate")
 
 # predict
 

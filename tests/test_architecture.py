@@ -143,7 +143,7 @@ BUDGETS = {
     "services/jobs": 6_900,
     "services/curate": 5_600,
     "services/embed": 22_900,
-    "services/generate": 17_200,
+    "services/generate": 13_600,
     "services/predict": 14_800,
     "services/score": 15_000,
     "starters": 22_000,

@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from services.cli.main import app
+from tests.commands import trainer
 from tests.generate.tiny_models import save_tiny
 from tests.score.tiny import tiny_clip
 
@@ -15,8 +16,10 @@ TRAININGS = (["litm"], ["clip"], ["focallens"], ["clip-scenes"], ["fsc-clip"])
 
 
 def run(*arguments: str | Path) -> Result:
+    words = [str(argument) for argument in arguments]
+    program = trainer(words[1])[0] if words[0] == "train" else app
     # a wide terminal breaks no message into lines
-    return CliRunner(env={"COLUMNS": "300"}).invoke(app, [str(argument) for argument in arguments])
+    return CliRunner(env={"COLUMNS": "300"}).invoke(program, words)
 
 
 def refusal(*arguments: str | Path) -> str:
@@ -41,7 +44,8 @@ def test_a_training_asks_for_the_store_that_it_publishes_to_before_it_begins(
     training: Sequence[str], tmp_path: Path
 ) -> None:
     told = refusal("train", *training, "--output", tmp_path / "run", "--store-url", "bogus://x")
-    assert told.startswith(f"fovea train {training[0]}: store URL 'bogus://x' must begin with file://")
+    program = trainer(training[0])[0].info.name
+    assert told.startswith(f"{program} train {training[0]}: store URL 'bogus://x' must begin with file://")
     assert len(told.splitlines()) == 1
     assert not (tmp_path / "run").exists()
 
@@ -98,7 +102,7 @@ def test_a_model_that_the_store_has_not_is_told_in_one_line(arguments: list[str]
 
 
 def test_a_calibration_that_would_be_kept_nowhere_is_refused_before_it_begins() -> None:
-    told = refusal("calibrate", "litm-facts")
+    told = refusal("calibrate", "litm-facts", "--data", "questions.csv")
     assert "--publish NAME, --output FOLDER or --save FILE" in told
 
 
@@ -117,7 +121,7 @@ def test_a_folder_that_was_begun_with_other_options_is_refused_in_one_line(tmp_p
     assert run(*job).exit_code == 0
     told = refusal(*job, "--seed", "1")
     assert told.startswith(
-        f"fovea train litm: {tmp_path}/run/resume.pt belongs to a run with other arguments (--seed was 0, and is 1)"
+        f"starters train litm: {tmp_path}/run/resume.pt belongs to a run with other arguments (--seed was 0, and is 1)"
     )
     assert len(told.splitlines()) == 1
 
@@ -136,8 +140,8 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "command",
     [
-        ["calibrate", "CHECKPOINT", "--save", "RUN"],
-        ["evaluate", "litm", "CHECKPOINT"],
+        ["calibrate", "CHECKPOINT", "--data", "QUESTIONS", "--save", "RUN"],
+        ["evaluate", "litm", "CHECKPOINT", "--data", "QUESTIONS"],
         ["evaluate", "focallens", "colorshape", "--checkpoint", "CHECKPOINT", "--baseline", "CHECKPOINT"],
         ["train", "focallens", "--base", "CHECKPOINT", "--output", "RUN", "--no-publish"],
         ["train", "fsc-clip", "--base", "CHECKPOINT", "--output", "RUN", "--no-publish"],
@@ -146,7 +150,9 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ids=lambda words: " ".join(words[:2]),
 )
 def test_damaged_weights_are_told_with_their_folder(command: list[str], damaged: Path, tmp_path: Path) -> None:
-    places = {"CHECKPOINT": damaged, "RUN": tmp_path / "run"}
+    questions = tmp_path / "questions.csv"
+    questions.write_text("context,question,answer\n")
+    places = {"CHECKPOINT": damaged, "RUN": tmp_path / "run", "QUESTIONS": questions}
     told = refusal(*(places.get(word, word) for word in command))
     assert f"{damaged}: the weights are damaged" in told
     assert "Traceback" not in told

@@ -156,20 +156,6 @@ delegate(train, "llava", "services.embed.training.train_llava", "Train a small L
 delegate(train, "focallens-mllm", "services.embed.training.train_mllm", "Tune a LLaVA with FocalLens.", "train")
 delegate(
     train,
-    "reader",
-    "services.generate.training.reading.train",
-    "Train a small Llama that answers from documents, the generate starter.",
-    "train",
-)
-delegate(
-    train,
-    "litm",
-    "services.generate.training.train",
-    "Train a small Llama with positional bias, to be calibrated.",
-    "train",
-)
-delegate(
-    train,
     "distill",
     "services.predict.training.train",
     "Train a small T5 on labels and a teacher's rationales.",

@@ -67,7 +67,6 @@ def fovea(missing: list[str], *arguments: str, home: Path) -> subprocess.Complet
     [
         ("train clip --help", "train"),
         ("train focallens --help", "train"),
-        ("train litm --help", "train"),
         ("train distill --help", "train"),
         ("train clip-scenes --help", "train"),
         ("train fsc-clip --help", "train"),
@@ -161,7 +160,7 @@ def test_keys_are_made_listed_and_revoked_where_only_the_gateway_is_installed(tm
 
 
 def test_a_job_that_the_gateways_image_leaves_out_is_told_in_one_line(tmp_path: Path) -> None:
-    ended = fovea(GATEWAY_ONLY, "train", "litm", "--help", home=tmp_path)
+    ended = fovea(GATEWAY_ONLY, "train", "fsc-clip", "--help", home=tmp_path)
     assert ended.returncode == 1
     [line] = ended.stderr.splitlines()
     assert line.endswith("pip install 'fovea[train]'")

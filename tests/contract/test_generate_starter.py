@@ -12,7 +12,8 @@ import openai
 import pytest
 import requests
 
-from services.generate.data.questions import Example, best_subspan_em, generated_facts
+from services.generate.data.questions import Example, best_subspan_em
+from starters.generate.questions import generated_facts
 from tests.contract.curl import Answer, curl
 from tests.contract.generate_processes import running_system
 from tests.contract.served_system import System, wait_until

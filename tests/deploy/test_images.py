@@ -199,7 +199,7 @@ def test_the_probe_fails_where_nobody_answers() -> None:
 
 def test_the_probe_asks_nothing_of_a_job() -> None:
     with kept_port() as port:
-        assert run_probe("fovea", "train", "litm", FOVEA_GENERATE_PORT=str(port)).returncode == 0
+        assert run_probe("fovea", "train", "fsc-clip", FOVEA_GENERATE_PORT=str(port)).returncode == 0
 
 
 def test_the_probe_imports_nothing_that_takes_long() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.commands import trainer
 from tests.documentation.blocks import ROOT
 
 pytestmark = [pytest.mark.process, pytest.mark.training]
@@ -55,10 +56,10 @@ NOTHING_KEPT = "Stopped. Nothing is kept; run the same command to begin again."
 MEASUREMENTS = {
     "colorshape": (["evaluate", "focallens", "colorshape", *SHAPES], NOTHING_KEPT),
     "litm": (
-        ["evaluate", "litm", LLAMA, "--limit", "400"],
+        ["evaluate", "litm", LLAMA, "--data", "generated", "--limit", "400"],
         "Stopped. The protocols that had ended are reported above, and kept with --save.",
     ),
-    "calibrate": (["calibrate", LLAMA, "--save", os.devnull], NOTHING_KEPT),
+    "calibrate": (["calibrate", LLAMA, "--data", "generated", "--save", os.devnull], NOTHING_KEPT),
 }
 
 
@@ -68,7 +69,7 @@ class Ended:
     told: str
 
 
-def run_until_ctrl_c(arguments: list[str], awaited: str) -> Ended:
+def run_until_ctrl_c(program: str, arguments: list[str], awaited: str) -> Ended:
     """Run a job on a terminal of its own, and press Ctrl-C there as soon as it shows a pattern."""
     ours, theirs = pty.openpty()
 
@@ -78,7 +79,7 @@ def run_until_ctrl_c(arguments: list[str], awaited: str) -> Ended:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     process = subprocess.Popen(
-        [sys.executable, "-m", "services.cli.main", *arguments], stdin=theirs, stdout=theirs, stderr=theirs, cwd=ROOT,
+        [sys.executable, "-m", program, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, cwd=ROOT,
         env={**os.environ, "TERM": "xterm", "COLUMNS": "200", "OMP_NUM_THREADS": "1"},
         start_new_session=True, preexec_fn=own_terminal,
     )  # fmt: skip
@@ -107,14 +108,15 @@ def _read(terminal: int) -> bytes:
 @pytest.mark.parametrize("name", TRAININGS)
 def test_ctrl_c_saves_a_trainings_step_and_says_that_the_same_command_goes_on(name: str, tmp_path: Path) -> None:
     command = ["train", name, *TRAININGS[name], "--output", str(tmp_path)]
-    ended = run_until_ctrl_c(command, r"/100\d{3}\b.*loss \d")
+    program = trainer(name)[1]
+    ended = run_until_ctrl_c(program, command, r"/100\d{3}\b.*loss \d")
     assert ended.status == 130, ended.told
     assert "Stopping at the end of this step; press again to stop at once." in ended.told
     (step,) = re.findall(r"Stopped: step ([\d,]+) of [\d,]+ \([\w-]+\) is saved\. Run the same command", ended.told)
     assert "Traceback" not in ended.told
     state = max(tmp_path.glob("resume*.pt"), key=lambda path: path.stat().st_mtime)  # of its last stage
     assert torch.load(state, weights_only=True)["step"] == int(step) > 0
-    again = run_until_ctrl_c(command, r"/100\d{3}\b.*loss \d")
+    again = run_until_ctrl_c(program, command, r"/100\d{3}\b.*loss \d")
     (later,) = re.findall(r"Stopped: step (\d+) of", again.told)
     assert int(later) > int(step)
 
@@ -122,7 +124,8 @@ def test_ctrl_c_saves_a_trainings_step_and_says_that_the_same_command_goes_on(na
 @pytest.mark.parametrize("name", MEASUREMENTS)
 def test_ctrl_c_ends_a_measurement_that_shows_its_progress_and_says_what_is_kept(name: str) -> None:
     arguments, words = MEASUREMENTS[name]
-    ended = run_until_ctrl_c(arguments, r" [1-9]\d*/")
+    program = "starters" if "generated" in arguments else "services.cli.main"
+    ended = run_until_ctrl_c(program, arguments, r" [1-9]\d*/")
     assert ended.status == 130, ended.told
     assert words in ended.told
     assert "Traceback" not in ended.told

@@ -12,14 +12,15 @@ from starlette.testclient import TestClient
 
 from services.generate.calibrate.bench import Bench
 from services.generate.calibrate.vllm_bench import VllmBench
-from services.generate.data.question_sets import at_positions, question_set
+from services.generate.data.question_sets import at_positions
 from services.generate.data.questions import Example
 from services.generate.model.language_model import LanguageModel
 from services.generate.model.profile import write_profile
 from services.generate.vllm.client import VllmAddress
 from services.generate.vllm.engine import VllmEngine
+from starters.generate.questions import GENERATED
 from tests.embed.tiny import wait_until_ready
-from tests.generate.test_lost_middle import STARTER
+from tests.starters.generate.test_lost_middle import STARTER
 from tests.vllm_plugin.calibrated_alike import settings_chosen
 from tests.vllm_plugin.engine import free_port, served
 from tests.vllm_plugin.own_answers import save
@@ -213,13 +214,13 @@ def starter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def is_right(client: TestClient, example: Example, calibration: dict[str, Any]) -> bool:
     documents = [{"title": one.title, "text": one.text} for one in example.documents]
     body = {"query": example.question, "documents": documents, "max_tokens": 8, "calibration": calibration}
-    questions = question_set("generated")
+    questions = GENERATED
     body |= {"max_tokens": questions.max_tokens, "stop": list(questions.stop)}
     return bool(questions.is_right(answered(client, "/generate", body)["answer"], example.answers))
 
 
 def test_the_table_by_gold_position_is_that_of_the_own_engine(starter: Served) -> None:
-    drawn = question_set("generated").examples("evaluation", 10, NUM_POSITIONED, seed=3)
+    drawn = GENERATED.examples("evaluation", 10, NUM_POSITIONED, seed=3)
     for calibration in ({"enabled": False}, {"bias": "cached"}, {"bias": "exact"}):
         tables = []
         for client in (starter.over_vllm, starter.own):
@@ -232,7 +233,7 @@ def test_the_table_by_gold_position_is_that_of_the_own_engine(starter: Served) -
 
 
 def test_calibrate_chooses_the_same_profile(starter: Served) -> None:
-    questions = question_set("generated")
+    questions = GENERATED
     engine = VllmEngine.load(STARTER, VllmAddress(starter.vllm.url, STARTER.name))
     own = Bench(LanguageModel.load(STARTER, CPU), questions)
     found, expected = settings_chosen(VllmBench(engine, questions)), settings_chosen(own)

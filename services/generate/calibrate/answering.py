@@ -1,12 +1,13 @@
 """The probability that the documents answer, fitted for answers under a profile's calibration."""
 
 import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from services.generate.calibrate.vllm_bench import AnyBench
 from services.generate.data.question_sets import at_positions
 from services.generate.data.questions import Example, Unanswerable
 from services.generate.model.profile import CalibrationProfile, LogisticFit
-from services.generate.training.reading.measures import fit_logistic
 
 NUM_FITTED = 400
 # of the questions, as in the reader's training
@@ -23,7 +24,7 @@ def fitted_with_calibration(
     Half of the questions have `num_documents` documents, half a third as many, for the fit is to hold for both. None
     for a profile that is off and for data without unanswerable questions.
     """
-    if not profile.enabled or bench.questions.draw_unanswerable is None:
+    if not profile.enabled or not bench.questions.has_unanswerable:
         return None
     odds, is_answerable = [], []
     for number, count in enumerate((num_documents, -(-num_documents // 3))):
@@ -38,3 +39,20 @@ def fitted_with_calibration(
             is_answerable.append(one.gold is not None)
     temperature, offset = fit_logistic(-torch.stack(odds), torch.tensor(is_answerable))
     return LogisticFit(temperature=temperature, offset=offset)
+
+
+def fit_logistic(scores: Tensor, is_right: Tensor, num_steps: int = 200) -> tuple[float, float]:
+    """Fit t and o of σ((score + o) / t) to outcomes (B,) by maximum likelihood; t stays positive."""
+    log_t = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    offset = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.LBFGS([log_t, offset], max_iter=num_steps, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        value = binary_cross_entropy_with_logits((scores.double() + offset) / log_t.exp(), is_right.double())
+        (value + 1e-3 * log_t**2).backward()  # type: ignore[no-untyped-call]
+        return value
+
+    with torch.enable_grad():
+        optimizer.step(loss)  # type: ignore[no-untyped-call]
+    return float(log_t.detach().exp()), float(offset.detach())

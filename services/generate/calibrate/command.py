@@ -34,7 +34,7 @@ from services.generate.calibrate.selection import (
 )
 from services.generate.calibrate.shares import fitted_share_temperature
 from services.generate.calibrate.vllm_bench import AnyBench, VllmBench, without_tree
-from services.generate.data.question_sets import GENERATED, at_positions
+from services.generate.data.question_sets import at_positions
 from services.generate.data.questions import BadData, Example
 from services.generate.generation.bias import EstimateKind
 from services.generate.model.profile import (
@@ -71,9 +71,7 @@ app = command_line()
 @interruptible(STOPPED)
 def calibrate(
     checkpoint: Annotated[str, typer.Argument(help="A Hugging Face folder, or NAME[@ALIAS] in the store.")],
-    data: Annotated[
-        str, typer.Option(help="generated, open, or a file of lost-in-the-middle (.jsonl.gz) or SynthWiki (.csv).")
-    ] = GENERATED,
+    data: Annotated[str, typer.Option(help="Questions: a file of lost-in-the-middle (.jsonl.gz) or SynthWiki (.csv).")],
     documents: Annotated[int, typer.Option(min=2, help="Documents per question.")] = 10,
     positions: Annotated[
         str, typer.Option(help="Positions of the gold document, counted from 0: 0,4,9, or all.")

@@ -1,7 +1,7 @@
 """Disjoint sets of questions for choosing a calibration and for measuring it.
 
 One question in ten of a file is for choosing, by a digest of its gold passage, so that questions about one passage are
-always in the same set. Generated questions are drawn from seeds that are far apart.
+always in the same set.
 """
 
 import hashlib
@@ -20,30 +20,27 @@ from services.generate.data.questions import (
     Unanswerable,
     best_subspan_em,
     contains_answer,
-    generated_facts,
     natural_questions,
-    open_facts,
     open_lines,
-    open_unanswerable,
     place_gold,
     synthwiki,
 )
 
-GENERATED, OPEN = "generated", "open"
 Part = Literal["calibration", "evaluation", "all"]
 
 CALIBRATION_SHARE = 10  # one question in this number
-# the seeds of training begin at 0
-GENERATED_SEEDS: dict[Part, int] = {"calibration": 1_000_003, "evaluation": 2_000_003, "all": 2_000_003}
+
+
+def _nothing(num_documents: int, seed: int) -> list[Example]:
+    return []
 
 
 @dataclass(frozen=True)
 class QuestionSet:
     """Questions of one data set, the limits of their answers, and the check of answers.
 
-    `read` returns examples of K documents for a seed, gold first; None for generated questions, which `draw` draws:
-    a number of them, of K documents, for a seed. `draw_unanswerable` does so for unanswerable ones, if there are any.
-    `distractors` describes the source of the other documents.
+    `distractors` describes the source of the other documents. `read` returns examples of K documents for a seed, gold
+    first.
     """
 
     name: str
@@ -51,58 +48,53 @@ class QuestionSet:
     max_tokens: int
     stop: tuple[str, ...]
     is_right: Check
-    read: Callable[[int, int], list[Example]] | None
-    draw: Callable[[int, int, int], list[Example]] = generated_facts
-    draw_unanswerable: Callable[[int, int, int], list[Unanswerable]] | None = None
+    read: Callable[[int, int], list[Example]] = _nothing
 
     def examples(self, part: Part, num_documents: int, count: int | None, seed: int = 0) -> list[Example]:
-        """Draw at most `count` questions of a part in random order, gold first; None for all, or for 500 generated.
+        """Draw at most `count` questions of a part in random order, gold first; None for all.
 
         The order depends only on the seed, not on `count` or the number of documents. Raises BadData if the part has no
         questions, and what reading raises.
         """
-        if self.read is None:
-            return self.draw(500 if count is None else count, num_documents, GENERATED_SEEDS[part] + seed)
         chosen = [one for one in self.read(num_documents, seed) if part in ("all", _part_of(one))]
         if not chosen:
             raise BadData(f"{self.name} has no questions for {part}")
         random.Random(seed).shuffle(chosen)
         return chosen[:count]
 
+    @property
+    def has_unanswerable(self) -> bool:
+        """Whether there are questions that no document answers."""
+        return False
+
     def unanswerable(self, part: Part, num_documents: int, count: int, seed: int = 0) -> list[Unanswerable]:
         """Draw `count` questions of a part that no document answers; none from a data set without them."""
-        if self.draw_unanswerable is None:
-            return []
-        return self.draw_unanswerable(count, num_documents, GENERATED_SEEDS[part] + seed)
+        return []
+
+
+# Sets that have a name instead of a file; who generates questions adds them.
+NAMED: dict[str, QuestionSet] = {}
 
 
 def question_set(data: str) -> QuestionSet:
-    """Open `generated` or `open`, or a file of lost-in-the-middle (.jsonl, .jsonl.gz) or SynthWiki (.csv).
+    """Open a file of lost-in-the-middle (.jsonl, .jsonl.gz) or SynthWiki (.csv), or one of `NAMED`.
 
-    Answers are cut and judged as in the data set's own evaluation; generated questions are judged like
-    NaturalQuestions. Raises BadData for anything else, and for a missing file.
+    Answers are cut and judged as in the data set's own evaluation. Raises BadData for anything else, and for a missing
+    file.
     """
-    if data == GENERATED:
-        return QuestionSet(GENERATED, "other facts of the same kind", 8, ("\n",), best_subspan_em, None)
-    if data == OPEN:
-        others = "other facts, often of the same kind"
-        return QuestionSet(OPEN, others, 32, ("\n",), best_subspan_em, None, open_facts, open_unanswerable)
+    if data in NAMED:
+        return NAMED[data]
     path = Path(data)
     if not path.is_file():
-        raise BadData(f"{data} does not exist; give a file, {GENERATED!r} or {OPEN!r}")
+        raise BadData(f"{data} does not exist; give {' or '.join(['a file', *NAMED])}")
     if path.name.endswith((".jsonl", ".jsonl.gz")):
         distractors = "gold passages of other questions" if has_golds_only(path) else "retrieved passages"
-        return QuestionSet(
-            "NaturalQuestions",
-            distractors,
-            100,
-            ("\n",),
-            best_subspan_em,
-            partial(natural_questions, path),
-        )
+        read = partial(natural_questions, path)
+        return QuestionSet("NaturalQuestions", distractors, 100, ("\n",), best_subspan_em, read)
     if path.suffix == ".csv":
-        read = partial(synthwiki, path)
-        return QuestionSet("SynthWiki", "contexts about other people", 36, (), contains_answer, read)
+        return QuestionSet(
+            "SynthWiki", "contexts about other people", 36, (), contains_answer, partial(synthwiki, path)
+        )
     raise BadData(f"{data} is neither a file of lost-in-the-middle (.jsonl, .jsonl.gz) nor one of SynthWiki (.csv)")
 
 

@@ -1,7 +1,7 @@
 """Multi-document questions with one gold document, and the checks of their answers.
 
-Sources: lost-in-the-middle's NaturalQuestions files (Liu et al. 2023), SynthWiki (Peysakhovich and Lerer 2023), and
-generated facts. `place_gold` moves the gold document to any position; the others keep their order.
+Sources: lost-in-the-middle's NaturalQuestions files (Liu et al. 2023) and SynthWiki (Peysakhovich and Lerer 2023).
+`place_gold` moves the gold document to any position; the others keep their order.
 
 Legend: K documents of a question.
 """
@@ -17,8 +17,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from services.generate.data.facts import USUAL_NAMING, Naming, ask, draw_facts
-from services.generate.data.world.documents import REFUSAL, Scope, draw_world
 from services.generate.prompts.templates import Document
 
 Check = Callable[[str, Sequence[str]], bool]
@@ -69,7 +67,7 @@ def natural_questions(path: Path, num_documents: int, seed: int = 0, limit: int 
     ones. Gold comes first; `limit` takes the first questions. Raises BadData, naming the line, for records of another
     form and for too few distractors, ValueError for `num_documents` below 1.
     """
-    _check_count(num_documents)
+    check_count(num_documents)
     rows = list(_read_questions(path))
     has_distractors = any(distractors for *_, distractors in rows)
     pool = list({gold.title: gold for _, gold, _ in rows}.values())
@@ -91,7 +89,7 @@ def synthwiki(path: Path, num_documents: int, seed: int = 0, limit: int | None =
     Gold comes first; `limit` takes the first questions. Raises BadData for missing columns or too few contexts,
     ValueError for `num_documents` below 1.
     """
-    _check_count(num_documents)
+    check_count(num_documents)
     with path.open(encoding="utf-8-sig", newline="") as file:
         rows = list(csv.DictReader(file))
     if not rows or not {"context", "question", "answer"} <= rows[0].keys():
@@ -106,52 +104,6 @@ def synthwiki(path: Path, num_documents: int, seed: int = 0, limit: int | None =
         documents = tuple(Document(text) for text in (row["context"], *others))
         examples.append(Example(row["question"], tuple(row["answer"].split(" | ")), documents, 0))
     return examples
-
-
-def generated_facts(
-    num_questions: int, num_documents: int, seed: int = 0, naming: Naming = USUAL_NAMING
-) -> list[Example]:
-    """Generate questions (see services.generate.data.facts), gold first, the same for the same arguments."""
-    _check_count(num_documents)
-    examples = []
-    for i in range(num_questions):
-        generator = random.Random(f"{seed} {i}")
-        asked = ask(generator, draw_facts(generator, num_documents, naming), 0, naming)
-        documents = tuple(Document(fact.text, fact.title) for fact in asked.facts)
-        examples.append(Example(asked.question, (asked.answer,), documents, 0))
-    return examples
-
-
-def open_facts(num_questions: int, num_documents: int, seed: int = 0) -> list[Example]:
-    """Generate answerable questions (see services.generate.data.world), gold first, the same for the same arguments."""
-    _check_count(num_documents)
-    scope = Scope((num_documents, num_documents), refused=0.0)
-    examples: list[Example] = []
-    number = 0
-    while len(examples) < num_questions:
-        generator = random.Random(f"open {seed} {number}")
-        number += 1
-        world = draw_world(generator, scope)
-        asked = world.ask(generator)
-        if asked.gold is not None:  # the documents may be about nobody
-            example = Example(asked.question, (asked.answer,), world.documents, asked.gold)
-            examples.append(place_gold(example, 0))
-    return examples
-
-
-def open_unanswerable(num_questions: int, num_documents: int, seed: int = 0) -> list[Unanswerable]:
-    """Generate questions that no document answers (see services.generate.data.world): the refusal is right.
-
-    The same for the same arguments.
-    """
-    _check_count(num_documents)
-    scope = Scope((num_documents, num_documents), refused=1.0)
-    questions = []
-    for number in range(num_questions):
-        generator = random.Random(f"open, unanswerable {seed} {number}")
-        world = draw_world(generator, scope)
-        questions.append(Unanswerable(world.ask(generator).question, (REFUSAL,), world.documents))
-    return questions
 
 
 def best_subspan_em(answer: str, answers: Sequence[str]) -> bool:
@@ -213,6 +165,6 @@ def _document(context: dict[str, Any]) -> Document:
     return Document(str(context["text"]), str(context["title"]))
 
 
-def _check_count(num_documents: int) -> None:
+def check_count(num_documents: int) -> None:
     if num_documents < 1:
         raise ValueError(f"a question has at least one document, not {num_documents}")

@@ -27,7 +27,7 @@ from services.generate.calibrate.selection import (
     parse_positions,
 )
 from services.generate.calibrate.vllm_bench import AnyBench, VllmBench
-from services.generate.data.question_sets import GENERATED, Part, at_positions
+from services.generate.data.question_sets import Part, at_positions
 from services.generate.data.questions import BadData, Example
 from services.generate.evaluation.answering import AnswerOptions
 from services.generate.evaluation.figures import figures
@@ -93,9 +93,7 @@ class Plan:
 @interruptible(STOPPED)
 def litm(
     checkpoint: Annotated[str, typer.Argument(help="A Hugging Face folder, or NAME[@ALIAS] in the store.")],
-    data: Annotated[
-        str, typer.Option(help="generated, open, or a file of lost-in-the-middle (.jsonl.gz) or SynthWiki (.csv).")
-    ] = GENERATED,
+    data: Annotated[str, typer.Option(help="Questions: a file of lost-in-the-middle (.jsonl.gz) or SynthWiki (.csv).")],
     documents: Annotated[str, typer.Option(help="Documents per question; several as in 10,20.")] = "10",
     protocols: Annotated[
         str, typer.Option(help=f"Protocols to run, among {', '.join(PROTOCOLS)}.")

@@ -3,14 +3,15 @@
 import statistics
 
 import pytest
+import torch
 
 from services.generate.calibrate import answering
-from services.generate.calibrate.answering import SHARE_UNANSWERABLE, fitted_with_calibration
+from services.generate.calibrate.answering import SHARE_UNANSWERABLE, fit_logistic, fitted_with_calibration
 from services.generate.calibrate.bench import Bench
-from services.generate.data.question_sets import question_set
 from services.generate.generation.relevance import answerable
 from services.generate.model.language_model import LanguageModel
 from services.generate.model.profile import OFF, Answerability, paper_profile
+from starters.generate.questions import GENERATED, OPEN
 from tests.generate.tiny_models import tiny_model, tiny_tokenizer
 
 TOKEN = 7
@@ -25,7 +26,7 @@ def test_the_mean_probability_of_calibrated_answers_is_the_share_that_can_be_ans
     model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(answering, "NUM_FITTED", 80)
-    bench = Bench(model, question_set("open"))
+    bench = Bench(model, OPEN)
     profile = paper_profile(2)
     fit = fitted_with_calibration(bench, profile, TOKEN, 4)
     assert fit is not None
@@ -38,14 +39,23 @@ def test_the_mean_probability_of_calibrated_answers_is_the_share_that_can_be_ans
 
 
 def test_there_is_no_fit_without_calibration_or_unanswerable_questions(model: LanguageModel) -> None:
-    assert fitted_with_calibration(Bench(model, question_set("open")), OFF, TOKEN, 4) is None
-    assert fitted_with_calibration(Bench(model, question_set("generated")), paper_profile(2), TOKEN, 4) is None
+    assert fitted_with_calibration(Bench(model, OPEN), OFF, TOKEN, 4) is None
+    assert fitted_with_calibration(Bench(model, GENERATED), paper_profile(2), TOKEN, 4) is None
 
 
 def test_calibration_changes_the_logits_that_are_fitted(model: LanguageModel) -> None:
-    bench = Bench(model, question_set("open"))
+    bench = Bench(model, OPEN)
     some = bench.questions.examples("evaluation", 3, 4)
     for plain, calibrated in zip(
         bench.first_logits(some, OFF), bench.first_logits(some, paper_profile(2)), strict=True
     ):
         assert not plain.equal(calibrated)
+
+
+def test_fitted_probabilities_are_those_of_the_outcomes() -> None:
+    generator = torch.Generator().manual_seed(0)
+    scores = 6 * torch.randn(4000, generator=generator)
+    outcomes = torch.rand(4000, generator=generator) < ((scores + 2) / 3).sigmoid()
+    temperature, offset = fit_logistic(scores, outcomes)
+    assert temperature == pytest.approx(3, rel=0.15)
+    assert offset == pytest.approx(2, abs=0.5)

@@ -16,13 +16,14 @@ from services.generate.calibrate.choice import Plan, bias_tables, cheapest_as_go
 from services.generate.calibrate.command import app, decision
 from services.generate.calibrate.search import Limits, Score, Tried
 from services.generate.data.question_sets import QuestionSet
-from services.generate.data.questions import generated_facts, open_unanswerable
 from services.generate.model.language_model import LanguageModel
 from services.generate.model.profile import OFF, TREE_SAVINGS, CalibrationProfile, RowScope, paper_profile, read_profile
 from services.jobs.checkpoints import find_checkpoint
+from starters.generate.questions import generated_facts, open_unanswerable
 from tests.generate.tiny_models import save_tiny, tiny_model, tiny_tokenizer
 
 MIDDLE = (1,)
+DATA = ("--data", "generated")
 SMALL = ("--documents", "3", "--prompts", "12", "--measured", "4", "--span-rule", "newline", "--row-scope", "last")
 PLAN = Plan((0, 1, 2), 12, 4, ("newline",), "tree", ("tree", "single"), Limits(row_scopes=("last",), finalists=2))
 
@@ -38,7 +39,7 @@ def model() -> LanguageModel:
 
 
 def run(*arguments: str | Path) -> Result:
-    return CliRunner(env={"COLUMNS": "300"}).invoke(app, [str(argument) for argument in arguments])
+    return CliRunner(env={"COLUMNS": "300"}).invoke(app, [*DATA, *map(str, arguments)])
 
 
 def answer(*arguments: str | Path) -> dict[str, Any]:
@@ -72,7 +73,7 @@ class Shifted(Helped):
 
 
 def questions() -> QuestionSet:
-    return QuestionSet("generated", "", 2, (), lambda text, answers: False, None)
+    return QuestionSet("generated", "", 2, (), lambda text, answers: False)
 
 
 def test_a_calibration_that_helps_on_held_out_questions_is_on_with_its_gain(model: LanguageModel) -> None:

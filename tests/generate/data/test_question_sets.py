@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from services.generate.data.question_sets import QuestionSet, at_positions, has_golds_only, question_set
-from services.generate.data.questions import BadData, generated_facts
+from services.generate.data.questions import BadData
+from starters.generate.questions import GENERATED, generated_facts
 
 
 def write_oracle(path: Path, count: int = 60) -> Path:
@@ -29,7 +30,7 @@ def write_synthwiki(path: Path, count: int = 40) -> Path:
 @pytest.fixture
 def sets(tmp_path: Path) -> list[QuestionSet]:
     oracle, articles = write_oracle(tmp_path / "oracle.jsonl.gz"), write_synthwiki(tmp_path / "madlibs.csv")
-    return [question_set("generated"), question_set(str(oracle)), question_set(str(articles))]
+    return [GENERATED, question_set(str(oracle)), question_set(str(articles))]
 
 
 def test_no_question_is_in_both_parts_and_a_file_has_no_others(sets: list[QuestionSet]) -> None:
@@ -40,7 +41,7 @@ def test_no_question_is_in_both_parts_and_a_file_has_no_others(sets: list[Questi
             for part in ("calibration", "evaluation")
         ]
         assert not parts[0] & parts[1]
-        if questions.read is not None:
+        if questions is not GENERATED:
             assert len(questions.examples("all", 3, None)) == len(parts[0]) + len(parts[1])
             assert len(parts[0]) < len(parts[1])
 
@@ -51,7 +52,7 @@ def test_a_seed_draws_its_questions_again_whatever_is_asked_of_each(sets: list[Q
         assert some == questions.examples("evaluation", 3, 9, seed=1)[:5]
         assert some != questions.examples("evaluation", 3, 5, seed=2)
         assert all(one.gold == 0 and len(one.documents) == 3 for one in some)
-        if questions.read is not None:
+        if questions is not GENERATED:
             assert [one.question for one in some] == [one.question for one in questions.examples("evaluation", 2, 5, 1)]
 
 

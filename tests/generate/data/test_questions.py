@@ -1,4 +1,4 @@
-"""Questions over documents: read from published files, generated, rearranged; answers checked as their papers do."""
+"""Questions over documents: read from published files, rearranged; answers checked as their papers do."""
 
 import csv
 import gzip
@@ -12,13 +12,10 @@ from services.generate.data.questions import (
     Example,
     best_subspan_em,
     contains_answer,
-    generated_facts,
     natural_questions,
-    open_unanswerable,
     place_gold,
     synthwiki,
 )
-from services.generate.data.world.documents import REFUSAL
 from services.generate.prompts.templates import Document
 from tests.published_data import published
 
@@ -132,32 +129,6 @@ def test_too_few_articles_and_missing_columns_are_refused(tmp_path: Path) -> Non
     path.write_text("text,answer\na,b\n")
     with pytest.raises(BadData, match="the columns context, question and answer are missing"):
         synthwiki(path, 2)
-
-
-def test_generated_questions_are_the_same_each_time_and_begin_with_their_gold() -> None:
-    examples = generated_facts(20, 6, seed=7)
-    assert examples == generated_facts(20, 6, seed=7)
-    assert examples[:5] == generated_facts(5, 6, seed=7)
-    assert examples != generated_facts(20, 6, seed=8)
-    for example in examples:
-        assert len(example.documents) == 6
-        [holder] = [k for k, document in enumerate(example.documents) if f"the {example.answers[0]}." in document.text]
-        assert holder == example.gold == 0
-
-
-def test_unanswerable_questions_are_the_same_each_time_and_have_the_refusal_for_an_answer() -> None:
-    some = open_unanswerable(20, 4, seed=7)
-    assert some[:5] == open_unanswerable(5, 4, seed=7)
-    assert some != open_unanswerable(20, 4, seed=8)
-    assert len({one.question for one in some}) > 10
-    for one in some:
-        assert (one.answers, one.gold, len(one.documents)) == ((REFUSAL,), None, 4)
-
-
-@pytest.mark.parametrize("count", [0, -1])
-def test_a_question_has_a_document(count: int) -> None:
-    with pytest.raises(ValueError, match="at least one document"):
-        generated_facts(1, count)
 
 
 def test_all_published_natural_questions_are_read() -> None:

@@ -7,12 +7,12 @@ import pytest
 from services.generate.calibrate.bench import Bench
 from services.generate.calibrate.prefilled_prompts import in_batches, prefilled
 from services.generate.data.question_sets import QuestionSet, at_positions
-from services.generate.data.questions import generated_facts
 from services.generate.evaluation.answering import AnswerOptions, answer
 from services.generate.generation.bias import DummyOptions
 from services.generate.model.language_model import LanguageModel
 from services.generate.model.profile import BadProfile, BiasTable, CalibrationProfile
 from services.generate.prompts.templates import Prompt
+from starters.generate.questions import generated_facts
 from tests.generate.tiny_models import tiny_model, tiny_tokenizer
 
 MAX_TOKENS = 6
@@ -43,7 +43,7 @@ def model() -> LanguageModel:
 
 @pytest.fixture(scope="module")
 def bench(model: LanguageModel) -> Bench:
-    return Bench(model, QuestionSet("generated", "", MAX_TOKENS, ("e",), is_even, None), max_cached_tokens=2000)
+    return Bench(model, QuestionSet("generated", "", MAX_TOKENS, ("e",), is_even), max_cached_tokens=2000)
 
 
 @pytest.fixture(scope="module")

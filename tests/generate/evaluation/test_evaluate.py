@@ -11,8 +11,10 @@ from services.generate.calibrate.command import app as calibrate
 from services.generate.evaluation.evaluate import app, report
 from services.generate.evaluation.results import RESULT_FILES
 from services.generate.evaluation.results import Result as Score
+from starters.generate.questions import GENERATED
 from tests.generate.tiny_models import save_tiny
 
+DATA = ("--data", GENERATED.name)
 SMALL = ("--documents", "3", "--limit", "4", "--protocols", "accuracy", "--methods", "Vanilla attention")
 SCORE = Score("tiny", "accuracy", "generated", 3, {"Vanilla attention": {"0": 50.0, "1": 25.0, "2": 50.0}})
 
@@ -24,7 +26,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(*arguments: str | Path) -> Result:
     # a wide terminal breaks no message into lines
-    return CliRunner(env={"COLUMNS": "300"}).invoke(app, [str(argument) for argument in arguments])
+    return CliRunner(env={"COLUMNS": "300"}).invoke(app, [*DATA, *map(str, arguments)])
 
 
 @pytest.mark.slow
@@ -100,7 +102,7 @@ def test_a_calibration_is_not_lost_to_a_bad_option_either(
 ) -> None:
     (tmp_path / "file").write_text("mine")
     places = {"FILE": str(tmp_path / "file"), "FOLDER": str(tmp_path)}
-    arguments = [str(checkpoint), *(places.get(option, option) for option in options)]
+    arguments = [*DATA, str(checkpoint), *(places.get(option, option) for option in options)]
     result = CliRunner(env={"COLUMNS": "300"}).invoke(calibrate, arguments)
     assert result.exit_code == 2
     for name, path in places.items():
@@ -111,9 +113,22 @@ def test_a_calibration_is_not_lost_to_a_bad_option_either(
 
 @pytest.mark.slow
 def test_a_folder_for_the_profile_is_made_where_it_is_missing(checkpoint: Path, tmp_path: Path) -> None:
-    small = ("--documents", "3", "--prompts", "4", "--measured", "2", "--span-rule", "newline", "--row-scope", "last")
+    small = (
+        "--data",
+        "generated",
+        "--documents",
+        "3",
+        "--prompts",
+        "4",
+        "--measured",
+        "2",
+        "--span-rule",
+        "newline",
+        "--row-scope",
+        "last",
+    )
     output = tmp_path / "new" / "folder"
     arguments: list[Any] = [checkpoint, *small, "--bias", "tree", "--output", output]
-    result = CliRunner(env={"COLUMNS": "300"}).invoke(calibrate, list(map(str, arguments)))
+    result = CliRunner(env={"COLUMNS": "300"}).invoke(calibrate, [*DATA, *map(str, arguments)])
     assert result.exit_code == 0, result.output
     assert (output / "calibration.json").is_file()

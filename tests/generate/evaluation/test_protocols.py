@@ -10,7 +10,7 @@ from torch import Tensor
 from services.generate.calibrate.bench import Bench
 from services.generate.calibrate.search import Measured
 from services.generate.data.question_sets import QuestionSet, at_positions
-from services.generate.data.questions import Example, generated_facts, place_gold
+from services.generate.data.questions import Example, place_gold
 from services.generate.evaluation.answering import AnswerOptions, answer
 from services.generate.evaluation.protocols import (
     CALIBRATED,
@@ -33,6 +33,7 @@ from services.generate.generation.bias import DummyOptions
 from services.generate.generation.ranking import rank
 from services.generate.model.language_model import LanguageModel
 from services.generate.model.profile import BiasTable, CalibrationProfile
+from starters.generate.questions import generated_facts
 from tests.generate.tiny_models import tiny_model, tiny_tokenizer
 
 EXAMPLES = generated_facts(6, 4)
@@ -51,7 +52,7 @@ def model() -> LanguageModel:
 
 @pytest.fixture(scope="module")
 def study(model: LanguageModel) -> Study:
-    return Study(Bench(model, QuestionSet("generated", "", 3, (), is_even, None)), PROFILE, OPTIONS)
+    return Study(Bench(model, QuestionSet("generated", "", 3, (), is_even)), PROFILE, OPTIONS)
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class KnownAttention(Bench):
 
 @pytest.fixture(scope="module")
 def known(model: LanguageModel) -> Reader:
-    questions = QuestionSet("generated", "", 3, (), lambda text, answers: answers[0] in text, None)
+    questions = QuestionSet("generated", "", 3, (), lambda text, answers: answers[0] in text)
     return Reader(KnownAttention(model, questions), PROFILE, OPTIONS)
 
 
