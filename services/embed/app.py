@@ -13,6 +13,7 @@ from services.core.images.inputs import ImageInputs, image_inputs
 from services.core.images.references import ImageLimits
 from services.core.metrics import Metrics
 from services.core.serving.model_service import ModelService
+from services.embed.call import CallLimits, EmbedModel
 from services.embed.engine import EmbedEngine
 from services.embed.http.routes import embed_models_router, embed_router
 from services.embed.model.instructblip_checkpoint import INSTRUCTBLIP_KIND
@@ -24,7 +25,7 @@ from services.embed.model.mllm_engine import MllmEngine
 from services.embed.model.plain_engine import PlainEngine
 from services.embed.model.vlm_checkpoint import VLM_KIND
 from services.embed.model.vlm_engine import VlmEngine
-from services.embed.service import CallLimits, Embedder, EmbedModel, EmbedModels, EmbedService, ModelFacts
+from services.embed.service import Embedder, EmbedModels, EmbedService, ModelFacts
 from services.embed.settings import EmbedSettings
 from services.nn.devices import DeviceOptions
 from services.nn.plain_clip import OPEN_CLIP_KIND

@@ -7,64 +7,27 @@ shares the device with them.
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
-from typing import Literal, Protocol
 
 import numpy as np
-from PIL import Image
 
-from services.core.batching.batcher import Batcher, BatchLimits, Engine, Submission
+from services.core.batching.batcher import BatchLimits, Submission
 from services.core.batching.slices import all_or_first_failure, map_slices
 from services.core.cache.result_cache import ResultCache, content_digest, result_key
 from services.core.errors import InvalidField, blaming
 from services.core.exchange import RequestContext
 from services.core.images.inputs import DECODED_AT_ONCE, ImageInput, ImageInputs
-from services.core.images.references import ImageLimits
 from services.core.metrics import Metrics
-from services.core.serving.candidates import CheckpointEngine
-from services.core.serving.served_checkpoint import Served
 from services.core.serving.served_models import ServedModels
-from services.embed.model.items import Embeddings, Item, Pixels, Reading
+from services.embed.call import CallLimits, EmbedCall, Embedded, EmbedModel, Input, ServedEmbed, TextInput
+from services.embed.model.items import Embeddings, Item
 from services.nn.clip_texts import Text
 
-EMBEDDINGS_PER_INPUT = 4
 # Below this size, hashing and tokenising take less time than handing them to a thread.
 MAX_INLINE_BYTES = 256 * 1024
 MAX_INLINE_TEXTS = 8
 MAX_INLINE_CHARACTERS = 8 * 1024
-
-EncodingFormat = Literal["float", "base64"]
-
-
-class EmbedModel(CheckpointEngine, Engine[Item, Reading], Protocol):
-    """The engine of a checkpoint, as used by service and collections. Everything except batches runs on any thread."""
-
-    @property
-    def context_length(self) -> int: ...
-    @property
-    def embedding_width(self) -> int: ...
-    @property
-    def dtype_name(self) -> str: ...
-    @property
-    def state_bytes(self) -> int | None: ...
-
-    def prepare_text(self, text: str, *, truncate: bool = False) -> Text: ...
-
-    def prepare_condition(self, text: str) -> Text: ...
-
-    def prepare_image(self, image: Image.Image, digest: str, conditions: Sequence[Text | None]) -> Sequence[Item]: ...
-
-    def transform(self, image: Image.Image) -> Pixels: ...
-
-    def prepare_pixels(
-        self, pixels: Pixels, digest: str, conditions: Sequence[Text | None], *, keeps_state: bool = False
-    ) -> Sequence[Item]: ...
-
-    def cost(self, item: Item) -> int: ...
-
-
-ServedEmbed = Served[EmbedModel, Batcher[Item, Reading]]
 
 
 @dataclass(frozen=True)
@@ -81,60 +44,6 @@ class ModelFacts:
 
 
 EmbedModels = ServedModels[EmbedModel, ModelFacts]
-
-
-@dataclass(frozen=True)
-class CallLimits:
-    """Limits of one call; a call that exceeds one is rejected with an error that names the limit and the value."""
-
-    max_inputs: int = 4096
-    max_conditions: int = 64
-    images: ImageLimits = field(default_factory=ImageLimits)
-    max_k: int = 1000
-    max_json_values: int = 262_144
-
-    @property
-    def max_embeddings(self) -> int:
-        return EMBEDDINGS_PER_INPUT * self.max_inputs
-
-
-@dataclass(frozen=True)
-class TextInput:
-    text: str
-    param: str
-
-
-Input = ImageInput | TextInput
-
-
-@dataclass(frozen=True)
-class EmbedCall:
-    """Inputs in the order of the request. Each image is embedded under each of `conditions`, or without any.
-
-    `is_tei` calls are answered in TEI's format.
-    """
-
-    inputs: Sequence[Input] = ()
-    conditions: Sequence[str] = ()
-    model: str | None = None
-    encoding_format: EncodingFormat | None = None
-    dimensions: int | None = None
-    truncate: bool = False
-    is_tei: bool = False
-
-
-@dataclass(frozen=True)
-class Embedded:
-    """`rows` (N, E) in the order of the inputs, an image's in the order of the conditions, and the condition of each.
-
-    `model` is the `name@version` that computed them.
-    """
-
-    rows: Embeddings
-    conditions: list[str | None]
-    num_images: int
-    prompt_tokens: int
-    model: str
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,10 @@ from services.core.images.references import ImageLimits
 from services.core.metrics import Metrics
 from services.core.serving.served_checkpoint import Served
 from services.core.store.manifest import CheckpointInfo, Manifest
+from services.embed.call import EmbedCall, Embedded, ServedEmbed, TextInput
 from services.embed.engine import EmbedEngine
 from services.embed.model.items import Item, Reading
-from services.embed.service import EmbedCall, Embedded, Embedder, ServedEmbed, TextInput
+from services.embed.service import Embedder
 from services.nn.devices import DeviceOptions
 from tests.core.image_files import encode
 from tests.embed.tiny import CONTEXT_LENGTH, write_tiny_checkpoint

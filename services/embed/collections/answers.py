@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from services.core.images.inputs import ImageInput
+from services.embed.call import TextInput
 from services.embed.collections.storage.image_store import Access
-from services.embed.service import TextInput
 
 State = Literal["ready", "building"]
 IndexKind = Literal["flat", "ivf"]

@@ -18,6 +18,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+from services.embed.call import ServedEmbed
 from services.embed.collections.answers import IndexKind
 from services.embed.collections.index.vector_index import Found
 from services.embed.collections.reader import Read
@@ -26,7 +27,6 @@ from services.embed.collections.storage.ballast import has_room_beside
 from services.embed.collections.storage.image_states import StateCache
 from services.embed.collections.storage.image_store import ImageStore
 from services.embed.model.items import Embeddings
-from services.embed.service import ServedEmbed
 from services.nn.clip_texts import Text
 
 # Until this number of images was read in each way, states are assumed to be faster.

@@ -17,6 +17,7 @@ from services.core.images.inputs import ImageInput, ImageInputs
 from services.core.images.references import StoredImage as StoredImageReference
 from services.core.metrics import Metrics
 from services.core.serving.served_models import Resident
+from services.embed.call import EmbedModel
 from services.embed.collections.answers import (
     CollectionStatus,
     SearchAnswer,
@@ -37,7 +38,7 @@ from services.embed.collections.storage.ballast import Ballast
 from services.embed.collections.storage.catalog import no_collection
 from services.embed.collections.storage.database import DatabaseFailed, StorageFull
 from services.embed.collections.storage.image_store import Added, CollectionLimits, ImageStore, NewImage
-from services.embed.service import Embedder, EmbedModel, EmbedModels
+from services.embed.service import Embedder, EmbedModels
 
 RETRY_S = 1.0
 # Maximum wait between attempts if indexing fails repeatedly.

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Sequence
 
 from services.core.errors import TooLarge, blaming
+from services.embed.call import EmbedModel
 from services.embed.collections.checkpoint_indexes import CheckpointIndexes
 from services.embed.collections.storage.image_store import ImageStore
-from services.embed.service import EmbedModel
 from services.nn.clip_texts import Text
 
 

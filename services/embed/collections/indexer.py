@@ -8,9 +8,9 @@ from contextlib import aclosing
 import structlog
 
 from services.core.errors import InternalError, Overloaded
+from services.embed.call import ServedEmbed
 from services.embed.collections.checkpoint_indexes import CheckpointIndexes, Step
 from services.embed.collections.reader import ImageReader, Prepared, Read, Wanted
-from services.embed.service import ServedEmbed
 
 RETRY_S = 1.0
 

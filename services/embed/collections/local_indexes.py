@@ -15,6 +15,7 @@ import numpy as np
 import structlog
 
 from services.core.errors import FoveaError
+from services.embed.call import ServedEmbed
 from services.embed.collections.checkpoint_indexes import (
     Changes,
     CheckpointIndexes,
@@ -31,7 +32,6 @@ from services.embed.collections.reader import Read
 from services.embed.collections.sources import FreshPixels
 from services.embed.collections.storage.ballast import has_room_beside
 from services.embed.collections.storage.image_store import ImageStore
-from services.embed.service import ServedEmbed
 from services.nn.clip_texts import Text
 
 # Rows per step; another checkpoint can take over between two steps.

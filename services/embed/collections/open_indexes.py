@@ -4,8 +4,8 @@ import asyncio
 import time
 from collections.abc import Iterator
 
+from services.embed.call import ServedEmbed
 from services.embed.collections.checkpoint_indexes import CheckpointIndexes, OpenCheckpoint
-from services.embed.service import ServedEmbed
 
 # After this time no request that began under another checkpoint can still use its indexes.
 RETIRE_AFTER_S = 120.0

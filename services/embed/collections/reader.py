@@ -14,9 +14,9 @@ from services.core.batching.batcher import Submission
 from services.core.errors import FoveaError
 from services.core.images.decoding import decode_image
 from services.core.images.references import ImageLimits
+from services.embed.call import EmbedModel, ServedEmbed
 from services.embed.collections.sources import Source
 from services.embed.model.items import Embeddings, ImageItem, ImageState, Item, Pixels, StateItem
-from services.embed.service import EmbedModel, ServedEmbed
 from services.nn.clip_texts import Text
 
 # Size of one submission: large enough for full batches, small enough that requests can be served in between.

@@ -19,12 +19,13 @@ from numpy.typing import NDArray
 from services.core.errors import DeadlineExceeded
 from services.core.exchange import RequestContext
 from services.core.images.inputs import ImageInput
+from services.embed.call import EmbedCall, ServedEmbed, TextInput
 from services.embed.collections.checkpoint_indexes import CheckpointIndexes, ConditionIndex, key_of
 from services.embed.collections.reader import ImageReader, Read, Wanted
 from services.embed.collections.shortlist import MIN_SAMPLE, Candidates
 from services.embed.collections.storage.image_store import ImageStore
 from services.embed.model.items import Embeddings
-from services.embed.service import EmbedCall, Embedder, ServedEmbed, TextInput
+from services.embed.service import Embedder
 from services.nn.clip_texts import Text
 
 Rows = NDArray[np.int64]

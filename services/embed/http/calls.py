@@ -19,6 +19,7 @@ from services.core.http.bodies import (
 )
 from services.core.http.dialects import tei_error_body
 from services.core.images.inputs import ImageInput, image_input
+from services.embed.call import CallLimits, EmbedCall, Input, TextInput
 from services.embed.http.cohere import cohere_call, is_cohere
 from services.embed.http.schemas import (
     EmbeddingsRequest,
@@ -27,7 +28,6 @@ from services.embed.http.schemas import (
     TeiRequest,
     conditions_of,
 )
-from services.embed.service import CallLimits, EmbedCall, Input, TextInput
 
 # Fields of vLLM's and Jina's embeddings, with the values that have no effect.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {

@@ -12,8 +12,8 @@ from services.core.errors import InvalidField, InvalidRequest
 from services.core.http.bodies import JsonList, OpenRequest, refuse_misspelt, refuse_unsupported, validate
 from services.core.images.inputs import image_input
 from services.core.images.references import JsonImage
+from services.embed.call import CallLimits, EmbedCall, Embedded, Input, TextInput
 from services.embed.http.schemas import conditions_of, render_rows
-from services.embed.service import CallLimits, EmbedCall, Embedded, Input, TextInput
 
 Version = Literal["1", "2"]
 EmbeddingType = Literal["float", "base64"]

@@ -15,6 +15,7 @@ from services.core.http.dialects import TeiError, tei_headers
 from services.core.http.error_responses import ErrorEnvelope, error_responses
 from services.core.serving.model_object import model_fields, models_router
 from services.core.serving.served_models import Resident
+from services.embed.call import CallLimits, EmbedCall, Embedded, EncodingFormat, TextInput
 from services.embed.http.calls import read_cohere, read_embed, read_embeddings
 from services.embed.http.cohere import CohereAnswer, CohereCall, CohereRequest, render_cohere
 from services.embed.http.schemas import (
@@ -32,7 +33,7 @@ from services.embed.http.schemas import (
     render_rows,
     render_tei,
 )
-from services.embed.service import CallLimits, EmbedCall, Embedded, EmbedService, EncodingFormat, ModelFacts, TextInput
+from services.embed.service import EmbedService, ModelFacts
 
 # Larger responses are rendered in a thread, so that they do not block the event loop.
 MAX_INLINE_NUMBERS = 64 * 1024

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, model_validator
 from services.core.http.bodies import JsonList, OpenRequest, StrictRequest
 from services.core.images.references import JsonImage
 from services.core.serving.model_object import ModelObject
-from services.embed.service import EncodingFormat
+from services.embed.call import EncodingFormat
 
 Embeddings = np.ndarray[Any, np.dtype[np.float32]]
 

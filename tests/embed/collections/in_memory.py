@@ -9,6 +9,7 @@ from typing import Any
 from services.core.errors import NotFound
 from services.core.exchange import RequestContext
 from services.core.images.references import ImageLimits
+from services.embed.call import CallLimits
 from services.embed.collections.answers import (
     CollectionListing,
     CollectionStatus,
@@ -21,7 +22,6 @@ from services.embed.collections.answers import (
     StatesStatus,
 )
 from services.embed.collections.storage.image_store import Access, Added, StoredImage
-from services.embed.service import CallLimits
 from tests.core.image_files import encode, scene
 
 COLOR, SHAPE = "What is the color?", "What is the shape?"

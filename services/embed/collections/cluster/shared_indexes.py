@@ -17,6 +17,7 @@ import numpy as np
 import structlog
 
 from services.core.errors import FoveaError, Overloaded
+from services.embed.call import ServedEmbed
 from services.embed.collections.checkpoint_indexes import (
     Changes,
     CheckpointIndexes,
@@ -31,7 +32,6 @@ from services.embed.collections.cluster.lost_rows import LostRows, ranges
 from services.embed.collections.cluster.shared_vectors import SharedVectors, StoredVectors, VectorDatabase
 from services.embed.collections.reader import Read
 from services.embed.collections.sources import FreshPixels
-from services.embed.service import ServedEmbed
 from services.nn.clip_texts import Text
 
 # Uses of an index are noted for the other processes at most so often.

@@ -22,11 +22,11 @@ from services.core.http.bodies import (
 )
 from services.core.images.inputs import ImageInput, image_input
 from services.core.images.references import StoredImage
+from services.embed.call import CallLimits, TextInput
 from services.embed.collections.answers import Creation, ImageToAdd, SearchQuery
 from services.embed.collections.http.schemas import AddRequest, CreateRequest, FormMetadata, Metadata, SearchRequest
 from services.embed.collections.storage.image_store import check_image_id
 from services.embed.http.schemas import conditions_of
-from services.embed.service import CallLimits, TextInput
 
 EVERY_FORM = "image/*, multipart/form-data or application/json"
 DEFAULT_K = 10

@@ -10,6 +10,7 @@ from services.core.cache.result_cache import content_digest
 from services.core.exchange import RequestContext, context_of
 from services.core.http.bodies import MAX_INLINE_BYTES, check_query, request_schema
 from services.core.images.headers import media_type_of
+from services.embed.call import CallLimits
 from services.embed.collections.answers import (
     CollectionListing,
     CollectionStatus,
@@ -34,7 +35,6 @@ from services.embed.collections.http.schemas import (
     render_search,
 )
 from services.embed.collections.storage.image_store import Added, StoredImage
-from services.embed.service import CallLimits
 
 MAX_PAGE = 1000
 # Larger responses are rendered in a thread, so that they do not block the event loop.

@@ -9,8 +9,8 @@ from starlette.testclient import TestClient
 from services.core.images.inputs import ImageInput
 from services.core.images.references import ImageUrl
 from services.core.images.references import StoredImage as StoredImageReference
+from services.embed.call import TextInput
 from services.embed.collections.answers import SearchQuery
-from services.embed.service import TextInput
 from tests.embed.collections.in_memory import COLOR, MODEL, PHOTO, SHAPE, InMemory, as_base64, error_of
 
 

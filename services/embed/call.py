@@ -1,0 +1,102 @@
+"""A call to embed inputs and its result, the limits of one, and the engine of a checkpoint as its callers see it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from PIL import Image
+
+from services.core.batching.batcher import Batcher, Engine
+from services.core.images.inputs import ImageInput
+from services.core.images.references import ImageLimits
+from services.core.serving.candidates import CheckpointEngine
+from services.core.serving.served_checkpoint import Served
+from services.embed.model.items import Embeddings, Item, Pixels, Reading
+from services.nn.clip_texts import Text
+
+EMBEDDINGS_PER_INPUT = 4
+EncodingFormat = Literal["float", "base64"]
+
+
+class EmbedModel(CheckpointEngine, Engine[Item, Reading], Protocol):
+    """The engine of a checkpoint, as used by service and collections. Everything except batches runs on any thread."""
+
+    @property
+    def context_length(self) -> int: ...
+    @property
+    def embedding_width(self) -> int: ...
+    @property
+    def dtype_name(self) -> str: ...
+    @property
+    def state_bytes(self) -> int | None: ...
+
+    def prepare_text(self, text: str, *, truncate: bool = False) -> Text: ...
+
+    def prepare_condition(self, text: str) -> Text: ...
+
+    def prepare_image(self, image: Image.Image, digest: str, conditions: Sequence[Text | None]) -> Sequence[Item]: ...
+
+    def transform(self, image: Image.Image) -> Pixels: ...
+
+    def prepare_pixels(
+        self, pixels: Pixels, digest: str, conditions: Sequence[Text | None], *, keeps_state: bool = False
+    ) -> Sequence[Item]: ...
+
+    def cost(self, item: Item) -> int: ...
+
+
+ServedEmbed = Served[EmbedModel, Batcher[Item, Reading]]
+
+
+@dataclass(frozen=True)
+class CallLimits:
+    """Limits of one call; a call that exceeds one is rejected with an error that names the limit and the value."""
+
+    max_inputs: int = 4096
+    max_conditions: int = 64
+    images: ImageLimits = field(default_factory=ImageLimits)
+    max_k: int = 1000
+    max_json_values: int = 262_144
+
+    @property
+    def max_embeddings(self) -> int:
+        return EMBEDDINGS_PER_INPUT * self.max_inputs
+
+
+@dataclass(frozen=True)
+class TextInput:
+    text: str
+    param: str
+
+
+Input = ImageInput | TextInput
+
+
+@dataclass(frozen=True)
+class EmbedCall:
+    """Inputs in the order of the request. Each image is embedded under each of `conditions`, or without any.
+
+    `is_tei` calls are answered in TEI's format.
+    """
+
+    inputs: Sequence[Input] = ()
+    conditions: Sequence[str] = ()
+    model: str | None = None
+    encoding_format: EncodingFormat | None = None
+    dimensions: int | None = None
+    truncate: bool = False
+    is_tei: bool = False
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """`rows` (N, E) in the order of the inputs, an image's in the order of the conditions, and the condition of each.
+
+    `model` is the `name@version` that computed them.
+    """
+
+    rows: Embeddings
+    conditions: list[str | None]
+    num_images: int
+    prompt_tokens: int
+    model: str
