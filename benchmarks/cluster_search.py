@@ -25,11 +25,10 @@ from rich.table import Table
 from benchmarks.index import WIDTH, K, recall
 from benchmarks.index import clustered as drawn
 from benchmarks.record import record
-from services.embed.collections.cluster.vectors.milvus import MilvusVectors
-from services.embed.collections.cluster.vectors.milvus_index import MilvusIndex
-from services.embed.collections.cluster.vectors.places import Place
-from services.embed.collections.index.exact_search import Rows, Vectors
+from services.embed.collections.cluster.milvus import MilvusVectors, Partition
+from services.embed.collections.cluster.milvus_index import MilvusIndex
 from services.embed.collections.index.vector_index import IndexOptions, VectorIndex
+from services.embed.collections.index.vector_table import Rows, Vectors
 from tests.core.milvus_server import milvus_server
 
 NUM_QUERIES = 200
@@ -79,11 +78,11 @@ class Milvus:
         self._vectors = MilvusVectors(url)
 
     def fill(self, vectors: Vectors, condition: str, watch: Watch) -> Search:
-        index = MilvusIndex(self._vectors, Place(1, "benchmark", condition), WIDTH, OPTIONS)
+        index = MilvusIndex(self._vectors, Partition(1, "benchmark", condition), WIDTH, OPTIONS)
         index.create()
         for start in range(0, len(vectors), STEP):
             piece = vectors[start : start + STEP]
-            index.follow(index.upsert(np.arange(start, start + len(piece)) + 1, piece))
+            index.take_over(index.upsert(np.arange(start, start + len(piece)) + 1, piece), None)
         watch.note("write_s")
         print(condition, index.tune(np.random.default_rng(1).integers(1, len(vectors) + 1, 200)), flush=True)
         watch.note("lists_s")

@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.record import record, summary
-from services.embed.collections.index.exact_search import Rows, Vectors
 from services.embed.collections.index.snapshots import load_snapshot, save_snapshot
 from services.embed.collections.index.vector_index import IndexOptions, VectorIndex
+from services.embed.collections.index.vector_table import Rows, Vectors
 
 SIZE, WIDTH, K = 100_000, 512, 10
 NUM_QUERIES = 500

@@ -20,10 +20,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.record import record, summary
-from services.embed.collections.checkpoint_indexes import ConditionIndex
+from services.embed.collections.indexes import ConditionIndex
 from services.embed.collections.reader import Read
-from services.embed.collections.search import CANDIDATES
-from services.embed.collections.shortlist import Candidates
+from services.embed.collections.search import CANDIDATES, Candidates
 from services.embed.data.triplets import TEST_INSTRUCTIONS
 from services.embed.evaluation.colorshape import rendered
 from services.embed.evaluation.loading import load_embedder

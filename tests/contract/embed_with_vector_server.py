@@ -6,7 +6,7 @@ from services.core.serving.server import run
 from services.core.settings import read_settings
 from services.embed.app import create_embed
 from services.embed.collections import composition
-from services.embed.collections.cluster.shared_vectors import VectorDatabase
+from services.embed.collections.cluster.vectors import VectorDatabase
 from services.embed.collections.index.vector_index import IndexOptions
 from services.embed.settings import EmbedSettings
 from tests.embed.collections.vector_server import RemoteVectors

@@ -232,7 +232,7 @@ def test_an_interrupted_export_is_continued(
 ) -> None:
     here, _ = direction
     make(here, 200)
-    from services.embed.transfer.writing import FolderWriter
+    from services.embed.transfer.portable import FolderWriter
 
     put, written = FolderWriter.put, []
 

@@ -60,8 +60,7 @@ def find_milvus(configured: Configured) -> Iterator[Finding]:
     settings = _settings(configured)
     if settings is None or settings.vectors_url is None or not _can_import("pymilvus"):
         return
-    from services.embed.collections.cluster.vectors.address import address_of, connection_to
-    from services.embed.collections.cluster.vectors.milvus import OPEN_TIMEOUT_S, reason_of
+    from services.embed.collections.cluster.milvus import OPEN_TIMEOUT_S, address_of, connection_to, reason_of
 
     try:
         with closing(connection_to(settings.vectors_url)) as vectors:

@@ -13,8 +13,14 @@ from typing import Any
 
 import orjson
 
-from services.embed.bulk.batches import Batches, in_workers
-from services.embed.bulk.collection_client import COLLECTION_FULL, CollectionClient, Patience, Refused
+from services.embed.bulk.collection_client import (
+    COLLECTION_FULL,
+    Batches,
+    CollectionClient,
+    Patience,
+    Refused,
+    in_workers,
+)
 from services.embed.bulk.image_sources import ListedImage, Listing, Skipped, Unreadable, read_image, read_metadata
 from services.jobs.progress import Bar, Bars
 

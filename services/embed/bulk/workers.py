@@ -20,10 +20,9 @@ import torch
 
 from services.core.errors import FoveaError
 from services.core.images.references import ImageLimits
-from services.embed.bulk.embedder import BulkEmbedder, EmbeddingError, ModelChoice, Pixels
+from services.embed.bulk.embedder import BulkEmbedder, EmbeddingError, ModelChoice, Pixels, load_bulk_embedder
 from services.embed.bulk.folder import Array, BulkFolder, Shard
 from services.embed.bulk.image_sources import ListedImage, Skipped, Unreadable, read_image, read_metadata
-from services.embed.bulk.loading import load_bulk_embedder
 from services.jobs.interruption import ignore_interrupts
 
 # Called with the number of images that are done, including skipped ones.

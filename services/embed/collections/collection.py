@@ -5,19 +5,19 @@ import copy
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import structlog
 
-from services.core.errors import Conflict, FoveaError, NotFound, Overloaded, blaming
+from services.core.errors import Conflict, FoveaError, InternalError, NotFound, Overloaded, TooLarge, blaming
 from services.core.exchange import RequestContext
 from services.core.images.inputs import ImageInput, ImageInputs
 from services.core.images.references import StoredImage as StoredImageReference
 from services.core.metrics import Metrics
 from services.core.serving.served_models import Resident
-from services.embed.call import EmbedModel
+from services.embed.call import EmbedModel, ServedEmbed
 from services.embed.collections.answers import (
     CollectionStatus,
     SearchAnswer,
@@ -25,20 +25,128 @@ from services.embed.collections.answers import (
     SearchQuery,
     StatesStatus,
 )
-from services.embed.collections.checkpoint_indexes import Changes, CheckpointIndexes, OpenCheckpoint
-from services.embed.collections.conditions import Conditions, prepare_conditions
 from services.embed.collections.descriptions import answered_by, described, kind_of, not_open
 from services.embed.collections.index.vector_index import IndexOptions
-from services.embed.collections.indexer import Indexer
-from services.embed.collections.open_indexes import OpenIndexes
-from services.embed.collections.reader import ImageReader
+from services.embed.collections.indexes import Changes, CheckpointIndexes, OpenCheckpoint, OpenIndexes, Step
+from services.embed.collections.reader import FreshPixels, ImageReader, Prepared, Read, Wanted
 from services.embed.collections.search import Question, Searcher, SearchOptions
-from services.embed.collections.sources import FreshPixels
-from services.embed.collections.storage.ballast import Ballast
 from services.embed.collections.storage.catalog import no_collection
-from services.embed.collections.storage.database import DatabaseFailed, StorageFull
+from services.embed.collections.storage.database import Ballast, DatabaseFailed, StorageFull
 from services.embed.collections.storage.image_store import Added, CollectionLimits, ImageStore, NewImage
 from services.embed.service import Embedder, EmbedModels
+from services.nn.clip_texts import Text
+
+
+class Conditions:
+    """Keeps the indexes consistent with the list in the store; the unconditional embedding is always indexed."""
+
+    def __init__(self, store: ImageStore, *, max_conditions: int) -> None:
+        self._store = store
+        self._max_conditions = max_conditions
+
+    async def index_ahead(self, indexes: CheckpointIndexes, texts: Sequence[Text]) -> None:
+        """Index these conditions and never drop them. Raises TooLarge, and changes nothing, if they are too many."""
+        pinned = {index.text.digest for index in indexes if index.text is not None and index.is_pinned}
+        num_conditions = len(pinned | {text.digest for text in texts})
+        if num_conditions > self._max_conditions:
+            raise TooLarge(
+                f"The collection would index {num_conditions} conditions in advance; the limit is "
+                f"{self._max_conditions}.",
+                param="conditions",
+            )
+        for text in texts:
+            if text.digest in pinned:
+                continue
+            if indexes.get(text) is None:
+                await self._make_room(indexes)
+            indexes.start(text).is_pinned = True
+            await asyncio.to_thread(self._store.put_condition, text.text, is_pinned=True)
+
+    async def index(self, indexes: CheckpointIndexes, text: Text) -> None:
+        """Index the condition of a search, if another one can be dropped for it."""
+        if await self._make_room(indexes):
+            indexes.start(text)
+            await asyncio.to_thread(self._store.put_condition, text.text, is_pinned=False)
+
+    async def _make_room(self, indexes: CheckpointIndexes) -> bool:
+        """Drop the least recently used index if the maximum is reached; False if all were requested in advance."""
+        conditional = [index for index in indexes if index.text is not None]
+        if len(conditional) < self._max_conditions:
+            return True
+        oldest = min((i for i in conditional if not i.is_pinned), key=lambda index: index.used, default=None)
+        if oldest is None or oldest.condition is None:
+            return False
+        indexes.drop(oldest)
+        await asyncio.to_thread(self._store.drop_condition, oldest.condition)
+        return True
+
+
+def prepare_conditions(engine: EmbedModel, conditions: Sequence[str]) -> list[Text]:
+    """Tokenise conditions. Raises what `prepare_condition` raises, naming the condition."""
+    texts = []
+    for index, condition in enumerate(conditions):
+        with blaming(f"conditions.{index}"):
+            texts.append(engine.prepare_condition(condition))
+    return texts
+
+
+class Indexer:
+    """Advances the indexes of one checkpoint."""
+
+    def __init__(self, reader: ImageReader) -> None:
+        self._reader = reader
+
+    async def advance(self, served: ServedEmbed, indexes: CheckpointIndexes) -> bool:
+        """Take one step; False if there is nothing to do. Raises what the batcher raises."""
+        step = await asyncio.to_thread(indexes.next_step)
+        if step is None:
+            return False
+        try:
+            await self._take(served, indexes, step)
+        except BaseException:
+            await asyncio.to_thread(step.give_up)
+            raise
+        return True
+
+    async def _take(self, served: ServedEmbed, indexes: CheckpointIndexes, step: Step) -> None:
+        wanted = Wanted(step.rows, step.conditions, indexes.sources)
+        in_pieces = self._reader.in_pieces(served.engine, wanted, keeps_states=indexes.keeps_states)
+        began = time.perf_counter()
+        async with aclosing(in_pieces) as some:
+            async for prepared in some:
+                await self._take_in(served, step, prepared)
+                ended = time.perf_counter()
+                if (from_states := prepared.from_states) is not None:
+                    indexes.pace.note(len(prepared.items), ended - began, from_states=from_states)
+                began = ended
+        await asyncio.to_thread(step.finish)
+
+    async def _take_in(self, served: ServedEmbed, step: Step, prepared: Prepared) -> None:
+        reads: Sequence[Read]
+        try:
+            reads = await self._run(served, prepared)
+        except InternalError:  # caused by one image: the others are still indexed
+            reads = [read for one in prepared.one_by_one() for read in await self._run_or_leave_out(served, one)]
+        await asyncio.to_thread(step.append, reads, through=prepared.through)
+
+    async def _run(self, served: ServedEmbed, prepared: Prepared) -> list[Read]:
+        """Run with lower priority than requests: if these fill the queue, indexing waits."""
+        while True:
+            try:
+                return await self._reader.run(served, prepared)
+            except Overloaded as error:
+                if error.code != "queue_full":
+                    raise
+                await asyncio.sleep(error.retry_after_s or RETRY_S)
+
+    async def _run_or_leave_out(self, served: ServedEmbed, prepared: Prepared) -> list[Read]:
+        try:
+            return await self._run(served, prepared)
+        except InternalError:
+            rows = [row for row, _ in prepared.items]
+            structlog.get_logger(__name__).error("stored image left out of the indexes", rows=rows, exc_info=True)
+            return []
+
 
 RETRY_S = 1.0
 # Maximum wait between attempts if indexing fails repeatedly.

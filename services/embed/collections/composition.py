@@ -17,17 +17,16 @@ from services.embed.collections.collection import CollectionOptions, Serving
 from services.embed.collections.index.vector_index import IndexOptions, VectorIndex
 from services.embed.collections.library import Library, Shelf
 from services.embed.collections.open_collections import OpenCollections
-from services.embed.collections.reader import ImageReader
+from services.embed.collections.reader import FreshPixels, ImageReader
 from services.embed.collections.search import SearchOptions
-from services.embed.collections.sources import FreshPixels
-from services.embed.collections.storage.ballast import Ballast
+from services.embed.collections.storage.database import Ballast
 from services.embed.collections.storage.folder_catalog import FolderCatalog
 from services.embed.collections.storage.image_store import CollectionLimits
 from services.embed.service import Embedder, EmbedModels
 from services.embed.settings import EmbedSettings
 
 if TYPE_CHECKING:
-    from services.embed.collections.cluster.shared_vectors import VectorDatabase
+    from services.embed.collections.cluster.vectors import VectorDatabase
 
 # Pixels of images that are not indexed yet, over all collections.
 MAX_FRESH_BYTES = 256 * MEBIBYTE
@@ -97,8 +96,8 @@ def _cluster(settings: EmbedSettings, serving: Serving, options: CollectionOptio
         raise ValueError("FOVEA_EMBED_COLLECTIONS_URL needs fovea[cluster]")
     from services.embed.collections.cluster.catalog import PostgresCatalog
     from services.embed.collections.cluster.connections import place_of
+    from services.embed.collections.cluster.milvus import address_of
     from services.embed.collections.cluster.shelf import ClusterOptions, ClusterShelf
-    from services.embed.collections.cluster.vectors.address import address_of
 
     assert settings.collections_url is not None and settings.vectors_url is not None, "the settings are complete"
     objects = Objects(settings.collections_store_url or settings.store_url, {})
@@ -122,6 +121,6 @@ def _cluster(settings: EmbedSettings, serving: Serving, options: CollectionOptio
 
 def connect_vectors(url: str, options: IndexOptions, identity: str) -> "VectorDatabase":
     """Connect to the vector database, on first use, for the collections in a database of this identity."""
-    from services.embed.collections.cluster.vectors.database import MilvusDatabase
+    from services.embed.collections.cluster.milvus_index import MilvusDatabase
 
     return MilvusDatabase(url, identity, options)

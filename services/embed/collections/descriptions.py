@@ -1,7 +1,7 @@
 """Descriptions of a collection's indexes for clients."""
 
 from services.embed.collections.answers import IndexStatus
-from services.embed.collections.checkpoint_indexes import ConditionIndex
+from services.embed.collections.indexes import ConditionIndex
 from services.embed.collections.search import Nearest
 from services.embed.collections.storage.image_store import StoredCondition
 from services.nn.clip_texts import Text

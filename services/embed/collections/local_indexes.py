@@ -16,7 +16,9 @@ import structlog
 
 from services.core.errors import FoveaError
 from services.embed.call import ServedEmbed
-from services.embed.collections.checkpoint_indexes import (
+from services.embed.collections.index.snapshots import CorruptSnapshot, load_snapshot, save_snapshot
+from services.embed.collections.index.vector_index import IndexOptions, VectorIndex
+from services.embed.collections.indexes import (
     Changes,
     CheckpointIndexes,
     ConditionIndex,
@@ -26,11 +28,8 @@ from services.embed.collections.checkpoint_indexes import (
     make_folder,
     missing,
 )
-from services.embed.collections.index.snapshots import CorruptSnapshot, load_snapshot, save_snapshot
-from services.embed.collections.index.vector_index import IndexOptions, VectorIndex
-from services.embed.collections.reader import Read
-from services.embed.collections.sources import FreshPixels
-from services.embed.collections.storage.ballast import has_room_beside
+from services.embed.collections.reader import FreshPixels, Read
+from services.embed.collections.storage.database import has_room_beside
 from services.embed.collections.storage.image_store import ImageStore
 from services.nn.clip_texts import Text
 

@@ -15,8 +15,8 @@ import structlog
 
 from services.core.errors import FoveaError, Misdirected, NotFound, Overloaded, TooLarge
 from services.core.http.health import CheckResult
-from services.embed.collections.checkpoint_indexes import Changes
 from services.embed.collections.collection import Collection, CollectionOptions, Serving
+from services.embed.collections.indexes import Changes
 from services.embed.collections.local_indexes import Keeping, LocalIndexes
 from services.embed.collections.storage.catalog import CatalogInUse, CollectionKey, check_tenant, no_collection
 from services.embed.collections.storage.database import DatabaseFailed, StorageFull

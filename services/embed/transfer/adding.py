@@ -8,8 +8,7 @@ from typing import Any
 
 import orjson
 
-from services.embed.bulk.batches import Batches
-from services.embed.bulk.collection_client import COLLECTION_FULL, NOT_A_COPY, CollectionClient, Refused
+from services.embed.bulk.collection_client import COLLECTION_FULL, NOT_A_COPY, Batches, CollectionClient, Refused
 from services.embed.bulk.to_collection import MAX_BATCH_BYTES
 from services.embed.transfer.entries import Entry
 

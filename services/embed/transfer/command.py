@@ -22,15 +22,13 @@ from services.core.store.errors import StoreError
 from services.embed.bulk.collection_client import CollectionClient, Refused, Unavailable
 from services.embed.collections.storage.catalog import CatalogInUse, check_name
 from services.embed.collections.storage.database import DatabaseFailed, DatabaseUnreachable, IncompatibleDatabase
-from services.embed.transfer.backup import BackupRun
+from services.embed.transfer.backup import BackupRun, Restore
 from services.embed.transfer.backup_folder import BackupFolder
 from services.embed.transfer.entries import TransferError
-from services.embed.transfer.exporting import export
-from services.embed.transfer.importing import Import
+from services.embed.transfer.files import Import, export
 from services.embed.transfer.migration import Migrated, migrate
 from services.embed.transfer.places import Place
 from services.embed.transfer.portable import open_form, read_description
-from services.embed.transfer.restore import Restore
 from services.jobs.options import command_line
 from services.jobs.progress import Bars, counted
 

@@ -12,8 +12,7 @@ from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from services.embed.bulk.batches import in_workers
-from services.embed.bulk.collection_client import CollectionClient, Refused
+from services.embed.bulk.collection_client import CollectionClient, Refused, in_workers
 from services.embed.transfer.adding import BATCH_SIZE, batches, send
 from services.embed.transfer.entries import (
     Entry,

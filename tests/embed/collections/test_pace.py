@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.embed.collections.checkpoint_indexes import MIN_IMAGES, StateTiming
+from services.embed.collections.indexes import MIN_IMAGES, StateTiming
 
 
 @pytest.mark.parametrize(("seconds_from_states", "do_pay"), [(0.9, True), (1.1, False)])

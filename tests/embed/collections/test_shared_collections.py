@@ -39,10 +39,9 @@ from tests.embed.tiny import wait_until_ready, write_tiny_checkpoint
 pytest.importorskip("psycopg_pool", reason="needs the extra `cluster`")
 
 from services.embed.collections.cluster import connections
-from services.embed.collections.cluster.catalog import PostgresCatalog
-from services.embed.collections.cluster.claims import IndexWork
+from services.embed.collections.cluster.catalog import PostgresCatalog, Sweeper
 from services.embed.collections.cluster.connections import Connections
-from services.embed.collections.cluster.sweeping import Sweeper
+from services.embed.collections.cluster.leases import IndexWork
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
@@ -241,7 +240,7 @@ def test_vectors_missing_in_an_index_that_had_them_are_made_again(
     settings: EmbedSettings, vectors: VectorsInMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("services.embed.collections.cluster.shared_indexes.VERIFY_EVERY_S", 0.0)
-    monkeypatch.setattr("services.embed.collections.cluster.claims.CLAIM_ROWS", 8)
+    monkeypatch.setattr("services.embed.collections.cluster.leases.CLAIM_ROWS", 8)
     monkeypatch.setattr("services.embed.collections.cluster.shared_indexes.CLAIM_ROWS", 8)
     with two(settings) as (a, b):
         a.create(COLOR)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from services.embed.collections.checkpoint_indexes import ConditionIndex
+from services.embed.collections.indexes import ConditionIndex
 from services.embed.collections.reader import Read
-from services.embed.collections.shortlist import MIN_SAMPLE, Candidates, predict_cosines
+from services.embed.collections.search import MIN_SAMPLE, Candidates, predict_cosines
 
 NUM_IMAGES, WIDTH = 2000, 32
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from services.embed.collections.sources import FreshPixels
+from services.embed.collections.reader import FreshPixels
 
 PIXELS = np.zeros((4, 5, 3), np.uint8)
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from services.core.errors import Overloaded
 from services.embed.collections.answers import IndexKind
-from services.embed.collections.cluster.shared_vectors import VectorsLost
+from services.embed.collections.cluster.vectors import VectorsLost
 from services.embed.collections.index.vector_index import Found
 from services.embed.model.items import Embeddings
 from tests.embed.collections.vectors_in_memory import Rows, VectorsInMemory
@@ -140,14 +140,14 @@ class RemoteIndex:
     def needs_tuning(self, num_vectors: int) -> bool:
         return False
 
-    def tune(self, sample: Rows, num_vectors: int) -> str:
+    def tune(self, sample: Rows) -> str:
         raise AssertionError("exact searches are not tuned")
 
     def upsert(self, rows: Rows, vectors: Embeddings) -> int:
         return int(self.database.call(self.key, "upsert", rows, vectors))
 
-    def delete(self, rows: Rows) -> None:
-        self.database.call(self.key, "delete", rows)
+    def delete(self, rows: Rows) -> int:
+        return int(self.database.call(self.key, "delete", rows))
 
     def search(self, queries: Embeddings, k: int, *, among: Rows | None = None) -> Found:
         found: Found = self.database.call(self.key, "searched", queries, k, among)

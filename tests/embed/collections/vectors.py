@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from services.embed.collections.index.exact_search import Rows, Vectors
+from services.embed.collections.index.vector_table import Rows, Vectors
 
 
 def unit(vectors: NDArray[np.floating]) -> Vectors:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from services.core.errors import Overloaded
 from services.embed.collections.answers import IndexKind
-from services.embed.collections.cluster.shared_vectors import VectorsLost
+from services.embed.collections.cluster.vectors import VectorsLost
 from services.embed.collections.index.vector_index import Found
 from services.embed.model.items import Embeddings
 
@@ -83,7 +83,7 @@ class OneIndex:
     def needs_tuning(self, num_vectors: int) -> bool:
         return self.database.tuning is not None
 
-    def tune(self, sample: Rows, num_vectors: int) -> str:
+    def tune(self, sample: Rows) -> str:
         assert self.database.tuning is not None
         return self.database.tuning()
 
@@ -93,11 +93,12 @@ class OneIndex:
             self.found().update(zip(rows.tolist(), vectors, strict=True))
         return 1
 
-    def delete(self, rows: Rows) -> None:
+    def delete(self, rows: Rows) -> int:
         self.database.check()
         with self.database.lock:
             for row in [] if self.database.keeps_deleted else rows.tolist():
                 self.database.indexes.get(self.key, {}).pop(row, None)
+        return 1
 
     def search(self, queries: Embeddings, k: int, *, among: Rows | None = None) -> Found:
         self.database.check()

@@ -17,12 +17,11 @@ from services.embed.collections.storage.database import IncompatibleDatabase
 from services.embed.collections.storage.image_store import CollectionInfo, ImageStore
 from services.embed.collections.storage.sqlite_store import DATABASE_NAME
 from services.embed.transfer import backup as backing_up
-from services.embed.transfer.backup import BackupRun
+from services.embed.transfer.backup import BackupRun, Restore
 from services.embed.transfer.backup_folder import BackupFolder
 from services.embed.transfer.command import app
 from services.embed.transfer.entries import TransferError
 from services.embed.transfer.places import Place
-from services.embed.transfer.restore import Restore
 from services.jobs.progress import Bars
 from tests.embed.collections.stored import INFO, LIMITS, content, everything, new_image
 

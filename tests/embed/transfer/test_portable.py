@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from services.embed.transfer.command import app
 from services.embed.transfer.entries import TransferError
-from services.embed.transfer.importing import _checked_order
+from services.embed.transfer.files import _checked_order
 from services.embed.transfer.portable import checked_bytes, open_form, read_description, read_manifest
 
 GOOD: dict[str, Any] = {"file": "a.png", "id": "a"}

@@ -8,10 +8,8 @@ from psycopg import IsolationLevel
 
 from services.core.store.objects import Objects
 from services.embed.collections.cluster.connections import Connection, Connections
-from services.embed.collections.cluster.contents import Contents
-from services.embed.collections.cluster.image_rows import IMAGES, stored_conditions
-from services.embed.collections.cluster.image_store import IMAGE_COLUMNS
-from services.embed.collections.cluster.own_store import OwnStore
+from services.embed.collections.cluster.contents import Contents, OwnStore
+from services.embed.collections.cluster.image_store import IMAGE_COLUMNS, IMAGES, stored_conditions
 from services.embed.collections.storage.backed_up import PAGE, BackedUp, CollectionAsOf, Content
 from services.embed.collections.storage.image_store import CollectionInfo, StoredImage, stored_image
 

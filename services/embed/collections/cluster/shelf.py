@@ -4,9 +4,13 @@ A name is looked up in PostgreSQL for each request, so that what other processes
 """
 
 import asyncio
+import fcntl
+import itertools
+import os
 import random
+import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -16,19 +20,103 @@ import structlog
 
 from services.core.errors import FoveaError, NotFound, Overloaded, TooLarge
 from services.core.http.health import CheckResult
-from services.embed.collections.checkpoint_indexes import Changes, stem_of
-from services.embed.collections.cluster.catalog import PostgresCatalog
+from services.embed.collections.cluster.catalog import PostgresCatalog, Sweeper
 from services.embed.collections.cluster.image_store import PostgresImageStore
-from services.embed.collections.cluster.own_folder import OwnFolder
-from services.embed.collections.cluster.shared_indexes import SharedIndexes, Sharing
-from services.embed.collections.cluster.shared_vectors import VectorDatabase
-from services.embed.collections.cluster.sweeping import Sweeper
-from services.embed.collections.cluster.vectors_watch import SETTING as VECTORS_SETTING
-from services.embed.collections.cluster.vectors_watch import VectorsWatch
+from services.embed.collections.cluster.indexes import SharedIndexes, Sharing
+from services.embed.collections.cluster.vectors import VectorDatabase
 from services.embed.collections.collection import Collection, CollectionOptions, Serving
+from services.embed.collections.indexes import Changes, stem_of
 from services.embed.collections.storage.catalog import CollectionKey, check_tenant, is_name, no_collection
 from services.embed.collections.storage.database import DatabaseFailed, DatabaseUnreachable, IncompatibleDatabase
 from services.embed.collections.storage.image_store import CollectionInfo
+
+LOCK_NAME = ".lock"
+
+
+class OwnFolder:
+    """A folder that no other process uses as long as this one has it open."""
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self._path = path
+        self._lock = lock
+
+    @classmethod
+    def open(cls, root: Path) -> "OwnFolder":
+        """Take the first folder below `root` that no process has, so that one that is restarted finds its files.
+
+        Raises OSError.
+        """
+        for number in itertools.count():
+            path = root / f"replica-{number}"
+            path.mkdir(parents=True, exist_ok=True)
+            lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(lock)
+                continue
+            except BaseException:
+                os.close(lock)
+                raise
+            return cls(path, lock)
+        raise AssertionError("numbers do not end")
+
+    def close(self) -> None:
+        """Let another process use it."""
+        os.close(self._lock)
+
+    def of(self, store: PostgresImageStore) -> Path:
+        """Return the folder of a collection; one that is made anew under the same name has another."""
+        return self._path / _name(store)
+
+    def remove_others(self, stores: Iterable[PostgresImageStore]) -> None:
+        """Remove the folders of all other collections, as far as the disk allows it."""
+        names = {_name(store) for store in stores}
+        with suppress(OSError):
+            for path in self._path.iterdir():
+                if path.name not in names and path.name != LOCK_NAME:
+                    shutil.rmtree(path, ignore_errors=True)
+
+
+def _name(store: PostgresImageStore) -> str:
+    # numbers begin anew in a new database, times do not
+    return f"{store.collection}-{store.info.created.hex()}"
+
+
+VECTORS_SETTING = "FOVEA_EMBED_VECTORS_URL"
+LOOK_EVERY_S = 60.0
+
+
+class VectorsWatch:
+    """Logs when the vectors can't be reached and when they can again; nothing else waits for it.
+
+    `address` is what the log names. The watch has a connection of its own, as requests wait for one that is being made.
+    """
+
+    def __init__(self, address: str, connect: Callable[[], VectorDatabase]) -> None:
+        self._address = address
+        self._connect = connect
+        self.is_down = False
+
+    async def run(self) -> None:
+        """Look again and again, until cancelled."""
+        vectors = self._connect()
+        log = structlog.get_logger(__name__).bind(setting=VECTORS_SETTING, address=self._address)
+        told, retry_s = "", MIN_RETRY_S
+        try:
+            while True:
+                problem = await asyncio.to_thread(vectors.problem)
+                self.is_down = bool(problem)
+                if problem and problem != told:
+                    log.warning("vectors can't be reached", reason=problem)
+                elif told and not problem:
+                    log.info("vectors can be reached again")
+                told = problem
+                await asyncio.sleep(retry_s if problem else LOOK_EVERY_S)
+                retry_s = min(2 * retry_s, MAX_RETRY_S) if problem else MIN_RETRY_S
+        finally:
+            await asyncio.to_thread(vectors.close)
+
 
 SETTING = "FOVEA_EMBED_COLLECTIONS_URL"
 MIN_RETRY_S, MAX_RETRY_S = 1.0, 30.0

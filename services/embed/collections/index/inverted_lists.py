@@ -14,8 +14,8 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from services.embed.collections.index.exact_search import Nearest, Rows, Vectors, scan, scan_positions
-from services.embed.collections.index.vector_table import TableView
+from services.embed.collections.index.recall import RECALL_AT, fewest_lists, recall
+from services.embed.collections.index.vector_table import Nearest, Rows, TableView, Vectors, scan, scan_positions
 
 # Codes are too coarse to order near neighbours, so this many times k candidates are compared again.
 CANDIDATES = 4
@@ -26,9 +26,6 @@ LISTS_PER_ROOT = 1.5
 MIN_LIST_SIZE = 32
 TRAINING_VECTORS_PER_LIST = 64
 SAMPLE_SIZE = 512
-RECALL_AT = 10
-# Scores that differ by less belong to the same vector; only the order of summation differed.
-SAME_SCORE = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,37 +117,17 @@ def tuned(lists: InvertedLists, table: TableView, min_recall: float) -> Inverted
     """
     sample = np.random.default_rng(0).choice(lists.size, min(SAMPLE_SIZE, lists.size), replace=False)
     queries = table.vectors[sample]
-    k = min(RECALL_AT, lists.size - 1)
-    exact = _without_self(scan(queries, table.vectors[: lists.size], k + 1), sample)
+    k = min(RECALL_AT, lists.size - 1) + 1
+    exact = scan(queries, table.vectors[: lists.size], k)
 
-    def at(nprobe: int) -> InvertedLists:
+    def recall_with(nprobe: int) -> float:
         parameters = faiss.SearchParametersIVF(nprobe=nprobe)
-        _, candidates = lists.index.search(queries, CANDIDATES * (k + 1), params=parameters)
-        found = _without_self(scan_positions(queries, table.vectors, candidates, k + 1), sample)
-        is_right = found >= exact[:, -1:] - SAME_SCORE
-        return replace(lists, nprobe=nprobe, recall=float(is_right.mean()))
+        _, candidates = lists.index.search(queries, CANDIDATES * k, params=parameters)
+        return recall(scan_positions(queries, table.vectors, candidates, k), exact, sample)
 
     largest = max(1, int(MAX_PROBED_SHARE * lists.index.nlist))
-    too_few, enough = 0, 1
-    while (best := at(enough)).recall < min_recall:
-        if enough == largest:
-            return None
-        too_few, enough = enough, min(2 * enough, largest)
-    while enough - too_few > 1:
-        middle = at((too_few + enough) // 2)
-        if middle.recall >= min_recall:
-            best, enough = middle, middle.nprobe
-        else:
-            too_few = middle.nprobe
-    return best
-
-
-def _without_self(found: Nearest, own: Rows) -> Vectors:
-    """Return the scores (Q, K − 1) without each query's own position, or without the last if that was not found."""
-    is_own = found.positions == own[:, None]
-    is_own[~is_own.any(axis=1), -1] = True
-    others: Vectors = found.scores[~is_own].reshape(len(own), -1)
-    return others
+    found = fewest_lists(recall_with, min_recall, at_most=largest)
+    return None if found is None else replace(lists, nprobe=found[0], recall=found[1])
 
 
 def _entries(index: Any) -> Iterator[tuple[int, Rows, NDArray[np.uint8]]]:

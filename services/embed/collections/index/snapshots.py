@@ -13,8 +13,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, ValidationError
 
 from services.core.durable_files import write_durably
-from services.embed.collections.index.contents import Contents
 from services.embed.collections.index.inverted_lists import InvertedLists
+from services.embed.collections.index.vector_index import Contents
 from services.embed.collections.index.vector_table import VectorTable
 
 MAX_HEADER_BYTES = 65_536

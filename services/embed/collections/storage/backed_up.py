@@ -16,8 +16,7 @@ from services.embed.collections.storage.image_store import (
     StoredImage,
     stored_image,
 )
-from services.embed.collections.storage.image_tables import SCHEMA_VERSION
-from services.embed.collections.storage.sqlite_store import DATABASE_NAME, IMAGE_COLUMNS
+from services.embed.collections.storage.sqlite_store import DATABASE_NAME, IMAGE_COLUMNS, SCHEMA_VERSION
 
 # Contents looked up at a time, and read at a time.
 PAGE = 1000

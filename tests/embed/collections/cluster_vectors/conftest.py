@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from services.embed.collections.index.exact_search import Rows, Vectors
 from services.embed.collections.index.vector_index import Found, IndexOptions, VectorIndex
+from services.embed.collections.index.vector_table import Rows, Vectors
 from tests.core.milvus_server import MilvusServer
 
 if TYPE_CHECKING:
-    from services.embed.collections.cluster.vectors.milvus import MilvusVectors
+    from services.embed.collections.cluster.milvus import MilvusVectors
 
 WIDTH = 24
 NUMBERS = itertools.count(1)
@@ -60,12 +60,11 @@ class LocalIndex:
 
 class ClusterIndex:
     def __init__(self, server: MilvusServer) -> None:
-        from services.embed.collections.cluster.vectors.milvus import MilvusVectors
-        from services.embed.collections.cluster.vectors.milvus_index import MilvusIndex
-        from services.embed.collections.cluster.vectors.places import Place
+        from services.embed.collections.cluster.milvus import MilvusVectors, Partition
+        from services.embed.collections.cluster.milvus_index import MilvusIndex
 
         # a condition each in one collection, of which Milvus makes new ones only in seconds
-        place = Place(1, "contract", str(next(NUMBERS)))
+        place = Partition(1, "contract", str(next(NUMBERS)))
         self.connection = MilvusVectors(server.url)
         self._index = MilvusIndex(self.connection, place, WIDTH, IndexOptions())
         self._index.create()
@@ -80,10 +79,10 @@ class ClusterIndex:
         return self._index.is_exact
 
     def add(self, rows: Rows, vectors: Vectors) -> None:
-        self._index.follow(self._index.upsert(rows, vectors))
+        self._index.take_over(self._index.upsert(rows, vectors), None)
 
     def delete(self, rows: list[int]) -> None:
-        self._index.follow(self._index.delete(np.array(rows, np.int64)))
+        self._index.take_over(self._index.delete(np.array(rows, np.int64)), None)
 
     def rows(self) -> list[int]:
         return [int(row) for row in self._index.rows(0, 60_000)]
@@ -108,7 +107,7 @@ def number() -> int:
 @pytest.fixture
 def connect(milvus: MilvusServer) -> "Iterator[Callable[[], MilvusVectors]]":
     """The function that makes another connection, as another process would have one."""
-    from services.embed.collections.cluster.vectors.milvus import MilvusVectors
+    from services.embed.collections.cluster.milvus import MilvusVectors
 
     connections: list[MilvusVectors] = []
 

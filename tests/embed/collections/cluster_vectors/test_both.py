@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from services.embed.collections.index.exact_search import Rows, Vectors
+from services.embed.collections.index.vector_table import Rows, Vectors
 from tests.embed.collections.cluster_vectors.conftest import WIDTH, Index
 from tests.embed.collections.index.test_vector_index import check_answer
 from tests.embed.collections.vectors import rows_from, uniform

@@ -9,21 +9,18 @@ import pytest
 
 pytest.importorskip("pymilvus", reason="needs the extra `cluster`")
 
-from services.embed.collections.cluster.vectors import milvus_index
-from services.embed.collections.cluster.vectors.milvus import (
+from services.embed.collections.cluster import milvus_index
+from services.embed.collections.cluster.milvus import (
     MilvusVectors,
-    VectorsMissing,
+    Partition,
     VectorsRefused,
     VectorsUnreachable,
-)
-from services.embed.collections.cluster.vectors.milvus_index import MilvusIndex
-from services.embed.collections.cluster.vectors.places import (
-    Place,
     drop,
     drop_checkpoint,
-    drop_collection,
-    places,
+    partitions,
 )
+from services.embed.collections.cluster.milvus_index import MilvusIndex
+from services.embed.collections.cluster.vectors import VectorsLost
 from services.embed.collections.index.vector_index import IndexOptions
 from tests.core.milvus_server import MilvusServer
 from tests.embed.collections.cluster_vectors.conftest import WIDTH
@@ -38,27 +35,27 @@ Connect = Callable[[], MilvusVectors]
 
 def test_conditions_and_checkpoints_are_apart_and_are_dropped_apart(connect: Connect, number: int) -> None:
     vectors = connect()
-    kept = [Place(number, "old", "plain"), Place(number, "old", "color"), Place(number, "new", "plain")]
-    others = [Place(number + 10**6, "old", "plain")]
+    kept = [Partition(number, "old", "plain"), Partition(number, "old", "color"), Partition(number, "new", "plain")]
+    others = [Partition(number + 10**6, "old", "plain")]
     indexes = {place: MilvusIndex(vectors, place, WIDTH, OPTIONS) for place in kept + others}
     one = {place: uniform(seed, 1, WIDTH) for seed, place in enumerate(indexes)}
     for place, index in indexes.items():
         index.create()
         index.create()  # nothing more
-        index.follow(index.upsert(np.array([7]), one[place]))
+        index.take_over(index.upsert(np.array([7]), one[place]), None)
     for place, index in indexes.items():
         assert (index.vectors(np.array([7]))[0] == one[place]).all()
         assert index.search(one[place], 2).rows.tolist() == [[7, -1]]
 
-    def listed() -> set[Place]:
-        return {place for place in places(vectors) if place.collection in (number, number + 10**6)}
+    def listed() -> set[Partition]:
+        return {place for place in partitions(vectors) if place.collection in (number, number + 10**6)}
 
     assert listed() == {*kept, *others}
     drop(vectors, kept[1])
     assert listed() == {kept[0], kept[2], *others}
-    with pytest.raises(VectorsMissing):
+    with pytest.raises(VectorsLost):
         indexes[kept[1]].search(one[kept[1]], 1)
-    with pytest.raises(VectorsMissing):
+    with pytest.raises(VectorsLost):
         indexes[kept[1]].upsert(np.array([1]), one[kept[1]])
     assert indexes[kept[1]].num_vectors == 0
     indexes[kept[1]].create()
@@ -66,16 +63,16 @@ def test_conditions_and_checkpoints_are_apart_and_are_dropped_apart(connect: Con
     drop_checkpoint(vectors, number, "old")
     assert listed() == {kept[2], *others}
     assert indexes[kept[2]].num_vectors == 1
-    drop_collection(vectors, number)
+    drop_checkpoint(vectors, number, "new")
     assert listed() == set(others)
     for _ in range(2):  # again: no error
-        drop_collection(vectors, number + 10**6)
+        drop_checkpoint(vectors, number + 10**6, "old")
         drop(vectors, kept[1])
         drop_checkpoint(vectors, number, "old")
 
 
 def test_what_one_process_wrote_another_finds_at_once(connect: Connect, number: int) -> None:
-    place, new = Place(number, "shared", "plain"), uniform(0, 60, WIDTH)
+    place, new = Partition(number, "shared", "plain"), uniform(0, 60, WIDTH)
     mine, theirs = (MilvusIndex(connect(), place, WIDTH, OPTIONS) for _ in range(2))
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(MilvusIndex.create, (mine, theirs)))
@@ -85,9 +82,9 @@ def test_what_one_process_wrote_another_finds_at_once(connect: Connect, number: 
         mine.delete(np.array([row]))
         assert theirs.search(new[row : row + 1], 1).rows[0, 0] == -1
     for row in range(3, 6):
-        theirs.follow(mine.upsert(np.array([row]), new[row : row + 1]))
+        theirs.take_over(mine.upsert(np.array([row]), new[row : row + 1]), None)
         assert theirs.search(new[row : row + 1], 1).rows[0, 0] == row
-        theirs.follow(mine.delete(np.array([row])))
+        theirs.take_over(mine.delete(np.array([row])), None)
         assert theirs.search(new[row : row + 1], 1).rows[0, 0] == -1
     # both write all, a few rows at a time, and each row exists once afterwards
     with ThreadPoolExecutor(2) as threads:
@@ -108,15 +105,16 @@ def test_the_fewest_lists_that_reach_the_recall_are_read(connect: Connect, numbe
     sample = np.random.default_rng(0).permutation(size + 500)  # some rows do not exist
     held = {"plain": clustered(0, size, WIDTH), "few": uniform(0, 1500, WIDTH)}
     indexes = {
-        condition: MilvusIndex(connect(), Place(number, "tuned", condition), WIDTH, options) for condition in held
+        condition: MilvusIndex(connect(), Partition(number, "tuned", condition), WIDTH, options) for condition in held
     }
     for condition, index in indexes.items():
         index.create()
-        index.follow(index.upsert(rows[: len(held[condition])], held[condition]))
+        index.take_over(index.upsert(rows[: len(held[condition])], held[condition]), None)
     index = indexes["plain"]
     assert (index.kind, index.needs_tuning(size), index.needs_tuning(2000)) == ("flat", True, False)
-    tuning = index.tune(sample)
-    assert tuning.recall is not None and tuning.recall >= 0.9
+    index.take_over(0, index.tune(sample))
+    tuning = index.tuning
+    assert tuning is not None and tuning.recall is not None and tuning.recall >= 0.9
     assert tuning.num_lists > 1  # measured in lists, not before there were any
     assert (index.is_exact, index.kind, index.recall_at_10) == (False, "ivf", tuning.recall)
     assert (index.needs_tuning(size), index.needs_tuning(3 * size)) == (False, True)
@@ -130,7 +128,8 @@ def test_the_fewest_lists_that_reach_the_recall_are_read(connect: Connect, numbe
     # all of a small filter are compared, and a k that needs all vectors gets them
     check_answer(index.search(queries, 10, among=rows[::7]), model, queries, 10, rows[::7])
     check_answer(index.search(queries[:1], size + 1), model, queries[:1], size + 1)
-    assert indexes["few"].tune(sample).is_exact
+    indexes["few"].tune(sample)
+    assert indexes["few"].is_exact
 
 
 def test_a_restart_loses_nothing_and_meanwhile_clients_are_told_to_come_again(
@@ -138,7 +137,7 @@ def test_a_restart_loses_nothing_and_meanwhile_clients_are_told_to_come_again(
 ) -> None:
     monkeypatch.setattr(milvus_index, "TIMEOUT_S", 2.0)
     vectors = connect()
-    index = MilvusIndex(vectors, Place(number, "restarted", "plain"), WIDTH, OPTIONS)
+    index = MilvusIndex(vectors, Partition(number, "restarted", "plain"), WIDTH, OPTIONS)
     new = uniform(0, 300, WIDTH)
     index.create()
     index.upsert(rows_from(1, 300), new)
@@ -156,7 +155,7 @@ def test_a_restart_loses_nothing_and_meanwhile_clients_are_told_to_come_again(
             lambda: index.search(new[:1], 1),
             lambda: index.upsert(np.array([1]), new[:1]),
             index.create,
-            lambda: places(connect()),
+            lambda: partitions(connect()),
         ):
             with pytest.raises(VectorsUnreachable):
                 call()
@@ -176,7 +175,7 @@ def test_a_restart_loses_nothing_and_meanwhile_clients_are_told_to_come_again(
 
 
 def test_a_refusal_names_the_operation(connect: Connect, number: int) -> None:
-    place, vectors = Place(number, "refused", "plain"), connect()
+    place, vectors = Partition(number, "refused", "plain"), connect()
     MilvusIndex(vectors, place, WIDTH, OPTIONS).create()
     wide = MilvusIndex(vectors, place, 2 * WIDTH, OPTIONS)
     with pytest.raises(VectorsRefused, match="refused to store vectors"):

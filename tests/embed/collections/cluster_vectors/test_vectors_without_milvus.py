@@ -9,28 +9,36 @@ pytest.importorskip("pymilvus", reason="needs the extra `cluster`")
 
 from pymilvus import MilvusException
 
-from services.embed.collections.cluster.vectors import filters
-from services.embed.collections.cluster.vectors.database import MilvusDatabase
-from services.embed.collections.cluster.vectors.milvus import (
+from services.embed.collections.cluster.milvus import (
+    MAX_ROW,
     MilvusVectors,
-    VectorsMissing,
+    Partition,
     VectorsRefused,
     VectorsUnreachable,
+    partitions,
 )
-from services.embed.collections.cluster.vectors.milvus_index import MilvusIndex
-from services.embed.collections.cluster.vectors.places import MAX_ROW, Place, places
-from services.embed.collections.cluster.vectors.tuning import MAX_LISTS, NUM_LISTS, Tuning, recall, tuned
-from services.embed.collections.index.exact_search import Nearest
-from services.embed.collections.index.vector_index import Found, IndexOptions
+from services.embed.collections.cluster.milvus_index import (
+    MAX_LISTS,
+    NUM_LISTS,
+    MilvusDatabase,
+    MilvusIndex,
+    Tuning,
+    only,
+    tuned,
+)
+from services.embed.collections.cluster.vectors import VectorsLost
+from services.embed.collections.index.recall import recall
+from services.embed.collections.index.vector_index import IndexOptions
+from services.embed.collections.index.vector_table import Nearest
 from tests.core.milvus_server import free_ports
 from tests.embed.collections.vectors import uniform
 
-INDEX = MilvusIndex(MilvusVectors("http://127.0.0.1:1"), Place(1, "a", "plain"), 8, IndexOptions())
+INDEX = MilvusIndex(MilvusVectors("http://127.0.0.1:1"), Partition(1, "a", "plain"), 8, IndexOptions())
 
 
 def test_a_key_holds_a_row_and_differs_between_conditions() -> None:
     rows = np.array([0, 1, 5, MAX_ROW])
-    plain, color = Place(1, "a", "plain"), Place(1, "a", "color")
+    plain, color = Partition(1, "a", "plain"), Partition(1, "a", "color")
     assert plain.rows(plain.keys(rows)).tolist() == rows.tolist()
     assert not np.intersect1d(plain.keys(rows), color.keys(rows)).size
     assert (plain.keys(rows) >= 0).all()
@@ -51,28 +59,28 @@ def test_why_a_server_can_not_be_reached_is_told_without_its_password() -> None:
 def test_names_that_milvus_would_refuse_are_refused(name: str) -> None:
     for checkpoint, condition in ((name, "plain"), ("a", name)):
         with pytest.raises(ValueError, match="names must be"):
-            Place(1, checkpoint, condition)
+            Partition(1, checkpoint, condition)
 
 
 def test_a_server_that_is_not_there_is_overloaded_and_a_closed_connection_is_an_error() -> None:
     vectors = MilvusVectors(f"http://127.0.0.1:{free_ports(1)[0]}")
     for _ in range(2):
         with pytest.raises(VectorsUnreachable) as error:
-            places(vectors)
+            partitions(vectors)
         assert (error.value.status, error.value.code) == (503, "vectors_unreachable")
         assert "retry-after" in error.value.headers()
     vectors.close()
     vectors.close()
     with pytest.raises(RuntimeError, match="closed"):
-        places(vectors)
+        partitions(vectors)
 
 
 @pytest.mark.parametrize(
     ("code", "message", "expected"),
     [
-        (100, "can't find collection[database=default][collection=fovea_1_a]", VectorsMissing),
-        (200, "partition not found[partition=condition_3]", VectorsMissing),
-        (1, "collection fovea_1_a not found", VectorsMissing),
+        (100, "can't find collection[database=default][collection=fovea_1_a]", VectorsLost),
+        (200, "partition not found[partition=condition_3]", VectorsLost),
+        (1, "collection fovea_1_a not found", VectorsLost),
         (101, "failed to search: collection not loaded[collection=47]", VectorsUnreachable),
         (103, "collection not fully loaded[collection=47]", VectorsUnreachable),
         # nothing is lost where Milvus looks for a part of its own
@@ -116,9 +124,7 @@ def test_the_smallest_number_of_lists_that_reaches_the_recall_is_chosen() -> Non
         assert len(asked) < 40
     nothing = tuned(lambda num_lists, k: 0.5, 0.9, 1000)
     assert nothing == Tuning(NUM_LISTS, None, 1000) and nothing.is_exact
-    for some in (Tuning(3, 0.97, 1000), Tuning(3, 0.97, 1000, 8)):
-        assert Tuning.from_json(some.to_json()) == some
-    assert Tuning.from_json({"num_lists": 3, "recall": 0.97, "num_vectors": 1000}).deep_lists == NUM_LISTS
+    assert Tuning(num_lists=3, recall=0.97, num_vectors=1000).deep_lists == NUM_LISTS
 
 
 def test_more_results_are_looked_for_in_more_lists() -> None:
@@ -130,18 +136,18 @@ def test_more_results_are_looked_for_in_more_lists() -> None:
 
 def test_a_vector_does_not_count_as_its_own_neighbor_and_equal_scores_do() -> None:
     own = np.array([1, 2])
-    best = Found(np.array([[1, 5, 6], [2, 7, 8]]), np.array([[1, 0.9, 0.8], [1, 0.7, 0.6]], np.float32))
+    best = Nearest(np.array([[1, 5, 6], [2, 7, 8]]), np.array([[1, 0.9, 0.8], [1, 0.7, 0.6]], np.float32))
     assert recall(best, best, own) == 1.0
-    tied = Found(np.array([[1, 5, 9], [2, 7, 8]]), np.array([[1, 0.9, 0.8], [1, 0.7, 0.6]], np.float32))
+    tied = Nearest(np.array([[1, 5, 9], [2, 7, 8]]), np.array([[1, 0.9, 0.8], [1, 0.7, 0.6]], np.float32))
     assert recall(tied, best, own) == 1.0
-    worse = Found(np.array([[1, 5, 9], [7, 3, -1]]), np.array([[1, 0.9, 0.1], [0.7, 0.1, -np.inf]], np.float32))
+    worse = Nearest(np.array([[1, 5, 9], [7, 3, -1]]), np.array([[1, 0.9, 0.1], [0.7, 0.1, -np.inf]], np.float32))
     assert recall(worse, best, own) == 0.5
 
 
 def test_dropping_others_from_more_results_is_only_done_where_enough_remain() -> None:
     found = Nearest(np.array([[4, 2, 9, 7], [9, 8, 2, -1]]), np.array([[4, 3, 2, 1], [4, 3, 2, 0]], np.float32))
-    kept = filters.only(found, np.array([2, 4, 7, 8]), 2)
+    kept = only(found, np.array([2, 4, 7, 8]), 2)
     assert kept is not None
     assert kept.positions.tolist() == [[4, 2], [8, 2]]
     assert kept.scores.tolist() == [[4, 3], [3, 2]]
-    assert filters.only(found, np.array([2, 4, 7, 8]), 3) is None
+    assert only(found, np.array([2, 4, 7, 8]), 3) is None

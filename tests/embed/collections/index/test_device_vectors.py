@@ -4,8 +4,7 @@ import faiss
 import numpy as np
 import pytest
 
-from services.embed.collections.index.device_vectors import MAX_ANSWERS, DeviceVectors
-from services.embed.collections.index.vector_index import IndexOptions, VectorIndex
+from services.embed.collections.index.vector_index import MAX_ANSWERS, DeviceVectors, IndexOptions, VectorIndex
 from tests.embed.collections.vectors import best_scores, clustered, rows_from, uniform
 
 WIDTH = 16

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from services.embed.collections.index.exact_search import Vectors
 from services.embed.collections.index.vector_index import IndexOptions, VectorIndex
+from services.embed.collections.index.vector_table import Vectors
 from tests.embed.collections.vectors import best_scores, clustered, rows_from, uniform
 
 WIDTH = 32

@@ -8,9 +8,8 @@ import faiss
 import numpy as np
 import pytest
 
-from services.embed.collections.index.device_vectors import DeviceVectors
-from services.embed.collections.index.exact_search import Rows, Vectors
-from services.embed.collections.index.vector_index import Found, IndexOptions, VectorIndex
+from services.embed.collections.index.vector_index import DeviceVectors, Found, IndexOptions, VectorIndex
+from services.embed.collections.index.vector_table import Rows, Vectors
 from tests.embed.collections.vectors import best_scores, clustered, rows_from, uniform
 
 WIDTH = 24

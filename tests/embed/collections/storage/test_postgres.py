@@ -26,10 +26,10 @@ import psycopg
 from services.embed.collections import cluster
 from services.embed.collections.cluster.backed_up import ClusterBackedUp
 from services.embed.collections.cluster.catalog import PostgresCatalog
-from services.embed.collections.cluster.claims import IndexWork
 from services.embed.collections.cluster.connections import CatalogUnreachable, Connections
 from services.embed.collections.cluster.contents import Contents, ObjectsUnreachable, Upload
 from services.embed.collections.cluster.image_store import PostgresImageStore
+from services.embed.collections.cluster.leases import IndexWork
 
 pytestmark = pytest.mark.process
 

@@ -1,8 +1,9 @@
-"""One checkpoint's data of a collection's images: an index for each condition, and the images' states.
+"""The indexes of a collection: one for each condition under each served checkpoint, and the images' states.
 
 All of it is derived: it is recomputed from the stored images if it is lost, damaged, or from another checkpoint.
 """
 
+import asyncio
 import hashlib
 import json
 import shutil
@@ -21,9 +22,8 @@ from numpy.typing import NDArray
 from services.embed.call import ServedEmbed
 from services.embed.collections.answers import IndexKind
 from services.embed.collections.index.vector_index import Found
-from services.embed.collections.reader import Read
-from services.embed.collections.sources import FreshPixels, Source
-from services.embed.collections.storage.ballast import has_room_beside
+from services.embed.collections.reader import FreshPixels, Read, Source
+from services.embed.collections.storage.database import has_room_beside
 from services.embed.collections.storage.image_states import StateCache
 from services.embed.collections.storage.image_store import ImageStore
 from services.embed.model.items import Embeddings
@@ -293,3 +293,56 @@ def missing(rows: Rows, live: Rows) -> Iterable[int]:
     """List the rows that are no longer live."""
     gone: list[int] = np.setdiff1d(rows, live, assume_unique=True).tolist()
     return gone
+
+
+# After this time no request that began under another checkpoint can still use its indexes.
+RETIRE_AFTER_S = 120.0
+
+
+class OpenIndexes:
+    """Opens a checkpoint's indexes when it is first used."""
+
+    def __init__(self, open_checkpoint: OpenCheckpoint) -> None:
+        self._open_checkpoint = open_checkpoint
+        self._open: dict[str, CheckpointIndexes] = {}
+        self._retired: list[tuple[float, CheckpointIndexes]] = []
+        self._opening = asyncio.Lock()
+
+    def __iter__(self) -> Iterator[CheckpointIndexes]:
+        return iter([*self._open.values(), *(indexes for _, indexes in self._retired)])
+
+    @property
+    def newest(self) -> CheckpointIndexes | None:
+        """Indexes of the most recent checkpoint; None before the first."""
+        return next(reversed(self._open.values()), None)
+
+    async def of(self, served: ServedEmbed) -> CheckpointIndexes:
+        async with self._opening:
+            if served.digest not in self._open:
+                self._open[served.digest] = await asyncio.to_thread(self._open_checkpoint, served)
+            return self._open[served.digest]
+
+    async def delete(self, row: int) -> None:
+        """Remove an image from all indexes, including those that are just being opened."""
+        async with self._opening:
+            for indexes in self:
+                await asyncio.to_thread(indexes.delete, row)
+
+    async def retire_others(self, current: CheckpointIndexes) -> None:
+        """Drop the indexes of other checkpoints once they can't be in use any more."""
+        now = time.monotonic()
+        for digest in [digest for digest in self._open if digest != current.digest]:
+            self._retired.append((now, self._open.pop(digest)))
+        for retired in [one for one in self._retired if now - one[0] > RETIRE_AFTER_S]:
+            self._retired.remove(retired)
+            await asyncio.to_thread(retired[1].close)
+            await asyncio.to_thread(current.remove_files_of_others)
+
+    async def close(self, *, is_saving: bool) -> None:
+        """Close all; save them unless the collection's folder must not be written to any more."""
+        for indexes in self:
+            if is_saving:
+                await asyncio.to_thread(indexes.save)
+            await asyncio.to_thread(indexes.close)
+        self._open.clear()
+        self._retired.clear()

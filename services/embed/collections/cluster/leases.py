@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from services.embed.collections.cluster.connections import Connection, Connections
-from services.embed.collections.cluster.image_rows import stored_conditions
+from services.embed.collections.cluster.image_store import stored_conditions
 from services.embed.collections.storage.catalog import no_collection
 from services.embed.collections.storage.image_store import StoredCondition
 

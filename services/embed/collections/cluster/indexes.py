@@ -8,32 +8,190 @@ import asyncio
 import itertools
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import structlog
+from numpy.typing import NDArray
 
 from services.core.errors import FoveaError, Overloaded
 from services.embed.call import ServedEmbed
-from services.embed.collections.checkpoint_indexes import (
+from services.embed.collections.answers import IndexKind
+from services.embed.collections.cluster.connections import Connections, alone
+from services.embed.collections.cluster.image_store import PostgresImageStore
+from services.embed.collections.cluster.leases import CLAIM_ROWS, Claim, IndexProgress, IndexWork, Progress
+from services.embed.collections.cluster.vectors import StoredVectors, VectorDatabase, VectorsLost
+from services.embed.collections.index.vector_index import Found
+from services.embed.collections.indexes import (
     Changes,
     CheckpointIndexes,
     ConditionIndex,
     key_of,
     make_folder,
 )
-from services.embed.collections.cluster.claims import CLAIM_ROWS, Claim, IndexWork, Progress
-from services.embed.collections.cluster.connections import Connections, alone
-from services.embed.collections.cluster.image_store import PostgresImageStore
-from services.embed.collections.cluster.lost_rows import LostRows, ranges
-from services.embed.collections.cluster.shared_vectors import SharedVectors, StoredVectors, VectorDatabase
-from services.embed.collections.reader import Read
-from services.embed.collections.sources import FreshPixels
+from services.embed.collections.reader import FreshPixels, Read
+from services.embed.collections.storage.image_store import Rows
+from services.embed.model.items import Embeddings
 from services.nn.clip_texts import Text
 
+
+class SharedVectors:
+    """A condition's vectors with the progress of their index; None before it has a number."""
+
+    def __init__(
+        self,
+        store: PostgresImageStore,
+        stored: StoredVectors | None,
+        width: int,
+        on_lost: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Describe an index without images. `on_lost` is called, without effect if that is known, when its vectors
+        turn out to be lost."""
+        self._store = store
+        self.stored = stored
+        self._width = width
+        self._on_lost = on_lost
+        self.number: int | None = None
+        self.through = 0
+        self.num_vectors = 0
+
+    def take_over(self, progress: IndexProgress, num_images: int) -> None:
+        """Note the progress of the index in a collection of so many images."""
+        self.number = progress.number
+        self.through = progress.through
+        self.num_vectors = max(0, num_images - progress.num_waiting)
+        if self.stored is not None:
+            self.stored.take_over(progress.written, progress.tuning)
+
+    @property
+    def num_bytes(self) -> int:
+        return 4 * self._width * self.num_vectors
+
+    @property
+    def kind(self) -> IndexKind:
+        return "flat" if self.stored is None else self.stored.kind
+
+    @property
+    def is_exact(self) -> bool:
+        return self.stored is None or self.stored.is_exact
+
+    @property
+    def recall_at_10(self) -> float | None:
+        return None if self.stored is None else self.stored.recall_at_10
+
+    def search(self, queries: Embeddings, k: int, *, among: Rows | None = None) -> Found:
+        """Find the k nearest rows of images that exist. Raises VectorsLost."""
+        if self.stored is None or not self.num_vectors:
+            return _padded([[]] * len(queries), [[]] * len(queries), k)
+        wanted = k
+        for _ in range(MAX_REPEATS):
+            with self._noticing_loss():
+                found = self.stored.search(queries, wanted, among=among)
+            there = [
+                (rows[rows >= 0], scores[rows >= 0]) for rows, scores in zip(found.rows, found.scores, strict=True)
+            ]
+            live = self._store.live(np.unique(np.concatenate([rows for rows, _ in there])).tolist())
+            kept = [[place for place, row in enumerate(rows.tolist()) if row in live][:k] for rows, _ in there]
+            # what is not full and not all either lacks images behind the deleted ones
+            if all(len(own) == k or len(rows) < wanted for own, (rows, _) in zip(kept, there, strict=True)):
+                break
+            wanted *= 2
+        return _padded(
+            [rows[own].tolist() for own, (rows, _) in zip(kept, there, strict=True)],
+            [scores[own].tolist() for own, (_, scores) in zip(kept, there, strict=True)],
+            k,
+        )
+
+    def vectors(self, rows: Rows) -> tuple[Embeddings, NDArray[np.bool_]]:
+        if self.stored is None or not self.num_vectors:
+            return np.zeros((len(rows), self._width), np.float32), np.zeros(len(rows), np.bool_)
+        with self._noticing_loss():
+            return self.stored.vectors(rows)
+
+    def upsert(self, rows: Rows, vectors: Embeddings) -> int:
+        """Add vectors (R, E) of rows (R,), or replace them; return the moment. Raises VectorsLost."""
+        if self.stored is None:
+            return 0
+        with self._noticing_loss():
+            return self.stored.upsert(rows, vectors)
+
+    def delete(self, rows: Sequence[int]) -> None:
+        """Remove rows; no error for missing ones."""
+        if self.stored is not None:
+            self.stored.delete(np.array(rows, dtype=np.int64))
+
+    def check(self) -> None:
+        """Notice if the vectors are lost."""
+        if self.stored is not None and not self.stored.is_there:
+            self._on_lost()
+
+    @contextmanager
+    def _noticing_loss(self) -> Iterator[None]:
+        try:
+            yield
+        except VectorsLost:
+            self._on_lost()
+            raise
+
+
+def _padded(rows: Sequence[Sequence[int]], scores: Sequence[Sequence[float]], k: int) -> Found:
+    found = Found(np.full((len(rows), k), -1, np.int64), np.full((len(rows), k), -np.inf, np.float32))
+    for place, (own_rows, own_scores) in enumerate(zip(rows, scores, strict=True)):
+        found.rows[place, : len(own_rows)] = own_rows
+        found.scores[place, : len(own_scores)] = own_scores
+    return found
+
+
+class LostRows:
+    """Rows that one index lacks. One that is still missing after it was read again is left out: its image can't be read
+    any more."""
+
+    def __init__(self) -> None:
+        self._missing: set[int] = set()
+        self._left_out: set[int] = set()
+
+    def find(self, images: PostgresImageStore, stored: StoredVectors, through: int) -> Rows:
+        """Return rows up to `through`, ascending, whose vectors are to be made again; none once they were returned.
+
+        Every image up to `through` was indexed. Raises VectorsLost, Overloaded.
+        """
+        num_images, _ = images.size()  # counted first, as images deleted in the meantime have no vectors
+        expected = num_images - len(images.live(self._left_out))
+        num_vectors = stored.num_vectors
+        if num_vectors > expected:  # deletions that did not reach the database would hide as many losses
+            stored.delete(images.deleted_rows())
+            num_vectors = stored.num_vectors
+        if num_vectors >= expected:
+            self._missing = self._left_out
+            return np.zeros(0, np.int64)
+        rows = images.rows()
+        rows = rows[rows <= through]
+        held = stored.rows(int(rows[0]), int(rows[-1])) if len(rows) else rows
+        missing = images.live(np.setdiff1d(rows, held).tolist())
+        self._left_out = missing & self._missing
+        self._missing = missing
+        return np.array(sorted(missing - self._left_out), np.int64)
+
+
+def ranges(missing: Rows, rows: Rows, size: int) -> list[tuple[int, int]]:
+    """Cover `missing` by ranges, first and last row, with at most `size` of all `rows` in each; both ascending."""
+    found: list[tuple[int, int]] = []
+    begins_at = 0
+    for row, place in zip(missing.tolist(), np.searchsorted(rows, missing).tolist(), strict=True):
+        if found and place < begins_at + size:
+            found[-1] = (found[-1][0], row)
+        else:
+            found.append((row, row))
+            begins_at = place
+    return found
+
+
+# A search whose results are deleted images is repeated with more results, at most so often.
+MAX_REPEATS = 8
 # Uses of an index are noted for the other processes at most so often.
 NOTE_USE_EVERY_S = 60.0
 # Time between looks for vectors that the database has lost.
@@ -321,7 +479,7 @@ class SharedIndexes(CheckpointIndexes):
             if is_alone and stored.needs_tuning(num_vectors):
                 rows = self._images.rows()
                 sample = np.random.default_rng().choice(rows, min(SAMPLE_SIZE, len(rows)), replace=False)
-                self._work.note_tuning(number, stored.tune(np.sort(sample), num_vectors))
+                self._work.note_tuning(number, stored.tune(np.sort(sample)))
 
     def _restart(self, text: Text | None, number: int | None) -> None:
         """Begin the index of this number again."""
