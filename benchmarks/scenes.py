@@ -26,8 +26,13 @@ from rich.table import Table
 from benchmarks.collection_client import CollectionClient
 from benchmarks.record import record
 from benchmarks.served import served_embed, served_gateway
-from services.embed.data.triplets import TEST_INSTRUCTIONS, UNSEEN_CONDITIONS
-from services.embed.evaluation.colorshape import ColorShapeProtocol, labels_of, rendered
+from services.embed.evaluation.colorshape import (
+    TEST_INSTRUCTIONS,
+    UNSEEN_CONDITIONS,
+    ColorShapeProtocol,
+    labels_of,
+    rendered,
+)
 from services.embed.evaluation.loading import load_embedder
 from services.jobs.colorshape import Scenes
 

@@ -23,8 +23,7 @@ from benchmarks.record import record, summary
 from services.embed.collections.indexes import ConditionIndex
 from services.embed.collections.reader import Read
 from services.embed.collections.search import CANDIDATES, Candidates
-from services.embed.data.triplets import TEST_INSTRUCTIONS
-from services.embed.evaluation.colorshape import rendered
+from services.embed.evaluation.colorshape import TEST_INSTRUCTIONS, rendered
 from services.embed.evaluation.loading import load_embedder
 from services.embed.model.items import Embeddings
 from services.jobs.colorshape import COLORS, SHAPES, sample_scenes

@@ -18,6 +18,10 @@ app.add_typer(train, name="train")
 app.add_typer(evaluate, name="evaluate")
 
 # embed
+delegate(train, "clip", "starters.embed.train_clip", "Train the small CLIP that FocalLens starts from.", "train")
+delegate(train, "focallens", "starters.embed.train_focallens", "Tune the small CLIP to follow conditions.", "train")
+delegate(train, "llava", "starters.embed.train_llava", "Train the small LLaVA that FocalLens tunes.", "train")
+delegate(train, "focallens-mllm", "starters.embed.train_mllm", "Tune the small LLaVA to follow instructions.", "train")
 
 # generate
 delegate(train, "reader", "starters.generate.reader.train", "Train a small Llama that answers from documents.", "train")

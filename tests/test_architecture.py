@@ -142,7 +142,7 @@ BUDGETS = {
     "services/nn": 1_600,
     "services/jobs": 6_900,
     "services/curate": 5_600,
-    "services/embed": 22_900,
+    "services/embed": 21_100,
     "services/generate": 13_600,
     "services/predict": 14_800,
     "services/score": 15_000,

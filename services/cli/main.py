@@ -150,9 +150,7 @@ def version() -> None:
     typer.echo(installed_version("fovea"))
 
 
-delegate(train, "clip", "services.embed.training.train", "Train a small CLIP, the base of the embed starter.", "train")
 delegate(train, "focallens", "services.embed.training.train", "Tune a CLIP with FocalLens.", "train")
-delegate(train, "llava", "services.embed.training.train_llava", "Train a small LLaVA to see and answer.", "train")
 delegate(train, "focallens-mllm", "services.embed.training.train_mllm", "Tune a LLaVA with FocalLens.", "train")
 delegate(
     train,

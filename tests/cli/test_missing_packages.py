@@ -65,7 +65,6 @@ def fovea(missing: list[str], *arguments: str, home: Path) -> subprocess.Complet
 @pytest.mark.parametrize(
     ("command", "extra"),
     [
-        ("train clip --help", "train"),
         ("train focallens --help", "train"),
         ("train distill --help", "train"),
         ("train clip-scenes --help", "train"),

@@ -16,6 +16,7 @@ import torch
 
 from tests.commands import trainer
 from tests.documentation.blocks import ROOT
+from tests.embed.conversations import write_conversations
 
 pytestmark = [pytest.mark.process, pytest.mark.training]
 
@@ -107,14 +108,16 @@ def _read(terminal: int) -> bytes:
 
 @pytest.mark.parametrize("name", TRAININGS)
 def test_ctrl_c_saves_a_trainings_step_and_says_that_the_same_command_goes_on(name: str, tmp_path: Path) -> None:
-    command = ["train", name, *TRAININGS[name], "--output", str(tmp_path)]
+    command = ["train", name, *TRAININGS[name], "--output", str(tmp_path / "run")]
+    if name == "focallens":
+        command += write_conversations(tmp_path)
     program = trainer(name)[1]
     ended = run_until_ctrl_c(program, command, r"/100\d{3}\b.*loss \d")
     assert ended.status == 130, ended.told
     assert "Stopping at the end of this step; press again to stop at once." in ended.told
     (step,) = re.findall(r"Stopped: step ([\d,]+) of [\d,]+ \([\w-]+\) is saved\. Run the same command", ended.told)
     assert "Traceback" not in ended.told
-    state = max(tmp_path.glob("resume*.pt"), key=lambda path: path.stat().st_mtime)  # of its last stage
+    state = max((tmp_path / "run").glob("resume*.pt"), key=lambda path: path.stat().st_mtime)  # of its last stage
     assert torch.load(state, weights_only=True)["step"] == int(step) > 0
     again = run_until_ctrl_c(program, command, r"/100\d{3}\b.*loss \d")
     (later,) = re.findall(r"Stopped: step (\d+) of", again.told)

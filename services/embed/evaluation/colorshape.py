@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from PIL import Image
 from rich.console import Console
 
-from services.embed.data.triplets import TEST_INSTRUCTIONS, UNSEEN_CONDITIONS
 from services.embed.evaluation.embedders import ImageEmbedder
 from services.embed.evaluation.metrics import continuous_color_correlation, cosine_rows, mean_average_precision
 from services.jobs.colorshape import (
@@ -25,7 +24,20 @@ from services.jobs.colorshape import (
 from services.jobs.progress import watched
 from services.jobs.tables import Table
 
+# The conditions and their instructions, in the form of Table D.3.
+TEST_INSTRUCTIONS = {
+    "color": "What is the color of the object in the image?",
+    "shape": "What is the shape of the object in the image?",
+    "both": "What is the color and shape of the object in the image?",
+    "size": "What is the size of the object in the image?",
+    "background": "What is the color of the background in the image?",
+    "position": "What is the position of the object in the image?",
+    "texture": "What is the texture of the background in the image?",
+    "size and color": "What is the size and color of the object in the image?",
+}
 TABLE_CONDITIONS = ("color", "shape", "both")
+# A combination of two attributes that the packaged checkpoints were never asked in tuning.
+UNSEEN_CONDITIONS = ("size and color",)
 RENDERED_AT_ONCE = 64
 
 

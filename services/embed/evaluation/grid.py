@@ -13,8 +13,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from services.embed.data.triplets import TEST_INSTRUCTIONS
-from services.embed.evaluation.colorshape import labels_of, rendered
+from services.embed.evaluation.colorshape import TEST_INSTRUCTIONS, labels_of, rendered
 from services.embed.evaluation.embedders import Array32, ImageEmbedder
 from services.embed.evaluation.grid_picture import QUERY, THUMBNAIL, Block, Neighbour, Row
 from services.jobs.colorshape import Scenes, render, sample_scenes

@@ -9,11 +9,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from torch import Tensor, nn
 
-from services.embed.data.llava import LlavaData
-from services.embed.data.triplets import Asked, TripletBatch, triplet_batch
+from services.embed.data.triplets import TripletSource
 from services.embed.focallens import unique_answer_loss
 from services.embed.focallens_mllm import FocalLensMllm
 from services.embed.model.mllm_checkpoint import InstructionTokenizer
@@ -45,25 +43,14 @@ class MllmRows:
 
 @dataclass(frozen=True)
 class MllmData:
-    """Batches tokenized in the loader's workers: drawn, or LLaVA's JSON where `llava` is given."""
+    """Batches of a source's triplets, tokenized in the loader's workers."""
 
     instructions: InstructionTokenizer
     answers: Tokenizer
-    transform: ImageTransform
-    seed: int
-    num_images: int
-    asked: Asked
-    llava: LlavaData | None = None
+    source: TripletSource
 
     def __call__(self, step: int) -> MllmRows:
-        if self.llava is None:
-            drawn, triplets = triplet_batch(self.seed, step, self.num_images, self.transform.size[0], self.asked)
-            return self._tokenize(drawn.pixels, triplets)
-        files, triplets = self.llava.batch(self.seed, step, self.num_images)
-        pixels = [torch.tensor(self.transform(Image.open(file).convert("RGB"))) for file in files]
-        return self._tokenize(torch.stack(pixels), triplets)
-
-    def _tokenize(self, images: Tensor, triplets: TripletBatch) -> MllmRows:
+        images, triplets = self.source(step)
         instructions = [text for text in triplets.instructions if text is not None]
         return MllmRows(images, self.instructions(instructions), self.answers(triplets.answers), triplets.image_index)
 

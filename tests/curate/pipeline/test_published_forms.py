@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from services.curate.pipeline.recipe import read_recipe
 from services.curate.pipeline.steps import run
-from services.embed.data.llava import LlavaData
+from services.embed.data.triplets import LlavaData
 from services.embed.training.train import app as focallens_app
 from services.jobs.sugarcrepe import read_pairs
 from services.score.data.captioned_images import open_table
@@ -19,6 +19,7 @@ from services.score.evaluation.evaluate import app as evaluation
 from services.score.training.train import app as fsc_clip_app
 from tests.score.tiny import write_tiny_checkpoint
 
+CLIP = Path(__file__).parents[3] / "services" / "embed" / "starter" / "clip-shapes"
 RECIPE = """
 name = "Scenes"
 output = "out"
@@ -88,12 +89,10 @@ def test_evaluations_of_compositionality_read_it(
 @pytest.mark.usefixtures("one_thread")
 def test_both_trainings_take_a_step_on_it(output: Path, images: Path, tmp_path: Path) -> None:
     fast = ["--precision", "no", "--no-publish", "--batch-size", "4"]
-    small = ["--width", "64", "--layers", "1", "--images-per-class", "2", "--warmup-steps", "0", "--steps", "1"]
-    job(focallens_app, "clip", *fast, *small, "--output", str(tmp_path / "clip"))
-    base = ["--base", str(tmp_path / "clip" / "checkpoint"), "--steps", "1"]
+    base = ["--base", str(CLIP), "--steps", "1"]
     published = output / "published"
     llava = ["--llava", str(published / "instructions.json"), "--image-folder", str(images)]
-    job(focallens_app, "focallens", *fast, *base, *llava, "--output", str(tmp_path / "focallens"))
+    job(focallens_app, *fast, *base, *llava, "--output", str(tmp_path / "focallens"))
     table = ["--data", "folder", "--images", str(published / "pairs.jsonl"), "--image-folder", str(images)]
     stored = ["--stored", str(published / "pairs.jsonl"), "--num-evaluated", "0"]
     job(fsc_clip_app, "fsc-clip", *fast, *base, *table, *stored, "--output", str(tmp_path / "fsc"))

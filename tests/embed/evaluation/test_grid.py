@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from services.embed.data.triplets import TEST_INSTRUCTIONS
+from services.embed.evaluation.colorshape import TEST_INSTRUCTIONS
 from services.embed.evaluation.grid import (
     SCENE_CONDITIONS,
     FolderGallery,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.embed.data.triplets import TEST_INSTRUCTIONS
+from services.embed.evaluation.colorshape import TEST_INSTRUCTIONS
 from services.embed.evaluation.instructions import (
     CELEBA_ATTRIBUTES,
     MMVP,

@@ -16,7 +16,6 @@ from safetensors.torch import load_file, save_file
 from services.core.refusals import Refused
 from services.core.store.checkpoint_files import packaged_starters
 from services.core.store.store import Store
-from services.embed.data.triplets import learn_merges
 from services.embed.focallens import FocalLens
 from services.embed.model.checkpoint import FOCALLENS_CONFIG, FOCALLENS_WEIGHTS, load_focallens, save_focallens
 from services.nn.clip_model import (
@@ -29,6 +28,7 @@ from services.nn.clip_model import (
     save_clip,
 )
 from services.nn.clip_tokenizer import write_merges
+from starters.embed.questions import learn_merges
 
 VISION = {"image_size": 32, "patch_size": 16, "width": 32, "layers": 2, "head_width": 16}
 TEXT = {"context_length": 16, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 1}

@@ -12,23 +12,22 @@ from typer.testing import CliRunner
 
 from services.cli.main import app as fovea
 from services.core.store.store import Store
-from services.embed.data.llava import LlavaData
-from services.embed.data.triplets import Asked
+from services.embed.data.triplets import LlavaData, LlavaTriplets
 from services.embed.evaluation.loading import load_embedder
-from services.embed.model.mllm_checkpoint import MLLM_CONFIG, MLLM_PROJECTION, load_mllm, save_mllm
+from services.embed.model.mllm_checkpoint import MLLM_CONFIG, MLLM_PROJECTION, MllmCheckpoint, load_mllm, save_mllm
 from services.embed.model.mllm_engine import MllmEngine
-from services.embed.training.mllm_objective import MllmData, MllmLoss, merge, prepare_tuning
+from services.embed.training.mllm_objective import MllmData, MllmLoss, MllmRows, merge, prepare_tuning
 from services.embed.training.train_mllm import app
 from services.jobs.checkpoints import find_checkpoint
 from services.nn.clip_model import ClipModel, load_clip
 from services.nn.devices import DeviceOptions
 from services.nn.text_transformer import encode_text
+from tests.embed.conversations import write_conversations
 from tests.published_llava import SIDE, WIDTH, write_llava
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 TEXT_WIDTH = 128
-ASKED = Asked(num_questions=2, has_unconditional=False)
 
 
 @pytest.fixture(scope="module")
@@ -42,12 +41,18 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> ClipModel:
     return load_clip(str(find_checkpoint("clip-shapes", store_url).directory))
 
 
-def test_the_loss_is_the_papers_over_distinct_answers(base: Path, clip: ClipModel) -> None:
+def batch_of(folder: Path, checkpoint: MllmCheckpoint, clip: ClipModel, num_images: int) -> MllmRows:
+    """Tokenize a batch of conversations."""
+    write_conversations(folder, num_images)
+    source = LlavaTriplets(LlavaData(folder / "llava.json", folder), checkpoint.transform, 0, num_images)
+    return MllmData(checkpoint.tokenizer, clip.tokenizer, source)(0)
+
+
+def test_the_loss_is_the_papers_over_distinct_answers(base: Path, clip: ClipModel, tmp_path: Path) -> None:
     checkpoint = load_mllm(base)
     prepare_tuning(checkpoint.model, TEXT_WIDTH, 0, torch.float32)
-    data = MllmData(checkpoint.tokenizer, clip.tokenizer, checkpoint.transform, 0, 4, ASKED)
-    batch = data(0)
-    assert len(batch.input_ids) == len(batch.answer_ids) == len(batch.image_index) == 8
+    batch = batch_of(tmp_path, checkpoint, clip, 4)
+    assert len(batch.input_ids) == len(batch.answer_ids) == len(batch.image_index) == 6
     loss = MllmLoss(checkpoint.model, checkpoint.transform, clip, None)
     with torch.no_grad():
         found = loss(batch).item()
@@ -77,8 +82,7 @@ def test_lora_is_merged_into_the_weights_that_are_saved(base: Path, clip: ClipMo
         for name, weight in model.named_parameters():
             if "lora_B" in name:
                 weight.normal_(std=0.05)
-    data = MllmData(checkpoint.tokenizer, clip.tokenizer, checkpoint.transform, 0, 2, ASKED)
-    batch = data(0)
+    batch = batch_of(tmp_path, checkpoint, clip, 2)
     pixels = checkpoint.transform.normalise(batch.images)
     with torch.inference_mode():
         before = model.eval()(pixels, batch.input_ids, batch.image_index)
@@ -94,7 +98,7 @@ def test_the_job_tunes_a_published_llava_and_publishes_it(base: Path, tmp_path: 
     store_url = (tmp_path / "store").as_uri()
     arguments = ["--base", base, "--output", tmp_path / "run", "--steps", "12", "--batch-size", "4"]
     arguments += ["--lora-rank", "2", "--learning-rate", "5e-3", "--precision", "no", "--scale", "10", "--recompute"]
-    arguments += ["--images-per-class", "2", "--store-url", store_url]
+    arguments += [*write_conversations(tmp_path), "--store-url", store_url]
     result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     assert result.exit_code == 0, result.output
     store = Store.open(store_url)
@@ -124,11 +128,11 @@ def test_the_job_tunes_a_published_llava_and_publishes_it(base: Path, tmp_path: 
 
 @pytest.mark.training
 @pytest.mark.parametrize(("lora_rank", "dtype"), [(4, torch.float32), (4, torch.bfloat16), (0, torch.float32)])
-def test_a_batch_is_learnt(base: Path, clip: ClipModel, lora_rank: int, dtype: torch.dtype) -> None:
+def test_a_batch_is_learnt(base: Path, clip: ClipModel, lora_rank: int, dtype: torch.dtype, tmp_path: Path) -> None:
     torch.manual_seed(0)
     checkpoint = load_mllm(base)
     prepare_tuning(checkpoint.model, TEXT_WIDTH, lora_rank, dtype)
-    batch = MllmData(checkpoint.tokenizer, clip.tokenizer, checkpoint.transform, 0, 4, ASKED)(0)
+    batch = batch_of(tmp_path, checkpoint, clip, 4)
     loss = MllmLoss(checkpoint.model, checkpoint.transform, clip, 10.0)
     trained = [weight for weight in loss.parameters() if weight.requires_grad]
     assert {weight.dtype for weight in trained} == {torch.float32}
@@ -152,7 +156,8 @@ def test_conversations_of_llava_are_read(base: Path, clip: ClipModel, tmp_path: 
     Image.new("RGB", (80, 60)).save(tmp_path / "a.png")
     checkpoint = load_mllm(base)
     records = LlavaData(tmp_path / "llava.json", tmp_path)
-    batch = MllmData(checkpoint.tokenizer, clip.tokenizer, checkpoint.transform, 0, 2, ASKED, records)(0)
+    source = LlavaTriplets(records, checkpoint.transform, 0, 2)
+    batch = MllmData(checkpoint.tokenizer, clip.tokenizer, source)(0)
     assert batch.image_index.tolist() == [0, 0, 1, 1]
     asked = checkpoint.tokenizer(["What is it?", "Which color?"])
     np.testing.assert_array_equal(batch.input_ids, torch.cat([asked, asked]))

@@ -11,12 +11,14 @@ from typer.testing import CliRunner
 
 from services.cli.main import app as fovea
 from services.core.store.store import Store
-from services.embed.data.triplets import TEST_INSTRUCTIONS, Asked, triplet_batch
+from services.embed.evaluation.colorshape import TEST_INSTRUCTIONS
 from services.embed.evaluation.loading import load_embedder
 from services.embed.model.mllm_checkpoint import MllmPrompt, load_mllm
-from services.embed.training import train_mllm
-from services.embed.training.llava_objectives import NOT_LEARNT, AnswerLoss, ConversationData
-from services.embed.training.small_llava import (
+from services.nn.image_transform import ImageTransform
+from starters.embed import train_mllm
+from starters.embed.llava_objectives import NOT_LEARNT, AnswerLoss, ConversationData
+from starters.embed.questions import Asked, triplet_batch
+from starters.embed.small_llava import (
     MEAN,
     STD,
     Dimensions,
@@ -24,8 +26,7 @@ from services.embed.training.small_llava import (
     create_tokenizer,
     save_llava,
 )
-from services.embed.training.train_llava import app
-from services.nn.image_transform import ImageTransform
+from starters.embed.train_llava import app
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

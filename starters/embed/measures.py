@@ -1,23 +1,42 @@
-"""Retrieval under wordings of tuning and held-out ones, and of pictures of any rendering."""
+"""Measurements for manifests: ColorShape, wordings of tuning and held-out ones, and pictures of any rendering."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from random import Random
+from typing import Annotated
 
 import numpy as np
+import typer
 from numpy.typing import NDArray
 from PIL import Image
 
-from services.embed.data.drawn_pictures import draw_batch
-from services.embed.data.triplets import TEST_INSTRUCTIONS, draw_wording
-from services.embed.data.wordings import draw_unrelated
-from services.embed.evaluation.colorshape import ColorShapeProtocol, labels_of, rendered
+from services.embed.evaluation.colorshape import (
+    TEST_INSTRUCTIONS,
+    ColorShapeProtocol,
+    evaluate_colorshape,
+    labels_of,
+    rendered,
+    summary,
+)
 from services.embed.evaluation.embedders import ImageEmbedder
+from services.embed.evaluation.loading import load_embedder
 from services.embed.evaluation.metrics import cosine_rows, mean_average_precision
+from starters.embed.drawn_pictures import draw_batch
+from starters.embed.questions import draw_wording
+from starters.embed.wordings import draw_unrelated
 
 ASKED = ("color", "shape")
 NUM_WORDINGS = 24
 # Training uses other seeds.
 SEED = 1_000_003
+
+ImagesPerClass = Annotated[int, typer.Option(min=2, help="ColorShape images per class for the evaluation.")]
+
+
+def measure_colorshape(directory: Path, images_per_class: int) -> dict[str, float]:
+    """Measure a checkpoint folder by ColorShape's protocol."""
+    protocol = ColorShapeProtocol(num_per_class=images_per_class)
+    return summary(evaluate_colorshape(load_embedder(str(directory)), protocol))
 
 
 def evaluate_wordings(embedder: ImageEmbedder, *, num_per_class: int) -> dict[str, float]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 from string import ascii_lowercase
 
-from services.embed.data.condition_words import (
+from starters.embed.condition_words import (
     ENGLISH,
     FOREIGN,
     FOREIGN_PATTERNS,

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from services.embed.data.triplets import instruction_vocabulary
-from services.embed.data.wordings import unrelated_nouns
 from services.embed.model.mllm_checkpoint import IMAGE
 from services.nn.image_transform import PREPROCESSOR
 from services.nn.loading import quiet_loading, transformers
+from starters.embed.questions import instruction_vocabulary
+from starters.embed.wordings import unrelated_nouns
 
 HEAD_WIDTH = 32
 PATCH_SIZE = 8

@@ -6,18 +6,22 @@ thrown away, and language model and projector learn to speak by answering.
 """
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from accelerate.utils import set_seed
 
-from services.embed.data.triplets import UNSEEN_CONDITIONS, Asked
-from services.embed.evaluation.colorshape import ColorShapeProtocol, evaluate_colorshape, summary
-from services.embed.evaluation.loading import load_embedder
 from services.embed.model.mllm_checkpoint import IMAGE, MLLM_KIND, MllmPrompt
-from services.embed.training.llava_objectives import AnswerLoss, ConversationData, PictureData, SeeingLoss
-from services.embed.training.small_llava import (
+from services.jobs import training_options as options
+from services.jobs.interruption import interruptible, resumable
+from services.jobs.options import StoreUrl, command_line, multiple_of
+from services.jobs.publication import check_publication, publish_trained
+from services.jobs.training import Run, rank, train
+from services.nn.image_transform import ImageTransform
+from starters.embed.llava_objectives import AnswerLoss, ConversationData, PictureData, SeeingLoss
+from starters.embed.measures import ImagesPerClass, measure_colorshape
+from starters.embed.questions import Asked
+from starters.embed.small_llava import (
     HEAD_WIDTH,
     MEAN,
     PATCH_SIZE,
@@ -27,11 +31,6 @@ from services.embed.training.small_llava import (
     create_tokenizer,
     save_llava,
 )
-from services.jobs.interruption import interruptible, resumable
-from services.jobs.options import MAX_SEED, StoreUrl, command_line, multiple_of, output_folder, positive
-from services.jobs.publication import check_publication, publish_trained
-from services.jobs.training import Precision, Run, rank, train
-from services.nn.image_transform import ImageTransform
 
 NAME = "llava-shapes"
 STATEMENT = (
@@ -45,20 +44,18 @@ app = command_line(help="Train the small LLaVA that FocalLens-MLLM starts from."
 @app.command()
 @interruptible(resumable)
 def llava(
-    output: Annotated[
-        Path, typer.Option(callback=output_folder, help="Folder for the checkpoint, the log and the resume state.")
-    ],
+    output: options.RunFolder,
     warmup_steps: Annotated[
         int, typer.Option(min=1, help="Steps in which the image tower learns what pictures show.")
     ] = 1500,
     warmup_batch_size: Annotated[int, typer.Option(min=1, help="Images per step of them, over all processes.")] = 64,
     steps: Annotated[int, typer.Option(min=1, help="Steps in which the language model learns to answer.")] = 1500,
     batch_size: Annotated[int, typer.Option(min=1, help="Images per step of them, over all processes.")] = 32,
-    learning_rate: Annotated[float, typer.Option(callback=positive, help="Peak learning rate.")] = 2e-3,
-    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of the weights and the data.")] = 0,
-    precision: Annotated[Precision, typer.Option(help="Precision of the computation.")] = "bf16",
-    num_workers: Annotated[int, typer.Option(min=0, help="Number of processes that render and tokenize batches.")] = 0,
-    checkpoint_every: Annotated[int, typer.Option(min=1, help="Number of steps between resume states.")] = 500,
+    learning_rate: options.LearningRate = 2e-3,
+    seed: options.Seed = 0,
+    precision: options.ComputePrecision = "bf16",
+    num_workers: options.NumWorkers = 0,
+    checkpoint_every: options.CheckpointEvery = 500,
     questions: Annotated[int, typer.Option(min=1, help="Number of different questions about each picture.")] = 5,
     picture_share: Annotated[
         float,
@@ -73,12 +70,12 @@ def llava(
     image_size: Annotated[
         int, typer.Option(callback=multiple_of(PATCH_SIZE), help="Side of the images in pixels.")
     ] = 64,
-    images_per_class: Annotated[int, typer.Option(min=2, help="ColorShape images per class for the evaluation.")] = 125,
-    publish: Annotated[bool, typer.Option(help="Publish to the model store when done.")] = True,
+    images_per_class: ImagesPerClass = 125,
+    publish: options.Publish = True,
     store_url: StoreUrl = None,
 ) -> None:
     """Train the small LLaVA that FocalLens-MLLM starts from, on drawn pictures and questions."""
-    options = dict(locals())
+    given = dict(locals())
     check_publication(NAME, store_url, is_wanted=publish)
     warmup = Run(
         output, warmup_steps, warmup_batch_size, learning_rate, 0.01, 0.05, seed, stage="warmup",
@@ -95,15 +92,15 @@ def llava(
     train(warmup, SeeingLoss(model, transform), pictures)
     model.model.vision_tower.requires_grad_(False)
     prompt = MllmPrompt()
-    asked = Asked(questions, has_unconditional=False, unseen=UNSEEN_CONDITIONS, picture_share=picture_share)
+    asked = Asked(questions, has_unconditional=False, picture_share=picture_share)
     opening = tokenizer(prompt.prompt.partition(IMAGE)[0])["input_ids"]
     data = ConversationData(tokenizer, prompt, image_size, seed, run.num_examples, asked)
     train(run, AnswerLoss(model, opening, transform), data)
     if rank() == 0:
         directory = output / "checkpoint"
         save_llava(model, tokenizer, directory)
-        result = evaluate_colorshape(load_embedder(str(directory)), ColorShapeProtocol(num_per_class=images_per_class))
-        publish_trained(directory, NAME, MLLM_KIND, {**options, "statement": STATEMENT}, summary(result))
+        metrics = measure_colorshape(directory, images_per_class)
+        publish_trained(directory, NAME, MLLM_KIND, {**given, "statement": STATEMENT}, metrics)
 
 
 if __name__ == "__main__":

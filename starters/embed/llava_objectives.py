@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from services.embed.data.drawn_pictures import draw_batch
-from services.embed.data.triplets import Asked, triplet_batch
 from services.embed.model.mllm_checkpoint import INSTRUCTION, MllmPrompt
-from services.embed.training.objectives import AttributeHeads, Tokens
 from services.nn.image_transform import ImageTransform
+from starters.embed.clip_objectives import AttributeHeads, Tokens
+from starters.embed.drawn_pictures import draw_batch
+from starters.embed.questions import Asked, triplet_batch
 
 NOT_LEARNT = -100  # the label of a token that is not part of an answer
 

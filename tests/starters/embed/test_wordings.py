@@ -5,10 +5,11 @@ from random import Random
 
 import pytest
 
-from services.embed.data import wordings
-from services.embed.data.condition_words import ENGLISH, FOREIGN, FOREIGN_SENTENCES, OWN_QUESTIONS
-from services.embed.data.triplets import CONDITIONS, TEST_INSTRUCTIONS, draw_wording
+from services.embed.evaluation.colorshape import TEST_INSTRUCTIONS
 from services.jobs.visitor.wordings import COLOR_WORDINGS, SHAPE_WORDINGS
+from starters.embed import wordings
+from starters.embed.condition_words import ENGLISH, FOREIGN, FOREIGN_SENTENCES, OWN_QUESTIONS
+from starters.embed.questions import CONDITIONS, draw_wording
 
 
 def plain(text: str) -> str:
@@ -55,3 +56,10 @@ def test_unrelated_conditions_name_no_attribute_and_held_out_nouns_stay_so() -> 
     assert len(tuned) > 5 * len(held_out) > 500
     random = Random(0)
     assert len({wordings.draw_unrelated(random) for _ in range(2000)}) > 1500
+
+
+def test_the_instructions_asked_are_worded_as_no_training_wording_is() -> None:
+    random = Random(0)
+    trained = {draw_wording(condition, random) for condition in CONDITIONS for _ in range(500)}
+    assert not any(text.startswith("What is the") and "the image" in text for text in trained)
+    assert all(text.startswith("What is the") and "the image" in text for text in TEST_INSTRUCTIONS.values())
