@@ -38,6 +38,13 @@ delegate(app, "calibrate", "starters.generate.judging", "Calibrate a checkpoint 
 # curate
 
 # all services
+delegate(
+    app,
+    "visitor",
+    "starters.visitor.command",
+    "Ask a running Fovea what a visitor types and draws first: a held-out suite.",
+    "embed",
+)
 
 
 if __name__ == "__main__":

@@ -43,9 +43,10 @@ def imported(text: str, known: frozenset[str] = frozenset()) -> Iterator[tuple[i
                 yield node.lineno, full if full in known else node.module
 
 
-def import_graph(root: Path = ROOT) -> dict[str, set[str]]:
+def import_graph(root: Path = ROOT, *, with_starters: bool = False) -> dict[str, set[str]]:
     """The modules of ours that each of our modules imports."""
-    files = {module_name(path, root): path for path in sources(root)}
+    paths = [*sources(root), *(starter_sources(root) if with_starters else ())]
+    files = {module_name(path, root): path for path in paths}
     known = frozenset(files)
     return {
         name: {module for _, module in imported(path.read_text(), known) if module in known and module != name}

@@ -140,7 +140,7 @@ BUDGETS = {
     "services/cli": 2_900,
     "services/core": 12_400,
     "services/nn": 1_600,
-    "services/jobs": 6_900,
+    "services/jobs": 4_900,
     "services/curate": 5_600,
     "services/embed": 21_100,
     "services/generate": 13_600,

@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 
 import fovea_vllm
+import services.cli.main
+import starters.__main__
 from fovea_vllm.estimates import FIELDS as FIELDS_OF_ESTIMATES
 from fovea_vllm.request import FIELDS
 from services.core.settings import COMMAND_LINE_VARIABLES
@@ -29,12 +31,13 @@ README = (ROOT / "README.md").read_text()
 # One in a guide, over as many lines as are indented further.
 COMMAND = r"^ {4}curl (.*\n(?: {5,}.*\n)*)"
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "k8s/README.md")),
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "k8s/README.md", "starters/README.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 
 PYTHON_BLOCK = re.compile(r'^```python(?: title="([^"]*)")?\n(.*?)^```', re.MULTILINE | re.DOTALL)
 FIFTH_SERVICE = ROOT / "docs/guide/add-a-service.md"
+PROGRAMS = {"fovea": services.cli.main.app, "python -m starters": starters.__main__.app}
 # Of requests to vLLM with the plug-in, and the plug-in's package.
 PLUG_IN = {*FIELDS, *FIELDS_OF_ESTIMATES, fovea_vllm.__name__}
 # Of the service that the guide to adding one builds.
@@ -59,14 +62,14 @@ def test_commands_and_files_that_a_page_names_exist(page: Path) -> None:
         assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), f"make {target}"
     for link in re.findall(r"\]\((?!https?:)([^)#]+)\)", text):
         assert (page.parent / link).exists(), link
-    commands = {m.strip() for m in re.findall(r"(?:`|^ {4})fovea ((?:[a-z][a-z-]* ?)+)", text, re.MULTILINE)}
-    for command in sorted(commands):
+    commands = re.findall(r"(?:`|^ {4})(fovea|python -m starters) ((?:[a-z][a-z-]* ?)+)", text, re.MULTILINE)
+    for program, command in sorted(set(commands)):
         words = command.split()
-        known = {*subcommands(())}
+        known = {*subcommands((), PROGRAMS[program])}
         for i, word in enumerate(words):
             if known and word not in known:
-                raise AssertionError(f"fovea {command}: no {word!r} after fovea {' '.join(words[:i])}")
-            known = {*subcommands(tuple(words[: i + 1]))} if known else set()
+                raise AssertionError(f"{program} {command}: no {word!r} after {program} {' '.join(words[:i])}")
+            known = {*subcommands(tuple(words[: i + 1]), PROGRAMS[program])} if known else set()
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.relative_to(ROOT).as_posix())

@@ -237,13 +237,6 @@ delegate(
     "evaluate",
 )
 delegate(
-    evaluate,
-    "visitor",
-    "services.jobs.visitor.command",
-    "Ask a running Fovea what a visitor types and draws first: a held-out suite.",
-    "embed",
-)
-delegate(
     distill,
     "extract",
     "services.predict.extraction.command",

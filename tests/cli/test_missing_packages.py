@@ -77,7 +77,6 @@ def fovea(missing: list[str], *arguments: str, home: Path) -> subprocess.Complet
         ("evaluate distill --help", "evaluate"),
         ("evaluate compositionality --help", "evaluate"),
         ("evaluate suite --help", "evaluate"),
-        ("evaluate visitor --help", "embed"),
         ("curate audit --help", "evaluate"),
         ("curate measure --help", "evaluate"),
         ("distill extract --help", "predict"),

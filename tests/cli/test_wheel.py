@@ -106,7 +106,6 @@ def asked(url: str, question: dict[str, Any]) -> dict[str, Any]:
         ("embed-bulk photos --output embeddings", "1 image"),
         ("evaluate compositionality --help", "winoground"),
         ("curate review --help", "--token-file"),
-        ("evaluate visitor --services predict --url http://127.0.0.1:9", "no response from http://127.0.0.1:9/predict"),
         ("serve nosuch", "there is no 'nosuch'"),
     ],
 )

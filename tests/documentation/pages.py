@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from services.jobs.visitor.questions import SERVICES
+from starters.visitor.questions import SERVICES
 from tests.documentation import (
     api,
     benchmark_figures,

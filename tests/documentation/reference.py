@@ -59,9 +59,9 @@ def metrics_table() -> str:
 
 
 @functools.cache
-def subcommands(words: tuple[str, ...]) -> dict[str, str]:
-    """The commands of `fovea WORDS`, with the summary of each."""
-    command: Any = typer.main.get_command(app)
+def subcommands(words: tuple[str, ...], program: typer.Typer = app) -> dict[str, str]:
+    """The commands of `fovea WORDS`, or of another program's, with the summary of each."""
+    command: Any = typer.main.get_command(program)
     for word in words:
         command = command.commands[word]
         command = command.load() if isinstance(command, Delegate) else command

@@ -5,20 +5,20 @@ import statistics
 from typing import Any
 
 from services.curate.evaluation import recorded, recorded_trainings
-from services.jobs.visitor.questions import Service
-from services.jobs.visitor.results import RESULT_FILES as VISITOR_FILES
-from services.jobs.visitor.tables import make_case_table, make_reliability_table
-from services.jobs.visitor.tables import make_table as make_visitor_table
 from services.predict.evaluation.results import RESULT_FILES as STUDENT_FILES
 from services.predict.evaluation.tables import make_tables
 from services.score.evaluation.starter_tables import RESULT_FILES as CAPTION_FILES
 from services.score.evaluation.starter_tables import tables as caption_tables
+from starters.visitor.questions import Service
+from starters.visitor.results import RESULT_FILES as VISITOR_FILES
+from starters.visitor.tables import make_case_table, make_reliability_table
+from starters.visitor.tables import make_table as make_visitor_table
 from tests.documentation.blocks import ROOT, table
 
 RESULTS = ROOT / "docs" / "results"
 # `fovea evaluate litm` of three trainings that differ in their seed alone; the first is the starter.
 LITM_SEEDS = ["seed-0", "seed-1", "seed-2"]
-# `fovea evaluate visitor --run …`: the narrowly trained starters, and those that replace them.
+# `python -m starters visitor --run …`: the narrowly trained starters, and those that replace them.
 VISITOR_RUNS = ("before", "after")
 VANILLA, CALIBRATED = "Vanilla attention", "Calibrated attention"
 

@@ -12,9 +12,6 @@ import torch
 from benchmarks.hard_negative_trainings import BASE, CONTROL, PACKAGED, TESTS, TUNINGS
 from services.curate.evaluation import recorded_trainings
 from services.curate.evaluation.gains import form_accuracies
-from services.jobs.visitor.cases import read_cases
-from services.jobs.visitor.results import RESULT_FILES as VISITOR_FILES
-from services.jobs.visitor.rows import all_rows
 from services.predict.evaluation.results import RESULT_FILES as STUDENT_FILES
 from services.score.data.scene_captions import Facts, sentence
 from services.score.data.scenes import render_scenes
@@ -25,6 +22,9 @@ from services.score.fsc_clip import mean_local_similarity, token_cosines
 from services.score.model.checkpoint import FscClipCheckpoint, load_fsc_clip
 from services.score.model.dense_features import encode_images, encode_texts
 from services.score.training.scene_clip import IMAGE_SIDE
+from starters.visitor.cases import read_cases
+from starters.visitor.results import RESULT_FILES as VISITOR_FILES
+from starters.visitor.rows import all_rows
 from tests.documentation.benchmark_figures import latest
 from tests.documentation.blocks import ROOT
 from tests.documentation.ranking_figures import COLUMNS, SOURCES, ndcg, ranking_runs

@@ -6,10 +6,10 @@ from random import Random
 import pytest
 
 from services.embed.evaluation.colorshape import TEST_INSTRUCTIONS
-from services.jobs.visitor.wordings import COLOR_WORDINGS, SHAPE_WORDINGS
 from starters.embed import wordings
 from starters.embed.condition_words import ENGLISH, FOREIGN, FOREIGN_SENTENCES, OWN_QUESTIONS
 from starters.embed.questions import CONDITIONS, draw_wording
+from starters.visitor.wordings import COLOR_WORDINGS, SHAPE_WORDINGS
 
 
 def plain(text: str) -> str:

@@ -21,14 +21,15 @@ from typing import Any
 from rich.table import Table as RichTable
 
 from services.core.printable import printable
+from services.core.refusals import Refused
 from services.jobs.tables import MISSING
-from services.jobs.visitor.questions import SERVICES, Asked, Question, Service
-from services.jobs.visitor.results import ALL_CASES, CASES_SEED, Result
+from starters.visitor.questions import SERVICES, Asked, Question, Service
+from starters.visitor.results import ALL_CASES, CASES_SEED, Result
 
 FILE = "cases.jsonl"
 
 
-class BadCase(Exception):
+class BadCase(Refused):
     """A case that can't be asked; the message names the line."""
 
 

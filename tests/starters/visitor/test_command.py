@@ -1,4 +1,4 @@
-"""`fovea evaluate visitor` asks over HTTP, prints and saves what it measured, and says what failed in one line."""
+"""`python -m starters visitor` asks over HTTP, prints and saves what it measured, and says what failed in one line."""
 
 import json
 from pathlib import Path
@@ -8,20 +8,21 @@ import pytest
 from aiohttp import web
 from typer.testing import CliRunner, Result
 
-from services.cli.main import app
-from services.jobs.visitor.questions import Question
-from services.jobs.visitor.results import RESULT_FILES
-from services.jobs.visitor.rows import all_rows
-from services.jobs.visitor.suite import Plan
-from tests.jobs.visitor.answerers import perfect, serving, serving_app
+from starters.__main__ import app
+from starters.visitor.questions import Question
+from starters.visitor.results import RESULT_FILES
+from starters.visitor.rows import all_rows
+from starters.visitor.suite import Plan
 from tests.kept_port import kept_port
+from tests.starters.visitor.answerers import perfect, serving, serving_app
 
 COUNT = 8
 
 
-def fovea(*arguments: str, **environment: str) -> Result:
-    command = ["evaluate", "visitor", *arguments]
-    return CliRunner(env={"COLUMNS": "200", **environment}).invoke(app, command, prog_name="fovea")
+def visitor(*arguments: str, **environment: str) -> Result:
+    return CliRunner(env={"COLUMNS": "200", **environment}).invoke(
+        app, ["visitor", *arguments], prog_name="python -m starters"
+    )
 
 
 def questions(service: str, seeds: int = 1) -> list[Question]:
@@ -37,7 +38,7 @@ def printed(ended: Result) -> list[dict[str, Any]]:
 
 def test_a_service_that_is_always_right_gets_100_over_http() -> None:
     with serving(questions("generate", 2), perfect) as url:
-        ended = fovea("--url", url, "--services", "generate", "--seeds", "2", "--count", str(COUNT))
+        ended = visitor("--url", url, "--services", "generate", "--seeds", "2", "--count", str(COUNT))
     (result,) = printed(ended)
     for row in all_rows():
         if row.service == "generate":
@@ -51,7 +52,7 @@ def test_a_service_that_is_always_right_gets_100_over_http() -> None:
 
 def test_fixed_lists_are_asked_once_and_have_no_deviation() -> None:
     with serving(questions("predict"), perfect) as url:
-        ended = fovea("--url", url, "--services", "predict", "--seeds", "3", "--count", str(COUNT))
+        ended = visitor("--url", url, "--services", "predict", "--seeds", "3", "--count", str(COUNT))
     (result,) = printed(ended)
     assert {tuple(seeds) for seeds in result["scores"].values()} == {("0",)}
     assert "±" not in ended.stdout
@@ -61,7 +62,7 @@ def test_runs_are_compared_in_the_saved_file(tmp_path: Path) -> None:
     saved = str(tmp_path / "visitor.json")
     with serving(questions("predict"), perfect) as url:
         for run in ("before", "after"):
-            ended = fovea("--url", url, "--services", "predict", "--run", run, "--save", saved)
+            ended = visitor("--url", url, "--services", "predict", "--run", run, "--save", saved)
     head = next(line for line in ended.stdout.splitlines() if "asked" in line)
     assert head.index("before") < head.index("after")
     assert [result.run for result in RESULT_FILES.load([Path(saved)])] == ["before", "after"]
@@ -70,7 +71,7 @@ def test_runs_are_compared_in_the_saved_file(tmp_path: Path) -> None:
 def test_a_rejected_question_is_wrong_and_said_so() -> None:
     known = questions("predict")
     with serving([one for one in known if one.form == "label"], perfect) as url:
-        ended = fovea("--url", url, "--services", "predict")
+        ended = visitor("--url", url, "--services", "predict")
     (result,) = printed(ended)
     assert result["scores"]["everyday word problems: one step"] == {"0": 0.0}
     assert result["scores"]["inferences: all"] == {"0": 100.0}
@@ -83,10 +84,10 @@ def test_a_rejected_question_is_wrong_and_said_so() -> None:
 def test_the_key_is_read_from_the_environment_and_sent() -> None:
     with serving(questions("predict"), perfect, key="sesame") as url:
         arguments = ("--url", url, "--services", "predict", "--key-variable", "MY_KEY")
-        assert fovea(*arguments, MY_KEY="sesame").exit_code == 0
-        refused = fovea(*arguments, MY_KEY="wrong")
-        unset = fovea(*arguments)
-    assert one_line(refused) == f"fovea evaluate visitor: {url}/predict returned 401: Unknown key."
+        assert visitor(*arguments, MY_KEY="sesame").exit_code == 0
+        refused = visitor(*arguments, MY_KEY="wrong")
+        unset = visitor(*arguments)
+    assert one_line(refused) == f"python -m starters visitor: {url}/predict returned 401: Unknown key."
     assert unset.exit_code == 2
     assert "MY_KEY is not set" in unset.output
 
@@ -99,14 +100,14 @@ def one_line(ended: Result) -> str:
 
 def test_an_address_where_nothing_listens_is_one_line() -> None:
     with kept_port() as port:
-        line = one_line(fovea("--url", f"http://127.0.0.1:{port}", "--services", "predict"))
-    assert line.startswith(f"fovea evaluate visitor: no response from http://127.0.0.1:{port}/predict: ")
+        line = one_line(visitor("--url", f"http://127.0.0.1:{port}", "--services", "predict"))
+    assert line.startswith(f"python -m starters visitor: no response from http://127.0.0.1:{port}/predict: ")
 
 
 @pytest.mark.parametrize("url", ["gateway", "ftp://127.0.0.1:1"])
 def test_what_is_no_address_is_one_line(url: str) -> None:
-    line = one_line(fovea("--url", url, "--services", "predict"))
-    assert line == f"fovea evaluate visitor: {url} is not an HTTP address"
+    line = one_line(visitor("--url", url, "--services", "predict"))
+    assert line == f"python -m starters visitor: {url} is not an HTTP address"
 
 
 @pytest.mark.parametrize(
@@ -128,8 +129,8 @@ def test_another_server_is_one_line(response: web.Response, told: str) -> None:
     other = web.Application()
     other.router.add_post("/{path:.*}", answer)
     with serving_app(other) as url:
-        line = one_line(fovea("--url", url, "--services", "predict"))
-    assert line == f"fovea evaluate visitor: {url}{told}"
+        line = one_line(visitor("--url", url, "--services", "predict"))
+    assert line == f"python -m starters visitor: {url}{told}"
 
 
 def test_a_busy_service_is_asked_again() -> None:
@@ -149,7 +150,7 @@ def test_a_busy_service_is_asked_again() -> None:
     busy = web.Application()
     busy.router.add_post("/{path:.*}", answer)
     with serving_app(busy) as url:
-        (result,) = printed(fovea("--url", url, "--services", "predict", "--concurrency", "1"))
+        (result,) = printed(visitor("--url", url, "--services", "predict", "--concurrency", "1"))
     assert result["scores"]["everyday word problems: the README's, without its second sentence"] == {"0": 100.0}
 
 
@@ -163,7 +164,7 @@ def test_a_busy_service_is_asked_again() -> None:
     ],
 )
 def test_bad_options_are_refused_before_anything_is_asked(arguments: tuple[str, ...], told: str) -> None:
-    ended = fovea(*arguments)
+    ended = visitor(*arguments)
     assert ended.exit_code == 2
     assert told in " ".join(ended.output.replace("│", " ").split())
 
@@ -173,7 +174,7 @@ def test_a_seed_adds_to_the_seeds_that_were_saved(tmp_path: Path) -> None:
     with serving(questions("generate", 2), perfect) as url:
         for seeds in ("1", "2"):
             arguments = ("--services", "generate", "--count", str(COUNT), "--seeds", seeds, "--save", str(saved))
-            assert fovea("--url", url, *arguments).exit_code == 0
+            assert visitor("--url", url, *arguments).exit_code == 0
     (result,) = RESULT_FILES.load([saved])
     assert result.mean("answers: ordinary names") == 100
     assert result.deviation("answers: ordinary names") == 0

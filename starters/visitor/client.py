@@ -11,7 +11,8 @@ import orjson
 
 from services.core.openai_client import retry_after_s
 from services.core.printable import printable
-from services.jobs.visitor.questions import (
+from services.core.refusals import Refused
+from starters.visitor.questions import (
     PATHS,
     RELEVANCE_THRESHOLD,
     Asked,
@@ -32,7 +33,7 @@ _REJECTED = frozenset({400, 413, 422})
 _BUSY = frozenset({429, 503})
 
 
-class VisitorError(Exception):
+class VisitorError(Refused):
     """A failure that concerns all questions; the message is one line and can be shown to users."""
 
 

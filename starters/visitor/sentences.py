@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
-from services.jobs.visitor.questions import Question
+from starters.visitor.questions import Question
 
 LABELS = ("entailment", "neutral", "contradiction")
 README_PROBLEM = {
@@ -18,7 +18,7 @@ CAR = {"premise": "The car is red.", "hypothesis": "The car is blue.", "right": 
 
 def read_sentences(name: str) -> list[dict[str, Any]]:
     """Read one of the package's files: `problems`, `two_step_problems` or `inferences`."""
-    lines = files("services.jobs.visitor").joinpath(f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = files("starters.visitor").joinpath(f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
 
 

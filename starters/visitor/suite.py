@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.jobs.progress import Bars
-from services.jobs.visitor.client import VisitorClient
-from services.jobs.visitor.measures import Bin, calibration_error, reliability
-from services.jobs.visitor.questions import Asked, Service
-from services.jobs.visitor.results import Bins, Result
-from services.jobs.visitor.rows import Probe, Row, all_rows
+from starters.visitor.client import VisitorClient
+from starters.visitor.measures import Bin, calibration_error, reliability
+from starters.visitor.questions import Asked, Service
+from starters.visitor.results import Bins, Result
+from starters.visitor.rows import Probe, Row, all_rows
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from services.jobs.visitor.facts import (
+from starters.visitor.facts import (
     BESIDE_THE_POINT,
     RELATIONS,
     USUAL_RELATION,
@@ -16,7 +16,7 @@ from services.jobs.visitor.facts import (
     similar_pets,
     things,
 )
-from services.jobs.visitor.questions import Question
+from starters.visitor.questions import Question
 
 MAX_TOKENS = 32
 SYSTEM_PROMPT = "You answer questions about the documents that you are given. Keep your answers short."

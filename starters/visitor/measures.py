@@ -8,7 +8,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from services.jobs.visitor.questions import Asked, Question
+from starters.visitor.questions import Asked, Question
 
 NUM_BINS = 10
 

@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from itertools import permutations
 
-from services.jobs.visitor.sentences import LABELS, README_PROBLEM, read_sentences
+from starters.visitor.sentences import LABELS, README_PROBLEM, read_sentences
 from tests.imports import ROOT
 
 WORDS = {

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from functools import partial
 from random import Random
 
-from services.jobs.visitor import documents, facts
-from services.jobs.visitor.captions import KINDS, Kind, caption_questions
-from services.jobs.visitor.documents import Telling, answer_questions, rank_questions
-from services.jobs.visitor.galleries import (
+from starters.visitor import documents, facts
+from starters.visitor.captions import KINDS, Kind, caption_questions
+from starters.visitor.documents import Telling, answer_questions, rank_questions
+from starters.visitor.galleries import (
     ALL_RENDERINGS,
     MANY_WORDS,
     MIXED,
@@ -17,7 +17,7 @@ from services.jobs.visitor.galleries import (
     Words,
     gallery_question,
 )
-from services.jobs.visitor.measures import (
+from starters.visitor.measures import (
     Chance,
     Measure,
     accuracy,
@@ -30,8 +30,8 @@ from services.jobs.visitor.measures import (
     right_documents,
     without_a_match,
 )
-from services.jobs.visitor.questions import Question, Service
-from services.jobs.visitor.sentences import (
+from starters.visitor.questions import Question, Service
+from starters.visitor.sentences import (
     CAR,
     README_PROBLEM,
     groups,

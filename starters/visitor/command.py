@@ -1,4 +1,4 @@
-"""`fovea evaluate visitor`: ask a running Fovea what a visitor types and draws in the first minutes."""
+"""`python -m starters visitor`: ask a running Fovea what a visitor types and draws in the first minutes."""
 
 import asyncio
 import json
@@ -13,14 +13,12 @@ from rich.console import Console
 
 from services.jobs.options import among, command_line, results_file
 from services.jobs.progress import Bars, standard_bars
-from services.jobs.visitor.cases import BadCase, Case, case_report, case_results, read_cases
-from services.jobs.visitor.client import DEFAULT_URL, Address, VisitorClient, VisitorError
-from services.jobs.visitor.questions import RELEVANCE_THRESHOLD, SERVICES, Service
-from services.jobs.visitor.results import RESULT_FILES, Result
-from services.jobs.visitor.suite import Plan, ask_service
-from services.jobs.visitor.tables import make_case_table, make_reliability_table, make_table
-
-EXIT_FAILED = 1
+from starters.visitor.cases import BadCase, Case, case_report, case_results, read_cases
+from starters.visitor.client import DEFAULT_URL, Address, VisitorClient
+from starters.visitor.questions import RELEVANCE_THRESHOLD, SERVICES, Service
+from starters.visitor.results import RESULT_FILES, Result
+from starters.visitor.suite import Plan, ask_service
+from starters.visitor.tables import make_case_table, make_reliability_table, make_table
 
 app = command_line()
 
@@ -60,17 +58,13 @@ def visitor(
     chosen = among(services, SERVICES, "--services")
     address = Address(url, _key(key_variable), concurrency, relevance_threshold)
     console = Console(highlight=False)
-    try:
-        if cases is None:
-            results = asyncio.run(_ask_rows(chosen, Plan(run, tuple(range(seeds)), count), address))
-        else:
-            asked = [case for case in read_cases(cases) if case.service in chosen]
-            if not asked:
-                raise BadCase(f"{cases} holds no cases of {services}")
-            results = asyncio.run(_ask_cases(asked, run, address, console))
-    except (VisitorError, BadCase, OSError) as error:
-        typer.echo(f"fovea evaluate visitor: {error}", err=True)
-        raise typer.Exit(EXIT_FAILED) from None
+    if cases is None:
+        results = asyncio.run(_ask_rows(chosen, Plan(run, tuple(range(seeds)), count), address))
+    else:
+        asked = [case for case in read_cases(cases) if case.service in chosen]
+        if not asked:
+            raise BadCase(f"{cases} holds no cases of {services}")
+        results = asyncio.run(_ask_cases(asked, run, address, console))
     _report(results, save, console)
 
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from services.jobs.tables import MISSING, Table, with_error
-from services.jobs.visitor.measures import NUM_BINS
-from services.jobs.visitor.questions import SERVICES, Service
-from services.jobs.visitor.results import ALL_CASES, Result
-from services.jobs.visitor.rows import Row, all_rows
+from starters.visitor.measures import NUM_BINS
+from starters.visitor.questions import SERVICES, Service
+from starters.visitor.results import ALL_CASES, Result
+from starters.visitor.rows import Row, all_rows
 
 TITLES: dict[Service, str] = {
     "embed": "embed: retrieval under a condition, mAP",

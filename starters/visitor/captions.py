@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
-from services.jobs.visitor.backgrounds import Background
-from services.jobs.visitor.pictures import USUAL_COLORS, USUAL_SHAPES, Pattern, Picture, Thing, encode_picture
-from services.jobs.visitor.questions import Question
+from starters.visitor.backgrounds import Background
+from starters.visitor.pictures import USUAL_COLORS, USUAL_SHAPES, Pattern, Picture, Thing, encode_picture
+from starters.visitor.questions import Question
 
 NUMBERS = ("one", "two", "three", "four", "five")
 # Columns and rows of a grid that keeps up to five things apart.

@@ -8,9 +8,9 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from services.cli.main import app
-from services.jobs.visitor.cases import BadCase, read_cases
-from tests.jobs.visitor.answerers import perfect, serving
+from starters.__main__ import app
+from starters.visitor.cases import BadCase, read_cases
+from tests.starters.visitor.answerers import perfect, serving
 
 CASES: list[dict[str, Any]] = [
     {
@@ -43,7 +43,7 @@ def test_every_kind_of_case_is_asked_and_the_right_ones_are_counted(folder: Path
     cases = read_cases(folder)
     saved = tmp_path / "results" / "visitor.json"
     with serving([case.question for case in cases], perfect) as url:
-        arguments = ["evaluate", "visitor", "--url", url, "--cases", str(folder), "--save", str(saved)]
+        arguments = ["visitor", "--url", url, "--cases", str(folder), "--save", str(saved)]
         ended = CliRunner(env={"COLUMNS": "200"}).invoke(app, arguments)
     assert ended.exit_code == 0, ended.output
     results = json.loads(ended.stdout.splitlines()[-1])
@@ -56,7 +56,7 @@ def test_every_kind_of_case_is_asked_and_the_right_ones_are_counted(folder: Path
 
 def test_of_the_cases_only_those_of_the_chosen_services_are_asked(folder: Path) -> None:
     cases = [case for case in read_cases(folder) if case.service == "predict"]
-    arguments = ["evaluate", "visitor", "--cases", str(folder), "--services"]
+    arguments = ["visitor", "--cases", str(folder), "--services"]
     with serving([case.question for case in cases], perfect) as url:
         ended = CliRunner(env={"COLUMNS": "200"}).invoke(app, [*arguments, "predict", "--url", url])
     assert ended.exit_code == 0, ended.output
@@ -70,9 +70,7 @@ def test_of_the_cases_only_those_of_the_chosen_services_are_asked(folder: Path) 
 def test_a_rejected_case_is_wrong_and_said_so(folder: Path) -> None:
     cases = read_cases(folder)
     with serving([case.question for case in cases[1:]], perfect) as url:
-        ended = CliRunner(env={"COLUMNS": "200"}).invoke(
-            app, ["evaluate", "visitor", "--url", url, "--cases", str(folder)]
-        )
+        ended = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["visitor", "--url", url, "--cases", str(folder)])
     assert ended.exit_code == 0, ended.output
     told = "1 question was rejected, which counts as wrong: /embed returned 413: query: is too long."
     assert told in ended.stderr.splitlines()
@@ -117,8 +115,8 @@ def test_a_folder_without_cases_is_refused_in_one_line(tmp_path: Path) -> None:
     for text in (None, "", "not JSON"):
         if text is not None:
             (tmp_path / "cases.jsonl").write_text(text)
-        ended = CliRunner().invoke(app, ["evaluate", "visitor", "--cases", str(tmp_path)])
+        ended = CliRunner().invoke(app, ["visitor", "--cases", str(tmp_path)], prog_name="python -m starters")
         assert ended.exit_code == 1
         [line] = ended.stderr.splitlines()
-        assert line.startswith("fovea evaluate visitor: ")
+        assert line.startswith("python -m starters visitor: ")
         assert "cases.jsonl" in line

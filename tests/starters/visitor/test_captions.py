@@ -5,8 +5,8 @@ from random import Random
 
 import pytest
 
-from services.jobs.visitor.captions import KINDS, NUMBERS, Pair
-from services.jobs.visitor.pictures import Thing
+from starters.visitor.captions import KINDS, NUMBERS, Pair
+from starters.visitor.pictures import Thing
 
 PAIR = re.compile(r"an? (\w+) (\w+) ([a-z ]+?) an? (\w+) (\w+)$")
 # Which coordinate a relation compares, and whether the first thing has the smaller one.

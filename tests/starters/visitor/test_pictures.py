@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from services.jobs.visitor.backgrounds import Background
-from services.jobs.visitor.galleries import ALL_RENDERINGS, MANY_WORDS, MIXED, USUAL, gallery_question
-from services.jobs.visitor.pictures import COLORS, SHAPES, Picture, Thing, draw_picture, encode_picture
+from starters.visitor.backgrounds import Background
+from starters.visitor.galleries import ALL_RENDERINGS, MANY_WORDS, MIXED, USUAL, gallery_question
+from starters.visitor.pictures import COLORS, SHAPES, Picture, Thing, draw_picture, encode_picture
 
 BACKGROUNDS: tuple[Background, ...] = get_args(Background)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score
 
-from services.jobs.visitor.measures import (
+from starters.visitor.measures import (
     Bin,
     calibration_error,
     leave_one_out_map,
@@ -14,7 +14,7 @@ from services.jobs.visitor.measures import (
     right_documents,
     without_a_match,
 )
-from services.jobs.visitor.questions import Asked, Question, Reply
+from starters.visitor.questions import Asked, Question, Reply
 
 
 def test_retrieval_is_scored_as_scikit_learn_scores_it() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from aiohttp import web
 
-from services.jobs.visitor.questions import PATHS, Question
+from starters.visitor.questions import PATHS, Question
 
 REFUSAL = "The documents do not say."
 Answerer = Callable[[Question], dict[str, Any]]

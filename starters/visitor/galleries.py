@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from random import Random
 
-from services.jobs.visitor.backgrounds import Background
-from services.jobs.visitor.pictures import COLORS, SHAPES, USUAL_COLORS, USUAL_SHAPES, Picture, Thing, encode_picture
-from services.jobs.visitor.questions import Question
-from services.jobs.visitor.wordings import COLOR_WORDINGS, SHAPE_WORDINGS
+from starters.visitor.backgrounds import Background
+from starters.visitor.pictures import COLORS, SHAPES, USUAL_COLORS, USUAL_SHAPES, Picture, Thing, encode_picture
+from starters.visitor.questions import Question
+from starters.visitor.wordings import COLOR_WORDINGS, SHAPE_WORDINGS
 
 # A rendering changes a plain drawing.
 Rendering = Callable[[Picture, Random], Picture]

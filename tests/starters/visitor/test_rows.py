@@ -6,9 +6,9 @@ from statistics import fmean
 
 import pytest
 
-from services.jobs.visitor.questions import Asked, Question, read_response
-from services.jobs.visitor.rows import Row, all_rows
-from tests.jobs.visitor.answerers import Answerer, guessing, perfect
+from starters.visitor.questions import Asked, Question, read_response
+from starters.visitor.rows import Row, all_rows
+from tests.starters.visitor.answerers import Answerer, guessing, perfect
 
 COUNT = 8
 ROWS = {f"{row.service}: {row.key}": row for row in all_rows()}

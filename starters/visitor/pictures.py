@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from PIL import Image, ImageDraw
 
-from services.jobs.visitor.backgrounds import Background, Color, Size, paint_background
+from starters.visitor.backgrounds import Background, Color, Size, paint_background
 
 # Shapes are drawn larger by this factor and then reduced, which smooths their edges.
 SUPERSAMPLING = 3

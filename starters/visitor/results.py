@@ -6,7 +6,7 @@ from operator import attrgetter
 from typing import Any, Literal, TypeVar
 
 from services.jobs.result_files import ResultFiles
-from services.jobs.visitor.questions import Service
+from starters.visitor.questions import Service
 
 ALL_CASES = "cases made by hand"
 CASES_SEED = "0"

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from services.jobs.visitor.questions import Asked, BadResponse, Question, Reply, read_response
+from starters.visitor.questions import Asked, BadResponse, Question, Reply, read_response
 
 QUESTION = Question("answer", {}, ("red cat",), ("red cat", "old dog"), 0)
 UNANSWERABLE = Question("answer", {}, ())
