@@ -32,6 +32,8 @@ delegate(
 delegate(app, "calibrate", "starters.generate.judging", "Calibrate a checkpoint with generated questions.", "evaluate")
 
 # predict
+delegate(train, "distill", "starters.predict.train", "Train a small T5 on generated rows and rationales.", "train")
+delegate(app, "distill-sweep", "starters.predict.sweep", "Compare the methods of `train distill`.", "train")
 
 # score
 

@@ -144,7 +144,7 @@ BUDGETS = {
     "services/curate": 5_600,
     "services/embed": 21_100,
     "services/generate": 13_600,
-    "services/predict": 14_800,
+    "services/predict": 7_800,
     "services/score": 15_000,
     "starters": 22_000,
     "vllm_plugin": 2_200,

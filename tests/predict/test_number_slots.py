@@ -5,8 +5,8 @@ import random
 import pytest
 
 from services.predict.arithmetic import evaluate
-from services.predict.data.problems import draw_problem
 from services.predict.number_slots import SLOTS, hide_numbers, in_canonical_order
+from starters.predict.problems import draw_problem
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from typing import Annotated, Any, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from services.core.store.manifest import MAX_NAME_LENGTH, NAME_PATTERN
-from services.predict.data.generated import GENERATED_TASKS
 from services.predict.data.parsing import parse_json, parse_yaml
 from services.predict.data.rows import BadData
 from services.predict.model.task_description import FIELD_NAME, StrictFile, TaskFields, complaint_of
@@ -43,6 +42,8 @@ class TaskFile(TaskFields):
 
     label: str = "label"
     rationale: str = "rationale"
+    test_share: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    split_seed: Annotated[int, Field(ge=0)] = 0
     prompt: OwnPrompt | None = None
 
     @field_validator("labels", "fields", mode="before")
@@ -59,7 +60,7 @@ class TaskFile(TaskFields):
     def _makes_sense(self) -> Self:
         if NAME_PATTERN.fullmatch(self.task) is None:
             raise ValueError(f"task: its name consists of a-z, 0-9, '.', '_' and '-', at most {MAX_NAME_LENGTH}")
-        if self.task in TASKS or self.task in GENERATED_TASKS:
+        if self.task in TASKS:
             raise ValueError(f"task: {self.task} is the name of a task that is built in")
         if self.label == self.rationale:
             raise ValueError(f"rationale: {self.rationale!r} is the key of the label")
@@ -80,6 +81,10 @@ class TaskFile(TaskFields):
             raise ValueError("separator: a template needs none")
         return self
 
+    def own(self) -> "OwnTask":
+        """Return the task with what a training needs of its rows."""
+        return OwnTask(self.to_task(), self.label, self.rationale, self.test_share, self.split_seed)
+
 
 @dataclass(frozen=True)
 class OwnTask:
@@ -93,12 +98,6 @@ class OwnTask:
     rationale: str
     test_share: float = 0.1
     split_seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.test_share < 1:
-            raise ValueError(f"test_share must be above 0 and below 1, not {self.test_share}")
-        if self.split_seed < 0:
-            raise ValueError(f"split_seed is 0 or more, not {self.split_seed}")
 
 
 def read_task_file(path: Path) -> TaskFile:

@@ -5,8 +5,8 @@ several sweeps. Both also draw the dissertation's figures.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, get_args
@@ -20,16 +20,16 @@ from services.jobs.options import among, command_line, output_folder, parse_numb
 from services.jobs.plots import draw
 from services.predict.data.published import read_outputs, read_rows
 from services.predict.data.rows import BadData, LabelSource, join
-from services.predict.data.task_file import OwnTask, read_task_file
+from services.predict.data.task_file import read_task_file
 from services.predict.evaluation.figures import figures
 from services.predict.evaluation.results import FEW_SHOT_COT, RESULT_FILES, Result
 from services.predict.evaluation.sweep import PALM, Grid, Sweep, Teacher, collect, path_of_task
-from services.predict.evaluation.sweep_cell import SweepError
+from services.predict.evaluation.sweep_cell import Cell, SweepError
 from services.predict.evaluation.sweep_progress import SweepProgress
 from services.predict.evaluation.tables import make_tables, print_tables
-from services.predict.tasks import RELEASED_PREFIXES, SVAMP, Prefixes
+from services.predict.tasks import SVAMP
 from services.predict.training import options as option
-from services.predict.training.recipe import METHODS, Recipe
+from services.predict.training.recipe import METHODS, Recipe, read_recipe
 from services.predict.training.sources import PUBLISHED_TASKS, DataSource
 
 EXIT_FAILED = 1
@@ -48,28 +48,36 @@ def choose_job() -> None:
     """Evaluate distilled students by the dissertation's protocol."""
 
 
+Output = Annotated[Path, typer.Option(callback=output_folder, help="Folder of a new or existing sweep.")]
+Models = Annotated[
+    str,
+    typer.Option(help="T5 folders, or tiny, mini, small, base, … to train from scratch, comma-separated."),
+]
+Fractions = Annotated[str, typer.Option(help="Fractions of the training data.")]
+Methods = Annotated[str, typer.Option(help=f"Among {', '.join(METHODS)}.")]
+Seeds = Annotated[str, typer.Option(help="Seeds of training and of the fractions.")]
+Workers = Annotated[int, typer.Option(min=1, help="Number of students trained at a time, each in its own process.")]
+ScoresOnly = Annotated[bool, typer.Option("--scores-only", help="Do not keep the students' checkpoints.")]
+Save = Annotated[
+    Path | None, typer.Option(callback=results_file(RESULT_FILES.load), help="File to add the results to.")
+]
+ReportOnly = Annotated[bool, typer.Option("--report-only", help="Only report the existing results.")]
+
+
 @app.command()
 def sweep(
-    output: Annotated[Path, typer.Option(callback=output_folder, help="Folder of a new or existing sweep.")],
+    output: Output,
     tasks: Annotated[
-        str,
-        typer.Option(
-            help="esnli, anli1, cqa, svamp, word-problems, inferences or task files (.yaml, .json), comma-separated."
-        ),
-    ] = "word-problems",
+        str, typer.Option(help="esnli, anli1, cqa, svamp or task files (.yaml, .json), comma-separated.")
+    ] = "",
     data: Annotated[
         Path | None, typer.Option(help="Folder of the published data sets, or rows of your own task.")
     ] = None,
-    models: Annotated[
-        str,
-        typer.Option(
-            help="T5 folders, or tiny, mini, small, base, … to train from scratch, separated by commas: tiny,./t5-base."
-        ),
-    ] = "mini",
-    fractions: Annotated[str, typer.Option(help="Fractions of the training data.")] = "1,0.5,0.25,0.125",
-    methods: Annotated[str, typer.Option(help=f"Among {', '.join(METHODS)}.")] = "standard,step-by-step",
+    models: Models = "mini",
+    fractions: Fractions = "1,0.5,0.25,0.125",
+    methods: Methods = "standard,step-by-step",
     labels: Annotated[str, typer.Option(help="Labels to learn: human, llm or human,llm.")] = "human",
-    seeds: Annotated[str, typer.Option(help="Seeds of training and of the fractions.")] = "0,1,2,3",
+    seeds: Seeds = "0,1,2,3",
     rationales: Annotated[
         list[str] | None,
         typer.Option(
@@ -79,52 +87,43 @@ def sweep(
         ),
     ] = None,
     augment: Annotated[bool, typer.Option("--augment", help="Also train svamp with ASDiv's problems.")] = False,
-    drop_empty: option.DropEmpty = False,
-    num_train: option.NumTrain = DataSource.num_train,
-    num_valid: Annotated[int, typer.Option(min=1, help="Number of generated validation rows.")] = DataSource.num_valid,
-    num_test: Annotated[int, typer.Option(min=1, help="Number of generated test rows.")] = DataSource.num_test,
-    alpha: option.Alpha = None,
-    rationale_weight: option.RationaleWeight = None,
-    label_prefix: option.LabelPrefix = RELEASED_PREFIXES.label,
-    rationale_prefix: option.RationalePrefix = RELEASED_PREFIXES.rationale,
-    learning_rate: option.LearningRate = Recipe.learning_rate,
-    batch_size: Annotated[int, typer.Option(help="Examples per step.")] = Recipe.batch_size,
-    steps: option.Steps = Recipe.num_steps,
-    evaluate_every: option.EvaluateEvery = Recipe.evaluate_every,
-    warmup_steps: option.WarmupSteps = Recipe.warmup_steps,
-    micro_batch_size: option.MicroBatchSize = None,
-    max_input_tokens: option.MaxInputTokens = Recipe.max_input_tokens,
-    max_target_tokens: option.MaxTargetTokens = Recipe.max_target_tokens,
-    max_new_tokens: option.MaxNewTokens = Recipe.max_new_tokens,
-    max_evaluated: option.MaxEvaluated = None,
-    max_gradient_norm: option.MaxGradientNorm = Recipe.max_gradient_norm,
-    lora_rank: option.LoraRank = None,
-    precision: option.Precision = "float32",
-    gradient_checkpointing: option.GradientCheckpointing = False,
-    vocab_size: Annotated[int, typer.Option(help="Vocabulary size of students trained from scratch.")] = 4_096,
-    workers: Annotated[
-        int, typer.Option(min=1, help="Number of students trained at a time, each in its own process.")
-    ] = 1,
-    scores_only: Annotated[bool, typer.Option("--scores-only", help="Do not keep the students' checkpoints.")] = False,
-    save: Annotated[
-        Path | None,
-        typer.Option(callback=results_file(RESULT_FILES.load), help="File to add the results to."),
-    ] = None,
-    report_only: Annotated[bool, typer.Option("--report-only", help="Only report the existing results.")] = False,
+    recipe: option.RecipeFile = None,
+    steps: option.Steps = None,
+    batch_size: option.BatchSize = None,
+    learning_rate: option.LearningRate = None,
+    workers: Workers = 1,
+    scores_only: ScoresOnly = False,
+    save: Save = None,
+    report_only: ReportOnly = False,
 ) -> None:
     """Train a student for each combination of the options, and print the dissertation's tables.
 
     Run the same command again to continue. The exit status is 1 if a student failed; the others are still trained.
     """
     options: dict[str, Any] = dict(locals())
+    run_sweep("fovea evaluate distill sweep", options, lambda: _grid(options).cells(), lambda: _published(options))
+
+
+def run_sweep(
+    command: str,
+    options: Mapping[str, Any],
+    cells: Callable[[], Sequence[Cell]],
+    known: Callable[[], Sequence[Result]] = list,
+) -> None:
+    """Run the cells of a sweep's command, if it does not only report, and report their results and those `known`.
+
+    Raises Exit with the status of the command.
+    """
     console = Console(stderr=True, highlight=False)
+    output, num_failed = options["output"], 0
     try:
-        num_failed = 0 if report_only else _run(_grid(options), output, workers, console, is_lean=scores_only)
-        published = [task for task in split(tasks) if task in PUBLISHED_TASKS]
-        teachers = [few_shot_cot_of(task, data) for task in published] if data is not None else []
-        results = report([teacher for teacher in teachers if teacher is not None], output, save)
+        if not options["report_only"]:
+            work = Sweep(cells(), output, is_lean=options["scores_only"])
+            with SweepProgress(work, options["workers"], console) as progress:
+                num_failed = work.run(progress, options["workers"])
+        results = report(known(), output, options["save"])
     except (BadData, OutputError, SweepError, OSError, ValueError) as error:
-        console.print(f"fovea evaluate distill sweep: {error}", markup=False, soft_wrap=True)
+        console.print(f"{command}: {error}", markup=False, soft_wrap=True)
         raise typer.Exit(EXIT_FAILED) from None
     except KeyboardInterrupt:
         console.print("Stopped. Run the same command to continue.")
@@ -197,29 +196,27 @@ def few_shot_cot_of(task: str, folder: Path) -> Result | None:
     return Result(task, "human", PALM, FEW_SHOT_COT, 0.0, PALM, {"-": {"test_accuracy": fmean(right)}})
 
 
-def _run(grid: Grid, output: Path, num_workers: int, console: Console, *, is_lean: bool) -> int:
-    """Run the sweep and return the number of cells that failed."""
-    sweep = Sweep(grid.cells(), output, is_lean=is_lean)
-    with SweepProgress(sweep, num_workers, console) as progress:
-        return sweep.run(progress, num_workers)
+def _published(options: Mapping[str, Any]) -> list[Result]:
+    """The results of PaLM itself on the published tasks of a sweep, where its outputs are in the data folder."""
+    tasks = [task for task in split(options["tasks"]) if task in PUBLISHED_TASKS and options["data"] is not None]
+    return [result for task in tasks if (result := few_shot_cot_of(task, options["data"])) is not None]
 
 
 def _grid(options: Mapping[str, Any]) -> Grid:
     """Make the grid from the command's options. Raises BadParameter and ValueError."""
     return Grid(
         tuple(_sources(options)),
-        _models(options["models"]),
+        models_of(options["models"]),
         among(options["methods"], METHODS, "--methods"),
         among(options["labels"], LABEL_SOURCES, "--labels"),
         tuple(map(_teacher, options["rationales"] or [RELEASED])),
         parse_numbers(options["fractions"], float, "--fractions"),
         parse_numbers(options["seeds"], int, "--seeds"),
-        _recipe(options),
-        options["vocab_size"],
+        recipe_of(Recipe, options),
     )
 
 
-def _models(text: str) -> tuple[str, ...]:
+def models_of(text: str) -> tuple[str, ...]:
     """Split a list of models. Raises BadParameter for one that is neither a T5's folder nor a shape."""
     from services.predict.training.initialisation import SHAPES  # which imports torch
 
@@ -231,36 +228,25 @@ def _models(text: str) -> tuple[str, ...]:
     return models
 
 
-def _recipe(options: Mapping[str, Any]) -> Recipe:
-    """Make the recipe from the options, except for the method and the seed."""
-    alpha = Recipe.alpha if options["alpha"] is None else options["alpha"]
-    if options["rationale_weight"] is not None:
-        if options["alpha"] is not None:
-            raise typer.BadParameter("give --alpha or --rationale-weight, not both")
-        from services.predict.distillation import alpha_of
-
-        alpha = alpha_of(options["rationale_weight"])
-    prefixes = Prefixes(options["label_prefix"], options["rationale_prefix"])
-    same = {field.name: options[field.name] for field in fields(Recipe) if field.name in options}
-    return Recipe(**{**same, "alpha": alpha, "prefixes": prefixes, "num_steps": options["steps"]})
+def recipe_of(kind: type[Recipe], options: Mapping[str, Any]) -> Recipe:
+    """Make the recipe of a sweep's options, except for the method and the seed. Raises OSError and ValueError."""
+    return read_recipe(
+        kind, options["recipe"], {name: options[name] for name in ("steps", "batch_size", "learning_rate")}
+    )
 
 
 def _sources(options: Mapping[str, Any]) -> Iterator[DataSource]:
-    drop_empty = options["drop_empty"]
+    if not options["tasks"]:
+        raise typer.BadParameter("name at least one task", param_hint="--tasks")
     for task in split(options["tasks"]):
-        if task in PUBLISHED_TASKS:
-            yield DataSource(task, options["data"], drop_empty=drop_empty)
-        elif Path(task).suffix in TASK_FILE_SUFFIXES:
+        if Path(task).suffix in TASK_FILE_SUFFIXES:
             file = read_task_file(Path(task))
             rows = None if options["data"] is None else path_of_task(options["data"], file.task)
-            yield DataSource(
-                file.task, rows, drop_empty=drop_empty, own=OwnTask(file.to_task(), file.label, file.rationale)
-            )
+            yield DataSource(file.task, rows, own=file.own())
         else:
-            numbers = {name: options[name] for name in ("num_train", "num_valid", "num_test")}
-            yield DataSource(task, drop_empty=drop_empty, **numbers)
+            yield DataSource(task, options["data"])
         if task == SVAMP.name and options["augment"]:
-            yield DataSource(task, options["data"], drop_empty=drop_empty, augment=True)
+            yield DataSource(task, options["data"], augment=True)
 
 
 def _teacher(text: str) -> Teacher:

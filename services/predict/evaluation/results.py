@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 from services.jobs.result_files import ResultFiles
 from services.predict.data.rows import LabelSource
-from services.predict.tasks import ANLI1, ASDIV, CQA, ESNLI, SVAMP
+from services.predict.tasks import ANLI1, CQA, ESNLI, SVAMP
 from services.predict.training.recipe import Method
+from services.predict.training.sources import AUGMENTED
 
 # The teacher itself, prompted with demonstrations, on the test split: the baseline of the students.
 FEW_SHOT_COT: Literal["few-shot-cot"] = "few-shot-cot"
-AUGMENTED = f"+{ASDIV.name}"  # suffix of the name of data augmented with another data set's problems
 
 DATA_NAMES = {ESNLI.name: "e-SNLI", ANLI1.name: "ANLI", CQA.name: "CQA", SVAMP.name: "SVAMP"}  # in published order
 METHOD_NAMES = {

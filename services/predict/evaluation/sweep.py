@@ -24,7 +24,6 @@ from services.predict.training.recipe import Method, Recipe
 from services.predict.training.sources import DataSource
 
 PALM = "PaLM 540B"
-TEMPLATES = "templates"  # the source of the rationales of generated data
 OWN_ROWS = "rows"  # the source of the rationales of a user's own task, unless a teacher wrote them
 
 
@@ -61,7 +60,6 @@ class Grid:
     fractions: tuple[float, ...]
     seeds: tuple[int, ...]
     recipe: Recipe
-    vocab_size: int
 
     def cells(self) -> list[Cell]:
         """List every student once, all students of a seed before those of the next.
@@ -81,8 +79,6 @@ class Grid:
         ))  # fmt: skip
 
     def _teachers(self, source: DataSource, labels: LabelSource, method: Method) -> Sequence[Teacher]:
-        if source.is_generated:
-            return [Teacher(TEMPLATES)]
         teachers = self.teachers[:1] if _is_untaught(labels, method) else self.teachers
         if source.own is None:
             return teachers
@@ -98,10 +94,9 @@ class Grid:
         teacher: Teacher,
         seed: int,
     ) -> Cell:
-        rationales = None if source.is_generated else teacher.rationales_of(source.task)
-        data = replace(source, labels=labels, fraction=fraction, rationales=rationales)
+        data = replace(source, labels=labels, fraction=fraction, rationales=teacher.rationales_of(source.task))
         recipe = replace(self.recipe, method=method, seed=seed)
-        return Cell(data, model, recipe, self.vocab_size, None if _is_untaught(labels, method) else teacher.name)
+        return Cell(data, model, recipe, None if _is_untaught(labels, method) else teacher.name)
 
 
 def _is_untaught(labels: LabelSource, method: Method) -> bool:

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from services.jobs.interruption import ignore_interrupts
-from services.predict.evaluation.results import AUGMENTED, RESULT_FILES, Result
+from services.predict.evaluation.results import RESULT_FILES, Result
 from services.predict.training.recipe import Recipe
-from services.predict.training.sources import DataSource
+from services.predict.training.sources import Source
 
 SCORES, LOG, LOCK = "scores.json", "log.txt", "lock"
 CHECKPOINT = "checkpoint"
@@ -36,15 +36,14 @@ class SweepError(ValueError):
 
 @dataclass(frozen=True)
 class Cell:
-    """A student of a sweep; data, model, recipe and `vocab_size` are those of `StudentRun`.
+    """A student of a sweep; data, model and recipe are those of `StudentRun`.
 
     `teacher` is the name in tables of the teacher whose outputs it learns from, None if it learns from none.
     """
 
-    data: DataSource
+    data: Source
     model: str
     recipe: Recipe
-    vocab_size: int
     teacher: str | None
 
     @property
@@ -58,13 +57,10 @@ class Cell:
     def result(self, scores: dict[str, float]) -> Result:
         """Make the cell's result from the scores."""
         data = self.data
-        settings = {**json.loads(json.dumps(asdict(self.recipe))), "vocab_size": self.vocab_size}
-        settings |= {"drop_empty": data.drop_empty}
-        if data.is_generated:
-            settings |= {"num_train": data.num_train, "num_valid": data.num_valid, "num_test": data.num_test}
+        settings = {**json.loads(json.dumps(asdict(self.recipe))), **data.settings()}
         del settings["method"], settings["seed"]
         return Result(
-            data.task + (AUGMENTED if data.augment else ""), data.labels, Path(self.model).name, self.recipe.method,
+            data.name, data.labels, Path(self.model).name, self.recipe.method,
             float(data.fraction), self.teacher, {str(self.recipe.seed): scores}, settings,
         )  # fmt: skip
 
@@ -129,7 +125,7 @@ def run_cell(cell: Cell, folder: Path, connection: Connection, terms: Terms) -> 
             connection.send(line)
 
         _limit_threads(terms.num_threads)
-        run = StudentRun(cell.data, cell.model, cell.recipe, cell.vocab_size)
+        run = StudentRun(cell.data, cell.model, cell.recipe)
         outcome = run_student(run, folder, report)
         scores = {
             "test_accuracy": outcome.test_accuracy,

@@ -1,11 +1,11 @@
 """Training texts as tensors: batch t depends only on t, on any number of processes.
 
-Shapes: B examples, T tokens of the longest input, U those of the longest target, P probes.
+Shapes: B examples, T tokens of the longest input, U those of the longest target.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -13,7 +13,6 @@ from torch import Tensor
 
 from services.predict.data.rows import Example
 from services.predict.distillation import IGNORED
-from services.predict.training.probes import TokenLabels
 from services.predict.training.recipe import Recipe
 
 TokenIds = tuple[int, ...]
@@ -28,48 +27,37 @@ class Lesson:
     """Inputs with their targets.
 
     `input_ids` (B, T) int64 and `mask` (B, T) int64, 1 where there is a token; `decoder_input_ids` and `labels` (B, U)
-    int64; decoder inputs at u predict labels at u, which are IGNORED after a target's end. `word_labels` (P, B, T)
-    int64 are IGNORED at tokens without a label.
+    int64; decoder inputs at u predict labels at u, which are IGNORED after a target's end.
     """
 
     input_ids: Tensor
     mask: Tensor
     decoder_input_ids: Tensor
     labels: Tensor
-    word_labels: Tensor | None = None
 
-    def to(self, device: torch.device) -> "Lesson":
+    def to(self, device: torch.device) -> Self:
         """Move the tensors to a device."""
-        word_labels = None if self.word_labels is None else self.word_labels.to(device)
-        parts = (part.to(device) for part in (self.input_ids, self.mask, self.decoder_input_ids, self.labels))
-        return replace(Lesson(*parts), word_labels=word_labels)
+        moved = {name: part.to(device) for name, part in vars(self).items() if part is not None}
+        return replace(self, **moved)
 
 
 @dataclass(frozen=True)
 class Batch:
     """One process's examples of a step, in parts that run one after the other.
 
-    Each part asks for labels, and for rationales if any part of the step has some. The numbers of target tokens, and
-    of each probe's labels, are those of the whole step, over all parts and processes.
+    Each part asks for labels, and for rationales if any part of the step has some. The numbers of target tokens are
+    those of the whole step, over all parts and processes.
     """
 
     parts: tuple[tuple[Lesson, Lesson | None], ...]
     num_label_tokens: int
     num_rationale_tokens: int
-    num_word_labels: tuple[int, ...] = ()
 
 
 class Lessons:
     """The training examples of a run, tokenised when they are first needed."""
 
-    def __init__(
-        self,
-        tokenizer: Any,
-        model_config: Any,
-        examples: Sequence[Example],
-        recipe: Recipe,
-        token_labels: TokenLabels | None = None,
-    ) -> None:
+    def __init__(self, tokenizer: Any, model_config: Any, examples: Sequence[Example], recipe: Recipe) -> None:
         """Raises ValueError for an example that lacks what the method needs, or a tokenizer that does not end texts."""
         if tokenizer("word").input_ids[-1:] != [tokenizer.eos_token_id]:
             raise ValueError("the tokenizer does not append the end-of-sequence token to a text")
@@ -79,17 +67,15 @@ class Lessons:
         for example in examples:
             recipe.input_text(example)
         self._examples = examples
-        self._token_labels = token_labels
         self._tokens: dict[Pair, tuple[TokenIds, TokenIds]] = {}
         self._order: tuple[int, list[int]] = (-1, [])  # of the epoch that was read last
 
     def batch(self, step: int, process: int = 0, num_processes: int = 1) -> Batch:
         """Make a process's part of the batch at a step, counted from 0: every `num_processes`-th example."""
-        some = [self._examples[row] for row in self._rows(step)]
+        some = self.examples_of(step)
         labels = [(self._recipe.input_text(example), self._recipe.label_text(example)) for example in some]
         rationales = [self._recipe.rationale_texts(example) for example in some]
         self._tokenise([*labels, *(pair for pair in rationales if pair is not None)])
-        marked = None if self._token_labels is None else dict(zip(labels, self._token_labels.of(some), strict=True))
         own = slice(process, None, num_processes)
         size = self._recipe.micro_batch_size or len(labels[own])
         asked = self._in_parts(labels[own], size)
@@ -97,14 +83,29 @@ class Lessons:
         explained += [[]] * (len(asked) - len(explained))
         has_rationales = any(pair is not None for pair in rationales)
         parts = [
-            (self._lesson(some, marked), self._explained(reasons, some) if has_rationales else None)
+            (self.lesson(some), self._explained(reasons, some) if has_rationales else None)
             for some, reasons in zip(asked, explained, strict=True)
         ]
         return Batch(
             tuple(parts),
             sum(len(self._tokens[pair][1]) for pair in labels),
             sum(len(self._tokens[pair][1]) for pair in rationales if pair is not None),
-            () if marked is None else _counted([marked[pair] for pair in labels]),
+        )
+
+    def examples_of(self, step: int) -> list[Example]:
+        """The examples of the batch at a step, of all processes."""
+        return [self._examples[row] for row in self._rows(step)]
+
+    def lesson(self, pairs: Sequence[Pair]) -> Lesson:
+        """Make the tensors of a part's inputs and targets, which are tokenised."""
+        inputs, targets = zip(*(self._tokens[pair] for pair in pairs), strict=True)
+        pad = self._config.pad_token_id
+        starts = [(self._config.decoder_start_token_id, *target[:-1]) for target in targets]
+        return Lesson(
+            padded(inputs, pad),
+            padded([[1] * len(ids) for ids in inputs], 0),
+            padded(starts, pad),
+            padded(targets, IGNORED),
         )
 
     def _in_parts(self, pairs: list[Pair], size: int) -> list[list[Pair]]:
@@ -146,21 +147,9 @@ class Lessons:
         Processes that shard a model must run it equally often.
         """
         if explained:
-            return self._lesson(explained)
-        lesson = self._lesson(asked[:1])
+            return self.lesson(explained)
+        lesson = self.lesson(asked[:1])
         return replace(lesson, labels=torch.full_like(lesson.labels, IGNORED))
-
-    def _lesson(self, pairs: Sequence[Pair], marked: dict[Pair, list[list[int]]] | None = None) -> Lesson:
-        inputs, targets = zip(*(self._tokens[pair] for pair in pairs), strict=True)
-        pad = self._config.pad_token_id
-        starts = [(self._config.decoder_start_token_id, *target[:-1]) for target in targets]
-        return Lesson(
-            _padded(inputs, pad),
-            _padded([[1] * len(ids) for ids in inputs], 0),
-            _padded(starts, pad),
-            _padded(targets, IGNORED),
-            None if marked is None else _by_probe([marked[pair] for pair in pairs]),
-        )
 
 
 def tokenised(tokenizer: Any, texts: Sequence[str], max_tokens: int) -> list[TokenIds]:
@@ -169,15 +158,7 @@ def tokenised(tokenizer: Any, texts: Sequence[str], max_tokens: int) -> list[Tok
     return [tuple(ids) if len(ids) <= max_tokens else (*ids[: max_tokens - 1], ids[-1]) for ids in every]
 
 
-def _by_probe(every: Sequence[Sequence[Sequence[int]]]) -> Tensor:
-    return torch.stack([_padded(rows, IGNORED) for rows in zip(*every, strict=True)])
-
-
-def _counted(every: Sequence[Sequence[Sequence[int]]]) -> tuple[int, ...]:
-    """Count the labels of each probe."""
-    return tuple(sum(label != IGNORED for row in rows for label in row) for rows in zip(*every, strict=True))
-
-
-def _padded(rows: Sequence[Sequence[int]], padding: int) -> Tensor:
+def padded(rows: Sequence[Sequence[int]], padding: int) -> Tensor:
+    """Make a tensor of rows, filled up to the longest."""
     longest = max(map(len, rows))
     return torch.tensor([[*row, *[padding] * (longest - len(row))] for row in rows])

@@ -36,42 +36,12 @@ from services.predict.tasks import Task
 from services.predict.training.initialisation import add_lora, merged_copy
 from services.predict.training.lessons import Batch, Lesson, Lessons
 from services.predict.training.marking import accuracy, fit_confidence
-from services.predict.training.probes import Probes, TokenLabels, word_labels_of
-from services.predict.training.recipe import Evaluation, Method, Outcome, Recipe, TeachingData
+from services.predict.training.recipe import Evaluation, Outcome, Recipe, TeachingData
 from services.predict.training.state import Progress, arguments_of, load_weights
-
-__all__ = ["CHECKPOINT", "Evaluation", "Method", "Outcome", "Recipe", "TeachingData", "learning_rate", "teach"]
 
 CHECKPOINT = "checkpoint"
 # Seconds between reports of the progress between two evaluations.
 REPORT_SECONDS = 30
-
-
-def teach(
-    model: Any,
-    tokenizer: Any,
-    data: TeachingData,
-    recipe: Recipe,
-    folder: Path,
-    report: Callable[[str], None],
-    *,
-    num_workers: int = 0,
-) -> Outcome:
-    """Train transformers' T5ForConditionalGeneration, continuing from the last state in `folder` if there is one.
-
-    Evaluation uses greedy decoding. `folder` receives a state at every evaluation, the losses for TensorBoard and, at
-    the end, `checkpoint`, the best step as a folder that `PredictEngine.load` reads (not for "explained" students,
-    whose inputs are more than a task's fields). An average is made of that step, and evaluated again. The model itself
-    ends on the CPU with these weights, unless it is sharded over processes. `num_workers` processes make the batches
-    ahead of the steps, without which a GPU waits for them. Raises ValueError for data that lacks a kind of example, a
-    batch that can't be divided equally among the processes, a tokenizer that does not end texts, a state with other
-    arguments, and a `lora_rank` without peft.
-    """
-    for name in ("train", "valid", "test"):
-        if not getattr(data, name):
-            raise ValueError(f"there are no examples to {'learn from' if name == 'train' else name + ' with'}")
-    folder.mkdir(parents=True, exist_ok=True)
-    return _Teaching(model, tokenizer, data, recipe, folder).run(report, num_workers)
 
 
 def learning_rate(recipe: Recipe, step: int) -> float:
@@ -86,13 +56,11 @@ class TeachingLoss(nn.Module):
 
     _no_split_modules: ClassVar = ["T5Block"]  # FSDP's unit of sharding, unless configured otherwise
 
-    def __init__(self, model: Any, alpha: float | None, probes: Probes | None = None, probe_weight: float = 0) -> None:
+    def __init__(self, model: Any, alpha: float | None) -> None:
         """`alpha` is None for methods that learn only labels."""
         super().__init__()
         self.model = model
         self.alpha = alpha
-        self.probes = probes
-        self.probe_weight = probe_weight
 
     def forward(self, part: tuple[Lesson, Lesson | None], batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """The loss to be minimised, and its components for labels and rationales: scalars, float32.
@@ -100,26 +68,29 @@ class TeachingLoss(nn.Module):
         The losses of a batch's parts add up to the batch's loss.
         """
         labels, rationales = part
-        label_loss, states = self._loss(labels, batch.num_label_tokens)
-        if rationales is None:
-            rationale_loss = torch.zeros_like(label_loss)
-        else:
-            rationale_loss, _ = self._loss(rationales, batch.num_rationale_tokens)
-        total = label_loss if self.alpha is None else multi_task_loss(label_loss, rationale_loss, self.alpha)
-        if self.probes is not None and labels.word_labels is not None:
-            total = total + self.probe_weight * self.probes(states, labels.word_labels, batch.num_word_labels)
+        label_loss = self.loss_of(labels, self.encode(labels).last_hidden_state, batch.num_label_tokens)
+        total, rationale_loss = self.total(label_loss, rationales, batch)
         return total, label_loss.detach(), rationale_loss.detach()
+
+    def total(self, label_loss: Tensor, rationales: Lesson | None, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The sum of both losses by the method, and the rationales' loss."""
+        rationale_loss = torch.zeros_like(label_loss)
+        if rationales is not None:
+            encoded = self.encode(rationales).last_hidden_state
+            rationale_loss = self.loss_of(rationales, encoded, batch.num_rationale_tokens)
+        total = label_loss if self.alpha is None else multi_task_loss(label_loss, rationale_loss, self.alpha)
+        return total, rationale_loss
 
     def tie_weights(self) -> None:
         """Tie the weights again: FSDP calls this after moving the model, which separates shared weights."""
         self.model.tie_weights()
 
-    def _loss(self, lesson: Lesson, num_targets: int) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The loss of a lesson's targets, and the encoder's states after each layer if there are probes."""
-        found = self.model.encoder(
-            input_ids=lesson.input_ids, attention_mask=lesson.mask, output_hidden_states=self.probes is not None
-        )
-        encoded = found.last_hidden_state
+    def encode(self, lesson: Lesson, **options: Any) -> Any:
+        """Run the encoder on a lesson's inputs."""
+        return self.model.encoder(input_ids=lesson.input_ids, attention_mask=lesson.mask, **options)
+
+    def loss_of(self, lesson: Lesson, encoded: Tensor, num_targets: int) -> Tensor:
+        """The loss of a lesson's targets; `encoded` (B, T, D) are its inputs."""
         decoded = self.model.decoder(
             input_ids=lesson.decoder_input_ids,
             encoder_hidden_states=encoded,
@@ -131,10 +102,10 @@ class TeachingLoss(nn.Module):
         if self.model.config.scale_decoder_outputs:
             decoded = decoded * self.model.config.d_model**-0.5
         logits, wanted = self.model.lm_head(decoded)[None], lesson.labels[counts][None]
-        return target_loss(logits, wanted, num_targets=num_targets), found.hidden_states or ()
+        return target_loss(logits, wanted, num_targets=num_targets)
 
 
-class _Teaching:
+class Teaching:
     """One training, in this process."""
 
     def __init__(self, model: Any, tokenizer: Any, data: TeachingData, recipe: Recipe, folder: Path) -> None:
@@ -151,9 +122,7 @@ class _Teaching:
                 f"batch_size ({recipe.batch_size}) is not a multiple of the {self.num_processes} processes"
             )
         arguments = arguments_of(recipe, data, model)
-        words = word_labels_of(data.task, recipe)
-        token_labels = None if words is None else TokenLabels(words, tokenizer, recipe)
-        self.lessons = Lessons(tokenizer, model.config, data.train, recipe, token_labels)
+        self.lessons = self.make_lessons(model)
         self.num_parameters = sum(weight.numel() for weight in model.parameters())
         self.start = (
             {} if recipe.average is None else {name: w.detach().clone() for name, w in model.named_parameters()}
@@ -164,9 +133,7 @@ class _Teaching:
             enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
             enable({"use_reentrant": False})
         self.lora = None if recipe.lora_rank is None else add_lora(model, recipe.lora_rank, recipe.seed)
-        probes = None if words is None else Probes(words.probes, model.config, recipe.seed)
-        alpha = recipe.alpha if recipe.method == "step-by-step" else None
-        loss = TeachingLoss(model, alpha, probes, recipe.probe_weight or 0)
+        loss = self.make_loss(model, recipe.alpha if recipe.method == "step-by-step" else None)
         # the model to evaluate: this one, or a copy that collects the weights if each process has only a part
         self.is_sharded = self.accelerator.distributed_type == DistributedType.FSDP
         if self.is_sharded and not self.accelerator.is_fsdp2:
@@ -182,6 +149,14 @@ class _Teaching:
         self.sums = torch.zeros(3, device=self.accelerator.device)
         self.earlier = 0.0  # seconds before the last interruption
         self.began = time.monotonic()
+
+    def make_lessons(self, model: Any) -> Lessons:
+        """Make the batches to learn from."""
+        return Lessons(self.tokenizer, model.config, self.data.train, self.recipe)
+
+    def make_loss(self, model: Any, alpha: float | None) -> TeachingLoss:
+        """Make the loss to be minimised; `alpha` is None for methods that learn only labels."""
+        return TeachingLoss(model, alpha)
 
     @property
     def seconds(self) -> float:
@@ -363,6 +338,35 @@ class _Teaching:
         found = fit_confidence(Student(model, self.tokenizer), task, examples, recipe)
         confidence = Confidence(temperature=found.temperature, offset=found.offset)
         return description.model_copy(update={"confidence": confidence})
+
+
+def teach(
+    model: Any,
+    tokenizer: Any,
+    data: TeachingData,
+    recipe: Recipe,
+    folder: Path,
+    report: Callable[[str], None],
+    *,
+    num_workers: int = 0,
+    teaching: type[Teaching] = Teaching,
+) -> Outcome:
+    """Train transformers' T5ForConditionalGeneration, continuing from the last state in `folder` if there is one.
+
+    Evaluation uses greedy decoding. `folder` receives a state at every evaluation, the losses for TensorBoard and, at
+    the end, `checkpoint`, the best step as a folder that `PredictEngine.load` reads (not for "explained" students,
+    whose inputs are more than a task's fields). An average is made of that step, and evaluated again. The model itself
+    ends on the CPU with these weights, unless it is sharded over processes. `num_workers` processes make the batches
+    ahead of the steps, without which a GPU waits for them; `teaching` is the kind of training.
+
+    Raises ValueError for data that lacks a kind of example, a batch that can't be divided equally among the processes,
+    a tokenizer that does not end texts, a state with other arguments, and a `lora_rank` without peft.
+    """
+    for name in ("train", "valid", "test"):
+        if not getattr(data, name):
+            raise ValueError(f"there are no examples to {'learn from' if name == 'train' else name + ' with'}")
+    folder.mkdir(parents=True, exist_ok=True)
+    return teaching(model, tokenizer, data, recipe, folder).run(report, num_workers)
 
 
 def _dropout_seed(*numbers: int) -> int:

@@ -1,7 +1,12 @@
 """Recipes, examples and outcomes of trainings: plain values for the training and for tables of runs."""
 
+import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
 
 from services.predict.data.rows import Example
 from services.predict.tasks import (
@@ -34,9 +39,10 @@ class Recipe:
     of the batch; the loss is always the whole batch's. An evaluation uses the first `max_evaluated` validation
     examples. Sequence limits include the end of sequence, and longer sequences are cut; `max_new_tokens` limits a
     label, but a single-task answer may have `max_target_tokens`. With a `lora_rank`, low-rank matrices are trained
-    beside the attention's weights, which are frozen. With a `probe_weight`, probes read the labels of an input's words
-    from the encoder, and their loss counts as much as this weight. With an `average`, the student is the average of the
-    best step's weights, which have this share, and those before the training (Wortsman et al. 2022).
+    beside the attention's weights, which are frozen. With an `average`, the student is the average of the
+    best step's weights, which have this share, and those before the training (Wortsman et al. 2022). A student from
+    scratch has a tokenizer of at most `vocab_size` tokens. `drop_empty` leaves out rows whose teacher's output can't be
+    parsed.
 
     Raises ValueError for invalid values.
     """
@@ -59,8 +65,9 @@ class Recipe:
     precision: Precision = "float32"
     max_gradient_norm: float = 1.0
     gradient_checkpointing: bool = False
-    probe_weight: float | None = None
     average: float | None = None
+    vocab_size: int = 4_096
+    drop_empty: bool = False
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -72,8 +79,6 @@ class Recipe:
         for name in ("learning_rate", "max_gradient_norm"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} is a finite number above 0, not {getattr(self, name)}")
-        if self.probe_weight is not None and not 0 < self.probe_weight < float("inf"):
-            raise ValueError(f"probe_weight is a finite number above 0, not {self.probe_weight}")
         if self.average is not None and not 0 < self.average <= 1:
             raise ValueError(f"average is a share above 0 and at most 1, not {self.average}")
         if self.average is not None and self.lora_rank is not None:
@@ -125,6 +130,46 @@ class Recipe:
         if self.method != "step-by-step" or example.rationale is None:
             return None
         return self.used_prefixes.rationale + example.input, example.rationale
+
+
+RecipeT = TypeVar("RecipeT", bound=Recipe)
+
+
+def recipe_keys(kind: type[Recipe] = Recipe) -> dict[str, Any]:
+    """The types of the hyper-parameters that a file may set, by their keys; method and seed are a command's options."""
+    hints = get_type_hints(kind)
+    for name in ("method", "seed", "prefixes", "num_steps"):
+        del hints[name]
+    return hints | {"steps": int, "rationale_weight": float, "label_prefix": str, "rationale_prefix": str}
+
+
+def read_recipe(kind: type[RecipeT], path: Path | None, options: Mapping[str, Any]) -> RecipeT:
+    """Read a recipe from a TOML file, if there is one, and let the options that are not None replace its values.
+
+    Raises OSError, and ValueError for unknown keys and invalid values.
+    """
+    values = {} if path is None else tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    hints = recipe_keys(kind)
+    if unknown := sorted(values.keys() - hints.keys()):
+        raise ValueError(f"recipe {path} has unknown keys: {', '.join(unknown)}; known are {', '.join(sorted(hints))}")
+    for name, value in values.items():
+        try:
+            TypeAdapter(hints[name]).validate_python(value, strict=True)
+        except ValidationError as error:
+            raise ValueError(f"recipe {path}: {name}: {error.errors()[0]['msg']}") from None
+    values |= {name: value for name, value in options.items() if value is not None}
+    if "rationale_weight" in values:
+        if "alpha" in values:
+            raise ValueError(f"recipe {path}: give alpha or rationale_weight, and not both")
+        from services.predict.distillation import alpha_of  # which imports torch
+
+        values["alpha"] = alpha_of(values.pop("rationale_weight"))
+    if "steps" in values:
+        values["num_steps"] = values.pop("steps")
+    prefixes = Prefixes(
+        values.pop("label_prefix", RELEASED_PREFIXES.label), values.pop("rationale_prefix", RELEASED_PREFIXES.rationale)
+    )
+    return kind(**values, prefixes=prefixes)
 
 
 _AT_LEAST_ONE = (

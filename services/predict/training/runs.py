@@ -9,26 +9,18 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from accelerate import PartialState
 
 from services.core.durable_files import write_durably
 from services.nn.loading import transformers
 from services.nn.weight_files import readable_weights
-from services.predict.training.initialisation import (
-    MIN_VOCABULARY,
-    SHAPES,
-    add_matching_heads,
-    build_tokenizer,
-    create_t5,
-)
-from services.predict.training.loop import teach
+from services.predict.training.initialisation import MIN_VOCABULARY, SHAPES, build_tokenizer, create_t5
+from services.predict.training.loop import Teaching, teach
 from services.predict.training.recipe import Evaluation, Outcome, Recipe, TeachingData
-from services.predict.training.sources import DataSource, read_teaching_data
+from services.predict.training.sources import Source
 from services.predict.training.state import agree, forget
-
-__all__ = ["RESULT", "SHAPES", "DataSource", "StudentRun", "load_student", "run_student"]
 
 RESULT = "result.json"
 
@@ -37,29 +29,50 @@ RESULT = "result.json"
 class StudentRun:
     """One training. `model` is a Hugging Face T5 directory, or a shape of SHAPES from scratch, by the recipe's seed.
 
-    A student from scratch has a tokenizer of at most `vocab_size` tokens, learnt from its training texts. One of a
-    directory may get `matching_heads` more heads that begin by matching equal tokens. Raises ValueError if `vocab_size`
-    is too small to contain every byte, and for new heads or an average of a student from scratch.
+    A student from scratch has a tokenizer that was learnt from its training texts. Raises ValueError if the recipe's
+    `vocab_size` is too small to contain every byte, and for an average of a student from scratch.
     """
 
-    data: DataSource
+    data: Source
     model: str
     recipe: Recipe
-    vocab_size: int = 4_096
-    matching_heads: int | None = None
+    teaching: ClassVar[type[Teaching]] = Teaching
 
     def __post_init__(self) -> None:
-        if self.matching_heads is not None and (self.matching_heads < 1 or self.model in SHAPES):
-            raise ValueError(f"matching_heads is at least 1, and for students of a directory: {self.matching_heads}")
         if self.recipe.average is not None and self.model in SHAPES:
             raise ValueError(f"average is for students of a directory, not for {self.model} from scratch")
-        if self.vocab_size < MIN_VOCABULARY:
-            raise ValueError(f"vocab_size is at least {MIN_VOCABULARY}, not {self.vocab_size}")
+        if self.recipe.vocab_size < MIN_VOCABULARY:
+            raise ValueError(f"vocab_size is at least {MIN_VOCABULARY}, not {self.recipe.vocab_size}")
 
     def as_json(self) -> dict[str, Any]:
         """Return the values that affect the result, as JSON values."""
         values: dict[str, Any] = json.loads(json.dumps(asdict(self), default=str))
         return values
+
+    def load(self, data: TeachingData) -> tuple[Any, Any]:
+        """The model before training, float32 on the CPU, and its tokenizer.
+
+        Raises ValueError if the model is neither a T5's directory nor a shape and for damaged weights, and OSError for
+        a directory without weights.
+        """
+        if self.model in SHAPES:
+            tokenizer = build_tokenizer(training_texts(data, self.recipe), self.recipe.vocab_size)
+            return create_t5(SHAPES[self.model], len(tokenizer), self.recipe.seed), tokenizer
+        directory = Path(self.model)
+        if not (directory / "config.json").is_file():
+            raise ValueError(
+                f"model {self.model!r} is neither a directory with a config.json nor one of {', '.join(SHAPES)}"
+            )
+        config = transformers().AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        if config.model_type != "t5":
+            raise ValueError(f"{self.model}: the architecture {config.model_type!r} is not t5")
+        with readable_weights(directory):
+            model: Any = transformers().T5ForConditionalGeneration.from_pretrained(
+                directory, config=config, dtype="float32", local_files_only=True
+            )
+        return model, transformers().AutoTokenizer.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=False
+        )
 
 
 def run_student(run: StudentRun, folder: Path, report: Callable[[str], None], *, num_workers: int = 0) -> Outcome:
@@ -67,7 +80,7 @@ def run_student(run: StudentRun, folder: Path, report: Callable[[str], None], *,
 
     `num_workers` processes tokenise its batches.
 
-    Raises ValueError if another run was begun in `folder`, and as `teach` and `load_student` do; BadData and
+    Raises ValueError if another run was begun in `folder`, and as `teach` and `StudentRun.load` do; BadData and
     OutputError for data that can't be read.
     """
     path = folder / RESULT
@@ -79,10 +92,10 @@ def run_student(run: StudentRun, folder: Path, report: Callable[[str], None], *,
         values = result["outcome"]
         evaluations = tuple(Evaluation(**one) for one in values.pop("evaluations"))
         return Outcome(evaluations=evaluations, **values)
-    data = read_teaching_data(run.data, run.recipe.method, run.recipe.seed)
-    model, tokenizer = load_student(run, data)
+    data = run.data.read(run.recipe)
+    model, tokenizer = run.load(data)
     report(_counted(data))
-    outcome = teach(model, tokenizer, data, run.recipe, folder, report, num_workers=num_workers)
+    outcome = teach(model, tokenizer, data, run.recipe, folder, report, num_workers=num_workers, teaching=run.teaching)
     if PartialState().is_main_process:
         result = {"run": described, "outcome": asdict(outcome)}
         write_durably(path, [json.dumps(result, indent=1).encode() + b"\n"])
@@ -102,34 +115,6 @@ def _counted(data: TeachingData) -> str:
         told += f"; {num_known} test rows have an input that is also a training row's"
     missing = set(data.task.labels or ()) - {example.label for example in data.train}
     return told + (f"; no training row has the label {', '.join(sorted(missing))}" if missing else "")
-
-
-def load_student(run: StudentRun, data: TeachingData) -> tuple[Any, Any]:
-    """The model before training, float32 on the CPU, and its tokenizer.
-
-    Raises ValueError if the model is neither a T5's directory nor a shape and for damaged weights, and OSError for a
-    directory without weights.
-    """
-    if run.model in SHAPES:
-        tokenizer = build_tokenizer(training_texts(data, run.recipe), run.vocab_size)
-        return create_t5(run.model, len(tokenizer), run.recipe.seed), tokenizer
-    directory = Path(run.model)
-    if not (directory / "config.json").is_file():
-        raise ValueError(
-            f"model {run.model!r} is neither a directory with a config.json nor one of {', '.join(SHAPES)}"
-        )
-    config = transformers().AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    if config.model_type != "t5":
-        raise ValueError(f"{run.model}: the architecture {config.model_type!r} is not t5")
-    with readable_weights(directory):
-        model: Any = transformers().T5ForConditionalGeneration.from_pretrained(
-            directory, config=config, dtype="float32", local_files_only=True
-        )
-    if run.matching_heads is not None:
-        model = add_matching_heads(model, run.matching_heads, run.recipe.seed)
-    return model, transformers().AutoTokenizer.from_pretrained(
-        directory, local_files_only=True, trust_remote_code=False
-    )
 
 
 def training_texts(data: TeachingData, recipe: Recipe) -> list[str]:

@@ -1,12 +1,12 @@
-"""Sources of a training's examples: published data with a teacher's outputs, generated data, or the user's own rows."""
+"""Sources of a training's examples: published data with a teacher's outputs, or the user's own rows."""
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from services.jobs.inquiry.record_file import OutputError
-from services.predict.data.generated import GENERATED_TASKS, generated_splits
 from services.predict.data.own_rows import content_digest, own_splits
 from services.predict.data.published import Split, read_outputs, read_rows
 from services.predict.data.rationale_file import read_records, read_teacher_outputs
@@ -24,28 +24,56 @@ from services.predict.data.rows import (
 from services.predict.data.task_file import OwnTask
 from services.predict.number_slots import hide_numbers, in_canonical_order
 from services.predict.tasks import ANLI1, ASDIV, CQA, ESNLI, SVAMP, Task
-from services.predict.training.recipe import Method, TeachingData
+from services.predict.training.recipe import Recipe, TeachingData
 
 # Data sets with a test split; those without validation rows use a part of their training rows for validation.
 PUBLISHED_TASKS = {task.name: task for task in (ESNLI, ANLI1, CQA, SVAMP)}
 WITHOUT_VALIDATION = (CQA.name, SVAMP.name)
+AUGMENTED = f"+{ASDIV.name}"  # suffix of the name of data augmented with another data set's problems
+
+
+class Source(Protocol):
+    """Data that a student learns from: a dataclass, by whose values runs and their results are told apart."""
+
+    @property
+    def task(self) -> str:
+        """Name of the task."""
+
+    @property
+    def name(self) -> str:
+        """Name of the data in tables."""
+
+    @property
+    def labels(self) -> LabelSource:
+        """Author of the labels."""
+
+    @property
+    def fraction(self) -> float:
+        """Share of the training rows."""
+
+    def settings(self) -> Mapping[str, object]:
+        """Return what else tells results on this data from others."""
+
+    def read(self, recipe: Recipe) -> TeachingData:
+        """Read the examples of a run, whose seed chooses the share of the training rows. Raises BadData."""
+
+    def content(self) -> str | None:
+        """Digest the files that may change from run to run; None if there are none. Raises BadData."""
 
 
 @dataclass(frozen=True)
 class DataSource:
-    """Data that a student learns from.
+    """Published data or a user's own rows.
 
     `task` is one of PUBLISHED_TASKS, whose files are in `folder` as `services.predict.data.published` reads them, or
-    one of GENERATED_TASKS, or that of `own`, whose rows are in `folder`, a file or a folder that
-    `services.predict.data.own_rows` reads. Rationales, and labels if `labels` is "llm", are the released ones of PaLM
-    beside the data, or those of `fovea distill extract` in `rationales`: the training rows' file, or a folder with
-    `train.jsonl`, `valid.jsonl` and `test.jsonl`. With human labels, rows missing from this file teach only their
-    labels; with the teacher's, they are left out.
+    that of `own`, whose rows are in `folder`, a file or a folder that `services.predict.data.own_rows` reads.
+    Rationales, and labels if `labels` is "llm", are the released ones of PaLM beside the data, or those of `fovea
+    distill extract` in `rationales`: the training rows' file, or a folder with `train.jsonl`, `valid.jsonl` and
+    `test.jsonl`. With human labels, rows missing from this file teach only their labels; with the teacher's, they are
+    left out.
 
     The run's seed chooses the share `fraction` of the training rows. `augment` adds the same share of ASDiv's problems
     to SVAMP's training rows; the teacher's outputs about them are `asdiv.jsonl` in the folder `rationales`.
-    `drop_empty` leaves out rows whose output the rules could not read. The numbers are those of generated rows, before
-    a share of them is taken.
     """
 
     task: str
@@ -54,30 +82,28 @@ class DataSource:
     labels: LabelSource = "human"
     fraction: float = 1.0
     augment: bool = False
-    drop_empty: bool = False
-    num_train: int = 8_000
-    num_valid: int = 500
-    num_test: int = 1_000
     own: OwnTask | None = None
 
     def __post_init__(self) -> None:
-        if self.own is None and self.task not in PUBLISHED_TASKS and self.task not in GENERATED_TASKS:
-            raise ValueError(f"the data is one of {', '.join([*PUBLISHED_TASKS, *GENERATED_TASKS])}, not {self.task!r}")
-        if self.is_generated and (self.folder or self.rationales):
-            raise ValueError(f"{self.task} is generated with its rationales: --data and --rationales do not apply")
-        if not self.is_generated and self.folder is None:
+        if self.own is None and self.task not in PUBLISHED_TASKS:
+            raise ValueError(f"the data is one of {', '.join(PUBLISHED_TASKS)}, not {self.task!r}")
+        if self.folder is None:
             what = "the folder of the published data" if self.own is None else "its rows, a file or a folder"
             raise ValueError(f"{self.task} needs {what}: give --data")
         if self.own is not None and self.labels == "llm" and self.rationales is None:
             raise ValueError("the teacher's labels are in its outputs: give --rationales")
         if self.augment and self.task != SVAMP.name:
             raise ValueError(f"ASDiv's problems can augment only {SVAMP.name}, not {self.task}")
-        if not 0 < self.fraction <= 1:
-            raise ValueError(f"fraction must be above 0 and at most 1, not {self.fraction}")
+        check_fraction(self.fraction)
 
     @property
-    def is_generated(self) -> bool:
-        return self.own is None and self.task in GENERATED_TASKS
+    def name(self) -> str:
+        """Name of the data in tables."""
+        return self.task + (AUGMENTED if self.augment else "")
+
+    def settings(self) -> dict[str, object]:
+        """Return nothing: the name tells all."""
+        return {}
 
     def content(self) -> str | None:
         """Digest the files that may change from run to run; None if there are none. Raises BadData."""
@@ -85,40 +111,48 @@ class DataSource:
         paths += [] if self.rationales is None else [self.rationales]
         return content_digest(paths) if paths else None
 
+    def read(self, recipe: Recipe) -> TeachingData:
+        """Read the examples of a run, whose seed chooses the share of the training rows.
 
-def read_teaching_data(source: DataSource, method: Method, seed: int) -> TeachingData:
-    """Read the examples of a run, whose seed chooses the share of the training rows.
+        As published, the share is taken before the validation rows, and a teacher's labels are only for training. Only
+        the method "explained" needs a teacher's outputs for validation and test rows. Raises BadData for files that are
+        missing or of another form, or for too few rows, and OutputError for a bad file of rationales.
+        """
+        if self.own is not None:
+            assert self.folder is not None
+            task = self.own.task
+            splits = own_splits(
+                self.own,
+                self.folder,
+                self.rationales,
+                fraction=self.fraction,
+                seed=recipe.seed,
+                is_labelled=self.labels == "human",
+            )
+        else:
+            task = PUBLISHED_TASKS[self.task]
+            splits = _published_splits(self, task, recipe.seed, has_explained_tests=recipe.method == "explained")
+        rows = splits.train
+        if self.labels == "llm":
+            rows = [row for row in rows if row.output is not None]
+        train = to_examples(rows, self.labels, drop_empty=recipe.drop_empty)
+        if not train:
+            raise BadData(f"no row of {self.task} is left for training{_unparsed(self)}")
+        if recipe.method != "standard" and not any(example.rationale for example in train):
+            reason = _unparsed(self)
+            cure = "extract others" if reason else "give --rationales"
+            raise BadData(f"no training row of {self.task} has a rationale{reason}: {cure}, or --method standard")
+        return teaching_data(task, train, splits)
 
-    As published, the share is taken before the validation rows, and a teacher's labels are only for training. Only the
-    method "explained" needs a teacher's outputs for validation and test rows. If the task has number slots, the
-    training examples are written with them. Raises BadData for files that are missing or of another form, or for too
-    few rows, and OutputError for a bad file of rationales.
-    """
-    if source.is_generated:
-        task = GENERATED_TASKS[source.task]
-        numbers = {"num_train": source.num_train, "num_valid": source.num_valid, "num_test": source.num_test}
-        drawn = generated_splits(source.task, **numbers)
-        splits = make_splits(drawn.train, drawn.valid, drawn.test, source.fraction, seed)
-        splits = replace(splits, confided=drawn.confided)
-    elif source.own is not None:
-        assert source.folder is not None
-        task = source.own.task
-        splits = own_splits(
-            source.own,
-            source.folder,
-            source.rationales,
-            fraction=source.fraction,
-            seed=seed,
-            is_labelled=source.labels == "human",
-        )
-    else:
-        task = PUBLISHED_TASKS[source.task]
-        splits = _published_splits(source, task, seed, has_explained_tests=method == "explained")
-    train = _taught(splits.train, source)
-    if method != "standard" and not any(example.rationale for example in train):
-        reason = _unparsed(source)
-        cure = "extract others" if reason else "give --rationales"
-        raise BadData(f"no training row of {source.task} has a rationale{reason}: {cure}, or --method standard")
+
+def check_fraction(fraction: float) -> None:
+    """Raises ValueError for a share of the training rows outside (0, 1]."""
+    if not 0 < fraction <= 1:
+        raise ValueError(f"fraction must be above 0 and at most 1, not {fraction}")
+
+
+def teaching_data(task: Task, train: list[Example], splits: Splits) -> TeachingData:
+    """Make the examples of a run; those for training are written with number slots if the task has them."""
     if task.numbers == "slots":
         train = [_hidden(example, task) for example in train]
     return TeachingData(task, train, *map(to_examples, (splits.valid, splits.test, splits.confided)))
@@ -176,12 +210,3 @@ def _hidden(example: Example, task: Task) -> Example:
         label = in_canonical_order(label)
     rationale = None if example.rationale is None else hidden.hide_in(example.rationale)
     return Example(hidden.text, label, rationale)
-
-
-def _taught(rows: Sequence[Row], source: DataSource) -> list[Example]:
-    if source.labels == "llm":
-        rows = [row for row in rows if row.output is not None]
-    examples = to_examples(rows, source.labels, drop_empty=source.drop_empty)
-    if not examples:
-        raise BadData(f"no row of {source.task} is left for training{_unparsed(source)}")
-    return examples

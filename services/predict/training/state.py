@@ -22,15 +22,15 @@ from services.jobs.resumption import differences, flat, option_names
 from services.predict.training.recipe import Recipe, TeachingData
 
 STATE_FILE = "resume.pt"
-# Options of `fovea train distill`, by the last part of an argument's name.
+# Options of `fovea train distill` and keys of its recipe, by the last part of an argument's name.
 OPTIONS = {
-    **option_names(*Recipe.__dataclass_fields__, "fraction", "augment", "drop_empty", "vocab_size", "matching_heads"),
-    **option_names("rationales", "num_train", "test_share", "split_seed"),
+    **{name: name for name in Recipe.__dataclass_fields__},
+    **option_names("method", "learning_rate", "batch_size", "seed", "fraction", "augment", "rationales"),
     "num_steps": "--steps",
-    "prefixes.label": "--label-prefix",
-    "prefixes.rationale": "--rationale-prefix",
-    "recipe.prefixes.label": "--label-prefix",
-    "recipe.prefixes.rationale": "--rationale-prefix",
+    "prefixes.label": "label_prefix",
+    "prefixes.rationale": "rationale_prefix",
+    "recipe.prefixes.label": "label_prefix",
+    "recipe.prefixes.rationale": "rationale_prefix",
     "data.folder": "--data",
     "data.labels": "--labels",
 }

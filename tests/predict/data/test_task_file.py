@@ -59,6 +59,8 @@ FIELDS = 'fields: [subject, body]\ntemplate: "Subject: {subject}\\n{body}"'
         ("task: tickets", "task: tickets\nmetric: exact", "metric must be 'exact_match' or 'equal_value'"),
         ("rationale: reason", "rationale: team", "rationale: 'team' is the key of the label"),
         (TASK.partition("prompt:")[2], " Find the team.", "prompt must be keys with their values"),
+        ("rationale: reason", "test_share: 1", "test_share: Input should be less than 1"),
+        ("rationale: reason", "split_seed: -1", "split_seed: Input should be greater than or equal to 0"),
         ("Receipt for March", "3", "prompt.demonstrations.item 1.subject must be a text or a list"),
     ],
 )

@@ -21,12 +21,14 @@ from services.predict.evaluation.sweep import PALM, Grid, Sweep, Teacher, collec
 from services.predict.evaluation.sweep_cell import LOCK, LOG, SCORES, Cell, SweepError, count_parameters
 from services.predict.training.recipe import Recipe
 from services.predict.training.sources import DataSource
+from tests.imports import ROOT
 from tests.predict.published_outputs import folder as published_folder
+from tests.predict.toy_data_sets import write_svamp
 
 pytestmark = pytest.mark.process
 
-SMALL = DataSource("word-problems", num_train=24, num_valid=4, num_test=4)
-SHORT = Recipe(num_steps=2, evaluate_every=1, batch_size=4, max_new_tokens=4)
+SMALL = DataSource("svamp", Path("data"))
+SHORT = Recipe(num_steps=2, evaluate_every=1, batch_size=4, max_new_tokens=4, vocab_size=512)
 GRID = Grid(
     sources=(SMALL,),
     models=("tiny",),
@@ -36,12 +38,24 @@ GRID = Grid(
     fractions=(1.0,),
     seeds=(0,),
     recipe=SHORT,
-    vocab_size=512,
 )
 OPTIONS = [
-    *("--num-train", "24", "--num-valid", "4", "--num-test", "4", "--models", "tiny", "--vocab-size", "512"),
-    *("--batch-size", "4", "--max-new-tokens", "4", "--fractions", "1", "--seeds", "0"),
+    *("--tasks", "svamp", "--data", "data", "--models", "tiny", "--recipe", "recipe.toml"),
+    *("--batch-size", "4", "--fractions", "1", "--seeds", "0"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_svamp(Path("data"))
+    write_recipe()
+
+
+def write_recipe(**values: int) -> None:
+    """Write a recipe of small students."""
+    lines = (f"{name} = {value}\n" for name, value in {"max_new_tokens": 4, "vocab_size": 512, **values}.items())
+    Path("recipe.toml").write_text("".join(lines))
 
 
 @dataclass
@@ -88,7 +102,7 @@ def test_a_failed_student_is_told_and_the_others_are_taught(tmp_path: Path) -> N
     assert [result.method for result in results] == ["standard", "step-by-step"]
     for result in results:
         scores = result.scores["0"]
-        assert scores["num_train"] == 24
+        assert scores["num_train"] == 18
         assert scores["num_parameters"] == count_parameters(next(tmp_path.glob(f"*_tiny_{result.method}_*/checkpoint")))
         assert 0 <= scores["test_accuracy"] <= 1
     # those that are finished are not run again, the others are
@@ -140,11 +154,14 @@ def test_a_student_whose_process_is_killed_has_failed_and_goes_on_in_the_next_sw
 
 
 def test_a_killed_sweep_takes_its_students_along_and_goes_on_where_it_was(tmp_path: Path) -> None:
-    arguments = ["sweep", "--output", str(tmp_path), *OPTIONS, "--steps", "40", "--evaluate-every", "20"]
+    arguments = ["sweep", "--output", str(tmp_path), *OPTIONS, "--steps", "40"]
+    write_recipe(evaluate_every=20)
     evaluated = ["20/40", "40/40"]
     first, second = (cell.name for cell in GRID.cells())
     command = [sys.executable, "-m", "tests.predict.held_sweep", *arguments]
-    sweep = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    sweep = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
     try:
         wait_for(tmp_path / second / "resume.pt")
     finally:
@@ -165,7 +182,7 @@ def test_a_killed_sweep_takes_its_students_along_and_goes_on_where_it_was(tmp_pa
     assert told_once in (evaluated, evaluated[1:])  # the first one is untold if the kill came between state and telling
     assert log_of(tmp_path, second)[: len(told)] == told
     results = json.loads(done.stdout.splitlines()[-1])
-    assert [result["method"] for result in results] == ["standard", "step-by-step"]
+    assert [result["method"] for result in results] == ["few-shot-cot", "standard", "step-by-step"]
     assert json.loads((tmp_path / "results.json").read_text()) == results
     assert "| tiny |" in (tmp_path / "tables.md").read_text()
 
@@ -185,7 +202,7 @@ def test_a_folder_of_other_settings_is_refused_and_stays(tmp_path: Path) -> None
 
 def test_two_students_of_one_name_are_refused(tmp_path: Path) -> None:
     grid = replace(GRID, models=(str(tmp_path / "a" / "t5"), str(tmp_path / "b" / "t5")))
-    with pytest.raises(SweepError, match="two students would have the name word-problems_human_t5_standard_100_seed-0"):
+    with pytest.raises(SweepError, match="two students would have the name svamp_human_t5_standard_100_seed-0"):
         Sweep(grid.cells(), tmp_path)
 
 
@@ -226,10 +243,11 @@ def test_files_of_results_come_together_in_one_table(tmp_path: Path) -> None:
 
 
 def test_every_student_of_a_grid_comes_once_and_all_of_a_seed_before_those_of_the_next(tmp_path: Path) -> None:
-    (tmp_path / "neox" / "svamp").mkdir(parents=True)
+    for task in ("svamp", "esnli"):
+        (tmp_path / "neox" / task).mkdir(parents=True)
     grid = replace(
         GRID,
-        sources=(DataSource("svamp", Path("data")), SMALL),
+        sources=(SMALL, DataSource("esnli", Path("data"))),
         labels=("human", "llm"),
         teachers=(Teacher(PALM), Teacher("NeoX 20B", tmp_path / "neox")),
         seeds=(0, 1),
@@ -243,14 +261,18 @@ def test_every_student_of_a_grid_comes_once_and_all_of_a_seed_before_those_of_th
         "svamp_llm_tiny_standard_NeoX-20B_100_seed-0",
         "svamp_llm_tiny_step-by-step_PaLM-540B_100_seed-0",
         "svamp_llm_tiny_step-by-step_NeoX-20B_100_seed-0",
-        "word-problems_human_tiny_standard_100_seed-0",
-        "word-problems_human_tiny_step-by-step_templates_100_seed-0",
-        "word-problems_llm_tiny_standard_templates_100_seed-0",
-        "word-problems_llm_tiny_step-by-step_templates_100_seed-0",
+        "esnli_human_tiny_standard_100_seed-0",
+        "esnli_human_tiny_step-by-step_PaLM-540B_100_seed-0",
+        "esnli_human_tiny_step-by-step_NeoX-20B_100_seed-0",
+        "esnli_llm_tiny_standard_PaLM-540B_100_seed-0",
+        "esnli_llm_tiny_standard_NeoX-20B_100_seed-0",
+        "esnli_llm_tiny_step-by-step_PaLM-540B_100_seed-0",
+        "esnli_llm_tiny_step-by-step_NeoX-20B_100_seed-0",
     ]
-    assert [cell.recipe.seed for cell in cells] == [0] * 11 + [1] * 11
-    assert cells[2].data.rationales == tmp_path / "neox" / "svamp"
-    assert cells[1].data.rationales is None
+    assert [cell.recipe.seed for cell in cells] == [0] * 14 + [1] * 14
+    sources = [cell.data for cell in cells if isinstance(cell.data, DataSource)]
+    assert sources[2].rationales == tmp_path / "neox" / "svamp"
+    assert sources[1].rationales is None
 
 
 def test_a_sweep_teaches_a_users_own_task_from_its_file(tmp_path: Path) -> None:
@@ -260,7 +282,7 @@ def test_a_sweep_teaches_a_users_own_task_from_its_file(tmp_path: Path) -> None:
         for n in range(40)
     ]
     (tmp_path / "parity.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    options = ["--tasks", str(tmp_path / "task.yaml"), "--data", str(tmp_path), *OPTIONS, "--steps", "2"]
+    options = [*OPTIONS, "--tasks", str(tmp_path / "task.yaml"), "--data", str(tmp_path), "--steps", "2"]
     swept = CliRunner().invoke(app, ["sweep", "--output", str(tmp_path / "sweep"), *options])
     assert swept.exit_code == 0, swept.output
     folders = sorted(path.parent.name for path in (tmp_path / "sweep").glob(f"*/{SCORES}"))
@@ -286,13 +308,15 @@ def test_options_that_make_no_sense_are_refused(tmp_path: Path) -> None:
         (["--save", str(tmp_path)], f"'--save': {tmp_path} is a folder"),
         (["--fractions", "half"], "is not a comma-separated list of numbers"),
         (["--tasks", "svamp"], "needs the folder"),
+        (["--tasks", ""], "name at least one task"),
+        (["--recipe", "recipe.toml", "--batch-size", "0"], "batch_size is at least 1"),
         (["--tasks", "chess"], "chess"),
         (["--tasks", "chess.yaml"], "chess.yaml: No such file or directory"),
         (["--rationales", "file.jsonl"], "neither released nor NAME=PATH"),
-        (["--alpha", "0.5", "--rationale-weight", "1"], "not both"),
         (["--fractions", "0"], "above 0"),
     ):
-        told = CliRunner().invoke(app, ["sweep", "--output", str(tmp_path / "no"), *options])
+        given = ["--tasks", "svamp"] if "--tasks" in options else ["--tasks", "svamp", "--data", "data"]
+        told = CliRunner().invoke(app, ["sweep", "--output", str(tmp_path / "no"), *given, *options])
         assert told.exit_code in (1, 2)
         assert message in " ".join(told.stderr.replace("│", " ").split())
         assert not (tmp_path / "no").exists()

@@ -16,7 +16,7 @@ from tests.predict.teacher_server import TeacherServer
 
 pytestmark = [pytest.mark.training, pytest.mark.process, pytest.mark.usefixtures("one_thread")]
 
-TINY = ["--model", "tiny", "--vocab-size", "400", "--batch-size", "8", "--steps", "4", "--evaluate-every", "2"]
+TINY = ["--model", "tiny", "--batch-size", "8", "--steps", "4"]
 REFUND = {"subject": "Money back", "body": "I want a refund for May."}
 
 
@@ -27,7 +27,8 @@ def server() -> Iterator[TeacherServer]:
 
 
 def distill(folder: Path, *options: str | Path, fails: bool = False) -> str:
-    given = ["--task", folder / "tickets.yaml", *TINY, "--output", folder / "run"]
+    (folder / "recipe.toml").write_text("vocab_size = 400\nevaluate_every = 2\n")
+    given = ["--task", folder / "tickets.yaml", *TINY, "--recipe", folder / "recipe.toml", "--output", folder / "run"]
     given += ["--store-url", (folder / "store").as_uri(), *options]
     result = CliRunner().invoke(training, [str(one) for one in given])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
@@ -43,9 +44,9 @@ def extract(server: TeacherServer, folder: Path, *options: str | Path) -> Result
 
 
 def test_labelled_rows_become_a_student_that_is_listed_and_answers(tmp_path: Path) -> None:
-    write_task(tmp_path)
+    write_task(tmp_path, TASK.replace("prompt:", "test_share: 0.2\nprompt:"))
     data = write_tickets(tmp_path)
-    told = distill(tmp_path, "--data", data, "--test-share", "0.2")
+    told = distill(tmp_path, "--data", data)
     num_explained = sum("reason" in row for row in ROWS)
     assert "7 test rows" in told and 0 < num_explained < len(ROWS)
     outcome = json.loads((tmp_path / "run" / "result.json").read_text())["outcome"]
@@ -138,7 +139,6 @@ def test_an_answer_may_be_one_of_the_rows_own_choices(tmp_path: Path) -> None:
     [
         (["--data", "nowhere.jsonl"], "nowhere.jsonl: No such file"),
         ([], "tickets needs its rows, a file or a folder: give --data"),
-        (["--data", "tickets.jsonl", "--test-share", "1"], "--test-share must be above 0 and below 1, not 1.0"),
         (["--data", "tickets.jsonl", "--labels", "llm"], "give --rationales"),
     ],
 )

@@ -14,8 +14,8 @@ from services.nn.devices import DeviceOptions
 from services.predict.data.rows import BadData, Example
 from services.predict.engine import PredictEngine
 from services.predict.training.recipe import TeachingData
-from services.predict.training.runs import RESULT, DataSource, StudentRun, load_student, run_student
-from services.predict.training.sources import read_teaching_data
+from services.predict.training.runs import RESULT, StudentRun, run_student
+from services.predict.training.sources import DataSource, Source
 from tests.predict.tiny_students import save_student
 from tests.predict.toy_data_sets import NUM_TEST, NUM_TRAIN, write_asdiv, write_esnli, write_rationales, write_svamp
 from tests.predict.toy_lessons import toy_recipe
@@ -28,8 +28,8 @@ def folder(tmp_path: Path) -> Path:
     return write_asdiv(write_esnli(write_svamp(tmp_path / "data")))
 
 
-def read(source: DataSource, method: Any = "step-by-step", seed: int = 0) -> TeachingData:
-    return read_teaching_data(source, method, seed)
+def read(source: Source, method: Any = "step-by-step", seed: int = 0) -> TeachingData:
+    return source.read(toy_recipe(method=method, seed=seed))
 
 
 def numbers(examples: list[Example]) -> list[int]:
@@ -121,17 +121,8 @@ def test_outputs_that_could_not_be_read_may_be_left_out(folder: Path, tmp_path: 
     path = write_rationales(tmp_path / "rationales.jsonl", outputs)
     kept = read(DataSource("svamp", folder, path))
     assert {one.rationale for one in kept.train} == {"Two.", " "}
-    dropped = read(DataSource("svamp", folder, path, drop_empty=True))
+    dropped = DataSource("svamp", folder, path).read(toy_recipe(drop_empty=True))
     assert numbers(dropped.train) == [number for number in numbers(kept.train) if number % 2]
-
-
-def test_generated_data_has_rationales_and_the_numbers_asked_for() -> None:
-    source = DataSource("inferences", num_train=20, num_valid=5, num_test=6, fraction=0.5)
-    data = read(source)
-    assert (len(data.train), len(data.valid), len(data.test)) == (10, 5, 6)
-    assert all(one.rationale for one in data.train + data.valid + data.test)
-    assert read(source, seed=1).test == data.test
-    assert read(source, seed=1).train != data.train
 
 
 @pytest.mark.parametrize(
@@ -139,7 +130,6 @@ def test_generated_data_has_rationales_and_the_numbers_asked_for() -> None:
     [
         ({"task": "other"}, "the data is one of esnli"),
         ({"folder": None}, "svamp needs the folder"),
-        ({"task": "inferences"}, "inferences is generated"),
         ({"task": "cqa", "augment": True}, "augment only svamp, not cqa"),
         ({"fraction": 0.0}, "above 0 and at most 1"),
         ({"fraction": 1.5}, "above 0 and at most 1"),
@@ -153,14 +143,14 @@ def test_a_source_without_sense_is_refused(changes: dict[str, Any], message: str
 def test_data_of_which_nothing_is_left_is_refused(folder: Path, tmp_path: Path) -> None:
     path = write_rationales(tmp_path / "rationales.jsonl", {0: "I do not know."})
     with pytest.raises(BadData, match="no row of svamp is left"):
-        read(DataSource("svamp", folder, path, labels="llm", drop_empty=True))
+        DataSource("svamp", folder, path, labels="llm").read(toy_recipe(drop_empty=True))
 
 
 # Runs
 
 
 def run_of(folder: Path, model: str = "tiny", **changes: Any) -> StudentRun:
-    return StudentRun(DataSource("svamp", folder), model, toy_recipe(num_steps=2, **changes), vocab_size=300)
+    return StudentRun(DataSource("svamp", folder), model, toy_recipe(num_steps=2, vocab_size=300, **changes))
 
 
 def test_a_run_makes_a_student_once(folder: Path, tmp_path: Path) -> None:
@@ -192,7 +182,7 @@ def test_the_result_of_another_run_is_refused(folder: Path, tmp_path: Path) -> N
 def test_a_student_from_a_directory_has_its_weights_and_tokenizer(folder: Path, tmp_path: Path) -> None:
     directory = save_student(tmp_path / "model", kind="v1.1", num_layers=1)
     run = run_of(folder, str(directory))
-    model, tokenizer = load_student(run, read(run.data))
+    model, tokenizer = run.load(read(run.data))
     for name, weight in load_file(directory / "model.safetensors").items():
         torch.testing.assert_close(model.state_dict()[name], weight, atol=0, rtol=0)
     assert tokenizer("box").input_ids[-1] == 1
@@ -203,12 +193,12 @@ def test_students_from_scratch_differ_by_seed_and_share_a_tokenizer_over_methods
     run = run_of(folder)
     data = read(run.data)
     first, again, other = (
-        load_student(replace(run, recipe=replace(run.recipe, seed=seed)), data)[0].shared.weight for seed in (0, 0, 1)
+        replace(run, recipe=replace(run.recipe, seed=seed)).load(data)[0].shared.weight for seed in (0, 0, 1)
     )
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     vocabularies = [
-        load_student(replace(run, recipe=replace(run.recipe, method=method)), data)[1].get_vocab()
+        replace(run, recipe=replace(run.recipe, method=method)).load(data)[1].get_vocab()
         for method in ("standard", "step-by-step")
     ]
     assert vocabularies[0] == vocabularies[1]

@@ -8,7 +8,8 @@ from services.predict.data.inputs import read_inputs
 from services.predict.data.rationale_file import Record
 from services.predict.data.rows import BadData, LabelSource
 from services.predict.data.task_file import OwnTask, read_task_file
-from services.predict.training.sources import DataSource, read_teaching_data
+from services.predict.training.recipe import Recipe
+from services.predict.training.sources import DataSource
 from tests.predict.data.tickets import write_task, write_tickets
 
 
@@ -35,12 +36,11 @@ def write_unparsed(path: Path, own: OwnTask, data: Path) -> Path:
 def test_outputs_that_cannot_be_parsed_are_named_as_the_reason(
     tmp_path: Path, labels: LabelSource, complaint: str
 ) -> None:
-    file = read_task_file(write_task(tmp_path))
-    own = OwnTask(file.to_task(), file.label, file.rationale)
+    own = read_task_file(write_task(tmp_path)).own()
     data = write_tickets(tmp_path)
     rationales = write_unparsed(tmp_path / "rationales.jsonl", own, data)
     source = DataSource("tickets", data, rationales, labels, own=own)
     with pytest.raises(BadData) as refused:
-        read_teaching_data(source, "step-by-step", 0)
+        source.read(Recipe())
     reason = f"33 of 33 outputs in {rationales} can't be parsed: no_answer: 33"
     assert str(refused.value) == complaint.format(reason)

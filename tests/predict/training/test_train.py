@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 from services.core.store.store import Store
 from services.nn.devices import DeviceOptions
 from services.predict.engine import PredictEngine
+from services.predict.tasks import Prefixes
+from services.predict.training.recipe import Recipe
 from services.predict.training.state import STATE_FILE
 from services.predict.training.train import app
 from tests.killed_job import run_until_killed
@@ -18,8 +20,20 @@ from tests.predict.toy_data_sets import write_rationales, write_svamp
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-FAST = ["--batch-size", "4", "--evaluate-every", "2", "--max-new-tokens", "4", "--max-target-tokens", "16"]
-TINY = ["--model", "tiny", "--vocab-size", "300", *FAST]
+SMALL = {"vocab_size": 300, "evaluate_every": 2, "max_new_tokens": 4, "max_target_tokens": 16}
+TINY = ["--model", "tiny", "--batch-size", "4", "--recipe", "recipe.toml"]
+
+
+@pytest.fixture(autouse=True)
+def small_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_recipe()
+
+
+def write_recipe(**values: object) -> None:
+    """Write the recipe of small students with some other values."""
+    lines = (f"{name} = {json.dumps(value)}\n" for name, value in {**SMALL, **values}.items())
+    Path("recipe.toml").write_text("".join(lines))
 
 
 def job(*arguments: str | Path, fails: bool = False) -> str:
@@ -40,7 +54,8 @@ def test_a_student_is_taught_and_published_with_what_is_known_of_it(
 ) -> None:
     monkeypatch.setenv("FOVEA_CODE_REVISION", "abc123")
     data, url = write_svamp(tmp_path / "data"), (tmp_path / "store").as_uri()
-    options = ["--steps", "4", "--rationale-weight", "3", "--licence", "MIT", "--seed", "7", "--name", "sums"]
+    write_recipe(rationale_weight=3)
+    options = ["--steps", "4", "--licence", "MIT", "--seed", "7", "--name", "sums"]
     told = job("svamp", *TINY, "--data", data, "--output", tmp_path / "run", *options, "--store-url", url)
     assert "step 4/4 loss" in told
     store = Store.open(url)
@@ -68,34 +83,34 @@ def test_a_student_is_taught_and_published_with_what_is_known_of_it(
 def test_the_defaults_are_the_published_hyper_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     told = " ".join(job("--help").split())
-    for default in ("5e-05", "64", "10000", "250", "1024", "256", "predict: ", "explain: ", "step-by-step", "human"):
+    for default in ("(5e-05)", "(64)", "(10000)", "(as published)", "step-by-step", "human"):
         assert f"[default: {default}]" in told
+    recipe = Recipe()
+    assert (recipe.learning_rate, recipe.batch_size, recipe.num_steps, recipe.evaluate_every) == (5e-5, 64, 10_000, 250)
+    assert (recipe.max_input_tokens, recipe.max_target_tokens, recipe.max_new_tokens) == (1024, 256, 64)
+    assert (recipe.alpha, recipe.prefixes, recipe.warmup_steps) == (0.5, Prefixes("predict: ", "explain: "), 0)
 
 
 def test_options_reach_the_training(tmp_path: Path) -> None:
     data = write_svamp(tmp_path / "data")
     rationales = write_rationales(tmp_path / "own.jsonl", dict.fromkeys(range(20), "One. The answer is (1)."))
     options = (
-        f"--rationales {rationales} --labels llm --fraction 0.5 --drop-empty --alpha 0.8 --warmup-steps 1"
-        " --max-evaluated 1 --precision bfloat16 --max-input-tokens 50 --micro-batch-size 2 --no-publish"
+        f"--rationales {rationales} --labels llm --fraction 0.5 --learning-rate 0.01 --batch-size 2 --no-publish"
     ).split()
-    options += ["--label-prefix", "L ", "--rationale-prefix", "R "]
+    write_recipe(
+        drop_empty=True, alpha=0.8, warmup_steps=1, max_evaluated=1, precision="bfloat16", max_input_tokens=50,
+        micro_batch_size=2, label_prefix="L ", rationale_prefix="R ", batch_size=8,
+    )  # fmt: skip
     job("svamp", *TINY, "--data", data, "--output", tmp_path / "run", "--steps", "2", *options)
     run = json.loads((tmp_path / "run" / "result.json").read_text())["run"]
     assert run["data"]["rationales"] == str(rationales)
-    assert (run["data"]["labels"], run["data"]["fraction"], run["data"]["drop_empty"]) == ("llm", 0.5, True)
+    assert (run["data"]["labels"], run["data"]["fraction"]) == ("llm", 0.5)
     recipe = run["recipe"]
+    assert (recipe["drop_empty"], recipe["learning_rate"], recipe["batch_size"]) == (True, 0.01, 2)
     assert recipe["prefixes"] == {"label": "L ", "rationale": "R "}
     assert (recipe["alpha"], recipe["micro_batch_size"], recipe["warmup_steps"]) == (0.8, 2, 1)
     assert (recipe["max_evaluated"], recipe["precision"], recipe["max_input_tokens"]) == (1, "bfloat16", 50)
     assert recipe["num_steps"] == 2
-
-
-def test_generated_data_is_taught_with_its_rationales(tmp_path: Path) -> None:
-    options = ["--num-train", "8", "--steps", "2", "--max-evaluated", "4", "--no-publish", "--method", "explained"]
-    options += ["--max-input-tokens", "12"]
-    job("inferences", *TINY, "--output", tmp_path, *options)
-    assert json.loads((tmp_path / "result.json").read_text())["outcome"]["num_train"] == 8
 
 
 def test_results_are_standard_output_and_progress_and_remarks_are_not(tmp_path: Path) -> None:
@@ -130,24 +145,43 @@ def test_a_killed_job_goes_on_where_it_stopped_and_ends_as_an_unbroken_one(tmp_p
         (["--learning-rate", "-1"], "--learning-rate is a finite number above 0, not -1.0"),
         (["--batch-size", "0"], "--batch-size is at least 1, not 0"),
         (["--steps", "0"], "--steps is at least 1, not 0"),
-        (["--alpha", "2"], "--alpha must be from 0 to 1, not 2.0"),
-        (["--alpha", "0.5", "--rationale-weight", "1"], "--alpha or --rationale-weight, and not both"),
-        (["--rationale-weight", "-1"], "the weight of rationales must be at least 0, not -1.0"),
-        (["--warmup-steps", "10", "--steps", "5"], "--warmup-steps is 0 or more and below"),
-        (["--max-new-tokens", "0"], "--max-new-tokens is at least 1, not 0"),
-        (["--lora-rank", "0"], "--lora-rank is at least 1, not 0"),
         (["--fraction", "1.5"], "--fraction must be above 0 and at most 1, not 1.5"),
         (["--name", "No Name"], "--name consists of a-z, 0-9"),
         (["--model", "huge"], "--model 'huge' is neither a directory with a config.json nor one of tiny"),
-        (["--vocab-size", "10"], "--vocab-size is at least 259, not 10"),
         (["--method", "explained"], "give --no-publish"),
         (["--data", "nowhere"], "svamp_train.json is missing"),
         (["--rationales", "nowhere.jsonl"], "nowhere.jsonl: No such file"),
+        (["--recipe", "none.toml"], "No such file or directory: 'none.toml'"),
     ],
 )
 def test_what_is_refused_is_told_in_one_line_with_its_option(options: list[str], message: str, tmp_path: Path) -> None:
     data = write_svamp(tmp_path / "data")
     told = job("svamp", *TINY, "--data", data, "--output", tmp_path / "run", *options, fails=True)
+    assert message in told
+    assert told.startswith("fovea train distill: ")
+    assert len(told.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"alpha": 2.0}, "alpha must be from 0 to 1, not 2.0"),
+        ({"alpha": 0.5, "rationale_weight": 1}, "give alpha or rationale_weight, and not both"),
+        ({"rationale_weight": -1}, "the weight of rationales must be at least 0, not -1"),
+        ({"warmup_steps": 10, "steps": 5}, "warmup_steps is 0 or more and below"),
+        ({"max_new_tokens": 0}, "max_new_tokens is at least 1, not 0"),
+        ({"lora_rank": 0}, "lora_rank is at least 1, not 0"),
+        ({"vocab_size": 10}, "vocab_size is at least 259, not 10"),
+        ({"vocab_size": "many"}, "recipe recipe.toml: vocab_size: Input should be a valid integer"),
+        ({"precision": "half"}, "recipe recipe.toml: precision: Input should be 'float32' or 'bfloat16'"),
+        ({"probe_weight": 1}, "recipe recipe.toml has unknown keys: probe_weight; known are alpha,"),
+    ],
+)
+def test_a_recipe_that_makes_no_sense_is_refused_by_its_key(
+    values: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    write_recipe(**values)
+    told = job("svamp", *TINY, "--data", write_svamp(tmp_path / "data"), "--output", tmp_path / "run", fails=True)
     assert message in told
     assert told.startswith("fovea train distill: ")
     assert len(told.splitlines()) == 1
