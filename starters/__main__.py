@@ -38,6 +38,7 @@ delegate(app, "distill-sweep", "starters.predict.sweep", "Compare the methods of
 # score
 
 # curate
+delegate(train, "blind", "starters.curate.train", "Train a small model that judges sentences by their text.", "train")
 
 # all services
 delegate(

@@ -100,12 +100,6 @@ ROOMS = (
         ("services.{service}.{transfer,bulk,collections}", "services.jobs", CORE_OF_JOBS, "services.core.caller"),
         (*HEAVY, *HTTP),
     ),
-    # The corruptions that a small blind model learns from are made as score's hard negatives are.
-    Room(
-        "services/curate/training/**",
-        ("services.curate", "services.score.negatives", "services.nn", "services.jobs", CORE_OF_JOBS),
-        HTTP,
-    ),
     Room(
         f"services/*/{{data,{JOBS}}}/**",
         (*BELOW, "services.jobs", CORE_OF_JOBS),
@@ -140,8 +134,8 @@ BUDGETS = {
     "services/cli": 2_900,
     "services/core": 12_400,
     "services/nn": 1_600,
-    "services/jobs": 4_900,
-    "services/curate": 5_600,
+    "services/jobs": 4_600,
+    "services/curate": 5_100,
     "services/embed": 21_100,
     "services/generate": 13_600,
     "services/predict": 7_800,

@@ -188,13 +188,6 @@ delegate(
     "train",
 )
 delegate(
-    train,
-    "blind",
-    "services.curate.training.train",
-    "Train a small model that tells plausible or grammatical sentences, the starters of curate.",
-    "train",
-)
-delegate(
     evaluate,
     "focallens",
     "services.embed.evaluation.evaluate",

@@ -70,7 +70,6 @@ def fovea(missing: list[str], *arguments: str, home: Path) -> subprocess.Complet
         ("train clip-scenes --help", "train"),
         ("train fsc-clip --help", "train"),
         ("train wise-ft --help", "train"),
-        ("train blind --help", "train"),
         ("curate refine --help", "train"),
         ("evaluate focallens --help", "evaluate"),
         ("evaluate litm --help", "evaluate"),

@@ -15,8 +15,8 @@ from services.curate.evaluation import audit as auditing
 from services.curate.refinement import command as refining
 from services.curate.refinement.report import SCARCE
 from services.curate.review.command import DEFAULT_PORT
-from services.curate.training import train as training
 from services.score.negatives.annotation import TextBlobAnnotator, best_annotator
+from starters.curate import train as training
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guide" / "curate.md").read_text()
 

@@ -1,4 +1,4 @@
-"""`fovea train blind` trains a model that refinement and audits can use, the same one each time."""
+"""`python -m starters train blind` trains a model that refinement and audits can use, the same one each time."""
 
 import json
 from pathlib import Path
@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from services.core.store.checkpoint_files import read_description
-from services.curate.training.train import app
 from services.nn.sentence_scores import load_scorer
+from starters.curate.train import app
 
 RUNNER = CliRunner()
 THINGS = {"dog": "barks", "bird": "flies", "fish": "swims", "baby": "cries", "horse": "runs", "clock": "ticks"}

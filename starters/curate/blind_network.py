@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from torch import Tensor, nn
 
-from services.curate.training.corruptions import Bias, Corruptions
 from services.nn.loading import quiet_loading, transformers
 from services.score.negatives.annotation import Annotation
+from starters.curate.corruptions import Bias, Corruptions
 
 PAD, UNKNOWN, CLS, SEP = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 PAD_ID, UNKNOWN_ID, CLS_ID, SEP_ID = range(4)

@@ -5,8 +5,8 @@ from random import Random
 
 import pytest
 
-from services.curate.training.corruptions import Bias, Corruptions, Words
 from services.score.negatives.annotation import TextBlobAnnotator
+from starters.curate.corruptions import Bias, Corruptions, Words
 
 SENTENCES = (
     "A man is riding a horse on the beach.",

@@ -1,4 +1,4 @@
-"""`fovea train blind`: a small model that tells by a text alone whether it is plausible, or whether it is grammatical.
+"""`python -m starters train blind`: a small model that judges by a text alone if it is plausible, or grammatical.
 
 It is what refinement and audits use where the models of the dissertation, Vera and a classifier of CoLA, are not at
 hand. The true sentences are yours; the false ones are made of them by rule.
@@ -13,7 +13,12 @@ import torch
 import typer
 
 from services.core.refusals import Refused
-from services.curate.training.blind_network import (
+from services.jobs.interruption import interruptible, resumable
+from services.jobs.options import MAX_SEED, StoreUrl, command_line, multiple_of, output_folder, positive
+from services.jobs.publication import check_publication, publish_trained
+from services.jobs.training import Run, train
+from services.score.negatives.annotation import Annotation, TextBlobAnnotator
+from starters.curate.blind_network import (
     Batches,
     BlindLoss,
     Shape,
@@ -22,13 +27,8 @@ from services.curate.training.blind_network import (
     digest_of,
     save_classifier,
 )
-from services.curate.training.corruptions import Bias, Corruptions, Words
-from services.curate.training.sentences import read_sentences
-from services.jobs.interruption import interruptible, resumable
-from services.jobs.options import MAX_SEED, StoreUrl, command_line, multiple_of, output_folder, positive
-from services.jobs.publication import check_publication, publish_trained
-from services.jobs.training import Run, train
-from services.score.negatives.annotation import Annotation, TextBlobAnnotator
+from starters.curate.corruptions import Bias, Corruptions, Words
+from starters.curate.sentences import read_sentences
 
 KIND = "blind-classifier"
 # Sentences that are not trained on: their share, and no more than this.

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from services.core.refusals import Refused
-from services.curate.training.sentences import read_sentences
+from starters.curate.sentences import read_sentences
 
 
 def test_distinct_sentences_of_a_caption_s_length_are_read(tmp_path: Path) -> None:
