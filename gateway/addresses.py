@@ -22,8 +22,8 @@ import structlog
 # A host name and a port in, IP addresses out.
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 
-# Requests that an instance is sent at a time before it has announced its places.
-FIRST_PLACES = 32
+# Requests that an instance is sent at a time before it has announced its permits.
+FIRST_PERMITS = 32
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
 log = structlog.get_logger(__name__)
@@ -49,7 +49,7 @@ class Address:
     `url` is what is connected to (an IP address), `authority` the configured host and port, for the Host header;
     `tls_name` is the name that its certificate must carry, None for plain HTTP. `ejected_until` is a reading of the
     clock, None for an address in service. `is_ready` is the last answer of its `/readyz`, `unanswered_probes` the
-    number of probes that have timed out since the last answer of any kind, `places` the number of concurrent requests
+    number of probes that have timed out since the last answer of any kind, `permits` the number of concurrent requests
     that it last announced.
     """
 
@@ -62,7 +62,7 @@ class Address:
     ejected_until: float | None = None
     is_probed: bool = False
     is_ready: bool = True
-    places: int = FIRST_PLACES
+    permits: int = FIRST_PERMITS
     unanswered_probes: int = 0
     is_hung: bool = False
     leases: set["Lease"] = field(default_factory=set)
@@ -142,9 +142,9 @@ class Addresses:
         return sum(address.is_ready and address.ejected_until is None for address in self._addresses)
 
     @property
-    def num_places(self) -> int:
-        """The sum of the ready addresses' places; one address's where none is ready."""
-        return sum(address.places for address in self._addresses if address.is_ready) or FIRST_PLACES
+    def num_permits(self) -> int:
+        """The sum of the ready addresses' permits; one address's where none is ready."""
+        return sum(address.permits for address in self._addresses if address.is_ready) or FIRST_PERMITS
 
     async def refresh(self) -> None:
         """Look up every name; an address that stays keeps its record, one that is gone gets no new requests."""

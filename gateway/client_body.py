@@ -1,6 +1,6 @@
 """The body of a request, read whole before the request is sent to a service.
 
-A client that sends slowly then costs the gateway memory for what it has sent, and no place at a service; and the
+A client that sends slowly then costs the gateway memory for what it has sent, and no permit at a service; and the
 request that is sent on has a known length, and can be sent again.
 """
 

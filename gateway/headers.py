@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from multidict import CIMultiDict
 from starlette.types import Scope
 
-from services.core.admission.admission import PLACES_HEADER
+from services.core.admission.admission import PERMITS_HEADER
 from services.core.caller import CLIENT_HEADER, KEY_NAME_HEADER, TENANT_HEADER, Caller
 from services.core.exchange import Timing
 
@@ -50,8 +50,8 @@ REPLACED = frozenset(
 )
 # The length is that of the body as it was read, which is known only on sending.
 NOT_FORWARDED = HOP_BY_HOP | REPLACED | {b"content-length"}
-# The gateway's own server dates every response, and names the model; a service's places are meant for the gateway only.
-NOT_RETURNED = HOP_BY_HOP | {b"date", b"x-fovea-model", PLACES_HEADER}
+# The gateway's own server dates every response, and names the model; a service's permits are for the gateway only.
+NOT_RETURNED = HOP_BY_HOP | {b"date", b"x-fovea-model", PERMITS_HEADER}
 
 RawHeaders = Iterable[tuple[bytes, bytes]]
 

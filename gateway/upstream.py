@@ -21,7 +21,7 @@ from gateway.addresses import Address, Addresses, Lease
 from gateway.admission import Gate, RecentRequests, RetryBudget
 from gateway.routing.destinations import Destination
 from gateway.settings import GatewaySettings
-from services.core.admission.admission import PLACES_HEADER
+from services.core.admission.admission import PERMITS_HEADER
 from services.core.caller import Caller
 from services.core.descriptors import ExhaustionLog, is_exhaustion, out_of_descriptors
 from services.core.errors import Overloaded
@@ -101,7 +101,7 @@ IDLE_CLOSE_S = 1.0
 # Seconds between attempts of a request that waits for a service to come up.
 WAIT_POLL_S = 0.1
 NOT_RUNNING_RETRY_S = 5.0
-PLACES = str(PLACES_HEADER, "ascii")
+PERMITS = str(PERMITS_HEADER, "ascii")
 MAX_ONE_WRITE_BYTES = 2**20
 
 log = structlog.get_logger(__name__)
@@ -212,7 +212,7 @@ class Upstream:
 
         Raises Overloaded where no instance answers.
         """
-        place = await self.gate.enter(request.client, request.deadline)
+        permit = await self.gate.enter(request.client, request.deadline)
         try:
             lease, response = await self._send_until_up(request)
             lease.on_hung = response.close
@@ -222,7 +222,7 @@ class Upstream:
                 response.close()
                 self.addresses.release(lease)
         finally:
-            self.gate.leave(place)
+            self.gate.leave(permit)
 
     async def _send_until_up(self, request: UpstreamRequest) -> tuple[Lease, aiohttp.ClientResponse]:
         """Send a request, waiting for a service to come up where that is configured, also while every instance is
@@ -336,7 +336,7 @@ class Upstream:
             self.addresses.failed(address)
             raise self._broke_off() from broken
         self._count(str(response.status))
-        self._note_places(address, response)
+        self._note_permits(address, response)
         self.addresses.answered(address)
         if response.status < 500:
             self.addresses.succeeded(address)
@@ -345,15 +345,15 @@ class Upstream:
             self.addresses.failed(address)
         return response
 
-    def _note_places(self, address: Address, response: aiohttp.ClientResponse) -> None:
-        announced = response.headers.get(PLACES, "")
-        if announced.isdecimal() and int(announced) not in (0, address.places):
-            address.places = int(announced)
+    def _note_permits(self, address: Address, response: aiohttp.ClientResponse) -> None:
+        announced = response.headers.get(PERMITS, "")
+        if announced.isdecimal() and int(announced) not in (0, address.permits):
+            address.permits = int(announced)
             self._resize()
 
     def _resize(self) -> None:
         is_waited_for = self._wait_s > 0 and not self.addresses.has_ready
-        self.gate.resize(self.addresses.num_places, is_patient=is_waited_for)
+        self.gate.resize(self.addresses.num_permits, is_patient=is_waited_for)
 
     def _may_retry(self) -> bool:
         if not self._budget.withdraw():
@@ -413,7 +413,7 @@ class Upstream:
         try:
             async with self._get(address, "/readyz") as response:
                 address.is_ready = response.status == 200
-                self._note_places(address, response)
+                self._note_permits(address, response)
                 self.addresses.answered(address)
         except TimeoutError:
             address.is_ready = False

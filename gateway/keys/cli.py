@@ -13,7 +13,7 @@ import typer
 from pydantic import ValidationError
 
 from gateway.access import digest, new_key
-from gateway.keys.key_files import KeysInFile, KeysInSecret, KeysPlace, KeysUnavailable
+from gateway.keys.key_files import KeysInFile, KeysInSecret, KeySource, KeysUnavailable
 from gateway.settings import KeyRecord
 from services.core.audit import AuditFailed, AuditLog
 from services.core.caller import DEFAULT_TENANT
@@ -65,11 +65,11 @@ def create(  # noqa: PLR0913 - one parameter an option
         record = KeyRecord(**fields, created=datetime.now(UTC).isoformat(timespec="seconds"))
     except ValidationError as invalid:
         _refuse(f"{invalid.errors()[0]['loc'][0]}: {invalid.errors()[0]['msg']}.")
-    with _changing(file, secret) as (place, keys):
+    with _changing(file, secret) as (source, keys):
         if any(known.name == name for known in keys):
-            _refuse(f"{place} already has a key named {name!r}; revoke it first.")
-        with _recorded(audit_log, "key.create", place, record):
-            place.write((*keys, record))
+            _refuse(f"{source} already has a key named {name!r}; revoke it first.")
+        with _recorded(audit_log, "key.create", source, record):
+            source.write((*keys, record))
     typer.echo(key)
 
 
@@ -77,7 +77,7 @@ def create(  # noqa: PLR0913 - one parameter an option
 def list_keys(file: FileOption = DEFAULT_FILE, secret: SecretOption = None) -> None:
     """Show the name, scopes, limit, creation time and tenant of every key."""
     with _reasons_in_one_line():
-        records = _place(file, secret).read()
+        records = _source(file, secret).read()
     for record in records:
         scopes = ",".join(sorted(record.scopes))
         limit, created = record.rate_limit or "-", record.created or "-"
@@ -92,34 +92,34 @@ def revoke(
     audit_log: AuditOption = None,
 ) -> None:
     """Remove a key. The gateway rejects it within seconds."""
-    with _changing(file, secret) as (place, keys):
+    with _changing(file, secret) as (source, keys):
         kept = tuple(record for record in keys if record.name != name)
         if len(kept) == len(keys):
-            _refuse(f"{place} has no key named {name!r}.")
+            _refuse(f"{source} has no key named {name!r}.")
         revoked = next(record for record in keys if record.name == name)
         try:
-            with _audited(audit_log, "key.revoke", place, revoked):
-                place.write(kept)
+            with _audited(audit_log, "key.revoke", source, revoked):
+                source.write(kept)
         except AuditFailed:
             # A leaked key must not stay valid because a disk is full.
-            place.write(kept)
+            source.write(kept)
             typer.echo(
                 f"{audit_log}: the audit log can't be written; the key is revoked, but the revocation is not recorded",
                 err=True,
             )
 
 
-def _place(file: Path, secret: str | None) -> KeysPlace:
+def _source(file: Path, secret: str | None) -> KeySource:
     return KeysInFile(file) if secret is None else KeysInSecret(secret)
 
 
 @contextmanager
-def _changing(file: Path, secret: str | None) -> Iterator[tuple[KeysPlace, tuple[KeyRecord, ...]]]:
-    """Yield a place and its keys, which are changed from what they are now or not at all."""
+def _changing(file: Path, secret: str | None) -> Iterator[tuple[KeySource, tuple[KeyRecord, ...]]]:
+    """Yield a source and its keys, which are changed from what they are now or not at all."""
     with _reasons_in_one_line():
-        place = _place(file, secret)
-        with place.changing() as keys:
-            yield place, keys
+        source = _source(file, secret)
+        with source.changing() as keys:
+            yield source, keys
 
 
 @contextmanager
@@ -131,20 +131,20 @@ def _reasons_in_one_line() -> Iterator[None]:
 
 
 @contextmanager
-def _recorded(audit_log: Path | None, action: str, place: KeysPlace, record: KeyRecord) -> Iterator[None]:
+def _recorded(audit_log: Path | None, action: str, source: KeySource, record: KeyRecord) -> Iterator[None]:
     """Record the block in the audit log. If the log can't be written, the block does not run."""
     try:
-        with _audited(audit_log, action, place, record):
+        with _audited(audit_log, action, source, record):
             yield
     except AuditFailed as failed:
         _refuse(f"{audit_log}: {failed.message}")
 
 
 def _audited(
-    audit_log: Path | None, action: str, place: KeysPlace, record: KeyRecord
+    audit_log: Path | None, action: str, source: KeySource, record: KeyRecord
 ) -> AbstractContextManager[object]:
     what = {"key": record.name, "sha256": record.sha256, "tenant": record.tenant, "scopes": sorted(record.scopes)}
-    return AuditLog(audit_log and audit_log.expanduser()).command(action, file=str(place), **what)
+    return AuditLog(audit_log and audit_log.expanduser()).command(action, file=str(source), **what)
 
 
 def _refuse(reason: str) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Places of keys: a file that the gateway follows, or the Secret that a cluster mounts as one."""
+"""Sources of keys: a file that the gateway follows, or the Secret that a cluster mounts as one."""
 
 import base64
 import fcntl
@@ -23,7 +23,7 @@ class KeysUnavailable(Exception):
     """Keys that can't be read or written; the message is one line for users."""
 
 
-class KeysPlace(Protocol):
+class KeySource(Protocol):
     """A set of keys; all methods raise KeysUnavailable."""
 
     def read(self) -> Keys: ...

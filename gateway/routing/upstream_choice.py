@@ -24,11 +24,11 @@ from services.core.exchange import announces_body, header_of
 
 # A body up to this size is searched faster than a thread is woken for it.
 MAX_INLINE_BYTES = 256 * 1024
-# Bounds of the search: characters of a name, bytes of the head of a form's part, and places in a body at which the name
-# of the field stands, be it in nested objects. What is beyond names nothing.
+# Bounds of the search: characters of a name, bytes of the head of a form's part, and positions in a body at which the
+# name of the field stands, be it in nested objects. What is beyond names nothing.
 MAX_NAME_LENGTH = 512
 MAX_PART_HEAD_BYTES = 4096
-MAX_PLACES = 1000
+MAX_POSITIONS = 1000
 
 Find = Callable[[bytes, str], str | None]
 
@@ -53,10 +53,10 @@ def find_in_json(body: bytes, field: str) -> str | None:
     """
     nesting = _Nesting()
     num_read = 0
-    for place in _places(body, orjson.dumps(field)):
-        nesting.read(body, num_read, place)
-        num_read = place
-        member = _member(field).match(body, place) if nesting.is_at_member else None
+    for position in _positions(body, orjson.dumps(field)):
+        nesting.read(body, num_read, position)
+        num_read = position
+        member = _member(field).match(body, position) if nesting.is_at_member else None
         if member is not None:
             return _string(member[1]) if member[1] else None
     return None
@@ -71,35 +71,35 @@ def find_in_form(content_type: str, body: bytes, field: str) -> str | None:
         return None
     delimiter = b"--" + boundary.encode("latin-1", "replace")
     value = None
-    for place in _places(body, f'name="{field}"'.encode()):
-        part = body.rfind(delimiter, max(0, place - MAX_PART_HEAD_BYTES), place)
-        head_end = body.find(b"\r\n\r\n", place, place + MAX_PART_HEAD_BYTES)
-        is_in_head = part >= 0 and head_end >= 0 and b"\r\n\r\n" not in body[part:place]
-        if is_in_head and body[place - 1 : place] in b"; \t":  # and not `filename`
+    for position in _positions(body, f'name="{field}"'.encode()):
+        part = body.rfind(delimiter, max(0, position - MAX_PART_HEAD_BYTES), position)
+        head_end = body.find(b"\r\n\r\n", position, position + MAX_PART_HEAD_BYTES)
+        is_in_head = part >= 0 and head_end >= 0 and b"\r\n\r\n" not in body[part:position]
+        if is_in_head and body[position - 1 : position] in b"; \t":  # and not `filename`
             value_start = head_end + 4
             end = body.find(b"\r\n" + delimiter, value_start, value_start + MAX_NAME_LENGTH + len(delimiter) + 2)
             value = body[value_start:end].decode("utf-8", "replace") if end >= 0 else None
     return value or None
 
 
-def _places(body: bytes, text: bytes) -> Iterator[int]:
-    """Yield the first places at which a text that begins or ends with a quotation mark stands, in order."""
+def _positions(body: bytes, text: bytes) -> Iterator[int]:
+    """Yield the first positions at which a text that begins or ends with a quotation mark stands, in order."""
     num_found = 0
     for start in range(0, len(body), PIECE_BYTES):
         end = start + PIECE_BYTES + len(text) - 1
         if body.find(b'"', start, end) < 0:  # many times as fast, and true of nearly all pieces of an image in base64
             continue
-        place = body.find(text, start, end)
-        while place >= 0:
-            yield place
+        position = body.find(text, start, end)
+        while position >= 0:
+            yield position
             num_found += 1
-            if num_found == MAX_PLACES:
+            if num_found == MAX_POSITIONS:
                 return
-            place = body.find(text, place + 1, end)
+            position = body.find(text, position + 1, end)
 
 
 class _Nesting:
-    """Depth of a place in a JSON text, and whether it is in a string."""
+    """Depth of a position in a JSON text, and whether it is in a string."""
 
     def __init__(self) -> None:
         self._strings = OutsideOfStrings()
@@ -111,8 +111,8 @@ class _Nesting:
         return self._depth == 1 and not self._strings.is_in_string and not self._strings.has_odd_backslash
 
     def read(self, text: bytes, start: int, end: int) -> None:
-        for place in range(start, end, PIECE_BYTES):
-            outside = self._strings.pick(text[place : min(place + PIECE_BYTES, end)])
+        for position in range(start, end, PIECE_BYTES):
+            outside = self._strings.pick(text[position : min(position + PIECE_BYTES, end)])
             self._depth += sum(map(outside.count, (b"{", b"["))) - sum(map(outside.count, (b"}", b"]")))
 
 

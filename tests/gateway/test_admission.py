@@ -9,8 +9,8 @@ import pytest
 
 from gateway.admission import Gate, RetryBudget
 from gateway.routing.destinations import Destination
-from services.core.admission.places import Place
 from services.core.errors import Overloaded
+from services.core.fair_gate import Permit
 from services.core.metrics import Metrics
 
 EMBED = Destination("embed", "embed", ())
@@ -116,7 +116,7 @@ async def test_a_gate_that_waits_for_its_service_holds_back_all_that_it_may() ->
     await empty(entrance, taken)
 
 
-async def empty(entrance: Gate, taken: list[asyncio.Task[Place]]) -> None:
+async def empty(entrance: Gate, taken: list[asyncio.Task[Permit]]) -> None:
     for task in taken:
         if not isinstance(outcome := (await asyncio.gather(task, return_exceptions=True))[0], BaseException):
             entrance.leave(outcome)

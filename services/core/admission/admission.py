@@ -1,6 +1,6 @@
-"""Admission of requests to a service: each takes a place before it is parsed; excess ones are refused unread.
+"""Admission of requests to a service: each takes a permit before it is parsed; excess ones are refused unread.
 
-The number of places adapts (`concurrency_limit`), clients share them fairly (`places`), and every response tells the
+The number of permits adapts (`concurrency_limit`), clients share them fairly (`permits`), and every response tells the
 gateway how many there are.
 """
 
@@ -9,15 +9,16 @@ from collections.abc import Hashable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.core.admission.concurrency_limit import ConcurrencyLimit
-from services.core.admission.places import Place, Places
+from services.core.admission.permits import Permits
 from services.core.caller import current_caller
 from services.core.errors import Overloaded
 from services.core.exchange import announces_body, context_of, exchange_of, header_of
+from services.core.fair_gate import Permit
 from services.core.metrics import Metrics
 from services.core.settings import ServiceSettings
 
 # What a service tells the gateway in front of it; clients are not shown it.
-PLACES_HEADER = b"x-fovea-places"
+PERMITS_HEADER = b"x-fovea-places"
 # Waiting requests per request in flight: at this share they wait half as long as a request takes.
 WAITING_SHARE = 0.5
 # Answered without a model, for clients that discover the API and for the gateway's own directory.
@@ -32,14 +33,14 @@ def line_length(limit: int) -> int:
 class Admission:
     """Admit as many requests as the service can work on, in fair shares of clients; raises Overloaded for others.
 
-    A request with a body takes its place when the body has arrived, so a slow sender holds none; where there would be
-    none for it, it is refused before its body is read. A place is held to the end of the response.
+    A request with a body takes its permit when the body has arrived, so a slow sender holds none; where there would be
+    none for it, it is refused before its body is read. A permit is held to the end of the response.
     """
 
     def __init__(self, app: ASGIApp, settings: ServiceSettings, metrics: Metrics) -> None:
         self.app = app
         self.limit = ConcurrencyLimit(floor=settings.min_concurrency, ceiling=settings.max_concurrency)
-        self.places = Places(
+        self.permits = Permits(
             f"The {metrics.service} service",
             limit=self.limit.limit,
             max_waiting=line_length(self.limit.limit),
@@ -48,20 +49,20 @@ class Admission:
         )
         self._metrics = metrics
         self._announcement = self._announce()
-        metrics.concurrency_limit.set_function(lambda: self.places.limit)
+        metrics.concurrency_limit.set_function(lambda: self.permits.limit)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"].startswith(FREE_PATHS):
             await self.app(scope, receive, send)
             return
         client, deadline = current_caller().client, context_of(scope).deadline
-        place: Place | None = None
+        permit: Permit | None = None
 
         async def receive_and_enter() -> Message:
-            nonlocal place
+            nonlocal permit
             message = await receive()
-            if place is None and message["type"] == "http.request" and not message.get("more_body", False):
-                place = await self._enter(client, deadline)
+            if permit is None and message["type"] == "http.request" and not message.get("more_body", False):
+                permit = await self._enter(client, deadline)
             return message
 
         async def send_announced(message: Message) -> None:
@@ -77,38 +78,38 @@ class Admission:
                 self._check(client, deadline)
                 await self.app(scope, receive_and_enter, send_announced)
             else:
-                place = await self._enter(client, deadline)
+                permit = await self._enter(client, deadline)
                 await self.app(scope, receive, send_announced)
         finally:
-            if place is not None:
-                self._leave(place, scope)
+            if permit is not None:
+                self._leave(permit, scope)
 
     def _check(self, client: str, deadline: float) -> None:
         try:
-            self.places.check(client, deadline)
+            self.permits.check(client, deadline)
         except Overloaded:
             self._metrics.rejected.labels("queue_full").inc()
             raise
 
-    async def _enter(self, client: str, deadline: float) -> Place:
+    async def _enter(self, client: str, deadline: float) -> Permit:
         try:
-            place = await self.places.enter(client, deadline)
+            permit = await self.permits.enter(client, deadline)
         except Overloaded:
             self._metrics.rejected.labels("queue_full").inc()
             raise
-        self.limit.note_begun(self.places.num_held)
-        return place
+        self.limit.note_begun(self.permits.num_held)
+        return permit
 
-    def _leave(self, place: Place, scope: Scope) -> None:
+    def _leave(self, permit: Permit, scope: Scope) -> None:
         if exchange_of(scope).status == 200:
-            self.limit.note_answered(_kind(scope), place.taken_at)
-        self.places.leave(place)
-        if self.limit.limit != self.places.limit:
-            self.places.resize(self.limit.limit, line_length(self.limit.limit))
+            self.limit.note_answered(_kind(scope), permit.held_since)
+        self.permits.leave(permit)
+        if self.limit.limit != self.permits.limit:
+            self.permits.resize(self.limit.limit, line_length(self.limit.limit))
             self._announcement = self._announce()
 
     def _announce(self) -> tuple[bytes, bytes]:
-        return PLACES_HEADER, str(self.limit.limit).encode("ascii")
+        return PERMITS_HEADER, str(self.limit.limit).encode("ascii")
 
 
 def _kind(scope: Scope) -> Hashable:

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from services.core.admission.json_scan import JsonScan
 from services.core.errors import BodyTimeout, InvalidRequest, Overloaded, TooLarge, UnsupportedMediaType
 from services.core.exchange import WHOLE_BODY_KEY, announces_body, forget_headers, header_of
-from services.core.fair_budget import FairBudget
+from services.core.fair_gate import FairGate, Permit
 from services.core.metrics import Metrics
 from services.core.settings import ProcessSettings
 
@@ -174,8 +174,8 @@ class BodyBudget:
         self.max_body_bytes = max_body_bytes
         self.max_json_values = max_json_values
         self._rejected = metrics.rejected
-        self._large = self._budget(max_held_bytes)
-        self._medium = self._budget(int(MEDIUM_SHARE * max_held_bytes))
+        self._large = self._gate(max_held_bytes)
+        self._medium = self._gate(int(MEDIUM_SHARE * max_held_bytes))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -194,8 +194,8 @@ class BodyBudget:
         finally:
             body.let_go()
 
-    def budget_for(self, num_bytes: int) -> FairBudget:
-        """Return the budget that a body of this size counts against."""
+    def gate_for(self, num_bytes: int) -> FairGate:
+        """Return the gate of the budget that a body of this size counts against."""
         return self._medium if num_bytes <= MEDIUM_BODY_BYTES else self._large
 
     def refusal(self, scan: JsonScan) -> TooLarge:
@@ -203,8 +203,8 @@ class BodyBudget:
         self._rejected.labels("too_large").inc()
         return scan.refusal()
 
-    def _budget(self, capacity: int) -> FairBudget:
-        return FairBudget(capacity, max_waiting=capacity, refusal=self._refusal)
+    def _gate(self, capacity: int) -> FairGate:
+        return FairGate(capacity, max_waiting=capacity, refusal=self._refusal)
 
     def _refusal(self) -> Overloaded:
         self._rejected.labels("bodies_full").inc()
@@ -221,7 +221,7 @@ class _CountedBody:
         self._num_received = 0
         self._has_more = True
         self._scan = scan
-        self._held: tuple[FairBudget, int] | None = None
+        self._held: tuple[FairGate, Permit] | None = None
 
     async def receive(self) -> Message:
         """Return the next message. Waits for the budget before the first byte, or before the body stops being small."""
@@ -239,14 +239,12 @@ class _CountedBody:
 
     def let_go(self) -> None:
         if self._held is not None:
-            budget, amount = self._held
-            budget.give_back(amount)
+            gate, permit = self._held
+            gate.give_back(permit)
 
     async def _hold(self, num_bytes: int) -> None:
-        budget = self._owner.budget_for(num_bytes)
-        amount = min(num_bytes, budget.capacity)
-        await budget.take(amount)
-        self._held = budget, amount
+        gate = self._owner.gate_for(num_bytes)
+        self._held = gate, await gate.take(min(num_bytes, gate.capacity))
 
 
 def _is_json(scope: Scope) -> bool:

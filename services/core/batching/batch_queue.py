@@ -8,11 +8,14 @@ import asyncio
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heapreplace
-from itertools import islice
+from itertools import groupby, islice
 from operator import attrgetter
 from typing import Any, Generic, TypeVar
+
+from services.core.errors import FoveaError
+from services.core.fair_gate import in_the_way
 
 ItemT = TypeVar("ItemT")
 AnswerT = TypeVar("AnswerT")
@@ -41,6 +44,13 @@ class Request(Generic[AnswerT]):
         self.num_missing = num_items
         self.is_settled = False
         self.timer: asyncio.TimerHandle | None = None  # of the deadline
+
+    def fail(self, error: FoveaError) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
+    def forget(self) -> None:
+        self.items.clear()  # they refer to it: a cycle would wait for the garbage collector, images and all
 
 
 class QueuedItem(Generic[ItemT]):
@@ -131,12 +141,15 @@ class BatchQueue(Generic[ItemT]):
         num_clients = len(self._lines) + (client not in self._lines)
         return self.cost if num_clients == 1 else min(self.cost, (self.cost_of(client) + cost) * num_clients)
 
-    def newest_of_largest(self, share: int) -> Request[Any] | None:
-        """Return the newest request of the client whose items cost the most in sum, if that is more than `share`."""
-        largest = max(self._lines, key=self.cost_of, default=None)
-        if largest is None or self.cost_of(largest) <= share:
-            return None
-        return next(reversed(self._lines[largest])).request
+    def in_the_way(self, client: str, cost: int, max_cost: int) -> Sequence[Request[Any]] | None:
+        """Return the requests that must leave for one of this client, see `services.core.fair_gate.in_the_way`."""
+
+        def newest(name: str) -> Iterator[tuple[Request[Any], float]]:
+            for request, items in groupby(reversed(self._lines[name]), key=attrgetter("request")):
+                yield request, sum(item.cost for item in items)
+
+        shares = {name: self.cost_of(name) for name in self._lines}
+        return in_the_way(shares, (client, cost), newest, lambda freed, _: self.cost - freed + cost <= max_cost)
 
     def fills_a_batch(self, max_cost: int) -> bool:
         """Whether a batch cut now has no room for an item that arrives later."""

@@ -8,24 +8,21 @@ Requests belong to the event loop, the running batch to the compute thread. Betw
 prepared batch, under one lock that is never held while anything is computed.
 """
 
-import asyncio
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
-import structlog
-
 from services.core.batching.batch_queue import BatchQueue, QueuedItem, Request
 from services.core.batching.batch_runner import BatchRunner, Computed, CostBudget, Failed
 from services.core.batching.compute_thread import ComputeThread
+from services.core.batching.intake import FIRST_RETRY_AFTER_S, Intake
 from services.core.caller import current_caller
-from services.core.errors import DeadlineExceeded, FoveaError, InternalError, Overloaded, is_out_of_memory
+from services.core.errors import DeadlineExceeded, Overloaded, is_out_of_memory
 from services.core.metrics import Metrics
 
 ItemT = TypeVar("ItemT")
@@ -33,18 +30,10 @@ ResultT = TypeVar("ResultT")
 ItemT_contra = TypeVar("ItemT_contra", contravariant=True)
 ResultT_co = TypeVar("ResultT_co", covariant=True)
 
-# Bounds of what a refused client is told to wait, in seconds: the time in which the queue empties, but at most the
-# first; the second before anything was measured.
-MAX_RETRY_AFTER_S = 30.0
-FIRST_RETRY_AFTER_S = 1.0
-
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """Limits in the engine's own unit of cost (e.g.
-
-    tokens): the padded cost of one batch, and the total cost of the queue.
-    """
+    """Limits in the engine's own unit of cost (e.g. tokens): the padded cost of a batch, and the cost of the queue."""
 
     max_batch_cost: int
     max_batch_size: int
@@ -98,11 +87,13 @@ class _PreparedBatch(Generic[ItemT]):
     collated: Future[Any]
 
 
-class Batcher(Generic[ItemT, ResultT]):
+class Batcher(Intake[Request[Answer[ResultT]]], Generic[ItemT, ResultT]):
     """Answers items with one engine. Create it on the event loop that submits; several may share a compute thread.
 
     `is_out_of_memory` recognises the errors that a smaller batch may avoid.
     """
+
+    expired_message = "The deadline passed before the request was computed."
 
     def __init__(
         self,
@@ -113,15 +104,10 @@ class Batcher(Generic[ItemT, ResultT]):
         metrics: Metrics,
         is_out_of_memory: Callable[[BaseException], bool] = is_out_of_memory,
     ) -> None:
-        self._thread = thread
+        super().__init__(thread, metrics)
         self._limits = limits
-        self._metrics = metrics
         self._queue_seconds = metrics.stage_seconds.labels("queue")
         self._infer_seconds = metrics.stage_seconds.labels("infer")
-        self._loop = asyncio.get_running_loop()
-        self._outstanding: set[Request[Answer[ResultT]]] = set()
-        self._is_draining = False
-        self._is_broken = False
 
         self._lock = threading.Lock()
         self._queue: BatchQueue[ItemT] = BatchQueue(limits.max_batch_size)
@@ -133,13 +119,6 @@ class Batcher(Generic[ItemT, ResultT]):
         self._running: list[QueuedItem[ItemT]] = []
         self._collating = engine if isinstance(engine, CollatingEngine) else None
         self._collators = ThreadPoolExecutor(1, f"{thread.name}-collate")  # starts no thread before its first use
-        thread.attach(self)
-        thread.publish_load(metrics)
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether what is submitted can be answered: false for good once the thread or the delivery has failed."""
-        return self._thread.is_alive and not self._is_broken
 
     @property
     def queue_depth(self) -> int:
@@ -181,14 +160,7 @@ class Batcher(Generic[ItemT, ResultT]):
             self._metrics.cancelled.labels("deadline").inc()
             raise
         finally:
-            if not request.is_settled:
-                self._withdraw(request, "cancelled")
-
-    async def drain(self) -> None:
-        """Refuse new requests and return when those taken before are answered."""
-        self._is_draining = True
-        while self._outstanding:
-            await asyncio.wait([request.future for request in self._outstanding])
+            self._withdraw(request, "cancelled")
 
     async def close(self) -> None:
         """Refuse new requests, fail those in the queue with Overloaded, and return when those that run are answered.
@@ -204,9 +176,6 @@ class Batcher(Generic[ItemT, ResultT]):
         await self.drain()
         self._collators.shutdown(wait=False)
         self._thread.detach(self)
-
-    def thread_ended(self) -> None:
-        self._on_loop(self._break_down)
 
     # On the event loop
 
@@ -227,9 +196,7 @@ class Batcher(Generic[ItemT, ResultT]):
         if not is_admitted:
             self._make_room(request, cost)
             return self._admit(submissions, deadline)
-        self._outstanding.add(request)
-        if deadline < math.inf:
-            request.timer = self._loop.call_later(deadline - time.monotonic(), self._expire, request)
+        self._accept(request)
         return request
 
     def _has_room(self, request: Request[Answer[ResultT]], cost: int) -> bool:
@@ -244,52 +211,30 @@ class Batcher(Generic[ItemT, ResultT]):
         ahead = self._queue.cost_ahead(request.client, cost)
         expected_s = (ahead + cost) * self._runner.times.full_s_per_cost
         if request.queued_at + expected_s > request.deadline:
-            self._metrics.rejected.labels("deadline_too_near").inc()
-            raise Overloaded(
-                f"The expected wait is about {expected_s:.1f} s, which is longer than the request's deadline.",
-                code="deadline_too_near",
-                retry_after_s=self._retry_after_s(),
-            )
+            message = f"The expected wait is about {expected_s:.1f} s, which is longer than the request's deadline."
+            raise self._refusal(message, self._drain_s(), "deadline_too_near")
 
     def _make_room(self, request: Request[Answer[ResultT]], cost: int) -> None:
-        """Refuse the newest request of the client with the largest share of a full queue.
-
-        Raises Overloaded where that is the new request itself.
-        """
+        """Refuse what is in the way of a request in a full queue. Raises Overloaded where that is itself."""
         with self._lock:
-            displaced = self._queue.newest_of_largest(self._queue.cost_of(request.client) + cost)
-            retry_after_s = self._retry_after_s()
-        self._metrics.rejected.labels("queue_full").inc()
-        refusal = Overloaded("Too many requests are waiting.", code="queue_full", retry_after_s=retry_after_s)
+            displaced = self._queue.in_the_way(request.client, cost, self._limits.max_queue_cost)
+            wait_s = self._drain_s()
         if displaced is None:
-            raise refusal
-        self._fail(displaced, refusal, "displaced")
+            raise self._refusal("Too many requests are waiting.", wait_s)
+        for one in displaced:
+            self._fail(one, self._refusal("Too many requests of this client are waiting.", wait_s), "displaced")
 
-    def _retry_after_s(self) -> float:
+    def _drain_s(self) -> float:
         rate = self._runner.cost_per_s
-        return min(MAX_RETRY_AFTER_S, self._queue.cost / rate) if rate else FIRST_RETRY_AFTER_S
-
-    def _refuse_if_closed(self) -> None:
-        if not self.is_alive:
-            self._metrics.rejected.labels("broken").inc()
-            raise Overloaded("The service cannot process requests until it is restarted.")
-        if self._is_draining:
-            self._metrics.rejected.labels("draining").inc()
-            raise Overloaded("The service is shutting down.", code="draining")
-
-    def _expire(self, request: Request[Answer[ResultT]]) -> None:
-        self._fail(request, DeadlineExceeded("The deadline passed before the request was computed."), "deadline")
+        return self._queue.cost / rate if rate else FIRST_RETRY_AFTER_S
 
     def _deliver(self, outcome: Computed[ItemT, ResultT] | Failed[ItemT]) -> None:
-        try:
+        with self._delivering():
             if isinstance(outcome, Failed):
                 for item in outcome.items:
                     self._fail(item.request, outcome.error_for_client())
             else:
                 self._answer(outcome)
-        except Exception:  # noqa: BLE001 - the delivering half of the batch loop: no waiter may be left without an answer
-            structlog.get_logger(__name__).critical("delivery failed", exc_info=True)
-            self._break_down()
 
     def _answer(self, batch: Computed[ItemT, ResultT]) -> None:
         self._metrics.batch_size.observe(len(batch.items))
@@ -310,33 +255,12 @@ class Batcher(Generic[ItemT, ResultT]):
                 if not request.future.done():
                     request.future.set_result(request.answers)
 
-    def _fail(self, request: Request[Any], error: FoveaError, reason: str = "failed") -> None:
-        if not request.is_settled:
-            self._withdraw(request, reason)
-            if not request.future.done():
-                request.future.set_exception(error)
-
-    def _withdraw(self, request: Request[Any], reason: str) -> None:
+    def _discard(self, request: Request[Answer[ResultT]]) -> int:
         with self._lock:
-            num_dropped = sum(self._queue.discard(item) for item in request.items)
-        self._settle(request)
-        if num_dropped:
-            self._metrics.dropped_items.labels(reason).inc(num_dropped)
+            return sum(self._queue.discard(item) for item in request.items)
 
-    def _settle(self, request: Request[Any]) -> None:
-        request.is_settled = True
-        if request.timer is not None:
-            request.timer.cancel()  # which also drops its reference to the request
-        request.items.clear()  # they refer to it: a cycle would wait for the garbage collector, images and all
-        self._outstanding.discard(request)
-
-    def _break_down(self) -> None:
-        self._is_broken = True
-        # Requests of the batch that broke it must not be told to try again elsewhere.
-        suspects = {item.request for item in self._running}
-        for request in tuple(self._outstanding):
-            error = InternalError if request in suspects else Overloaded
-            self._fail(request, error("The service failed before it answered this request."))
+    def _running_requests(self) -> Collection[Request[Answer[ResultT]]]:
+        return {item.request for item in self._running}
 
     # On either side, with the lock held
 
@@ -379,7 +303,3 @@ class Batcher(Generic[ItemT, ResultT]):
     def _run_collated(self, collated: Future[Any]) -> Sequence[ResultT]:
         assert self._collating is not None, "only a collating engine's batches are prepared"
         return self._collating.run_collated(collated.result())
-
-    def _on_loop(self, call: Callable[[], None]) -> None:
-        with suppress(RuntimeError):  # a closed loop has no waiters left
-            self._loop.call_soon_threadsafe(call)

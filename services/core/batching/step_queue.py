@@ -13,10 +13,11 @@ import math
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from services.core.errors import DeadlineExceeded, FoveaError
+from services.core.fair_gate import in_the_way
 from services.core.metrics import Metrics
 
 ItemT = TypeVar("ItemT")
@@ -58,8 +59,13 @@ class Call(Generic[EventT]):
         self.is_settled = False  # never becomes false again
         self.timer: asyncio.TimerHandle | None = None  # of the deadline
         self.outbox: asyncio.Queue[Event[EventT] | FoveaError | None] = asyncio.Queue()
-        # dropped when settled, so that a reference to the call keeps no prompt in memory
-        self.work: Work[Any, EventT] | None = None
+        self.work: Work[Any, EventT] | None = None  # until it is settled
+
+    def fail(self, error: FoveaError) -> None:
+        self.outbox.put_nowait(error)
+
+    def forget(self) -> None:
+        self.work = None
 
 
 class Work(Generic[ItemT, EventT]):
@@ -267,28 +273,20 @@ class StepQueue(Generic[ItemT, EventT]):
                 self._remove(work)
         return cleared
 
-    def in_the_way(self, client: str, cost: int, max_cost: int, max_size: int) -> list[Work[ItemT, EventT]] | None:
-        """Return the items that must leave for one of this client to be added: the latest of the clients with the most.
-
-        None where an item would have to leave whose client has no more than this one would. What has begun stays.
-        """
+    def in_the_way(self, client: str, cost: int, max_cost: int, max_size: int) -> Sequence[Work[ItemT, EventT]] | None:
+        """Return what must leave for an item of this client, see `services.core.fair_gate.in_the_way`; what has begun
+        stays."""
         with self._lock:
-            costs = {name: line.cost for name, line in self._lines.items()}
-            latest = {name: self._latest(line) for name, line in self._lines.items()}
-            own, total, size = costs.get(client, 0) + cost, self._cost, self._size
-            leaving: list[Work[ItemT, EventT]] = []
-            while total and (total + cost > max_cost or size >= max_size):
-                largest = max(costs, key=costs.__getitem__)
-                work = next(latest[largest], None)
-                if work is None or costs[largest] <= own:
-                    return None
-                leaving.append(work)
-                costs[largest] -= work.cost
-                total, size = total - work.cost, size - 1
-            return leaving
 
-    def _latest(self, line: _Line[ItemT, EventT]) -> Iterator[Work[ItemT, EventT]]:
-        return (work for work in reversed(line.work) if not work.has_come)
+            def newest(name: str) -> Iterator[tuple[Work[ItemT, EventT], float]]:
+                return ((work, work.cost) for work in reversed(self._lines[name].work) if not work.has_come)
+
+            def has_room(freed: float, num_left: int) -> bool:
+                left = self._cost - freed
+                return not left or (left + cost <= max_cost and self._size - num_left < max_size)
+
+            shares = {name: line.cost for name, line in self._lines.items()}
+            return in_the_way(shares, (client, cost), newest, has_room)
 
     def _insert(self, work: Work[ItemT, EventT]) -> None:
         if work.client not in self._lines:

@@ -8,24 +8,20 @@ calls that wait for the thread. There is no timer and no polling, so an idle Ste
 Calls and their streams belong to the event loop, the running batch to the compute thread; between them is the queue.
 """
 
-import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
-import structlog
-
 from services.core.batching.batch_runner import CostBudget
-from services.core.batching.batcher import FIRST_RETRY_AFTER_S, MAX_RETRY_AFTER_S
 from services.core.batching.compute_thread import ComputeThread
+from services.core.batching.intake import FIRST_RETRY_AFTER_S, Intake
 from services.core.batching.step_queue import Call, StepQueue, Stream, Work
 from services.core.batching.step_runner import Outcome, SteppingEngine, StepRunner
 from services.core.caller import current_caller
-from services.core.errors import DeadlineExceeded, FoveaError, InternalError, Overloaded, is_out_of_memory
+from services.core.errors import FoveaError, Overloaded, is_out_of_memory
 from services.core.metrics import Metrics
 
 ItemT = TypeVar("ItemT")
@@ -48,11 +44,13 @@ class StepLimits:
     max_wait_s: float = math.inf
 
 
-class Stepper(Generic[ItemT, EventT]):
+class Stepper(Intake[Call[EventT]], Generic[ItemT, EventT]):
     """Answers items with one engine. Create it on the event loop that submits; several may share a compute thread.
 
     `is_out_of_memory` recognises the errors of `admit` that fewer items may avoid.
     """
+
+    expired_message = "The deadline passed before the answer was complete."
 
     def __init__(
         self,
@@ -63,24 +61,11 @@ class Stepper(Generic[ItemT, EventT]):
         metrics: Metrics,
         is_out_of_memory: Callable[[BaseException], bool] = is_out_of_memory,
     ) -> None:
-        self._thread = thread
+        super().__init__(thread, metrics)
         self._limits = limits
-        self._metrics = metrics
-        self._loop = asyncio.get_running_loop()
-        self._outstanding: dict[int, Call[EventT]] = {}  # by the identity of their items
-        self._is_idle = asyncio.Event()
-        self._is_idle.set()
-        self._is_draining = False
-        self._is_broken = False
+        self._answering: set[int] = set()  # the identities of the items
         self._queue: StepQueue[ItemT, EventT] = StepQueue()
         self._runner = StepRunner(engine, self._queue, CostBudget(limits.max_admit_cost), metrics, is_out_of_memory)
-        thread.attach(self)
-        thread.publish_load(metrics)
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether what is submitted can be answered: false for good once the thread or the delivery has failed."""
-        return self._thread.is_alive and not self._is_broken
 
     @property
     def queue_depth(self) -> int:
@@ -123,112 +108,64 @@ class Stepper(Generic[ItemT, EventT]):
         """
         if cost < 1:
             raise ValueError(f"cost is {cost}: an item without a cost would bypass every limit")
-        if id(item) in self._outstanding:
+        if id(item) in self._answering:
             raise ValueError("the item is being answered already")
         self._refuse_if_closed()
         client = current_caller().client
-        self._make_place(client, cost)
+        self._make_room(client, cost)
         call: Call[EventT] = Call(deadline)
         call.work = Work(item, cost, call, client)
-        self._outstanding[id(item)] = call
-        self._is_idle.clear()
-        if call.deadline < math.inf:
-            call.timer = self._loop.call_later(call.deadline - time.monotonic(), self._expire, call)
+        self._answering.add(id(item))
+        self._accept(call)
         if self._queue.add(call.work):
             self._thread.post(self._take_turn)
         return Stream(call, partial(self._withdraw, reason="cancelled"), self._metrics)
-
-    async def drain(self) -> None:
-        """Refuse new items and return when those taken before have ended."""
-        self._is_draining = True
-        await self._is_idle.wait()
 
     async def close(self) -> None:
         """Refuse new items, fail those that wait with Overloaded, and return when those that had begun have ended."""
         self._is_draining = True
         for work in self._queue.clear():
-            self._end(work.call, Overloaded("The service stopped before it processed this request."), "failed")
+            self._fail(work.call, Overloaded("The service stopped before it processed this request."))
         await self.drain()
         self._thread.detach(self)
 
-    def thread_ended(self) -> None:
-        self._on_loop(self._break_down)
-
     # On the event loop
 
-    def _refuse_if_closed(self) -> None:
-        if not self.is_alive:
-            self._metrics.rejected.labels("broken").inc()
-            raise Overloaded("The service cannot process requests until it is restarted.")
-        if self._is_draining:
-            self._metrics.rejected.labels("draining").inc()
-            raise Overloaded("The service is shutting down.", code="draining")
-
-    def _make_place(self, client: str, cost: int) -> None:
+    def _make_room(self, client: str, cost: int) -> None:
         leaving = self._queue.in_the_way(client, cost, self._limits.max_queue_cost, self._limits.max_queue_size)
         rate = self._runner.throughput.cost_per_s
         wait_s = self._queue.cost / rate if rate else FIRST_RETRY_AFTER_S
         if leaving is None:
             raise self._refusal("Too many requests are waiting.", wait_s)
         for work in leaving:
-            self._end(work.call, self._refusal("Too many requests of this client are waiting.", wait_s), "displaced")
-
-    def _refusal(self, message: str, wait_s: float) -> Overloaded:
-        self._metrics.rejected.labels("queue_full").inc()
-        return Overloaded(message, code="queue_full", retry_after_s=min(MAX_RETRY_AFTER_S, wait_s))
-
-    def _expire(self, call: Call[EventT]) -> None:
-        self._end(call, DeadlineExceeded("The deadline passed before the answer was complete."), "deadline")
+            self._fail(work.call, self._refusal("Too many requests of this client are waiting.", wait_s), "displaced")
 
     def _deliver(self, outcomes: Sequence[Outcome[ItemT, EventT]]) -> None:
-        try:
+        with self._delivering():
             for work, outcome in outcomes:
                 if work.call.is_settled:
                     continue
                 if isinstance(outcome, FoveaError):
-                    self._end(work.call, outcome, "failed")
+                    self._fail(work.call, outcome)
                     continue
                 work.call.outbox.put_nowait(outcome)
                 if outcome.is_last:
                     self._metrics.stage_seconds.labels("queue").observe(outcome.queue_s)
                     self._metrics.stage_seconds.labels("infer").observe(outcome.elapsed_s - outcome.queue_s)
                     self._settle(work.call)
-        except Exception:  # noqa: BLE001 - the delivering half of the loop: no stream may be left without its end
-            structlog.get_logger(__name__).critical("delivery failed", exc_info=True)
-            self._break_down()
 
-    def _end(self, call: Call[EventT], error: FoveaError, reason: str) -> None:
-        if not call.is_settled:
-            self._withdraw(call, reason=reason)
-            call.outbox.put_nowait(error)
+    def _discard(self, request: Call[EventT]) -> int:
+        assert request.work is not None, "a call that is not settled has its work"
+        return int(self._queue.discard(request.work))
 
-    def _withdraw(self, call: Call[EventT], *, reason: str) -> None:
-        if call.is_settled:
-            return
-        assert call.work is not None, "a call that is not settled has its work"
-        was_waiting = self._queue.discard(call.work)
-        self._settle(call)  # if it runs, the next turn finds it so
-        if was_waiting:
-            self._metrics.dropped_items.labels(reason).inc()
+    def _settle(self, request: Call[EventT]) -> None:
+        assert request.work is not None, "a call that is not settled has its work"
+        self._answering.discard(id(request.work.item))
+        super()._settle(request)
 
-    def _settle(self, call: Call[EventT]) -> None:
-        call.is_settled = True
-        if call.timer is not None:
-            call.timer.cancel()  # which also drops its reference to the call
-        assert call.work is not None, "a call that is not settled has its work"
-        del self._outstanding[id(call.work.item)]
-        call.work = None
-        if not self._outstanding:
-            self._is_idle.set()
-
-    def _break_down(self) -> None:
-        self._is_broken = True
+    def _running_requests(self) -> Collection[Call[EventT]]:
         running = self._runner.running.copy()  # at once: the compute thread goes on
-        # Items of the batch that broke it must not be told to try again elsewhere.
-        suspects = {work.call for work in running.values()}
-        for call in tuple(self._outstanding.values()):
-            error = InternalError if call in suspects else Overloaded
-            self._end(call, error("The service failed before it answered this request."), "failed")
+        return {work.call for work in running.values()}
 
     # On the compute thread
 
@@ -238,7 +175,3 @@ class Stepper(Generic[ItemT, EventT]):
                 self._on_loop(partial(self._deliver, outcomes))
         if self._queue.leave(will_return=self._runner.must_return):
             self._thread.post(self._take_turn)  # behind the turns of others
-
-    def _on_loop(self, call: Callable[[], None]) -> None:
-        with suppress(RuntimeError):  # a closed loop has no readers left
-            self._loop.call_soon_threadsafe(call)

@@ -8,10 +8,8 @@ import ipaddress
 import re
 import socket
 import ssl
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from typing import Any
@@ -22,6 +20,7 @@ from yarl import URL
 
 from services.core.caller import current_caller
 from services.core.errors import FoveaError, InvalidRequest, TooLarge
+from services.core.fair_gate import FairGate
 
 Address = IPv4Address | IPv6Address
 
@@ -85,8 +84,6 @@ _NEVER_IN_A_URL = re.compile(r"[\x00-\x20\x7f\\]")
 # One sentence for all cases, so that an answer does not reveal which names and ports exist in our network.
 _UNREACHABLE = "The image URL could not be fetched: its host is not public or not reachable."
 
-# The counters that a fetch takes part in, and the limit of each.
-_Places = dict[tuple[str, object], int]
 # The addresses of a host; an OSError where there are none.
 Resolve = Callable[[str], Awaitable[Sequence[str]]]
 
@@ -94,7 +91,7 @@ Resolve = Callable[[str], Awaitable[Sequence[str]]]
 @dataclass(frozen=True)
 class FetchLimits:
     """Limits of fetching. `timeout_s` bounds a whole fetch, name look-ups and redirects included, `stall_timeout_s` the
-    time in which nothing arrives; waiting for a place counts for neither. `allowed_hosts` may hold names and
+    time in which nothing arrives; waiting at the gate counts for neither. `allowed_hosts` may hold names and
     `.suffixes`; where it is empty, every host with public addresses is allowed."""
 
     max_image_bytes: int = 20 * 1024 * 1024
@@ -126,7 +123,7 @@ class ImageFetcher:
     ) -> None:
         self._limits = limits
         self._is_allowed = is_allowed
-        self._places = FetchPlaces(limits)
+        self._gate = FairGate(limits.max_fetches)
         self._system = _SystemResolver()
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
@@ -160,7 +157,7 @@ class ImageFetcher:
         limits = self._limits
         try:
             parsed = _parse(url)
-            async with self._places.taken(parsed.raw_host or ""), asyncio.timeout(limits.timeout_s):
+            async with self._gate.holding(within=self._counters(parsed)), asyncio.timeout(limits.timeout_s):
                 return await self._follow(parsed)
         except TimeoutError:
             raise _failed(
@@ -173,6 +170,15 @@ class ImageFetcher:
         except FoveaError as error:
             error.param = param
             raise
+
+    def _counters(self, url: URL) -> dict[Hashable, int]:
+        """Return what else a fetch counts for, with the limit of each: slow hosts delay only the fetches from them."""
+        caller = current_caller()
+        return {
+            ("client", caller.client): self._limits.max_fetches_of_client,
+            ("request", id(caller)): self._limits.max_fetches_of_request,
+            ("host", url.raw_host): self._limits.max_fetches_from_host,
+        }
 
     async def _follow(self, url: URL) -> bytes:
         for _ in range(self._limits.max_redirects + 1):
@@ -225,61 +231,6 @@ class ImageFetcher:
             if len(body) > max_bytes:
                 raise TooLarge(f"The image has more than {max_bytes} bytes, the limit.")
         return bytes(body)
-
-
-class FetchPlaces:
-    """Limits on concurrent fetches of the process, of a client, of a request and from a host.
-
-    A waiting fetch holds no place meanwhile, so slow hosts delay only the fetches from them.
-    """
-
-    def __init__(self, limits: FetchLimits) -> None:
-        self._limits = limits
-        self._taken: Counter[tuple[str, object]] = Counter()
-        self._waiting: dict[asyncio.Future[None], _Places] = {}
-
-    @asynccontextmanager
-    async def taken(self, host: str) -> AsyncIterator[None]:
-        """Hold one place, given in the order of arrival among those that there is room for."""
-        caller = current_caller()
-        places: _Places = {
-            ("process", None): self._limits.max_fetches,
-            ("client", caller.client): self._limits.max_fetches_of_client,
-            ("request", id(caller)): self._limits.max_fetches_of_request,
-            ("host", host): self._limits.max_fetches_from_host,
-        }
-        if self._has_room(places):
-            self._taken.update(places.keys())
-        else:
-            await self._wait(places)
-        try:
-            yield
-        finally:
-            self._leave(places)
-
-    async def _wait(self, places: _Places) -> None:
-        let_in = asyncio.get_running_loop().create_future()
-        self._waiting[let_in] = places
-        try:
-            await let_in
-        except asyncio.CancelledError:
-            if self._waiting.pop(let_in, None) is None:
-                self._leave(places)
-            raise
-
-    def _leave(self, places: _Places) -> None:
-        for place in places:
-            self._taken[place] -= 1
-            if not self._taken[place]:
-                del self._taken[place]
-        for let_in, wanted in list(self._waiting.items()):
-            if not let_in.cancelled() and self._has_room(wanted):
-                del self._waiting[let_in]
-                self._taken.update(wanted.keys())
-                let_in.set_result(None)
-
-    def _has_room(self, places: _Places) -> bool:
-        return all(self._taken[place] < limit for place, limit in places.items())
 
 
 class _GuardedResolver(AbstractResolver):

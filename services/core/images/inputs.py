@@ -15,7 +15,7 @@ from typing import Self, TypeVar
 from PIL import Image
 
 from services.core.errors import InvalidField, InvalidRequest, NotFound, Overloaded
-from services.core.fair_budget import FairBudget
+from services.core.fair_gate import FairGate
 from services.core.images.decoding import load_image, read_image_header
 from services.core.images.fetch import FetchLimits, ImageFetcher
 from services.core.images.headers import ImageHeader
@@ -78,25 +78,25 @@ class _LargeImage:
 
 @dataclass(frozen=True)
 class _Lane:
-    """Threads, and the budget that is held while one of them works."""
+    """Threads, and the gate of their budget, which is held while one of them works."""
 
     threads: ThreadPoolExecutor
-    budget: FairBudget
+    gate: FairGate
 
     async def run(self, amount: int, work: Callable[[], T]) -> T:
         """Run `work` on a thread. Cancelled while it waits, it never begins; once begun it keeps its amount to the
-        end. Raises what `FairBudget.take` raises."""
-        await self.budget.take(amount)
+        end. Raises what `FairGate.take` raises."""
+        permit = await self.gate.take(amount)
         loop = asyncio.get_running_loop()
         try:
             running = self.threads.submit(work)
         except RuntimeError:  # the process is about to end
-            self.budget.give_back(amount)
+            self.gate.give_back(permit)
             raise
 
         def give_back(_: object) -> None:
             with suppress(RuntimeError):  # the loop has ended before the thread
-                loop.call_soon_threadsafe(self.budget.give_back, amount)
+                loop.call_soon_threadsafe(self.gate.give_back, permit)
 
         running.add_done_callback(give_back)
         return await asyncio.wrap_future(running)
@@ -126,12 +126,12 @@ class ImageInputs:
         self._fetcher: ImageFetcher | None = None
         self._small = _Lane(
             self.threads,
-            FairBudget(decoding.num_threads, max_waiting=decoding.max_waiting, refusal=self._refusal),
+            FairGate(decoding.num_threads, max_waiting=decoding.max_waiting, refusal=self._refusal),
         )
         waiting_pixels = MAX_WAITING_BUDGETS * decoding.max_pixels
         self._large = _Lane(
             ThreadPoolExecutor(max(1, decoding.num_threads // 2), "decode-large", initializer=step_back),
-            FairBudget(decoding.max_pixels, max_waiting=waiting_pixels, refusal=self._refusal),
+            FairGate(decoding.max_pixels, max_waiting=waiting_pixels, refusal=self._refusal),
         )
         self._rejected = metrics.rejected.labels("decode_queue_full")
         self._decode_seconds = metrics.stage_seconds.labels("decode")

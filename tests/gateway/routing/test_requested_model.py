@@ -13,7 +13,7 @@ from hypothesis import strategies as some
 
 from gateway.routing.upstream_choice import (
     MAX_INLINE_BYTES,
-    MAX_PLACES,
+    MAX_POSITIONS,
     find_in_body,
     find_in_form,
     find_in_json,
@@ -86,8 +86,8 @@ def test_a_name_may_be_written_with_escapes_and_beside_a_value_that_equals_the_f
 
 
 def test_an_endless_number_of_nested_fields_is_not_followed_to_the_end() -> None:
-    few = b'{"a": [' + b'{"model": "no"},' * (MAX_PLACES - 1) + b'0], "model": "x"}'
-    many = b'{"a": [' + b'{"model": "no"},' * MAX_PLACES + b'0], "model": "x"}'
+    few = b'{"a": [' + b'{"model": "no"},' * (MAX_POSITIONS - 1) + b'0], "model": "x"}'
+    many = b'{"a": [' + b'{"model": "no"},' * MAX_POSITIONS + b'0], "model": "x"}'
     assert find_in_json(few, "model") == "x"
     assert find_in_json(many, "model") is None
 

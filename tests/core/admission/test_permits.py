@@ -7,12 +7,13 @@ from collections import Counter
 
 import pytest
 
-from services.core.admission.places import CALM_S, Place, Places
+from services.core.admission.permits import CALM_S, Permits
 from services.core.errors import Overloaded
+from services.core.fair_gate import Permit
 
 
-class Door(Places):
-    """Places on a clock that a test sets, and who took one in what order."""
+class Door(Permits):
+    """Permits on a clock that a test sets, and who took one in what order."""
 
     def __init__(self, limit: int, max_waiting: int, max_burst: int = 0) -> None:
         self.now = 0.0
@@ -26,7 +27,7 @@ class Door(Places):
         )
         self.order: list[str] = []
         self.refused: list[str] = []
-        self._inside: list[Place] = []
+        self._inside: list[Permit] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def come(self, *clients: str, deadline: float = math.inf) -> None:
@@ -39,23 +40,23 @@ class Door(Places):
 
     async def _come(self, client: str, deadline: float) -> None:
         try:
-            place = await self.enter(client, deadline)
+            permit = await self.enter(client, deadline)
         except Overloaded:
             self.refused.append(client)
         else:
             self.order.append(client)
-            self._inside.append(place)
+            self._inside.append(permit)
 
     async def go(self, client: str) -> None:
-        """The oldest request of the client that has a place is answered."""
-        place = next(place for place in self._inside if place.client == client)
-        self._inside.remove(place)
-        self.leave(place)
+        """The oldest request of the client that has a permit is answered."""
+        permit = next(permit for permit in self._inside if permit.client == client)
+        self._inside.remove(permit)
+        self.leave(permit)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
 
     def held(self) -> Counter[str]:
-        return Counter(place.client for place in self._inside)
+        return Counter(permit.client for permit in self._inside)
 
     async def empty(self) -> None:
         """Every request is answered in turn."""
@@ -63,7 +64,7 @@ class Door(Places):
             await self.go(self._inside[0].client)
 
 
-async def test_a_client_that_is_alone_takes_every_place_and_is_served_in_the_order_of_its_requests() -> None:
+async def test_a_client_that_is_alone_takes_every_permit_and_is_served_in_the_order_of_its_requests() -> None:
     door = Door(limit=8, max_waiting=4)
     await door.come(*["one"] * 12)
     assert (door.num_held, door.num_waiting) == (8, 4)
@@ -122,17 +123,17 @@ async def test_a_line_may_always_hold_what_is_answered_within_a_quarter_of_a_sec
 
 
 async def test_a_request_whose_deadline_comes_too_near_in_the_line_leaves_it_and_may_be_sent_again() -> None:
-    places = Places("The embed service", limit=1, max_waiting=1, max_burst=0, burst_s=1.0)
-    place = await places.enter("one")
+    permits = Permits("The embed service", limit=1, max_waiting=1, max_burst=0, burst_s=1.0)
+    permit = await permits.enter("one")
     with pytest.raises(Overloaded, match="did not start this request before its deadline") as refused:
-        await places.enter("one", deadline=time.monotonic() + 0.05)
+        await permits.enter("one", deadline=time.monotonic() + 0.05)
     assert refused.value.code == "deadline_too_near"
-    assert places.num_waiting == 0
-    places.leave(place)
-    assert places.num_held == 0
+    assert permits.num_waiting == 0
+    permits.leave(permit)
+    assert permits.num_held == 0
 
 
-async def test_a_free_place_goes_to_the_waiting_client_that_holds_the_fewest() -> None:
+async def test_a_free_permit_goes_to_the_waiting_client_that_holds_the_fewest() -> None:
     door = Door(limit=4, max_waiting=8)
     await door.come("hog", "hog", "hog", "hog", "hog", "hog", "late", "late", "later")
     assert door.order == ["hog"] * 4
@@ -163,7 +164,7 @@ async def test_a_client_that_holds_nothing_is_let_in_beyond_a_limit_that_another
     door = Door(limit=16, max_waiting=8)
     await door.come(*["hog"] * 24)
     await door.come("a", "b", "c")
-    assert door.held() == {"hog": 16, "a": 1, "b": 1}  # an eighth of the places
+    assert door.held() == {"hog": 16, "a": 1, "b": 1}  # an eighth of the permits
     await door.come("a")
     assert door.held()["a"] == 1
 
@@ -180,7 +181,7 @@ async def test_while_several_clients_come_none_holds_more_than_its_share() -> No
     assert door.held() == {"hog": 8} | dict.fromkeys(honest, 1)
 
 
-async def test_a_client_holds_an_eighth_of_the_places_however_many_others_come() -> None:
+async def test_a_client_holds_an_eighth_of_the_permits_however_many_others_come() -> None:
     door = Door(limit=32, max_waiting=16)
     for number in range(100):
         await door.come(f"honest-{number}")
@@ -189,7 +190,7 @@ async def test_a_client_holds_an_eighth_of_the_places_however_many_others_come()
     assert door.held() == {"bulk": 4}
 
 
-async def test_a_client_has_all_places_again_once_the_others_have_gone() -> None:
+async def test_a_client_has_all_permits_again_once_the_others_have_gone() -> None:
     door = Door(limit=8, max_waiting=8)
     await door.come("honest")
     await door.go("honest")
@@ -207,7 +208,7 @@ async def test_a_request_that_would_wait_past_its_deadline_is_refused_on_arrival
     await door.come("one", "one")
     door.now = 4.0
     await door.empty()
-    await door.come("one", "one", "one", "one")  # each place is held for 4 s: two are free every 4 s
+    await door.come("one", "one", "one", "one")  # each permit is held for 4 s: two are free every 4 s
     with pytest.raises(Overloaded, match="after its deadline") as refused:
         door.check("one", deadline=door.now + 3)
     assert refused.value.code == "deadline_too_near"
@@ -235,7 +236,7 @@ async def test_a_refused_client_is_told_to_come_back_when_those_before_it_are_do
     )
 
 
-async def test_more_places_are_given_to_those_that_wait_and_fewer_are_taken_from_nobody() -> None:
+async def test_more_permits_are_given_to_those_that_wait_and_fewer_are_taken_from_nobody() -> None:
     door = Door(limit=2, max_waiting=10)
     await door.come(*["one"] * 8)
     door.resize(6, 3)
@@ -261,13 +262,13 @@ async def test_requests_that_give_up_waiting_leave_the_line() -> None:
     assert (door.num_held, door.num_waiting) == (1, 0)
 
 
-async def test_a_request_that_gives_up_as_a_place_becomes_free_leaves_it_to_the_next() -> None:
+async def test_a_request_that_gives_up_as_a_permit_becomes_free_leaves_it_to_the_next() -> None:
     door = Door(limit=1, max_waiting=2)
     await door.come("one")
     waiting = asyncio.create_task(door.enter("one"))
     await asyncio.sleep(0)
     await door.come("one")
-    waiting.cancel()  # noticed by the one who waits only after the place is free
+    waiting.cancel()  # noticed by the one who waits only after the permit is free
     await door.go("one")
     await asyncio.wait([waiting])
     assert waiting.cancelled()
