@@ -20,8 +20,8 @@ from starlette.types import Scope as AsgiScope
 from gateway.followed_file import FollowedFile, changes, parse_file
 from gateway.rate_limits import Allowance, RateLimits
 from gateway.settings import Backend, GatewaySettings, KeyRecord, Level, Scope
-from services.core.caller import DEFAULT_TENANT, Caller, client_network
 from services.core.errors import PermissionDenied, RateLimited, Unauthenticated
+from services.core.exchange import DEFAULT_TENANT, Caller, client_network
 from services.core.metrics import Metrics
 
 KEY_PREFIX = "fovea-"

@@ -6,8 +6,7 @@ from multidict import CIMultiDict
 from starlette.types import Scope
 
 from services.core.admission.admission import PERMITS_HEADER
-from services.core.caller import CLIENT_HEADER, KEY_NAME_HEADER, TENANT_HEADER, Caller
-from services.core.exchange import Timing
+from services.core.exchange import CLIENT_HEADER, KEY_NAME_HEADER, TENANT_HEADER, Caller, Timing
 
 # RFC 9110, 7.6.1: about one connection, not about the message. `Expect` is answered by the gateway's own server, and
 # `HTTP2-Settings` belongs to an upgrade.

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_vali
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from gateway.rate_limits import parse_rate
-from services.core.caller import DEFAULT_TENANT, TENANT_PATTERN
+from services.core.exchange import DEFAULT_TENANT, TENANT_PATTERN
 from services.core.settings import ProcessSettings
 
 Service = Literal["predict", "generate", "embed", "score"]

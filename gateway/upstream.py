@@ -22,9 +22,9 @@ from gateway.admission import Gate, RecentRequests, RetryBudget
 from gateway.routing.destinations import Destination
 from gateway.settings import GatewaySettings
 from services.core.admission.admission import PERMITS_HEADER
-from services.core.caller import Caller
 from services.core.descriptors import ExhaustionLog, is_exhaustion, out_of_descriptors
 from services.core.errors import Overloaded
+from services.core.exchange import Caller
 from services.core.metrics import Metrics
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from gateway.access import digest, new_key
 from gateway.keys.key_files import KeysInFile, KeysInSecret, KeySource, KeysUnavailable
 from gateway.settings import KeyRecord
 from services.core.audit import AuditFailed, AuditLog
-from services.core.caller import DEFAULT_TENANT
+from services.core.exchange import DEFAULT_TENANT
 from services.core.printable import printable
 
 app = typer.Typer(

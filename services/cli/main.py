@@ -10,8 +10,7 @@ from typing import Annotated
 
 import typer
 
-from services.cli.delegation import delegate
-from services.cli.one_line import errors_in_one_line, missing_module, needs
+from services.cli.delegation import delegate, errors_in_one_line, missing_module, needs
 from services.cli.signals import end_on_signals
 
 EXAMPLES = """

@@ -1,19 +1,24 @@
 """`fovea store`: inspect and manage the model store."""
 
-from collections.abc import Sequence
+import json
+import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from datetime import datetime
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 from rich.filesize import decimal as human_bytes
+from rich.markup import escape
+from rich.table import Table
 from typer.core import TyperGroup
 
-from services.cli.one_line import errors_in_one_line
+from services.cli.delegation import errors_in_one_line
 from services.cli.references import ENGINES
 from services.cli.store_import import Import, ImportOptions, interruptions, recognise, summary, write_outputs
-from services.cli.store_output import print_json, print_table, report, text_of
 from services.core.audit import AuditFailed, AuditLog
 from services.core.logs import log_warnings_to_stderr
 from services.core.printable import printable
@@ -23,6 +28,35 @@ from services.core.store.errors import CorruptCheckpoint, InvalidCheckpoint, Not
 from services.core.store.manifest import check_alias, check_model_name
 from services.core.store.store import ANYWHERE, DEFAULT_GRACE_S, DEFAULT_KEEP, Anywhere, Removal, Store
 from services.core.store.versions import Version
+
+
+def text_of(value: Any) -> str:
+    """Write a value of a manifest in a cell."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def report(content: dict[str, Any], sentence: str, *, as_json: bool) -> None:
+    """Print what was done, as a sentence or as JSON."""
+    if as_json:
+        print_json(content)
+    else:
+        typer.echo(printable(sentence))
+
+
+def print_json(content: Any) -> None:
+    """Print a JSON document."""
+    typer.echo(json.dumps(content, default=datetime.isoformat, indent=2))
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print rows under their columns."""
+    table = Table(*columns)
+    for row in rows:
+        table.add_row(*(escape(printable(cell, keep="\n")) for cell in row))
+    # Piped output has no terminal width: ids and digests must not be cut.
+    console = Console() if sys.stdout.isatty() else Console(width=200)
+    console.print(table)
+
 
 HOUR_S = 3600.0
 

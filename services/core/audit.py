@@ -17,8 +17,8 @@ from typing import Any
 import orjson
 import structlog
 
-from services.core.caller import current_caller
 from services.core.errors import FoveaError, Overloaded
+from services.core.exchange import current_caller
 
 Entry = dict[str, Any]
 

@@ -1,20 +1,18 @@
 """One gate for everything that requests share: they are let in up to a limit, in fair order, or wait, or are refused.
 
 Concurrent requests, bytes of bodies, threads and pixels of decoding, and fetches from URLs pass a `FairGate`. The
-queues of batches and of steps, which compute in an order of their own, refuse by the same rule (`in_the_way`).
+queues of batches and of steps compute in an order of their own, and make room by the rule that permits of requests
+follow too (`services.core.full_queue`).
 """
 
 import asyncio
 import math
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping
 from contextlib import asynccontextmanager
-from typing import TypeVar
 
-from services.core.caller import Caller, current_caller
-
-T = TypeVar("T")
+from services.core.exchange import Caller, current_caller
 
 
 class Permit:
@@ -188,32 +186,3 @@ class FairGate:
             elif not permit.granted.cancelled():
                 permit.granted.exception()  # looked at: the refusal reaches nobody
             raise
-
-
-def in_the_way(
-    shares: Mapping[str, float],
-    newcomer: tuple[str, float],
-    newest: Callable[[str], Iterator[tuple[T, float]]],
-    has_room: Callable[[float, int], bool],
-) -> Sequence[T] | None:
-    """Return what must leave a full queue for a newcomer, a client and its cost: the newest of those with the most.
-
-    `shares` are the clients' costs, `newest` yields what of a client may leave and its cost, `has_room` tells whether
-    there is room once this cost and this number have left. None where one would have to leave whose client has no more
-    than the newcomer's would.
-    """
-    client, cost = newcomer
-    left = dict(shares)
-    own = left.get(client, 0) + cost
-    waiting = {name: newest(name) for name in left}
-    leaving: list[T] = []
-    freed = 0.0
-    while not has_room(freed, len(leaving)):
-        largest = max(left, key=left.__getitem__, default=None)
-        found = next(waiting[largest], None) if largest is not None and left[largest] > own else None
-        if largest is None or found is None:
-            return None
-        leaving.append(found[0])
-        left[largest] -= found[1]
-        freed += found[1]
-    return leaving

@@ -8,9 +8,8 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from services.core.batching.step_queue import Event
-from services.core.caller import current_caller
 from services.core.errors import blaming
-from services.core.exchange import RequestContext
+from services.core.exchange import RequestContext, current_caller
 from services.core.metrics import Metrics
 from services.core.serving.candidates import CheckpointEngine
 from services.core.serving.served_checkpoint import Answering, Served

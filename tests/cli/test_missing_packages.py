@@ -10,8 +10,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from services.cli.delegation import MODULES
 from services.cli.doctor.installation import TOOLS
-from services.cli.one_line import MODULES
 
 pytestmark = pytest.mark.process
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from services.core.audit import AuditFailed, AuditLog
-from services.core.caller import Caller, set_caller
 from services.core.errors import Conflict
+from services.core.exchange import Caller, set_caller
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

@@ -8,31 +8,8 @@ from typing import Annotated
 
 import typer
 
-from services.cli.doctor.configured import read_configured
-from services.cli.doctor.findings import Check, Finding, examine
-from services.cli.doctor.gateway import TOPIC_GATEWAY, find_gateway_files
-from services.cli.doctor.installation import (
-    TOPIC_EXTRAS,
-    TOPIC_PROCESSES,
-    TOPIC_VERSIONS,
-    find_extras,
-    find_processes,
-    find_versions,
-)
-from services.cli.doctor.machine import TOPIC_DEVICES, TOPIC_MEMORY, find_devices, find_memory
-from services.cli.doctor.network import TOPIC_PORTS, TOPIC_REDIS, find_ports, find_redis
-from services.cli.doctor.shared_collections import (
-    DATABASE,
-    IMAGES,
-    TOPIC_IMAGES,
-    TOPIC_MILVUS,
-    TOPIC_POSTGRES,
-    VECTORS,
-    find_image_store,
-    find_milvus,
-    find_postgres,
-)
-from services.cli.doctor.storage import TOPIC_ROOM, TOPIC_STORE, find_room, find_store
+from services.cli.doctor import connections, installation
+from services.cli.doctor.findings import Check, Finding, examine, read_configured
 from services.core.byte_sizes import parse_bytes
 from services.core.logs import log_warnings_to_stderr
 from services.core.printable import printable
@@ -40,11 +17,11 @@ from services.core.printable import printable
 SHOWN = {"ok": "ok", "warning": "warning", "failure": "FAILURE"}
 INDENT = " " * 20
 ADDRESSES = {
-    TOPIC_STORE: "FOVEA_STORE_URL",
-    TOPIC_REDIS: "FOVEA_REDIS_URL",
-    TOPIC_POSTGRES: DATABASE,
-    TOPIC_MILVUS: VECTORS,
-    TOPIC_IMAGES: IMAGES,
+    "store": "FOVEA_STORE_URL",
+    "redis": "FOVEA_REDIS_URL",
+    "postgresql": connections.DATABASE,
+    "milvus": connections.VECTORS,
+    "images": connections.IMAGES,
 }
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
@@ -78,19 +55,19 @@ def doctor(
 def _examine(room_bytes: int) -> list[Finding]:
     configured = read_configured()
     checks: dict[str, Check] = {
-        TOPIC_VERSIONS: find_versions,
-        TOPIC_PROCESSES: partial(find_processes, configured),
-        TOPIC_EXTRAS: partial(find_extras, configured),
-        TOPIC_MEMORY: find_memory,
-        TOPIC_DEVICES: partial(find_devices, configured),
-        TOPIC_ROOM: partial(find_room, configured, room_bytes),
-        TOPIC_STORE: partial(find_store, configured),
-        TOPIC_PORTS: partial(find_ports, configured),
-        TOPIC_REDIS: partial(find_redis, configured),
-        TOPIC_POSTGRES: partial(find_postgres, configured),
-        TOPIC_MILVUS: partial(find_milvus, configured),
-        TOPIC_IMAGES: partial(find_image_store, configured),
-        TOPIC_GATEWAY: partial(find_gateway_files, configured),
+        "versions": installation.find_versions,
+        "processes": partial(installation.find_processes, configured),
+        "extras": partial(installation.find_extras, configured),
+        "memory": installation.find_memory,
+        "devices": partial(installation.find_devices, configured),
+        "room": partial(connections.find_room, configured, room_bytes),
+        "store": partial(connections.find_store, configured),
+        "ports": partial(connections.find_ports, configured),
+        "redis": partial(connections.find_redis, configured),
+        "postgresql": partial(connections.find_postgres, configured),
+        "milvus": partial(connections.find_milvus, configured),
+        "images": partial(connections.find_image_store, configured),
+        "gateway": partial(connections.find_gateway_files, configured),
     }
     return [*configured.complaints, *examine(checks, addresses=ADDRESSES)]
 

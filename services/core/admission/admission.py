@@ -10,9 +10,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.core.admission.concurrency_limit import ConcurrencyLimit
 from services.core.admission.permits import Permits
-from services.core.caller import current_caller
 from services.core.errors import Overloaded
-from services.core.exchange import announces_body, context_of, exchange_of, header_of
+from services.core.exchange import announces_body, context_of, current_caller, exchange_of, header_of
 from services.core.fair_gate import Permit
 from services.core.metrics import Metrics
 from services.core.settings import ServiceSettings

@@ -18,7 +18,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from services.core.errors import Overloaded
-from services.core.fair_gate import FairGate, Permit, in_the_way
+from services.core.fair_gate import FairGate, Permit
+from services.core.full_queue import in_the_way
 
 # A client that holds nothing is let in beyond the limit, by up to one extra permit per this number: it need not
 # wait for another client's long answers to end.

@@ -17,12 +17,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
-from services.core.batching.batch_queue import BatchQueue, QueuedItem, Request
-from services.core.batching.batch_runner import BatchRunner, Computed, CostBudget, Failed
-from services.core.batching.compute_thread import ComputeThread
-from services.core.batching.intake import FIRST_RETRY_AFTER_S, Intake
-from services.core.caller import current_caller
+from services.core.batching.batches import BatchQueue, BatchRunner, Computed, CostBudget, Failed, QueuedItem, Request
+from services.core.batching.compute_thread import FIRST_RETRY_AFTER_S, ComputeThread, Intake
 from services.core.errors import DeadlineExceeded, Overloaded, is_out_of_memory
+from services.core.exchange import current_caller
 from services.core.metrics import Metrics
 
 ItemT = TypeVar("ItemT")

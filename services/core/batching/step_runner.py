@@ -16,7 +16,7 @@ from typing import Generic, Protocol, TypeVar
 
 import structlog
 
-from services.core.batching.batch_runner import CostBudget
+from services.core.batching.batches import CostBudget
 from services.core.batching.step_queue import (
     Event,
     StepQueue,

@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
-from services.core.batching.batch_runner import CostBudget
-from services.core.batching.compute_thread import ComputeThread
-from services.core.batching.intake import FIRST_RETRY_AFTER_S, Intake
+from services.core.batching.batches import CostBudget
+from services.core.batching.compute_thread import FIRST_RETRY_AFTER_S, ComputeThread, Intake
 from services.core.batching.step_queue import Call, StepQueue, Stream, Work
 from services.core.batching.step_runner import Outcome, SteppingEngine, StepRunner
-from services.core.caller import current_caller
 from services.core.errors import FoveaError, Overloaded, is_out_of_memory
+from services.core.exchange import current_caller
 from services.core.metrics import Metrics
 
 ItemT = TypeVar("ItemT")

@@ -11,8 +11,8 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from services.core.cache.stores import LruStore, ResultStore
-from services.core.caller import DEFAULT_TENANT, current_caller
 from services.core.errors import DeadlineExceeded, FoveaError, InternalError
+from services.core.exchange import DEFAULT_TENANT, current_caller
 from services.core.metrics import Metrics
 
 Option = str | int | float | bool | None

@@ -6,8 +6,8 @@ from typing import Any
 
 import structlog
 
-from services.core.caller import client_network
 from services.core.errors import Overloaded
+from services.core.exchange import client_network
 from services.core.http.protocol import BoundedHeadProtocol
 from services.core.metrics import Metrics
 

@@ -25,7 +25,6 @@ from starlette.types import Message
 
 from services.core.admission.admission import Admission
 from services.core.admission.bodies import BodyBudget, BodyPace, GzipBody
-from services.core.caller import CLIENT_HEADER, caller_of, set_caller
 from services.core.descriptors import ExhaustionLog, is_exhaustion, out_of_descriptors
 from services.core.errors import (
     FoveaError,
@@ -35,7 +34,7 @@ from services.core.errors import (
     is_out_of_memory,
     no_memory,
 )
-from services.core.exchange import SCOPE_KEY, Exchange, header_of, headers_of
+from services.core.exchange import CLIENT_HEADER, SCOPE_KEY, Exchange, caller_of, header_of, headers_of, set_caller
 from services.core.http.browsers import AllowedOrigins, HostCheck, OriginCheck, is_loopback
 from services.core.http.cancellation import Deadline, DisconnectCancellation
 from services.core.http.error_responses import error_headers, render_error

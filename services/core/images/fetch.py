@@ -18,8 +18,8 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
-from services.core.caller import current_caller
 from services.core.errors import FoveaError, InvalidRequest, TooLarge
+from services.core.exchange import current_caller
 from services.core.fair_gate import FairGate
 
 Address = IPv4Address | IPv6Address

@@ -11,12 +11,10 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import structlog
-from typing_extensions import TypeVar
 
-from services.core.batching.batcher import Batcher
 from services.core.errors import Overloaded
 from services.core.http.health import CheckResult
 from services.core.memory import return_freed_memory
@@ -82,7 +80,7 @@ class Answering(Protocol):
 
 
 EngineT = TypeVar("EngineT", bound=CheckpointEngine)
-BatcherT = TypeVar("BatcherT", bound=Answering, default=Batcher[Any, Any])
+BatcherT = TypeVar("BatcherT", bound=Answering)
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from fastapi import Request, Response
 
-from services.core.caller import caller_of
 from services.core.errors import Unauthenticated
-from services.core.exchange import header_of
+from services.core.exchange import caller_of, header_of
 from services.core.http.browsers import is_loopback
 
 COOKIE = "fovea_review"

@@ -13,9 +13,8 @@ from PIL.Image import Image
 from services.core.audit import AuditLog
 from services.core.batching.slices import all_or_first_failure, map_slices
 from services.core.cache.result_cache import content_digest
-from services.core.caller import current_caller
 from services.core.errors import NotFound
-from services.core.exchange import RequestContext
+from services.core.exchange import RequestContext, current_caller
 from services.core.http.health import CheckResult
 from services.core.images.inputs import DECODED_AT_ONCE
 from services.core.images.references import StoredImage as StoredImageReference

@@ -15,7 +15,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import IO, Any
 
-from services.core.caller import DEFAULT_TENANT
+from services.core.exchange import DEFAULT_TENANT
 from services.embed.bulk.collection_client import Batches
 from services.embed.collections.storage.backed_up import BackedUp, CollectionAsOf, Content
 from services.embed.collections.storage.catalog import Catalog

@@ -14,8 +14,8 @@ import structlog
 
 from services.core.batching.step_queue import Event
 from services.core.batching.stepper import StepLimits
-from services.core.caller import current_caller
 from services.core.errors import DeadlineExceeded, FoveaError, InternalError, Overloaded
+from services.core.exchange import current_caller
 from services.core.metrics import Metrics
 from services.core.store.errors import StoreUnavailable
 from services.generate.generation.generation import Progress

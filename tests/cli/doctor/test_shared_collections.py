@@ -8,9 +8,8 @@ from urllib.parse import quote
 
 import pytest
 
-from services.cli.doctor.configured import read_configured
-from services.cli.doctor.findings import Finding
-from services.cli.doctor.shared_collections import find_image_store, find_milvus, find_postgres
+from services.cli.doctor.connections import find_image_store, find_milvus, find_postgres
+from services.cli.doctor.findings import Finding, read_configured
 from tests.cli.doctor.machine import Machine
 from tests.conftest import empty_schema
 from tests.kept_port import kept_port

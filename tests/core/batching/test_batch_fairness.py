@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from services.core.batching.batch_runner import BatchTimes
 from services.core.batching.batcher import Answer, Batcher, BatchLimits
+from services.core.batching.batches import BatchTimes
 from services.core.batching.compute_thread import ComputeThread
-from services.core.caller import Caller, set_caller
 from services.core.errors import Overloaded
+from services.core.exchange import Caller, set_caller
 from services.core.metrics import Metrics
 from tests.core.engines import RecordingEngine, submission
 

@@ -11,8 +11,8 @@ import pytest
 import structlog
 from prometheus_client import Histogram
 
-from services.core.batching.batch_queue import Request
 from services.core.batching.batcher import Answer, Batcher, BatchLimits, Submission
+from services.core.batching.batches import Request
 from services.core.batching.compute_thread import ComputeThread
 from services.core.errors import DeadlineExceeded, InternalError, InvalidRequest, Overloaded
 from services.core.metrics import Metrics

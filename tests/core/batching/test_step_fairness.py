@@ -14,8 +14,8 @@ import structlog
 from services.core.batching import step_queue
 from services.core.batching.step_queue import Stream
 from services.core.batching.stepper import StepLimits, Stepper
-from services.core.caller import Caller, set_caller
 from services.core.errors import InternalError, Overloaded
+from services.core.exchange import Caller, set_caller
 from tests.core.batching.test_stepper import ROOMY, Bench, hold, outcome_of, read, submit
 from tests.core.stepping_engines import CountingEngine, Item, events_of
 

@@ -13,8 +13,8 @@ from prometheus_client import Histogram
 from services.core.batching.compute_thread import ComputeThread
 from services.core.batching.step_queue import Event, Stream
 from services.core.batching.stepper import StepLimits, Stepper
-from services.core.caller import Caller, set_caller
 from services.core.errors import DeadlineExceeded, FoveaError, InternalError, InvalidRequest, Overloaded, TooLarge
+from services.core.exchange import Caller, set_caller
 from services.core.metrics import Metrics
 from tests.core.cpu_time import cpu_s
 from tests.core.stepping_engines import CountingEngine, Item, events_of

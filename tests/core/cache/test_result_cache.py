@@ -7,8 +7,8 @@ import pytest
 
 from services.core.cache.result_cache import Option, ResultCache, content_digest, open_cache, result_key
 from services.core.cache.stores import LruStore
-from services.core.caller import Caller, set_caller
 from services.core.errors import DeadlineExceeded, InternalError, InvalidRequest, Overloaded
+from services.core.exchange import Caller, set_caller
 from services.core.metrics import Metrics
 
 

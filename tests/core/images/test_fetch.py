@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from services.core.caller import Caller, set_caller
 from services.core.errors import TooLarge
+from services.core.exchange import Caller, set_caller
 from services.core.images.fetch import USER_AGENT, FetchLimits, ImageFetcher
 from tests.core.hostile_server import Answer, HostileServer, NameServer, hostile_server, redirect, response
 from tests.core.image_fetching import (

@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 import pytest
 from PIL import Image
 
-from services.core.caller import Caller, set_caller
 from services.core.errors import Overloaded
+from services.core.exchange import Caller, set_caller
 from services.core.images.inputs import SMALL_IMAGE_PIXELS, DecodeLimits, ImageInputs
 from services.core.images.references import ImageLimits
 from services.core.metrics import Metrics

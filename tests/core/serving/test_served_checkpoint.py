@@ -72,7 +72,7 @@ class Place:
         self.events: list[tuple[str, str]] = []
         self.is_copy_taken_away = False  # by another process that needs the room, as the next version is loaded
         self.lacks = ""  # what the next version needs beside the store
-        self.checkpoint: ServedCheckpoint[TinyEngine] = ServedCheckpoint(
+        self.checkpoint: ServedCheckpoint[TinyEngine, Batcher[str, str]] = ServedCheckpoint(
             self.store,
             FollowOptions("toy", "latest", folder / "cache", poll_s, damaged_retry_s, load_timeout_s),
             load=self._load,
@@ -146,7 +146,7 @@ async def hasty_place(tmp_path: Path) -> AsyncIterator[Place]:
     await place.close()
 
 
-async def answer_of(served: Served[TinyEngine], item: str) -> str:
+async def answer_of(served: Served[TinyEngine, Batcher[str, str]], item: str) -> str:
     [answer] = await served.batcher.submit([submission(item)])
     result: str = answer.result
     return result

@@ -89,7 +89,7 @@ class House:
         await self.residency.close()
         await self.thread.close()
 
-    def _follow(self, name: str, room: MemoryBudget) -> ServedCheckpoint[ToyEngine]:
+    def _follow(self, name: str, room: MemoryBudget) -> ServedCheckpoint[ToyEngine, Batcher[str, str]]:
         return ServedCheckpoint(
             self.store,
             FollowOptions(name, "latest", self.folder / "cache", 3600, room=room),
@@ -114,7 +114,7 @@ def weights_in(folder: Path) -> str:
     return body[8 + header_bytes :].decode()
 
 
-async def answer_of(served: Served[ToyEngine], item: str) -> str:
+async def answer_of(served: Served[ToyEngine, Batcher[str, str]], item: str) -> str:
     [answer] = await served.batcher.submit([submission(item)])
     result: str = answer.result
     return result

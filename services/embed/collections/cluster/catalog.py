@@ -8,7 +8,7 @@ from contextlib import suppress
 import numpy as np
 from psycopg.errors import ForeignKeyViolation
 
-from services.core.caller import DEFAULT_TENANT
+from services.core.exchange import DEFAULT_TENANT
 from services.core.store.errors import StoreUnavailable
 from services.core.store.objects import Objects
 from services.embed.collections.cluster.connections import Connection, Connections, alone

@@ -3,8 +3,8 @@
 import re
 from typing import NamedTuple, Protocol
 
-from services.core.caller import DEFAULT_TENANT, TENANT_PATTERN
 from services.core.errors import InvalidField, InvalidRequest, NotFound
+from services.core.exchange import DEFAULT_TENANT, TENANT_PATTERN
 from services.embed.collections.storage.image_store import CollectionInfo, ImageStore
 
 MAX_NAME_CHARACTERS = 64

@@ -12,9 +12,9 @@ import uuid
 from pathlib import Path
 from threading import Lock
 
-from services.core.caller import DEFAULT_TENANT
 from services.core.durable_files import make_folder_durably, sync_folder
 from services.core.errors import Conflict
+from services.core.exchange import DEFAULT_TENANT
 from services.embed.collections.storage.catalog import (
     Catalog,
     CatalogInUse,
