@@ -54,7 +54,7 @@ check: lint
 		$(if $(SERVICE),tests/test_architecture.py tests/test_prose.py tests/core tests/nn tests/$(SERVICE))
 
 test: lint
-	$(BIN)/python -m pytest -m "" --numprocesses auto --maxprocesses 8 --max-worker-restart 0 --dist loadfile
+	$(BIN)/python -m pytest -m "" --numprocesses auto --maxprocesses 8 --max-worker-restart 0 --dist loadgroup
 
 lint: $(DEVELOPS)
 	$(BIN)/ruff check .

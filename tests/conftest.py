@@ -25,6 +25,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.process)
         if "training" in folders:
             item.add_marker(pytest.mark.training)
+        if "milvus" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("milvus"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give a worker whole files, and one of them all tests of Milvus: it is started once, and no other test waits."""
+    from xdist.scheduler.loadgroup import LoadGroupScheduling  # for those who run several workers
+
+    class ByFileAndGroup(LoadGroupScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            scope: str = super()._split_scope(nodeid)
+            return scope.split("::")[0]
+
+    return ByFileAndGroup(config, log)
 
 
 @pytest.fixture(autouse=True)

@@ -1,20 +1,24 @@
 """A real Milvus server for the tests: standalone, with its own etcd and message queue, keeping all in one folder."""
 
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 START_S = 120.0
+# What Go's account of a crash begins with. The stacks of all threads follow, so its last lines are of no use.
+CRASH = re.compile(r"^(?:panic|fatal error|SIG[A-Z]+|unexpected fault address|\[signal)\b", re.MULTILINE)
 # What deployments set, too: indexes that Milvus makes for vectors without lists are approximate, whatever is asked for;
 # and for `common.session.ttl` seconds a Milvus that starts waits for its former self.
 DEPLOYED = {"queryNode.segcore.interimIndex.enableIndex": "false", "common.session.ttl": "10"}
@@ -28,6 +32,19 @@ listen-peer-urls: http://127.0.0.1:{peer_port}
 initial-advertise-peer-urls: http://127.0.0.1:{peer_port}
 initial-cluster: default=http://127.0.0.1:{peer_port}
 """
+
+
+class MilvusCrashed(Exception):
+    """The server ended while it started; the message is what it said of the reason."""
+
+
+def first_lines_of_the_crash(output: str, num_lines: int = 40) -> str:
+    """Cut the crash and the ten lines before it out of the server's output; without a crash, its end."""
+    crash = CRASH.search(output)
+    if crash is None:
+        return "\n".join(output.splitlines()[-num_lines:])
+    before, after = output[: crash.start()].splitlines(), output[crash.start() :].splitlines()
+    return "\n".join([*before[-10:], *after[:num_lines]])
 
 
 class MilvusServer:
@@ -52,7 +69,7 @@ class MilvusServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Returns when it answers."""
+        """Return when it answers. Raises MilvusCrashed."""
         environment = os.environ | {
             "DEPLOY_MODE": "STANDALONE",
             "ETCD_CONFIG_PATH": str(self._folder / "etcd.yaml"),
@@ -67,7 +84,8 @@ class MilvusServer:
             )
         give_up = time.monotonic() + START_S
         while not self._is_healthy():
-            assert self._process.poll() is None, (self._folder / "output.log").read_text()[-10_000:]
+            if self._process.poll() is not None:
+                raise MilvusCrashed(first_lines_of_the_crash((self._folder / "output.log").read_text()))
             assert time.monotonic() < give_up, "milvus does not become healthy"
             time.sleep(0.1)  # a server that starts can only be polled
 
@@ -94,8 +112,20 @@ class MilvusServer:
 
 @contextmanager
 def milvus_server() -> Iterator[MilvusServer]:
-    """Start a server without data. Skips the test where Milvus is not installed."""
+    """Start a server without data, a second time if it crashes. Skips the test where Milvus is not installed."""
     pytest.importorskip("milvus", reason="needs the server of PyPI's `milvus`, for Linux on x86-64")
+    with ExitStack() as stack:
+        try:
+            server = stack.enter_context(_started())
+        except MilvusCrashed as crashed:
+            print(f"milvus crashed while it started, and is started again:\n{crashed}", file=sys.stderr)
+            server = stack.enter_context(_started())
+        yield server
+
+
+@contextmanager
+def _started() -> Iterator[MilvusServer]:
+    """Start a server in a folder and on ports of its own."""
     folder = Path(tempfile.mkdtemp(prefix="fovea-milvus-"))
     try:
         server = MilvusServer(folder)
