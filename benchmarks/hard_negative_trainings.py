@@ -171,7 +171,7 @@ class Run:
         options += [f"--checkpoint={name}={path}" for name, path in self._models().items()]
         options += [f"--control={CONTROL}", *(f"--seeing={name}" for name in (PACKAGED, BASE, CONTROL))]
         record = [str(self.folder / "record.json"), *options, f"--csv={self.folder / 'models.csv'}"]
-        command = [sys.executable, "-m", "services.curate.evaluation.recorded_trainings", *record]
+        command = [sys.executable, "-m", "starters.curate.recorded_trainings", *record]
         subprocess.run(command, check=True)
 
 

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from services.core.openai_client import MAX_MALFORMED
 from services.curate.authoring import command as generating
+from services.curate.authoring.job import GenerateOptions
 from services.curate.evaluation import audit as auditing
 from services.curate.refinement import command as refining
 from services.curate.refinement.report import SCARCE
@@ -51,10 +52,18 @@ def test_options_have_the_default_that_the_guide_tells(module: Any, heading: str
     told = defaults(heading)
     for option in command.params:
         name = max(option.opts, key=len)
-        # the last two are told in sentences
-        if name.startswith("--") and name not in ("--store-url", "--wordnet", "--seed"):
+        # told in sentences
+        if name.startswith("--") and name not in ("--store-url", "--seed"):
             is_shown = isinstance(option.default, str | int | float | Path) and not isinstance(option.default, bool)
             assert told[name] == (f"`{option.default}`" if is_shown else told[name]), name
+
+
+def test_settings_have_the_default_that_the_guide_tells() -> None:
+    section = GUIDE.split("\n| `--set` | default | |\n")[1].split("\n\n")[0]
+    found = re.findall(r"^\| `([a-z_]+)` \| `([^`]*)` \|", section, re.MULTILINE)
+    assert len(found) == 6
+    for name, told in found:
+        assert str(GenerateOptions.model_fields[name].default) == told, name
 
 
 def default(module: Any, parameter: str) -> Any:

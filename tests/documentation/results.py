@@ -4,11 +4,11 @@ import json
 import statistics
 from typing import Any
 
-from services.curate.evaluation import recorded, recorded_trainings
 from services.predict.evaluation.results import RESULT_FILES as STUDENT_FILES
 from services.predict.evaluation.tables import make_tables
 from services.score.evaluation.starter_tables import RESULT_FILES as CAPTION_FILES
 from services.score.evaluation.starter_tables import tables as caption_tables
+from starters.curate import recorded, recorded_trainings
 from starters.visitor.questions import Service
 from starters.visitor.results import RESULT_FILES as VISITOR_FILES
 from starters.visitor.tables import make_case_table, make_reliability_table
@@ -244,7 +244,7 @@ def visitor_cases_table() -> str:
 
 
 def curated() -> dict[str, Any]:
-    """What `services.curate.evaluation.recorded` wrote of a refinement, audits and a comparison."""
+    """What `starters.curate.recorded` wrote of a refinement, audits and a comparison."""
     found: dict[str, Any] = json.loads((RESULTS / "curate.json").read_text())
     return found
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from benchmarks.hard_negative_trainings import BASE, CONTROL, PACKAGED, TESTS, TUNINGS
-from services.curate.evaluation import recorded_trainings
 from services.curate.evaluation.gains import form_accuracies
 from services.predict.evaluation.results import RESULT_FILES as STUDENT_FILES
 from services.score.data.scene_captions import Facts, sentence
@@ -22,6 +21,7 @@ from services.score.fsc_clip import mean_local_similarity, token_cosines
 from services.score.model.checkpoint import FscClipCheckpoint, load_fsc_clip
 from services.score.model.dense_features import encode_images, encode_texts
 from services.score.training.scene_clip import IMAGE_SIDE
+from starters.curate import recorded_trainings
 from starters.visitor.cases import read_cases
 from starters.visitor.results import RESULT_FILES as VISITOR_FILES
 from starters.visitor.rows import all_rows

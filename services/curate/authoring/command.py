@@ -5,7 +5,7 @@ Running the same command again continues where it stopped: no request with an an
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -15,11 +15,11 @@ import typer
 from pydantic import ValidationError
 from rich.console import Console
 
-from services.core.openai_client import Api, EndpointError, Patience
+from services.core.openai_client import Api, EndpointError
 from services.core.printable import printable
 from services.curate.authoring.candidates import reasons_told
 from services.curate.authoring.generation import UnusableAnswers
-from services.curate.authoring.job import TIMEOUT_S, Generated, GenerateOptions, NoKey, run_generation
+from services.curate.authoring.job import Generated, GenerateOptions, NoKey, run_generation
 from services.curate.data.captions import CaptionFile, Fields, read_captions
 from services.jobs.inquiry.inquiry import Interrupted
 from services.jobs.inquiry.record_file import OutputError
@@ -42,14 +42,9 @@ app = command_line()
 def generate(
     *,
     captions: Annotated[
-        Path,
-        typer.Argument(
-            exists=True, dir_okay=False, help="COCO's captions_*.json, or JSON lines with a caption and an image each."
-        ),
+        Path, typer.Argument(exists=True, dir_okay=False, help="COCO's captions_*.json, or JSON lines of captions.")
     ],
-    output: Annotated[
-        Path, typer.Option(callback=output_folder, help="Folder for the pairs, the rejected, and all answers.")
-    ],
+    output: Annotated[Path, typer.Option(callback=output_folder, help="Folder of pairs, rejected and answers.")],
     method: Annotated[Literal["llm", "rules"], typer.Option(help="A language model, or ARO's and CREPE's rules.")] = (
         "llm"
     ),
@@ -58,10 +53,9 @@ def generate(
     ] = None,
     per_kind: Annotated[int, typer.Option(min=1, max=100, help="Negatives of each type; a model swaps once.")] = 1,
     limit: Annotated[int | None, typer.Option(min=1, help="Use at most this many captions.")] = None,
-    caption_field: Annotated[str, typer.Option(help="Field of the caption in JSON lines.")] = Fields.caption,
-    image_field: Annotated[str, typer.Option(help="Field of the image's file.")] = Fields.image,
-    id_field: Annotated[str, typer.Option(help="Field of the id; without one it is the line's number.")] = Fields.id,
-    second_field: Annotated[str, typer.Option(help="Field of a second true caption.")] = Fields.second,
+    field: Annotated[
+        list[str] | None, typer.Option(help="Field of a JSON line: caption=NAME, image=, id= or second=. Repeatable.")
+    ] = None,
     endpoint: Annotated[
         str, typer.Option(help="Base URL of an OpenAI-compatible endpoint.")
     ] = "http://127.0.0.1:8080/v1",
@@ -74,23 +68,16 @@ def generate(
     prompts: Annotated[
         Path | None, typer.Option(help="Folder of prompts, <type>.toml; others keep the built-in ones.")
     ] = None,
-    temperature: Annotated[float, typer.Option(min=0, max=2, help="Temperature of all requests but the next.")] = 0.0,
-    proposing_temperature: Annotated[float, typer.Option(min=0, max=2, help="Of requests for a new concept.")] = 1.5,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens of an answer.")] = 256,
     extra: Annotated[str, typer.Option(help="Additional fields of a request, as JSON; null removes a field.")] = "{}",
     concurrency: Annotated[int, typer.Option(min=1, help="Number of concurrent requests.")] = 8,
-    attempts: Annotated[int, typer.Option(min=1, help="Attempts for each request.")] = Patience.attempts,
-    timeout_s: Annotated[float, typer.Option(min=0.001, help="Time limit of each attempt.")] = TIMEOUT_S,
-    max_unusable: Annotated[
-        float, typer.Option(min=0, max=1, help="Stop if a larger share of the answers ignores the demonstrations.")
-    ] = 0.9,
     max_unanswered: Annotated[
         float, typer.Option(min=0, max=1, help="Go on if no larger share of the candidates has no answer.")
     ] = 0.0,
-    price_in: Annotated[float | None, typer.Option(min=0, help="Price of a million input tokens.")] = None,
-    price_out: Annotated[float | None, typer.Option(min=0, help="Price of a million output tokens.")] = None,
-    wordnet: Annotated[Path | None, typer.Option(help="Folder of WordNet's database, for the rules.")] = None,
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of the rules.")] = 0,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="NAME=VALUE of a recipe's table `generate`, such as max_tokens=512. Repeatable."),
+    ] = None,
     show_prompt: Annotated[bool, typer.Option("--show-prompt", help="Print the first request and exit.")] = False,
 ) -> None:
     """Make hard negatives: pairs.jsonl holds those that pass the checks of their type, rejected.jsonl the others.
@@ -99,29 +86,23 @@ def generate(
     than --max-unanswered have none, 4 if too many answers can't be used, 1 if the command failed.
     """
     given = dict(locals())
-    names = GenerateOptions.model_fields.keys() & given.keys()
     stamina.instrumentation.set_on_retry_hooks(())  # a line for each retry would break the progress bar
     console = Console(stderr=True, highlight=False)
     with one_line_errors("fovea curate generate", console):
-        fields = Fields(caption_field, image_field, id_field, second_field)
-        found = read_captions(captions, fields, limit=limit)
+        found = read_captions(captions, _fields(_named(field, "--field")), limit=limit)
         tell_captions(found, console)
-        chosen = None if kinds is None else among(kinds, get_args(PairKind), "--kinds")
-        options = _options(
-            {name: given[name] for name in names} | {"kinds": chosen, "extra": json_object(extra, "--extra")}
-        )
+        options = _options(given)
         if show_prompt:
             typer.echo(json.dumps(first_request(found.captions[0].text, options), indent=1, ensure_ascii=False))
             return
         done = run_generation(found.captions, options, output, console)
     tell(done, output, console)
     if done.lacks_answers:
-        console.print(done.told_unanswered("command"), markup=False, soft_wrap=True)
         raise typer.Exit(EXIT_UNANSWERED)
 
 
 def tell(done: Generated, folder: Path, console: Console) -> None:
-    """Print the numbers of a generation."""
+    """Print the numbers of a generation, and how to go on where answers are missing."""
     tokens = done.progress.tokens
     told = f" · {tokens.told()}" if tokens.has_any else ""
     console.print(
@@ -132,6 +113,8 @@ def tell(done: Generated, folder: Path, console: Console) -> None:
     )
     for line in reasons_told(done.rejected):
         console.print(line, markup=False, soft_wrap=True)
+    if done.lacks_answers:
+        console.print(done.told_unanswered("command"), markup=False, soft_wrap=True)
 
 
 def tell_captions(found: CaptionFile, console: Console) -> None:
@@ -183,12 +166,33 @@ def _told(error: Exception) -> str:
     return str(error)
 
 
-def _options(given: dict[str, Any]) -> GenerateOptions:
+def _named(texts: Sequence[str] | None, option: str) -> dict[str, str]:
+    """Read NAME=VALUE of a repeatable option. Raises BadParameter."""
+    for text in texts or ():
+        if "=" not in text:
+            raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint=option)
+    return {name: value for name, _, value in (text.partition("=") for text in texts or ())}
+
+
+def _fields(named: dict[str, str]) -> Fields:
     try:
-        return GenerateOptions.model_validate(given)
+        return Fields(**named)
+    except TypeError:
+        raise typer.BadParameter("name caption=, image=, id= or second=", param_hint="--field") from None
+
+
+def _options(given: dict[str, Any]) -> GenerateOptions:
+    """Make the options of a generation from the command's. Raises BadParameter."""
+    values = {name: given[name] for name in GenerateOptions.model_fields.keys() & given.keys()}
+    values["kinds"] = None if given["kinds"] is None else among(given["kinds"], get_args(PairKind), "--kinds")
+    values["extra"] = json_object(given["extra"], "--extra")
+    settings = _named(given["setting"], "--set")
+    try:
+        return GenerateOptions.model_validate(values | settings)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        option = f"--{str(first['loc'][0]).replace('_', '-')}"
+        name = str(first["loc"][0])
+        option = f"--set {name}" if name in settings else f"--{name.replace('_', '-')}"
         raise typer.BadParameter(first["msg"], param_hint=option) from None
 
 

@@ -61,7 +61,7 @@ class Progress:
         if self.num_done >= MIN_JUDGED and self.num_unusable > self.max_unusable * self.num_done:
             raise UnusableAnswers(
                 f"{self.num_unusable} of {self.num_done} answers are not in the form of the demonstrations, a larger"
-                f" share than --max-unusable {self.max_unusable:g}. The last one says: {self.unusable[:MAX_SHOWN]!r}"
+                f" share than max_unusable {self.max_unusable:g}. The last one says: {self.unusable[:MAX_SHOWN]!r}"
             )
 
     def told(self) -> str:

@@ -153,7 +153,7 @@ def _text(record: dict[str, Any], name: str, role: str, where: str) -> str:
     if name not in record:
         raise BadCaptions(
             f"{where}: {name}: the field is missing; the line has {', '.join(record) or 'no fields'}. Name another with"
-            f" --{role}-field (in a recipe {role}_field)"
+            f" --field {role}=NAME (in a recipe {role}_field)"
         )
     if not isinstance(record[name], str):
         raise BadCaptions(f"{where}: {name}: a text is required")

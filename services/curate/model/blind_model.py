@@ -3,7 +3,7 @@
 Shapes: N pairs, M models.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -14,23 +14,12 @@ from numpy.typing import NDArray
 
 from services.curate.model.score_cache import ScoreCache, folder_digest
 from services.curate.sugarcrepe import likelihood_gap
-from services.nn.sentence_scores import ScorerKind, SentenceScorer, load_scorer
+from services.nn.sentence_scores import SentenceScorer, load_scorer
 
 # Texts between two additions to the cache; what is scored when a job is stopped is kept.
 TEXTS_AT_ONCE = 4_096
 
 OnScored = Callable[[int], None]
-Texts = Sequence[str]
-# Scores groups of texts: yields each with its scores, in any order.
-ScoreGroups = Callable[[Sequence[Texts]], Iterator[tuple[Texts, Sequence[float]]]]
-
-
-@dataclass(frozen=True)
-class SpreadScorer:
-    """A scorer of sentences whose work is done elsewhere."""
-
-    kind: ScorerKind
-    score_groups: ScoreGroups
 
 
 @dataclass(frozen=True)
@@ -38,21 +27,16 @@ class BlindModel:
     """A scorer of sentences under a name, with the scores that it has on disk."""
 
     name: str
-    scorer: SentenceScorer | SpreadScorer
+    scorer: SentenceScorer
     cache: ScoreCache | None = None
 
     @classmethod
     def load(cls, name: str, directory: Path, *, device: torch.device, cache: Path | None = None) -> Self:
         """Load a Hugging Face folder. Raises Refused for one that scores no sentences."""
-        return cls.of(name, directory, load_scorer(directory, device), device=device.type, cache=cache)
-
-    @classmethod
-    def of(
-        cls, name: str, directory: Path, scorer: SentenceScorer | SpreadScorer, *, device: str, cache: Path | None
-    ) -> Self:
-        """Make a model of a folder and what scores with it, on a device of this type."""
-        # one device rounds as another does not
-        return cls(name, scorer, None if cache is None else ScoreCache(cache, f"{folder_digest(directory)}-{device}"))
+        scorer = load_scorer(directory, device)
+        # the type of the device is part of the key, since another rounds differently
+        kept = None if cache is None else ScoreCache(cache, f"{folder_digest(directory)}-{device.type}")
+        return cls(name, scorer, kept)
 
     def scores(self, texts: Sequence[str], on_scored: OnScored = lambda number: None) -> NDArray[np.float64]:
         """Score texts, (N,), equal ones once; `on_scored` is told the number of texts finished each time."""
@@ -60,9 +44,9 @@ class BlindModel:
         known = {} if self.cache is None else self.cache.find(distinct)
         missing = sorted((text for text in distinct if text not in known), key=len)
         on_scored(len(texts) - len(missing))
-        groups = [missing[start : start + TEXTS_AT_ONCE] for start in range(0, len(missing), TEXTS_AT_ONCE)]
-        for some, found in self._scored(groups):
-            scored = dict(zip(some, found, strict=True))
+        for start in range(0, len(missing), TEXTS_AT_ONCE):
+            some = missing[start : start + TEXTS_AT_ONCE]
+            scored = dict(zip(some, self.scorer.scores(some), strict=True))
             if self.cache is not None:
                 self.cache.add(scored)
             known |= scored
@@ -74,9 +58,3 @@ class BlindModel:
         if self.scorer.kind == "likelihood":
             return np.asarray(likelihood_gap(positive, negative), np.float64)
         return positive - negative
-
-    def _scored(self, groups: Sequence[Texts]) -> Iterator[tuple[Texts, Sequence[float]]]:
-        if isinstance(self.scorer, SpreadScorer):
-            return self.scorer.score_groups(groups)
-        score = self.scorer.scores
-        return ((some, score(some)) for some in groups)

@@ -1,9 +1,8 @@
 """`fovea curate refine`: keep the pairs whose texts alone do not tell which caption is true (SugarCrepe's stage 3)."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -16,28 +15,15 @@ from services.core.logs import log_warnings_to_stderr
 from services.core.refusals import Refused
 from services.core.store.errors import StoreError
 from services.curate.data.pairs import write_pairs, write_published
-from services.curate.model.blind_model import BlindModel
 from services.curate.refinement.data_card import data_card
 from services.curate.refinement.loading import DEFAULT_CACHE, CacheFolder, Models, load_models, named_references
-from services.curate.refinement.on_ray import spread_models
 from services.curate.refinement.report import accuracy_table, count_table, histograms, report, scarce
 from services.curate.refinement.scores import Scored, blind_results, refine_pairs, score_pairs
 from services.curate.sugarcrepe import MAX_MODELS
 from services.jobs.checkpoints import Device
 from services.jobs.options import MAX_SEED, StoreUrl, command_line, output_folder
 from services.jobs.published_data import MissingData
-from services.jobs.ray.cluster import (
-    LOCAL,
-    RayAddress,
-    RayError,
-    RayOptions,
-    UsesRay,
-    Workers,
-    connected,
-    ray_options,
-)
 from services.jobs.sugarcrepe import BadPairs, load_pairs
-from services.nn.devices import DeviceName
 
 app = command_line()
 
@@ -49,7 +35,6 @@ def choose() -> None:
 
 @app.command("refine")
 def refine_command(
-    context: typer.Context,
     pairs: Annotated[
         Path, typer.Argument(exists=True, help="Pairs as JSON lines, or a folder with SugarCrepe's seven files.")
     ],
@@ -63,9 +48,6 @@ def refine_command(
     cache: CacheFolder = DEFAULT_CACHE,
     device: Device = "auto",
     store_url: StoreUrl = None,
-    ray: UsesRay = False,
-    ray_address: RayAddress = LOCAL,
-    workers: Workers = None,
 ) -> None:
     """Drop pairs until no blind model prefers the true caption: adversarial refinement (Algorithm 1), by type.
 
@@ -73,7 +55,6 @@ def refine_command(
     card.
     """
     log_warnings_to_stderr()
-    options = ray_options(context, ray_address, workers, uses_ray=ray)
     try:
         named = named_references(model)
         if len(named) > MAX_MODELS:
@@ -81,9 +62,8 @@ def refine_command(
         loaded = load_pairs(pairs)
         if not loaded:
             raise Refused(f"{pairs} holds no pairs")
-        with _models(model, options, device=device, cache=cache, store_url=store_url) as models:
-            scored = score_pairs(loaded, models)
-    except (BadPairs, MissingData, Refused, StoreError, RayError) as error:
+        scored = score_pairs(loaded, load_models(model, device=device, cache=cache, store_url=store_url))
+    except (BadPairs, MissingData, Refused, StoreError) as error:
         raise typer.BadParameter(str(error)) from error
     kinds = [pair.kind for pair in loaded]
     kept = refine_pairs(kinds, np.stack([one.gaps for one in scored], axis=1), seed)
@@ -110,21 +90,6 @@ def refine_command(
     typer.echo(f"{len(kept):,} of {len(loaded):,} pairs are in {output}")
     if (warning := scarce(kinds, (pair.kind for pair in refined))) is not None:
         typer.echo(warning, err=True)
-
-
-@contextmanager
-def _models(
-    texts: Sequence[str] | None, ray: RayOptions | None, *, device: DeviceName, cache: Path, store_url: str | None
-) -> Iterator[Iterable[BlindModel]]:
-    """Load the models here or, with `ray`, in its workers. Raises Refused, RayError."""
-    if ray is None:
-        yield load_models(texts, device=device, cache=cache, store_url=store_url)
-        return
-    if device == "mps":
-        raise Refused("with --ray the device is cpu or cuda")
-    with connected(ray) as cluster:
-        pool = cluster.pool(ray, uses_gpus=device == "cuda" or (device == "auto" and cluster.num_gpus > 0))
-        yield spread_models(texts, pool, cache=cache, store_url=store_url)
 
 
 def _score_lines(ids: Sequence[str], scored: Sequence[Scored], kept: AbstractSet[int]) -> Iterator[bytes]:

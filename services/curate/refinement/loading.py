@@ -10,9 +10,8 @@ import typer
 from services.core.refusals import Refused
 from services.core.store.errors import StoreError
 from services.curate.model.blind_model import BlindModel
-from services.jobs.checkpoints import CheckpointSource, find_checkpoint
+from services.jobs.checkpoints import find_checkpoint
 from services.nn.devices import DeviceName, DeviceOptions
-from services.nn.sentence_scores import load_scorer
 
 STARTERS = ("plausibility=blind-plausibility", "grammar=blind-grammar")
 
@@ -54,7 +53,12 @@ def load_models(
 
     Raises Refused, at once for a reference that leads nowhere, later for a folder that scores no sentences.
     """
-    found = found_models(texts, store_url)
+    found = {}
+    for name, reference in named_references(texts).items():
+        try:
+            found[name] = find_checkpoint(reference, store_url).directory
+        except (StoreError, ValueError) as error:
+            raise Refused(f"--model {reference}: {error}") from error
     options = DeviceOptions(device=device)
     try:
         chosen = options.choose_device()
@@ -62,20 +66,9 @@ def load_models(
         raise Refused(str(error)) from error
     folder = None if cache is None else cache.expanduser()
 
-    def load(name: str, place: Path) -> BlindModel:
-        scorer = load_scorer(place, chosen)
-        torch.set_num_threads(options.choose_num_threads(scorer.width))
-        return BlindModel.of(name, place, scorer, device=chosen.type, cache=folder)
+    def load(name: str, directory: Path) -> BlindModel:
+        model = BlindModel.load(name, directory, device=chosen, cache=folder)
+        torch.set_num_threads(options.choose_num_threads(model.scorer.width))
+        return model
 
-    return (load(name, source.directory) for name, source in found.items())
-
-
-def found_models(texts: Sequence[str] | None, store_url: str | None) -> dict[str, CheckpointSource]:
-    """Find the folders of models, by their names. Raises Refused for a reference that leads nowhere."""
-    found = {}
-    for name, reference in named_references(texts).items():
-        try:
-            found[name] = find_checkpoint(reference, store_url)
-        except (StoreError, ValueError) as error:
-            raise Refused(f"--model {reference}: {error}") from error
-    return found
+    return (load(name, directory) for name, directory in found.items())

@@ -36,7 +36,7 @@ from tests.predict.teacher_server import error, until
 pytestmark = pytest.mark.process
 
 NUM_CAPTIONS = 12
-PATIENCE = ("--timeout-s", "2", "--concurrency", "4")
+PATIENCE = ("--set", "timeout_s=2", "--concurrency", "4")
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_no_request_with_an_answer_on_disk_is_sent_again(model: ScriptedModel, c
 
 
 def test_prices_make_a_cost_that_counts_what_was_paid_before(model: ScriptedModel, captions: Path) -> None:
-    prices = ("--price-in", "2", "--price-out", "10")
+    prices = ("--set", "price_in=2", "--set", "price_out=10")
     assert generate(model, captions, *prices, "--limit", "5").exit_code == 0
     done = generate(model, captions, *prices)
     cost = model.answered.total() * (500 * 2 + 10 * 10) / 1e6
@@ -153,13 +153,13 @@ def test_a_model_that_misbehaves_costs_only_what_it_spoils(model: ScriptedModel,
 
 def test_candidates_without_an_answer_may_be_few_enough_to_go_on(model: ScriptedModel, captions: Path) -> None:
     model.misbehaves = 30
-    stopped = generate(model, captions, "--attempts", "1")
+    stopped = generate(model, captions, "--set", "attempts=1")
     number = sum(one["reason"] == "unanswered" for one in rejected(captions))
     assert stopped.exit_code == 3
     share = re.search(r"--max-unanswered (\S+)", stopped.stderr)
     assert share and float(share[1]) >= number / (NUM_CAPTIONS * len(WRITTEN_KINDS))
     model.sent.clear()  # it misbehaves as before
-    assert generate(model, captions, "--attempts", "1", "--max-unanswered", share[1]).exit_code == 0
+    assert generate(model, captions, "--set", "attempts=1", "--max-unanswered", share[1]).exit_code == 0
     assert "--max-unanswered" not in generate(model, captions).stderr
 
 
@@ -194,7 +194,7 @@ def test_a_signal_lets_the_answers_on_their_way_come(model: ScriptedModel, capti
 
 def test_a_model_that_ignores_its_demonstrations_is_not_paid_to_the_end(model: ScriptedModel, captions: Path) -> None:
     model.misbehaves = 100
-    stopped = generate(model, captions, "--max-unusable", "0.1", "--attempts", "1")
+    stopped = generate(model, captions, "--set", "max_unusable=0.1", "--set", "attempts=1")
     assert stopped.exit_code == 4
     assert "answers are not in the form of the demonstrations" in stopped.stderr
     assert "All answers are kept." in stopped.stderr
@@ -270,10 +270,14 @@ def test_own_prompts_are_used_and_the_first_request_can_be_looked_at(
         (("--kinds", "negate"), 1, "kinds: negate is made by rules alone"),
         (("--kinds", "add_obj", "--method", "rules"), 1, "kinds: add_obj needs a model"),
         (("--kinds", "swop"), 2, "'swop' is not one of replace_obj"),
-        (("--model", "", "--method", "rules", "--wordnet", "nowhere"), 1, "nowhere"),
+        (("--model", "", "--method", "rules", "--set", "wordnet=nowhere"), 1, "nowhere"),
+        (("--set", "attempts"), 2, "'attempts' is not NAME=VALUE"),
+        (("--set", "attempts=no"), 2, "--set attempts: Input should be a valid integer"),
+        (("--set", "atempts=3"), 2, "--set atempts: Extra inputs are not permitted"),
+        (("--field", "title=caption"), 2, "name caption=, image=, id= or second="),
         (("--prompts", "nowhere"), 1, "nowhere is not a folder of prompts"),
         (("--extra", "[]"), 2, "not a JSON object"),
-        (("--caption-field", "title"), 1, "captions.jsonl:1: title: the field is missing"),
+        (("--field", "caption=title"), 1, "captions.jsonl:1: title: the field is missing"),
     ],
 )
 def test_what_cant_be_done_is_told_before_anything_is_asked(

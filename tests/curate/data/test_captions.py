@@ -81,7 +81,7 @@ def test_empty_and_repeated_captions_are_left_out_and_counted_in_both_forms(tmp_
         ("image,caption\n1.jpg,A dog", "1: not JSON .* Captions are COCO's .* or JSON lines"),
         (
             '{"caption": "A dog", "image": "a"}',
-            "1: filename: the field is missing; the line has caption, image. Name another with --image-field",
+            "1: filename: the field is missing; the line has caption, image. Name another with --field image=NAME",
         ),
         ('{"caption": "A dog", "filename": ""}', "1: filename: a text is required"),
         ('{"caption": 3, "filename": "a"}', "1: caption: a text is required"),

@@ -16,7 +16,6 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from services.curate.refinement import command as curate
 from services.embed.bulk.embedder import EmbeddingError
 from services.embed.bulk.image_sources import list_images
 from services.embed.bulk.to_files import OutputRequest, embed_into_files
@@ -200,21 +199,6 @@ except RayError as error:
     environment = {**os.environ, "RAY_TMPDIR": str(tmp_path)}
     command = [sys.executable, "-c", script]
     assert subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout == told
-
-
-def test_blind_models_on_ray_keep_the_same_pairs(
-    cluster: Cluster, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("services.curate.model.blind_model.TEXTS_AT_ONCE", 400)
-
-    def refine(name: str, *options: str) -> dict[str, bytes]:
-        places = [f"--output={tmp_path / name}", f"--cache={tmp_path / f'{name}-cache'}", "--name=words"]
-        given = ["refine", folder / "pairs.jsonl", *places, "--device=cpu", f"--model={folder / 'cola'}", *options]
-        done = CliRunner().invoke(curate.app, [str(one) for one in given])
-        assert done.exit_code == 0, done.output
-        return {path.name: path.read_bytes() for path in (tmp_path / name).glob("*.*")}
-
-    assert refine("ray", "--ray", "--workers=1") == refine("plain")
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from typing import Any
 
 from typer.testing import CliRunner
 
-from services.curate.evaluation.recorded import app, audit_table, quality_table, refinement_table
+from starters.curate.recorded import app, audit_table, quality_table, refinement_table
 
 RUNNER = CliRunner()
 

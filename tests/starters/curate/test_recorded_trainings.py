@@ -7,7 +7,7 @@ from typing import Any
 
 from typer.testing import CliRunner
 
-from services.curate.evaluation.recorded_trainings import app, general_table, seeing_table, training_table
+from starters.curate.recorded_trainings import app, general_table, seeing_table, training_table
 
 JUDGES = ("base", "clip", "negclip", "other")
 FORMS = {"swap_obj": 40, "swap_att": 60, "negate": 150, "shuffle": 99}

@@ -1,6 +1,6 @@
 """Record of trainings on hard negatives in one file, from which the documentation's tables are made.
 
-python -m services.curate.evaluation.recorded_trainings docs/results/curate-trainings.json --results results.json \\
+python -m starters.curate.recorded_trainings docs/results/curate-trainings.json --results results.json \\
     --control clip --audit rules=audits/rules --audit refined=audits/refined --seeing clip \\
     --checkpoint clip=runs/clip/checkpoint … --csv models.csv
 """
@@ -19,9 +19,9 @@ from services.core.durable_files import write_durably
 from services.curate.evaluation.attacks import Attack
 from services.curate.evaluation.blind_and_seeing import Correlation, correlation_table
 from services.curate.evaluation.gains import Scores, form_accuracies, gains_table
-from services.curate.evaluation.recorded import attacks_of, cell_of
 from services.jobs.options import command_line, output_file
 from services.jobs.tables import MISSING, Table
+from starters.curate.recorded import attacks_of, cell_of
 
 app = command_line()
 

@@ -1,6 +1,6 @@
 """Record of a refinement, audits and a comparison in one file, from which the documentation's tables are made.
 
-python -m services.curate.evaluation.recorded docs/results/curate.json --refinement refined --quality quality.json \\
+python -m starters.curate.recorded docs/results/curate.json --refinement refined --quality quality.json \\
     --audit "SugarCrepe=audits/sugarcrepe" …
 """
 
