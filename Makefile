@@ -53,17 +53,21 @@ check: lint
 	$(BIN)/python -m pytest --quiet --numprocesses auto --maxprocesses 8 --max-worker-restart 0 \
 		$(if $(SERVICE),tests/test_architecture.py tests/test_prose.py tests/core tests/nn tests/$(SERVICE))
 
+# Those of what made the packaged checkpoints come last.
 test: lint
-	$(BIN)/python -m pytest -m "" --numprocesses auto --maxprocesses 8 --max-worker-restart 0 --dist loadgroup
+	for tests in --ignore=tests/starters tests/starters; do $(BIN)/python -m pytest -m "" --numprocesses auto \
+		--maxprocesses 8 --max-worker-restart 0 --dist loadgroup $$tests || exit 1; done
 
 lint: $(DEVELOPS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy services gateway starters vllm_plugin/fovea_vllm tests benchmarks
 
-bench: export PYTHONPATH=vllm_plugin
+# Beside these, which need nothing but this machine: peers, bulk_ray, cluster_search, collection_rows, migration,
+# ranking_by_attention, hard_negative_trainings and scale_to_zero.
 bench: $(DEVELOPS)
-	for benchmark in batcher gateway embed index states conditions scenes search ingest bulk calibration segment_attention generate predict_engines predict score negatives refinement blind_scoring tuning bombs; do $(BIN)/python -m benchmarks.$$benchmark || exit 1; done
+	for benchmark in batcher gateway pools embed states conditions scenes search ingest bulk calibration generate \
+		predict_engines predict score negatives refinement tuning; do $(BIN)/python -m benchmarks.$$benchmark || exit 1; done
 
 # The theme announces its successor at every build, which docs/decisions.md knows.
 docs docs-serve: export NO_MKDOCS_2_WARNING = 1

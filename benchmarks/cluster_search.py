@@ -22,8 +22,6 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.index import WIDTH, K, recall
-from benchmarks.index import clustered as drawn
 from benchmarks.record import record
 from services.embed.collections.cluster.milvus import MilvusVectors, Partition
 from services.embed.collections.cluster.milvus_index import MilvusIndex
@@ -31,6 +29,7 @@ from services.embed.collections.index.vector_index import IndexOptions, VectorIn
 from services.embed.collections.index.vector_table import Rows, Vectors
 from tests.core.milvus_server import milvus_server
 
+WIDTH, K = 512, 10
 NUM_QUERIES = 200
 MEASURED_S = 5.0
 CLIENTS = (1, 8)
@@ -41,6 +40,16 @@ STEP = 512
 
 # From a query (1, E) and the rows to search, None being all, to the rows found.
 Search = Callable[[Vectors, Rows | None], Rows]
+
+
+def clustered(size: int) -> Vectors:
+    """Draw unit vectors (N, E) around 50 overlapping centres, near a subspace of 32 dimensions."""
+    rng = np.random.default_rng(0)
+    subspace, centres = rng.standard_normal((32, WIDTH)), rng.standard_normal((50, 32))
+    latent = centres[rng.integers(0, 50, size)] + 0.8 * rng.standard_normal((size, 32))
+    vectors = (latent @ subspace).astype(np.float32) + 1.5 * rng.standard_normal((size, WIDTH), np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors
 
 
 class Watch:
@@ -161,7 +170,8 @@ def measure(
     search = engine.fill(vectors, "first", watch)
     figures: dict[str, Any] = {"load": os.getloadavg()[0], "first": watch.seconds, "searches": {}}
     for share, (among, best) in wanted.items():
-        found = recall(restricted(search, among), queries, best)
+        rows = np.concatenate([search(queries[i : i + 1], among) for i in range(len(queries))])
+        found = float(np.mean([len(np.intersect1d(a, b)) / K for a, b in zip(rows, best, strict=True)]))
         clients = {f"{number} clients": speed(search, queries, among, number) for number in CLIENTS}
         figures["searches"][share] = {"recall_at_10": round(found, 4), **clients}
         print(share, figures["searches"][share], flush=True)
@@ -170,10 +180,6 @@ def measure(
         engine.fill(np.roll(vectors, 1, axis=1), "further", watch)
         figures["further"] = watch.seconds
     return figures
-
-
-def restricted(search: Search, among: Rows | None) -> Callable[[Vectors], Rows]:
-    return lambda query: search(query, among)
 
 
 def answers(vectors: Vectors, queries: Vectors) -> dict[str, tuple[Rows | None, Rows]]:
@@ -208,7 +214,7 @@ def main() -> None:
     parser.add_argument("--postgres")
     options = parser.parse_args()
     faiss.omp_set_num_threads(1)
-    everything = drawn(options.size + NUM_QUERIES)
+    everything = clustered(options.size + NUM_QUERIES)
     vectors, queries = everything[: options.size], everything[options.size :]
     wanted = answers(vectors, queries)
     with engines(options.engines.split(","), options.postgres) as made:
