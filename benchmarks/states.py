@@ -22,16 +22,16 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-import services.embed.engine
+import services.embed
 from benchmarks.record import record, summary
 from services.embed.collections.storage.image_states import StateCache
-from services.embed.engine import EmbedEngine
+from services.embed.model.focallens_engine import FocalLensEngine
 from services.embed.model.items import ImageItem, ImageState, Pixels, Reading, StateItem
 from services.jobs.colorshape import render, sample_scenes
 from services.nn.clip_texts import Text
 from services.nn.devices import DeviceOptions
 
-STARTER = Path(services.embed.engine.__file__).parent / "starter" / "focallens-shapes"
+STARTER = Path(services.embed.__file__).parent / "starter" / "focallens-shapes"
 BATCH_SIZE = 64
 CONDITIONS = ("What is the color of the object in the image?", "What is its shape?", "Where in the image is it?")
 
@@ -58,7 +58,7 @@ LARGE_SHAPE = Shape(num_patches=24 * 24, num_layers=24, width=1024)  # ViT-L-14 
 class Gallery:
     """Images, their states in memory and in a file, and an engine that makes rows of each."""
 
-    def __init__(self, engine: EmbedEngine, pixels: Sequence[Pixels], path: Path) -> None:
+    def __init__(self, engine: FocalLensEngine, pixels: Sequence[Pixels], path: Path) -> None:
         assert engine.state_bytes is not None, "the checkpoint keeps nothing of an image"
         self.engine = engine
         self._pixels = pixels
@@ -122,7 +122,7 @@ def least_cosine(gallery: Gallery, num_images: int) -> float:
 
 
 def measure(folder: Path, num_images: int, num_rounds: int) -> dict[str, Any]:
-    engine = EmbedEngine.load(STARTER, DeviceOptions(device="cpu", dtype="float32", num_threads=1))
+    engine = FocalLensEngine.load(STARTER, DeviceOptions(device="cpu", dtype="float32", num_threads=1))
     assert engine.state_bytes == STARTER_SHAPE.state_bytes(0), "the shape is not the checkpoint's"
     gallery = Gallery(engine, scenes(num_images), folder / "starter.states")
     result = {

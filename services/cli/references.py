@@ -14,7 +14,7 @@ from services.core.store.errors import InvalidCheckpoint
 
 # The engine for each kind of checkpoint; `load` of all but one takes the device options unchanged.
 ENGINES = {
-    "focallens-clip": ("services.embed.engine", "EmbedEngine"),
+    "focallens-clip": ("services.embed.model.focallens_engine", "FocalLensEngine"),
     "focallens-mllm": ("services.embed.model.mllm_engine", "MllmEngine"),
     "fsc-clip": ("services.score.engine", "ScoreEngine"),
     "instructblip": ("services.embed.model.instructblip_engine", "InstructBlipEngine"),

@@ -1,10 +1,10 @@
 """The application of the embed service."""
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import structlog
 from fastapi import APIRouter, FastAPI
@@ -14,44 +14,15 @@ from services.core.images.references import ImageLimits
 from services.core.metrics import Metrics
 from services.core.serving.model_service import ModelService
 from services.embed.call import CallLimits, EmbedModel
-from services.embed.engine import EmbedEngine
 from services.embed.http.routes import embed_models_router, embed_router
-from services.embed.model.instructblip_checkpoint import INSTRUCTBLIP_KIND
-from services.embed.model.instructblip_engine import InstructBlipEngine
-from services.embed.model.magiclens_checkpoint import MAGICLENS_KIND
-from services.embed.model.magiclens_engine import MagicLensEngine
-from services.embed.model.mllm_checkpoint import MLLM_KIND
-from services.embed.model.mllm_engine import MllmEngine
-from services.embed.model.plain_engine import PlainEngine
-from services.embed.model.vlm_checkpoint import VLM_KIND
-from services.embed.model.vlm_engine import VlmEngine
+from services.embed.model.engines import ENGINES
 from services.embed.service import Embedder, EmbedModels, EmbedService, ModelFacts
 from services.embed.settings import EmbedSettings
 from services.nn.devices import DeviceOptions
-from services.nn.plain_clip import OPEN_CLIP_KIND
 from services.nn.weight_files import parameter_bytes
 
 if TYPE_CHECKING:
     from services.embed.collections.library import Library
-
-CHECKPOINT_KIND = "focallens-clip"
-
-
-class Loader(Protocol):
-    """Loads the folder of a checkpoint."""
-
-    def __call__(self, directory: Path, options: DeviceOptions) -> EmbedModel: ...
-
-
-# How the folder of each kind of checkpoint is loaded.
-LOADERS: Mapping[str, Loader] = {
-    CHECKPOINT_KIND: EmbedEngine.load,
-    OPEN_CLIP_KIND: PlainEngine.load,
-    MAGICLENS_KIND: MagicLensEngine.load,
-    MLLM_KIND: MllmEngine.load,
-    VLM_KIND: VlmEngine.load,
-    INSTRUCTBLIP_KIND: InstructBlipEngine.load,
-}
 
 
 def create_embed(settings: EmbedSettings) -> FastAPI:
@@ -59,8 +30,11 @@ def create_embed(settings: EmbedSettings) -> FastAPI:
     host = ModelService("embed", settings)
     options = DeviceOptions(settings.device, settings.dtype, settings.num_threads)
 
+    load: dict[str, Callable[[Path], EmbedModel]] = {
+        kind: partial(engine.load, options=options) for kind, engine in ENGINES.items()
+    }
     models = host.follow(
-        {kind: partial(load, options=options) for kind, load in LOADERS.items()},
+        load,
         make_batcher=host.batcher,
         measure=partial(parameter_bytes, options=options),
         describe=ModelFacts.of,

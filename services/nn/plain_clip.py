@@ -21,6 +21,8 @@ from torch import Tensor
 
 from services.nn.clip_model import OPEN_CLIP_WEIGHTS, ClipModel, create_clip, read_config
 from services.nn.clip_texts import InputIds
+from services.nn.clip_tokenizer import Tokenizer
+from services.nn.image_transform import ImageTransform
 from services.nn.packed_linear import can_pack
 from services.nn.text_transformer import encode_text, is_causal
 from services.nn.vision_transformer import (
@@ -51,6 +53,14 @@ class PlainClip:
     clip: ClipModel
     logit_scale: float
     logit_bias: float | None
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.clip.tokenizer
+
+    @property
+    def transform(self) -> ImageTransform:
+        return self.clip.transform
 
 
 def load_plain_clip(

@@ -19,7 +19,7 @@ from services.cli.store import app
 from services.core.store.errors import InvalidCheckpoint
 from services.core.store.manifest import CheckpointInfo
 from services.core.store.store import Store
-from services.embed.engine import EmbedEngine
+from services.embed.model.focallens_engine import FocalLensEngine
 from services.generate.engine import GenerateEngine
 from services.generate.generation.options import EngineOptions
 from services.nn.broken_model import BrokenModel
@@ -46,7 +46,7 @@ def load(kind: str, directory: Path, options: DeviceOptions = CPU, *, is_int8: b
         return PredictEngine.load(directory, options, is_int8=is_int8)
     if kind == "causal-lm":
         return GenerateEngine.load(directory, EngineOptions(device=options))
-    return (EmbedEngine if kind == "focallens-clip" else ScoreEngine).load(directory, options)
+    return (FocalLensEngine if kind == "focallens-clip" else ScoreEngine).load(directory, options)
 
 
 def changed(kind: str, folder: Path, change: Callable[[str, Tensor], Tensor], *, has_reference: bool) -> Path:

@@ -16,8 +16,8 @@ from starlette.testclient import TestClient
 from services.core.store.manifest import CheckpointInfo
 from services.core.store.store import Store
 from services.embed.app import create_embed
-from services.embed.engine import EmbedEngine
 from services.embed.model.checkpoint import FOCALLENS_WEIGHTS
+from services.embed.model.focallens_engine import FocalLensEngine
 from services.embed.model.items import Embeddings
 from services.embed.settings import EmbedSettings
 from services.nn.clip_texts import Text
@@ -39,9 +39,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engine(checkpoint: Path) -> EmbedEngine:
+def engine(checkpoint: Path) -> FocalLensEngine:
     """The engine with whose answers the service must answer."""
-    return EmbedEngine.load(checkpoint, DeviceOptions(device="cpu", dtype="float32"))
+    return FocalLensEngine.load(checkpoint, DeviceOptions(device="cpu", dtype="float32"))
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def data_uri(data: bytes) -> str:
     return f"data:image/png;base64,{base64.b64encode(data).decode()}"
 
 
-def of_images(engine: EmbedEngine, images: Sequence[bytes], conditions: Sequence[str | None]) -> Embeddings:
+def of_images(engine: FocalLensEngine, images: Sequence[bytes], conditions: Sequence[str | None]) -> Embeddings:
     """Return the engine's own answers for each image under each condition."""
     texts: list[Text | None] = [None if c is None else engine.prepare_text(c) for c in conditions]
     pictures = {PHOTO: scene(), OTHER: scene().rotate(90, expand=True)}
@@ -78,7 +78,7 @@ def of_images(engine: EmbedEngine, images: Sequence[bytes], conditions: Sequence
     return np.concatenate([reading.rows for reading in engine.run_batch(items)])
 
 
-def of_texts(engine: EmbedEngine, texts: Sequence[str]) -> Embeddings:
+def of_texts(engine: FocalLensEngine, texts: Sequence[str]) -> Embeddings:
     readings = engine.run_batch([engine.prepare_text(text) for text in texts])
     return np.concatenate([reading.rows for reading in readings])
 
@@ -105,7 +105,7 @@ def error_of(response: Any, status: int) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_an_image_as_the_body_is_embedded_under_the_condition_of_the_query(
-    client: TestClient, engine: EmbedEngine
+    client: TestClient, engine: FocalLensEngine
 ) -> None:
     response = client.post("/embed", params={"condition": COLOR}, content=PHOTO, headers={"content-type": "image/png"})
     assert_same(rows_of(response), of_images(engine, [PHOTO], [COLOR]))
@@ -128,14 +128,14 @@ def test_the_response_names_its_checkpoint_its_request_and_its_times(client: Tes
     assert re.search(r"infer;dur=\d+\.\d+", timing)
 
 
-def test_no_condition_gives_the_unconditional_embedding(client: TestClient, engine: EmbedEngine) -> None:
+def test_no_condition_gives_the_unconditional_embedding(client: TestClient, engine: FocalLensEngine) -> None:
     response = client.post("/embed", content=PHOTO, headers={"content-type": "image/png"})
     assert_same(rows_of(response), of_images(engine, [PHOTO], [None]))
     assert response.json()["data"][0]["condition"] is None
 
 
 def test_several_files_under_several_conditions_come_back_image_by_image(
-    client: TestClient, engine: EmbedEngine
+    client: TestClient, engine: FocalLensEngine
 ) -> None:
     response = client.post(
         "/embed",
@@ -149,7 +149,7 @@ def test_several_files_under_several_conditions_come_back_image_by_image(
     assert response.json()["usage"]["images"] == 2
 
 
-def test_a_form_may_carry_condition_and_format_as_fields(client: TestClient, engine: EmbedEngine) -> None:
+def test_a_form_may_carry_condition_and_format_as_fields(client: TestClient, engine: FocalLensEngine) -> None:
     response = client.post(
         "/embed",
         data={"condition": [COLOR, SHAPE], "encoding_format": "base64"},
@@ -159,7 +159,9 @@ def test_a_form_may_carry_condition_and_format_as_fields(client: TestClient, eng
     assert_same(np.stack(rows), of_images(engine, [PHOTO], [COLOR, SHAPE]))
 
 
-def test_json_images_come_before_texts_and_no_condition_touches_a_text(client: TestClient, engine: EmbedEngine) -> None:
+def test_json_images_come_before_texts_and_no_condition_touches_a_text(
+    client: TestClient, engine: FocalLensEngine
+) -> None:
     body: dict[str, Any] = {
         "texts": ["a red square", "a blue circle"],
         "images": [data_uri(PHOTO), base64.b64encode(OTHER).decode()],
@@ -328,7 +330,7 @@ def test_the_model_may_be_named_in_every_way_that_means_it(client: TestClient, n
 # --- TEI's /embed ---
 
 
-def test_tei_requests_are_answered_with_nothing_but_numbers(client: TestClient, engine: EmbedEngine) -> None:
+def test_tei_requests_are_answered_with_nothing_but_numbers(client: TestClient, engine: FocalLensEngine) -> None:
     texts = ["a red square", "a blue circle"]
     response = client.post("/embed", json={"inputs": texts, "truncate": True, "normalize": True})
     assert_same(np.array(response.json(), dtype=np.float32), of_texts(engine, texts))
@@ -366,7 +368,7 @@ def test_tei_errors_have_the_shape_of_tei(client: TestClient, fields: Any, statu
     assert response.json()["error_type"] == "Validation"
 
 
-def test_tei_truncates_only_where_it_is_asked_to(client: TestClient, engine: EmbedEngine) -> None:
+def test_tei_truncates_only_where_it_is_asked_to(client: TestClient, engine: FocalLensEngine) -> None:
     response = client.post("/embed", json={"inputs": TOO_LONG, "truncate": True, "dimensions": EMBEDDING_WIDTH})
     whole = "red " * (CONTEXT_LENGTH - 2)
     assert_same(np.array(response.json(), dtype=np.float32), of_texts(engine, [whole]))
@@ -377,7 +379,7 @@ def test_tei_truncates_only_where_it_is_asked_to(client: TestClient, engine: Emb
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/embeddings"])
 def test_openai_requests_embed_texts_with_and_without_the_version_prefix(
-    client: TestClient, engine: EmbedEngine, path: str
+    client: TestClient, engine: FocalLensEngine, path: str
 ) -> None:
     texts = ["a red square", "a blue circle"]
     response = client.post(path, json={"model": MODEL, "input": texts, "user": "me"})
@@ -386,7 +388,7 @@ def test_openai_requests_embed_texts_with_and_without_the_version_prefix(
     assert response.json()["usage"] == {"images": 0, "prompt_tokens": num_tokens, "total_tokens": num_tokens}
 
 
-def test_openai_inputs_may_be_images_under_a_condition(client: TestClient, engine: EmbedEngine) -> None:
+def test_openai_inputs_may_be_images_under_a_condition(client: TestClient, engine: FocalLensEngine) -> None:
     response = client.post(
         "/v1/embeddings",
         json={"input": [{"image": data_uri(PHOTO)}, "a red square", {"text": "round"}], "condition": COLOR},
@@ -402,7 +404,7 @@ def test_token_ids_are_refused_naming_the_option_that_stops_them(client: TestCli
     assert error["param"] == "input"
 
 
-def test_infinitys_modality_makes_images_of_strings(client: TestClient, engine: EmbedEngine) -> None:
+def test_infinitys_modality_makes_images_of_strings(client: TestClient, engine: FocalLensEngine) -> None:
     body = {"input": [data_uri(PHOTO), base64.b64encode(OTHER).decode()], "modality": "image", "condition": COLOR}
     response = client.post("/v1/embeddings", json=body)
     assert_same(rows_of(response), of_images(engine, [PHOTO, OTHER], [COLOR]))
@@ -442,7 +444,7 @@ def test_dimensions_equal_to_the_models_own_are_accepted(client: TestClient) -> 
 
 
 @pytest.mark.slow
-def test_two_thousand_and_forty_eight_inputs_fit_into_one_call(client: TestClient, engine: EmbedEngine) -> None:
+def test_two_thousand_and_forty_eight_inputs_fit_into_one_call(client: TestClient, engine: FocalLensEngine) -> None:
     texts = [f"object number {number}" for number in range(2048)]
     rows = rows_of(client.post("/v1/embeddings", json={"input": texts, "encoding_format": "float"}))
     assert len(rows) == 2048
@@ -486,7 +488,7 @@ def test_json_that_is_no_object_is_a_422(client: TestClient, content: bytes) -> 
     assert "JSON object" in error_of(response, 422)["message"]
 
 
-def test_of_a_field_given_twice_the_last_counts(client: TestClient, engine: EmbedEngine) -> None:
+def test_of_a_field_given_twice_the_last_counts(client: TestClient, engine: FocalLensEngine) -> None:
     response = client.post(
         "/v1/embeddings",
         content=b'{"input": "first", "input": "second"}',
@@ -611,7 +613,7 @@ def test_a_new_version_answers_as_soon_as_it_is_published(checkpoint: Path, tmp_
         version = Store.open(settings.store_url).publish(MODEL, other, CheckpointInfo(kind="focallens-clip"))
         wait_until_ready(lambda: client.get("/info").json()["served_model_name"] == f"{MODEL}@{version.id}")
         after = client.post("/embed", **ask)
-        expected = EmbedEngine.load(other, DeviceOptions(device="cpu", dtype="float32"))
+        expected = FocalLensEngine.load(other, DeviceOptions(device="cpu", dtype="float32"))
         images = of_images(expected, [PHOTO], [COLOR])
         assert_same(rows_of(after), np.concatenate([images, of_texts(expected, ["a red square"])]))
         assert np.abs(rows_of(after) - rows_of(before)).max() > 1e-3

@@ -23,7 +23,7 @@ from services.core.metrics import Metrics
 from services.core.serving.served_checkpoint import Served
 from services.core.store.manifest import CheckpointInfo, Manifest
 from services.embed.call import EmbedCall, Embedded, ServedEmbed, TextInput
-from services.embed.engine import EmbedEngine
+from services.embed.model.focallens_engine import FocalLensEngine
 from services.embed.model.items import Item, Reading
 from services.embed.service import Embedder
 from services.nn.devices import DeviceOptions
@@ -31,7 +31,7 @@ from tests.core.image_files import encode
 from tests.embed.tiny import CONTEXT_LENGTH, write_tiny_checkpoint
 
 
-class NotingEngine(EmbedEngine):
+class NotingEngine(FocalLensEngine):
     """The real engine, which notes how many items it ran."""
 
     num_run = 0
@@ -66,7 +66,7 @@ class Service:
 
 @asynccontextmanager
 async def service_of(
-    engine: EmbedEngine, *, max_waiting_images: int = 1000, store: LruStore | None = None
+    engine: FocalLensEngine, *, max_waiting_images: int = 1000, store: LruStore | None = None
 ) -> AsyncIterator[Service]:
     metrics, thread = Metrics("embed"), ComputeThread("test")
     thread.start()
@@ -119,7 +119,7 @@ async def test_only_what_is_new_in_a_call_is_computed(engine: NotingEngine) -> N
 async def test_another_checkpoint_never_answers_from_the_results_of_the_first(
     engine: NotingEngine, tmp_path: Path
 ) -> None:
-    other = EmbedEngine.load(write_tiny_checkpoint(tmp_path, seed=1), DeviceOptions(device="cpu", dtype="float32"))
+    other = FocalLensEngine.load(write_tiny_checkpoint(tmp_path, seed=1), DeviceOptions(device="cpu", dtype="float32"))
     async with service_of(engine) as service, service_of(other) as second:
         call = EmbedCall([picture(1), TextInput("one", "t")])
         first = await service.embed(call)
@@ -130,7 +130,7 @@ async def test_another_checkpoint_never_answers_from_the_results_of_the_first(
 async def test_processes_that_compute_in_different_precision_do_not_share_results(
     engine: NotingEngine, tmp_path: Path
 ) -> None:
-    half = EmbedEngine.load(write_tiny_checkpoint(tmp_path), DeviceOptions(device="cpu", dtype="bfloat16"))
+    half = FocalLensEngine.load(write_tiny_checkpoint(tmp_path), DeviceOptions(device="cpu", dtype="bfloat16"))
     store, call = LruStore(2**20), EmbedCall([TextInput("one", "t")])
     async with service_of(engine, store=store) as service, service_of(half, store=store) as other:
         assert ((await service.embed(call)).rows != (await other.embed(call)).rows).any()

@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from services.core.store.manifest import CheckpointInfo
 from services.core.store.store import Store
-from services.embed.app import CHECKPOINT_KIND, create_embed
+from services.embed.app import create_embed
 from services.embed.settings import EmbedSettings
 from services.jobs.imports.clip_weights import convert_openai_clip
 from services.nn.devices import DeviceOptions
@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with a FocalLens model and a plain CLIP."""
     folder = tmp_path_factory.mktemp("models")
     store = Store.open((folder / "store").as_uri())
-    store.publish("lens", write_tiny_checkpoint(folder / "lens"), CheckpointInfo(kind=CHECKPOINT_KIND))
+    store.publish("lens", write_tiny_checkpoint(folder / "lens"), CheckpointInfo(kind="focallens-clip"))
     convert_openai_clip(write_openai(folder / "RN50.pt", is_resnet=True), folder / "clip")
     store.publish("clip", folder / "clip", CheckpointInfo(kind=OPEN_CLIP_KIND))
     return folder

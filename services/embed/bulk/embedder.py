@@ -20,8 +20,10 @@ from services.core.images.references import ImageLimits
 from services.embed.bulk.folder import Array
 from services.embed.focallens import Readouts
 from services.embed.model.checkpoint import FOCALLENS_CONFIG, FocalLensCheckpoint, load_focallens
-from services.embed.model.conditional_engine import ConditionalEngine
 from services.embed.model.engines import engine_of
+from services.embed.model.focallens_engine import FocalLensEngine
+from services.embed.model.image_engine import ImageEngine
+from services.embed.model.plain_engine import PlainEngine
 from services.nn.broken_model import BrokenModel
 from services.nn.clip_texts import Text
 from services.nn.packed_linear import can_pack
@@ -155,7 +157,7 @@ def devices() -> list[str]:
 class EngineBulkEmbedder:
     """A checkpoint run by the engine that serves it, one batch after the other."""
 
-    def __init__(self, engine: ConditionalEngine[Any], conditions: Sequence[str], device: torch.device) -> None:
+    def __init__(self, engine: ImageEngine[Any], conditions: Sequence[str], device: torch.device) -> None:
         self.device = device
         self._engine = engine
         self._conditions: Sequence[Text | None] = [engine.prepare_condition(text) for text in conditions] or [None]
@@ -200,7 +202,7 @@ def load_bulk_embedder(choice: ModelChoice, device: str) -> BulkEmbedder:
     try:
         dtype: torch.dtype = getattr(torch, choice.precision)
         place = torch.device(device)
-        if (kind := engine_of(choice.directory)) is not None:
+        if (kind := engine_of(choice.directory)) not in (FocalLensEngine, PlainEngine):
             engine = kind(kind.read(choice.directory, place, dtype), place, dtype)
             return EngineBulkEmbedder(engine, choice.conditions, place)
         return ClipBulkEmbedder(_load_clip(choice, device, dtype), choice.conditions, place, dtype)

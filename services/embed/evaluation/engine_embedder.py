@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from services.embed.evaluation.embedders import Array32, NoTextSide, batches
-from services.embed.model.conditional_engine import ConditionalEngine
+from services.embed.model.image_engine import ImageEngine
 from services.nn.devices import DeviceOptions
 
 # Images of a batch; an engine slices what is too much for one pass.
@@ -18,14 +18,14 @@ BATCH_SIZE = 16
 class EngineEmbedder:
     """A checkpoint run by its engine; instructions longer than its context are cut."""
 
-    def __init__(self, engine: ConditionalEngine[Any], *, name: str, batch_size: int = BATCH_SIZE) -> None:
+    def __init__(self, engine: ImageEngine[Any], *, name: str, batch_size: int = BATCH_SIZE) -> None:
         self.name = name
         self.image_size = max(engine.image_size)
         self._engine = engine
         self._batch_size = batch_size
 
     @classmethod
-    def load(cls, kind: type[ConditionalEngine[Any]], directory: Path, *, name: str, device: str) -> "EngineEmbedder":
+    def load(cls, kind: type[ImageEngine[Any]], directory: Path, *, name: str, device: str) -> "EngineEmbedder":
         """Load a folder in single precision. Raises what the engine's `read` raises."""
         chosen: Any = device.partition(":")[0]
         return cls(kind.load(directory, DeviceOptions(chosen, "float32")), name=name)

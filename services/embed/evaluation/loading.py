@@ -7,9 +7,12 @@ from services.embed.evaluation.embedders import (
     MagicLensEmbedder,
 )
 from services.embed.evaluation.engine_embedder import EngineEmbedder
-from services.embed.model.checkpoint import FOCALLENS_CONFIG, load_focallens
+from services.embed.model.checkpoint import load_focallens
 from services.embed.model.engines import engine_of
-from services.embed.model.magiclens_checkpoint import MAGICLENS_CONFIG, load_magiclens
+from services.embed.model.focallens_engine import FocalLensEngine
+from services.embed.model.magiclens_checkpoint import load_magiclens
+from services.embed.model.magiclens_engine import MagicLensEngine
+from services.embed.model.plain_engine import PlainEngine
 from services.jobs.checkpoints import find_checkpoint
 from services.nn.clip_model import ClipModel, load_clip, open_clip, uses_quick_gelu
 from services.nn.clip_tokenizer import Tokenizer
@@ -28,13 +31,14 @@ def load_embedder(
     if pretrained is not None:
         return ClipEmbedder(_known_clip(reference, pretrained), name=reference, device=device)
     directory = find_checkpoint(reference, store_url).directory
-    if (directory / FOCALLENS_CONFIG).is_file():
+    engine = engine_of(directory)
+    if engine is FocalLensEngine:
         return FocalLensEmbedder(load_focallens(directory, device=device), name=reference)
-    if (directory / MAGICLENS_CONFIG).is_file():
+    if engine is MagicLensEngine:
         return MagicLensEmbedder(load_magiclens(directory, device=device), name=reference)
-    if (engine := engine_of(directory)) is not None:
-        return EngineEmbedder.load(engine, directory, name=reference, device=device)
-    return ClipEmbedder(load_clip(str(directory)), name=reference, device=device)
+    if engine is PlainEngine:
+        return ClipEmbedder(load_clip(str(directory)), name=reference, device=device)
+    return EngineEmbedder.load(engine, directory, name=reference, device=device)
 
 
 def _known_clip(name: str, pretrained: str) -> ClipModel:

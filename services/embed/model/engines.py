@@ -1,21 +1,38 @@
-"""The engines of folders that are recognised by their files: all but FocalLens's own and plain CLIPs."""
+"""The engine of each kind of checkpoint, and of a folder by its files."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from services.embed.model.conditional_engine import ConditionalEngine
-from services.embed.model.instructblip_checkpoint import is_instructblip
+from services.embed.model.checkpoint import FOCALLENS_CONFIG
+from services.embed.model.focallens_engine import FocalLensEngine
+from services.embed.model.image_engine import ImageEngine
+from services.embed.model.instructblip_checkpoint import INSTRUCTBLIP_KIND, is_instructblip
 from services.embed.model.instructblip_engine import InstructBlipEngine
-from services.embed.model.magiclens_checkpoint import MAGICLENS_CONFIG
+from services.embed.model.magiclens_checkpoint import MAGICLENS_CONFIG, MAGICLENS_KIND
 from services.embed.model.magiclens_engine import MagicLensEngine
-from services.embed.model.mllm_checkpoint import is_llava
+from services.embed.model.mllm_checkpoint import MLLM_KIND, is_llava
 from services.embed.model.mllm_engine import MllmEngine
-from services.embed.model.vlm_checkpoint import is_vlm, says_how_asked
+from services.embed.model.plain_engine import PlainEngine
+from services.embed.model.vlm_checkpoint import VLM_KIND, is_vlm, says_how_asked
 from services.embed.model.vlm_engine import VlmEngine
+from services.nn.plain_clip import OPEN_CLIP_KIND
+
+ENGINES: Mapping[str, type[ImageEngine[Any]]] = {
+    "focallens-clip": FocalLensEngine,
+    OPEN_CLIP_KIND: PlainEngine,
+    MAGICLENS_KIND: MagicLensEngine,
+    MLLM_KIND: MllmEngine,
+    VLM_KIND: VlmEngine,
+    INSTRUCTBLIP_KIND: InstructBlipEngine,
+}
 
 
-def engine_of(directory: Path) -> type[ConditionalEngine[Any]] | None:
-    """Return the engine that runs a folder, None for any other; a LLaVA that says how it is asked is asked so."""
+def engine_of(directory: Path) -> type[ImageEngine[Any]]:
+    """Return the engine that runs a folder. A LLaVA runs as another vision-language model if its folder says how it is
+    asked."""
+    if (directory / FOCALLENS_CONFIG).is_file():
+        return FocalLensEngine
     if (directory / MAGICLENS_CONFIG).is_file():
         return MagicLensEngine
     if says_how_asked(directory):
@@ -24,4 +41,4 @@ def engine_of(directory: Path) -> type[ConditionalEngine[Any]] | None:
         return MllmEngine
     if is_instructblip(directory):
         return InstructBlipEngine
-    return VlmEngine if is_vlm(directory) else None
+    return VlmEngine if is_vlm(directory) else PlainEngine

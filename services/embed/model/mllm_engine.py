@@ -14,19 +14,16 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from services.embed.model.encoder import Rows, to_rows
-from services.embed.model.items import ImageItem, Item
+from services.embed.model.encoders import ImageEncoder, to_rows, with_last
+from services.embed.model.image_engine import Costs, StackingEngine
+from services.embed.model.items import Embeddings, ImageItem, Item, Pair
 from services.embed.model.mllm_checkpoint import MllmCheckpoint, load_mllm
-from services.embed.model.readout_plan import UNCONDITIONAL, Pair
-from services.embed.model.stacking_engine import Costs, Encoders, StackingEngine
 from services.nn.clip_texts import InputIds, tokenise
 from services.nn.packed_linear import can_pack, pack_linear_layers
 
 
-class MllmEncoder:
-    """Runs under torch.inference_mode, on one thread at a time. It owns the model, and repacks it on CPUs."""
-
-    visibility = "readout"
+class MllmEncoder(ImageEncoder):
+    """A FocalLens-MLLM on its device."""
 
     def __init__(self, checkpoint: MllmCheckpoint, device: torch.device, dtype: torch.dtype) -> None:
         self._model = checkpoint.model
@@ -39,16 +36,13 @@ class MllmEncoder:
 
     @property
     def embedding_width(self) -> int:
-        """Return E."""
         return self._model.width
 
-    def encode(self, pixels: Tensor, conditions: Mapping[str, InputIds], pairs: Sequence[Pair]) -> Rows:
-        """Encode images (B, height, width, 3) uint8."""
+    def encode(self, pixels: Tensor, conditions: Mapping[str, InputIds], pairs: Sequence[Pair]) -> Embeddings:
         asked = [torch.from_numpy(ids) for ids in (*conditions.values(), self._no_instruction)]
         input_ids = pad_sequence(asked, batch_first=True, padding_value=self._model.end).to(self._device)
         normalised = self._transform.normalise(pixels.to(self._device, non_blocking=True)).to(self._dtype)
-        known = [(image, len(conditions) if place == UNCONDITIONAL else place) for image, place in pairs]
-        return to_rows(self._model.embed(normalised, input_ids, known))
+        return to_rows(self._model.embed(normalised, input_ids, with_last(pairs, len(conditions))))
 
 
 class MllmEngine(StackingEngine[MllmCheckpoint]):
@@ -60,9 +54,8 @@ class MllmEngine(StackingEngine[MllmCheckpoint]):
     def __init__(self, checkpoint: MllmCheckpoint, device: torch.device, dtype: torch.dtype) -> None:
         tokenizer = checkpoint.tokenizer
         # an image's patches pass the image tower, and then, behind the prompt's opening, the language model
-        costs = Costs(2 * tokenizer.num_image_tokens + len(tokenizer.opening), share_of_blocks=1, state=0)
-        encoder = MllmEncoder(checkpoint, device, dtype)
-        super().__init__(checkpoint, device, dtype, Encoders(encoder), costs)
+        costs = Costs(2 * tokenizer.num_image_tokens + len(tokenizer.opening))
+        super().__init__(checkpoint, device, dtype, MllmEncoder(checkpoint, device, dtype), costs)
         self._no_instruction = tokenise(tokenizer, checkpoint.no_instruction)
 
     @classmethod

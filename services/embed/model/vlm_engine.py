@@ -16,8 +16,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from services.core.errors import InvalidRequest, TooLarge
 from services.embed.last_token import AT_ONCE
-from services.embed.model.conditional_engine import ConditionalEngine
-from services.embed.model.encoder import to_rows
+from services.embed.model.encoders import to_rows
+from services.embed.model.image_engine import ImageEngine
 from services.embed.model.items import Embeddings, ImageItem, Item, Pixels, Reading
 from services.embed.model.vlm_checkpoint import VlmCheckpoint, load_vlm
 from services.nn.clip_texts import Text, tokenise
@@ -52,7 +52,7 @@ class CollatedBatch:
     passes: Sequence[Pass]
 
 
-class VlmEngine(ConditionalEngine[VlmCheckpoint]):
+class VlmEngine(ImageEngine[VlmCheckpoint]):
     """Runs one checkpoint of a vision-language model."""
 
     reference_numbers = 1024  # of thousands

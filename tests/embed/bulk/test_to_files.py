@@ -26,8 +26,8 @@ from services.embed.bulk.embedder import MAX_READOUTS_AT_ONCE, EmbeddingError
 from services.embed.bulk.folder import OutputError
 from services.embed.bulk.image_sources import list_images
 from services.embed.bulk.to_files import OutputRequest, embed_into_files
-from services.embed.engine import EmbedEngine
 from services.embed.focallens import Visibility
+from services.embed.model.focallens_engine import FocalLensEngine
 from services.jobs.progress import Bars
 from services.nn.devices import DeviceOptions
 from tests.embed.bulk_sources import write_images, write_shard
@@ -69,7 +69,7 @@ def contents(output: Path) -> dict[str, bytes]:
 
 def expected_embeddings(checkpoint: Path, images: Sequence[Path], conditions: Sequence[str]) -> np.ndarray[Any, Any]:
     """Return the service engine's embeddings, computed one image at a time."""
-    engine = EmbedEngine.load(checkpoint, DeviceOptions("cpu"))
+    engine = FocalLensEngine.load(checkpoint, DeviceOptions("cpu"))
     texts = tuple(engine.prepare_text(text) for text in conditions)
     answers = []
     for path in images:

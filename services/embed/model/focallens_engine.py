@@ -1,69 +1,38 @@
-"""A FocalLens model on its device: from pixels, states and token ids in host memory to unit vectors and states.
-
-An image's state is the part of its computation that no condition affects: with it, the image is read under another
-condition without being encoded again. States are packed in half precision, so a row read from one differs in its last
-digits from the row computed from pixels.
+"""A FocalLens checkpoint on a device.
 
 Shapes: B images, S numbers in a state, R readouts (an image under a condition, or under none), C conditions,
 E embedding width, W text tokens, N texts.
 """
 
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from services.embed.focallens import Readouts
-from services.embed.model.checkpoint import FocalLensCheckpoint
-from services.embed.model.readout_plan import Pair
-from services.nn.broken_model import BrokenModel
+from services.embed.model.checkpoint import FocalLensCheckpoint, load_focallens
+from services.embed.model.encoders import ConditionTokens, ImageEncoder, half_precision, packed, to_rows
+from services.embed.model.image_engine import Costs, StackingEngine
+from services.embed.model.items import Bytes, Embeddings, Pair
 from services.nn.clip_texts import InputIds
 from services.nn.packed_linear import can_pack
 from services.nn.vision_transformer import pack_tower
 
-# This many condition tokens take a few hundred kilobytes.
-MAX_REMEMBERED_CONDITIONS = 256
-
-
-class ConditionTokens:
-    """Caches the outputs of `encode`, the condition tower: token ids (W,) each → (C, D)."""
-
-    def __init__(self, encode: Callable[[Sequence[InputIds]], Tensor]) -> None:
-        self._encode = encode
-        self._remembered: OrderedDict[str, Tensor] = OrderedDict()
-
-    def of(self, conditions: Mapping[str, InputIds]) -> Tensor:
-        """Return the tokens (C, D) of one or more conditions by digest; only those not cached pass through the
-        tower."""
-        remembered = self._remembered
-        new = [digest for digest in conditions if digest not in remembered]
-        if new:
-            tokens = self._encode([conditions[digest] for digest in new])
-            for digest, token in zip(new, tokens, strict=True):
-                remembered[digest] = token.clone()  # a view would keep its whole batch in memory
-        for digest in conditions:
-            remembered.move_to_end(digest)
-        chosen = torch.stack([remembered[digest] for digest in conditions])
-        while len(remembered) > MAX_REMEMBERED_CONDITIONS:
-            remembered.popitem(last=False)
-        return chosen
-
-
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-Rows = np.ndarray[Any, np.dtype[np.float32]]
-
+# Reading a number of a state from memory, widening it and attending to it takes a CPU about as long as this many
+# multiplications of a forward pass.
+STATE_READ_COST = 32
 # A readout copies its image's keys and values, so a batch of many is read in slices.
 MAX_READOUTS_AT_ONCE = 256
 
 
-class Encoder:
-    """Runs under torch.inference_mode, on one thread at a time. It owns the checkpoint's model and repacks it on CPUs.
+class FocalLensEncoder(ImageEncoder):
+    """A FocalLens model on its device.
 
-    `conditions` are token ids (W,) by their digest; `pairs` point into images and conditions, in order. Rows are
-    (R, E) float32, L2-normalised; BrokenModel is raised if one of their numbers is not finite.
+    States are packed in half precision, so a row read from one differs in its last digits from the row computed from
+    pixels.
     """
 
     def __init__(self, checkpoint: FocalLensCheckpoint, device: torch.device, dtype: torch.dtype) -> None:
@@ -74,26 +43,25 @@ class Encoder:
         self._device = device
         self._dtype = dtype
         self._tokens = ConditionTokens(lambda texts: self._model.encode_conditions(self._stacked(texts)))
-        self.state_dtype = torch.bfloat16 if dtype == torch.bfloat16 else torch.float16
 
     @property
     def embedding_width(self) -> int:
-        """Return E."""
         return int(self._model.clip.visual.proj.shape[1])
 
     @property
     def visibility(self) -> str:
-        """`full` or `readout`: which tokens attend to a condition."""
         return self._model.visibility
 
     @property
     def state_bytes(self) -> int | None:
-        """Bytes of a packed state; None if nothing of an image is the same under all conditions."""
         size = self._model.state_size
         return None if size is None else size * self.state_dtype.itemsize
 
-    def encode(self, pixels: Tensor, conditions: Mapping[str, InputIds], pairs: Sequence[Pair]) -> Rows:
-        """Encode images (B, height, width, 3) uint8."""
+    @property
+    def state_dtype(self) -> torch.dtype:
+        return half_precision(self._dtype)
+
+    def encode(self, pixels: Tensor, conditions: Mapping[str, InputIds], pairs: Sequence[Pair]) -> Embeddings:
         slices = self._slices(pairs)
         if len(slices) > 1:
             return self._encode_in_slices(pixels, conditions, slices, self._dtype)[0]
@@ -102,28 +70,19 @@ class Encoder:
 
     def encode_with_states(
         self, pixels: Tensor, conditions: Mapping[str, InputIds], pairs: Sequence[Pair]
-    ) -> tuple[Rows, list[Bytes | None]]:
-        """Encode like `encode`, and also return the packed state (state_bytes,) of each image from the same pass.
-
-        A state is None if half precision can't represent one of its numbers. Raises ValueError if `state_bytes` is
-        None.
-        """
+    ) -> tuple[Embeddings, list[Bytes | None]]:
         slices = self._slices(pairs)
         dtype = self.state_dtype if len(slices) == 1 else self._dtype  # rows are never read from rounded numbers
         rows, states = self._encode_in_slices(pixels, conditions, slices, dtype)
-        packed = states.to(self.state_dtype)
-        is_whole = packed.sum(dim=1, dtype=torch.float32).isfinite().tolist()
-        return rows, [data if is_whole[i] else None for i, data in enumerate(packed.view(torch.uint8).cpu().numpy())]
+        return rows, packed(states, self.state_dtype)
 
-    def read(self, states: Tensor, conditions: Mapping[str, InputIds], pairs: Sequence[Pair]) -> Rows:
-        """Read images from packed states (B, state_bytes) uint8, made by an encoder of the same model and dtype."""
+    def read(self, states: Tensor, conditions: Mapping[str, InputIds], pairs: Sequence[Pair]) -> Embeddings:
         unpacked = states.to(self._device, non_blocking=True).view(self.state_dtype)
         tokens = self._tokens_of(conditions)
         slices = [pairs[start : start + MAX_READOUTS_AT_ONCE] for start in range(0, len(pairs), MAX_READOUTS_AT_ONCE)]
         return to_rows(torch.cat([self._read_slice(unpacked, tokens, some) for some in slices]))
 
-    def embed_texts(self, texts: Sequence[InputIds]) -> Rows:
-        """Embed texts: token ids (W,) each → (N, E)."""
+    def embed_texts(self, texts: Sequence[InputIds]) -> Embeddings:
         return to_rows(self._model.encode_texts(self._stacked(texts)))
 
     def _stacked(self, texts: Sequence[InputIds]) -> Tensor:
@@ -131,7 +90,7 @@ class Encoder:
 
     def _encode_in_slices(
         self, pixels: Tensor, conditions: Mapping[str, InputIds], slices: Sequence[Sequence[Pair]], dtype: torch.dtype
-    ) -> tuple[Rows, Tensor]:
+    ) -> tuple[Embeddings, Tensor]:
         """Compute the first readouts together with the images' states (B, S) of `dtype`; read the others from these."""
         tokens, readouts = self._tokens_of(conditions), self._readouts(slices[0], len(pixels))
         first, states = self._model.encode_images_and_states(self._normalised(pixels), tokens, readouts, dtype=dtype)
@@ -158,9 +117,25 @@ class Encoder:
         return Readouts(index, torch.tensor(conditions, device=self._device))
 
 
-def to_rows(features: Tensor) -> Rows:
-    """Convert (R, E) of any dtype to float32 unit vectors on the host; a half-precision norm is not exactly 1."""
-    rows: Rows = torch.nn.functional.normalize(features.float(), dim=-1).cpu().numpy()
-    if not np.isfinite(rows).all():
-        raise BrokenModel("an embedding contains a number that is not finite")
-    return rows
+class FocalLensEngine(StackingEngine[FocalLensCheckpoint]):
+    """Runs one FocalLens checkpoint."""
+
+    def __init__(self, checkpoint: FocalLensCheckpoint, device: torch.device, dtype: torch.dtype) -> None:
+        model = checkpoint.model
+        blocks = model.clip.visual.transformer.resblocks
+        width = model.condition_projection.out_features
+        num_weights = 12 * width**2 * len(blocks)  # of attention and an MLP four times as wide
+        costs = Costs(
+            num_patches=int(model.clip.visual.positional_embedding.shape[0]) - 1,
+            share_of_blocks=1 - model.condition_layer / len(blocks),
+            state=math.ceil(STATE_READ_COST * (model.state_size or 0) / num_weights),
+        )
+        super().__init__(checkpoint, device, dtype, FocalLensEncoder(checkpoint, device, dtype), costs)
+
+    @classmethod
+    def read(cls, directory: Path, device: torch.device, dtype: torch.dtype) -> FocalLensCheckpoint:
+        return load_focallens(directory, device=device, dtype=dtype)
+
+    @classmethod
+    def tower_width(cls, checkpoint: FocalLensCheckpoint) -> int:
+        return int(checkpoint.model.condition_projection.out_features)
