@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -94,29 +92,6 @@ def create_clip(config: dict[str, Any], merges: Path | None = None, directory: P
         merges=merges,
         directory=directory,
     )
-
-
-def continue_image_tower(visual: Any, earlier: Any) -> None:
-    """Copy an earlier image tower's weights into one with as many blocks, possibly for larger images and with residual
-    blocks in its stem: positions are interpolated (Dosovitskiy et al. 2021).
-
-    Raises Refused for towers that differ in anything else.
-    """
-    state = {**earlier.state_dict()}
-    class_token, *patches = state["positional_embedding"].split([1, earlier.positional_embedding.shape[0] - 1])
-    grid = patches[0].view(1, *earlier.grid_size, -1).permute(0, 3, 1, 2)
-    larger = F.interpolate(grid, size=visual.grid_size, mode="bicubic").flatten(2)[0].T
-    state["positional_embedding"] = torch.cat([class_token, larger])
-    if isinstance(earlier.conv1, nn.Sequential) and isinstance(visual.conv1, nn.Sequential):
-        last, new_last = f"conv1.{len(earlier.conv1) - 1}.", f"conv1.{len(visual.conv1) - 1}."
-        state = {new_last + name.removeprefix(last) if name.startswith(last) else name: x for name, x in state.items()}
-    try:
-        found = visual.load_state_dict(state, strict=False)
-    except RuntimeError as error:
-        raise Refused(f"the image towers differ: {error}") from error
-    missing = [name for name in found.missing_keys if ".layers." not in name]
-    if missing or found.unexpected_keys:
-        raise Refused(f"the image towers differ in {', '.join([*missing, *found.unexpected_keys][:3])}")
 
 
 def uses_quick_gelu(name: str, pretrained: str | None) -> bool:

@@ -9,10 +9,8 @@ import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from random import Random
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from services.core.refusals import Refused
@@ -25,70 +23,40 @@ HUGGING_FACE_OPTIONS = ("clean", "language", "strip_sep_token", "tokenizer_mode"
 
 
 class Tokenizer:
-    """A CLIP tokenizer that can count a text's tokens before truncating it."""
+    """A CLIP tokenizer that can count a text's tokens before truncating it; `wrapped` is open_clip's."""
 
     def __init__(self, tokenizer: Any, context_length: int) -> None:
-        self._tokenizer = tokenizer
+        self.wrapped = tokenizer
         self.context_length = context_length
         # a Hugging Face tokenizer keeps padding and truncation between calls, and fails if two threads change them
         self._one_at_a_time = threading.Lock()
 
     def num_tokens(self, text: str) -> int:
         """Count the tokens of a text with its start and end, before any truncation."""
-        if hasattr(self._tokenizer, "encode"):
+        if hasattr(self.wrapped, "encode"):
             self._forget_words()
-            return len(self._tokenizer.encode(text)) + 2
+            return len(self.wrapped.encode(text)) + 2
         with self._one_at_a_time:
-            return len(self._tokenizer.tokenizer(self._tokenizer.clean_fn(text))["input_ids"])
+            return len(self.wrapped.tokenizer(self.wrapped.clean_fn(text))["input_ids"])
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
         """Tokenise texts to (N, W) int64, padded to and cut at the model's context length."""
         self._forget_words()
         with self._one_at_a_time:
-            input_ids: Tensor = self._tokenizer(list(texts), context_length=self.context_length)
+            input_ids: Tensor = self.wrapped(list(texts), context_length=self.context_length)
         return input_ids
-
-    def spelled(self, texts: Sequence[str], random: Random, share: float) -> Tensor:
-        """Tokenise like a call, but with probability `share` spell one word of a text: each of its bytes is a token.
-
-        A tower that reads conditions so in training can read words that are not in its vocabulary (a simple form of
-        subword regularization, Kudo 2018). A tokenizer other than CLIP's own spells nothing.
-        """
-        input_ids = self(texts)
-        if not hasattr(self._tokenizer, "byte_encoder"):
-            return input_ids
-        start, end = self._tokenizer.all_special_ids[:2]
-        for row, text in enumerate(texts):
-            if random.random() >= share:
-                continue
-            tokens = [start, *self._spelled(text, random), end][: self.context_length]
-            tokens[-1] = end
-            input_ids[row] = 0
-            input_ids[row, : len(tokens)] = torch.tensor(tokens)
-        return input_ids
-
-    def _spelled(self, text: str, random: Random) -> list[int]:
-        known = self._tokenizer
-        words = known.pat.findall(known.clean_fn(text))
-        chosen = random.randrange(len(words)) if words else -1
-        tokens: list[int] = []
-        for place, word in enumerate(words):
-            letters = "".join(known.byte_encoder[byte] for byte in word.encode())
-            pieces = [*letters[:-1], letters[-1] + "</w>"] if place == chosen else known.bpe(letters).split(" ")
-            tokens += [known.encoder[piece] for piece in pieces]
-        return tokens
 
     def decode(self, input_ids: Sequence[int]) -> str:
         """Return the text of tokens; invalid UTF-8 becomes U+FFFD.
 
         CLIP's own vocabulary has a space after each token that ends a word.
         """
-        vocabulary = self._tokenizer if hasattr(self._tokenizer, "decode") else self._tokenizer.tokenizer
+        vocabulary = self.wrapped if hasattr(self.wrapped, "decode") else self.wrapped.tokenizer
         text: str = vocabulary.decode(list(input_ids))
         return text
 
     def _forget_words(self) -> None:
-        words: dict[str, str] = getattr(self._tokenizer, "cache", {})
+        words: dict[str, str] = getattr(self.wrapped, "cache", {})
         if len(words) > MAX_REMEMBERED_WORDS:
             words.clear()
 

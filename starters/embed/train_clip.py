@@ -5,15 +5,18 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
+import torch.nn.functional as F
 import typer
 from accelerate.utils import set_seed
+from torch import nn
 
+from services.core.refusals import Refused
 from services.jobs import training_options as options
 from services.jobs.interruption import interruptible, resumable
 from services.jobs.options import StoreUrl, command_line, finite, multiple_of
 from services.jobs.publication import check_publication, publish_trained
 from services.jobs.training import Run, rank, train
-from services.nn.clip_model import MERGES, ClipModel, continue_image_tower, create_clip, load_clip, save_clip
+from services.nn.clip_model import MERGES, ClipModel, create_clip, load_clip, save_clip
 from services.nn.clip_tokenizer import vocabulary_size, write_merges
 from starters.embed.clip_objectives import AttributeHeads, AttributeLoss, CaptionData, CaptionLoss
 from starters.embed.measures import ImagesPerClass, measure_colorshape
@@ -95,6 +98,29 @@ def _first_clip(output: Path, start: Path | None, config: dict[str, Any]) -> Cli
     # convolutions of few channels are several times as fast so on a CPU
     clip.model.visual.conv1.to(memory_format=torch.channels_last)
     return clip
+
+
+def continue_image_tower(visual: Any, earlier: Any) -> None:
+    """Copy an earlier image tower's weights into one with as many blocks, possibly for larger images and with residual
+    blocks in its stem: positions are interpolated (Dosovitskiy et al. 2021).
+
+    Raises Refused for towers that differ in anything else.
+    """
+    state = {**earlier.state_dict()}
+    class_token, *patches = state["positional_embedding"].split([1, earlier.positional_embedding.shape[0] - 1])
+    grid = patches[0].view(1, *earlier.grid_size, -1).permute(0, 3, 1, 2)
+    larger = F.interpolate(grid, size=visual.grid_size, mode="bicubic").flatten(2)[0].T
+    state["positional_embedding"] = torch.cat([class_token, larger])
+    if isinstance(earlier.conv1, nn.Sequential) and isinstance(visual.conv1, nn.Sequential):
+        last, new_last = f"conv1.{len(earlier.conv1) - 1}.", f"conv1.{len(visual.conv1) - 1}."
+        state = {new_last + name.removeprefix(last) if name.startswith(last) else name: x for name, x in state.items()}
+    try:
+        found = visual.load_state_dict(state, strict=False)
+    except RuntimeError as error:
+        raise Refused(f"the image towers differ: {error}") from error
+    missing = [name for name in found.missing_keys if ".layers." not in name]
+    if missing or found.unexpected_keys:
+        raise Refused(f"the image towers differ in {', '.join([*missing, *found.unexpected_keys][:3])}")
 
 
 def _clip_config(width: int, layers: int, image_size: int) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from services.nn.clip_tokenizer import Tokenizer
 from services.nn.image_transform import ImageTransform
 from starters.embed.measures import ImagesPerClass, evaluate_wordings, measure_colorshape
 from starters.embed.questions import CONDITIONS, FAMILIES, Asked, DrawnTriplets, all_answers
+from starters.embed.spelling import spelled
 
 # Share of the conditions in which one word is spelled, so that words never seen are read from their letters.
 SPELLED_SHARE = 0.3
@@ -77,7 +78,7 @@ class QuestionData:
             images=images,
             answer_ids=self.tokenizer(triplets.answers),
             image_index=triplets.image_index,
-            condition_ids=self.tokenizer.spelled(list(about), dice, SPELLED_SHARE),
+            condition_ids=spelled(self.tokenizer, list(about), dice, SPELLED_SHARE),
             condition_index=torch.tensor([-1 if t is None else place[t] for t in triplets.instructions]),
             answer_index=torch.tensor([bank.get(text, -1) for text in triplets.answers]),
             families=torch.tensor([[float(name in told) for name in FAMILIES] for told in about.values()]),

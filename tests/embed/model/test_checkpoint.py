@@ -4,7 +4,6 @@ import json
 import resource
 import sys
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from services.core.refusals import Refused
 from services.core.store.checkpoint_files import packaged_starters
 from services.core.store.store import Store
 from services.embed.focallens import FocalLens
@@ -21,7 +19,6 @@ from services.embed.model.checkpoint import FOCALLENS_CONFIG, FOCALLENS_WEIGHTS,
 from services.nn.clip_model import (
     MERGES,
     OPEN_CLIP_WEIGHTS,
-    continue_image_tower,
     create_clip,
     load_clip,
     open_clip,
@@ -148,33 +145,6 @@ def test_a_stem_that_does_not_fit_the_patches_is_refused() -> None:
         create_clip({**CONFIG, "conv_stem": [4, 8]})
 
 
-def test_residual_blocks_in_a_stem_change_nothing_at_first() -> None:
-    with_blocks = create_clip({**CONFIG, "conv_stem": [4, 8, 16], "conv_stem_blocks": 2}).model.visual.eval()
-    without = create_clip({**CONFIG, "conv_stem": [4, 8, 16]}).model.visual.eval()
-    continue_image_tower(with_blocks, without)
-    pixels = torch.randn(2, 3, 32, 32)
-    torch.testing.assert_close(with_blocks(pixels), without(pixels))
-
-
-def test_an_image_tower_continues_for_larger_images() -> None:
-    earlier = create_clip(CONFIG).model.visual
-    larger = create_clip({**CONFIG, "model_cfg": {**CONFIG["model_cfg"], "vision_cfg": {**VISION, "image_size": 64}}})
-    continue_image_tower(larger.model.visual, earlier)
-    positions = larger.model.visual.positional_embedding
-    assert torch.equal(positions[0], earlier.positional_embedding[0])
-    # the middle of each quarter lies between the earlier positions, so the mean is theirs
-    torch.testing.assert_close(positions[1:].mean(dim=0), earlier.positional_embedding[1:].mean(dim=0))
-    assert torch.equal(larger.model.visual.proj, earlier.proj)
-
-
-def test_an_image_tower_of_another_width_or_depth_is_refused() -> None:
-    earlier = create_clip(CONFIG).model.visual
-    for change in ({"width": 48}, {"layers": 3}, {"layers": 1}):
-        model = {**CONFIG["model_cfg"], "vision_cfg": {**VISION, **change}}
-        with pytest.raises(Refused, match="image towers differ"):
-            continue_image_tower(create_clip({**CONFIG, "model_cfg": model}).model.visual, earlier)
-
-
 @pytest.mark.parametrize("missing", [FOCALLENS_CONFIG, FOCALLENS_WEIGHTS])
 def test_a_directory_with_a_file_missing_does_not_load(tmp_path: Path, missing: str) -> None:
     clip = create_clip(CONFIG)
@@ -198,17 +168,6 @@ def test_a_tokenizer_says_how_long_a_text_is_before_it_cuts_it() -> None:
     long = "red " * 40
     assert tokenizer.num_tokens(long) == 42
     assert tokenizer([long]).shape == (1, 16)
-
-
-def test_a_spelled_word_is_read_back_from_its_letters() -> None:
-    tokenizer = create_clip(CONFIG).tokenizer
-    whole, spelled = tokenizer(["the red bird"]), tokenizer.spelled(["the red bird"], Random(1), 1.0)
-    assert not torch.equal(whole, spelled)
-    for (row,) in (whole.tolist(), spelled.tolist()):
-        assert tokenizer.decode(row[1 : row.index(max(row))]) == "the red bird "
-    assert torch.equal(tokenizer.spelled(["the red bird"], Random(1), 0.0), whole)
-    long = tokenizer.spelled(["red " * 40], Random(1), 1.0)[0]
-    assert long.argmax() == 15  # cut, with its end
 
 
 def test_a_tokenizer_reads_back_what_it_wrote() -> None:
