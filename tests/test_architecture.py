@@ -147,7 +147,7 @@ BUDGETS = {
     "services/nn": 1_600,
     "services/jobs": 4_600,
     "services/curate": 4_700,
-    "services/embed": 21_100,
+    "services/embed": 20_600,
     "services/generate": 13_600,
     "services/predict": 7_800,
     "services/score": 15_000,

@@ -1,4 +1,4 @@
-"""What the engines of this service share: from images, conditions and texts to unit vectors, on a device.
+"""The common parts of this service's engines: images, conditions and texts to unit vectors, on a device.
 
 A batch mixes the items of different requests. `ImageEngine` prepares inputs and checks a checkpoint; `StackingEngine`
 runs models whose images have one size: it stacks a batch's, and each distinct image, each distinct condition and each
