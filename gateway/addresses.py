@@ -19,6 +19,8 @@ from urllib.parse import SplitResult, urlsplit
 
 import structlog
 
+from services.core.backoff import backoff_s
+
 # A host name and a port in, IP addresses out.
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 
@@ -223,9 +225,9 @@ class Addresses:
         )
         if not is_due or not has_others:
             return
-        away_s = min(self._policy.first_s * 2**address.ejections, self._policy.longest_s)
-        address.ejected_until = now + away_s
         address.ejections += 1
+        away_s = backoff_s(address.ejections, self._policy.first_s, self._policy.longest_s)
+        address.ejected_until = now + away_s
         log.warning("address_ejected", address=address.url, seconds=away_s)
         self.on_ejection(address)
 

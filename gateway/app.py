@@ -21,11 +21,11 @@ from gateway.directory import Directory, directory_router
 from gateway.followed_file import FollowedFile, changes
 from gateway.keys.own_key import UsageCounts, own_key_router
 from gateway.proxy import Proxy
-from gateway.rate_limits import RateLimits
+from gateway.rate_limits import REDIS_TIMEOUT_S, RateLimits
 from gateway.routes import PUBLIC_PATHS, REVIEW_ROUTES, ROUTES, RouteTable
 from gateway.routing.destinations import PoolFile, follow_pools
 from gateway.settings import GatewaySettings
-from gateway.upstream import Upstream, open_session
+from gateway.upstream import CONNECT_TIMEOUT_S, Upstream, open_session
 from gateway.upstreams import Upstreams
 from services.core.http.app import AppParts, create_app
 from services.core.http.health import CheckReport, CheckResult, Health, HealthReport
@@ -64,15 +64,21 @@ def _describe(upstream: Upstream) -> CheckReport:
     return CheckReport(ok=ready > 0, detail=f"{ready} of {len(list(upstream.addresses))} addresses ready")
 
 
-def create_gateway(settings: GatewaySettings, *, resolve: Resolve = resolve_host) -> FastAPI:
-    """Create the gateway; `resolve` turns a service's host name into IPs.
+def create_gateway(
+    settings: GatewaySettings,
+    *,
+    resolve: Resolve = resolve_host,
+    connect_timeout_s: float = CONNECT_TIMEOUT_S,
+    redis_timeout_s: float = REDIS_TIMEOUT_S,
+) -> FastAPI:
+    """Create the gateway; `resolve` turns a service's host name into IPs. Slow machines need longer timeouts.
 
     Raises SettingsError for a bad file of keys or pools.
     """
     metrics = Metrics("gateway")
     pools = follow_pools(settings)
     keys = KeyRing(settings)
-    limits = RateLimits(settings.redis_url, timeout_s=settings.rate_limit_timeout_s)
+    limits = RateLimits(settings.redis_url, timeout_s=redis_timeout_s)
     # Connected when the application starts: a client session belongs to the event loop that it was opened in.
     upstreams = Upstreams(settings, metrics, resolve)
     health = GatewayHealth(upstreams)
@@ -85,7 +91,7 @@ def create_gateway(settings: GatewaySettings, *, resolve: Resolve = resolve_host
 
     @asynccontextmanager
     async def services_connected() -> AsyncIterator[None]:
-        async with open_session(connect_timeout_s=settings.connect_timeout_s, telemetry=settings.telemetry) as session:
+        async with open_session(connect_timeout_s=connect_timeout_s, telemetry=settings.telemetry) as session:
             upstreams.connect(session, pools.content.pools if pools else ())
             yield
 

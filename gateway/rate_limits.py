@@ -25,6 +25,8 @@ from services.core.errors import RateLimited
 
 # Seconds for which a failed Redis is skipped: a look-up that hangs would otherwise slow every request down.
 REDIS_PAUSE_S = 1.0
+# Seconds after which limits are counted in memory.
+REDIS_TIMEOUT_S = 0.1
 REDIS_CONNECTIONS = 64
 
 log = structlog.get_logger(__name__)

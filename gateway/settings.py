@@ -118,7 +118,6 @@ class GatewaySettings(ProcessSettings):
         "changes. Unset: all requests of a service go to its base URLs.",
     )
     pools_poll_s: float = Field(2.0, gt=0, description="Seconds between checks of the file of pools for changes.")
-    connect_timeout_s: float = Field(2.0, gt=0, description="Timeout for connecting to an address, in seconds.")
     dns_refresh_s: float = Field(5.0, gt=0, description="Seconds between DNS lookups of a service's host name.")
     probe_interval_s: float = Field(1.0, gt=0, description="Seconds between readiness probes of an instance.")
     unanswered_probes: int = Field(
@@ -164,9 +163,6 @@ class GatewaySettings(ProcessSettings):
         le=1,
         description="Share of the connections that one client address may have open; 1: all. No effect for "
         "`trusted_proxies`, whose connections carry many clients.",
-    )
-    rate_limit_timeout_s: float = Field(
-        0.1, gt=0, description="Timeout for Redis, in seconds; afterwards limits are counted in memory."
     )
 
     @field_validator(*URL_FIELDS, "trusted_proxies", mode="before")

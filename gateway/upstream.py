@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 # Shorter than the services keep idle connections, so that they seldom close one just as it is used again.
 KEEP_ALIVE_S = 30.0
+# Seconds for connecting to an address.
+CONNECT_TIMEOUT_S = 2.0
 
 
 @dataclass(eq=False)

@@ -133,31 +133,14 @@ def capacity(  # noqa: PLR0913 - one parameter an option
     if context > found.max_context:
         raise typer.BadParameter(f"the model's own context is {found.max_context} tokens", param_hint="--context")
     if as_json:
-        figures = {
-            "model": files.label,
-            "dtype": dtype,
-            "memory_bytes": memory_bytes,
-            "budget_bytes": found.budget_bytes,
-            "weight_bytes": found.weight_bytes,
-            "token_bytes": found.token_bytes,
-            "fits": found.fits,
-            "cache_bytes": found.cache_bytes,
-            "cache_tokens": found.cache_tokens,
-            "context": context,
-            "streams": found.streams(context),
-            "longest_context": found.longest_context,
-            "model_context": found.max_context,
-        }
+        figures = {"model": files.label, "dtype": dtype, "memory_bytes": memory_bytes, **_figures(found, context)}
         typer.echo(json.dumps(figures, indent=2))
     elif found.fits:
         typer.echo(printable(_report(files.label, found, dtype, context), keep="\n"))
-    used = f"{share:.0%} of {binary_size(memory_bytes)}"
     if not found.fits:
-        sizes = f"its weights take {binary_size(found.weight_bytes)} in {dtype}, {used} are"
-        typer.echo(
-            printable(f"fovea capacity: {files.label} does not fit: {sizes} {binary_size(found.budget_bytes)}"),
-            err=True,
-        )
+        weights, budget = binary_size(found.weight_bytes), binary_size(found.budget_bytes)
+        told = f"its weights take {weights} in {dtype}, {share:.0%} of {binary_size(memory_bytes)} are {budget}"
+        typer.echo(printable(f"fovea capacity: {files.label} does not fit: {told}"), err=True)
         raise typer.Exit(1)
 
 
@@ -175,6 +158,21 @@ def _find(model: str, store_url: str | None) -> ModelFiles:
         if model not in starters:
             raise
         return folder_files(starters[model])
+
+
+def _figures(found: Capacity, context: int) -> dict[str, int | bool]:
+    return {
+        "budget_bytes": found.budget_bytes,
+        "weight_bytes": found.weight_bytes,
+        "token_bytes": found.token_bytes,
+        "fits": found.fits,
+        "cache_bytes": found.cache_bytes,
+        "cache_tokens": found.cache_tokens,
+        "context": context,
+        "streams": found.streams(context),
+        "longest_context": found.longest_context,
+        "model_context": found.max_context,
+    }
 
 
 def _report(label: str, found: Capacity, dtype: str, context: int) -> str:

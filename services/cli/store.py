@@ -18,7 +18,7 @@ from typer.core import TyperGroup
 
 from services.cli.delegation import errors_in_one_line
 from services.cli.references import ENGINES
-from services.cli.store_import import Import, ImportOptions, interruptions, recognise, summary, write_outputs
+from services.cli.store_import import ImportOptions, interruptions, recognise, summary, write_outputs
 from services.core.audit import AuditFailed, AuditLog
 from services.core.logs import log_warnings_to_stderr
 from services.core.printable import printable
@@ -36,11 +36,11 @@ def text_of(value: Any) -> str:
 
 
 def report(content: dict[str, Any], sentence: str, *, as_json: bool) -> None:
-    """Print what was done, as a sentence or as JSON."""
+    """Print what was done, as sentences or as JSON."""
     if as_json:
         print_json(content)
     else:
-        typer.echo(printable(sentence))
+        typer.echo(printable(sentence, keep="\n"))
 
 
 def print_json(content: Any) -> None:
@@ -236,33 +236,24 @@ def import_checkpoint(  # noqa: PLR0913 - one parameter an option
 
     The same command continues an interrupted import. Nothing of a source is run: pickles are read as plain tensors.
     """
+    options = ImportOptions(name, task, label_prefix, rationale_prefix, chat_template, architecture, embed_by, licence)
     with errors_in_one_line("fovea store import", "generate"), interruptions():
-        options = ImportOptions(
-            name, task, label_prefix, rationale_prefix, chat_template, architecture, embed_by, licence
-        )
         planned = recognise(source, options)
         check_model_name(planned.name)
         aliases = [check_alias(each) for each in alias or ["latest"]]
         if not as_json:
-            for line in summary(planned):
-                typer.echo(printable(line))
+            typer.echo(printable("\n".join(summary(planned)), keep="\n"))
             print_table(("file", "size", "what becomes of it"), planned.rows())
         if dry_run:
-            if not as_json:
-                _tell_settings(planned, aliases)
-            report(planned.content(aliases), "Nothing was changed: this was a dry run.", as_json=as_json)
-            return
-        version, before = planned.publish(_open(store_url), _audit(audit_log), aliases, reference=reference)
-    report({**asdict(version), "aliases": aliases}, f"{version} published as {', '.join(aliases)}", as_json=as_json)
-    if not as_json:
-        for each, replaced in before.items():
-            typer.echo(f"{each} named {replaced} before; `fovea store rollback {version.name} {each}` returns to it")
-        _tell_settings(planned, aliases)
-
-
-def _tell_settings(planned: Import, aliases: Sequence[str]) -> None:
-    for setting in planned.settings(aliases):
-        typer.echo(f"serve it: {setting} fovea up")
+            told, content = ["Nothing was changed: this was a dry run."], planned.content(aliases)
+        else:
+            version, before = planned.publish(_open(store_url), _audit(audit_log), aliases, reference=reference)
+            content = {**asdict(version), "aliases": aliases}
+            told = [f"{version} published as {', '.join(aliases)}"]
+            for each, old in before.items():
+                told.append(f"{each} named {old} before; `fovea store rollback {version.name} {each}` returns to it")
+    settings = [f"serve it: {setting} fovea up" for setting in planned.settings(aliases)]
+    report(content, "\n".join([*told, *settings]), as_json=as_json)
 
 
 @app.command()

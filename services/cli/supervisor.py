@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from services.cli.programs import Program
+from services.core.backoff import backoff_s
 from services.core.printable import printable
 
 READY_POLL_S = 0.1
@@ -37,12 +38,6 @@ class RestartPolicy:
     stable_after_s: float = 60.0
     max_failed_starts: int = 3
     hung_after_s: float = 60.0
-
-    def delays(self) -> Iterator[float]:
-        delay_s = self.first_delay_s
-        while True:
-            yield delay_s
-            delay_s = min(delay_s * 2, self.max_delay_s)
 
 
 class PortTaken(Exception):
@@ -98,8 +93,7 @@ class Supervisor:
         self._stopping.set()
 
     async def _keep_running(self, child: "_Child") -> None:
-        delays = self._policy.delays()
-        failed_starts = 0
+        num_ends = failed_starts = 0
         while not self._stopping.is_set():
             began_s = time.monotonic()
             status = await child.run_once(self._policy.hung_after_s)
@@ -113,9 +107,8 @@ class Supervisor:
                 self._has_failed = True
                 self._stopping.set()
                 return
-            if time.monotonic() - began_s > self._policy.stable_after_s:
-                delays = self._policy.delays()
-            delay_s = next(delays)
+            num_ends = 1 if time.monotonic() - began_s > self._policy.stable_after_s else num_ends + 1
+            delay_s = backoff_s(num_ends, self._policy.first_delay_s, self._policy.max_delay_s)
             child.say(f"exited with status {status}; restarting it in {delay_s:g} s")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), delay_s)

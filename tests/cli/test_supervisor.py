@@ -1,7 +1,6 @@
 """A real supervisor over real child processes, with real signals."""
 
 import contextlib
-import itertools
 import json
 import os
 import re
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.supervisor import STOP_MARGIN_S, RestartPolicy
+from services.cli.supervisor import STOP_MARGIN_S
 from tests.kept_port import kept_port
 
 pytestmark = pytest.mark.process
@@ -278,8 +277,3 @@ def test_a_taken_port_is_named_with_its_setting_before_anything_is_started(super
     assert f"b cannot listen on 127.0.0.1:{port}" in supervised.output()
     assert "FOVEA_B_PORT" in supervised.output()
     assert supervised.notes() == []
-
-
-def test_delays_double_up_to_their_limit() -> None:
-    delays = RestartPolicy(first_delay_s=0.5, max_delay_s=3).delays()
-    assert list(itertools.islice(delays, 5)) == [0.5, 1, 2, 3, 3]

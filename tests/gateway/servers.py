@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.addresses import Resolve, resolve_host
 from gateway.app import create_gateway
+from gateway.rate_limits import REDIS_TIMEOUT_S
 from gateway.settings import GatewaySettings
 from services.core.http.protocol import BoundedHeadProtocol
 from services.core.serving.server import KEEP_ALIVE_S
@@ -71,13 +72,17 @@ async def serving(app: ASGIApp, host: str = "127.0.0.1", port: int = 0, **option
 
 
 @asynccontextmanager
-async def gateway(resolve: Resolve = resolve_host, **settings: Any) -> AsyncIterator[aiohttp.ClientSession]:
+async def gateway(
+    resolve: Resolve = resolve_host, *, redis_timeout_s: float = REDIS_TIMEOUT_S, **settings: Any
+) -> AsyncIterator[aiohttp.ClientSession]:
     """A client of a gateway; services without an address given are nowhere, those with None have only the default."""
     addresses = {f"{service}_urls": NOWHERE for service in ("predict", "generate", "embed", "score")}
-    # Gateway and upstreams share one event loop here, and a busy machine may stall it for longer than the default.
-    defaults = {"log_level": "error", "connect_timeout_s": 60, **addresses}
+    defaults = {"log_level": "error", **addresses}
     given = {name: value for name, value in {**defaults, **settings}.items() if value is not None}
-    app = create_gateway(GatewaySettings(**given), resolve=resolve)
+    # Gateway and upstreams share one event loop here, and a busy machine may stall it for longer than the default.
+    app = create_gateway(
+        GatewaySettings(**given), resolve=resolve, connect_timeout_s=60, redis_timeout_s=redis_timeout_s
+    )
     async with serving(app, http=BoundedHeadProtocol, timeout_keep_alive=KEEP_ALIVE_S) as url:
         await until(lambda: app.state.health.started().status == "ok")
         connector = aiohttp.TCPConnector(limit=0)

@@ -129,7 +129,7 @@ async def test_failed_authentication_may_be_left_unlimited() -> None:
 
 
 async def test_gateways_that_share_a_redis_share_the_limit(redis: RedisServer) -> None:
-    settings: dict[str, Any] = {"rate_limit": RATE, "redis_url": redis.url, "rate_limit_timeout_s": 60}
+    settings: dict[str, Any] = {"rate_limit": RATE, "redis_url": redis.url, "redis_timeout_s": 60}
     async with (
         serving(Service()) as url,
         gateway(embed_urls=url, **settings) as first,
@@ -145,7 +145,7 @@ async def test_a_redis_that_was_never_there_costs_no_request() -> None:
 
 
 async def test_redis_stopped_hung_and_started_under_load_costs_no_request(redis: RedisServer) -> None:
-    settings: dict[str, Any] = {"rate_limit": "1000000/year", "redis_url": redis.url, "rate_limit_timeout_s": 0.05}
+    settings: dict[str, Any] = {"rate_limit": "1000000/year", "redis_url": redis.url, "redis_timeout_s": 0.05}
     seen: set[int] = set()
     num_answered = 0
     is_over = False
