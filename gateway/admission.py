@@ -9,8 +9,6 @@ from gateway.addresses import FIRST_PERMITS
 from gateway.routing.destinations import Destination
 from services.core.admission.admission import line_length
 from services.core.admission.permits import Permits
-from services.core.errors import Overloaded
-from services.core.fair_gate import Permit
 from services.core.metrics import Metrics
 
 # Seconds for which a request counts as recent after it has ended. It is longer than an autoscaler takes between two
@@ -52,11 +50,11 @@ class RecentRequests:
                 self._num_ended.popleft()
 
 
-class Gate:
+class Gate(Permits):
     """Admits as many requests as the instances of a destination have permits for, and keeps a short queue behind them.
 
-    Every client has its share of both (`services.core.admission.permits`). An autoscaler reads the gauges of requests
-    in flight and in the queue, even for a service that has no instance left.
+    Every client has its share of both. An autoscaler reads the gauges of requests in flight and in the queue, even for
+    a service that has no instance left.
     """
 
     def __init__(
@@ -72,47 +70,27 @@ class Gate:
         self._max_inflight = max_inflight
         self._max_queued = max_queued
         self._num_held_back = 0
-        limit = min(FIRST_PERMITS, max_inflight)
-        self._permits = Permits(
+        super().__init__(
             destination.title,
-            limit=limit,
+            limit=min(FIRST_PERMITS, max_inflight),
             max_waiting=min(line_length(FIRST_PERMITS), max_queued),
             max_burst=max_queued,
             burst_s=burst_s,
             clock=clock,
         )
-        self._refused = metrics.rejected.labels("queue_full")
+        self.refusals = metrics.rejected.labels("queue_full")
         metrics.gateway_inflight_requests.labels(destination.name).set_function(
-            lambda: self._permits.num_held - self._num_held_back
+            lambda: self.taken - self._num_held_back
         )
         metrics.gateway_queued_requests.labels(destination.name).set_function(
-            lambda: self._permits.num_waiting + self._num_held_back
+            lambda: self.num_waiting + self._num_held_back
         )
-        metrics.gateway_concurrency_limit.labels(destination.name).set_function(lambda: self._permits.limit)
+        metrics.gateway_concurrency_limit.labels(destination.name).set_function(lambda: self.capacity)
 
-    def resize(self, num_permits: int, *, is_patient: bool = False) -> None:
+    def follow(self, num_permits: int, *, is_patient: bool = False) -> None:
         """Set the instances' permits in sum; a patient gate queues up to its maximum, without regard to the wait."""
         max_waiting = self._max_queued if is_patient else min(line_length(num_permits), self._max_queued)
-        self._permits.resize(min(num_permits, self._max_inflight), max_waiting)
-
-    def check(self, client: str, deadline: float) -> None:
-        """Raises Overloaded where `enter` would; for use before the request's body is read."""
-        try:
-            self._permits.check(client, deadline)
-        except Overloaded:
-            self._refused.inc()
-            raise
-
-    async def enter(self, client: str, deadline: float) -> Permit:
-        """Take a permit, waiting for one if need be. Raises Overloaded where too many wait already."""
-        try:
-            return await self._permits.enter(client, deadline)
-        except Overloaded:
-            self._refused.inc()
-            raise
-
-    def leave(self, permit: Permit) -> None:
-        self._permits.leave(permit)
+        self.resize(min(num_permits, self._max_inflight), max_waiting)
 
     @contextmanager
     def held_back(self) -> Iterator[None]:

@@ -355,7 +355,7 @@ class Upstream:
 
     def _resize(self) -> None:
         is_waited_for = self._wait_s > 0 and not self.addresses.has_ready
-        self.gate.resize(self.addresses.num_permits, is_patient=is_waited_for)
+        self.gate.follow(self.addresses.num_permits, is_patient=is_waited_for)
 
     def _may_retry(self) -> bool:
         if not self._budget.withdraw():

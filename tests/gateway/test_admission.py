@@ -87,7 +87,7 @@ async def test_a_gate_has_the_places_of_its_service_and_half_as_many_in_line_wit
     clock = Clock()
     entrance, metrics = gate(100, 30, clock)
     for num_places, num_inflight, num_queued in ((40, 40, 20), (80, 80, 30), (200, 100, 30)):
-        entrance.resize(num_places)
+        entrance.follow(num_places)
         taken = [asyncio.create_task(entrance.enter(*ANYONE)) for _ in range(num_inflight + 1)]
         await asyncio.sleep(0)
         clock.now += 1.0  # what comes now is no burst any more
@@ -100,7 +100,7 @@ async def test_a_gate_has_the_places_of_its_service_and_half_as_many_in_line_wit
 
 async def test_a_gate_holds_back_all_that_it_may_of_a_burst() -> None:
     entrance, metrics = gate(100, 300, Clock())
-    entrance.resize(40)
+    entrance.follow(40)
     taken = [asyncio.create_task(entrance.enter(*ANYONE)) for _ in range(400)]
     await asyncio.sleep(0)
     assert gauges(metrics) == (40, 300)
@@ -109,7 +109,7 @@ async def test_a_gate_holds_back_all_that_it_may_of_a_burst() -> None:
 
 async def test_a_gate_that_waits_for_its_service_holds_back_all_that_it_may() -> None:
     entrance, metrics = gate(8, 100)
-    entrance.resize(8, is_patient=True)
+    entrance.follow(8, is_patient=True)
     taken = [asyncio.create_task(entrance.enter(*ANYONE)) for _ in range(200)]
     await asyncio.sleep(0)
     assert gauges(metrics) == (8, 100)

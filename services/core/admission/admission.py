@@ -10,7 +10,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.core.admission.concurrency_limit import ConcurrencyLimit
 from services.core.admission.permits import Permits
-from services.core.errors import Overloaded
 from services.core.exchange import announces_body, context_of, current_caller, exchange_of, header_of
 from services.core.fair_gate import Permit
 from services.core.metrics import Metrics
@@ -46,9 +45,9 @@ class Admission:
             max_burst=settings.max_concurrency,
             burst_s=settings.burst_s,
         )
-        self._metrics = metrics
+        self.permits.refusals = metrics.rejected.labels("queue_full")
         self._announcement = self._announce()
-        metrics.concurrency_limit.set_function(lambda: self.permits.limit)
+        metrics.concurrency_limit.set_function(lambda: self.permits.capacity)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"].startswith(FREE_PATHS):
@@ -74,7 +73,7 @@ class Admission:
             return
         try:
             if announces_body(scope):
-                self._check(client, deadline)
+                self.permits.check(client, deadline)
                 await self.app(scope, receive_and_enter, send_announced)
             else:
                 permit = await self._enter(client, deadline)
@@ -83,27 +82,16 @@ class Admission:
             if permit is not None:
                 self._leave(permit, scope)
 
-    def _check(self, client: str, deadline: float) -> None:
-        try:
-            self.permits.check(client, deadline)
-        except Overloaded:
-            self._metrics.rejected.labels("queue_full").inc()
-            raise
-
     async def _enter(self, client: str, deadline: float) -> Permit:
-        try:
-            permit = await self.permits.enter(client, deadline)
-        except Overloaded:
-            self._metrics.rejected.labels("queue_full").inc()
-            raise
-        self.limit.note_begun(self.permits.num_held)
+        permit = await self.permits.enter(client, deadline)
+        self.limit.note_begun(self.permits.taken)
         return permit
 
     def _leave(self, permit: Permit, scope: Scope) -> None:
         if exchange_of(scope).status == 200:
             self.limit.note_answered(_kind(scope), permit.held_since)
         self.permits.leave(permit)
-        if self.limit.limit != self.permits.limit:
+        if self.limit.limit != self.permits.capacity:
             self.permits.resize(self.limit.limit, line_length(self.limit.limit))
             self._announcement = self._announce()
 

@@ -16,10 +16,14 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from services.core.errors import Overloaded
 from services.core.fair_gate import FairGate, Permit
 from services.core.full_queue import in_the_way
+
+if TYPE_CHECKING:
+    from prometheus_client import Counter
 
 # A client that holds nothing is let in beyond the limit, by up to one extra permit per this number: it need not
 # wait for another client's long answers to end.
@@ -66,20 +70,13 @@ class Permits(FairGate):
         self._max_in_line = max_waiting
         self._max_burst = max_burst
         self._burst_s = burst_s
+        self.refusals: Counter | None = None  # counts refusals, where it is set
         self._burst_ends = -math.inf
         self._refused_at = -math.inf
         self._mean_hold_s = 0.0
         self._clients: set[str] = set()  # that came in this period, and how many did in the one before
         self._num_before = 0
         self._period_ends = clock() + SHARED_S
-
-    @property
-    def limit(self) -> int:
-        return self.capacity
-
-    @property
-    def num_held(self) -> int:
-        return self.taken
 
     @property
     def drain_s(self) -> float:
@@ -199,13 +196,14 @@ class Permits(FairGate):
         return min(max(LEAST_NEED_S, NEEDED_SHARE * self._mean_hold_s), MOST_NEED_S)
 
     def _too_late(self, message: str) -> Overloaded:
-        return Overloaded(message, code="deadline_too_near", retry_after_s=self.drain_s)
+        return self._refuse(message, "deadline_too_near")
 
     def _full(self) -> Overloaded:
         self._refused_at = self._clock()
-        return Overloaded(
-            f"{self.name} has {self.taken} requests in flight and {self.num_waiting} waiting, which is its current "
-            "limit.",
-            code="queue_full",
-            retry_after_s=self.drain_s,
-        )
+        held = f"{self.taken} requests in flight and {self.num_waiting} waiting"
+        return self._refuse(f"{self.name} has {held}, which is its current limit.", "queue_full")
+
+    def _refuse(self, message: str, code: str) -> Overloaded:
+        if self.refusals is not None:
+            self.refusals.inc()
+        return Overloaded(message, code=code, retry_after_s=self.drain_s)

@@ -54,14 +54,6 @@ class ResultCache:
             result: metrics.cache_requests.labels(result=result) for result in ("hit", "miss", "error", "shared")
         }
 
-    async def get_or_compute(self, key: str, compute: Callable[[], Awaitable[bytes]]) -> bytes:
-        """`resolve` for one key."""
-
-        async def compute_it(_: list[int]) -> list[bytes]:
-            return [await compute()]
-
-        return (await self.resolve([key], compute_it))[0]
-
     async def resolve(
         self, keys: Sequence[str], compute: Callable[[list[int]], Awaitable[Sequence[bytes]]]
     ) -> list[bytes]:

@@ -67,11 +67,11 @@ class Door(Permits):
 async def test_a_client_that_is_alone_takes_every_permit_and_is_served_in_the_order_of_its_requests() -> None:
     door = Door(limit=8, max_waiting=4)
     await door.come(*["one"] * 12)
-    assert (door.num_held, door.num_waiting) == (8, 4)
+    assert (door.taken, door.num_waiting) == (8, 4)
     await door.come("one")
     assert door.refused == ["one"]
     await door.empty()
-    assert (door.num_held, door.num_waiting) == (0, 0)
+    assert (door.taken, door.num_waiting) == (0, 0)
 
 
 async def test_what_comes_within_a_second_after_a_line_has_formed_may_wait_though_the_line_is_long() -> None:
@@ -81,7 +81,7 @@ async def test_what_comes_within_a_second_after_a_line_has_formed_may_wait_thoug
     await door.come(*["one"] * 50)
     door.now = 10.9
     await door.come(*["one"] * 60)
-    assert (door.num_held, door.num_waiting, len(door.refused)) == (4, 100, 10)
+    assert (door.taken, door.num_waiting, len(door.refused)) == (4, 100, 10)
 
 
 async def test_a_line_that_has_lasted_for_a_second_takes_no_more_before_it_is_short() -> None:
@@ -108,7 +108,7 @@ async def test_a_line_that_was_empty_for_a_moment_of_an_overload_takes_no_burst(
     await door.empty()
     assert door.refused == ["one"]
     await door.come(*["one"] * 10)
-    assert (door.num_held, door.num_waiting) == (4, 2)
+    assert (door.taken, door.num_waiting) == (4, 2)
 
 
 async def test_a_line_may_always_hold_what_is_answered_within_a_quarter_of_a_second() -> None:
@@ -130,7 +130,7 @@ async def test_a_request_whose_deadline_comes_too_near_in_the_line_leaves_it_and
     assert refused.value.code == "deadline_too_near"
     assert permits.num_waiting == 0
     permits.leave(permit)
-    assert permits.num_held == 0
+    assert permits.taken == 0
 
 
 async def test_a_free_permit_goes_to_the_waiting_client_that_holds_the_fewest() -> None:
@@ -147,7 +147,7 @@ async def test_a_newcomer_to_a_full_line_displaces_the_newest_request_of_the_cli
     await door.come(*["hog"] * 8)
     await door.come("honest")
     assert door.refused == ["hog"]
-    assert (door.num_held, door.num_waiting) == (4, 4)
+    assert (door.taken, door.num_waiting) == (4, 4)
     await door.go("hog")
     assert door.order == ["hog"] * 4 + ["honest"]
 
@@ -241,12 +241,12 @@ async def test_more_permits_are_given_to_those_that_wait_and_fewer_are_taken_fro
     await door.come(*["one"] * 8)
     door.resize(6, 3)
     await asyncio.sleep(0)
-    assert (door.num_held, door.num_waiting) == (6, 2)
+    assert (door.taken, door.num_waiting) == (6, 2)
     door.resize(2, 1)
-    assert (door.num_held, door.num_waiting) == (6, 2)
+    assert (door.taken, door.num_waiting) == (6, 2)
     for _ in range(5):
         await door.go("one")
-    assert (door.num_held, door.num_waiting) == (2, 1)
+    assert (door.taken, door.num_waiting) == (2, 1)
 
 
 async def test_requests_that_give_up_waiting_leave_the_line() -> None:
@@ -259,7 +259,7 @@ async def test_requests_that_give_up_waiting_leave_the_line() -> None:
     assert door.num_waiting == 0
     await door.come("one")
     await door.go("one")
-    assert (door.num_held, door.num_waiting) == (1, 0)
+    assert (door.taken, door.num_waiting) == (1, 0)
 
 
 async def test_a_request_that_gives_up_as_a_permit_becomes_free_leaves_it_to_the_next() -> None:
@@ -272,5 +272,5 @@ async def test_a_request_that_gives_up_as_a_permit_becomes_free_leaves_it_to_the
     await door.go("one")
     await asyncio.wait([waiting])
     assert waiting.cancelled()
-    assert (door.num_held, door.num_waiting) == (1, 0)
+    assert (door.taken, door.num_waiting) == (1, 0)
     assert door.held() == {"one": 1}

@@ -174,17 +174,6 @@ async def test_requests_that_wait_for_each_other_both_end(cache: ResultCache) ->
     assert await requests[2] == results("ab")
 
 
-async def test_get_or_compute_answers_for_one_key(cache: ResultCache) -> None:
-    async def compute() -> bytes:
-        return b"one"
-
-    async def never() -> bytes:
-        raise AssertionError("the result is there")
-
-    assert await cache.get_or_compute("a", compute) == b"one"
-    assert await cache.get_or_compute("a", never) == b"one"
-
-
 async def test_a_cancelled_computation_is_taken_over_by_one_of_those_who_wait(cache: ResultCache) -> None:
     first, second, third = Computation(["a"]), Computation(["a"]), Computation(["a"])
     request = await begin(cache, first)
