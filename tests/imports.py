@@ -56,8 +56,8 @@ def import_graph(root: Path = ROOT, *, with_starters: bool = False) -> dict[str,
 
 def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
     """Groups of modules each of which imports all others in the end."""
-    reached = {name: _reached(graph, name) for name in graph}
-    groups = {frozenset({name, *(other for other in reached[name] if name in reached[other])}) for name in graph}
+    reach = {name: reached(graph, name) for name in graph}
+    groups = {frozenset({name, *(other for other in reach[name] if name in reach[other])}) for name in graph}
     return sorted(sorted(group) for group in groups if len(group) > 1)
 
 
@@ -75,7 +75,8 @@ def _longest(chains: Iterable[list[str]]) -> list[str]:
     return max(chains, key=lambda chain: len(chain), default=[])
 
 
-def _reached(graph: Mapping[str, set[str]], start: str) -> set[str]:
+def reached(graph: Mapping[str, set[str]], start: str) -> set[str]:
+    """All modules that one imports in the end."""
     found: set[str] = set()
     waiting = [start]
     while waiting:

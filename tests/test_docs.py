@@ -60,7 +60,7 @@ def test_commands_and_files_that_a_page_names_exist(page: Path) -> None:
     text = page.read_text()
     for target in re.findall(r"(?:`|^)make ([a-z]+)\b", text, re.MULTILINE):
         assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), f"make {target}"
-    for link in re.findall(r"\]\((?!https?:)([^)#]+)\)", text):
+    for link in re.findall(r"\]\((?!https?:)([^)#\s]+)\)", text):
         assert (page.parent / link).exists(), link
     commands = re.findall(r"(?:`|^ {4})(fovea|python -m starters) ((?:[a-z][a-z-]* ?)+)", text, re.MULTILINE)
     for program, command in sorted(set(commands)):

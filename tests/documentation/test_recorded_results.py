@@ -205,7 +205,7 @@ def test_every_row_that_a_visitor_asks_was_measured_with_three_seeds() -> None:
 
 
 def test_the_cases_made_by_hand_were_asked_before_and_after() -> None:
-    cases = read_cases(ROOT / "tests" / "jobs" / "visitor" / "cases")
+    cases = read_cases(ROOT / "tests" / "starters" / "visitor" / "cases")
     results = [one for one in VISITOR_FILES.load([RESULTS / "visitor.json"]) if one.suite == "cases"]
     for run in VISITOR_RUNS:
         asked = {one.service: one.settings["cases"] for one in results if one.run == run}
