@@ -6,6 +6,7 @@ TORCH_INDEX ?= $(if $(shell command -v nvidia-smi),,https://download.pytorch.org
 BIN := $(VENV)/bin
 # Of `make check`: embed, generate, predict, score, or a folder of tests; all where it is not given.
 SERVICE ?=
+TYPED := services gateway starters vllm_plugin/fovea_vllm tests benchmarks
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 # What serves, and what develops, tests and trains.
 SERVES := $(VENV)/.serves
@@ -48,10 +49,13 @@ vllm: .venv-vllm/.installed
 up: $(SERVES)
 	$(BIN)/fovea up
 
-# The fast tests; with SERVICE, of that service, of the core and of the layers.
-check: lint
+# Ruff, mypy and the fast tests; with SERVICE, types and tests of that folder alone.
+check: $(DEVELOPS)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy $(if $(SERVICE),$(wildcard services/$(SERVICE) $(SERVICE) tests/$(SERVICE)),$(TYPED))
 	$(BIN)/python -m pytest --quiet --numprocesses auto --maxprocesses 8 --max-worker-restart 0 \
-		$(if $(SERVICE),tests/test_architecture.py tests/test_prose.py tests/core tests/nn tests/$(SERVICE))
+		$(if $(SERVICE),tests/test_architecture.py tests/test_prose.py tests/$(SERVICE))
 
 # Those of what made the packaged checkpoints come last.
 test: lint
@@ -61,7 +65,7 @@ test: lint
 lint: $(DEVELOPS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy services gateway starters vllm_plugin/fovea_vllm tests benchmarks
+	$(BIN)/mypy $(TYPED)
 
 # Beside these, which need nothing but this machine: peers, bulk_ray, cluster_search, collection_rows, migration,
 # ranking_by_attention, hard_negative_trainings and scale_to_zero.
