@@ -92,8 +92,7 @@ def blind(
         raise Refused(f"{len(sentences)} sentences are too few: none would be held out")
     held_out, trained_on = annotations[:num_held_out], annotations[num_held_out:]
     tokenizer = build_tokenizer(sentences[num_held_out:], vocabulary)
-    shape = Shape(vocabulary, width, layers)
-    classifier = build_classifier(tokenizer.get_vocab_size(), shape, seed)
+    classifier = build_classifier(tokenizer.get_vocab_size(), Shape(vocabulary, width, layers), seed)
     corruptions = Corruptions(Words(trained_on))
     output.mkdir(parents=True, exist_ok=True)
     run = Run(
