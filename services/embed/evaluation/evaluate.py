@@ -1,4 +1,4 @@
-"""`fovea evaluate focallens …`: the dissertation's protocols on the command line, each a file of `protocols/`."""
+"""`fovea evaluate focallens …`: the dissertation's protocols on the command line."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence

@@ -14,7 +14,7 @@ from services.nn.clip_texts import Text
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Pixels = Bytes
-# `FocalLensEngine.state_bytes` bytes, (state_bytes,); only the engine that computed one can read it.
+# `ImageEngine.state_bytes` bytes, (state_bytes,); only the engine that computed one can read it.
 ImageState = Bytes
 Embeddings = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -54,7 +54,7 @@ class Reading:
     """The result of a batch for an item: `rows` (conditions, E), one for a text, L2-normalised float32.
 
     `state` is set if it was asked for, unless one of its numbers is too large for half precision or
-    `FocalLensEngine.state_bytes` is None.
+    `ImageEngine.state_bytes` is None.
     """
 
     rows: Embeddings
