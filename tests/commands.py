@@ -8,5 +8,5 @@ import starters.__main__
 
 def trainer(name: str) -> tuple[typer.Typer, str]:
     """Return the app with a training of this name, and the module to run the app as a process."""
-    has_it = name in {command.name for command in services.cli.main.train.registered_commands}
+    has_it = name in services.cli.main.COMMANDS["train"]
     return (services.cli.main.app, "services.cli.main") if has_it else (starters.__main__.app, "starters")

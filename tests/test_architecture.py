@@ -142,7 +142,7 @@ MAX_CHAIN = 14
 # Lines of Python that a room may have. A commit that raises a budget says why.
 BUDGETS = {
     "gateway": 3_500,
-    "services/cli": 2_800,
+    "services/cli": 2_700,
     "services/core": 12_300,
     "services/nn": 1_600,
     "services/jobs": 4_600,

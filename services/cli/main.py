@@ -20,6 +20,142 @@ EXAMPLES = """
        -d '{{"query": "What is the pet of Belan Ashford?", "documents": ["Belan Ashford owns the quiet otter."]}}'
 Ctrl-C stops everything."""
 
+# The groups of commands.
+GROUPS = {
+    "train": "Train a checkpoint and publish it to the model store.",
+    "evaluate": "Evaluate a checkpoint by its paper's protocol.",
+    "distill": "Collect a language model's rationales to train students.",
+    "convert": "Convert checkpoints of other projects.",
+    "curate": "Make hard negatives that a model without the image can't spot.",
+}
+# Commands whose modules are imported only when they run: module, extra with the packages that it imports, and summary.
+COMMANDS: dict[str, dict[str, tuple[str, str | None, str]]] = {
+    "train": {
+        "focallens": ("services.embed.training.train", "train", "Tune a CLIP with FocalLens."),
+        "focallens-mllm": ("services.embed.training.train_mllm", "train", "Tune a LLaVA with FocalLens."),
+        "distill": (
+            "services.predict.training.train",
+            "train",
+            "Train a small T5 on labels and a teacher's rationales.",
+        ),
+        "clip-scenes": (
+            "services.score.training.train",
+            "train",
+            "Train a small CLIP on generated scenes, the base of the score starter.",
+        ),
+        "fsc-clip": (
+            "services.score.training.train",
+            "train",
+            "Tune a CLIP on hard negatives: FSC-CLIP, NegCLIP and their ablations.",
+        ),
+        "wise-ft": (
+            "services.score.training.train",
+            "train",
+            "Interpolate a CLIP before and after tuning, and publish the best.",
+        ),
+        "align-sizes": (
+            "services.score.training.train",
+            "train",
+            "Teach a tuned CLIP's text tower to say sizes as its image tower sees them.",
+        ),
+    },
+    "evaluate": {
+        "focallens": (
+            "services.embed.evaluation.evaluate",
+            "evaluate",
+            "Evaluate FocalLens by the dissertation's protocols.",
+        ),
+        "litm": (
+            "services.generate.evaluation.evaluate",
+            "evaluate",
+            "Evaluate Found-in-the-middle by the dissertation's protocols.",
+        ),
+        "distill": (
+            "services.predict.evaluation.evaluate",
+            "evaluate",
+            "Evaluate distilled students by the dissertation's protocol.",
+        ),
+        "compositionality": (
+            "services.score.evaluation.evaluate",
+            "evaluate",
+            "Evaluate caption scoring: SugarCrepe, VALSE, Winoground and others.",
+        ),
+        "suite": (
+            "services.score.evaluation.suite.command",
+            "evaluate",
+            "Evaluate a CLIP on all of FSC-CLIP's benchmarks in one resumable run.",
+        ),
+        "wise-ft": (
+            "services.score.evaluation.suite.wise_ft",
+            "evaluate",
+            "Evaluate weights between a CLIP before and after tuning on the same benchmarks, and choose among them.",
+        ),
+    },
+    "distill": {
+        "extract": ("services.predict.extraction.command", "predict", "Collect rationales from a teacher; resumable."),
+    },
+    "convert": {
+        "fsc-clip": (
+            "services.score.training.convert",
+            "score",
+            "Convert released weights of FSC-CLIP, NegCLIP or CE-CLIP.",
+        ),
+    },
+    "curate": {
+        "generate": (
+            "services.curate.authoring.command",
+            "score",
+            "Make hard negatives of captions, by a language model or by rules; resumable.",
+        ),
+        "refine": (
+            "services.curate.refinement.command",
+            "train",
+            "Drop pairs until no model of texts alone can tell the true captions.",
+        ),
+        "audit": (
+            "services.curate.evaluation.audit",
+            "evaluate",
+            "Tell how much of a benchmark can be solved without its images.",
+        ),
+        "measure": (
+            "services.curate.evaluation.measure",
+            "evaluate",
+            "Measure hard negatives by the dissertation's tables: counts, quality, blind against seeing models.",
+        ),
+        "review": (
+            "services.curate.review.command",
+            "score",
+            "Let people judge pairs in a browser, and measure their agreement.",
+        ),
+        "run": (
+            "services.curate.pipeline.command",
+            "train",
+            "Go from captions to a published data set by a recipe; resumable.",
+        ),
+    },
+    "": {
+        "calibrate": (
+            "services.generate.calibrate.command",
+            "generate",
+            "Choose and measure a checkpoint's attention calibration.",
+        ),
+        "embed-bulk": ("services.embed.bulk.command", "embed", "Embed many images into a collection or into files."),
+        "collections": ("services.embed.transfer.command", "embed", "Move and back up image collections."),
+        "capacity": (
+            "services.cli.capacity",
+            "generate",
+            "Print the cache, the streams and the context of a language model that fit into a device's memory.",
+        ),
+        "doctor": (
+            "services.cli.doctor.command",
+            None,
+            "Tell what this machine has and what would not work, each with its cure.",
+        ),
+        "store": ("services.cli.store", None, "List, publish, promote, roll back and verify checkpoints."),
+        "keys": ("gateway.keys.cli", "gateway", "Create, list and revoke the gateway's keys."),
+    },
+}
+
 app = typer.Typer(
     rich_markup_mode=None,
     name="fovea",
@@ -27,24 +163,6 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-train = typer.Typer(
-    rich_markup_mode=None, no_args_is_help=True, help="Train a checkpoint and publish it to the model store."
-)
-evaluate = typer.Typer(
-    rich_markup_mode=None, no_args_is_help=True, help="Evaluate a checkpoint by its paper's protocol."
-)
-distill = typer.Typer(
-    rich_markup_mode=None, no_args_is_help=True, help="Collect a language model's rationales to train students."
-)
-convert = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Convert checkpoints of other projects.")
-curate = typer.Typer(
-    rich_markup_mode=None, no_args_is_help=True, help="Make hard negatives that a model without the image can't spot."
-)
-app.add_typer(train, name="train")
-app.add_typer(evaluate, name="evaluate")
-app.add_typer(distill, name="distill")
-app.add_typer(convert, name="convert")
-app.add_typer(curate, name="curate")
 
 
 def main() -> None:
@@ -149,168 +267,12 @@ def version() -> None:
     typer.echo(installed_version("fovea"))
 
 
-delegate(train, "focallens", "services.embed.training.train", "Tune a CLIP with FocalLens.", "train")
-delegate(train, "focallens-mllm", "services.embed.training.train_mllm", "Tune a LLaVA with FocalLens.", "train")
-delegate(
-    train,
-    "distill",
-    "services.predict.training.train",
-    "Train a small T5 on labels and a teacher's rationales.",
-    "train",
-)
-delegate(
-    train,
-    "clip-scenes",
-    "services.score.training.train",
-    "Train a small CLIP on generated scenes, the base of the score starter.",
-    "train",
-)
-delegate(
-    train,
-    "fsc-clip",
-    "services.score.training.train",
-    "Tune a CLIP on hard negatives: FSC-CLIP, NegCLIP and their ablations.",
-    "train",
-)
-delegate(
-    train,
-    "wise-ft",
-    "services.score.training.train",
-    "Interpolate a CLIP before and after tuning, and publish the best.",
-    "train",
-)
-delegate(
-    train,
-    "align-sizes",
-    "services.score.training.train",
-    "Teach a tuned CLIP's text tower to say sizes as its image tower sees them.",
-    "train",
-)
-delegate(
-    evaluate,
-    "focallens",
-    "services.embed.evaluation.evaluate",
-    "Evaluate FocalLens by the dissertation's protocols.",
-    "evaluate",
-)
-delegate(
-    evaluate,
-    "litm",
-    "services.generate.evaluation.evaluate",
-    "Evaluate Found-in-the-middle by the dissertation's protocols.",
-    "evaluate",
-)
-delegate(
-    evaluate,
-    "distill",
-    "services.predict.evaluation.evaluate",
-    "Evaluate distilled students by the dissertation's protocol.",
-    "evaluate",
-)
-delegate(
-    evaluate,
-    "compositionality",
-    "services.score.evaluation.evaluate",
-    "Evaluate caption scoring: SugarCrepe, VALSE, Winoground and others.",
-    "evaluate",
-)
-delegate(
-    evaluate,
-    "suite",
-    "services.score.evaluation.suite.command",
-    "Evaluate a CLIP on all of FSC-CLIP's benchmarks in one resumable run.",
-    "evaluate",
-)
-delegate(
-    evaluate,
-    "wise-ft",
-    "services.score.evaluation.suite.wise_ft",
-    "Evaluate weights between a CLIP before and after tuning on the same benchmarks, and choose among them.",
-    "evaluate",
-)
-delegate(
-    distill,
-    "extract",
-    "services.predict.extraction.command",
-    "Collect rationales from a teacher; resumable.",
-    "predict",
-)
-delegate(
-    convert,
-    "fsc-clip",
-    "services.score.training.convert",
-    "Convert released weights of FSC-CLIP, NegCLIP or CE-CLIP.",
-    "score",
-)
-delegate(
-    curate,
-    "generate",
-    "services.curate.authoring.command",
-    "Make hard negatives of captions, by a language model or by rules; resumable.",
-    "score",
-)
-delegate(
-    curate,
-    "refine",
-    "services.curate.refinement.command",
-    "Drop pairs until no model of texts alone can tell the true captions.",
-    "train",
-)
-delegate(
-    curate,
-    "audit",
-    "services.curate.evaluation.audit",
-    "Tell how much of a benchmark can be solved without its images.",
-    "evaluate",
-)
-delegate(
-    curate,
-    "measure",
-    "services.curate.evaluation.measure",
-    "Measure hard negatives by the dissertation's tables: counts, quality, blind against seeing models.",
-    "evaluate",
-)
-delegate(
-    curate,
-    "review",
-    "services.curate.review.command",
-    "Let people judge pairs in a browser, and measure their agreement.",
-    "score",
-)
-delegate(
-    curate,
-    "run",
-    "services.curate.pipeline.command",
-    "Go from captions to a published data set by a recipe; resumable.",
-    "train",
-)
-delegate(
-    app,
-    "calibrate",
-    "services.generate.calibrate.command",
-    "Choose and measure a checkpoint's attention calibration.",
-    "generate",
-)
-delegate(
-    app, "embed-bulk", "services.embed.bulk.command", "Embed many images into a collection or into files.", "embed"
-)
-delegate(app, "collections", "services.embed.transfer.command", "Move and back up image collections.", "embed")
-delegate(
-    app,
-    "capacity",
-    "services.cli.capacity",
-    "Print the cache, the streams and the context of a language model that fit into a device's memory.",
-    "generate",
-)
-delegate(
-    app,
-    "doctor",
-    "services.cli.doctor.command",
-    "Tell what this machine has and what would not work, each with its cure.",
-    None,
-)
-delegate(app, "store", "services.cli.store", "List, publish, promote, roll back and verify checkpoints.", None)
-delegate(app, "keys", "gateway.keys.cli", "Create, list and revoke the gateway's keys.", "gateway")
+for group, commands in COMMANDS.items():
+    into = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help=GROUPS[group]) if group else app
+    if group:
+        app.add_typer(into, name=group)
+    for name, (module, extra, summary) in commands.items():
+        delegate(into, name, module, summary, extra)
 
 
 if __name__ == "__main__":
