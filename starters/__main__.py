@@ -33,7 +33,7 @@ delegate(app, "calibrate", "starters.generate.judging", "Calibrate a checkpoint 
 
 # predict
 delegate(train, "distill", "starters.predict.train", "Train a small T5 on generated rows and rationales.", "train")
-delegate(app, "distill-sweep", "starters.predict.sweep", "Compare the methods of `train distill`.", "train")
+delegate(evaluate, "distill", "starters.predict.sweep", "Compare the methods of `train distill`.", "train")
 
 # score
 

@@ -149,7 +149,7 @@ BUDGETS = {
     "services/curate": 4_700,
     "services/embed": 20_600,
     "services/generate": 13_600,
-    "services/predict": 7_800,
+    "services/predict": 7_600,
     "services/score": 15_000,
     "starters": 22_000,
     "vllm_plugin": 2_200,

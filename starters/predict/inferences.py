@@ -98,7 +98,7 @@ def draw_inference(generator: random.Random) -> Row:
     label = generator.choice(_LABELS)
     while True:
         told = _draw_scene(generator)
-        said = _draw_claims(generator)
+        said = _draw_statements(generator)
         relations = [_relation(told, aspect, words) for aspect, words in said.items()]
         if conclude(relations) == label:
             break
@@ -128,7 +128,7 @@ def _draw_scene(generator: random.Random) -> dict[str, str]:
     return told
 
 
-def _draw_claims(generator: random.Random) -> dict[str, str]:
+def _draw_statements(generator: random.Random) -> dict[str, str]:
     """Draw the words of one or two statements."""
     names = sorted(generator.sample(list(ASPECTS), generator.choice((1, 2))), key=list(ASPECTS).index)
     return {

@@ -1,4 +1,4 @@
-"""`python -m starters distill-sweep`: the dissertation's comparison of methods on generated rows."""
+"""`python -m starters evaluate distill`: the dissertation's comparison of methods on generated rows."""
 
 from dataclasses import replace
 from typing import Annotated, Any
@@ -39,7 +39,7 @@ def sweep(
 ) -> None:
     """Train a student for each combination of the options, and print the tables of `fovea evaluate distill sweep`."""
     options: dict[str, Any] = dict(locals())
-    evaluate.run_sweep("python -m starters distill-sweep", options, lambda: _cells(options))
+    evaluate.run_sweep("python -m starters evaluate distill", options, lambda: _cells(options))
 
 
 def _cells(options: dict[str, Any]) -> list[Cell]:

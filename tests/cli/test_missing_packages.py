@@ -99,7 +99,6 @@ def test_a_command_whose_extra_is_missing_names_the_extra_in_one_line(command: s
     "command",
     [
         "embed-bulk . --output out --ray",
-        "distill extract esnli --output a --model b --inputs c --ray",
     ],
 )
 def test_a_job_on_ray_without_it_names_its_extra(command: str, tmp_path: Path) -> None:

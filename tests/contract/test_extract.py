@@ -34,7 +34,7 @@ def run(
     command = [
         *(sys.executable, "-m", *(killed if killed_after else ["services.predict.extraction.command"])),
         *("esnli", "--model", MODEL),
-        *("--base-url", f"{system.gateway.url}/v1", "--inputs", str(folder / "inputs.jsonl")),
+        *("--base-url", f"{system.gateway.url}/v1", "--data", str(folder / "inputs.jsonl")),
         *("--output", str(folder / to), "--concurrency", str(CONCURRENCY), "--max-tokens", "24"),
         *("--max-unparsed", "1"),  # the model has random weights
         *options,

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from services.predict.data.parsing import parse_json
 from services.predict.data.published import Split, read_rows
 from services.predict.data.rows import BadData
+from services.predict.data.task_file import parse_json
 from services.predict.model.task_description import nearest
 from services.predict.tasks import TASKS, FieldError, FieldValue, Task
 

@@ -23,9 +23,8 @@ from services.predict.data.rows import BadData, LabelSource, join
 from services.predict.data.task_file import read_task_file
 from services.predict.evaluation.figures import figures
 from services.predict.evaluation.results import FEW_SHOT_COT, RESULT_FILES, Result
-from services.predict.evaluation.sweep import PALM, Grid, Sweep, Teacher, collect, path_of_task
+from services.predict.evaluation.sweep import PALM, Grid, Sweep, SweepProgress, Teacher, collect, path_of_task
 from services.predict.evaluation.sweep_cell import Cell, SweepError
-from services.predict.evaluation.sweep_progress import SweepProgress
 from services.predict.evaluation.tables import make_tables, print_tables
 from services.predict.tasks import SVAMP
 from services.predict.training import options as option

@@ -1,12 +1,12 @@
 """Extraction of a teacher's outputs for many inputs: request bodies, records, and totals."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from services.core.openai_client import Answer, Endpoint, EndpointClient, EndpointError
-from services.jobs.inquiry.inquiry import Inquiry, Tokens
+from services.core.openai_client import Answer, Endpoint
+from services.jobs.inquiry.inquiry import Tokens
 from services.jobs.inquiry.record_file import OutputError, digest_of
 from services.predict.data.inputs import Input
 from services.predict.data.rationale_file import Record
@@ -17,16 +17,12 @@ from services.predict.tasks import FieldValue
 MIN_JUDGED = 20
 # Characters of an unparsed output that are shown.
 MAX_SHOWN = 400
+# Unless a request's additional fields have another.
+TEMPERATURE = 0.0
 
 
 class UnparsedOutputs(Exception):
     """Too large a share of the outputs can't be parsed; the message can be shown to users."""
-
-
-class Records(Protocol):
-    """A place where records are kept, such as their file."""
-
-    async def append(self, record: Record) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -36,7 +32,6 @@ class Plan:
     prompts: Prompts
     endpoint: Endpoint
     model: str
-    temperature: float = 0.0
     max_tokens: int = 256
     extra: Mapping[str, Any] = field(default_factory=dict)
 
@@ -48,7 +43,7 @@ class Plan:
         body = {
             "model": self.model,
             "messages" if self.endpoint.api == "chat" else "prompt": prompt,
-            "temperature": self.temperature,
+            "temperature": TEMPERATURE,
             "max_tokens": self.max_tokens,
             "stop": list(self.prompts.file.stop),
             **self.extra,
@@ -63,10 +58,28 @@ class Plan:
             "zero_shot": self.prompts.is_zero_shot,
             "api": self.endpoint.api,
             "model": self.model,
-            "temperature": self.temperature,
+            "temperature": TEMPERATURE,
             "max_tokens": self.max_tokens,
             "extra": dict(self.extra),
         }
+
+    def record(self, one: Input, prompt: str | list[dict[str, str]], answer: Answer) -> Record:
+        """Make the record of an answer to a prompt about an input."""
+        read = self.prompts.read(one.values, answer.text)
+        return Record(
+            id=one.id,
+            row=one.row,
+            prompt=digest_of(prompt),
+            arguments=digest_of(self.arguments()),
+            model=answer.model,
+            output=answer.text,
+            finish_reason=answer.finish_reason,
+            rationale=read.rationale,
+            label=read.label,
+            problem=read.problem,
+            prompt_tokens=answer.prompt_tokens,
+            completion_tokens=answer.completion_tokens,
+        )
 
 
 @dataclass
@@ -102,46 +115,6 @@ class Tally:
     def told(self) -> str:
         """Text with the numbers of unparsed outputs and tokens, and their cost."""
         return f"{self.problems.total()} unparsed · {self.tokens.told()}"
-
-
-class Extraction:
-    """The questions of one run, and the records of their answers."""
-
-    def __init__(self, plan: Plan, teacher: EndpointClient, file: Records, on_record: Callable[[Record], None]) -> None:
-        """`on_record` may raise UnparsedOutputs, which ends the run."""
-        self._plan = plan
-        self._arguments = digest_of(plan.arguments())
-        self._teacher = teacher
-        self._file = file
-        self._on_record = on_record
-
-    def inquiry(self, on_failure: Callable[[Input, EndpointError], None]) -> Inquiry[Input]:
-        """Make the inquiry about inputs, ended by OutputError and UnparsedOutputs."""
-        return Inquiry(self._teacher, self._ask_about, on_failure, ends=(OutputError, UnparsedOutputs))
-
-    async def _ask_about(self, one: Input) -> None:
-        prompt = self._plan.prompt(one.values)
-        answer = await self._teacher.ask(self._plan.body(prompt))
-        record = self._record(one, digest_of(prompt), answer)
-        await self._file.append(record)
-        self._on_record(record)
-
-    def _record(self, one: Input, prompt_digest: str, answer: Answer) -> Record:
-        read = self._plan.prompts.read(one.values, answer.text)
-        return Record(
-            id=one.id,
-            row=one.row,
-            prompt=prompt_digest,
-            arguments=self._arguments,
-            model=answer.model,
-            output=answer.text,
-            finish_reason=answer.finish_reason,
-            rationale=read.rationale,
-            label=read.label,
-            problem=read.problem,
-            prompt_tokens=answer.prompt_tokens,
-            completion_tokens=answer.completion_tokens,
-        )
 
 
 def unanswered(plan: Plan, inputs: Sequence[Input], records: Sequence[Record]) -> list[Input]:

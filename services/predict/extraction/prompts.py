@@ -15,9 +15,8 @@ from pathlib import Path
 import orjson
 from pydantic import ValidationError
 
-from services.predict.data.parsing import parse_yaml
 from services.predict.data.rows import BadData
-from services.predict.data.task_file import GivenDemonstration, TaskFile
+from services.predict.data.task_file import GivenDemonstration, TaskFile, parse_yaml
 from services.predict.data.teacher_outputs import OWN_INPUT, read_output
 from services.predict.model.task_description import StrictFile, complaint_of
 from services.predict.tasks import ANSWER_MARKER, FieldError, FieldValue, Task

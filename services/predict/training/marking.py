@@ -9,7 +9,7 @@ from services.predict.data.rows import Example
 from services.predict.model.scoring import Candidates
 from services.predict.model.slot_tokens import forbidden_in_labels
 from services.predict.model.student import Student
-from services.predict.number_slots import hide_numbers
+from services.predict.number_slots import HiddenNumbers, hide_numbers
 from services.predict.tasks import Task, split_joint
 from services.predict.training.lessons import TokenIds, tokenised
 from services.predict.training.recipe import Recipe
@@ -42,12 +42,7 @@ def fit_confidence(student: Student, task: Task, examples: Sequence[Example], re
     Probabilities are those that a service returns: of a label among the task's labels, or of exactly an answer's text.
     Raises ValueError for no examples.
     """
-    hidden = [hide_numbers(example.input) if task.numbers == "slots" else None for example in examples]
-    prefix = recipe.used_prefixes.label
-    texts = [
-        prefix + (example.input if one is None else one.text) for example, one in zip(examples, hidden, strict=True)
-    ]
-    inputs = tokenised(student.tokenizer, texts, recipe.max_input_tokens)
+    hidden, inputs = _inputs(student, task, examples, recipe)
     trie = None
     if task.labels is not None:
         label_ids = tokenised(student.tokenizer, task.labels, recipe.max_target_tokens)
@@ -72,12 +67,7 @@ def fit_confidence(student: Student, task: Task, examples: Sequence[Example], re
 
 def predictions(student: Student, task: Task, examples: Sequence[Example], recipe: Recipe) -> list[str]:
     """Predict the labels of examples; empty if a single-task answer has none after its marker."""
-    hidden = [hide_numbers(example.input) if task.numbers == "slots" else None for example in examples]
-    read = [
-        example if one is None else replace(example, input=one.text)
-        for example, one in zip(examples, hidden, strict=True)
-    ]
-    inputs = tokenised(student.tokenizer, [recipe.input_text(example) for example in read], recipe.max_input_tokens)
+    hidden, inputs = _inputs(student, task, examples, recipe)
     answers = [""] * len(examples)
     for places in _together(inputs):
         encoded = student.encode([inputs[place] for place in places])
@@ -90,6 +80,18 @@ def predictions(student: Student, task: Task, examples: Sequence[Example], recip
     if recipe.method == "single-task":
         return [split_joint(answer)[1] or "" for answer in answers]
     return answers
+
+
+def _inputs(
+    student: Student, task: Task, examples: Sequence[Example], recipe: Recipe
+) -> tuple[list[HiddenNumbers | None], list[TokenIds]]:
+    """The numbers that each example hides from the student, and the tokens that ask for its label."""
+    hidden = [hide_numbers(example.input) if task.numbers == "slots" else None for example in examples]
+    read = [
+        example if one is None else replace(example, input=one.text)
+        for example, one in zip(examples, hidden, strict=True)
+    ]
+    return hidden, tokenised(student.tokenizer, [recipe.input_text(one) for one in read], recipe.max_input_tokens)
 
 
 def _forbidden(

@@ -1,4 +1,4 @@
-"""Claims about numbers: exact ones, bounds and amounts without a number."""
+"""Sentence pairs about numbers: exact ones, bounds and amounts without a number."""
 
 import random
 from collections.abc import Callable, Mapping
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from starters.predict.everyday.naming import choose, number_words
 from starters.predict.everyday.words import PEOPLES, THINGS
-from starters.predict.sentence_pairs.claim import Claim, person
+from starters.predict.sentence_pairs.frames import SentencePair, person
 from starters.predict.sentence_pairs.taxonomies import Relation
 
 _MANY = 10**9
@@ -80,7 +80,7 @@ def _spelt(number: int, generator: random.Random) -> str:
     return number_words(number) if number <= 20 and generator.random() < 0.5 else f"{number}"
 
 
-def draw_number(label: Relation, generator: random.Random) -> Claim | None:
+def draw_number(label: Relation, generator: random.Random) -> SentencePair | None:
     """Draw a count and a bound of it, judged as intervals: within, apart, or neither."""
     if generator.random() < 0.22:
         return _draw_quantity(label, generator)
@@ -106,7 +106,7 @@ def draw_number(label: Relation, generator: random.Random) -> Claim | None:
         return None
     shown = [way.format(n=_spelt(number, generator)) for way, number in ((told, first), (said, second))]
     reason = {"entailment": "fits", "contradiction": "does not fit", "neutral": "may fit or not"}[label]
-    return Claim(
+    return SentencePair(
         scene.premise.format(q=shown[0]), scene.hypothesis.format(q=shown[1]), label, f"{shown[1]} {reason} {shown[0]}"
     )
 
@@ -117,7 +117,7 @@ def within(told: tuple[int, int], said: tuple[int, int]) -> Relation:
     return "neutral" if told[0] <= said[1] and said[0] <= told[1] else "contradiction"
 
 
-def _draw_quantity(label: Relation, generator: random.Random) -> Claim | None:
+def _draw_quantity(label: Relation, generator: random.Random) -> SentencePair | None:
     """Draw a number against a quantity without a number, or the other way round."""
     things, one = generator.choice(THINGS)
     number = _spelt(generator.randint(2, 20), generator)
@@ -149,16 +149,16 @@ def _draw_quantity(label: Relation, generator: random.Random) -> Claim | None:
         ),
     }
     premise, hypothesis = generator.choice(some[label])
-    return Claim(premise, choose(hypothesis, generator), label, "the amounts are compared")
+    return SentencePair(premise, choose(hypothesis, generator), label, "the amounts are compared")
 
 
-def _draw_opening(label: Relation, generator: random.Random) -> Claim | None:
+def _draw_opening(label: Relation, generator: random.Random) -> SentencePair | None:
     """Draw hours between two others, or not."""
     place = generator.choice(("shop", "museum", "library", "bank", "office", "pool", "park"))
     start, inside, end, outside = sorted(generator.sample(range(1, 24), 4))
     hour = {"entailment": inside, "contradiction": outside, "neutral": inside}[label]
     if label == "neutral":
-        return Claim(
+        return SentencePair(
             f"the {place} is open from {start} to {end}",
             f"the {place} is [full|crowded|empty] at {hour}".replace(
                 "[full|crowded|empty]", generator.choice(("full", "crowded"))
@@ -166,7 +166,7 @@ def _draw_opening(label: Relation, generator: random.Random) -> Claim | None:
             label,
             "that is not told",
         )
-    return Claim(
+    return SentencePair(
         f"the {place} is open from {start} to {end}",
         f"the {place} is open at {hour}",
         label,

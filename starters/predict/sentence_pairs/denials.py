@@ -1,10 +1,10 @@
-"""Claims that deny something, and claims about a part of a whole."""
+"""Sentence pairs that deny something, and those about a part of a whole."""
 
 import random
 
 from starters.predict.everyday.naming import choose
 from starters.predict.everyday.words import PEOPLES, THINGS, listed
-from starters.predict.sentence_pairs.claim import Claim, person
+from starters.predict.sentence_pairs.frames import SentencePair, person
 from starters.predict.sentence_pairs.taxonomies import Relation, quality_groups
 
 # Pairs of a sentence and its denial, with words of open classes.
@@ -64,7 +64,7 @@ def _spoken(generator: random.Random) -> dict[str, str]:
     }
 
 
-def draw_denial(label: Relation, generator: random.Random) -> Claim | None:
+def draw_denial(label: Relation, generator: random.Random) -> SentencePair | None:
     """Draw a sentence and its denial, the denial twice in other words"
     ", or a denial that leaves the hypothesis open."""
     words = _spoken(generator)
@@ -74,18 +74,18 @@ def draw_denial(label: Relation, generator: random.Random) -> Claim | None:
         pair = (plain, denial) if generator.random() < 0.5 else (denial, plain)
         if templates[0].startswith("[everybody") and pair[0] == plain and "came" not in pair[1]:
             return None
-        return Claim(*pair, label, f"that {plain} is denied")
+        return SentencePair(*pair, label, f"that {plain} is denied")
     if label == "entailment":
         which = generator.randrange(2)
         again = choose(templates[which], generator).format(**words)
         first = (plain, denial)[which]
         if "guests" in first + again or "everyone" in first + again or (first == again and generator.random() < 0.6):
             return None
-        return Claim(first, again, label, "it says the same")
+        return SentencePair(first, again, label, "it says the same")
     other_words = {**_spoken(generator), "s": words["s"] if generator.random() < 0.7 else _spoken(generator)["s"]}
     others = [pair for pair in _DENIED if pair is not templates]
     said = choose(generator.choice(generator.choice(others)), generator).format(**other_words)
-    return Claim(generator.choice((plain, denial)), said, label, "that is not told")
+    return SentencePair(generator.choice((plain, denial)), said, label, "that is not told")
 
 
 _PARTS = (
@@ -106,7 +106,7 @@ _NONE = ("no {p}", "none of the {p}")
 _MOST = ("most {p}", "most of the {p}", "many {p}")
 
 
-def draw_share(label: Relation, generator: random.Random) -> Claim | None:
+def draw_share(label: Relation, generator: random.Random) -> SentencePair | None:
     """Draw a part of a whole: all, most, some or none."""
     (peoples, _), part = generator.choice(PEOPLES), generator.choice(_PARTS)
     said_part = generator.choice([one for one in _PARTS if one != part])
@@ -120,7 +120,7 @@ def draw_share(label: Relation, generator: random.Random) -> Claim | None:
         for some in generator.choice(pairs[label])
     )
     if label == "neutral" and generator.random() < 0.4:
-        return Claim(f"{told} {part}", f"{said} {said_part}", label, "that is not told")
+        return SentencePair(f"{told} {part}", f"{said} {said_part}", label, "that is not told")
     if label == "contradiction" and told.startswith("all") and generator.random() < 0.3:
         said = f"not all {peoples}"
-    return Claim(f"{told} {part}", f"{said} {part}", label, f"{told} is compared with {said}")
+    return SentencePair(f"{told} {part}", f"{said} {part}", label, f"{told} is compared with {said}")

@@ -3,7 +3,7 @@
 They are about qualities, kinds of things, what people are and do, numbers, places, times, relations, denials, parts of
 a whole, and the same in other words; about half are filled in from words and sentences that were written by hand, in
 `handwritten/texts/`. The three labels are equally likely for each. Pairs of words are held out by rule, by a digest of
-the step between them, and other claims by one of their hypothesis.
+the step between them, and other pairs by one of their hypothesis.
 """
 
 import random
@@ -13,9 +13,9 @@ from services.predict.data.rows import Row, TeacherOutput
 from starters.predict.drawing import capitalised
 from starters.predict.everyday.problems import is_held_out as is_held
 from starters.predict.inferences import INFERENCES
-from starters.predict.sentence_pairs.claim import Claim, draw_action, draw_kind, draw_person_kind, draw_quality
 from starters.predict.sentence_pairs.counts import draw_number
 from starters.predict.sentence_pairs.denials import draw_denial, draw_share
+from starters.predict.sentence_pairs.frames import SentencePair, draw_action, draw_kind, draw_person_kind, draw_quality
 from starters.predict.sentence_pairs.handwritten.amounts import draw_number_of_doers, draw_part
 from starters.predict.sentence_pairs.handwritten.between import draw_tie
 from starters.predict.sentence_pairs.handwritten.captions import draw_caption
@@ -33,7 +33,7 @@ from starters.predict.sentence_pairs.taxonomies import Relation
 from starters.predict.sentence_pairs.times import draw_time
 from starters.predict.sentence_pairs.words import draw_words
 
-Draws = tuple[tuple[Callable[[Relation, random.Random], Claim | None], int], ...]
+Draws = tuple[tuple[Callable[[Relation, random.Random], SentencePair | None], int], ...]
 DRAWS: Draws = (
     (draw_quality, 5),
     (draw_kind, 4),
@@ -85,21 +85,21 @@ def _drawn(some: Draws, generator: random.Random, *, is_held_out: bool) -> Row:
     draws, weights = zip(*some, strict=True)
     while True:
         draw, label = generator.choices(draws, weights)[0], generator.choice(_LABELS)
-        claim = draw(label, generator)
-        if claim is None:
+        drawn = draw(label, generator)
+        if drawn is None:
             continue
-        key = claim.step or (claim.reason if claim.reason.startswith("what is ") else claim.hypothesis)
+        key = drawn.step or (drawn.reason if drawn.reason.startswith("what is ") else drawn.hypothesis)
         if is_held(key, HELD_OUT_SHARE) == is_held_out:
-            return _row(claim, generator)
+            return _row(drawn, generator)
 
 
-def _row(claim: Claim, generator: random.Random) -> Row:
+def _row(drawn: SentencePair, generator: random.Random) -> Row:
     end = "" if generator.random() < 0.05 else "."
-    premise, hypothesis = f"{capitalised(claim.premise)}{end}", f"{capitalised(claim.hypothesis)}{end}"
+    premise, hypothesis = f"{capitalised(drawn.premise)}{end}", f"{capitalised(drawn.hypothesis)}{end}"
     if generator.random() < LOWER_CASE_RATE:
         premise, hypothesis = premise.lower(), hypothesis.lower()
     text = INFERENCES.input_text({"premise": " ".join(premise.split()), "hypothesis": " ".join(hypothesis.split())})
-    if not claim.reason:
-        return Row(text, claim.label)
-    rationale = f"{capitalised(claim.reason)}. {generator.choice(_ENDS[claim.label])}."
-    return Row(text, claim.label, TeacherOutput(f"{rationale} So the answer is {claim.label}.", rationale, claim.label))
+    if not drawn.reason:
+        return Row(text, drawn.label)
+    rationale = f"{capitalised(drawn.reason)}. {generator.choice(_ENDS[drawn.label])}."
+    return Row(text, drawn.label, TeacherOutput(f"{rationale} So the answer is {drawn.label}.", rationale, drawn.label))

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from starters.predict.inferences import ASPECTS
-from starters.predict.sentence_pairs.claim import OPPOSITES
+from starters.predict.sentence_pairs.frames import OPPOSITES
 from starters.predict.sentence_pairs.handwritten.groups import Group, groups, link_of
 from starters.predict.sentence_pairs.places import CONVERSES
 from starters.predict.sentence_pairs.relations import KIN, ROLES

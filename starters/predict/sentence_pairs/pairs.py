@@ -1,10 +1,10 @@
-"""Claims about two subjects at once, contrasts within a sentence, and statements that leave a claim open."""
+"""Sentence pairs about two subjects at once, contrasts within a sentence, and statements that leave one open."""
 
 import random
 
 from starters.predict.everyday.naming import choose
 from starters.predict.everyday.words import MEN, THINGS, WOMEN
-from starters.predict.sentence_pairs.claim import Claim, person, thing, with_article
+from starters.predict.sentence_pairs.frames import SentencePair, person, thing, with_article
 from starters.predict.sentence_pairs.taxonomies import Relation, quality_groups, taxonomy
 
 # What a premise about something else does not tell, about a thing or a person.
@@ -61,7 +61,7 @@ def open_statement(subject: str, generator: random.Random, *, is_person: bool) -
     return f"{subject} {template.format(n=generator.choice(WOMEN + MEN), city=city, job=job, things=things)}"
 
 
-def draw_open(label: Relation, generator: random.Random) -> Claim | None:
+def draw_open(label: Relation, generator: random.Random) -> SentencePair | None:
     """Draw a statement that the premise does not decide; None for other labels."""
     if label != "neutral":
         return None
@@ -76,7 +76,7 @@ def draw_open(label: Relation, generator: random.Random) -> Claim | None:
     else:
         group = generator.choice(quality_groups("person" if is_person else "any"))
         premise = f"{subject[0]} is {generator.choice(group.words)}"
-    return Claim(premise, open_statement(subject[1], generator, is_person=is_person), label, "that is not told")
+    return SentencePair(premise, open_statement(subject[1], generator, is_person=is_person), label, "that is not told")
 
 
 # A premise, and hypotheses that follow, that are excluded and that stay open.
@@ -125,7 +125,7 @@ _WAYS = (
 )
 
 
-def draw_pair(label: Relation, generator: random.Random) -> Claim | None:
+def draw_pair(label: Relation, generator: random.Random) -> SentencePair | None:
     """Draw two subjects with one quality or two, or one subject of which one quality is denied and another given."""
     kind = generator.choice(("any", "person", "person"))
     (one, _), (two, _) = (thing(kind, generator) for _ in range(2))
@@ -142,6 +142,6 @@ def draw_pair(label: Relation, generator: random.Random) -> Claim | None:
     names["either"] = generator.choice((one, two))
     premise, *hypotheses = generator.choice(_WAYS)
     said = generator.choice(hypotheses[("entailment", "contradiction", "neutral").index(label)])
-    return Claim(
+    return SentencePair(
         choose(str(premise), generator).format(**names), said.format(**names), label, f"it is told who is {first}"
     )

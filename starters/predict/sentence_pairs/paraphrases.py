@@ -1,9 +1,9 @@
-"""Claims that say the same in other words, or leave a part out, exchange it or add one."""
+"""Sentence pairs that say the same in other words, or leave a part out, exchange it or add one."""
 
 import random
 
 from starters.predict.everyday.words import MEN, THINGS, WOMEN, listed
-from starters.predict.sentence_pairs.claim import Claim, is_unclear, person, with_article
+from starters.predict.sentence_pairs.frames import SentencePair, is_unclear, person, with_article
 from starters.predict.sentence_pairs.taxonomies import Relation, taxonomy
 
 # Sentences about a first and a second thing; each in the active and the passive voice.
@@ -65,7 +65,7 @@ _DOING = (
 )
 
 
-def draw_paraphrase(label: Relation, generator: random.Random) -> Claim | None:
+def draw_paraphrase(label: Relation, generator: random.Random) -> SentencePair | None:
     """Draw the same in other words, with something left out, exchanged or added."""
     if generator.random() < 0.55:
         return _draw_details(label, generator)
@@ -83,9 +83,11 @@ def draw_paraphrase(label: Relation, generator: random.Random) -> Claim | None:
         active, passive_text = f"{one} {verb} {whom}", f"{whom} was {passive} by {one}"
         told, same = (active, passive_text) if generator.random() < 0.7 else (passive_text, active)
         if label == "entailment":
-            return Claim(told, same if generator.random() < 0.8 else f"{whom} was {passive}", label, "it says the same")
+            return SentencePair(
+                told, same if generator.random() < 0.8 else f"{whom} was {passive}", label, "it says the same"
+            )
         if label == "contradiction":
-            return Claim(
+            return SentencePair(
                 told,
                 same.replace(f"{whom} was ", f"{whom} was not ")
                 if " was " in same
@@ -94,12 +96,12 @@ def draw_paraphrase(label: Relation, generator: random.Random) -> Claim | None:
                 "it is denied",
             )
         verb2 = generator.choice([one_ for one_ in _PASSIVES if one_[0] != verb])
-        return Claim(told, f"{one} {verb2[0]} {whom}", label, "that is not told")
+        return SentencePair(told, f"{one} {verb2[0]} {whom}", label, "that is not told")
     first, second = (
         text.format(s=one, o=two, x=thing, do=do, doing=doing, does=does) for text in generator.choice(_SAME)
     )
     if label == "entailment":
-        return Claim(
+        return SentencePair(
             *((first, second) if generator.random() < 0.5 or "moved" in first else (second, first)),
             label,
             "it says the same",
@@ -108,8 +110,8 @@ def draw_paraphrase(label: Relation, generator: random.Random) -> Claim | None:
         other = generator.choice(_SAME)[generator.randrange(2)].format(
             s=one, o=two, x=thing, do=do, doing=doing, does=does
         )
-        return None if other in (first, second) else Claim(first, other, label, "that is not told")
-    return Claim(first, f"it is not true that {second}", label, "it is denied")
+        return None if other in (first, second) else SentencePair(first, other, label, "that is not told")
+    return SentencePair(first, f"it is not true that {second}", label, "it is denied")
 
 
 _UNTOLD = ("tired", "happy", "with a friend", "late", "rich", "waiting for a friend")
@@ -119,7 +121,7 @@ _COLORS = listed("red blue green white black yellow brown")
 _CLOTHES = listed("shirt hat coat dress jacket sweater scarf")
 
 
-def _draw_details(label: Relation, generator: random.Random) -> Claim | None:
+def _draw_details(label: Relation, generator: random.Random) -> SentencePair | None:
     """Draw a sentence with person, clothes, action, place and time, and one with a part of it left out or changed."""
     who, doing, place, hour = (
         generator.choice(taxonomy(name).words) for name in ("people", "activities", "places", "hours")
@@ -152,7 +154,7 @@ def _draw_details(label: Relation, generator: random.Random) -> Claim | None:
     _, hypothesis, compared = generator.choice(fitting)
     told = f"{with_article(quality + who)}{dressed} is {doing}{where}{when}"
     reason = f"{compared} agree" if label == "entailment" else f"the two differ in {compared}"
-    return Claim(told, hypothesis.replace("{S}", f"the {who}"), label, reason)
+    return SentencePair(told, hypothesis.replace("{S}", f"the {who}"), label, reason)
 
 
 def _changed(name: str, told: str, generator: random.Random) -> tuple[Relation, str]:

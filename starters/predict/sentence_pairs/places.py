@@ -1,9 +1,9 @@
-"""Claims about places, and about one thing compared with another."""
+"""Sentence pairs about places, and about one thing compared with another."""
 
 import random
 
 from starters.predict.everyday.words import MEN, WOMEN
-from starters.predict.sentence_pairs.claim import Claim, Frame, draw_by_frames, person, thing
+from starters.predict.sentence_pairs.frames import Frame, SentencePair, draw_by_frames, person, thing
 from starters.predict.sentence_pairs.taxonomies import Relation, taxonomy
 
 _LIVES = tuple(
@@ -76,7 +76,7 @@ _SYMMETRIC = (
 )
 
 
-def draw_place(label: Relation, generator: random.Random) -> Claim | None:
+def draw_place(label: Relation, generator: random.Random) -> SentencePair | None:
     """Draw where something is, or where it is beside something else."""
     way = generator.random()
     if way < 0.3:
@@ -89,14 +89,16 @@ def draw_place(label: Relation, generator: random.Random) -> Claim | None:
     return draw_converse(label, generator)
 
 
-def _mixed(label: Relation, claim: Claim | None, generator: random.Random) -> Claim | None:
-    """Replace the verb of an open claim: who lives somewhere need not work there."""
-    if claim is None or label != "neutral" or " lives " not in claim.hypothesis or generator.random() < 0.5:
-        return claim
-    return Claim(claim.premise, claim.hypothesis.replace(" lives ", " works "), label, "where one works was not told")
+def _mixed(label: Relation, drawn: SentencePair | None, generator: random.Random) -> SentencePair | None:
+    """Replace the verb of an open pair: who lives somewhere need not work there."""
+    if drawn is None or label != "neutral" or " lives " not in drawn.hypothesis or generator.random() < 0.5:
+        return drawn
+    return SentencePair(
+        drawn.premise, drawn.hypothesis.replace(" lives ", " works "), label, "where one works was not told"
+    )
 
 
-def draw_converse(label: Relation, generator: random.Random) -> Claim | None:
+def draw_converse(label: Relation, generator: random.Random) -> SentencePair | None:
     """Draw two things and a relation, its converse or another one."""
     is_people = generator.random() < 0.4
     one, two = (
@@ -115,15 +117,15 @@ def draw_converse(label: Relation, generator: random.Random) -> Claim | None:
     if generator.random() < 0.12:
         same = generator.choice(_SYMMETRIC)
         if label == "contradiction":
-            return Claim(f"{one} is {same} {two}", f"{two} is not {same} {one}", label, "it holds both ways")
+            return SentencePair(f"{one} is {same} {two}", f"{two} is not {same} {one}", label, "it holds both ways")
         if label == "entailment":
-            return Claim(f"{one} is {same} {two}", f"{two} is {same} {one}", label, "it holds both ways")
+            return SentencePair(f"{one} is {same} {two}", f"{two} is {same} {one}", label, "it holds both ways")
     no = generator.random() < 0.2
     told, reason = f"{one} is {first} {two}", f"{one} is {first} {two}, so {two} is {second} {one}"
     if label == "neutral":
         third = generator.choice([pair for pair in some if first not in pair and second not in pair])
         said = generator.choice((f"{one} is {third[0]} {two}", f"{two} is {third[1]} {one}", f"{one} is red"))
-        return Claim(
+        return SentencePair(
             told, said.replace(" is red", " is new" if not is_people else " is happy"), label, "that is not compared"
         )
     true, false = (
@@ -134,4 +136,4 @@ def draw_converse(label: Relation, generator: random.Random) -> Claim | None:
         said = generator.choice(false).replace(" is ", " is not ", 1) if no else true[0]
     else:
         said = generator.choice(true).replace(" is ", " is not ", 1) if no else generator.choice(false)
-    return Claim(told, said, label, reason)
+    return SentencePair(told, said, label, reason)

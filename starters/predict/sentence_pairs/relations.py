@@ -1,11 +1,11 @@
-"""Claims about people and their relations."""
+"""Sentence pairs about people and their relations."""
 
 import random
 from collections.abc import Mapping
 
 from starters.predict.everyday.naming import choose
 from starters.predict.everyday.words import MEN, THINGS, WOMEN
-from starters.predict.sentence_pairs.claim import Claim, with_article
+from starters.predict.sentence_pairs.frames import SentencePair, with_article
 from starters.predict.sentence_pairs.taxonomies import Relation
 
 # Relations of a first person to a second, with the genders of both: the converse, and wider words.
@@ -75,7 +75,7 @@ _OPEN = (
 )
 
 
-def draw_relation(label: Relation, generator: random.Random) -> Claim | None:
+def draw_relation(label: Relation, generator: random.Random) -> SentencePair | None:
     """Draw how two people are related, or what one did with the other."""
     way = generator.random()
     if way < 0.5:
@@ -90,29 +90,29 @@ def draw_relation(label: Relation, generator: random.Random) -> Claim | None:
     if label == "neutral" and generator.random() < 0.6:
         told = generator.choice(tuple(ROLES)) if generator.random() < 0.5 else ""
         premise = f"{one} is {two}'s {told}" if told else choose(generator.choice(DEALS)[0], generator).format(**names)
-        return Claim(premise, generator.choice(_OPEN).format(**names), label, "that is not told")
+        return SentencePair(premise, generator.choice(_OPEN).format(**names), label, "that is not told")
     if way < 0.7:
         role = generator.choice(tuple(ROLES))
         back = ROLES[role]
         if label == "entailment":
-            return Claim(f"{one} is {two}'s {role}", f"{two} is {one}'s {back}", label, f"a {role} has a {back}")
+            return SentencePair(f"{one} is {two}'s {role}", f"{two} is {one}'s {back}", label, f"a {role} has a {back}")
         if label == "contradiction":
             said = (
                 f"{two} is not {one}'s {back}"
                 if back == role or generator.random() < 0.4
                 else f"{two} is {one}'s {role}"
             )
-            return Claim(f"{one} is {two}'s {role}", said, label, f"a {role} has a {back}")
+            return SentencePair(f"{one} is {two}'s {role}", said, label, f"a {role} has a {back}")
         return None
     told, converse, excluded = (choose(text, generator).format(**names) for text in generator.choice(DEALS))
     if label == "neutral":
         return None
     if label == "entailment" and generator.random() < 0.3 and converse != told:
         told, converse = converse, told
-    return Claim(told, converse if label == "entailment" else excluded, label, f"so {converse}")
+    return SentencePair(told, converse if label == "entailment" else excluded, label, f"so {converse}")
 
 
-def _draw_kin(label: Relation, generator: random.Random) -> Claim | None:
+def _draw_kin(label: Relation, generator: random.Random) -> SentencePair | None:
     """Draw a family relation, its converse, a wider word, the gender, or another relation."""
     kin = generator.choice(tuple(KIN))
     gender, for_man, for_woman, wider, excluded = KIN[kin]
@@ -159,4 +159,4 @@ def _draw_kin(label: Relation, generator: random.Random) -> Claim | None:
     if kin not in elders:
         open_ += [f"{one} is older than {two}"] if kin not in ("son", "daughter") else []
     said = generator.choice({"entailment": true, "contradiction": false, "neutral": open_}[label])
-    return Claim(told, choose(said, generator), label, f"{one} is the {kin} of {two}")
+    return SentencePair(told, choose(said, generator), label, f"{one} is the {kin} of {two}")

@@ -1,11 +1,11 @@
-"""Claims about days, hours, years, what comes first and how often."""
+"""Sentence pairs about days, hours, years, what comes first and how often."""
 
 import random
 from collections.abc import Mapping
 
 from starters.predict.everyday.words import MEN, WOMEN, listed
-from starters.predict.sentence_pairs.claim import Claim, Frame, draw_by_frames, person
 from starters.predict.sentence_pairs.counts import within
+from starters.predict.sentence_pairs.frames import Frame, SentencePair, draw_by_frames, person
 from starters.predict.sentence_pairs.taxonomies import Relation, Taxonomy, taxonomy
 
 _EVENTS = (
@@ -50,7 +50,7 @@ _FREQUENCIES: Mapping[str, tuple[int, int]] = {
 _HABITS = listed("late,happy,at home,tired,in the office,busy,friendly,angry,awake at night,on time", ",")
 
 
-def draw_time(label: Relation, generator: random.Random) -> Claim | None:
+def draw_time(label: Relation, generator: random.Random) -> SentencePair | None:
     """Draw when something happens, how often, or before what."""
     way = generator.random()
     event = generator.choice(_EVENTS)
@@ -72,7 +72,7 @@ def draw_time(label: Relation, generator: random.Random) -> Claim | None:
     return draw_by_frames(words, frames, (event, event), label, generator)
 
 
-def _draw_sequence(label: Relation, generator: random.Random) -> Claim | None:
+def _draw_sequence(label: Relation, generator: random.Random) -> SentencePair | None:
     """Draw two events, one before the other."""
     one, two = generator.sample(WOMEN + MEN, 2)
     done = generator.choice(("arrived", "left", "finished", "came home", "called", "spoke", "got up", "won", "ate"))
@@ -88,15 +88,15 @@ def _draw_sequence(label: Relation, generator: random.Random) -> Claim | None:
         said = generator.choice(
             (f"{one} {done} in the evening", f"{two} {done} in the morning", f"{one} and {two} are friends")
         )
-        return Claim(told, said, label, "that is not told")
+        return SentencePair(told, said, label, "that is not told")
     true, false = (
         f"{two} {done} {second} {one}",
         generator.choice((f"{two} {done} {first} {one}", f"{one} {done} {second} {two}")),
     )
-    return Claim(told, true if label == "entailment" else false, label, f"so {true}")
+    return SentencePair(told, true if label == "entailment" else false, label, f"so {true}")
 
 
-def _draw_frequency(label: Relation, generator: random.Random) -> Claim | None:
+def _draw_frequency(label: Relation, generator: random.Random) -> SentencePair | None:
     """Draw how often something is so."""
     subject, said_subject = person(generator)
     habit = generator.choice(_HABITS)
@@ -105,11 +105,11 @@ def _draw_frequency(label: Relation, generator: random.Random) -> Claim | None:
         if told != said and within(_FREQUENCIES[told], _FREQUENCIES[said]) == label:
             told_first = f"{subject} is {habit} {told}" if " " in told else f"{subject} is {told} {habit}"
             said_first = f"{said_subject} is {habit} {said}" if " " in said else f"{said_subject} is {said} {habit}"
-            return Claim(told_first, said_first, label, f"{told} is compared with {said}")
+            return SentencePair(told_first, said_first, label, f"{told} is compared with {said}")
     return None
 
 
-def _draw_clock(label: Relation, event: str, generator: random.Random) -> Claim | None:
+def _draw_clock(label: Relation, event: str, generator: random.Random) -> SentencePair | None:
     """Draw an hour or a year."""
     is_year = generator.random() < 0.4
     first, second = generator.sample(range(1900, 2030) if is_year else range(1, 13), 2)
@@ -119,11 +119,11 @@ def _draw_clock(label: Relation, event: str, generator: random.Random) -> Claim 
         said = generator.choice(
             (f"{event} {verb} {at} {first} in Paris", f"{event} was boring", f"the party {verb} {at} {second}")
         )
-        return (
-            Claim(f"{event} {verb} {at} {first}", said, label, "that is not told") if "the party" not in event else None
-        )
+        if "the party" in event:
+            return None
+        return SentencePair(f"{event} {verb} {at} {first}", said, label, "that is not told")
     if label == "contradiction":
         way = generator.choice((f"{verb} {at} {second}", f"{verb} {'after' if second > first else 'before'} {second}"))
-        return Claim(f"{event} {verb} {at} {first}", f"{event} {way}", label, f"{first} is not {second}")
+        return SentencePair(f"{event} {verb} {at} {first}", f"{event} {way}", label, f"{first} is not {second}")
     way = f"{verb} {'before' if second > first else 'after'} {second}"
-    return Claim(f"{event} {verb} {at} {first}", f"{event} {way}", label, f"{first} is compared with {second}")
+    return SentencePair(f"{event} {verb} {at} {first}", f"{event} {way}", label, f"{first} is compared with {second}")

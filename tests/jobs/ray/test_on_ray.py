@@ -1,6 +1,5 @@
 """Jobs on a real Ray of this machine, started once: what they write is what they write without it."""
 
-import json
 import os
 import signal
 import subprocess
@@ -14,7 +13,6 @@ from typing import Any
 import psutil
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner, Result
 
 from services.embed.bulk.embedder import EmbeddingError
 from services.embed.bulk.image_sources import list_images
@@ -23,11 +21,8 @@ from services.jobs.checkpoints import CheckpointSource
 from services.jobs.progress import Bar, Bars
 from services.jobs.ray.cluster import Cluster, Pool, RayError, RayOptions, connected
 from services.jobs.ray.pool import MAX_ATTEMPTS, Work, mapped
-from services.predict.extraction import command as extraction
 from tests.embed.bulk_sources import write_images, write_shard
 from tests.embed.tiny import write_tiny_checkpoint
-from tests.predict.extraction.test_command import assert_each_once, records, write_inputs
-from tests.predict.teacher_server import TeacherServer
 
 pytestmark = [
     pytest.mark.process,
@@ -199,32 +194,3 @@ except RayError as error:
     environment = {**os.environ, "RAY_TMPDIR": str(tmp_path)}
     command = [sys.executable, "-c", script]
     assert subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout == told
-
-
-@pytest.fixture
-def teacher() -> Iterator[TeacherServer]:
-    with TeacherServer(outputs={"Door 004": "No idea."}, refused={"Door 005": (400, "no red doors")}).beside() as one:
-        yield one
-
-
-def extract(teacher: TeacherServer, inputs: Path, *options: str) -> Result:
-    places = ["--output", str(inputs.with_name("rationales.jsonl")), "--inputs", str(inputs)]
-    asked = ["esnli", "--model", "big", "--base-url", teacher.url, "--concurrency", "2"]
-    return CliRunner().invoke(extraction.app, [*asked, *places, *options])
-
-
-def test_every_input_is_asked_once_by_workers_and_the_rest_without_them(
-    cluster: Cluster, teacher: TeacherServer, tmp_path: Path
-) -> None:
-    inputs = write_inputs(tmp_path / "inputs.jsonl", range(30))
-    done = extract(teacher, inputs, "--ray", "--workers", "2")
-    assert done.exit_code == 3, done.output
-    assert json.loads(done.stdout) == {"id": "n5", "status": 400, "reason": "400: no red doors"}
-    assert "29 outputs: 1 unparsed" in done.stderr
-    assert len(records(inputs)) == 29
-    teacher.refused = {}
-    assert extract(teacher, inputs).exit_code == 0
-    assert_each_once(inputs, 30)
-    assert {name: number for name, number in teacher.asked.items() if number != 1}.keys() == {
-        name for name in teacher.asked if "Door 005" in name
-    }

@@ -50,7 +50,7 @@ def write_inputs(path: Path, numbers: Sequence[int]) -> Path:
 
 def extract(server: TeacherServer, inputs: Path, *options: str, output: Path | None = None) -> Result:
     output = output or inputs.with_name("rationales.jsonl")
-    arguments = ["esnli", "--output", str(output), "--model", "big", "--base-url", server.url, "--inputs", str(inputs)]
+    arguments = ["esnli", "--output", str(output), "--model", "big", "--base-url", server.url, "--data", str(inputs)]
     return CliRunner().invoke(app, [*arguments, *options])
 
 
@@ -79,7 +79,7 @@ def test_every_input_gets_a_record_with_its_output_and_what_that_says(server: Te
 
 
 def test_prices_make_a_cost_and_tokens_that_are_not_counted_are_told(server: TeacherServer, inputs: Path) -> None:
-    prices = ("--price-per-million-input", "2.5", "--price-per-million-output", "10")
+    prices = ("--prices", "2.5", "10")
     assert "cost 0.0135" in extract(server, inputs, *prices, "--limit", "5").stderr
     # what was paid before counts as well
     server.counts_tokens = False
@@ -91,8 +91,8 @@ def test_prices_make_a_cost_and_tokens_that_are_not_counted_are_told(server: Tea
 def test_requests_hold_the_prompt_and_what_the_options_say(
     server: TeacherServer, inputs: Path, api: str, zero_shot: bool
 ) -> None:
-    extra = json.dumps({"max_tokens": None, "max_completion_tokens": 99, "seed": 3})
-    options = ("--api", api, "--temperature", "0.7", "--extra", extra, "--limit", "1")
+    extra = json.dumps({"max_tokens": None, "max_completion_tokens": 99, "seed": 3, "temperature": 0.7})
+    options = ("--api", api, "--extra", extra, "--limit", "1")
     assert extract(server, inputs, *options, *(["--zero-shot"] if zero_shot else [])).exit_code == 0
     prompts = load_prompts(ESNLI, is_zero_shot=zero_shot)
     values = {"premise": "Door 000 is red.", "hypothesis": "It is."}
@@ -165,7 +165,7 @@ def test_a_disk_that_is_full_stops_it_and_it_goes_on_when_there_is_room(server: 
 def extracting(server: TeacherServer, inputs: Path) -> subprocess.Popen[str]:
     """The command in a process of its own."""
     arguments = ["esnli", "--output", str(inputs.with_name("rationales.jsonl")), "--model", "big"]
-    arguments += ["--base-url", server.url, "--inputs", str(inputs), "--concurrency", "3"]
+    arguments += ["--base-url", server.url, "--data", str(inputs), "--concurrency", "3"]
     command = [sys.executable, "-m", "services.predict.extraction.command", *arguments]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
@@ -223,8 +223,8 @@ def files_of_at_most(num_bytes: int) -> Iterator[None]:
         (("--model", "other"), 'model was "big", and is "other"'),
         (("--zero-shot",), "--zero-shot was false, and is true"),
         (
-            ("--temperature", "0.5", "--max-tokens", "9"),
-            "--max-tokens was 256, and is 9; --temperature was 0.0, and is 0.5",
+            ("--extra", '{"temperature": 0.5}', "--max-tokens", "9"),
+            '--extra was {}, and is {"temperature": 0.5}; --max-tokens was 256, and is 9',
         ),
         (("--api", "completions"), 'api was "chat", and is "completions"'),
         (("--extra", '{"seed": 1}'), 'extra was {}, and is {"seed": 1}'),
@@ -423,7 +423,6 @@ def test_the_key_comes_from_the_environment_and_is_written_nowhere(
     [
         (("--extra", "{"), "not JSON"),
         (("--extra", "[1]"), "not a JSON object"),
-        (("--data", "."), "give --inputs or --data"),
         (("--concurrency", "0"), "concurrency"),
         (("--max-tokens", "0"), "max-tokens"),
     ],

@@ -1,10 +1,10 @@
-"""Claims about how many of some do something: all, most, some, none, both, at least, and their kinds."""
+"""Sentence pairs about how many of some do something: all, most, some, none, both, at least, and their kinds."""
 
 import random
 
 from starters.predict.everyday.naming import number_words
 from starters.predict.everyday.words import MEN, THINGS, WOMEN, listed
-from starters.predict.sentence_pairs.claim import Claim
+from starters.predict.sentence_pairs.frames import SentencePair
 from starters.predict.sentence_pairs.handwritten.balance import Words, draw_balanced, pairs_of
 from starters.predict.sentence_pairs.handwritten.doings import doings
 from starters.predict.sentence_pairs.handwritten.predicates import conjugated
@@ -76,7 +76,7 @@ _KIND_STEPS: tuple[tuple[tuple[str, ...], tuple[str, ...], str, Relation], ...] 
 )
 
 
-def draw_part(label: Relation, generator: random.Random) -> Claim | None:
+def draw_part(label: Relation, generator: random.Random) -> SentencePair | None:
     """Draw how many of some do something."""
     way = generator.random()
     if way < 0.4:
@@ -94,7 +94,7 @@ def draw_part(label: Relation, generator: random.Random) -> Claim | None:
     premise, hypothesis = generator.choice(told).format(n=first), generator.choice(said).format(n=second)
     if premise == hypothesis:
         return None
-    return Claim(_agreeing(premise, does), _agreeing(hypothesis, does), label, "", f"{premise} {hypothesis}")
+    return SentencePair(_agreeing(premise, does), _agreeing(hypothesis, does), label, "", f"{premise} {hypothesis}")
 
 
 def _agreeing(some: str, does: str) -> str:
@@ -147,7 +147,7 @@ def _plural(has: str) -> str:
 _GROUPS = listed("students children guests players nurses tourists workers neighbors soldiers girls boys")
 
 
-def draw_number_of_doers(label: Relation, generator: random.Random) -> Claim | None:
+def draw_number_of_doers(label: Relation, generator: random.Random) -> SentencePair | None:
     """Draw how many of a group did something."""
     doing, nouns = generator.choice(doings()), generator.choice(_GROUPS)
     if "{" in doing:
@@ -158,5 +158,5 @@ def draw_number_of_doers(label: Relation, generator: random.Random) -> Claim | N
     return (
         None
         if premise == hypothesis
-        else Claim(f"{premise} {past}", f"{hypothesis} {past}", label, "", f"{premise} {hypothesis}")
+        else SentencePair(f"{premise} {past}", f"{hypothesis} {past}", label, "", f"{premise} {hypothesis}")
     )

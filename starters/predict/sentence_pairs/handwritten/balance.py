@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from starters.predict.everyday.naming import choose
-from starters.predict.sentence_pairs.claim import Claim
+from starters.predict.sentence_pairs.frames import SentencePair
 from starters.predict.sentence_pairs.taxonomies import Relation
 
 # Premises and hypotheses for each label, as templates; and the words of one pair by their names in a template.
@@ -50,20 +50,24 @@ def _topics() -> Mapping[str, Pairs]:
 
 def draw_balanced(
     pairs: Pairs, draw_words: Callable[[random.Random], Words], label: Relation, generator: random.Random
-) -> Claim | None:
+) -> SentencePair | None:
     """Draw a pair with a label, or a hypothesis of another one with a premise that makes its label this one."""
     words, kind = draw_words(generator), label
     if generator.random() < EXCHANGE_RATE:
         kind = generator.choice([one for one in _LABELS if one != label])
     premise, hypothesis = (_filled(text, words, generator) for text in generator.choice(pairs[kind]))
     if kind == label:
-        return Claim(premise, hypothesis, label, "", hypothesis) if premise != hypothesis else None
+        return SentencePair(premise, hypothesis, label, "", hypothesis) if premise != hypothesis else None
     if label == "neutral":
         other = generator.choice(pairs[generator.choice(_LABELS)])[0]
         premise = _filled(other, draw_words(generator), generator)
-        return None if _content(premise) & _content(hypothesis) else Claim(premise, hypothesis, label, "", hypothesis)
+        return (
+            None
+            if _content(premise) & _content(hypothesis)
+            else SentencePair(premise, hypothesis, label, "", hypothesis)
+        )
     told = _telling(premise, hypothesis, kind, label, generator)
-    return Claim(told, hypothesis, label, "", hypothesis)
+    return SentencePair(told, hypothesis, label, "", hypothesis)
 
 
 def _filled(template: str, words: Words, generator: random.Random) -> str:

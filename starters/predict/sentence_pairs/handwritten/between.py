@@ -1,4 +1,4 @@
-"""Claims about two people, things or places: converses, what is true both ways, and what need not be."""
+"""Sentence pairs about two people, things or places: converses, what is true both ways, and what need not be."""
 
 import random
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from starters.predict.everyday.words import listed
-from starters.predict.sentence_pairs.claim import Claim
+from starters.predict.sentence_pairs.frames import SentencePair
 from starters.predict.sentence_pairs.handwritten.logic import Link, Subject, draw_logical, draw_named, draw_person
 from starters.predict.sentence_pairs.taxonomies import Relation
 
@@ -70,7 +70,7 @@ def _pair(kind: str, generator: random.Random) -> tuple[Subject, Subject]:
             return names[0], names[1]
 
 
-def draw_tie(label: Relation, generator: random.Random) -> Claim | None:
+def draw_tie(label: Relation, generator: random.Random) -> SentencePair | None:
     """Draw how one stands to another, and the converse, the same the other way round or something else."""
     kind = generator.choice(("people", "people", "people", "things", "places"))
     tie = generator.choice(ties()[kind])
@@ -78,10 +78,10 @@ def draw_tie(label: Relation, generator: random.Random) -> Claim | None:
 
     def written(
         text: str, subject: Subject, of: Subject, link: Link, said: tuple[str, Subject, Subject]
-    ) -> Claim | None:
+    ) -> SentencePair | None:
         second = said[0].replace("{o}", said[2].told)
-        claim = draw_logical(text.replace("{o}", of.told), second, link, subject, label, generator, other=said[1])
-        return claim and Claim(claim.premise, claim.hypothesis, label, "", f"{text} {said[0]}")
+        drawn = draw_logical(text.replace("{o}", of.told), second, link, subject, label, generator, other=said[1])
+        return drawn and SentencePair(drawn.premise, drawn.hypothesis, label, "", f"{text} {said[0]}")
 
     way = generator.random()
     if label == "neutral" and way < 0.45:

@@ -1,4 +1,4 @@
-"""Claims in the manner of captions: who does what, where, and wearing what, with one of these said again or changed."""
+"""Sentence pairs in the manner of captions: who does what, where, and wearing what, said again or changed."""
 
 import random
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from starters.predict.everyday.naming import choose
 from starters.predict.everyday.words import listed
-from starters.predict.sentence_pairs.claim import Claim, with_article
+from starters.predict.sentence_pairs.frames import SentencePair, with_article
 from starters.predict.sentence_pairs.taxonomies import Relation
 
 # Nouns, their plurals, wider nouns and nouns that exclude them.
@@ -94,7 +94,7 @@ def _draw_who(generator: random.Random) -> _Who:
         return _Who(noun, generator.choice(wider.split()), generator.choice(excluded.split()), is_plural, told)
 
 
-def draw_caption(label: Relation, generator: random.Random) -> Claim | None:
+def draw_caption(label: Relation, generator: random.Random) -> SentencePair | None:
     """Draw a caption, and a statement about who, what, where or what is worn."""
     scene, who = generator.choice(scenes()), _draw_who(generator)
     if generator.random() < 0.4:
@@ -131,10 +131,10 @@ def draw_caption(label: Relation, generator: random.Random) -> Claim | None:
     if generator.random() < 0.12 and f"the {who.noun} " in hypothesis:
         pronoun = "they" if who.is_plural else _pronoun(who)
         hypothesis = hypothesis.replace(f"the {who.noun} ", f"{pronoun} ", 1)
-    return Claim(premise, hypothesis, label, "", f"{scene.doing} {hypothesis.removeprefix(f'the {who.noun}')}")
+    return SentencePair(premise, hypothesis, label, "", f"{scene.doing} {hypothesis.removeprefix(f'the {who.noun}')}")
 
 
-def _draw_plain(label: Relation, scene: Scene, who: _Who, generator: random.Random) -> Claim | None:
+def _draw_plain(label: Relation, scene: Scene, who: _Who, generator: random.Random) -> SentencePair | None:
     """Draw a statement that a premise tells, denies or does not speak of, so that none is of one label only."""
     some = [
         scene.doing,
@@ -160,12 +160,14 @@ def _draw_plain(label: Relation, scene: Scene, who: _Who, generator: random.Rand
         is_denied = generator.random() < 0.4
         if is_near or said in scene.excluded or (said in scene.doing and generator.random() < 0.3):
             said = generator.choice(("at home", "in the city", "on vacation", "sitting", "outdoors", "at work"))
-        return Claim(f"{who.told} {be} {told}", f"{subject} {be}{no if is_denied else ''} {said}", label, "", step)
+        return SentencePair(
+            f"{who.told} {be} {told}", f"{subject} {be}{no if is_denied else ''} {said}", label, "", step
+        )
     is_denied = generator.random() < 0.4
     if generator.random() < 0.15 and said in (scene.doing, *scene.excluded):
         premise = f"{generator.choice(('everybody is watching', 'they are all silent'))}, and nobody is {said}"
         hypothesis = f"nobody is {said}" if label == "entailment" else f"{_some(who.noun, who)} {be} {said}"
-        return Claim(premise, hypothesis, label, "", step)
+        return SentencePair(premise, hypothesis, label, "", step)
     is_so = f"not {said}" if is_denied else said
     premise = generator.choice(
         (
@@ -175,7 +177,7 @@ def _draw_plain(label: Relation, scene: Scene, who: _Who, generator: random.Rand
         )
     )
     is_said_denied = is_denied is (label == "entailment")
-    return Claim(premise, f"{subject} {be}{no if is_said_denied else ''} {said}", label, "", step)
+    return SentencePair(premise, f"{subject} {be}{no if is_said_denied else ''} {said}", label, "", step)
 
 
 def _pronoun(who: _Who) -> str:

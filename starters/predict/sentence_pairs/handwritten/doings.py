@@ -1,4 +1,4 @@
-"""Claims about what somebody did, did not do, or wanted to do, and about actions that are opposites."""
+"""Sentence pairs about what somebody did, did not do, or wanted to do, and about actions that are opposites."""
 
 import random
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from starters.predict.everyday.words import MEN, WOMEN, listed
-from starters.predict.sentence_pairs.claim import Claim
+from starters.predict.sentence_pairs.frames import SentencePair
 from starters.predict.sentence_pairs.handwritten.balance import Words, draw_balanced, pairs_of
 from starters.predict.sentence_pairs.handwritten.logic import Link, Subject, draw_logical, draw_person
 from starters.predict.sentence_pairs.handwritten.predicates import conjugated, plural
@@ -141,7 +141,7 @@ def _lines(name: str) -> list[str]:
     return [line for line in text.splitlines() if line and not line.startswith("#")]
 
 
-def draw_doing(label: Relation, generator: random.Random) -> Claim | None:
+def draw_doing(label: Relation, generator: random.Random) -> SentencePair | None:
     """Draw whether somebody did something after a premise that tells, denies or leaves open that it was done."""
     doing, subject = _Doing(generator.choice(doings())), draw_person(generator)
     way = generator.random()
@@ -162,12 +162,16 @@ def draw_doing(label: Relation, generator: random.Random) -> Claim | None:
                 return None
             told = generator.choice((*_DONE, *_UNDONE))
             premise = f"{subject.told} {doing.filled(told, subject)}"
-            return Claim(
+            return SentencePair(
                 premise, f"{subject.said} {other.filled(said, subject)}", label, "", f"{doing.base} {other.base}"
             )
     premise = f"{subject.told} {doing.filled(told, subject)}"
     hypothesis = f"{subject.said} {doing.filled(said, subject)}"
-    return None if premise == hypothesis else Claim(premise, hypothesis, label, "", f"{told} {said} {doing.base}"[:40])
+    return (
+        None
+        if premise == hypothesis
+        else SentencePair(premise, hypothesis, label, "", f"{told} {said} {doing.base}"[:40])
+    )
 
 
 def _somebody(generator: random.Random) -> Words:
@@ -177,7 +181,7 @@ def _somebody(generator: random.Random) -> Words:
     return {"one": one, "two": two, "other": other, "base": base, "past": conjugated(base, "past")}
 
 
-def draw_opposite(label: Relation, generator: random.Random) -> Claim | None:
+def draw_opposite(label: Relation, generator: random.Random) -> SentencePair | None:
     """Draw two actions that exclude each other, or that have nothing to do with each other."""
     link: Link = "excludes"
     pair = list(generator.choice(opposites()))
@@ -202,5 +206,5 @@ def draw_opposite(label: Relation, generator: random.Random) -> Claim | None:
     subject = draw_person(generator)
     if subject.is_plural and any("{his}" in one for one in pair):
         return None
-    claim = draw_logical(first, second, link, subject, label, generator)
-    return claim and Claim(claim.premise, claim.hypothesis, label, claim.reason, " / ".join(sorted(pair)))
+    drawn = draw_logical(first, second, link, subject, label, generator)
+    return drawn and SentencePair(drawn.premise, drawn.hypothesis, label, drawn.reason, " / ".join(sorted(pair)))

@@ -1,4 +1,4 @@
-"""Claims from groups of words that were written by hand, as trees, with the sentences that they stand in.
+"""Sentence pairs from groups of words that were written by hand, as trees, with the sentences that they stand in.
 
 `texts/people.txt` tells the form of a group. A group makes pairs of statements about one subject: a narrower word
 implies a wider one, words side by side exclude each other, and what one group says of a person leaves another open.
@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from starters.predict.everyday.words import listed
-from starters.predict.sentence_pairs.claim import Claim, with_article
+from starters.predict.sentence_pairs.frames import SentencePair, with_article
 from starters.predict.sentence_pairs.handwritten.logic import Link, Subject, draw_logical, draw_named, draw_person
 from starters.predict.sentence_pairs.taxonomies import Relation
 
@@ -147,7 +147,7 @@ _EITHER_WAY = frozenset(
 )
 
 
-def draw_grouped(label: Relation, generator: random.Random) -> Claim | None:
+def draw_grouped(label: Relation, generator: random.Random) -> SentencePair | None:
     """Draw two statements about one subject, of one group of words or of two."""
     group = generator.choice(groups())
     if len(group.nodes) < 12 and generator.random() < 0.4:
@@ -167,10 +167,10 @@ def draw_grouped(label: Relation, generator: random.Random) -> Claim | None:
         return None
     if words[0].startswith("very ") and words[1] in words[0] and generator.random() < 0.5:
         return None
-    claim = draw_logical(frame.filled(words[0]), frame.filled(words[1]), link, subject, label, generator)
-    if claim is None:
+    drawn = draw_logical(frame.filled(words[0]), frame.filled(words[1]), link, subject, label, generator)
+    if drawn is None:
         return None
-    return Claim(claim.premise, claim.hypothesis, label, claim.reason, " / ".join(sorted(words)))
+    return SentencePair(drawn.premise, drawn.hypothesis, label, drawn.reason, " / ".join(sorted(words)))
 
 
 def _pair(
@@ -194,7 +194,7 @@ def _pair(
     return None
 
 
-def _draw_open(group: Group, subject: Subject, generator: random.Random) -> Claim | None:
+def _draw_open(group: Group, subject: Subject, generator: random.Random) -> SentencePair | None:
     """Draw two statements of two topics of which neither decides the other."""
     same_subjects = [one for one in groups() if one.topic != group.topic and _share(one, group, subject)]
     if not same_subjects:
@@ -206,8 +206,8 @@ def _draw_open(group: Group, subject: Subject, generator: random.Random) -> Clai
     for one in (group, other):
         words = generator.choice(generator.choice(one.nodes).words)
         texts.append(generator.choice(one.frames).filled(words))
-    claim = draw_logical(texts[0], texts[1], "open", subject, "neutral", generator)
-    return claim and Claim(claim.premise, claim.hypothesis, "neutral", "", f"{texts[0]} / {texts[1]}")
+    drawn = draw_logical(texts[0], texts[1], "open", subject, "neutral", generator)
+    return drawn and SentencePair(drawn.premise, drawn.hypothesis, "neutral", "", f"{texts[0]} / {texts[1]}")
 
 
 def _share(one: Group, other: Group, subject: Subject) -> bool:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from starters.predict.drawing import capitalised
 from starters.predict.everyday.words import MEN, SURNAMES, WOMEN, listed
-from starters.predict.sentence_pairs.claim import Claim
+from starters.predict.sentence_pairs.frames import SentencePair
 from starters.predict.sentence_pairs.handwritten.predicates import denied, past, plural
 from starters.predict.sentence_pairs.taxonomies import Relation
 
@@ -176,8 +176,8 @@ def draw_logical(
     generator: random.Random,
     *,
     other: Subject | None = None,
-) -> Claim | None:
-    """Write a pair of statements as a claim with a label; None if the pair has none.
+) -> SentencePair | None:
+    """Write a pair of statements with a label; None if they can have none.
 
     `other` is the subject of the second one, if that has another.
     """
@@ -196,7 +196,7 @@ def draw_logical(
     if not is_told_denied and not is_past and not told.startswith("!") and generator.random() < 0.1:
         premise = _with_addition(premise, told, generator)
     reason = "" if other else _reason(told, said, is_told_denied, is_said_denied, label)
-    return Claim(premise, hypothesis, label, reason, f"{told} / {said}")
+    return SentencePair(premise, hypothesis, label, reason, f"{told} / {said}")
 
 
 def _with_addition(premise: str, told: str, generator: random.Random) -> str:

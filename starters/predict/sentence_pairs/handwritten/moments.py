@@ -1,10 +1,10 @@
-"""Claims about days, seasons, opening hours, what comes first, how long something lasts, and what is over."""
+"""Sentence pairs about days, seasons, opening hours, what comes first, how long something lasts, and what is over."""
 
 import random
 
 from starters.predict.everyday.naming import number_words
 from starters.predict.everyday.words import MEN, WOMEN, listed
-from starters.predict.sentence_pairs.claim import Claim, with_article
+from starters.predict.sentence_pairs.frames import SentencePair, with_article
 from starters.predict.sentence_pairs.handwritten.balance import Words, draw_balanced, pairs_of
 from starters.predict.sentence_pairs.taxonomies import Relation
 
@@ -39,7 +39,7 @@ def _clock(hour: int, generator: random.Random) -> str:
     return f"{word}{generator.choice(('', '', ' o’clock')).replace('’', chr(39))}"
 
 
-def draw_moment(label: Relation, generator: random.Random) -> Claim | None:
+def draw_moment(label: Relation, generator: random.Random) -> SentencePair | None:
     """Draw when something is, was or will be, and what follows for another time."""
     topic = generator.choice(("calendar", "hours", "hours", "order", "order", "lasting", "tense", "tense"))
     return draw_balanced(pairs_of(topic), _WORDS[topic], label, generator)

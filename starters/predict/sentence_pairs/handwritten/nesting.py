@@ -1,10 +1,10 @@
-"""Claims about a place in a place, the way from one to another, and things that were moved."""
+"""Sentence pairs about a place in a place, the way from one to another, and things that were moved."""
 
 import random
 from collections.abc import Mapping
 
 from starters.predict.everyday.words import listed
-from starters.predict.sentence_pairs.claim import Claim
+from starters.predict.sentence_pairs.frames import SentencePair
 from starters.predict.sentence_pairs.handwritten.balance import Words, draw_balanced, pairs_of
 from starters.predict.sentence_pairs.handwritten.logic import draw_named, draw_person
 from starters.predict.sentence_pairs.handwritten.predicates import plural
@@ -53,7 +53,7 @@ _STANDS = listed(
 )
 
 
-def draw_nesting(label: Relation, generator: random.Random) -> Claim | None:
+def draw_nesting(label: Relation, generator: random.Random) -> SentencePair | None:
     """Draw where somebody or something is, was or went."""
     topic = generator.choice(("whole", "whole", "way", "item", "item"))
     return draw_balanced(pairs_of(topic), _WORDS[topic], label, generator)

@@ -1,9 +1,9 @@
-"""Claims from rules, conditions, reasons, and chains of comparisons."""
+"""Sentence pairs from rules, conditions, reasons, and chains of comparisons."""
 
 import random
 
 from starters.predict.everyday.words import MEN, WOMEN, listed
-from starters.predict.sentence_pairs.claim import Claim
+from starters.predict.sentence_pairs.frames import SentencePair
 from starters.predict.sentence_pairs.handwritten.balance import Words, draw_balanced, pairs_of
 from starters.predict.sentence_pairs.handwritten.doings import doings
 from starters.predict.sentence_pairs.handwritten.predicates import conjugated
@@ -19,7 +19,7 @@ _QUALITIES = listed(
 )
 
 
-def draw_reasoning(label: Relation, generator: random.Random) -> Claim | None:
+def draw_reasoning(label: Relation, generator: random.Random) -> SentencePair | None:
     """Draw what follows from two statements together, or from one within another."""
     return draw_balanced(pairs_of("reasoning"), _words, label, generator)
 

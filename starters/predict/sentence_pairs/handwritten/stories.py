@@ -1,4 +1,4 @@
-"""Claims from what people do and what follows from it, all written by hand."""
+"""Sentence pairs from what people do and what follows from it, all written by hand."""
 
 import random
 import re
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from starters.predict.sentence_pairs.claim import Claim
+from starters.predict.sentence_pairs.frames import SentencePair
 from starters.predict.sentence_pairs.handwritten.groups import groups
 from starters.predict.sentence_pairs.handwritten.logic import Link, Subject, draw_logical, draw_person, sentence_of
 from starters.predict.sentence_pairs.taxonomies import Relation
@@ -61,7 +61,7 @@ def _is_singular(text: str) -> bool:
     return is_of_one(text) or text.startswith("!") or " twin" in text or "{his}" in text or "{him" in text
 
 
-def draw_story(label: Relation, generator: random.Random) -> Claim | None:
+def draw_story(label: Relation, generator: random.Random) -> SentencePair | None:
     """Draw what somebody does, and what follows, is excluded or stays open."""
     story = generator.choice(stories())
     way = generator.random()
@@ -74,7 +74,7 @@ def draw_story(label: Relation, generator: random.Random) -> Claim | None:
     return draw_logical(story.told, said, link, subject, label, generator)
 
 
-def _draw_elsewhere(said: str, generator: random.Random) -> Claim | None:
+def _draw_elsewhere(said: str, generator: random.Random) -> SentencePair | None:
     """Draw something else about a person as the premise of a story's hypothesis."""
     group = generator.choice([one for one in groups() if one.topic in _ELSEWHERE])
     told = generator.choice(group.frames).filled(generator.choice(generator.choice(group.nodes).words))
@@ -85,7 +85,7 @@ def _draw_elsewhere(said: str, generator: random.Random) -> Claim | None:
     return draw_logical(told, said, "open", subject, "neutral", generator)
 
 
-def _draw_joined(told: str, said: str, label: Relation, generator: random.Random) -> Claim | None:
+def _draw_joined(told: str, said: str, label: Relation, generator: random.Random) -> SentencePair | None:
     """Tell both statements, and say one of them or its denial; or deny the second and say it."""
     subject = draw_subject((told, said), generator)
     if said.startswith("!"):
@@ -101,4 +101,6 @@ def _draw_joined(told: str, said: str, label: Relation, generator: random.Random
     if first is None or second is None or hypothesis is None or second.startswith(("it ", "It ")):
         return None
     link = "but" if is_denied else "and"
-    return Claim(f"{first} {link}{' ' if second[0] != ' ' else ''}{second}", hypothesis, label, "", f"{told} / {said}")
+    return SentencePair(
+        f"{first} {link}{' ' if second[0] != ' ' else ''}{second}", hypothesis, label, "", f"{told} / {said}"
+    )

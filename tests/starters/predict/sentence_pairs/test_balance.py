@@ -46,11 +46,11 @@ def draw_name(generator: random.Random) -> Words:
 def test_a_hypothesis_gets_premises_of_each_label(label: Relation) -> None:
     generator = random.Random(1)
     drawn = [draw_balanced(PAIRS, draw_name, label, generator) for _ in range(300)]
-    claims = [claim for claim in drawn if claim is not None]
-    assert {claim.hypothesis.split(" ", 1)[1] for claim in claims} == {"went away", "stayed", "was late"}
-    for claim in claims:
-        if label == "neutral" and not claim.hypothesis.endswith("late"):
-            assert claim.premise.split(" ")[0] != claim.hypothesis.split(" ")[0]
+    kept = [one for one in drawn if one is not None]
+    assert {one.hypothesis.split(" ", 1)[1] for one in kept} == {"went away", "stayed", "was late"}
+    for one in kept:
+        if label == "neutral" and not one.hypothesis.endswith("late"):
+            assert one.premise.split(" ")[0] != one.hypothesis.split(" ")[0]
 
 
 def test_every_topic_has_pairs_of_each_label() -> None:

@@ -1,4 +1,4 @@
-"""Everyday inferences: three labels of every kind of claim, in whole sentences."""
+"""Everyday inferences: three labels of every kind of pair, in whole sentences."""
 
 import random
 import re
@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from starters.predict.inferences import INFERENCES
-from starters.predict.sentence_pairs.claim import judged
+from starters.predict.sentence_pairs.frames import judged
 from starters.predict.sentence_pairs.inferences import DRAWS, draw_everyday_inference, draw_word_inference
 from starters.predict.sentence_pairs.taxonomies import quality_groups, taxonomy
 
@@ -37,9 +37,9 @@ def test_every_kind_of_claim_has_each_label(draw) -> None:  # type: ignore[no-un
     generator = random.Random(draw.__name__)
     for label in ("entailment", "neutral", "contradiction"):
         drawn = [draw(label, generator) for _ in range(60)]
-        found = [claim for claim in drawn if claim is not None]
+        found = [one for one in drawn if one is not None]
         assert len(found) > 5
-        assert {claim.label for claim in found} == {label}
+        assert {one.label for one in found} == {label}
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ ANNA = Subject("Anna", "she", "she")
 def pairs(first: str, second: str, link: Link, label: Relation) -> set[tuple[str, str]]:
     generator = random.Random(f"{first} {second} {link} {label}")
     drawn = [draw_logical(first, second, link, ANNA, label, generator) for _ in range(400)]
-    return {(claim.premise, claim.hypothesis) for claim in drawn if claim is not None}
+    return {(one.premise, one.hypothesis) for one in drawn if one is not None}
 
 
 def test_what_implies_a_statement_is_excluded_by_its_denial() -> None:

@@ -1,4 +1,4 @@
-"""Claims about qualities, kinds, actions, places and times: a premise's words against a hypothesis's, by taxonomies."""
+"""Sentence pairs about qualities, kinds, actions and people: the words of both sentences compared by taxonomies."""
 
 import random
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ OPPOSITES = (
 
 
 @dataclass(frozen=True)
-class Claim:
+class SentencePair:
     """A premise and a hypothesis without full stops, the label, its reason if known, and what it is held out by."""
 
     premise: str
@@ -121,8 +121,8 @@ def is_unclear(told: str, said: str) -> bool:
 
 def draw_by_frames(
     words: Taxonomy, frames: Sequence[Frame], subject: tuple[str, str], label: Relation, generator: random.Random
-) -> Claim | None:
-    """Draw a claim with a label from a taxonomy and its frames; `subject` is that of premise and hypothesis."""
+) -> SentencePair | None:
+    """Draw a pair with a label from a taxonomy and its frames; `subject` is that of premise and hypothesis."""
     for _ in range(MAX_TRIES):
         frame = generator.choice(frames)
         is_told = frame.denied_premise is None or generator.random() < 0.85
@@ -139,7 +139,7 @@ def draw_by_frames(
         premise = frame.premise if is_told else frame.denied_premise or ""
         hypothesis = frame.hypothesis if is_said else frame.denied_hypothesis or ""
         values = {"s": subject[0], "S": subject[1]}
-        return Claim(
+        return SentencePair(
             premise.format(**values, x=told, ax=with_article(told)),
             hypothesis.format(**values, x=said, ax=with_article(said)),
             label,
@@ -170,7 +170,7 @@ def thing(kind: str, generator: random.Random) -> tuple[str, str]:
     return f"{owner} {noun}", f"{owner} {noun}"
 
 
-def draw_quality(label: Relation, generator: random.Random) -> Claim | None:
+def draw_quality(label: Relation, generator: random.Random) -> SentencePair | None:
     """Draw qualities of one subject, of one group or of two."""
     kind = generator.choice(("any", "any", "person", "person", "food", "place", "event", "device"))
     groups, subject = quality_groups(kind), thing(kind, generator)
@@ -183,23 +183,23 @@ def draw_quality(label: Relation, generator: random.Random) -> Claim | None:
             said = generator.choice(group.words)
             if other_subject[0].split()[-1] == subject[0].split()[-1]:
                 return None
-            return Claim(
+            return SentencePair(
                 f"{subject[0]} is {told}", f"{other_subject[0]} is {said}", label, f"{other_subject[0]} is another"
             )
         no = "" if generator.random() < 0.8 else " not"
         reason = f"what is {told} may be {said} or not"
-        return _noun_phrase(subject, told, said, no, label, reason, generator) or Claim(
+        return _noun_phrase(subject, told, said, no, label, reason, generator) or SentencePair(
             f"{subject[0]} is {told}", f"{subject[1]} is{no} {said}", label, reason
         )
-    claim = draw_by_frames(group, _is_frames(), subject, label, generator)
-    if claim is None or generator.random() < 0.6:
-        return claim
-    return _varied(claim, subject, group, groups, generator)
+    drawn = draw_by_frames(group, _is_frames(), subject, label, generator)
+    if drawn is None or generator.random() < 0.6:
+        return drawn
+    return _varied(drawn, subject, group, groups, generator)
 
 
 def _noun_phrase(
     subject: tuple[str, str], told: str, said: str, no: str, label: Relation, reason: str, generator: random.Random
-) -> Claim | None:
+) -> SentencePair | None:
     """Put the premise's quality before its noun, if it may stand there."""
     noun = subject[0].split()[-1]
     is_simple = not any(
@@ -219,28 +219,32 @@ def _noun_phrase(
             ("this is", ""),
         )
     )
-    return Claim(f"{start} {with_article(f'{told} {noun}')}{end}", f"the {noun} is{no} {said}", label, reason)
+    return SentencePair(f"{start} {with_article(f'{told} {noun}')}{end}", f"the {noun} is{no} {said}", label, reason)
 
 
 def _varied(
-    claim: Claim, subject: tuple[str, str], group: Taxonomy, groups: Sequence[Taxonomy], generator: random.Random
-) -> Claim:
-    """Write a claim with another quality in its premise, an adverb, or its quality before the noun."""
-    told = claim.premise.removeprefix(f"{subject[0]} is ")
-    if told == claim.premise or told.startswith("not "):
-        return claim
+    drawn: SentencePair, subject: tuple[str, str], group: Taxonomy, groups: Sequence[Taxonomy], generator: random.Random
+) -> SentencePair:
+    """Write a pair with another quality in its premise, an adverb, or its quality before the noun."""
+    told = drawn.premise.removeprefix(f"{subject[0]} is ")
+    if told == drawn.premise or told.startswith("not "):
+        return drawn
     way = generator.randrange(3)
     if way == 0:
         other = generator.choice(generator.choice([one for one in groups if one is not group]).words)
         pair = (told, other) if generator.random() < 0.5 else (other, told)
-        return Claim(f"{subject[0]} is {pair[0]} and {pair[1]}", claim.hypothesis, claim.label, claim.reason)
-    said = claim.hypothesis.removeprefix(f"{subject[1]} is ")
-    if way == 1 and said != claim.hypothesis and not said.startswith("not "):
-        found = _noun_phrase(subject, told, said, "", claim.label, claim.reason, generator)
-        return found or claim
+        return SentencePair(f"{subject[0]} is {pair[0]} and {pair[1]}", drawn.hypothesis, drawn.label, drawn.reason)
+    said = drawn.hypothesis.removeprefix(f"{subject[1]} is ")
+    if way == 1 and said != drawn.hypothesis and not said.startswith("not "):
+        found = _noun_phrase(subject, told, said, "", drawn.label, drawn.reason, generator)
+        return found or drawn
     adverb = generator.choice(("very", "really", "quite", "completely"))
     is_plain = len(told.split()) == 1 and told not in ("on", "off", "wooden", "over")
-    return Claim(f"{subject[0]} is {adverb} {told}", claim.hypothesis, claim.label, claim.reason) if is_plain else claim
+    return (
+        SentencePair(f"{subject[0]} is {adverb} {told}", drawn.hypothesis, drawn.label, drawn.reason)
+        if is_plain
+        else drawn
+    )
 
 
 _KIND_FRAMES = (
@@ -289,7 +293,7 @@ _TOPS = (
 )
 
 
-def draw_kind(label: Relation, generator: random.Random) -> Claim | None:
+def draw_kind(label: Relation, generator: random.Random) -> SentencePair | None:
     """Draw kinds of things: what belongs to a kind, and what excludes it."""
     if generator.random() < 0.12:
         return _draw_wordnet(label, generator)
@@ -305,7 +309,7 @@ def draw_kind(label: Relation, generator: random.Random) -> Claim | None:
     return draw_by_frames(some if generator.random() < 0.75 else words, frames, subject, label, generator)
 
 
-def _draw_wordnet(label: Relation, generator: random.Random) -> Claim | None:
+def _draw_wordnet(label: Relation, generator: random.Random) -> SentencePair | None:
     """Draw a noun of WordNet and its kind."""
     noun, kind = generator.choice(wordnet_kinds())
     frame = generator.choice([one for one in _KIND_FRAMES if "animal" not in one.premise])
@@ -318,7 +322,7 @@ def _draw_wordnet(label: Relation, generator: random.Random) -> Claim | None:
     else:
         hypothesis = frame.hypothesis
     values = {"s": subject[0], "S": subject[1]}
-    return Claim(
+    return SentencePair(
         frame.premise.format(**values, x=told, ax=with_article(told)),
         hypothesis.format(**values, x=said, ax=with_article(said)),
         label,
@@ -346,7 +350,7 @@ _PERSON_FRAMES = (
 )
 
 
-def draw_person_kind(label: Relation, generator: random.Random) -> Claim | None:
+def draw_person_kind(label: Relation, generator: random.Random) -> SentencePair | None:
     """Draw what a person is or wears."""
     subject = person(generator)
     way = generator.randrange(3)
@@ -358,7 +362,7 @@ def draw_person_kind(label: Relation, generator: random.Random) -> Claim | None:
     return draw_by_frames(taxonomy("people"), _PERSON_FRAMES, subject, label, generator)
 
 
-def draw_action(label: Relation, generator: random.Random) -> Claim | None:
+def draw_action(label: Relation, generator: random.Random) -> SentencePair | None:
     """Draw what somebody is doing, with a place or a time that the hypothesis may leave out."""
     subject = person(generator)
     if label == "neutral" and generator.random() < 0.7:
@@ -366,7 +370,7 @@ def draw_action(label: Relation, generator: random.Random) -> Claim | None:
         said = generator.choice(quality_groups("person"))
         if generator.random() < 0.5:
             place = generator.choice(taxonomy("places").words)
-            return Claim(
+            return SentencePair(
                 f"{subject[0]} is {told}", f"{subject[1]} is {told} {place}", label, "where it is was not told"
             )
         quality = generator.choice(said.words)
@@ -385,14 +389,14 @@ def draw_action(label: Relation, generator: random.Random) -> Claim | None:
             "noisy",
         ):
             return None
-        return Claim(
+        return SentencePair(
             f"{subject[0]} is {told}", f"{subject[1]} is {quality}", label, f"whether one is {quality} was not told"
         )
     frames = _is_frames()[:2]
-    claim = draw_by_frames(taxonomy("activities"), frames, subject, label, generator)
-    if claim is None or generator.random() < 0.5 or " not " in claim.premise or "n't" in claim.premise:
-        return claim
+    drawn = draw_by_frames(taxonomy("activities"), frames, subject, label, generator)
+    if drawn is None or generator.random() < 0.5 or " not " in drawn.premise or "n't" in drawn.premise:
+        return drawn
     extra = generator.choice(
         (*taxonomy("places").words, *taxonomy("hours").words, "with a friend", "alone", "right now")
     )
-    return Claim(f"{claim.premise} {extra}", claim.hypothesis, claim.label, claim.reason)
+    return SentencePair(f"{drawn.premise} {extra}", drawn.hypothesis, drawn.label, drawn.reason)
