@@ -146,7 +146,7 @@ BUDGETS = {
     "services/core": 12_300,
     "services/nn": 1_600,
     "services/jobs": 4_600,
-    "services/curate": 4_700,
+    "services/curate": 4_600,
     "services/embed": 20_600,
     "services/generate": 13_600,
     "services/predict": 7_600,

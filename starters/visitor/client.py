@@ -53,7 +53,7 @@ class VisitorClient:
     def __init__(self, address: Address) -> None:
         self._address = address
         self._url = address.url.rstrip("/")
-        self._places = asyncio.Semaphore(address.concurrency)
+        self._permits = asyncio.Semaphore(address.concurrency)
         self.rejections: dict[str, int] = {}
 
     async def __aenter__(self) -> Self:
@@ -75,7 +75,7 @@ class VisitorClient:
         """
 
         async def ask_one(question: Question) -> Asked:
-            async with self._places:
+            async with self._permits:
                 reply = await self._reply(question)
             on_answer()
             return Asked(question, reply, self._address.threshold)

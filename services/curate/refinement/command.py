@@ -15,9 +15,8 @@ from services.core.logs import log_warnings_to_stderr
 from services.core.refusals import Refused
 from services.core.store.errors import StoreError
 from services.curate.data.pairs import write_pairs, write_published
-from services.curate.refinement.data_card import data_card
 from services.curate.refinement.loading import DEFAULT_CACHE, CacheFolder, Models, load_models, named_references
-from services.curate.refinement.report import accuracy_table, count_table, histograms, report, scarce
+from services.curate.refinement.report import accuracy_table, count_table, data_card, histograms, report, scarce
 from services.curate.refinement.scores import Scored, blind_results, refine_pairs, score_pairs
 from services.curate.sugarcrepe import MAX_MODELS
 from services.jobs.checkpoints import Device

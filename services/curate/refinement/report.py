@@ -1,7 +1,7 @@
-"""Reports of a refinement: tables, and histograms of the gaps before and after (Figures 4.1 and 4.4)."""
+"""Reports of a refinement: tables, histograms of the gaps before and after (Figures 4.1 and 4.4), and a data card."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from services.curate.intervals import wilson
 from services.curate.refinement.scores import BlindResult, Scored
 from services.jobs.plots import Curve, Panel, draw
+from services.jobs.sugarcrepe import FORMS, Pair
 from services.jobs.tables import MISSING, Table
 
 # Wilson's interval of 50 % of as many pairs is nearly 10 points on either side.
@@ -17,6 +18,13 @@ SCARCE = 100
 # Bins of a histogram over −1..1; a bin in the middle holds the smallest gaps of both signs.
 NUM_BINS = 41
 NAMED_GAPS = (-1.0, -0.5, 0.0, 0.5, 1.0)
+# Of the data card.
+FIELDS = (
+    ("filename", "Name of the image"),
+    ("caption", "Caption that is true of the image"),
+    ("negative_caption", "Caption that differs from it in little and is false of the image"),
+)
+NUM_EXAMPLES = 2
 
 
 def accuracy(result: BlindResult) -> float | None:
@@ -95,3 +103,70 @@ def _percent(result: BlindResult) -> str:
 def _shares(gaps: NDArray[np.float64], edges: NDArray[np.float64]) -> list[float]:
     counts, _ = np.histogram(gaps, edges)
     return [float(count) for count in 100 * counts / max(1, len(gaps))]
+
+
+def data_card(
+    name: str, pairs: Sequence[Pair], tables: Sequence[Table], *, models: Mapping[str, str], licence: str | None
+) -> str:
+    """Write the card of a refined data set as Markdown, with the sections of SugarCrepe's own."""
+    origins = Counter(pair.made_by or "not stated" for pair in pairs)
+    balanced = ", ".join(f"{title} (`{reference}`)" for title, reference in models.items())
+    return "\n".join(
+        [
+            f"# Data card: {name}",
+            "",
+            "## Overview",
+            "",
+            f"{len(pairs):,} pairs of captions of {len({pair.filename for pair in pairs}):,} images.",
+            "A model is given an image and two captions that differ in little, and has to choose the true one.",
+            "A guess is right for 50 %.",
+            "",
+            *(f"- {title}" for title in _forms(pairs)),
+            "",
+            "## Fields",
+            "",
+            Table.of_texts("", ("Field", "Content"), FIELDS, num_names=2).to_markdown(),
+            "## Examples",
+            "",
+            *_examples(pairs),
+            "",
+            "## Origin",
+            "",
+            *(f"- {origin}: {number:,} pairs" for origin, number in origins.most_common()),
+            "",
+            "## Refinement",
+            "",
+            "Within each type, pairs were dropped until each of these models of texts alone prefers the true caption",
+            f"in as many pairs as the false one: {balanced}. A pair on which a model ties is counted as wrong.",
+            "",
+            *(table.to_markdown() for table in tables),
+            "## Use",
+            "",
+            "For evaluating models of images and texts. What the length of captions and other models of texts give",
+            "away is not balanced: measure it with `fovea curate audit`. Whether a negative caption is false of its",
+            "image was not examined here.",
+            "",
+            "## Licence",
+            "",
+            licence or "Not stated.",
+        ]
+    )
+
+
+def _forms(pairs: Sequence[Pair]) -> list[str]:
+    counts = Counter(pair.kind for pair in pairs)
+    return [
+        f"{form}: " + ", ".join(f"{kind} {counts[kind]:,}" for kind in kinds)
+        for form, kinds in FORMS.items()
+        if any(counts[kind] for kind in kinds)
+    ]
+
+
+def _examples(pairs: Sequence[Pair]) -> list[str]:
+    shown = [
+        pair
+        for kind in dict.fromkeys(pair.kind for pair in pairs)
+        for pair in [one for one in pairs if one.kind == kind][:NUM_EXAMPLES]
+    ]
+    rows = [(pair.kind, pair.caption, pair.negative_caption) for pair in shown]
+    return [Table.of_texts("", ("Type", "True", "False"), rows, num_names=3).to_markdown().rstrip()]

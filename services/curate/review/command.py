@@ -17,7 +17,7 @@ from services.curate.review.review import Review, export_lines
 from services.curate.review.verdicts import VerdictFile
 from services.jobs.options import command_line, output_file
 from services.jobs.published_data import MissingData
-from services.jobs.sugarcrepe import BadPairs, Pair, published_pairs, read_pairs
+from services.jobs.sugarcrepe import BadPairs, Pair, load_pairs
 
 DEFAULT_PORT = 8090
 
@@ -83,7 +83,7 @@ def review(
 
 def _read(path: Path) -> list[Pair]:
     try:
-        pairs = published_pairs(path) if path.is_dir() else read_pairs(path)
+        pairs = load_pairs(path)
     except (BadPairs, MissingData, UnicodeDecodeError) as bad:
         raise typer.BadParameter(str(bad), param_hint="PAIRS") from None
     if not pairs:

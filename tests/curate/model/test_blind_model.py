@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from services.curate.model.blind_model import BlindModel
-from services.curate.model.score_cache import ScoreCache, folder_digest
+from services.curate.model.blind_model import BlindModel, ScoreCache, folder_digest
 from services.nn.sentence_scores import SentenceScorer
 from tests.tiny_text_models import write_tiny_causal, write_tiny_grammar
 
