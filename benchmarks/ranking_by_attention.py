@@ -28,14 +28,18 @@ from torch import Tensor
 
 from benchmarks.artificial_bias import save_with_bias
 from benchmarks.record import record, summary
-from services.generate.calibrate.bench import Bench
-from services.generate.calibrate.heads import rank_heads
-from services.generate.calibrate.prefilled_prompts import in_batches, prefilled
-from services.generate.calibrate.search import Measured, RelSetting, middle_positions, rank_rel_settings, rel_setting
+from services.generate.calibrate.bench import Bench, in_batches, prefilled
+from services.generate.calibrate.search import (
+    Measured,
+    RelSetting,
+    middle_positions,
+    rank_heads,
+    rank_rel_settings,
+    rel_setting,
+)
 from services.generate.calibration import relevance
-from services.generate.data.question_sets import Part, QuestionSet, at_positions, question_set
-from services.generate.data.questions import Example
-from services.generate.evaluation.tfidf import similarities
+from services.generate.data.questions import Example, Part, QuestionSet, at_positions, question_set
+from services.generate.evaluation.hypotheses import similarities
 from services.generate.generation.bias import EstimateKind
 from services.generate.generation.ranking import rank, run_rankings
 from services.generate.model.language_model import LanguageModel

@@ -124,7 +124,7 @@ ROOMS = (
     ),
     # The plug-in for vLLM knows nothing of Fovea; what it computes and reads knows nothing of vLLM either.
     Room("vllm_plugin/fovea_vllm/attention/**", (), (*HTTP, *WORLD, "vllm")),
-    Room("vllm_plugin/fovea_vllm/{request,step,estimates,measurements,loaded}.py", (), (*HTTP, "os", "vllm")),
+    Room("vllm_plugin/fovea_vllm/{request,step,estimates}.py", (), (*HTTP, "os", "vllm")),
     Room("vllm_plugin/fovea_vllm/endpoint.py", ()),
     Room("vllm_plugin/fovea_vllm/**", (), HTTP),
     # What makes and judges the packaged checkpoints may import everything, and nothing that is deployed imports it.

@@ -9,12 +9,10 @@ from services.core.batching.stepper import StepLimits, Stepper
 from services.core.http.health import CheckResult
 from services.core.serving.model_service import ModelService
 from services.core.serving.served_checkpoint import ServedCheckpoint
-from services.generate.engine import GenerateEngine
-from services.generate.generation.options import EngineOptions
+from services.generate.engine import EngineOptions, GenerateEngine
 from services.generate.http.generate_routes import generate_models_router, generate_router
-from services.generate.http.openai_routes import openai_router
+from services.generate.http.openai_routes import openai_router, tokenize_router
 from services.generate.http.rerank_routes import rerank_router
-from services.generate.http.tokenize_routes import tokenize_router
 from services.generate.service import CallLimits, GenerateModels, GenerateService, ModelFacts, Preparing, Stepping
 from services.generate.settings import GenerateSettings
 from services.generate.vllm.client import VllmAddress

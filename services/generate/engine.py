@@ -2,31 +2,52 @@
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import JsonValue
 
-from services.generate.generation.generation import Generation, Progress
+from services.generate.capacity import DEFAULT_SHARE
+from services.generate.generation.generation import AnswerOptions, Generation, Progress, ReorderedGeneration, by_order
 from services.generate.generation.input_processor import InputProcessor, Item
-from services.generate.generation.memory import fitting_tokens
-from services.generate.generation.options import AnswerOptions, EngineOptions
 from services.generate.generation.passes import Passes, Preparations, finish
 from services.generate.generation.ranking import Ranking, num_ranking_tokens, reordering, running_rankings
-from services.generate.generation.reordered import ReorderedGeneration, by_order
-from services.generate.generation.running_batch import RunningBatch, needs_many_passes
-from services.generate.model.language_model import MAX_PASS_TOKENS, LanguageModel
+from services.generate.generation.running_batch import (
+    HEADROOM_TOKENS,
+    MAX_PREFILL_TOKENS,
+    RunningBatch,
+    needs_many_passes,
+)
+from services.generate.model.language_model import MAX_PASS_TOKENS, LanguageModel, fitting_tokens
 from services.generate.model.model_checks import check_last_token, next_logits
 from services.generate.model.profile import OFF, CalibrationProfile, read_profile
 from services.generate.prompts.ranking import RankingJob
 from services.generate.prompts.templates import Document
+from services.nn.devices import DeviceOptions
 from services.nn.reference_outputs import OutputRow, check_checkpoint
 
 SAMPLE_QUESTION = "What is written on the second page?"
 SAMPLE_DOCUMENTS = (Document("There is one word on it.", title="The first page"), Document("There are two words."))
 Outcome = Progress | Ranking
 Event = tuple[Item, Outcome, bool]
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """The device of a checkpoint, and the limits of its running batch (`RunningBatch` explains each).
+
+    `max_cached_tokens` None means as many as fit into `memory_share` of the device's memory beside the weights, on a
+    CPU at most CPU_CACHED_TOKENS.
+    """
+
+    device: DeviceOptions = field(default_factory=DeviceOptions)
+    max_cached_tokens: int | None = None
+    memory_share: float = DEFAULT_SHARE
+    max_running: int = 64
+    prefix_cache_bytes: int = 2**29
+    max_prefill_tokens: int = MAX_PREFILL_TOKENS
+    headroom_tokens: int = HEADROOM_TOKENS
 
 
 class GenerateEngine:

@@ -7,8 +7,16 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.generate.data.question_sets import NAMED, Part, QuestionSet
-from services.generate.data.questions import Example, Unanswerable, best_subspan_em, check_count, place_gold
+from services.generate.data.questions import (
+    NAMED,
+    Example,
+    Part,
+    QuestionSet,
+    Unanswerable,
+    best_subspan_em,
+    check_count,
+    place_gold,
+)
 from services.generate.prompts.templates import Document
 from starters.generate.facts import USUAL_NAMING, Naming, ask, draw_facts
 from starters.generate.world.documents import REFUSAL, Scope, draw_world

@@ -20,8 +20,7 @@ from services.core.store.errors import InvalidCheckpoint
 from services.core.store.manifest import CheckpointInfo
 from services.core.store.store import Store
 from services.embed.model.focallens_engine import FocalLensEngine
-from services.generate.engine import GenerateEngine
-from services.generate.generation.options import EngineOptions
+from services.generate.engine import EngineOptions, GenerateEngine
 from services.nn.broken_model import BrokenModel
 from services.nn.devices import DeviceOptions
 from services.nn.reference_outputs import REFERENCE_FILE, TOLERANCES

@@ -19,8 +19,8 @@ from services.cli.store import app
 from services.cli.store_import import store_name
 from services.core.store.store import Store
 from services.embed.model.plain_engine import PlainEngine
-from services.generate.engine import GenerateEngine
-from services.generate.generation.options import AnswerOptions, EngineOptions
+from services.generate.engine import EngineOptions, GenerateEngine
+from services.generate.generation.generation import AnswerOptions
 from services.generate.model.language_model import Prefill
 from services.generate.model.profile import CalibrationProfile
 from services.generate.prompts.chat import render_chat

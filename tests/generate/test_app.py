@@ -12,12 +12,11 @@ from starlette.testclient import TestClient
 from services.core.store.manifest import CheckpointInfo
 from services.core.store.store import Store
 from services.generate.app import create_generate
-from services.generate.engine import GenerateEngine
+from services.generate.engine import EngineOptions, GenerateEngine
 from services.generate.generation.answer_text import TokenOut
-from services.generate.generation.generation import Generation, Progress, PromptFacts
-from services.generate.generation.options import AnswerOptions, EngineOptions
+from services.generate.generation.generation import AnswerOptions, Generation, Progress, PromptFacts
 from services.generate.generation.sampling import Sampling
-from services.generate.http.generate_calls import without_leading_space
+from services.generate.http.generate_routes import without_leading_space
 from services.generate.model.profile import OFF, CalibrationProfile, write_profile
 from services.generate.prompts.templates import Document, Prompt
 from services.generate.settings import GenerateSettings

@@ -14,10 +14,9 @@ from services.core.batching.compute_thread import ComputeThread
 from services.core.batching.step_runner import SteppingEngine
 from services.core.batching.stepper import StepLimits, Stepper
 from services.core.metrics import Metrics
-from services.generate.engine import GenerateEngine, Outcome
-from services.generate.generation.generation import Generation, Progress
+from services.generate.engine import EngineOptions, GenerateEngine, Outcome
+from services.generate.generation.generation import AnswerOptions, Generation, Progress
 from services.generate.generation.input_processor import Item
-from services.generate.generation.options import AnswerOptions, EngineOptions
 from services.generate.generation.ranking import Ranking, rank, reorder
 from services.generate.generation.sampling import Sampling
 from services.generate.model.language_model import LanguageModel

@@ -9,16 +9,13 @@ import pytest
 import torch
 
 from services.core.errors import TooLarge
-from services.generate.engine import GenerateEngine, Outcome
-from services.generate.generation.generation import Generation, Progress
+from services.generate.engine import EngineOptions, GenerateEngine, Outcome
+from services.generate.generation.generation import AnswerOptions, Generation, Progress, ReorderedGeneration
 from services.generate.generation.input_processor import Item
-from services.generate.generation.options import AnswerOptions, EngineOptions
 from services.generate.generation.ranking import Ranking, rank, reorder
-from services.generate.generation.reordered import ReorderedGeneration
-from services.generate.model.branches import Branched
+from services.generate.model.branches import Branch, Branched
 from services.generate.model.language_model import MAX_PASS_TOKENS, LanguageModel, Prefill, Prefilled
 from services.generate.model.profile import CalibrationProfile
-from services.generate.model.segments import Branch
 from services.generate.prompts.templates import Document, Prompt
 from tests.generate.scarce_memory import ScarceMemory
 from tests.generate.test_engine import CPU, OPTIONS, QUERY, SHORT, answer, answer_of, run

@@ -1,8 +1,8 @@
 """A small search for a calibration, by either engine."""
 
+from services.generate.calibrate.bench import AnyBench
 from services.generate.calibrate.choice import Plan, choose_calibration
 from services.generate.calibrate.search import Limits
-from services.generate.calibrate.vllm_bench import AnyBench
 from services.generate.model.profile import CalibrationProfile
 
 NUM_DOCUMENTS = 10

@@ -15,8 +15,7 @@ from starlette.testclient import TestClient
 from services.core.store.manifest import CheckpointInfo
 from services.core.store.store import Store
 from services.generate.app import create_generate
-from services.generate.engine import GenerateEngine
-from services.generate.generation.options import EngineOptions
+from services.generate.engine import EngineOptions, GenerateEngine
 from services.generate.model.profile import CalibrationProfile, write_profile
 from services.generate.settings import GenerateSettings
 from services.nn.devices import DeviceOptions

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from fovea_vllm.estimates import FILLER, EstimateRequest
-from fovea_vllm.measurements import MAX_KEPT, Measurements
 from fovea_vllm.plugin import check_version
 from fovea_vllm.request import BadRequest, DocumentRequest
-from fovea_vllm.step import Row, rows_of
+from fovea_vllm.step import MAX_KEPT, Measurements, Row, rows_of
 from services.generate.calibration import log_alpha, relevance
 from services.generate.prompts.templates import CONTENT_FREE as OWN_CONTENT_FREE
 from services.generate.prompts.templates import FILLER as OWN_FILLER

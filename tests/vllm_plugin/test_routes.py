@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from services.generate.calibrate.bench import Bench
-from services.generate.calibrate.vllm_bench import VllmBench
-from services.generate.data.question_sets import at_positions
-from services.generate.data.questions import Example
+from services.generate.calibrate.bench import Bench, VllmBench
+from services.generate.data.questions import Example, at_positions
 from services.generate.model.language_model import LanguageModel
 from services.generate.model.profile import write_profile
 from services.generate.vllm.client import VllmAddress

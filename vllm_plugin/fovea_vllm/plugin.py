@@ -3,9 +3,9 @@
 import re
 from typing import Any
 
-from fovea_vllm import loaded
-
 SUPPORTED_VERSIONS = ("0.32", "0.33")
+# Whether `register` has run in this process; without it, requests would be answered as if uncalibrated.
+is_registered = False
 
 
 def register() -> None:
@@ -25,7 +25,8 @@ def register() -> None:
     block_hashes.install()
     admission.install()
     _install_worker_method()
-    loaded.is_complete = True
+    global is_registered
+    is_registered = True
 
 
 def check_version(version: str) -> None:

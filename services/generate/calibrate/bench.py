@@ -1,22 +1,150 @@
-"""Answers to questions under many calibration settings, with one prefill and one estimate for all of them."""
+"""Answers to questions under many calibration settings, with one prefill and one estimate for all of them.
 
-from collections.abc import Callable, Iterator, Sequence
+`Bench` asks the own engine, `VllmBench` a server of vLLM.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
-from services.generate.calibrate.prefilled_prompts import PrefilledPrompts, in_batches, prefilled
 from services.generate.calibrate.search import Measured
 from services.generate.calibration import Calibration
-from services.generate.data.question_sets import QuestionSet
-from services.generate.data.questions import Example, Unanswerable
-from services.generate.generation.bias import BiasEstimate, DummyOptions, EstimateKind
-from services.generate.generation.relevance import refusal_log_odds
-from services.generate.model.language_model import LanguageModel
-from services.generate.model.profile import OFF, CalibrationProfile, SpanRule
+from services.generate.data.questions import Example, QuestionSet, Unanswerable
+from services.generate.generation.bias import (
+    BiasEstimate,
+    BiasJob,
+    DummyOptions,
+    EstimateKind,
+    estimate_bias,
+    num_estimate_tokens,
+)
+from services.generate.generation.generation import Generation
+from services.generate.generation.prompt_calibration import calibration_of, document_relevance, refusal_log_odds
+from services.generate.model.kv_cache import Slot
+from services.generate.model.language_model import LanguageModel, Prefill, Row
+from services.generate.model.profile import OFF, BiasKind, CalibrationProfile, RowScope, SpanRule
 from services.generate.prompts.chat import render_question
-from services.generate.prompts.templates import QUERY_AWARE, Prompt, Template, tokenise
+from services.generate.prompts.templates import QUERY_AWARE, Prompt, Template, filler_ids, tokenise
+from services.generate.vllm.client import VllmClient
+from services.generate.vllm.engine import VllmAnswering, VllmEngine
+
+# Tells whether an answer of these tokens is complete.
+IsComplete = Callable[[tuple[int, ...]], bool]
+
+
+@dataclass(eq=False)
+class PrefilledPrompts:
+    """Prompts with room for `max_tokens` of an answer, one cache slot each; `attention` is (L, H, K) per prompt."""
+
+    model: LanguageModel
+    prompts: tuple[Prompt, ...]
+    slots: tuple[Slot, ...]
+    attention: tuple[Tensor, ...]
+    max_tokens: int
+
+    def estimate(self, kind: EstimateKind, options: DummyOptions | None = None) -> list[BiasEstimate]:
+        """Estimate Attn(dummy, k) of each prompt, over all layers."""
+        filler = filler_ids(self.model.tokenizer)
+        jobs = [BiasJob(slot, prompt, filler) for slot, prompt in zip(self.slots, self.prompts, strict=True)]
+        return estimate_bias(self.model, jobs, kind, options=options)
+
+    def calibrations(
+        self, profile: CalibrationProfile, estimates: Sequence[BiasEstimate] | None
+    ) -> list[Calibration | None]:
+        """Make each prompt's calibration by a profile; None for one without documents. `cached` needs no estimates.
+
+        Raises BadProfile if a cached bias has no table for a prompt's documents.
+        """
+        return [
+            self._calibration(profile, place, None if estimates is None else estimates[place].attention)
+            if prompt.spans
+            else None
+            for place, prompt in enumerate(self.prompts)
+        ]
+
+    def answers(
+        self, calibrations: Sequence[Calibration | None], row_scope: RowScope, is_complete: IsComplete
+    ) -> list[tuple[int, ...]]:
+        """Answer greedily, without the end-of-text token; later answers are not affected."""
+        lengths = [len(prompt.input_ids) for prompt in self.prompts]
+        logits = self.first_logits(calibrations, row_scope)
+        answers = self._decoded(logits, calibrations, is_complete)
+        for slot, length in zip(self.slots, lengths, strict=True):
+            slot.length = length
+        if row_scope == "tail":
+            # later answers read these rows as keys, but each re-runs only the last row
+            self.first_logits([None] * len(self.slots), row_scope)
+        return answers
+
+    def first_logits(self, calibrations: Sequence[Calibration | None], row_scope: RowScope) -> Tensor:
+        """Run the prompts' last rows once more, which keep their places only with `tail`: (B, V)."""
+        rows = zip(self.slots, self.prompts, calibrations, strict=True)
+        if row_scope == "tail":
+            return self.model.rerun(
+                [Row(slot, prompt.input_ids[prompt.tail_start :], calibration) for slot, prompt, calibration in rows]
+            )
+        # one row of each: decoding runs them as a batch, whereas a re-run would run one prompt after the other
+        for slot in self.slots:
+            slot.length -= 1
+        return self.model.decode([Row(slot, prompt.input_ids[-1:], calibration) for slot, prompt, calibration in rows])
+
+    def _decoded(
+        self, logits: Tensor, calibrations: Sequence[Calibration | None], is_complete: IsComplete
+    ) -> list[tuple[int, ...]]:
+        answers: list[tuple[int, ...]] = [() for _ in self.slots]
+        running = list(range(len(self.slots)))
+        for step in range(self.max_tokens):
+            tokens = logits.argmax(dim=-1).tolist()
+            going_on = []
+            for place, token in zip(running, tokens, strict=True):
+                if token in self.model.config.eos_token_ids:
+                    continue
+                answers[place] += (token,)
+                if not is_complete(answers[place]):
+                    going_on.append(place)
+            running = going_on
+            if not running or step + 1 == self.max_tokens:
+                break
+            logits = self.model.decode(
+                [Row(self.slots[place], answers[place][-1:], calibrations[place]) for place in running]
+            )
+        return answers
+
+    def _calibration(self, profile: CalibrationProfile, place: int, bias: Tensor | None) -> Calibration:
+        attention, prompt = self.attention[place].cpu(), self.prompts[place]
+        rel = document_relevance(profile, prompt, attention, None if bias is None else bias.cpu())
+        return calibration_of(profile, prompt, rel, len(attention))
+
+
+@contextmanager
+def prefilled(model: LanguageModel, prompts: Sequence[Prompt], max_tokens: int) -> Iterator[PrefilledPrompts]:
+    """Prefill prompts side by side in their own cache, which is discarded afterwards."""
+    capacity = max((len(prompt.input_ids) for prompt in prompts), default=0) + max_tokens
+    cache = model.new_cache(capacity * len(prompts))
+    slots = tuple(cache.open(capacity) for _ in prompts)
+    done = model.prefill(
+        [Prefill(slot, prompt.input_ids, prompt.spans) for slot, prompt in zip(slots, prompts, strict=True)]
+    )
+    without = torch.zeros(model.config.num_layers, model.config.num_heads, 0)
+    attention = tuple(without if one.attention is None else one.attention for one in done)
+    yield PrefilledPrompts(model, tuple(prompts), slots, attention, max_tokens)
+
+
+def in_batches(prompts: Sequence[Prompt], max_tokens: int, max_cached_tokens: int) -> Iterator[range]:
+    """Yield ranges of prompts that fit into `max_cached_tokens` with their answers, at least one prompt each."""
+    start, longest = 0, 0
+    for place, prompt in enumerate(prompts):
+        longest = max(longest, len(prompt.input_ids) + max_tokens)
+        if place > start and (place + 1 - start) * longest > max_cached_tokens:
+            yield range(start, place)
+            start, longest = place, len(prompt.input_ids) + max_tokens
+    if start < len(prompts):
+        yield range(start, len(prompts))
 
 
 @dataclass(frozen=True)
@@ -168,3 +296,112 @@ class _Estimates:
         if key not in self._made:
             self._made[key] = self._batch.estimate(profile.bias, options)
         return self._made[key]
+
+
+T = TypeVar("T")
+Work = Callable[[VllmAnswering], Awaitable[T]]
+
+MAX_AT_ONCE = 16
+
+
+@dataclass(frozen=True)
+class VllmBench:
+    """A served model, and the options of the questions' answers. Its methods raise FoveaError as `VllmClient` does."""
+
+    engine: VllmEngine
+    questions: QuestionSet
+    template: Template = QUERY_AWARE
+    on_progress: Callable[[int], None] = lambda count: None
+
+    @property
+    def num_layers(self) -> int:
+        """Number of layers of the model."""
+        return self.engine.processor.num_layers
+
+    def prompts(self, examples: Sequence[Example | Unanswerable], span_rule: SpanRule) -> list[Prompt]:
+        """Make one prompt per example, as in the service."""
+        return question_prompts(self.engine.processor.tokenizer, examples, self.template, span_rule)
+
+    def measure(
+        self, examples: Sequence[Example], span_rule: SpanRule, kind: EstimateKind, options: DummyOptions | None = None
+    ) -> Iterator[Measured]:
+        """Yield Attn(k) with documents and with dummies, `exact` ones for `tree`, of each example in order."""
+        options = options or DummyOptions()
+        profile = OFF.model_copy(update={"bias": kind, "dummy": options.form})
+        prompts = self.prompts(examples, span_rule)
+        work = [_work(lambda answering, one: answering.calibrator.measure(one, profile), one) for one in prompts]
+        for example, prompt, found in zip(examples, prompts, self._all(work), strict=True):
+            assert found.bias is not None, "the profile has no tables"
+            num_tokens = num_estimate_tokens(prompt, "exact" if kind == "tree" else kind, options)
+            yield Measured(found.attention, found.bias, example.gold, len(prompt.input_ids), num_tokens)
+
+    def ask(
+        self, profiles: Sequence[CalibrationProfile | None], examples: Sequence[Example | Unanswerable]
+    ) -> list[list[bool]]:
+        """Return by profile, None for vanilla, which examples are answered right."""
+        asked = [self._generations(examples, profile) for profile in profiles]
+        # all answers to one prompt in a row, which measures it once
+        work = [_work(_text, of_profile[place]) for place in range(len(examples)) for of_profile in asked]
+        texts = iter(self._all(work))
+        right: list[list[bool]] = [[] for _ in profiles]
+        for example in examples:
+            for of_profile in right:
+                of_profile.append(self.questions.is_right(next(texts), example.answers))
+        return right
+
+    def answers(self, examples: Sequence[Example], profile: CalibrationProfile | None) -> list[str]:
+        """Answer as in the service, calibrated by a profile or not."""
+        return self._all([_work(_text, one) for one in self._generations(examples, profile)])
+
+    def refusal_odds(
+        self, examples: Sequence[Example | Unanswerable], profile: CalibrationProfile, token_id: int
+    ) -> Iterator[Tensor]:
+        """Yield the log odds of an answer's first token under a profile, float64, of each example in order."""
+        generations = self._generations(examples, profile)
+        work = [_work(lambda answering, one: answering.answers.refusal_odds(one, token_id), one) for one in generations]
+        yield from self._all(work)
+
+    def _generations(
+        self, examples: Sequence[Example | Unanswerable], profile: CalibrationProfile | None
+    ) -> list[Generation]:
+        questions = self.questions
+        return [
+            Generation(prompt, questions.max_tokens, stop=questions.stop, calibration=profile)
+            for prompt in self.prompts(examples, (profile or OFF).span_rule)
+        ]
+
+    def _all(self, work: Sequence[Work[T]]) -> list[T]:
+        async def run() -> list[T]:
+            places = asyncio.Semaphore(MAX_AT_ONCE)
+            async with VllmClient.opened(self.engine.address) as client:
+                answering = self.engine.answering(client)
+
+                async def one_of(one: Work[T]) -> T:
+                    async with places:
+                        came = await one(answering)
+                    self.on_progress(1)
+                    return came
+
+                return await asyncio.gather(*map(one_of, work))
+
+        return asyncio.run(run())
+
+
+AnyBench = Bench | VllmBench
+
+ItemT = TypeVar("ItemT")
+
+
+def estimates_to_try(kinds: Sequence[BiasKind], *, is_over_vllm: bool) -> tuple[EstimateKind, tuple[BiasKind, ...]]:
+    """Return the estimate to try all settings with, and those to choose from; vLLM has no `tree`."""
+    usual: EstimateKind = "exact" if is_over_vllm else "tree"
+    chosen = tuple(kind for kind in kinds if kind != "tree" or not is_over_vllm) or (usual,)
+    return "query" if chosen == ("query",) else usual, chosen
+
+
+def _work(ask: Callable[[VllmAnswering, ItemT], Awaitable[T]], item: ItemT) -> Work[T]:
+    return lambda answering: ask(answering, item)
+
+
+async def _text(answering: VllmAnswering, generation: Generation) -> str:
+    return "".join([progress.text async for progress in answering.answers.answer(generation)])

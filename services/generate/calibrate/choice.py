@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from services.generate.calibrate.heads import rank_heads
+from services.generate.calibrate.bench import AnyBench
 from services.generate.calibrate.search import (
     Limits,
     RelSetting,
@@ -16,13 +16,12 @@ from services.generate.calibrate.search import (
     narrow_down,
     num_kept,
     num_tries,
+    rank_heads,
     rank_rel_settings,
     score_of,
     varied,
 )
-from services.generate.calibrate.vllm_bench import AnyBench
-from services.generate.data.question_sets import at_positions
-from services.generate.data.questions import Example, Unanswerable
+from services.generate.data.questions import Example, Unanswerable, at_positions
 from services.generate.generation.bias import DummyOptions
 from services.generate.model.profile import (
     OFF,

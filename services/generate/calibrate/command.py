@@ -5,7 +5,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, get_args
 
@@ -19,40 +19,35 @@ from services.core.store.errors import StoreError
 from services.core.store.manifest import MANIFEST_FILE, CheckpointInfo, check_alias, check_model_name
 from services.core.store.store import Store
 from services.core.store.versions import Version
-from services.generate.calibrate.answering import NUM_FITTED, fitted_with_calibration
-from services.generate.calibrate.bench import Bench
+from services.generate.calibrate.answerability import NUM_FITTED, fitted_share_temperature, fitted_with_calibration
+from services.generate.calibrate.bench import AnyBench, estimates_to_try
 from services.generate.calibrate.choice import TABLE_PROMPTS, Plan, ProfileChoice, bias_tables, choose_calibration
 from services.generate.calibrate.search import Limits, RelSetting, Tried
 from services.generate.calibrate.selection import (
-    VllmKey,
+    Checkpoint,
+    Data,
     VllmModel,
     VllmUrl,
     drawn,
-    load,
-    load_over_vllm,
+    open_bench,
     parse_positions,
+    vllm_address,
 )
-from services.generate.calibrate.shares import fitted_share_temperature
-from services.generate.calibrate.vllm_bench import AnyBench, VllmBench, without_tree
-from services.generate.data.question_sets import at_positions
-from services.generate.data.questions import BadData, Example
-from services.generate.generation.bias import EstimateKind
+from services.generate.data.questions import BadData, Example, at_positions
 from services.generate.model.profile import (
     Answerability,
     BiasKind,
     BiasTable,
     CalibrationProfile,
-    DummyForm,
     RowScope,
     SpanRule,
     read_profile,
     write_profile,
 )
 from services.generate.retrieval_heads import Head, HeadScore
-from services.generate.vllm.client import VllmAddress
 from services.jobs.checkpoints import CheckpointSource, Device, open_store
 from services.jobs.interruption import interruptible
-from services.jobs.options import StoreUrl, among, command_line, output_file, output_folder, parse_numbers
+from services.jobs.options import StoreUrl, among, command_line, output_file, output_folder
 from services.jobs.progress import standard_bars
 
 KIND = "causal-lm"
@@ -67,59 +62,58 @@ STOPPED = "Stopped. Nothing is kept; run the same command to begin again."
 app = command_line()
 
 
+Positions = Annotated[str, typer.Option(help="Positions of the gold document, counted from 0: 0,4,9, or all.")]
+Prompts = Annotated[
+    int, typer.Option(min=2, help="Questions to choose settings with, and as many again to decide with.")
+]
+NumMeasured = Annotated[int, typer.Option(min=1, help="Prompts to rank the sources of relevance with.")]
+Sources = Annotated[
+    int, typer.Option(min=1, help="Sources of relevance to try for each span rule, those that rank best.")
+]
+Heads = Annotated[
+    str, typer.Option(help="Scores to choose single heads by, beside layers: some of core and qr, or none.")
+]
+Bias = Annotated[
+    str,
+    typer.Option(
+        help="Bias estimates to choose among: some of exact, tree, single, query and cached. All settings are tried "
+        "with tree, or with query if it is alone."
+    ),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        callback=output_folder, help="The folder to write calibration.json into, such as the checkpoint's own."
+    ),
+]
+Save = Annotated[
+    Path | None,
+    typer.Option(callback=output_file, help="A JSON file for the profile and everything that was tried."),
+]
+
+
 @app.command()
 @interruptible(STOPPED)
 def calibrate(
-    checkpoint: Annotated[str, typer.Argument(help="A Hugging Face folder, or NAME[@ALIAS] in the store.")],
-    data: Annotated[str, typer.Option(help="Questions: a file of lost-in-the-middle (.jsonl.gz) or SynthWiki (.csv).")],
+    checkpoint: Checkpoint,
+    data: Data,
     documents: Annotated[int, typer.Option(min=2, help="Documents per question.")] = 10,
-    positions: Annotated[
-        str, typer.Option(help="Positions of the gold document, counted from 0: 0,4,9, or all.")
-    ] = "all",
-    prompts: Annotated[
-        int, typer.Option(min=2, help="Questions to choose settings with, and as many again to decide with.")
-    ] = 800,
-    measured: Annotated[int, typer.Option(min=1, help="Prompts to rank the sources of relevance with.")] = 200,
-    sources: Annotated[
-        int, typer.Option(min=1, help="Sources of relevance to try for each span rule, those that rank best.")
-    ] = 3,
-    heads: Annotated[
-        str, typer.Option(help="Scores to choose single heads by, beside layers: some of core and qr, or none.")
-    ] = NO_HEADS,
+    positions: Positions = "all",
+    prompts: Prompts = 800,
+    measured: NumMeasured = 200,
+    sources: Sources = 3,
+    heads: Heads = NO_HEADS,
     span_rule: Annotated[str, typer.Option(help="Span rules to try.")] = "newline,text",
     row_scope: Annotated[str, typer.Option(help="Choices of calibrated prompt rows to try.")] = "last,tail",
-    bias: Annotated[
-        str, typer.Option(help="Bias estimates to choose among: some of exact, tree, single, query and cached.")
-    ] = "tree,exact,single",
-    search_bias: Annotated[
-        EstimateKind, typer.Option(help="The bias estimate that all settings are tried with.")
-    ] = "tree",
-    dummy: Annotated[
-        DummyForm, typer.Option(help="What filler replaces in a dummy: title and text (framed), or the whole document.")
-    ] = "framed",
-    tables: Annotated[
-        str | None, typer.Option(help="Numbers of documents to tabulate the cached bias for, instead of --documents.")
-    ] = None,
+    bias: Bias = "tree,exact,single",
     seed: Annotated[int, typer.Option(help="Seed of the questions that are drawn.")] = 0,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            callback=output_folder, help="The folder to write calibration.json into, such as the checkpoint's own."
-        ),
-    ] = None,
+    output: Output = None,
     publish: Annotated[str | None, typer.Option(help="Publish a version with the profile under this name.")] = None,
     alias: Annotated[str, typer.Option(help="The alias that names the published version.")] = "latest",
-    save: Annotated[
-        Path | None,
-        typer.Option(callback=output_file, help="A JSON file for the profile and everything that was tried."),
-    ] = None,
-    max_cached_tokens: Annotated[
-        int, typer.Option(min=1, help="Most tokens of prompts in the cache at a time.")
-    ] = 65_536,
+    save: Save = None,
     device: Device = "auto",
     vllm_url: VllmUrl = None,
     vllm_model: VllmModel = "",
-    vllm_key: VllmKey = "",
     store_url: StoreUrl = None,
 ) -> None:
     """Choose and measure a checkpoint's attention calibration; off where nothing helps on held-out questions.
@@ -129,66 +123,77 @@ def calibrate(
     if output is None and publish is None and save is None:
         raise typer.BadParameter("say where to keep the calibration: --publish NAME, --output FOLDER or --save FILE")
     kinds = among(bias, get_args(BiasKind), "--bias")
-    if vllm_url is not None:
-        search_bias, kinds = without_tree(search_bias, kinds)
-    plan = Plan(
-        positions=parse_positions(positions, documents),
-        num_prompts=prompts,
-        num_measured=measured,
-        span_rules=among(span_rule, get_args(SpanRule), "--span-rule"),
-        search_bias=search_bias,
-        bias_kinds=kinds,
-        limits=_limits(sources, row_scope, heads),
-        dummy=dummy,
+    search_bias, kinds = estimates_to_try(kinds, is_over_vllm=vllm_url is not None)
+    limits = Limits(
+        rel_settings=sources,
+        row_scopes=among(row_scope, get_args(RowScope), "--row-scope"),
+        head_scores=() if heads == NO_HEADS else among(heads, get_args(HeadScore), "--heads"),
     )
-    if publish is not None:
-        _check_publication(publish, alias, store_url)
-    counts = sorted(parse_numbers(tables or str(documents), int, "--tables"))
+    asked = parse_positions(positions, documents)
+    span_rules = among(span_rule, get_args(SpanRule), "--span-rule")
+    plan = Plan(asked, prompts, measured, span_rules, search_bias, kinds, limits)
+    keeping = Keeping(output, save, publish, alias, store_url)
+    keeping.check()
+    address = vllm_address(checkpoint, vllm_url, vllm_model)
+    bench, source, _ = open_bench(data, checkpoint, store_url, device, address)
+    run(bench, source, plan, documents, seed, keeping)
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """Where a calibration is kept: a folder, a file, a name in the store."""
+
+    output: Path | None
+    save: Path | None
+    publish: str | None
+    alias: str
+    store_url: str | None
+
+    def check(self) -> None:
+        """Raises BadParameter for options that the store rejects, or a missing store, before the work."""
+        if self.publish is not None:
+            _check_publication(self.publish, self.alias, self.store_url)
+
+    def keep(
+        self, choice: ProfileChoice, profile: CalibrationProfile, source: CheckpointSource, info: CheckpointInfo,
+        seed: int, console: Console,
+    ) -> None:  # fmt: skip
+        """Write what was asked for, and print where it is."""
+        if self.save is not None:
+            self.save.parent.mkdir(parents=True, exist_ok=True)
+            self.save.write_text(json.dumps(_record(choice, profile, source, seed), indent=2) + "\n")
+        if self.output is not None:
+            self.output.mkdir(parents=True, exist_ok=True)
+            console.print(f"wrote {write_profile(profile, self.output)}")
+        if self.publish is not None:
+            store = open_store(self.store_url)
+            console.print(f"published {_publish(source, info, profile, self.publish, self.alias, store)}")
+
+
+def run(bench: AnyBench, source: CheckpointSource, plan: Plan, documents: int, seed: int, keeping: Keeping) -> None:
+    """Choose a profile, print it and what was tried, and keep it."""
     console = Console(highlight=False, width=200)
-    bench: AnyBench
-    if vllm_url is None:
-        questions, source, model = load(data, checkpoint, device, store_url)
-        bench = Bench(model, questions, max_cached_tokens)
-    else:
-        questions, source, engine = load_over_vllm(
-            data, checkpoint, store_url, VllmAddress(vllm_url, vllm_model, vllm_key)
-        )
-        bench = VllmBench(engine, questions)
+    questions, prompts = bench.questions, plan.num_prompts
     info = _known_info(source)
     examples = drawn(questions, "calibration", documents, 2 * prompts, seed, "--documents")
     unanswerable = questions.unanswerable("calibration", documents, 2 * (prompts // ANSWERABLE_FOR_ONE), seed)
-    of_tables = [drawn(questions, "calibration", count, TABLE_PROMPTS, seed, "--tables") for count in counts]
+    of_tables = drawn(questions, "calibration", documents, TABLE_PROMPTS, seed, "--documents")
     try:
         with standard_bars().bar("") as bar:
             watched = replace(bench, on_progress=bar.advance)
             choice = choose_calibration(watched, examples, plan, bar.begin, unanswerable)
             bar.begin("tables of the bias")
-            found = [one for those in of_tables for one in _tables(watched, choice.profile, those)]
-            answerability = _answerability(watched, source, choice.profile, of_tables[0], bar.begin)
+            tables = _tables(watched, choice.profile, of_tables)
+            answerability = _answerability(watched, source, choice.profile, of_tables, bar.begin)
     except (BadData, FoveaError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
-    profile = choice.profile.model_copy(update={"tables": tuple(found), "answerability": answerability})
+    profile = choice.profile.model_copy(update={"tables": tables, "answerability": answerability})
     print_choice(choice, console)
     try:
-        if save is not None:
-            save.parent.mkdir(parents=True, exist_ok=True)
-            save.write_text(json.dumps(_record(choice, profile, source, seed), indent=2) + "\n")
-        if output is not None:
-            output.mkdir(parents=True, exist_ok=True)
-            console.print(f"wrote {write_profile(profile, output)}")
-        if publish is not None:
-            console.print(f"published {_publish(source, info, profile, publish, alias, open_store(store_url))}")
+        keeping.keep(choice, profile, source, info, seed, console)
         console.print(decision(profile), soft_wrap=True)
     finally:  # print it even if it can't be saved
         console.print(profile.model_dump_json(), soft_wrap=True, markup=False)
-
-
-def _limits(sources: int, row_scope: str, heads: str) -> Limits:
-    return Limits(
-        rel_settings=sources,
-        row_scopes=among(row_scope, get_args(RowScope), "--row-scope"),
-        head_scores=() if heads == NO_HEADS else among(heads, get_args(HeadScore), "--heads"),
-    )
 
 
 def _tables(bench: AnyBench, profile: CalibrationProfile, examples: Sequence[Example]) -> Sequence[BiasTable]:

@@ -1,66 +1,63 @@
 """Inputs of calibration and evaluation: questions, a checkpoint, numbers and positions of documents."""
 
-from collections.abc import Callable
-from dataclasses import replace
+import os
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 
 from services.core.store.errors import StoreError
-from services.generate.data.question_sets import Part, QuestionSet, question_set
-from services.generate.data.questions import BadData, Example
-from services.generate.model.language_model import LanguageModel
+from services.generate.calibrate.bench import AnyBench, Bench, VllmBench
+from services.generate.capacity import DEFAULT_SHARE
+from services.generate.data.questions import BadData, Example, Part, QuestionSet, question_set
+from services.generate.model.language_model import CPU_CACHED_TOKENS, LanguageModel, ModelConfig, fitting_tokens
 from services.generate.vllm.client import VllmAddress
 from services.generate.vllm.engine import VllmEngine
 from services.jobs.checkpoints import CheckpointSource, find_checkpoint
 from services.jobs.options import parse_numbers
 from services.nn.devices import DeviceName, DeviceOptions
 
-ModelT = TypeVar("ModelT")
+Checkpoint = Annotated[str, typer.Argument(help="A Hugging Face folder, or NAME[@ALIAS] in the store.")]
+Data = Annotated[str, typer.Option(help="Questions: a file of lost-in-the-middle (.jsonl.gz) or SynthWiki (.csv).")]
 VllmUrl = Annotated[
     str | None,
     typer.Option(
         help="A server of vLLM with Fovea's plug-in that serves the checkpoint, to measure and answer with instead of "
-        "this process. It cannot estimate by tree: exact is used for it."
+        "this process; FOVEA_GENERATE_VLLM_KEY is its key. It cannot estimate by tree: exact is used for it."
     ),
 ]
 VllmModel = Annotated[
     str, typer.Option(help="The name by which vLLM serves it, or an adapter of it; by default the checkpoint's.")
 ]
-VllmKey = Annotated[
-    str, typer.Option(envvar="FOVEA_GENERATE_VLLM_KEY", help="vLLM's key (`--api-key`).", show_default=False)
-]
 
 
-def load(
-    data: str, checkpoint: str, device: DeviceName, store_url: str | None
-) -> tuple[QuestionSet, CheckpointSource, LanguageModel]:
-    """Load data, then checkpoint, then model. Raises BadParameter for one that does not exist."""
-    return _load(data, checkpoint, store_url, lambda folder: LanguageModel.load(folder, DeviceOptions(device=device)))
+def vllm_address(checkpoint: str, url: str | None, model: str) -> VllmAddress | None:
+    """The server that is asked, None for this process; without a name, it serves the checkpoint by its own."""
+    if url is None:
+        return None
+    named = model or Path(checkpoint).name.partition("@")[0]
+    return VllmAddress(url, named, os.environ.get("FOVEA_GENERATE_VLLM_KEY", ""))
 
 
-def load_over_vllm(
-    data: str, checkpoint: str, store_url: str | None, address: VllmAddress
-) -> tuple[QuestionSet, CheckpointSource, VllmEngine]:
-    """Load data and checkpoint, and compare the checkpoint with what vLLM serves. Raises BadParameter as `load`.
+def open_bench(
+    data: str, checkpoint: str, store_url: str | None, device: DeviceName, address: VllmAddress | None
+) -> tuple[AnyBench, CheckpointSource, ModelConfig]:
+    """Read the data, then the checkpoint, then the model. Raises BadParameter for one that does not exist.
 
-    Without a name in the address, vLLM serves it by the checkpoint's.
+    With an address, the checkpoint is compared with what vLLM serves.
     """
-    named = replace(address, model=address.model or Path(checkpoint).name.partition("@")[0])
-    return _load(data, checkpoint, store_url, lambda folder: VllmEngine.load(folder, named))
-
-
-def _load(
-    data: str, checkpoint: str, store_url: str | None, load_model: Callable[[Path], ModelT]
-) -> tuple[QuestionSet, CheckpointSource, ModelT]:
     try:
         questions = question_set(data)
     except BadData as error:
         raise typer.BadParameter(str(error), param_hint="--data") from error
     try:
         source = find_checkpoint(checkpoint, store_url)
-        return questions, source, load_model(source.directory)
+        if address is not None:
+            engine = VllmEngine.load(source.directory, address)
+            return VllmBench(engine, questions), source, engine.config
+        model = LanguageModel.load(source.directory, DeviceOptions(device=device))
+        max_cached_tokens = min(CPU_CACHED_TOKENS, fitting_tokens(model, DEFAULT_SHARE))
+        return Bench(model, questions, max_cached_tokens), source, model.config
     except (OSError, StoreError, ValueError) as error:
         raise typer.BadParameter(str(error), param_hint="CHECKPOINT") from error
 

@@ -15,26 +15,24 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from services.core.errors import FoveaError
-from services.generate.calibrate.bench import Bench
+from services.generate.calibrate.bench import AnyBench, Bench
 from services.generate.calibrate.choice import TABLE_PROMPTS, bias_tables
 from services.generate.calibrate.selection import (
-    VllmKey,
+    Checkpoint,
+    Data,
     VllmModel,
     VllmUrl,
     drawn,
-    load,
-    load_over_vllm,
+    open_bench,
     parse_positions,
+    vllm_address,
 )
-from services.generate.calibrate.vllm_bench import AnyBench, VllmBench
-from services.generate.data.question_sets import Part, at_positions
-from services.generate.data.questions import BadData, Example
-from services.generate.evaluation.answering import AnswerOptions
-from services.generate.evaluation.figures import figures
+from services.generate.data.questions import BadData, Example, Part, at_positions
 from services.generate.evaluation.protocols import (
     CALIBRATED,
     METHODS,
     VANILLA,
+    AnswerOptions,
     Scores,
     Study,
     accuracy_by_position,
@@ -43,8 +41,7 @@ from services.generate.evaluation.protocols import (
     hypotheses,
     recall_at_3,
 )
-from services.generate.evaluation.results import RESULT_FILES, Protocol, Result
-from services.generate.evaluation.tables import print_tables
+from services.generate.evaluation.results import RESULT_FILES, Protocol, Result, figures, print_tables
 from services.generate.model.language_model import ModelConfig
 from services.generate.model.profile import (
     BadProfile,
@@ -57,7 +54,6 @@ from services.generate.model.profile import (
     read_profile,
     read_profile_file,
 )
-from services.generate.vllm.client import VllmAddress
 from services.jobs.checkpoints import CheckpointSource, Device
 from services.jobs.interruption import interruptible
 from services.jobs.options import StoreUrl, among, command_line, output_folder, parse_numbers, positive, results_file
@@ -89,55 +85,51 @@ class Plan:
         return parse_positions(self.positions, num_documents)
 
 
+Protocols = Annotated[str, typer.Option(help=f"Protocols to run, among {', '.join(PROTOCOLS)}.")]
+Positions = Annotated[
+    str | None,
+    typer.Option(
+        help="Positions of the gold document, counted from 0: 0,4,9, or all; by default first, middle and last."
+    ),
+]
+Methods = Annotated[str, typer.Option(help=f"Rows of Table B.2: all, or some of {', '.join(METHODS)}.")]
+AllQuestions = Annotated[
+    bool, typer.Option("--all-questions", help="Include the questions of a file that calibration is chosen on.")
+]
+Calibration = Annotated[
+    str | None,
+    typer.Option(help="A calibration.json to use instead of the checkpoint's, or paper for the paper's settings."),
+]
+Temperature = Annotated[float | None, typer.Option(callback=positive, help="Temperature, instead of the profile's.")]
+Save = Annotated[
+    Path | None,
+    typer.Option(callback=results_file(RESULT_FILES.load), help="A JSON file to add the scores to."),
+]
+Plots = Annotated[Path | None, typer.Option(callback=output_folder, help="A folder for the figures, as SVG.")]
+
+
 @app.command()
 @interruptible(STOPPED)
 def litm(
-    checkpoint: Annotated[str, typer.Argument(help="A Hugging Face folder, or NAME[@ALIAS] in the store.")],
-    data: Annotated[str, typer.Option(help="Questions: a file of lost-in-the-middle (.jsonl.gz) or SynthWiki (.csv).")],
+    checkpoint: Checkpoint,
+    data: Data,
     documents: Annotated[str, typer.Option(help="Documents per question; several as in 10,20.")] = "10",
-    protocols: Annotated[
-        str, typer.Option(help=f"Protocols to run, among {', '.join(PROTOCOLS)}.")
-    ] = "accuracy,recall",
-    positions: Annotated[
-        str | None,
-        typer.Option(
-            help="Positions of the gold document, counted from 0: 0,4,9, or all; by default first, middle and last."
-        ),
-    ] = None,
-    methods: Annotated[str, typer.Option(help=f"Rows of Table B.2: all, or some of {', '.join(METHODS)}.")] = "all",
+    protocols: Protocols = "accuracy,recall",
+    positions: Positions = None,
+    methods: Methods = "all",
     limit: Annotated[int | None, typer.Option(min=1, help="Evaluate only this many questions.")] = None,
-    all_questions: Annotated[
-        bool, typer.Option("--all-questions", help="Include the questions of a file that calibration is chosen on.")
-    ] = False,
-    seed: Annotated[int, typer.Option(help="Seed of distractors, generated questions and their order.")] = 0,
-    calibration: Annotated[
-        str | None,
-        typer.Option(help="A calibration.json to use instead of the checkpoint's, or paper for the paper's settings."),
-    ] = None,
+    all_questions: AllQuestions = False,
+    seed: Annotated[int, typer.Option(help="Seed of distractors and of the questions' order.")] = 0,
+    calibration: Calibration = None,
     bias: Annotated[BiasKind | None, typer.Option(help="Bias estimate, instead of the profile's.")] = None,
-    temperature: Annotated[
-        float | None, typer.Option(callback=positive, help="Temperature, instead of the profile's.")
-    ] = None,
-    layers: Annotated[
-        str | None, typer.Option(help="Layers to calibrate, instead of the profile's, as in 2,3.")
-    ] = None,
+    temperature: Temperature = None,
+    layers: Annotated[str | None, typer.Option(help="Layers to calibrate, as in 2,3, not the profile's.")] = None,
     dummy: Annotated[DummyForm | None, typer.Option(help="Form of dummies, instead of the profile's.")] = None,
-    sorting_rounds: Annotated[int, typer.Option(min=1, help="Iterations of attention sorting.")] = 1,
-    save: Annotated[
-        Path | None,
-        typer.Option(callback=results_file(RESULT_FILES.load), help="A JSON file to add the scores to."),
-    ] = None,
-    plots: Annotated[
-        Path | None, typer.Option(callback=output_folder, help="A folder for the figures, as SVG.")
-    ] = None,
-    max_running: Annotated[int, typer.Option(min=1, help="Most prompts answered at a time.")] = 64,
-    max_cached_tokens: Annotated[
-        int, typer.Option(min=1, help="Most tokens of prompts in the cache at a time.")
-    ] = 65_536,
+    save: Save = None,
+    plots: Plots = None,
     device: Device = "auto",
     vllm_url: VllmUrl = None,
     vllm_model: VllmModel = "",
-    vllm_key: VllmKey = "",
     store_url: StoreUrl = None,
 ) -> None:
     """Evaluate a model's answers by the position of the gold document, with and without attention calibration."""
@@ -150,22 +142,33 @@ def litm(
         seed,
     )
     counts = sorted(parse_numbers(documents, int, "--documents"))
-    bench: AnyBench
-    if vllm_url is None:
-        questions, source, model = load(data, checkpoint, device, store_url)
-        bench, config = Bench(model, questions, max_cached_tokens), model.config
-    else:
+    if vllm_url is not None:
         _check_for_vllm(plan)
-        address = VllmAddress(vllm_url, vllm_model, vllm_key)
-        questions, source, engine = load_over_vllm(data, checkpoint, store_url, address)
-        bench, config = VllmBench(engine, questions), engine.config
-    asked = [drawn(questions, plan.part, count, limit, seed, "--documents") for count in counts]
+    address = vllm_address(checkpoint, vllm_url, vllm_model)
+    bench, source, config = open_bench(data, checkpoint, store_url, device, address)
+    asked = [drawn(bench.questions, plan.part, count, limit, seed, "--documents") for count in counts]
     for count in counts:
         plan.positions_of(count)  # fail before any answers are computed
     changes = {"bias": bias, "temperature": temperature, "layers": layers, "dummy": dummy}
     profile = _profile(source, config, calibration, changes)
-    options = AnswerOptions(questions.max_tokens, questions.stop, max_running, max_cached_tokens)
-    study = Study(bench, profile, options, sorting_rounds)
+    run_all(Study(bench, profile, _answer_options(bench)), plan, asked, source, save, plots)
+
+
+def _answer_options(bench: AnyBench) -> AnswerOptions:
+    questions = bench.questions
+    options = AnswerOptions(questions.max_tokens, questions.stop)
+    return replace(options, max_cached_tokens=bench.max_cached_tokens) if isinstance(bench, Bench) else options
+
+
+def run_all(
+    study: Study,
+    plan: Plan,
+    asked: Sequence[Sequence[Example]],
+    source: CheckpointSource,
+    save: Path | None,
+    plots: Path | None,
+) -> None:
+    """Run the protocols on each group of examples, and report; also what had ended when it is interrupted."""
     results: list[Result] = []
     try:
         with standard_bars().bar("") as bar:

@@ -37,11 +37,10 @@ import torch
 from torch import Tensor
 
 from services.generate.generation.passes import Passes, finish
-from services.generate.model.branches import Branched
+from services.generate.model.branches import Branch, Branched, Range, Segment
 from services.generate.model.kv_cache import KeyValues, Slot
 from services.generate.model.language_model import LanguageModel, in_passes
 from services.generate.model.profile import CalibrationProfile, DummyForm
-from services.generate.model.segments import Branch, Range, Segment
 from services.generate.prompts.templates import CONTENT_FREE, Prompt, filler_ids, with_question
 
 EstimateKind = Literal["exact", "tree", "single", "query"]

@@ -1,16 +1,40 @@
-"""An answer to be generated, and the reports on it during generation.
+"""An answer to be generated, its options, and the reports on it during generation.
 
 Shapes: L layers, K documents.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
+from services.core.errors import TooLarge
 from services.generate.generation.answer_text import FinishReason, TokenOut
 from services.generate.generation.sampling import Sampling
 from services.generate.model.profile import CalibrationProfile
-from services.generate.prompts.templates import Prompt
+from services.generate.prompts.templates import Document, Prompt
+
+# Order of the documents of a question before it is answered.
+Reorder = Literal["none", "attention", "calibrated", "query_likelihood", "prompt"]
+
+
+@dataclass(frozen=True)
+class AnswerOptions:
+    """Options of an answer.
+
+    `max_tokens` None means as many as the context allows. `calibration` None means the checkpoint's own profile.
+    `reorder` ranks the documents first. `echo` repeats the prompt of a completion. The rest is as in `Generation`.
+    """
+
+    max_tokens: int | None = None
+    sampling: Sampling = field(default_factory=Sampling)
+    stop: tuple[str, ...] = ()
+    calibration: CalibrationProfile | None = None
+    reorder: Reorder = "none"
+    include_stop: bool = False
+    ignore_eos: bool = False
+    echo: bool = False
+    for_vllm: Mapping[str, Any] = field(default_factory=dict)
+    explain: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,3 +152,51 @@ class Progress:
     finish_reason: FinishReason | None
     facts: PromptFacts | None
     tool_calls: tuple[Mapping[str, Any], ...] = ()
+
+
+# Number of tokens by which a document's length in a prompt may change with its neighbours.
+JOINT_TOKENS = 2
+
+
+@dataclass(frozen=True, eq=False)
+class ReorderedGeneration(Generation):
+    """A generation whose documents are put into the order of `method` after admission.
+
+    `render` makes the prompt of the documents in another order; the generation's own prompt has the original order.
+    `room` is the maximum number of tokens of prompt and answer in any order.
+    """
+
+    method: Reorder = "none"
+    query: str = ""
+    documents: tuple[Document, ...] = ()
+    render: Callable[[Sequence[Document]], Prompt] | None = None
+    room: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Maximum number of tokens of prompt and answer in any order."""
+        return max(super().num_tokens, self.room)
+
+    def in_order(self, order: Sequence[int]) -> "ReorderedGeneration":
+        """Make the generation that runs in this order. Raises TooLarge if it leaves no room for an answer."""
+        assert self.render is not None
+        prompt = self.render([self.documents[k] for k in order])
+        left = self.num_tokens - len(prompt.input_ids)
+        if left < 1:
+            raise TooLarge(
+                f"In the order {self.method!r} the prompt has {len(prompt.input_ids)} tokens; "
+                f"the limit is {self.num_tokens} together with its answer.",
+                code="context_length_exceeded",
+            )
+        return replace(self, prompt=prompt, max_tokens=min(self.max_tokens, left))
+
+
+def by_order(generations: Sequence[Generation]) -> list[list[Generation]]:
+    """Group several answers to one question, which share an order; answers without reordering are alone."""
+    groups: dict[tuple[Any, ...], list[Generation]] = {}
+    for generation in generations:
+        key: tuple[Any, ...] = ()
+        if isinstance(generation, ReorderedGeneration):
+            key = (generation.query, generation.documents, generation.method, id(generation.calibration))
+        groups.setdefault(key, []).append(generation)
+    return list(groups.values())

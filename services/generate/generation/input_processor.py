@@ -8,9 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from services.core.errors import InvalidField, TooLarge, blaming
-from services.generate.generation.generation import Generation
-from services.generate.generation.options import AnswerOptions
-from services.generate.generation.reordered import JOINT_TOKENS, ReorderedGeneration
+from services.generate.generation.generation import JOINT_TOKENS, AnswerOptions, Generation, ReorderedGeneration
 from services.generate.model.language_model import ModelConfig
 from services.generate.model.profile import CalibrationProfile, SpanRule
 from services.generate.prompts.chat import Message, render_chat, render_question, render_tool_chat

@@ -22,10 +22,15 @@ from torch import Tensor
 
 from services.generate.calibration import log_alpha
 from services.generate.generation.bias import BiasJob, estimating, num_estimate_tokens
-from services.generate.generation.options import Reorder
+from services.generate.generation.generation import Reorder
 from services.generate.generation.passes import Passes, finish
-from services.generate.generation.prompt_calibration import needed_estimate
-from services.generate.generation.relevance import answerable, by_document, document_relevance, layers_of_relevance
+from services.generate.generation.prompt_calibration import (
+    answerable,
+    by_document,
+    document_relevance,
+    layers_of_relevance,
+    needed_estimate,
+)
 from services.generate.model.kv_cache import Slot
 from services.generate.model.language_model import LanguageModel, Prefill, Prefilled
 from services.generate.model.profile import OFF, CalibrationProfile

@@ -17,15 +17,14 @@ from torch import Tensor
 from services.generate.generation.answer_text import Vocabulary
 from services.generate.generation.bias import num_estimate_tokens
 from services.generate.generation.generation import Generation, Progress, PromptFacts
-from services.generate.generation.options import HEADROOM_TOKENS, MAX_PREFILL_TOKENS
 from services.generate.generation.passes import Passes, finish
 from services.generate.generation.prefix_cache import MIN_REUSED_TOKENS, Prefix, PrefixCache, as_token_ids, num_shared
 from services.generate.generation.prompt_calibration import (
     MeasuredPrompt,
+    PromptCalibration,
     PromptCalibrator,
     needed_estimate,
 )
-from services.generate.generation.relevance import PromptCalibration
 from services.generate.generation.sampling import Chooser, TokenChoice, choose
 from services.generate.generation.sequence import Arrival, RunningSequence, facts_of, is_worth_waiting, new_text
 from services.generate.model.kv_cache import KeyValues, Slot
@@ -34,6 +33,10 @@ from services.nn.devices import is_out_of_memory
 
 T = TypeVar("T")
 
+# Tokens of different prompts that are prefilled together; a longer prompt is prefilled alone.
+MAX_PREFILL_TOKENS = 4096
+# Tokens for which an answer gets room when it joins, and again whenever these are used up.
+HEADROOM_TOKENS = 256
 # Share of the bytes for prefixes that is used for dummies of documents.
 DUMMIES_SHARE = 0.25
 # Rows of an answer that are run again at once when it continues; their weights on all tokens are in memory together.

@@ -12,7 +12,7 @@ from services.generate.calibration import Calibration
 from services.generate.generation.answer_text import AnswerText, Detokenizer, StopStrings, TokenOut, Vocabulary
 from services.generate.generation.generation import Generation, PromptFacts
 from services.generate.generation.prefix_cache import MIN_REUSED_TOKENS, Prefix, TokenIds, num_shared
-from services.generate.generation.relevance import (
+from services.generate.generation.prompt_calibration import (
     PromptCalibration,
     answerable,
     applied,

@@ -7,7 +7,7 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo
 from services.core.errors import check_count
 from services.core.http.bodies import JsonList, StrictRequest
 from services.core.serving.model_object import ModelObject
-from services.generate.generation.options import Reorder
+from services.generate.generation.generation import Reorder
 from services.generate.model.profile import BiasKind, DummyForm, Layer
 
 MAX_STOPS = 16

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from services.generate.generation.answer_text import TokenOut
 from services.generate.generation.generation import Progress, PromptFacts
-from services.generate.http.generate_calls import applied_of, without_leading_space
+from services.generate.http.generate_routes import applied_of, without_leading_space
 from services.generate.http.generate_schemas import DocumentReport
 
 

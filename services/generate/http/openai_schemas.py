@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 
 from services.core.errors import InvalidRequest, check_count
 from services.core.http.bodies import JsonList, OpenRequest
-from services.generate.generation.options import Reorder
+from services.generate.generation.generation import Reorder
 from services.generate.http.generate_schemas import (
     APPLIED_DESCRIPTION,
     MAX_LISTED,

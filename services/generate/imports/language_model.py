@@ -1,8 +1,13 @@
-"""Import of causal language models in transformers' layout: what is taken, and what is made where it is missing."""
+"""Import of causal language models in transformers' layout: what is taken, and what is made where it is missing.
+
+Conversation templates of families that publish none write what FastChat's `get_prompt` writes, to the character, after
+the tokenizer's `<s>`.
+"""
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +17,33 @@ from pydantic import JsonValue
 
 from services.core.refusals import Refused
 from services.generate.capacity import context_length
-from services.generate.imports.families import family_of, template_of
 from services.generate.imports.sentencepiece_tokenizer import make_fast
 from services.generate.model.language_model import ARCHITECTURES, check_config
 from services.jobs.imports.plan import Plan, left_files
 from services.jobs.imports.source import Source, read_model_config, read_object
 from services.jobs.imports.weights import find_weights
 from services.nn.loading import quiet_loading, transformers
+
+# By the part of a model's name that tells its family; Vicuna v0 had another format.
+FAMILIES: Mapping[str, str] = {"vicuna": "vicuna_v1.1", "tulu": "tulu"}
+_OTHER_FORMATS = ("vicuna-7b-v0", "vicuna-13b-v0", "vicuna-7b-delta-v0", "vicuna-13b-delta-v0")
+
+
+def family_of(name: str) -> str | None:
+    """Return the name of the template of a model's family, None for models of no known one."""
+    lowered = name.lower()
+    if lowered.startswith(_OTHER_FORMATS):
+        return None
+    return next((template for part, template in FAMILIES.items() if part in lowered), None)
+
+
+def template_of(family: str) -> str:
+    """Return a family's template as Jinja text. Raises Refused for an unknown one."""
+    if family not in FAMILIES.values():
+        known = ", ".join(FAMILIES.values())
+        raise Refused(f"--chat-template: {family!r} is no file and no conversation template of a family ({known})")
+    return (files("services.generate.imports") / "chat_templates" / f"{family}.jinja").read_text()
+
 
 KIND = "causal-lm"
 CONFIG, TOKENIZER, TOKENIZER_CONFIG, SENTENCEPIECE = (

@@ -15,16 +15,15 @@ import torch
 from torch import Tensor
 
 from services.generate.calibration import Calibration
-from services.generate.capacity import CacheSize
+from services.generate.capacity import CacheSize, Capacity
 from services.generate.model.attention import ATTENTION, ForwardPass, register_attention
-from services.generate.model.branches import Branched, BranchPass
+from services.generate.model.branches import Branch, Branched, BranchPass
 from services.generate.model.kv_cache import CacheShape, KVCache, Slot
 from services.generate.model.packing import DecodePass, Interventions, PrefillPass, RerunPass, Stretch
-from services.generate.model.segments import Branch
-from services.nn.devices import DeviceOptions
+from services.nn.devices import DeviceOptions, memory_of
 from services.nn.loading import quiet_loading
 from services.nn.packed_linear import can_pack, pack_linear_layers
-from services.nn.weight_files import check_room, readable_weights
+from services.nn.weight_files import GIBIBYTE, check_room, readable_weights
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 # Its position embeddings change with the longest sequence of a pass, so an answer would depend on its neighbours.
@@ -32,6 +31,8 @@ ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 VARYING_ROPE = ("longrope",)
 # Maximum number of tokens in a pass over several prompts; a longer prompt has its own pass.
 MAX_PASS_TOKENS = 8192
+# A CPU shares its memory with other services, and is too slow for more.
+CPU_CACHED_TOKENS = 65_536
 # Rows of logits in memory at once if those of every row are wanted.
 LOGITS_ROWS = 256
 
@@ -374,3 +375,23 @@ def describe_model(config: Any, generation_config: Any, end_of_turn: int | None,
         token_bytes=size.token_numbers * num_bytes,
         is_greedy=generation_config.do_sample is False,
     )
+
+
+def fitting_tokens(model: LanguageModel, share: float) -> int:
+    """Return the tokens that fit into a share of the memory of a loaded model's device, beside its weights.
+
+    Raises ValueError, naming the sizes, if none fits.
+    """
+    memory = memory_of(model.device)
+    if model.device.type == "cpu":
+        # what is free has been counted without the weights, which are loaded
+        memory = None if memory is None else memory + model.weight_bytes
+    if memory is None:
+        return CPU_CACHED_TOKENS
+    capacity = Capacity(model.weight_bytes, model.config.token_bytes, int(share * memory), model.config.max_model_len)
+    if not capacity.fits:
+        raise ValueError(
+            f"its weights take {model.weight_bytes / GIBIBYTE:.1f} GiB and leave no room for a token in"
+            f" {capacity.budget_bytes / GIBIBYTE:.1f} GiB of {model.device}"
+        )
+    return min(capacity.cache_tokens, CPU_CACHED_TOKENS) if model.device.type == "cpu" else capacity.cache_tokens

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from services.generate.calibration import Calibration, Documents, attend_calibrated, measure_rows
-from services.generate.model.causal_attention import LowerRightMasks, attend_last
+from services.generate.model.attention import LowerRightMasks, attend_last
 from services.generate.model.kv_cache import Slot
 
 

@@ -9,19 +9,16 @@ from typing import Any
 from services.core.errors import FoveaError
 from services.core.store.errors import StoreUnavailable
 from services.generate.generation.answer_text import Vocabulary
-from services.generate.generation.generation import Progress
+from services.generate.generation.generation import Progress, ReorderedGeneration
 from services.generate.generation.input_processor import InputProcessor, Item
 from services.generate.generation.ranking import Ranking
-from services.generate.generation.reordered import ReorderedGeneration
 from services.generate.model.language_model import ModelConfig, describe_model
 from services.generate.model.model_checks import reference_token_ids
 from services.generate.model.profile import OFF, CalibrationProfile, read_profile
 from services.generate.prompts.ranking import RankingJob
 from services.generate.prompts.templates import Piece, tokenise
-from services.generate.vllm.answers import VllmAnswers
-from services.generate.vllm.calibrator import VllmCalibrator
+from services.generate.vllm.answers import VllmAnswers, VllmCalibrator, VllmRankings
 from services.generate.vllm.client import ServedModel, VllmAddress, VllmClient, one_token
-from services.generate.vllm.rankings import VllmRankings
 from services.nn.broken_model import BrokenModel
 from services.nn.loading import transformers
 from services.nn.reference_outputs import TOLERANCES, check_outputs, read_reference

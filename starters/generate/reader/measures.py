@@ -11,9 +11,9 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from services.generate.calibrate.answering import fit_logistic
-from services.generate.generation.relevance import answerable as probability_of_answer
-from services.generate.generation.relevance import refusal_log_odds
+from services.generate.calibrate.answerability import fit_logistic
+from services.generate.generation.prompt_calibration import answerable as probability_of_answer
+from services.generate.generation.prompt_calibration import refusal_log_odds
 from services.generate.model.profile import OFF, Answerability
 from services.generate.prompts.templates import QUERY_AWARE
 from services.jobs.progress import watched

@@ -15,7 +15,7 @@ from services.generate.calibrate.bench import Bench
 from services.generate.calibrate.choice import Plan, bias_tables, cheapest_as_good, choose_calibration, evenly_mixed
 from services.generate.calibrate.command import app, decision
 from services.generate.calibrate.search import Limits, Score, Tried
-from services.generate.data.question_sets import QuestionSet
+from services.generate.data.questions import QuestionSet
 from services.generate.model.language_model import LanguageModel
 from services.generate.model.profile import OFF, TREE_SAVINGS, CalibrationProfile, RowScope, paper_profile, read_profile
 from services.jobs.checkpoints import find_checkpoint
@@ -329,7 +329,7 @@ def test_the_scores_of_heads_and_the_estimate_by_a_question_are_chosen_by_option
     checkpoint: Path, tmp_path: Path
 ) -> None:
     saved = tmp_path / "record.json"
-    answer(checkpoint, *SMALL, "--heads", "qr", "--bias", "query", "--search-bias", "query", "--save", saved)
+    answer(checkpoint, *SMALL, "--heads", "qr", "--bias", "query", "--save", saved)
     record = json.loads(saved.read_text())
     assert sum(bool(setting["heads"]) for setting in record["rel_settings"]) == 1
     assert {one["profile"]["bias"] for one in record["estimates"][1:]} <= {"query"}
@@ -387,7 +387,6 @@ def test_a_published_version_has_the_profile_among_its_files_and_its_gain_in_the
         (["CHECKPOINT", "--bias", "tree,guess"], "--bias: 'guess' is not one of exact, tree, single, query, cached"),
         (["CHECKPOINT", "--heads", "all"], "--heads: 'all' is not one of core, qr"),
         (["CHECKPOINT", "--span-rule", "both"], "--span-rule: 'both' is not one of newline, text"),
-        (["CHECKPOINT", "--tables", "many"], "--tables: 'many' is not a comma-separated list of whole numbers"),
         (["."], "CHECKPOINT: "),
     ],
 )

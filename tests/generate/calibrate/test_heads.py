@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from services.generate.calibrate.heads import rank_heads, scores_of_heads
-from services.generate.calibrate.search import Measured, rank_rel_settings, rel_setting
+from services.generate.calibrate.search import Measured, rank_heads, rank_rel_settings, rel_setting, scores_of_heads
 from services.generate.retrieval_heads import HeadScore
 
 NUM_LAYERS, NUM_HEADS, NUM_DOCUMENTS = 3, 4, 6

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from services.generate.data.question_sets import QuestionSet, at_positions, has_golds_only, question_set
-from services.generate.data.questions import BadData
+from services.generate.data.questions import BadData, QuestionSet, at_positions, has_golds_only, question_set
 from starters.generate.questions import GENERATED, generated_facts
 
 

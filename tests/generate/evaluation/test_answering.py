@@ -4,10 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from services.generate.calibrate.bench import Bench
-from services.generate.calibrate.prefilled_prompts import in_batches, prefilled
-from services.generate.data.question_sets import QuestionSet, at_positions
-from services.generate.evaluation.answering import AnswerOptions, answer
+from services.generate.calibrate.bench import Bench, in_batches, prefilled
+from services.generate.data.questions import QuestionSet, at_positions
+from services.generate.evaluation.protocols import AnswerOptions, answer
 from services.generate.generation.bias import DummyOptions
 from services.generate.model.language_model import LanguageModel
 from services.generate.model.profile import BadProfile, BiasTable, CalibrationProfile

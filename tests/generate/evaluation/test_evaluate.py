@@ -94,7 +94,6 @@ def test_a_bad_option_is_refused_by_its_name_before_the_model_is_asked(
             ["--publish", "x", "--documents", "500"],
             "--documents: a generated question has at most 27 documents, not 500",
         ),
-        (["--publish", "x", "--tables", "3,500"], "--tables: a generated question has at most 27 documents, not 500"),
     ],
 )
 def test_a_calibration_is_not_lost_to_a_bad_option_either(

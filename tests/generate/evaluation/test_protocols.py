@@ -9,9 +9,7 @@ from torch import Tensor
 
 from services.generate.calibrate.bench import Bench
 from services.generate.calibrate.search import Measured
-from services.generate.data.question_sets import QuestionSet, at_positions
-from services.generate.data.questions import Example, place_gold
-from services.generate.evaluation.answering import AnswerOptions, answer
+from services.generate.data.questions import Example, QuestionSet, at_positions, place_gold
 from services.generate.evaluation.protocols import (
     CALIBRATED,
     LIKELIHOOD,
@@ -19,8 +17,10 @@ from services.generate.evaluation.protocols import (
     SAVINGS,
     SORTING,
     VANILLA,
+    AnswerOptions,
     Study,
     accuracy_by_position,
+    answer,
     attention_and_use,
     attention_everywhere,
     compare_estimates,
@@ -28,7 +28,7 @@ from services.generate.evaluation.protocols import (
     recall_at_3,
     reordered,
 )
-from services.generate.evaluation.tables import MOST_USED
+from services.generate.evaluation.results import MOST_USED
 from services.generate.generation.bias import DummyOptions
 from services.generate.generation.ranking import rank
 from services.generate.model.language_model import LanguageModel

@@ -9,12 +9,14 @@ from rich.console import Console
 
 from services.generate.evaluation.results import (
     ERROR,
+    MOST_USED,
     RESULT_FILES,
     Result,
     average_of,
+    ordinal,
+    print_tables,
     truncated,
 )
-from services.generate.evaluation.tables import MOST_USED, ordinal, print_tables
 
 VANILLA, CALIBRATED, SORTED = "Vanilla attention", "Calibrated attention", "LongLLMLingua-r_k"
 # the dissertation's, Table B.2: NaturalQuestions, Vicuna

@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.generate.engine import GenerateEngine
-from services.generate.generation.generation import Generation, Progress
-from services.generate.generation.options import AnswerOptions, EngineOptions
+from services.generate.engine import EngineOptions, GenerateEngine
+from services.generate.generation.generation import AnswerOptions, Generation, Progress
+from services.generate.generation.prompt_calibration import answerable, refusal_log_odds
 from services.generate.generation.ranking import rank
-from services.generate.generation.relevance import answerable, refusal_log_odds
 from services.generate.model.language_model import LanguageModel
 from services.generate.model.profile import (
     OFF,

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from services.core.errors import InvalidField, InvalidRequest, TooLarge
+from services.generate.generation.generation import AnswerOptions
 from services.generate.generation.input_processor import InputProcessor
-from services.generate.generation.options import AnswerOptions
 from services.generate.model.language_model import LanguageModel
 from services.generate.model.profile import CalibrationProfile
 from services.generate.prompts.templates import Document

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from services.generate.engine import GenerateEngine
-from services.generate.generation.memory import fitting_tokens
-from services.generate.generation.options import CPU_CACHED_TOKENS, AnswerOptions, EngineOptions
-from services.generate.model.language_model import LanguageModel
+from services.generate.engine import EngineOptions, GenerateEngine
+from services.generate.generation.generation import AnswerOptions
+from services.generate.model.language_model import CPU_CACHED_TOKENS, LanguageModel, fitting_tokens
 from services.nn.devices import DeviceOptions
 from tests.generate.served_tiny import MODEL, served_tiny
 from tests.generate.tiny_models import save_tiny, tiny_model, tiny_tokenizer
@@ -17,7 +16,7 @@ KIBIBYTE = 1024
 
 def has_memory(monkeypatch: pytest.MonkeyPatch, num_bytes: int | None) -> None:
     """Pretend that every device has so much memory: no test can fill a real one."""
-    for module in ("services.generate.generation.memory", "services.nn.weight_files"):
+    for module in ("services.generate.model.language_model", "services.nn.weight_files"):
         monkeypatch.setattr(f"{module}.memory_of", lambda _: num_bytes)
 
 

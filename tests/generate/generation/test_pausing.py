@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from services.generate.engine import GenerateEngine, Outcome
-from services.generate.generation.generation import Generation, Progress
+from services.generate.engine import EngineOptions, GenerateEngine, Outcome
+from services.generate.generation.generation import AnswerOptions, Generation, Progress
 from services.generate.generation.input_processor import Item
-from services.generate.generation.options import AnswerOptions, EngineOptions
 from services.generate.generation.ranking import Ranking
 from services.generate.generation.running_batch import RunningBatch
 from services.generate.generation.sampling import Sampling

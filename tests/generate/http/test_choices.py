@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from services.core.errors import TooLarge
-from services.generate.http.openai_calls import charges
+from services.generate.http.openai_routes import charges
 from tests.generate.served_tiny import served_tiny
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError
 from services.core.errors import TooLarge
 from services.generate.http.generate_schemas import MAX_LISTED, GenerateRequest
 from services.generate.http.openai_schemas import MAX_PROMPTS, ChatRequest, CompletionRequest
-from services.generate.http.rerank_schemas import RerankRequest, TeiRerankRequest
+from services.generate.http.rerank_routes import RerankRequest, TeiRerankRequest
 
 MANY = 2000
 MESSAGE = {"role": "user", "content": "q"}

@@ -11,7 +11,7 @@ from services.generate.generation.answer_text import TokenOut
 from services.generate.generation.generation import Generation, Progress, PromptFacts
 from services.generate.generation.sampling import Sampling
 from services.generate.http.openai_bodies import ChatForm, ChoiceSoFar, CompletionForm, Identity, usage_of
-from services.generate.http.openai_calls import sampling_of
+from services.generate.http.openai_routes import sampling_of
 from services.generate.http.openai_schemas import ChatRequest, CompletionRequest
 from services.generate.prompts.templates import Prompt
 from tests.generate.served_tiny import CONTEXT, broken_off, served_tiny

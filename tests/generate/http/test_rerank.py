@@ -8,8 +8,13 @@ import pytest
 from starlette.testclient import TestClient
 
 from services.generate.generation.ranking import Ranking
-from services.generate.http.rerank_routes import render_answer, render_answer_v2, render_tei
-from services.generate.http.rerank_schemas import RerankRequest, TeiRerankRequest
+from services.generate.http.rerank_routes import (
+    RerankRequest,
+    TeiRerankRequest,
+    render_answer,
+    render_answer_v2,
+    render_tei,
+)
 from services.generate.prompts.templates import shorten
 from tests.generate.served_tiny import CONTEXT, MODEL, served_tiny
 from tests.generate.tiny_models import tiny_tokenizer

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from services.generate.model.attention import PaddedPass
 from tests.generate.calibrated_weights import NUM_DOCUMENTS, PROMPTS, SPANS, Spans, alphas, rescaled_one_by_one
+from tests.generate.padded_pass import PaddedPass
 from tests.generate.tiny_models import CONFIGS, VOCAB_SIZE, tiny_model
 
 # transformers imports only once the tiny models have declared what it needs

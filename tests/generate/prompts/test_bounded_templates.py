@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from services.core.errors import DeadlineExceeded, FoveaError, InvalidRequest, Overloaded, TooLarge
-from services.generate.engine import GenerateEngine
-from services.generate.generation.options import EngineOptions
+from services.generate.engine import EngineOptions, GenerateEngine
 from services.generate.prompts.bounded_templates import BoundedTemplates, TemplateLimits
 from services.generate.prompts.chat import render_chat
 from services.nn.devices import DeviceOptions

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from services.generate.calibrate.vllm_bench import without_tree
+from services.generate.calibrate.bench import estimates_to_try
 from services.generate.settings import GenerateSettings
 
 
@@ -17,5 +17,8 @@ def test_a_server_of_vllm_serves_one_model() -> None:
 
 
 def test_calibrating_over_vllm_uses_exact_for_tree() -> None:
-    assert without_tree("tree", ("tree", "exact", "single")) == ("exact", ("exact", "single"))
-    assert without_tree("single", ("tree",)) == ("single", ("exact",))
+    assert estimates_to_try(("tree", "exact", "single"), is_over_vllm=True) == ("exact", ("exact", "single"))
+    assert estimates_to_try(("tree",), is_over_vllm=True) == ("exact", ("exact",))
+    assert estimates_to_try(("tree", "single"), is_over_vllm=False) == ("tree", ("tree", "single"))
+    assert estimates_to_try(("query",), is_over_vllm=False) == ("query", ("query",))
+    assert estimates_to_try(("cached",), is_over_vllm=False) == ("tree", ("cached",))

@@ -15,8 +15,7 @@ import pytest
 from services.core.batching.stepper import StepLimits
 from services.core.errors import DeadlineExceeded, FoveaError, InvalidRequest, Overloaded
 from services.core.metrics import Metrics
-from services.generate.generation.generation import Generation, Progress
-from services.generate.generation.options import AnswerOptions
+from services.generate.generation.generation import AnswerOptions, Generation, Progress
 from services.generate.generation.ranking import Ranking
 from services.generate.model.profile import CalibrationProfile, write_profile
 from services.generate.prompts.templates import Document

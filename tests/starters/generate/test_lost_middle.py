@@ -6,7 +6,7 @@ import pytest
 
 from services.generate.calibrate.bench import Bench
 from services.generate.calibrate.search import middle_positions, score_of
-from services.generate.data.question_sets import at_positions
+from services.generate.data.questions import at_positions
 from services.generate.model.language_model import LanguageModel
 from services.generate.model.profile import BiasTable, read_profile
 from services.nn.devices import DeviceOptions

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.generate.data.question_sets import question_set
+from services.generate.data.questions import question_set
 from starters.generate.questions import GENERATED, OPEN, generated_facts, open_unanswerable
 from starters.generate.world.documents import REFUSAL
 

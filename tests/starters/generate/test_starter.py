@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from services.core.store.checkpoint_files import packaged_starters, read_description
-from services.generate.engine import GenerateEngine
-from services.generate.generation.generation import Progress
-from services.generate.generation.options import AnswerOptions, EngineOptions
+from services.generate.engine import EngineOptions, GenerateEngine
+from services.generate.generation.generation import AnswerOptions, Progress
 from services.generate.prompts.templates import Document
 from services.generate.settings import GenerateSettings
 from services.nn.devices import DeviceOptions

@@ -11,7 +11,7 @@ import sys
 
 import torch
 
-from fovea_vllm.attention import launch
+from fovea_vllm.attention import kernels
 from fovea_vllm.attention.rows import DocumentRows
 from tests.vllm_plugin.attention.reference import attend, random_shape, random_trial
 
@@ -45,7 +45,7 @@ def hold(seed: int, device: str) -> None:
         query, key_cache, value_cache = (x.to(device) for x in (trial.query, trial.key_cache, trial.value_cache))
         alpha = None if given is None else given.to(device)
         scale, window = trial.shape.width**-0.5, trial.shape.window
-        out, attention = launch.attend_rows(
+        out, attention = kernels.attend_rows(
             query, key_cache, value_cache, rows, alpha, scale=scale, window=window, piece=PIECE
         )
         expected_out, expected_attention = attend(trial, given)

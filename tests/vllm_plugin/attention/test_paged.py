@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fovea_vllm.attention.attend import attend_documents
-from fovea_vllm.attention.merge import merge_weights
+from fovea_vllm.attention.attend import attend_documents, merge_weights
 from fovea_vllm.attention.rows import DocumentRows
 from services.generate.calibration import merge_parts
 from tests.vllm_plugin.attention.reference import Shape, Trial, attend, random_shape, random_trial

@@ -5,8 +5,7 @@ import random
 import pytest
 import torch
 
-from fovea_vllm.attention.pieces import cut
-from fovea_vllm.attention.rows import DocumentRows
+from fovea_vllm.attention.rows import DocumentRows, cut
 from tests.vllm_plugin.attention.reference import random_shape
 
 

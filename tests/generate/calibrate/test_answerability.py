@@ -1,14 +1,19 @@
-"""The probability that documents answer, fitted for a profile's calibration."""
+"""The probability that documents answer, and the temperature of their shares, fitted for a profile's calibration."""
 
 import statistics
 
 import pytest
 import torch
 
-from services.generate.calibrate import answering
-from services.generate.calibrate.answering import SHARE_UNANSWERABLE, fit_logistic, fitted_with_calibration
+from services.generate.calibrate import answerability
+from services.generate.calibrate.answerability import (
+    SHARE_UNANSWERABLE,
+    best_temperature,
+    fit_logistic,
+    fitted_with_calibration,
+)
 from services.generate.calibrate.bench import Bench
-from services.generate.generation.relevance import answerable
+from services.generate.generation.prompt_calibration import answerable
 from services.generate.model.language_model import LanguageModel
 from services.generate.model.profile import OFF, Answerability, paper_profile
 from starters.generate.questions import GENERATED, OPEN
@@ -25,7 +30,7 @@ def model() -> LanguageModel:
 def test_the_mean_probability_of_calibrated_answers_is_the_share_that_can_be_answered(
     model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answering, "NUM_FITTED", 80)
+    monkeypatch.setattr(answerability, "NUM_FITTED", 80)
     bench = Bench(model, OPEN)
     profile = paper_profile(2)
     fit = fitted_with_calibration(bench, profile, TOKEN, 4)
@@ -59,3 +64,10 @@ def test_fitted_probabilities_are_those_of_the_outcomes() -> None:
     temperature, offset = fit_logistic(scores, outcomes)
     assert temperature == pytest.approx(3, rel=0.15)
     assert offset == pytest.approx(2, abs=0.5)
+
+
+def test_the_temperature_that_made_the_outcomes_is_found() -> None:
+    generator = torch.Generator().manual_seed(0)
+    rels = [0.01 * torch.randn(6, generator=generator, dtype=torch.float64) for _ in range(3000)]
+    golds = [int(torch.multinomial((rel / 0.004).softmax(-1), 1, generator=generator)) for rel in rels]
+    assert best_temperature(rels, golds) == pytest.approx(0.004, rel=0.1)
