@@ -30,6 +30,13 @@ delegate(
     evaluate, "litm", "starters.generate.judging", "Evaluate Found-in-the-middle on generated questions.", "evaluate"
 )
 delegate(app, "calibrate", "starters.generate.judging", "Calibrate a checkpoint with generated questions.", "evaluate")
+delegate(
+    app,
+    "fit-refusal",
+    "starters.generate.reader.answerability",
+    "Fit the probability of a trained refusal to a checkpoint's calibration.",
+    "evaluate",
+)
 
 # predict
 delegate(train, "distill", "starters.predict.train", "Train a small T5 on generated rows and rationales.", "train")

@@ -79,7 +79,7 @@ ROOMS = (
     # The client of vLLM stands where the own engine and its stepper do.
     Room(
         "services/generate/vllm/**",
-        (*BELOW, "services.core.{batching,store,exchange,metrics}"),
+        (*BELOW, "services.core.{batching,fair_gate,store,exchange,metrics}"),
         (*HTTP, *ABOVE, "services.{service}.engine", "os"),
     ),
     Room("services/*/engine.py", BELOW, (*HTTP, *ABOVE, "os")),
@@ -124,7 +124,7 @@ ROOMS = (
     ),
     # The plug-in for vLLM knows nothing of Fovea; what it computes and reads knows nothing of vLLM either.
     Room("vllm_plugin/fovea_vllm/attention/**", (), (*HTTP, *WORLD, "vllm")),
-    Room("vllm_plugin/fovea_vllm/{request,step,estimates}.py", (), (*HTTP, "os", "vllm")),
+    Room("vllm_plugin/fovea_vllm/{request,step,estimates,loaded}.py", (), (*HTTP, "os", "vllm")),
     Room("vllm_plugin/fovea_vllm/endpoint.py", ()),
     Room("vllm_plugin/fovea_vllm/**", (), HTTP),
     # What makes and judges the packaged checkpoints may import everything, and nothing that is deployed imports it.
@@ -148,11 +148,11 @@ BUDGETS = {
     "services/jobs": 4_600,
     "services/curate": 4_600,
     "services/embed": 20_600,
-    "services/generate": 13_600,
+    "services/generate": 13_000,
     "services/predict": 7_600,
     "services/score": 15_000,
     "starters": 22_000,
-    "vllm_plugin": 2_200,
+    "vllm_plugin": 2_000,
 }
 SAYS_NOTHING = {"utils", "util", "helpers", "helper", "common", "manager", "base", "misc"}
 # Here all errors must be caught: a batch is retried in halves, a request gets its answer, a checkpoint that does not

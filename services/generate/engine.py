@@ -116,8 +116,8 @@ class GenerateEngine:
         everything += map(self._standing_in, items)
         generations = [item for item in everything if isinstance(item, Generation)]
         stopping = [one for one in map(self._standing_in, without) if isinstance(one, Generation)]
-        has_places = len(everything) - len(generations) <= self._max_running
-        return has_places and self._batch.has_room(*generations, without=stopping)
+        is_within_limit = len(everything) - len(generations) <= self._max_running
+        return is_within_limit and self._batch.has_room(*generations, without=stopping)
 
     def room_share(self, items: Sequence[Item]) -> float:
         """Return the share of the running batch that these need together with everything that is running."""

@@ -84,10 +84,6 @@ class GeneratedQuestions(QuestionSet):
     def examples(self, part: Part, num_documents: int, count: int | None, seed: int = 0) -> list[Example]:
         return self.draw(500 if count is None else count, num_documents, SEEDS[part] + seed)
 
-    @property
-    def has_unanswerable(self) -> bool:
-        return self.draw_unanswerable is not None
-
     def unanswerable(self, part: Part, num_documents: int, count: int, seed: int = 0) -> list[Unanswerable]:
         if self.draw_unanswerable is None:
             return []

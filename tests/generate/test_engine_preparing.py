@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from services.core.errors import TooLarge
 from services.generate.engine import EngineOptions, GenerateEngine, Outcome
 from services.generate.generation.generation import AnswerOptions, Generation, Progress, ReorderedGeneration
 from services.generate.generation.input_processor import Item
 from services.generate.generation.ranking import Ranking, rank, reorder
-from services.generate.model.branches import Branch, Branched
+from services.generate.model.branches import Branch
 from services.generate.model.language_model import MAX_PASS_TOKENS, LanguageModel, Prefill, Prefilled
 from services.generate.model.profile import CalibrationProfile
 from services.generate.prompts.templates import Document, Prompt
@@ -38,7 +39,7 @@ class WatchedModel(LanguageModel):
         self.num_tokens += sum(len(prompt.input_ids) for prompt in prompts)
         return super().prefill(prompts)
 
-    def branch(self, branches: Sequence[Branch], *, num_layers: int | None = None) -> list[Branched]:
+    def branch(self, branches: Sequence[Branch], *, num_layers: int | None = None) -> list[Tensor]:
         self.num_tokens += sum(branch.num_tokens for branch in branches)
         return super().branch(branches, num_layers=num_layers)
 

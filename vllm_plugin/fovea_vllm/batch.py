@@ -16,7 +16,7 @@ from vllm.v1.sample.logits_processor import LogitsProcessor as LogitsProcessorV1
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as LogitsProcessorV2
 
-from fovea_vllm import plugin
+from fovea_vllm import loaded
 from fovea_vllm.request import BadRequest, DocumentRequest
 from fovea_vllm.step import Measurements, Step, rows_of
 
@@ -69,7 +69,7 @@ class CalibratedRequests(LogitsProcessorV1, LogitsProcessorV2):
             request = DocumentRequest.of(sampling_params.extra_args)
         except BadRequest as error:
             raise VLLMValidationError(str(error)) from error
-        if request is not None and not plugin.is_registered:
+        if request is not None and not loaded.is_complete:
             raise VLLMValidationError(
                 "vLLM runs without the plug-in that calibrates: VLLM_PLUGINS is set and does not name fovea"
             )

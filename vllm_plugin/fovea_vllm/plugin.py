@@ -3,9 +3,9 @@
 import re
 from typing import Any
 
+from fovea_vllm import loaded
+
 SUPPORTED_VERSIONS = ("0.32", "0.33")
-# Whether `register` has run in this process; without it, requests would be answered as if uncalibrated.
-is_registered = False
 
 
 def register() -> None:
@@ -17,6 +17,7 @@ def register() -> None:
 
     check_version(version)
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+    from vllm.v1.worker.worker_base import WorkerBase
 
     from fovea_vllm import admission, block_hashes
 
@@ -24,9 +25,8 @@ def register() -> None:
     register_backend(AttentionBackendEnum.CUSTOM, "fovea_vllm.backends.triton.FoveaTritonBackend")
     block_hashes.install()
     admission.install()
-    _install_worker_method()
-    global is_registered
-    is_registered = True
+    WorkerBase.take_fovea_attention = take_fovea_attention
+    loaded.is_complete = True
 
 
 def check_version(version: str) -> None:
@@ -37,12 +37,6 @@ def check_version(version: str) -> None:
             f"fovea-vllm works with vLLM {', '.join(SUPPORTED_VERSIONS)}, not with {version}: install one of those, or "
             "start vLLM without the plug-in, with VLLM_PLUGINS set to the names of the other plug-ins"
         )
-
-
-def _install_worker_method() -> None:
-    from vllm.v1.worker.worker_base import WorkerBase
-
-    WorkerBase.take_fovea_attention = take_fovea_attention
 
 
 def take_fovea_attention(worker: Any, key: str) -> list[list[list[float]]] | None:

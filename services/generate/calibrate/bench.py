@@ -24,7 +24,7 @@ from services.generate.generation.bias import (
     num_estimate_tokens,
 )
 from services.generate.generation.generation import Generation
-from services.generate.generation.prompt_calibration import calibration_of, document_relevance, refusal_log_odds
+from services.generate.generation.prompt_calibration import calibration_of, document_relevance
 from services.generate.model.kv_cache import Slot
 from services.generate.model.language_model import LanguageModel, Prefill, Row
 from services.generate.model.profile import OFF, BiasKind, CalibrationProfile, RowScope, SpanRule
@@ -219,13 +219,6 @@ class Bench:
             yield from batch.first_logits(calibrations, profile.row_scope).cpu()
             self.on_progress(len(places))
 
-    def refusal_odds(
-        self, examples: Sequence[Example | Unanswerable], profile: CalibrationProfile, token_id: int
-    ) -> Iterator[Tensor]:
-        """Yield the log odds of an answer's first token under a profile, float64, of each example in order."""
-        for logits in self.first_logits(examples, profile):
-            yield refusal_log_odds(logits, token_id)
-
     def _answers(
         self,
         batch: PrefilledPrompts,
@@ -353,14 +346,6 @@ class VllmBench:
         """Answer as in the service, calibrated by a profile or not."""
         return self._all([_work(_text, one) for one in self._generations(examples, profile)])
 
-    def refusal_odds(
-        self, examples: Sequence[Example | Unanswerable], profile: CalibrationProfile, token_id: int
-    ) -> Iterator[Tensor]:
-        """Yield the log odds of an answer's first token under a profile, float64, of each example in order."""
-        generations = self._generations(examples, profile)
-        work = [_work(lambda answering, one: answering.answers.refusal_odds(one, token_id), one) for one in generations]
-        yield from self._all(work)
-
     def _generations(
         self, examples: Sequence[Example | Unanswerable], profile: CalibrationProfile | None
     ) -> list[Generation]:
@@ -372,12 +357,12 @@ class VllmBench:
 
     def _all(self, work: Sequence[Work[T]]) -> list[T]:
         async def run() -> list[T]:
-            places = asyncio.Semaphore(MAX_AT_ONCE)
+            permits = asyncio.Semaphore(MAX_AT_ONCE)
             async with VllmClient.opened(self.engine.address) as client:
                 answering = self.engine.answering(client)
 
                 async def one_of(one: Work[T]) -> T:
-                    async with places:
+                    async with permits:
                         came = await one(answering)
                     self.on_progress(1)
                     return came

@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, get_args
@@ -19,7 +19,6 @@ from services.core.store.errors import StoreError
 from services.core.store.manifest import MANIFEST_FILE, CheckpointInfo, check_alias, check_model_name
 from services.core.store.store import Store
 from services.core.store.versions import Version
-from services.generate.calibrate.answerability import NUM_FITTED, fitted_share_temperature, fitted_with_calibration
 from services.generate.calibrate.bench import AnyBench, estimates_to_try
 from services.generate.calibrate.choice import TABLE_PROMPTS, Plan, ProfileChoice, bias_tables, choose_calibration
 from services.generate.calibrate.search import Limits, RelSetting, Tried
@@ -33,7 +32,7 @@ from services.generate.calibrate.selection import (
     parse_positions,
     vllm_address,
 )
-from services.generate.data.questions import BadData, Example, at_positions
+from services.generate.data.questions import BadData, Example
 from services.generate.model.profile import (
     Answerability,
     BiasKind,
@@ -141,7 +140,7 @@ def calibrate(
 
 @dataclass(frozen=True)
 class Keeping:
-    """Where a calibration is kept: a folder, a file, a name in the store."""
+    """Destinations of a calibration: a folder, a file, a name in the store."""
 
     output: Path | None
     save: Path | None
@@ -184,10 +183,9 @@ def run(bench: AnyBench, source: CheckpointSource, plan: Plan, documents: int, s
             choice = choose_calibration(watched, examples, plan, bar.begin, unanswerable)
             bar.begin("tables of the bias")
             tables = _tables(watched, choice.profile, of_tables)
-            answerability = _answerability(watched, source, choice.profile, of_tables, bar.begin)
     except (BadData, FoveaError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
-    profile = choice.profile.model_copy(update={"tables": tables, "answerability": answerability})
+    profile = choice.profile.model_copy(update={"tables": tables, "answerability": _answerability(source)})
     print_choice(choice, console)
     try:
         keeping.keep(choice, profile, source, info, seed, console)
@@ -203,23 +201,12 @@ def _tables(bench: AnyBench, profile: CalibrationProfile, examples: Sequence[Exa
     return tuple(bias_tables(bench, examples, range(len(examples[0].documents)), profile))
 
 
-def _answerability(
-    bench: AnyBench,
-    source: CheckpointSource,
-    profile: CalibrationProfile,
-    examples: Sequence[Example],
-    begin: Callable[[str, int], None],
-) -> Answerability | None:
-    """Keep what the checkpoint's profile says about its refusal, with what the new profile's calibration changes."""
+def _answerability(source: CheckpointSource) -> Answerability | None:
+    """Keep what the checkpoint's profile says about its refusal, without what was fitted for another calibration."""
     earlier = read_profile(source.directory)
     if earlier is None or earlier.answerability is None:
         return None
-    begin("shares of relevance", len(examples))
-    anywhere = at_positions(examples, range(len(examples[0].documents)))
-    temperature = fitted_share_temperature(bench, anywhere, profile)
-    begin("probability that the documents answer", NUM_FITTED)
-    fit = fitted_with_calibration(bench, profile, earlier.answerability.token_id, len(examples[0].documents))
-    return earlier.answerability.model_copy(update={"share_temperature": temperature, "calibrated": fit})
+    return earlier.answerability.model_copy(update={"share_temperature": None, "calibrated": None})
 
 
 def print_choice(choice: ProfileChoice, console: Console) -> None:

@@ -210,11 +210,6 @@ class QuestionSet:
         random.Random(seed).shuffle(chosen)
         return chosen[:count]
 
-    @property
-    def has_unanswerable(self) -> bool:
-        """Whether there are questions that no document answers."""
-        return False
-
     def unanswerable(self, part: Part, num_documents: int, count: int, seed: int = 0) -> list[Unanswerable]:
         """Draw `count` questions of a part that no document answers; none from a data set without them."""
         return []

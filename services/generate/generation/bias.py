@@ -19,16 +19,13 @@ A dummy has its document's number of tokens. In a `framed` one, neutral text rep
 template's own text (`Document [3](Title:`) stays, because attention to it is bias as well. In a `whole` one, neutral
 text replaces all but the newline that ends a document.
 
-`tree` costs less with shorter dummies, with dummies that see only a window and the prompt's first tokens, with only the
-layers that relevance needs, and with a `DummyCache` for the next question over the same documents.
+`tree` costs less with shorter dummies, with dummies that see only a window and the prompt's first tokens, and with only
+the layers that relevance needs.
 
 Shapes: L' layers that run, H heads, K documents.
 """
 
-import hashlib
 import itertools
-from array import array
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
@@ -37,8 +34,8 @@ import torch
 from torch import Tensor
 
 from services.generate.generation.passes import Passes, finish
-from services.generate.model.branches import Branch, Branched, Range, Segment
-from services.generate.model.kv_cache import KeyValues, Slot
+from services.generate.model.branches import Branch, Range, Segment
+from services.generate.model.kv_cache import Slot
 from services.generate.model.language_model import LanguageModel, in_passes
 from services.generate.model.profile import CalibrationProfile, DummyForm
 from services.generate.prompts.templates import CONTENT_FREE, Prompt, filler_ids, with_question
@@ -88,38 +85,6 @@ class BiasEstimate:
     num_passes: int
 
 
-class DummyCache:
-    """Keys and values of dummies, for further questions over the same documents.
-
-    A dummy depends only on itself and the tokens before it, so in prompts with the question after the documents, the
-    next question finds all of them. Limited to `max_bytes`; the least recently used are dropped first.
-    """
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._num_bytes = 0
-        self._kept: OrderedDict[bytes, KeyValues] = OrderedDict()
-
-    def get(self, key: bytes, num_layers: int) -> KeyValues | None:
-        """Return the first `num_layers` layers of a key's entry; None if there are fewer."""
-        kept = self._kept.get(key)
-        if kept is None or kept.keys.shape[0] < num_layers:
-            return None
-        self._kept.move_to_end(key)
-        return kept
-
-    def put(self, key: bytes, key_values: KeyValues) -> None:
-        """Store an entry, replacing the key's previous one."""
-        if (old := self._kept.pop(key, None)) is not None:
-            self._num_bytes -= old.num_bytes
-        if key_values.num_bytes <= self._max_bytes:
-            self._kept[key] = key_values
-            self._num_bytes += key_values.num_bytes
-        while self._num_bytes > self._max_bytes:
-            _, oldest = self._kept.popitem(last=False)
-            self._num_bytes -= oldest.num_bytes
-
-
 @dataclass(frozen=True)
 class Dummy:
     """A dummy's tokens, in stretches, with each one's length and the number of document tokens that it replaces."""
@@ -141,14 +106,13 @@ class Dummy:
 
 @dataclass(frozen=True, eq=False)
 class _Planned:
-    """A branch of a job, with the documents that it measures and the key for storing its dummy.
+    """A branch of a job, with the documents that it measures.
 
     With `shares`, its spans are stretches of one document, whose attention is their weighted mean.
     """
 
     branch: Branch
     documents: tuple[int, ...]
-    keep_as: bytes | None = None
     shares: tuple[float, ...] | None = None
 
 
@@ -159,16 +123,14 @@ def estimate_bias(
     *,
     num_layers: int | None = None,
     options: DummyOptions | None = None,
-    dummy_cache: DummyCache | None = None,
 ) -> list[BiasEstimate]:
     """Attn(dummy, k) of each job's prompt in the first `num_layers` layers, None for all; jobs share their passes.
 
-    `dummy_cache`, and all `options` except the form, apply only to `tree`, and no option to `query`. Raises ValueError
-    for a prompt that is not fully cached, that ends with a document, that has documents but no filler for their
-    dummies, or that lacks the places which an estimate replaces: of titles and texts for framed dummies, of the
-    question for `query`.
+    All `options` except the form apply only to `tree`, and no option to `query`. Raises ValueError for a prompt that is
+    not fully cached, that ends with a document, that has documents but no filler for their dummies, or that lacks the
+    places which an estimate replaces: of titles and texts for framed dummies, of the question for `query`.
     """
-    return finish(estimating(model, jobs, kind, num_layers=num_layers, options=options, dummy_cache=dummy_cache))
+    return finish(estimating(model, jobs, kind, num_layers=num_layers, options=options))
 
 
 def estimating(
@@ -178,7 +140,6 @@ def estimating(
     *,
     num_layers: int | None = None,
     options: DummyOptions | None = None,
-    dummy_cache: DummyCache | None = None,
 ) -> Passes[list[BiasEstimate]]:
     """Run `estimate_bias` one pass at a time; the prompts stay in their slots meanwhile."""
     depth = model.config.num_layers if num_layers is None else num_layers
@@ -192,17 +153,17 @@ def estimating(
         max_tokens = options.dummy_tokens if kind == "tree" else None
         dummies = dummies_of(model.tokenizer, job.prompt, job.filler_ids, options.form, max_tokens)
         if kind == "tree":
-            planned.append(_tree(job, dummies, options, dummy_cache, depth))
+            planned.append(_tree(job, dummies, options))
         else:
             planned.append((_exact if kind == "exact" else _single)(job, dummies))
     branches = [each.branch for some in planned for each in some]
-    found: list[Branched] = []
+    found: list[Tensor] = []
     for together in in_passes(branches, [branch.num_tokens for branch in branches]):
         yield
         found += model.branch(together, num_layers=depth)
     rest = iter(found)
     return [
-        _estimate(model, job, some, list(itertools.islice(rest, len(some))), depth, dummy_cache)
+        _estimate(model, job, some, list(itertools.islice(rest, len(some))), depth)
         for job, some in zip(jobs, planned, strict=True)
     ]
 
@@ -234,19 +195,16 @@ def _estimate(
     model: LanguageModel,
     job: BiasJob,
     planned: Sequence[_Planned],
-    found: Sequence[Branched],
+    found: Sequence[Tensor],
     num_layers: int,
-    dummy_cache: DummyCache | None,
 ) -> BiasEstimate:
     shape = (num_layers, model.config.num_heads, len(job.prompt.spans))
     attention = torch.zeros(shape, device=model.device)
-    for each, branched in zip(planned, found, strict=True):
-        measured = branched.attention.to(attention)
+    for each, of_branch in zip(planned, found, strict=True):
+        measured = of_branch.to(attention)
         if each.shares is not None:
             measured = (measured * measured.new_tensor(each.shares)).sum(dim=-1, keepdim=True)
         attention[:, :, list(each.documents)] = measured
-        if dummy_cache is not None and each.keep_as is not None and (dummy := branched.kept[0]) is not None:
-            dummy_cache.put(each.keep_as, dummy)
     is_tree = any(len(each.branch.segments) > 1 for each in planned)
     return BiasEstimate(
         attention,
@@ -289,30 +247,20 @@ def _query(job: BiasJob, content_free: Sequence[int]) -> list[_Planned]:
     return [_Planned(Branch(job.slot, (segment,), prompt.spans), tuple(range(len(prompt.spans))))]
 
 
-def _tree(
-    job: BiasJob,
-    dummies: Sequence[Dummy],
-    options: DummyOptions,
-    dummy_cache: DummyCache | None,
-    num_layers: int,
-) -> list[_Planned]:
+def _tree(job: BiasJob, dummies: Sequence[Dummy], options: DummyOptions) -> list[_Planned]:
     """Plan a branch for each document: the dummy, then the question's tail; the prompt in between is unchanged."""
     prompt = job.prompt
     tail = prompt.input_ids[prompt.tail_start :]
-    digests = _prefix_digests(prompt)
     planned = []
     for k, ((start, stop), dummy) in enumerate(zip(prompt.spans, dummies, strict=True)):
         if not dummy.input_ids:
             continue
-        key = _key(digests[k], dummy.input_ids, options)
-        known = None if dummy_cache is None else dummy_cache.get(key, num_layers)
-        is_kept = dummy_cache is not None and known is None
         segments = (
-            Segment(dummy.input_ids, start, _seen_by_dummy(start, options), key_values=known, is_kept=is_kept),
+            Segment(dummy.input_ids, start, _seen_by_dummy(start, options)),
             Segment(tail, prompt.tail_start, ((0, start), (stop, prompt.tail_start))),
         )
         branch = Branch(job.slot, segments, dummy.spans(start))
-        planned.append(_Planned(branch, (k,), key if is_kept else None, dummy.shares))
+        planned.append(_Planned(branch, (k,), dummy.shares))
     return planned
 
 
@@ -359,22 +307,6 @@ def _dummy(
 
 def _filler(filler_ids: Sequence[int], num_tokens: int) -> Iterator[int]:
     return itertools.islice(itertools.cycle(filler_ids), num_tokens)
-
-
-def _prefix_digests(prompt: Prompt) -> list[bytes]:
-    """Digest the tokens before each document."""
-    running = hashlib.sha256()
-    digests, done = [], 0
-    for start, _ in prompt.spans:
-        running.update(array("q", prompt.input_ids[done:start]).tobytes())
-        digests.append(running.digest())
-        done = start
-    return digests
-
-
-def _key(prefix: bytes, dummy: tuple[int, ...], options: DummyOptions) -> bytes:
-    view = () if options.window is None else (options.window, options.num_sinks)
-    return hashlib.sha256(prefix + array("q", dummy).tobytes() + repr(view).encode()).digest()
 
 
 def _check(job: BiasJob, form: DummyForm, kind: EstimateKind) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from services.generate.calibration import Calibration, log_alpha, relevance
-from services.generate.generation.bias import BiasEstimate, BiasJob, DummyCache, DummyOptions, EstimateKind, estimating
+from services.generate.generation.bias import BiasJob, DummyOptions, EstimateKind, estimating
 from services.generate.generation.generation import Generation, LayerMeans
 from services.generate.generation.passes import Passes
 from services.generate.model.kv_cache import Slot
@@ -184,16 +184,14 @@ class _Wanted:
 class PromptCalibrator:
     """Calibrates prompts of one model.
 
-    Dummies of at most `max_dummy_bytes` are kept for later questions, and the same amount of the last estimates; with
-    0, neither are kept.
+    The last estimates are kept for later questions, at most `max_bytes` of them.
     """
 
-    def __init__(self, model: LanguageModel, *, max_dummy_bytes: int) -> None:
+    def __init__(self, model: LanguageModel, *, max_bytes: int) -> None:
         self._model = model
-        self._max_dummy_bytes = max_dummy_bytes
+        self._max_bytes = max_bytes
         self._filler_ids = filler_ids(model.tokenizer)
-        self._dummies = DummyCache(max_dummy_bytes) if max_dummy_bytes else None
-        self._max_remembered = MAX_REMEMBERED if max_dummy_bytes else 0
+        self._max_remembered = MAX_REMEMBERED if max_bytes else 0
         self._remembered: OrderedDict[_Wanted, Tensor] = OrderedDict()
 
     def calibrating(self, prompts: Sequence[MeasuredPrompt]) -> Passes[list[PromptCalibration]]:
@@ -207,16 +205,14 @@ class PromptCalibrator:
         `is_shared` keeps the last ones even if nothing is kept for later, because answers may soon share them.
         """
         max_number = MAX_REMEMBERED if is_shared else self._max_remembered
-        max_bytes = max(self._max_dummy_bytes, MIN_SHARED_BYTES) if is_shared else self._max_dummy_bytes
+        max_bytes = max(self._max_bytes, MIN_SHARED_BYTES) if is_shared else self._max_bytes
         num_bytes = sum(bias.nbytes for bias in self._remembered.values())
         while len(self._remembered) > max_number or num_bytes > max_bytes:
             num_bytes -= self._remembered.popitem(last=False)[1].nbytes
 
     def clear(self) -> None:
-        """Forget all prompts and dummies."""
+        """Forget all prompts."""
         self._remembered.clear()
-        if self._dummies is not None:
-            self._dummies = DummyCache(self._max_dummy_bytes)
 
     def _estimates(self, prompts: Sequence[MeasuredPrompt]) -> Passes[list[tuple[Tensor | None, int]]]:
         """Attn(dummy, k) of each prompt, (layers that ran, H, K), and the passes that it took; None for one whose
@@ -226,20 +222,14 @@ class PromptCalibrator:
         # held here, because others may replace them in memory between two passes
         biases = {key: self._remembered[key] for key in wanted if key and key not in new}
         num_passes: dict[_Wanted, int] = {}
-        for how, keys in _by_kind(new):
+        for (kind, num_layers, options), keys in _by_kind(new):
             jobs = [BiasJob(new[key].slot, key.prompt, self._filler_ids) for key in keys]
-            estimates = yield from self._estimating(jobs, *how)
+            estimates = yield from estimating(self._model, jobs, kind, num_layers=num_layers, options=options)
             for key, estimate in zip(keys, estimates, strict=True):
                 biases[key] = self._remembered[key] = estimate.attention.cpu()
                 num_passes[key] = estimate.num_passes
         # only the first of several equal prompts is charged for the passes
         return [(biases[key], num_passes.pop(key, 0)) if key else (None, 0) for key in wanted]
-
-    def _estimating(
-        self, jobs: Sequence[BiasJob], kind: EstimateKind, num_layers: int, options: DummyOptions
-    ) -> Passes[list[BiasEstimate]]:
-        dummies = self._dummies if kind == "tree" else None
-        return estimating(self._model, jobs, kind, num_layers=num_layers, options=options, dummy_cache=dummies)
 
 
 def _by_kind(wanted: Iterable[_Wanted]) -> Iterator[tuple[tuple[EstimateKind, int, DummyOptions], list[_Wanted]]]:

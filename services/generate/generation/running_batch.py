@@ -37,8 +37,8 @@ T = TypeVar("T")
 MAX_PREFILL_TOKENS = 4096
 # Tokens for which an answer gets room when it joins, and again whenever these are used up.
 HEADROOM_TOKENS = 256
-# Share of the bytes for prefixes that is used for dummies of documents.
-DUMMIES_SHARE = 0.25
+# Share of the bytes for prefixes that is used for estimates of the bias.
+ESTIMATES_SHARE = 0.25
 # Rows of an answer that are run again at once when it continues; their weights on all tokens are in memory together.
 REPLAYED_ROWS = 256
 
@@ -66,9 +66,9 @@ class RunningBatch:
         self._max_prefill_tokens = max_prefill_tokens
         self._headroom_tokens = headroom_tokens
         self._cache = model.new_cache(max_cached_tokens)
-        dummy_bytes = int(prefix_cache_bytes * DUMMIES_SHARE)
-        self._prefixes = PrefixCache(prefix_cache_bytes - dummy_bytes)
-        self._calibrator = PromptCalibrator(model, max_dummy_bytes=dummy_bytes)
+        estimate_bytes = int(prefix_cache_bytes * ESTIMATES_SHARE)
+        self._prefixes = PrefixCache(prefix_cache_bytes - estimate_bytes)
+        self._calibrator = PromptCalibrator(model, max_bytes=estimate_bytes)
         self._vocabulary = Vocabulary(model.tokenizer)
         # Both by the identity of their generations; paused sequences have no slot.
         self._running: dict[int, RunningSequence] = {}

@@ -8,8 +8,8 @@ all branches of a prompt in one masked product: the branches' keys stand behind 
 them a row sees.
 
 Shapes: L' layers that run, H heads, Hkv key/value heads, R rows of a segment, S keys from the first to the last that
-it sees, K documents, hd width of a head; of packed branches T rows, C columns (the prompt's tokens, the T rows, tokens
-of known segments) and B branches.
+it sees, K documents, hd width of a head; of packed branches T rows, C columns (the prompt's tokens, then the T
+rows) and B branches.
 """
 
 import itertools
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from services.generate.calibration import Documents, measure_rows, measure_scores, row_scores
 from services.generate.model.attention import LowerRightMasks, attend_last, attend_masked
-from services.generate.model.kv_cache import KeyValues, Slot
+from services.generate.model.kv_cache import Slot
 
 Range = tuple[int, int]
 
@@ -30,15 +30,12 @@ Range = tuple[int, int]
 class Segment:
     """Tokens from `position` on that replace the prompt's own.
 
-    Each sees the tokens of `sees`, half-open ranges of positions, and the branch's own tokens up to itself. With
-    `key_values` (of L' layers or more), they are already known and not run.
+    Each sees the tokens of `sees`, half-open ranges of positions, and the branch's own tokens up to itself.
     """
 
     input_ids: tuple[int, ...]
     position: int
     sees: tuple[Range, ...]
-    key_values: KeyValues | None = None
-    is_kept: bool = False
 
     @property
     def stop(self) -> int:
@@ -57,7 +54,7 @@ class Branch:
     @property
     def num_tokens(self) -> int:
         """Number of tokens to run."""
-        return sum(len(segment.input_ids) for segment in self.segments if segment.key_values is None)
+        return sum(len(segment.input_ids) for segment in self.segments)
 
 
 # Numbers of a mask, so that it and the products stay small beside the model; more are attended branch by branch.
@@ -69,7 +66,6 @@ class LayerCall:
     """A layer's queries (1, H, N, hd), keys and values (1, Hkv, N, hd) of a packed row, beside a prompt's own keys and
     values (Hkv, P, hd). `window` is the number of keys that a token sees, None for all."""
 
-    layer: int
     query: Tensor
     key: Tensor
     value: Tensor
@@ -89,26 +85,22 @@ class PackedBranches:
         self._dtype = dtype
         num_prompt = branches[0].slot.length
         segments = [(owner, segment) for owner, branch in enumerate(branches) for segment in branch.segments]
-        new = [one for one in segments if one[1].key_values is None]
-        known = [one for one in segments if one[1].key_values is not None]
-        self._known = [segment.key_values for _, segment in known if segment.key_values is not None]
+        lengths = torch.tensor([len(segment.input_ids) for _, segment in segments])
 
-        def each_token(some: Sequence[tuple[int, Segment]], numbers: Sequence[int]) -> Tensor:
-            lengths = torch.tensor([len(segment.input_ids) for _, segment in some], dtype=torch.int64)
-            return torch.tensor(numbers, dtype=torch.int64).repeat_interleave(lengths).to(device)
+        def each_token(numbers: Sequence[int]) -> Tensor:
+            return torch.tensor(numbers).repeat_interleave(lengths).to(device)
 
-        places = [torch.arange(segment.position, segment.stop) for _, segment in (*new, *known)]
+        places = [torch.arange(segment.position, segment.stop) for _, segment in segments]
         self._positions = torch.cat([torch.arange(num_prompt), *places]).to(device)
-        owners = each_token((*new, *known), [owner for owner, _ in (*new, *known)])
-        num_rows = sum(len(segment.input_ids) for _, segment in new)
-        self._row_positions = self._positions[num_prompt : num_prompt + num_rows]
-        own = owners[:num_rows, None] == owners
-        own &= self._row_positions[:, None] >= self._positions[num_prompt:]
-        seen = torch.stack([_seen_of_prompt(branches[owner], segment, num_prompt) for owner, segment in new])
-        self._visible = torch.cat([seen.to(device)[each_token(new, range(len(new)))], own], dim=1)
+        owners = each_token([owner for owner, _ in segments])
+        self._row_positions = self._positions[num_prompt:]
+        own = owners[:, None] == owners
+        own &= self._row_positions[:, None] >= self._row_positions
+        seen = torch.stack([_seen_of_prompt(branches[owner], segment, num_prompt) for owner, segment in segments])
+        self._visible = torch.cat([seen.to(device)[each_token(range(len(segments)))], own], dim=1)
         self._last_rows = torch.tensor([branch.num_tokens for branch in branches], device=device).cumsum(0) - 1
         self._num_documents = [len(branch.spans) for branch in branches]
-        self._documents = Documents.of(_columns(branches, num_prompt, num_rows), device)
+        self._documents = Documents.of(_columns(branches, num_prompt), device)
         self._masks: dict[int | None, tuple[Tensor, Tensor]] = {}
 
     def attend(self, call: LayerCall) -> tuple[Tensor | None, list[Tensor]]:
@@ -118,13 +110,10 @@ class PackedBranches:
         """
         mask, last_mask = self._mask(call.window)
         query = call.query[:, :, self.rows]
-        keys = torch.cat(
-            [call.prompt_keys, call.key[0, :, self.rows], *(one.keys[call.layer] for one in self._known)], dim=1
-        )
+        keys = torch.cat([call.prompt_keys, call.key[0, :, self.rows]], dim=1)
         attended = None
         if call.needs_output:
-            new = call.value[0, :, self.rows]
-            values = torch.cat([call.prompt_values, new, *(one.values[call.layer] for one in self._known)], dim=1)
+            values = torch.cat([call.prompt_values, call.value[0, :, self.rows]], dim=1)
             attended = attend_masked(query, keys[None], values[None], call.scaling, mask)
         scores = row_scores(query[:, :, self._last_rows], keys[None], call.scaling, last_mask)
         found = measure_scores(scores[0].transpose(0, 1)[:, :, None], self._documents)[:, :, 0]
@@ -144,8 +133,7 @@ class PackedBranches:
 def can_pack(branches: Sequence[Branch]) -> bool:
     """Return whether the mask of a prompt's branches is of bearable size, and no document crosses a segment's end."""
     num_rows = sum(branch.num_tokens for branch in branches)
-    num_own = sum(len(segment.input_ids) for branch in branches for segment in branch.segments)
-    if num_rows * (branches[0].slot.length + num_own) > MAX_CELLS:
+    if num_rows * (branches[0].slot.length + num_rows) > MAX_CELLS:
         return False
     spans = [(branch, span) for branch in branches for span in branch.spans]
     return all(_own(branch, span) is not None or not _touches(branch, span) for branch, span in spans)
@@ -161,17 +149,15 @@ def _seen_of_prompt(branch: Branch, segment: Segment, num_prompt: int) -> Tensor
     return is_seen
 
 
-def _columns(branches: Sequence[Branch], num_prompt: int, num_rows: int) -> list[list[Range]]:
+def _columns(branches: Sequence[Branch], num_prompt: int) -> list[list[Range]]:
     """Find the columns of each branch's documents: of its own segment that contains one, else of the prompt."""
     found: list[list[Range]] = []
-    new, known = num_prompt, num_prompt + num_rows
+    column = num_prompt
     for branch in branches:
-        first: dict[int, int] = {}  # column of each segment's first token
-        for place, segment in enumerate(branch.segments):
-            if segment.key_values is None:
-                first[place], new = new, new + len(segment.input_ids)
-            else:
-                first[place], known = known, known + len(segment.input_ids)
+        first: list[int] = []  # column of each segment's first token
+        for segment in branch.segments:
+            first.append(column)
+            column += len(segment.input_ids)
         found.append([])
         for span in branch.spans:
             place_of = _own(branch, span)
@@ -192,25 +178,13 @@ def _touches(branch: Branch, span: Range) -> bool:
     return any(segment.position < span[1] and span[0] < segment.stop for segment in branch.segments)
 
 
-@dataclass(frozen=True, eq=False)
-class Branched:
-    """`attention` (L', H, K), Attn(k) of the branch's last row, float32; `kept` for each segment, None if not kept."""
-
-    attention: Tensor
-    kept: tuple[KeyValues | None, ...]
-
-
 class SegmentPlan:
-    """A segment's rows in the packed row, and the keys that they read.
+    """A segment's rows in the packed row, and the keys that they read; `ranges` are the positions that it sees, its own
+    last."""
 
-    `rows` is None for a segment that is already known. `ranges` are the positions that it sees, its own last.
-    """
-
-    def __init__(self, segment: Segment, rows: slice | None, ranges: list[Range]) -> None:
+    def __init__(self, segment: Segment, rows: slice, ranges: list[Range]) -> None:
         self.segment = segment
         self.rows = rows
-        self.keys: list[Tensor] = []  # kept, layer by layer
-        self.values: list[Tensor] = []
         self._ranges = ranges
         self._start = ranges[0][0]
         num_seen = sum(stop - start for start, stop in ranges)
@@ -222,21 +196,6 @@ class SegmentPlan:
     def places(self) -> slice:
         """The segment's positions in the prompt."""
         return slice(self.segment.position, self.segment.stop)
-
-    def numbers(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the segment's keys and values of a layer (Hkv, R, hd), new or known."""
-        if self.rows is not None:
-            return key[0, :, self.rows], value[0, :, self.rows]
-        known = self.segment.key_values
-        assert known is not None
-        return known.keys[layer], known.values[layer]
-
-    def keep(self, layer: int, key: Tensor, value: Tensor) -> None:
-        """Keep the segment's keys and values of a layer if that is wanted."""
-        if self.segment.is_kept:
-            keys, values = self.numbers(layer, key, value)
-            self.keys.append(keys.clone())
-            self.values.append(values.clone())
 
     def attend(
         self, rows: Tensor, keys: Tensor, values: Tensor, scaling: float, window: int | None, masks: LowerRightMasks
@@ -291,9 +250,9 @@ class BranchPass:
         for branch in branches:
             self._plans.append([])
             for segment in branch.segments:
-                rows = None if segment.key_values is not None else slice(first, first + len(segment.input_ids))
+                rows = slice(first, first + len(segment.input_ids))
                 self._plans[-1].append(SegmentPlan(segment, rows, _seen(branch, segment)))
-                first = first if rows is None else rows.stop
+                first = rows.stop
         self._groups: list[tuple[range, PackedBranches | None]] = []
         self._documents: dict[int, Documents] = {}  # of branches that attend one by one
         for group in _by_prompt(branches):
@@ -305,18 +264,9 @@ class BranchPass:
                 self._documents |= {place: Documents.of([branches[place].spans], device) for place in group}
             self._groups.append((group, packed))
 
-    def results(self) -> list[Branched]:
-        """Return the results once all layers have run."""
-        return [
-            Branched(
-                torch.stack(measured),
-                tuple(
-                    KeyValues(torch.stack(segment.keys), torch.stack(segment.values)) if segment.keys else None
-                    for segment in plan
-                ),
-            )
-            for measured, plan in zip(self._measured, self._plans, strict=True)
-        ]
+    def results(self) -> list[Tensor]:
+        """Return Attn(k) of each branch's last row, (L', H, K) float32, once all layers have run."""
+        return [torch.stack(measured) for measured in self._measured]
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scaling: float, sliding_window: int | None
@@ -329,7 +279,7 @@ class BranchPass:
                 layers[layer][slot.index, :, : slot.length] for layers in (slot.cache.keys, slot.cache.values)
             )
             call = LayerCall(
-                layer, query, key, value, own_keys, own_values, scaling, sliding_window, layer + 1 < self._num_layers
+                query, key, value, own_keys, own_values, scaling, sliding_window, layer + 1 < self._num_layers
             )
             if packed is None:
                 self._attend_one_by_one(group, call, attended)
@@ -339,8 +289,6 @@ class BranchPass:
                 self._measured[place].append(one)
             if output is not None:
                 attended[0, packed.rows] = output
-        for segment in itertools.chain.from_iterable(self._plans):
-            segment.keep(layer, key, value)
         return attended
 
     def _attend_one_by_one(self, group: range, call: LayerCall, attended: Tensor) -> None:
@@ -349,10 +297,10 @@ class BranchPass:
         for place in group:
             plan = self._plans[place]
             for segment in plan:
-                numbers = segment.numbers(call.layer, call.key, call.value)
-                keys[:, segment.places], values[:, segment.places] = numbers
+                keys[:, segment.places] = call.key[0, :, segment.rows]
+                values[:, segment.places] = call.value[0, :, segment.rows]
             for segment in plan:
-                if segment.rows is not None and call.needs_output:
+                if call.needs_output:
                     rows = call.query[:, :, segment.rows]
                     attended[0, segment.rows] = segment.attend(
                         rows, keys[None], values[None], call.scaling, call.window, self._masks
@@ -364,13 +312,11 @@ class BranchPass:
 
     def _rows(self, group: range) -> slice:
         """Return the packed rows of a prompt's branches."""
-        rows = [segment.rows for place in group for segment in self._plans[place] if segment.rows is not None]
-        return slice(rows[0].start, rows[-1].stop)
+        return slice(self._plans[group.start][0].rows.start, self._plans[group.stop - 1][-1].rows.stop)
 
     def _measure(self, place: int, query: Tensor, keys: Tensor, scaling: float, window: int | None) -> Tensor:
         """Measure a branch's last row: (H, K)."""
         last = self._plans[place][-1]
-        assert last.rows is not None
         row = query[:, :, last.rows.stop - 1 : last.rows.stop]
         visible = last.visible_from_last(window, self._masks)
         return measure_rows(row, keys[None, :, : last.segment.stop], scaling, visible, self._documents[place])[0, :, 0]

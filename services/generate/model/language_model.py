@@ -17,7 +17,7 @@ from torch import Tensor
 from services.generate.calibration import Calibration
 from services.generate.capacity import CacheSize, Capacity
 from services.generate.model.attention import ATTENTION, ForwardPass, register_attention
-from services.generate.model.branches import Branch, Branched, BranchPass
+from services.generate.model.branches import Branch, BranchPass
 from services.generate.model.kv_cache import CacheShape, KVCache, Slot
 from services.generate.model.packing import DecodePass, Interventions, PrefillPass, RerunPass, Stretch
 from services.nn.devices import DeviceOptions, memory_of
@@ -215,13 +215,16 @@ class LanguageModel:
         return self._logits(hidden[places, 0])
 
     @torch.inference_mode()
-    def branch(self, branches: Sequence[Branch], *, num_layers: int | None = None) -> list[Branched]:
-        """Measure the attention of each branch's last row in the first `num_layers` layers. The cache is unchanged."""
+    def branch(self, branches: Sequence[Branch], *, num_layers: int | None = None) -> list[Tensor]:
+        """Measure Attn(k) of each branch's last row in the first L' `num_layers` layers, (L', H, K) float32.
+
+        The cache is unchanged.
+        """
         num_layers = self.config.num_layers if num_layers is None else num_layers
         return [
-            branched
+            measured
             for some in in_passes(branches, [branch.num_tokens for branch in branches])
-            for branched in self._branch(some, num_layers)
+            for measured in self._branch(some, num_layers)
         ]
 
     def _prefill(self, prompts: Sequence[Prefill]) -> list[Prefilled]:
@@ -253,9 +256,9 @@ class LanguageModel:
             for place, (prompt, stretch) in enumerate(zip(prompts, stretches, strict=True))
         ]
 
-    def _branch(self, branches: Sequence[Branch], num_layers: int) -> list[Branched]:
+    def _branch(self, branches: Sequence[Branch], num_layers: int) -> list[Tensor]:
         forward_pass = BranchPass(branches, num_layers, self.device, self.dtype, is_packed=self.packs_branches)
-        segments = [segment for branch in branches for segment in branch.segments if segment.key_values is None]
+        segments = [segment for branch in branches for segment in branch.segments]
         input_ids = self._packed([segment.input_ids for segment in segments])
         positions = self._packed([tuple(range(segment.position, segment.stop)) for segment in segments])
         self._run_layers(input_ids, positions, forward_pass, num_layers, wanted=[])

@@ -65,7 +65,7 @@ class BoundedTemplates:
 
     def __init__(self, limits: TemplateLimits | None = None) -> None:
         self.limits = limits or TemplateLimits()
-        self._places = threading.BoundedSemaphore(self.limits.num_processes)
+        self._permits = threading.BoundedSemaphore(self.limits.num_processes)
         self._idle: list[_Process] = []
 
     def render(
@@ -86,12 +86,12 @@ class BoundedTemplates:
             "messages": list(messages),
             "documents": list(documents) or None,
         }
-        if not self._places.acquire(timeout=self.limits.wait_s):
+        if not self._permits.acquire(timeout=self.limits.wait_s):
             raise Overloaded("The service is busy rendering other chat templates.")
         try:
             answer = self._ask(request)
         finally:
-            self._places.release()
+            self._permits.release()
         if (text := answer.get("text")) is not None:
             return text
         if "exceeded" in answer:

@@ -318,22 +318,11 @@ class VllmAnswers:
         refusal = profile.answerability if profile is not None else None
         if refusal is None:
             return None
-        log_odds = await self._log_odds(generation, fields, refusal.token_id)
-        return answerable_by(refusal, log_odds, is_calibrated=generation.num_rerun > 0)
-
-    async def refusal_odds(self, generation: Generation, token_id: int) -> Tensor:
-        """Return the log odds of a token as the answer's first, float64."""
-        fields: dict[str, Any] = {}
-        if generation.num_rerun:
-            _, calibration = await self._calibrator.calibrate(generation)
-            fields = calibration_fields(generation, calibration)
-        return await self._log_odds(generation, fields, token_id)
-
-    async def _log_odds(self, generation: Generation, fields: dict[str, Any], token_id: int) -> Tensor:
         body = one_token(generation.prompt.input_ids, generation.tenant)
         if generation.num_rerun:
             body["vllm_xargs"] = fields
-        return await log_odds_after(self._client, body, token_id)
+        log_odds = await log_odds_after(self._client, body, refusal.token_id)
+        return answerable_by(refusal, log_odds, is_calibrated=generation.num_rerun > 0)
 
 
 async def log_odds_after(client: VllmClient, body: dict[str, Any], token_id: int) -> Tensor:

@@ -1,7 +1,8 @@
 """Items answered by vLLM, in place of the own engine's `Stepper`: vLLM batches, this bounds what it is sent.
 
-At most `max_running` items are at vLLM at a time; others wait for a place in order of arrival. vLLM is asked every few
-seconds whether it runs: while it does not, nothing is accepted, and what runs ends with an error instead of waiting.
+At most `max_running` items are at vLLM at a time; others wait at a fair gate, where clients take turns. vLLM is asked
+every few seconds whether it runs: while it does not, nothing is accepted, and what runs ends with an error instead of
+waiting.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ from services.core.batching.step_queue import Event
 from services.core.batching.stepper import StepLimits
 from services.core.errors import DeadlineExceeded, FoveaError, InternalError, Overloaded
 from services.core.exchange import current_caller
+from services.core.fair_gate import FairGate
 from services.core.metrics import Metrics
 from services.core.store.errors import StoreUnavailable
 from services.generate.generation.generation import Progress
@@ -41,8 +43,8 @@ class VllmStepper:
         self._session = engine.address.connect()
         self._client = VllmClient(engine.address, self._session)
         self._answering = engine.answering(self._client)
-        self._places = asyncio.Semaphore(max_running)
-        self._waiting: dict[object, tuple[int, float]] = {}  # cost and beginning of each item that waits for a place
+        self._gate = FairGate(max_running)
+        self._waiting: dict[object, tuple[int, float]] = {}  # cost and beginning of each item that waits at the gate
         self._running: set[asyncio.Task[None]] = set()
         self._is_idle = asyncio.Event()
         self._is_idle.set()
@@ -129,7 +131,7 @@ class VllmStepper:
         """Put an item's events into its outbox, and the error that ends them."""
         began = time.monotonic()
         try:
-            async with self._place(cost):
+            async with self._let_in(cost):
                 queue_s = time.monotonic() - began
                 self._metrics.stage_seconds.labels("queue").observe(queue_s)
                 async with aclosing(self._answering.run(item, tenant)) as outcomes:
@@ -150,12 +152,12 @@ class VllmStepper:
             outbox.put_nowait(InternalError("The service failed before it answered this request."))
 
     @asynccontextmanager
-    async def _place(self, cost: int) -> AsyncIterator[None]:
-        """Wait for a place, and hold it until the block ends. Raises Overloaded if the service stops meanwhile."""
+    async def _let_in(self, cost: int) -> AsyncIterator[None]:
+        """Wait for a permit, and hold it until the block ends. Raises Overloaded if the service stops meanwhile."""
         key = object()
         self._waiting[key] = cost, time.monotonic()
         try:
-            await self._places.acquire()
+            permit = await self._gate.take()
         finally:
             del self._waiting[key]
         self._metrics.running_items.inc()
@@ -165,7 +167,7 @@ class VllmStepper:
             yield
         finally:
             self._metrics.running_items.dec()
-            self._places.release()
+            self._gate.give_back(permit)
 
     @property
     def _waiting_cost(self) -> int:

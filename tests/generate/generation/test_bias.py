@@ -11,7 +11,6 @@ from torch import Tensor
 from services.generate.generation.bias import (
     BiasEstimate,
     BiasJob,
-    DummyCache,
     DummyOptions,
     EstimateKind,
     estimate_bias,
@@ -298,45 +297,6 @@ def test_prompts_without_documents_and_empty_documents_are_estimated_at_nothing(
     assert some.attention[:, :, [0, 2]].min() > 0
     assert not some.attention[:, :, 1].any()
     assert not empty.attention.any()
-
-
-def test_a_second_question_over_the_same_documents_runs_no_dummy_again(llama: LanguageModel) -> None:
-    prompt = PROMPTS[0]
-    question = replace(prompt, input_ids=(*prompt.input_ids[: prompt.tail_start], 9, 8, 7))
-    dummies = DummyCache(1 << 20)
-    (first,) = estimates(llama, [prompt], "tree", dummy_cache=dummies)
-    (second,) = estimates(llama, [question], "tree", dummy_cache=dummies)
-    (alone,) = estimates(llama, [question], "tree")
-    assert_close(second.attention, alone.attention)
-    assert first.num_tokens - second.num_tokens == 41 + 4 * 2  # the dummies, and tails two tokens longer
-    (fewer_layers,) = estimates(llama, [question], "tree", dummy_cache=dummies, num_layers=2)
-    assert fewer_layers.num_tokens == second.num_tokens
-    assert_close(fewer_layers.attention, alone.attention[:2])
-
-
-def test_dummies_are_shared_only_where_what_stands_before_them_is_the_same(llama: LanguageModel) -> None:
-    prompt = PROMPTS[0]
-    dummies = DummyCache(1 << 20)
-    estimates(llama, [prompt], "tree", dummy_cache=dummies, num_layers=2)
-    ((title, _), _) = prompt.contents[1]
-    changed = replace(prompt, input_ids=(*prompt.input_ids[:title], 77, *prompt.input_ids[title + 1 :]))
-    for settings in ({"num_layers": 2}, {"options": DummyOptions(window=4)}, {"num_layers": 3}):
-        (found,) = estimates(llama, [changed], "tree", dummy_cache=dummies, **settings)
-        (alone,) = estimates(llama, [changed], "tree", **settings)
-        assert_close(found.attention, alone.attention)
-        whole = 41 + 4 * 5
-        assert found.num_tokens == (whole - 7 - 11 if settings == {"num_layers": 2} else whole)
-
-
-def test_dummies_that_were_not_used_for_longest_are_forgotten_first(llama: LanguageModel) -> None:
-    size = 2 * 4 * 2 * 8 * 4  # of a token: keys and values of 4 layers, 2 heads of 8 float32
-    dummies = DummyCache(max_bytes=45 * size)
-    estimates(llama, [PROMPTS[0]], "tree", dummy_cache=dummies)  # 41 tokens
-    estimates(llama, [PROMPTS[3]], "tree", dummy_cache=dummies)  # 9 more
-    (again,) = estimates(llama, [PROMPTS[3]], "tree", dummy_cache=dummies)
-    assert again.num_tokens == 5
-    (again,) = estimates(llama, [PROMPTS[0]], "tree", dummy_cache=dummies)
-    assert again.num_tokens == 7 + 4 * 5
 
 
 def test_costs_are_told(llama: LanguageModel) -> None:

@@ -35,4 +35,4 @@ def test_a_question_has_a_document(count: int) -> None:
 
 def test_generated_questions_are_data_by_their_names() -> None:
     assert (question_set("generated"), question_set("open")) == (GENERATED, OPEN)
-    assert (GENERATED.has_unanswerable, OPEN.has_unanswerable) == (False, True)
+    assert (GENERATED.unanswerable("evaluation", 3, 2), len(OPEN.unanswerable("evaluation", 3, 2))) == ([], 2)

@@ -1,4 +1,4 @@
-"""Compile the kernels for GPUs, none of which has to be there, as `launch` calls them.
+"""Compile the kernels for GPUs, none of which has to be there, as `attend_rows` calls them.
 
     python -m tests.vllm_plugin.attention.compiled_kernels cuda 90 bf16 128
 

@@ -23,43 +23,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fovea_vllm.attention.rows import DocumentRows, Pieces
+from fovea_vllm.attention.rows import DocumentRows
 
 
 @triton.jit
 def attend_pieces(  # noqa: PLR0913 (a kernel has no other way to get them)
-    query,
-    key_cache,
-    value_cache,
-    block_table,
-    piece_row,
-    piece_start,
-    piece_end,
-    lse,
-    outputs,
-    scale,
-    query_row,
-    query_head,
-    query_width,
-    key_block,
-    key_slot,
-    key_head,
-    key_width,
-    value_block,
-    value_slot,
-    value_head,
-    value_width,
-    table_row,
-    table_block,
-    num_heads: tl.constexpr,
-    heads_per_group: tl.constexpr,
-    width: tl.constexpr,
-    block_size: tl.constexpr,
-    IS_WIDENED: tl.constexpr,
-    HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    TILE: tl.constexpr,
-):
+    query, key_cache, value_cache, block_table, piece_row, piece_start, piece_end, lse, outputs, scale,
+    query_row, query_head, query_width, key_block, key_slot, key_head, key_width,
+    value_block, value_slot, value_head, value_width, table_row, table_block,
+    num_heads: tl.constexpr, heads_per_group: tl.constexpr, width: tl.constexpr, block_size: tl.constexpr,
+    IS_WIDENED: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
     piece = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1).to(tl.int64)
     row = tl.load(piece_row + piece).to(tl.int64)
@@ -134,25 +108,11 @@ def part_mass(lse, stride, first, count, PARTS: tl.constexpr, AT_ONCE: tl.conste
 
 @triton.jit
 def merge_pieces(  # noqa: PLR0913 (a kernel has no other way to get them)
-    lse,
-    outputs,
-    piece_part,
-    first_piece,
-    num_tokens,
-    log_alpha,
-    out,
-    attention,
-    alpha_row,
-    alpha_document,
-    alpha_head,
-    num_heads: tl.constexpr,
-    num_documents: tl.constexpr,
-    width: tl.constexpr,
-    IS_CALIBRATED: tl.constexpr,
-    PARTS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    AT_ONCE: tl.constexpr,
-):
+    lse, outputs, piece_part, first_piece, num_tokens, log_alpha, out, attention,
+    alpha_row, alpha_document, alpha_head,
+    num_heads: tl.constexpr, num_documents: tl.constexpr, width: tl.constexpr,
+    IS_CALIBRATED: tl.constexpr, PARTS: tl.constexpr, WIDTH: tl.constexpr, AT_ONCE: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1).to(tl.int64)
     nothing = float("-inf")
@@ -231,61 +191,18 @@ def attend_rows(  # noqa: PLR0913 (a layer's attention and what calibrates it)
         return out, attention
     heads_per_group = num_heads // num_groups
     attend_pieces[(num_pieces, num_groups)](
-        query,
-        key_cache,
-        value_cache,
-        rows.block_table,
-        pieces.row,
-        pieces.start,
-        pieces.end,
-        lse,
-        outputs,
-        scale,
-        *query.stride(),
-        *key_cache.stride(),
-        *value_cache.stride(),
-        *rows.block_table.stride(),
-        num_heads=num_heads,
-        heads_per_group=heads_per_group,
-        width=width,
-        block_size=key_cache.shape[1],
+        query, key_cache, value_cache, rows.block_table, pieces.row, pieces.start, pieces.end, lse, outputs, scale,
+        *query.stride(), *key_cache.stride(), *value_cache.stride(), *rows.block_table.stride(),
+        num_heads=num_heads, heads_per_group=heads_per_group, width=width, block_size=key_cache.shape[1],
         IS_WIDENED=query.dtype == torch.bfloat16 and not isinstance(attend_pieces, triton.JITFunction),
         HEADS=max(16, triton.next_power_of_2(heads_per_group)),  # a product's smallest side is 16
-        WIDTH=triton.next_power_of_2(width),
-        TILE=TILE,
-    )
-    _merge(lse, outputs, pieces, rows.num_tokens, log_alpha, out, attention)
-    return out, attention
-
-
-def _merge(  # noqa: PLR0913 (all that the kernel reads and writes)
-    lse: Tensor,
-    outputs: Tensor,
-    pieces: Pieces,
-    num_tokens: Tensor,
-    log_alpha: Tensor | None,
-    out: Tensor,
-    attention: Tensor,
-) -> None:
-    num_rows, num_heads, width = out.shape
-    num_documents = attention.shape[1]
-    alpha = num_tokens if log_alpha is None else log_alpha.float()  # where nothing is calibrated it is not read
+        WIDTH=triton.next_power_of_2(width), TILE=TILE,
+    )  # fmt: skip
+    alpha = rows.num_tokens if log_alpha is None else log_alpha.float()  # where nothing is calibrated it is not read
     strides = alpha.stride() if alpha.dim() == 3 else (*alpha.stride(), 0)
     merge_pieces[(num_rows, num_heads)](
-        lse,
-        outputs,
-        pieces.part,
-        pieces.first,
-        num_tokens,
-        alpha,
-        out,
-        attention,
-        *strides,
-        num_heads=num_heads,
-        num_documents=num_documents,
-        width=width,
-        IS_CALIBRATED=log_alpha is not None,
-        PARTS=triton.next_power_of_2(num_documents + 1),
-        WIDTH=triton.next_power_of_2(width),
-        AT_ONCE=MERGED_AT_ONCE,
-    )
+        lse, outputs, pieces.part, pieces.first, rows.num_tokens, alpha, out, attention, *strides,
+        num_heads=num_heads, num_documents=num_documents, width=width, IS_CALIBRATED=log_alpha is not None,
+        PARTS=triton.next_power_of_2(num_documents + 1), WIDTH=triton.next_power_of_2(width), AT_ONCE=MERGED_AT_ONCE,
+    )  # fmt: skip
+    return out, attention

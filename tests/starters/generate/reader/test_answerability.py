@@ -5,18 +5,18 @@ import statistics
 import pytest
 import torch
 
-from services.generate.calibrate import answerability
-from services.generate.calibrate.answerability import (
+from services.generate.calibrate.bench import Bench
+from services.generate.generation.prompt_calibration import answerable
+from services.generate.model.language_model import LanguageModel
+from services.generate.model.profile import OFF, Answerability, paper_profile
+from starters.generate.questions import OPEN
+from starters.generate.reader import answerability
+from starters.generate.reader.answerability import (
     SHARE_UNANSWERABLE,
     best_temperature,
     fit_logistic,
     fitted_with_calibration,
 )
-from services.generate.calibrate.bench import Bench
-from services.generate.generation.prompt_calibration import answerable
-from services.generate.model.language_model import LanguageModel
-from services.generate.model.profile import OFF, Answerability, paper_profile
-from starters.generate.questions import GENERATED, OPEN
 from tests.generate.tiny_models import tiny_model, tiny_tokenizer
 
 TOKEN = 7
@@ -43,9 +43,8 @@ def test_the_mean_probability_of_calibrated_answers_is_the_share_that_can_be_ans
     assert mean == pytest.approx(1 - SHARE_UNANSWERABLE, abs=0.1)
 
 
-def test_there_is_no_fit_without_calibration_or_unanswerable_questions(model: LanguageModel) -> None:
+def test_there_is_no_fit_without_calibration(model: LanguageModel) -> None:
     assert fitted_with_calibration(Bench(model, OPEN), OFF, TOKEN, 4) is None
-    assert fitted_with_calibration(Bench(model, GENERATED), paper_profile(2), TOKEN, 4) is None
 
 
 def test_calibration_changes_the_logits_that_are_fitted(model: LanguageModel) -> None:

@@ -1,19 +1,37 @@
-"""What a profile says of a trained refusal, fitted for its calibration."""
+"""Fit of what a profile says of a trained refusal, to its calibration.
+
+`python -m starters fit-refusal` adds it to a checkpoint that `python -m starters calibrate` has calibrated: the
+probability that the documents answer if the answer is calibrated, and the temperature at which the documents share that
+probability in rankings.
+"""
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
 
 import torch
+import typer
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from services.generate.calibrate.bench import AnyBench
+from services.core.refusals import Refused
+from services.generate.calibrate.bench import Bench
 from services.generate.calibration import log_alpha, relevance
 from services.generate.data.questions import Example, Unanswerable, at_positions
 from services.generate.generation.bias import DummyOptions
-from services.generate.generation.prompt_calibration import by_document, layers_of_relevance
-from services.generate.model.profile import CalibrationProfile, LogisticFit
+from services.generate.generation.prompt_calibration import by_document, layers_of_relevance, refusal_log_odds
+from services.generate.model.language_model import LanguageModel
+from services.generate.model.profile import PROFILE_FILE, CalibrationProfile, LogisticFit, read_profile, write_profile
+from services.jobs.checkpoints import Device
+from services.jobs.options import command_line
+from services.jobs.progress import standard_bars
+from services.nn.devices import DeviceOptions
+from starters.generate.questions import OPEN
 
+# of the profile's tables too
+NUM_SHARED = 100
 NUM_FITTED = 400
 # of the questions, as in the reader's training
 SHARE_UNANSWERABLE = 0.3
@@ -21,15 +39,39 @@ SHARE_UNANSWERABLE = 0.3
 SEED = 7_000
 
 
+app = command_line()
+
+
+@app.command("fit-refusal")
+def fit_refusal(
+    checkpoint: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="The checkpoint's folder.")],
+    documents: Annotated[int, typer.Option(min=2, help="Documents per question.")] = 10,
+    device: Device = "auto",
+) -> None:
+    """Fit what the checkpoint's profile says about its trained refusal to its calibration, on generated questions."""
+    profile = read_profile(checkpoint)
+    if profile is None or profile.answerability is None:
+        raise Refused(f"{checkpoint} has no {PROFILE_FILE} with a trained refusal")
+    bench = Bench(LanguageModel.load(checkpoint, DeviceOptions(device=device)), OPEN)
+    some = OPEN.examples("calibration", documents, NUM_SHARED)
+    with standard_bars().bar("shares of relevance", total=NUM_SHARED) as bar:
+        watched = replace(bench, on_progress=bar.advance)
+        temperature = fitted_share_temperature(watched, at_positions(some, range(documents)), profile)
+        bar.begin("probability that the documents answer", NUM_FITTED)
+        fit = fitted_with_calibration(watched, profile, profile.answerability.token_id, documents)
+    refusal = profile.answerability.model_copy(update={"share_temperature": temperature, "calibrated": fit})
+    write_profile(profile.model_copy(update={"answerability": refusal}), checkpoint)
+
+
 def fitted_with_calibration(
-    bench: AnyBench, profile: CalibrationProfile, token_id: int, num_documents: int
+    bench: Bench, profile: CalibrationProfile, token_id: int, num_documents: int
 ) -> LogisticFit | None:
     """Fit t and o of σ((o − logit p) / t) by likelihood, p the probability of the refusal's first token (Platt, 1999).
 
     Half of the questions have `num_documents` documents, half a third as many, for the fit is to hold for both. None
-    for a profile that is off and for data without unanswerable questions.
+    for a profile that is off.
     """
-    if not profile.enabled or not bench.questions.has_unanswerable:
+    if not profile.enabled:
         return None
     odds, is_answerable = [], []
     for number, count in enumerate((num_documents, -(-num_documents // 3))):
@@ -39,8 +81,8 @@ def fitted_with_calibration(
             *at_positions(some, range(count)),
             *bench.questions.unanswerable("calibration", count, num_refused, SEED + number),
         ]
-        for one, log_odds in zip(asked, bench.refusal_odds(asked, profile, token_id), strict=True):
-            odds.append(log_odds)
+        for one, logits in zip(asked, bench.first_logits(asked, profile), strict=True):
+            odds.append(refusal_log_odds(logits, token_id))
             is_answerable.append(one.gold is not None)
     temperature, offset = fit_logistic(-torch.stack(odds), torch.tensor(is_answerable))
     return LogisticFit(temperature=temperature, offset=offset)
@@ -66,7 +108,7 @@ def fit_logistic(scores: Tensor, is_right: Tensor, num_steps: int = 200) -> tupl
 NUM_STEPS = 60
 
 
-def fitted_share_temperature(bench: AnyBench, examples: Sequence[Example], profile: CalibrationProfile) -> float:
+def fitted_share_temperature(bench: Bench, examples: Sequence[Example], profile: CalibrationProfile) -> float:
     """Find t that minimises the mean of −log α of the gold documents, α = softmax(rel / t).
 
     rel is the profile's; a cached bias is estimated by `tree`, as it is for numbers of documents without a table.
