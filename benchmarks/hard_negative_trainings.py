@@ -68,10 +68,9 @@ class Effort:
     base_steps: int = 150
     steps: int = 60
     limit: int = 300
-    evaluated: int = 300
 
 
-QUICK = Effort(train=60, test=40, blind_steps=4, base_steps=2, steps=2, limit=10, evaluated=10)
+QUICK = Effort(train=60, test=40, blind_steps=4, base_steps=2, steps=2, limit=10)
 SEEDS = {"train": 11, "test": 12}
 
 
@@ -133,17 +132,16 @@ class Run:
         bags.write_text("".join(bags_of_words(captions.read_text(encoding="utf-8").splitlines())), encoding="utf-8")
         recipe = self.folder / "negclip.toml"
         recipe.write_text(RECIPE.format(steps=self.effort.steps), encoding="utf-8")
-        same = ["--recipe=clip-laion-coco", "--batch-size=32", "--learning-rate=5e-4", f"--base={STARTER}"]
+        same = ["--recipe=clip-laion-coco", "--batch-size=32", "--set=learning_rate=5e-4", f"--base={STARTER}"]
         self._tune(BASE, bags, [*same, f"--steps={self.effort.base_steps}"])
         tuned = [f"--recipe={recipe}", f"--base={self.checkpoint(BASE)}"]
-        self._tune(CONTROL, captions, [*tuned, "--method=clip"])
+        self._tune(CONTROL, captions, [*tuned, "--set=method=clip"])
         for name, (forms, is_refined) in TUNINGS.items():
             stored = f"--stored={self.pairs('train', 'refined' if is_refined else 'generated')}"
             self._tune(name, captions, [*tuned, stored, *(f"--negatives={form}" for form in forms)])
 
     def _tune(self, name: str, table: Path, options: list[str]) -> None:
         same = ["--data=folder", f"--images={table}", "--precision=no", "--no-publish"]
-        same.append(f"--num-evaluated={self.effort.evaluated}")
         asked = ["train", "fsc-clip", *options, *same, f"--output={self.checkpoint(name).parent}"]
         fovea(self.checkpoint(name) / "checkpoint.json", asked)
 

@@ -183,7 +183,7 @@ class Comparison:
         read = time.perf_counter()
         negatives = copy.copy(self.negatives)
         for place, caption in enumerate(captions):
-            negatives.make(caption, data.kinds, place)
+            negatives.make(caption, self._recipe("fsc-clip").kinds, place)
         return {"batch": read - began, "negatives": time.perf_counter() - read}
 
     def _data(self, side: str, number: int) -> TuningData:

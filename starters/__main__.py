@@ -43,6 +43,34 @@ delegate(train, "distill", "starters.predict.train", "Train a small T5 on genera
 delegate(evaluate, "distill", "starters.predict.sweep", "Compare the methods of `train distill`.", "train")
 
 # score
+delegate(
+    train,
+    "clip-scenes",
+    "starters.score.training.train",
+    "Train a small CLIP on generated scenes and pictures, the base.",
+    "train",
+)
+delegate(
+    train,
+    "fsc-clip-scenes",
+    "starters.score.training.train",
+    "Tune the base on scenes, pictures and hard negatives.",
+    "train",
+)
+delegate(
+    train,
+    "wise-ft-scenes",
+    "starters.score.training.train",
+    "Interpolate a CLIP before and after tuning, and publish the best.",
+    "train",
+)
+delegate(
+    train,
+    "align-sizes",
+    "starters.score.training.train",
+    "Teach a tuned CLIP to say sizes as its image tower sees them.",
+    "train",
+)
 
 # curate
 delegate(train, "blind", "starters.curate.train", "Train a small model that judges sentences by their text.", "train")

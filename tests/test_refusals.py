@@ -12,7 +12,14 @@ from tests.commands import trainer
 from tests.generate.tiny_models import save_tiny
 from tests.score.tiny import tiny_clip
 
-TRAININGS = (["litm"], ["clip"], ["focallens"], ["clip-scenes"], ["fsc-clip"])
+TRAININGS = (["litm"], ["clip"], ["focallens"], ["clip-scenes"], ["fsc-clip", "--images", "captions.tsv"])
+
+
+@pytest.fixture(autouse=True)
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write the table of captioned images that trainings name, into the current folder."""
+    (tmp_path / "captions.tsv").write_text("0.png\ta red circle\n")
+    monkeypatch.chdir(tmp_path)
 
 
 def run(*arguments: str | Path) -> Result:
@@ -67,14 +74,11 @@ def test_a_training_asks_for_the_store_that_it_publishes_to_before_it_begins(
         (["focallens", "--checkpoint-every", "0"], "'--checkpoint-every': Input should be greater than or equal to 1"),
         (["focallens", "--accumulate", "0"], "'--accumulate': Input should be greater than or equal to 1"),
         (["focallens", "--plain-weight", "inf"], "'--plain-weight': inf is not a finite number"),
-        (["clip-scenes", "--batch-size", "0"], "'--batch-size': Input should be greater than or equal to 1"),
-        (["clip-scenes", "--learning-rate", "0"], "'--learning-rate': 0.0 is not a finite number above 0"),
-        (["fsc-clip", "--alpha", "nan"], "'--alpha': Input should be"),
-        (["fsc-clip", "--local-weight", "2"], "'--local-weight': Input should be less than or equal to 1"),
-        (["fsc-clip", "--num-workers", "-1"], "'--num-workers': Input should be greater than or equal to 0"),
+        (["fsc-clip", "--images", "x", "--set", "alpha=nan"], "alpha is a share from 0 to 1, not nan"),
+        (["fsc-clip", "--images", "x", "--set", "local_weight=2"], "local_weight is a share from 0 to 1, not 2"),
         (
-            ["wise-ft", "--base", "a", "--tuned", "b", "--num-chosen", "0"],
-            "'--num-chosen': Input should be greater than or equal to 1",
+            ["fsc-clip", "--images", "x", "--num-workers", "-1"],
+            "'--num-workers': Input should be greater than or equal to 0",
         ),
     ],
 )
@@ -89,8 +93,7 @@ def test_a_number_that_makes_no_training_is_refused_with_its_option(
     "arguments",
     [
         ["focallens", "--base", "nope"],
-        ["fsc-clip", "--base", "nope"],
-        ["wise-ft", "--base", "nope", "--tuned", "nope"],
+        ["fsc-clip", "--base", "nope", "--images", "captions.tsv"],
     ],
     ids=lambda arguments: arguments[0],
 )
@@ -144,8 +147,7 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ["evaluate", "litm", "CHECKPOINT", "--data", "QUESTIONS"],
         ["evaluate", "focallens", "colorshape", "--checkpoint", "CHECKPOINT", "--baseline", "CHECKPOINT"],
         ["train", "focallens", "--base", "CHECKPOINT", "--output", "RUN", "--no-publish"],
-        ["train", "fsc-clip", "--base", "CHECKPOINT", "--output", "RUN", "--no-publish"],
-        ["train", "wise-ft", "--base", "CHECKPOINT", "--tuned", "CHECKPOINT", "--output", "RUN", "--no-publish"],
+        ["train", "fsc-clip", "--base", "CHECKPOINT", "--images", "captions.tsv", "--output", "RUN", "--no-publish"],
     ],
     ids=lambda words: " ".join(words[:2]),
 )

@@ -38,25 +38,10 @@ COMMANDS: dict[str, dict[str, tuple[str, str | None, str]]] = {
             "train",
             "Train a small T5 on labels and a teacher's rationales.",
         ),
-        "clip-scenes": (
-            "services.score.training.train",
-            "train",
-            "Train a small CLIP on generated scenes, the base of the score starter.",
-        ),
         "fsc-clip": (
             "services.score.training.train",
             "train",
             "Tune a CLIP on hard negatives: FSC-CLIP, NegCLIP and their ablations.",
-        ),
-        "wise-ft": (
-            "services.score.training.train",
-            "train",
-            "Interpolate a CLIP before and after tuning, and publish the best.",
-        ),
-        "align-sizes": (
-            "services.score.training.train",
-            "train",
-            "Teach a tuned CLIP's text tower to say sizes as its image tower sees them.",
         ),
     },
     "evaluate": {

@@ -198,7 +198,7 @@ def completed(words: str) -> set[str]:
 
 def test_a_shell_completes_commands_and_their_options() -> None:
     assert {"up", "serve", "train", "store", "keys", "calibrate"} <= completed("fovea ")
-    assert {"fsc-clip", "wise-ft"} <= completed("fovea train ")
+    assert {"fsc-clip", "focallens"} <= completed("fovea train ")
     assert {"publish", "ls", "gc"} <= completed("fovea store ")
     assert {"--keep", "--delete"} <= completed("fovea store gc --")
     assert "--rate-limit" in completed("fovea keys create --r")

@@ -67,9 +67,7 @@ def fovea(missing: list[str], *arguments: str, home: Path) -> subprocess.Complet
     [
         ("train focallens --help", "train"),
         ("train distill --help", "train"),
-        ("train clip-scenes --help", "train"),
         ("train fsc-clip --help", "train"),
-        ("train wise-ft --help", "train"),
         ("curate refine --help", "train"),
         ("evaluate focallens --help", "evaluate"),
         ("evaluate litm --help", "evaluate"),

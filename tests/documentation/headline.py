@@ -4,7 +4,7 @@ import json
 
 from services.predict.evaluation.results import RESULT_FILES as STUDENT_FILES
 from services.predict.evaluation.results import Estimate, estimate
-from services.score.evaluation.starter_tables import RESULT_FILES as CAPTION_FILES
+from starters.score.evaluation.starter_tables import RESULT_FILES as CAPTION_FILES
 from tests.documentation.benchmark_figures import latest
 from tests.documentation.blocks import table
 from tests.documentation.results import CALIBRATED, RESULTS, VANILLA, described, litm_accuracies, unseen_embedder

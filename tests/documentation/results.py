@@ -6,9 +6,9 @@ from typing import Any
 
 from services.predict.evaluation.results import RESULT_FILES as STUDENT_FILES
 from services.predict.evaluation.tables import make_tables
-from services.score.evaluation.starter_tables import RESULT_FILES as CAPTION_FILES
-from services.score.evaluation.starter_tables import tables as caption_tables
 from starters.curate import recorded, recorded_trainings
+from starters.score.evaluation.starter_tables import RESULT_FILES as CAPTION_FILES
+from starters.score.evaluation.starter_tables import tables as caption_tables
 from starters.visitor.questions import Service
 from starters.visitor.results import RESULT_FILES as VISITOR_FILES
 from starters.visitor.tables import make_case_table, make_reliability_table

@@ -14,14 +14,14 @@ from services.curate.evaluation.gains import form_accuracies
 from services.predict.evaluation.results import RESULT_FILES as STUDENT_FILES
 from services.score.data.scene_captions import Facts, sentence
 from services.score.data.scenes import render_scenes
-from services.score.evaluation.scene_protocol import CHOICES, SceneProtocol
-from services.score.evaluation.starter_tables import NAMES, SERVED
-from services.score.evaluation.starter_tables import RESULT_FILES as CAPTION_FILES
 from services.score.fsc_clip import mean_local_similarity, token_cosines
 from services.score.model.checkpoint import FscClipCheckpoint, load_fsc_clip
 from services.score.model.dense_features import encode_images, encode_texts
-from services.score.training.scene_clip import IMAGE_SIDE
 from starters.curate import recorded_trainings
+from starters.score.evaluation.scene_protocol import CHOICES, SceneProtocol
+from starters.score.evaluation.starter_tables import NAMES, SERVED
+from starters.score.evaluation.starter_tables import RESULT_FILES as CAPTION_FILES
+from starters.score.training.scene_clip import IMAGE_SIDE
 from starters.visitor.cases import read_cases
 from starters.visitor.results import RESULT_FILES as VISITOR_FILES
 from starters.visitor.rows import all_rows

@@ -73,10 +73,12 @@ class Captioned(NamedTuple):
 class CaptionedImages:
     """Examples in blocks: an epoch runs through the blocks, shuffled, SHARDS_AT_ONCE at a time.
 
-    `name` appears in messages. Raises ValueError if there are no examples.
+    `name` appears in messages, `has_negatives` tells whether captions have stored hard negatives. Raises ValueError if
+    there are no examples.
     """
 
-    def __init__(self, blocks: Sequence[Sequence[Example]], name: str) -> None:
+    def __init__(self, blocks: Sequence[Sequence[Example]], name: str, *, has_negatives: bool = False) -> None:
+        self.has_negatives = has_negatives
         self._blocks = [block for block in blocks if block]
         self._num_examples = sum(map(len, self._blocks))
         if not self._num_examples:
@@ -135,7 +137,7 @@ def open_table(table: Path, image_folder: Path | None = None, stored: StoredNega
         known.setdefault(image, set()).update(captions)
     stored.check(table, known, folder)
     examples = [Example(Part(folder / image), captions, stored.of(image)) for image, captions in rows]
-    return CaptionedImages([examples], str(table))
+    return CaptionedImages([examples], str(table), has_negatives=True)
 
 
 def open_shards(sources: Sequence[str]) -> CaptionedImages:

@@ -154,18 +154,6 @@ def scene_facts(scenes: GroupScenes) -> list[Facts]:
     return facts
 
 
-def side_groups(scenes: GroupScenes) -> Tensor:
-    """Index of the group on each side of the image, left, right, top and bottom: (B, 4) int64, −1 for none.
-
-    All are −1 in a scene with one group.
-    """
-    relation = scenes.objects.relation
-    first = torch.nn.functional.one_hot(relation, len(RELATIONS))  # RELATIONS name the first group's side in this order
-    second = torch.nn.functional.one_hot(relation ^ 1, len(RELATIONS))
-    groups = torch.where(first == 1, 0, torch.where(second == 1, 1, -1))
-    return groups.masked_fill((scenes.num_groups == 1)[:, None], -1)
-
-
 def generator_of(seed: int, step: int) -> torch.Generator:
     """The generator of one step of a seed's endless stream."""
     # a multiplier beyond any number of steps keeps the streams of two seeds apart

@@ -16,7 +16,6 @@ from services.score.fsc_clip import FscClipWeights, clip_loss, fsc_clip_losses, 
 from services.score.model.dense_features import encode_images
 from services.score.training.batches import TuningBatch
 from services.score.training.caption_states import encode_by_length
-from services.score.training.picture_naming import PictureNaming
 from services.score.training.reconstruction import Reading
 
 # "clip" uses no negatives, "negclip" adds them to the batch's softmax, "global" is FSC-CLIP without its local loss and
@@ -41,8 +40,8 @@ class TuningLoss(nn.Module):
     negatives, and a hard negative loss is the mean of the processes' means.
 
     Batch norm of a convolutional stem keeps its statistics, and the temperature stays within [0, ln 100]. With
-    `naming`, the image tower also names the facts of a batch's pictures; with `reading`, captions are reconstructed and
-    aligned with others.
+    `naming`, a loss of the image features and the batch's facts is added; with `reading`, captions are reconstructed
+    and aligned with others.
     """
 
     def __init__(
@@ -52,7 +51,7 @@ class TuningLoss(nn.Module):
         weights: FscClipWeights | None = None,
         *,
         gather_negatives: bool = True,
-        naming: PictureNaming | None = None,
+        naming: nn.Module | None = None,
         reading: Reading | None = None,
     ) -> None:
         super().__init__()
@@ -82,8 +81,8 @@ class TuningLoss(nn.Module):
         if self.method == "negclip":
             return read + self._negclip(image_features, captions, texts.pooled[num_images:], batch.exists.numel())
         clip = read + clip_loss(image_features, captions, scale, _all_rivals(batch.rivals))
-        if self.naming is not None and batch.pictures is not None:
-            clip = clip + self.naming(images, batch.pictures)
+        if self.naming is not None and batch.facts is not None:
+            clip = clip + self.naming(images, batch.facts)
         if self.method == "clip":
             return clip
         losses = fsc_clip_losses(images, texts, batch.exists, scale, self.weights)

@@ -8,15 +8,13 @@ import tomllib
 from dataclasses import dataclass, fields
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, ClassVar, Self, get_args
 
 from services.jobs.training import Run, world_size
 from services.score.fsc_clip import FscClipWeights, Missing
 from services.score.negatives.kinds import KINDS, PAPER_KINDS, Kind
 from services.score.training.objectives import METHODS, Method
 from services.score.training.reconstruction import ReadWeights
-
-RECIPES = "recipes"
 
 
 @dataclass(frozen=True)
@@ -28,13 +26,11 @@ class Recipe:
     `warmup_steps` and falls by a cosine to 0; `weight_decay` does not apply to vectors and the temperature. `beta` 0
     means no label smoothing. A negative that a caption lacks is left out of a softmax or, with `missing` "zero", has a
     logit of 0, as in the released code. With a `lora_rank`, only low-rank matrices are trained; `lora_official_init`
-    initialises them as in the released code. `min_area` is the smallest part of an image that a random crop keeps,
-    `claimed` the share of generated images that are pictures of any kind with claims; the others are scenes. Of the
-    claims, `close` is the share about pictures drawn for a fact that is hard to see: a number, textures, sizes or an
-    absence. If `excludes_true`, claims that are true of another picture of a batch are not counted as wrong there.
-    `named` is the weight of naming these pictures' facts by heads that are discarded. `lambda_reconstruction` and
-    `lambda_alignment` are the weights of READ-CLIP's losses; the decoder is that of the T5 in the folder `decoder`, or
-    else a small one that learns to reconstruct captions in `decoder_steps` steps before the tuning.
+    initialises them as in the released code. `min_area` is the smallest part of an image that a random crop keeps.
+    `lambda_reconstruction` and `lambda_alignment` are the weights of READ-CLIP's losses; the decoder is that of the T5
+    in the folder `decoder`, or else a small one that learns to reconstruct captions in `decoder_steps` steps before the
+    tuning. `alpha` is WiSE-FT's share of the tuned weights, the rest are those of the base; `local_weight` is that of
+    the local (word-level) score in the checkpoint.
 
     Raises ValueError for invalid values.
     """
@@ -58,14 +54,14 @@ class Recipe:
     lora_rank: int | None = None
     lora_official_init: bool = False
     min_area: float = 0.9
-    claimed: float = 0.0
-    close: float = 0.0
-    excludes_true: bool = False
-    named: float = 0.0
     lambda_reconstruction: float = 0.0
     lambda_alignment: float = 0.0
     decoder: str | None = None
     decoder_steps: int = 400
+    alpha: float = 1.0
+    local_weight: float = 0.0
+
+    package: ClassVar[str] = "services.score.training"
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -79,19 +75,16 @@ class Recipe:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} is at least 1, not {value}")
-        numbers = ("lambda_global", "lambda_local", "gamma", "weight_decay", "warmup_steps", "named")
+        numbers = ("lambda_global", "lambda_local", "gamma", "weight_decay", "warmup_steps")
         for name in (*numbers, "lambda_reconstruction", "lambda_alignment"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} is a finite number of at least 0, not {getattr(self, name)}")
         for name in ("learning_rate", "min_area"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} is above 0 and at most 1, not {getattr(self, name)}")
-        if not 0 <= self.claimed < 1:
-            raise ValueError(f"claimed is a share below 1, not {self.claimed}")
-        if not 0 <= self.close <= 1:
-            raise ValueError(f"close is a share from 0 to 1, not {self.close}")
-        if self.excludes_true and self.method == "negclip":
-            raise ValueError("negclip counts all captions of other images as wrong: excludes_true is not for it")
+        for name in ("alpha", "local_weight"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} is a share from 0 to 1, not {getattr(self, name)}")
         if not 0 <= self.beta < 1:
             raise ValueError(f"beta is a share below 1, not {self.beta}")
         if self.missing not in get_args(Missing):
@@ -147,28 +140,30 @@ class Recipe:
             accumulate=accumulate, stage="tuning",
         )  # fmt: skip
 
+    @classmethod
+    def names(cls) -> list[str]:
+        """List the names of the recipes included with the package."""
+        return sorted(
+            path.name.removesuffix(".toml") for path in cls._folder().iterdir() if path.name.endswith(".toml")
+        )
 
-def recipe_names() -> list[str]:
-    """The names of the recipes included with the service."""
-    return sorted(path.name.removesuffix(".toml") for path in _folder().iterdir() if path.name.endswith(".toml"))
+    @classmethod
+    def read(cls, name: str) -> Self:
+        """Read a recipe of the package by name, or a TOML file. Raises OSError or ValueError, naming unknown values."""
+        if name.endswith(".toml"):
+            text = Path(name).read_text()
+        elif name in cls.names():
+            text = (cls._folder() / f"{name}.toml").read_text()
+        else:
+            raise ValueError(f"there is no recipe {name!r}; available: {', '.join(cls.names())}, or a .toml file")
+        values: dict[str, Any] = tomllib.loads(text)
+        unknown = values.keys() - {field.name for field in fields(cls)}
+        if unknown:
+            raise ValueError(f"recipe {name} has unknown keys: {', '.join(sorted(unknown))}")
+        if "negatives" in values:
+            values["negatives"] = tuple(values["negatives"])
+        return cls(**values)
 
-
-def read_recipe(name: str) -> Recipe:
-    """Read a recipe of the service by name, or a TOML file. Raises OSError or ValueError, naming unknown values."""
-    if name.endswith(".toml"):
-        text = Path(name).read_text()
-    elif name in recipe_names():
-        text = (_folder() / f"{name}.toml").read_text()
-    else:
-        raise ValueError(f"there is no recipe {name!r}; available: {', '.join(recipe_names())}, or a .toml file")
-    values: dict[str, Any] = tomllib.loads(text)
-    unknown = values.keys() - {field.name for field in fields(Recipe)}
-    if unknown:
-        raise ValueError(f"recipe {name} has unknown keys: {', '.join(sorted(unknown))}")
-    if "negatives" in values:
-        values["negatives"] = tuple(values["negatives"])
-    return Recipe(**values)
-
-
-def _folder() -> Any:
-    return files("services.score.training") / RECIPES
+    @classmethod
+    def _folder(cls) -> Any:
+        return files(cls.package) / "recipes"

@@ -170,7 +170,7 @@ def prepare_reading(
     decoder = small_decoder(vocab_size, width)
     learning = replace(run, num_steps=weights.decoder_steps, learning_rate=DECODER_RATE, stage="decoder")
     clip.model.requires_grad_(False)
-    train(learning, DecoderLearning(clip.model, decoder), replace(data, kinds=(), stored=(), seed=data.seed + 8_000))
+    train(learning, DecoderLearning(clip.model, decoder), replace(data, names=(), seed=data.seed + 8_000))
     clip.model.requires_grad_(True)
     decoder.freeze()
     return Reading(decoder, weights), data

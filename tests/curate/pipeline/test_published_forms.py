@@ -94,8 +94,8 @@ def test_both_trainings_take_a_step_on_it(output: Path, images: Path, tmp_path: 
     llava = ["--llava", str(published / "instructions.json"), "--image-folder", str(images)]
     job(focallens_app, *fast, *base, *llava, "--output", str(tmp_path / "focallens"))
     table = ["--data", "folder", "--images", str(published / "pairs.jsonl"), "--image-folder", str(images)]
-    stored = ["--stored", str(published / "pairs.jsonl"), "--num-evaluated", "0"]
-    job(fsc_clip_app, "fsc-clip", *fast, *base, *table, *stored, "--output", str(tmp_path / "fsc"))
+    stored = ["--stored", str(published / "pairs.jsonl")]
+    job(fsc_clip_app, *fast, *base, *table, *stored, "--output", str(tmp_path / "fsc"))
     described = json.loads((tmp_path / "fsc" / "checkpoint" / "checkpoint.json").read_text())
     assert described["training"]["negatives"] == ["replace", "swap", "negate", "shuffle"]
     assert (tmp_path / "focallens" / "checkpoint").is_dir() and (tmp_path / "fsc" / "checkpoint").is_dir()

@@ -3,9 +3,8 @@
 import torch
 
 from services.jobs.colorshape import COLORS, SHAPES, covering_objects
-from services.score.data.scene_captions import MAX_COUNT, NEGATIVE_KINDS, PLACES, is_true, sentence
-from services.score.data.scenes import NUM_SLOTS, generator_of, render_scenes, sample_scenes, scene_facts, side_groups
-from services.score.evaluation.scene_protocol import SceneProtocol
+from services.score.data.scene_captions import MAX_COUNT, PLACES
+from services.score.data.scenes import NUM_SLOTS, generator_of, render_scenes, sample_scenes, scene_facts
 
 SIDE = 64
 
@@ -79,40 +78,3 @@ def test_light_changes_an_image_and_no_fact() -> None:
     lit = render_scenes(scenes, SIDE)
     scenes.light[:, 0] *= 0.9
     assert (render_scenes(scenes, SIDE).float() < lit).float().mean() > 0.8
-
-
-def test_what_stands_on_a_side_is_the_group_there() -> None:
-    scenes = sample_scenes(100, generator_of(9, 0), pair_fraction=0.5)
-    sides = side_groups(scenes)
-    names = ("left of", "right of", "above", "below")
-    for facts, row in zip(scene_facts(scenes), sides.tolist(), strict=True):
-        if facts.relation is None:
-            assert row == [-1] * 4
-        else:
-            own = names.index(facts.relation)
-            assert row[own] == 0
-            assert row[own ^ 1] == 1
-            assert sorted(row) == [-1, -1, 0, 1]
-
-
-def test_held_out_captions_are_true_and_their_negatives_false() -> None:
-    protocol = SceneProtocol("valid", 60)
-    facts = scene_facts(protocol.scenes(0))
-    said, wrong = protocol.captions()
-    assert all(map(is_true, said, facts))
-    for kind in NEGATIVE_KINDS:
-        assert len(wrong[kind]) == 60
-        assert not any(map(is_true, wrong[kind], facts))
-
-
-def test_a_caption_to_retrieve_is_true_of_one_scene_alone() -> None:
-    scenes, said = SceneProtocol("valid", 80).retrieved()
-    facts = scene_facts(scenes)
-    assert len({sentence(caption) for caption in said}) == 80
-    for i, caption in enumerate(said):
-        assert [k for k, known in enumerate(facts) if is_true(caption, known)] == [i]
-
-
-def test_validation_and_test_scenes_differ() -> None:
-    valid, test = (scene_facts(SceneProtocol(split, 50).scenes(0)) for split in ("valid", "test"))
-    assert not set(valid) & set(test)

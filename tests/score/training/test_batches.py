@@ -14,13 +14,12 @@ import torch
 from PIL import Image
 
 from services.score.data.captioned_images import CaptionedImages, Unreadable, open_shards, open_table
-from services.score.data.claimed_pictures import ClaimedPictures, Pictures
-from services.score.data.scenes import GroupScenes
 from services.score.data.stored_negatives import read_stored
 from services.score.negatives.annotation import TextBlobAnnotator
 from services.score.negatives.hard_negatives import HardNegatives
 from services.score.negatives.kinds import KINDS
-from services.score.training.batches import Drawn, ImageSource, SceneLexicon, SceneSource, TuningData
+from services.score.training.batches import ImageSource, Source, TuningData
+from starters.score.training.tuning import SceneLexicon, SceneSource
 from tests.score.tiny import IMAGE_SIZE, tiny_clip
 
 CAPTIONS = ("a red circle left of a blue square", "two green stars", "hello", "a black cat above a white dog")
@@ -73,31 +72,10 @@ def epoch(images: CaptionedImages, seed: int, number: int = 0) -> list[tuple[int
     return [(image.getpixel((0, 0))[0], caption) for image, caption, *_ in examples]  # type: ignore[index]
 
 
-def pixels(drawn: Drawn) -> torch.Tensor:
-    assert isinstance(drawn.images, torch.Tensor)
-    return drawn.images
-
-
-def tuning_data(source: ImageSource | SceneSource, *, num_images: int = 4) -> TuningData:
+def tuning_data(source: Source, *, num_images: int = 4) -> TuningData:
     return TuningData(
         source, tiny_clip().tokenizer, HardNegatives(TextBlobAnnotator(), SceneLexicon()), KINDS, 3, num_images
     )
-
-
-def test_claims_are_rivals_only_of_pictures_that_they_are_false_of() -> None:
-    clip = tiny_clip()
-    claims = ClaimedPictures(clip.tokenizer, Pictures(2, 6, IMAGE_SIZE), 6, close=0.5)
-    made = HardNegatives(TextBlobAnnotator(), SceneLexicon())
-    data = TuningData(SceneSource(), clip.tokenizer, made, KINDS, 3, 10, claims, excludes_true=True)
-    batch = data(1)
-    assert batch.rivals is not None
-    assert batch.pictures is not None
-    assert batch.rivals[:4, :4].all()
-    assert not batch.rivals[:4, 4:].any()
-    assert not batch.rivals[4:, :4].any()
-    assert torch.equal(batch.rivals[4:, 4:], ~claims.captioned(1).is_true)
-    assert torch.equal(batch.pictures.pixels, batch.images[4:])  # type: ignore[index]
-    assert replace(data, excludes_true=False)(1).rivals is None
 
 
 def test_an_epoch_holds_every_example_once_in_an_order_of_its_own(tmp_path: Path) -> None:
@@ -175,9 +153,9 @@ def test_processes_that_take_turns_see_what_one_process_sees(tmp_path: Path) -> 
     source = ImageSource(open_table(write_folder(tmp_path)), tiny_clip().transform)
     whole = source.draw(5, 3, 4)
     parts = [source.draw(5, step, 2) for step in (6, 7)]
-    assert torch.equal(pixels(whole), torch.cat([pixels(part) for part in parts]))
+    assert torch.equal(whole.images, torch.cat([part.images for part in parts]))
     assert whole.captions == [caption for part in parts for caption in part.captions]
-    assert pixels(whole).shape == (4, IMAGE_SIZE, IMAGE_SIZE, 3)
+    assert whole.images.shape == (4, IMAGE_SIZE, IMAGE_SIZE, 3)
 
 
 def test_random_parts_of_an_image_keep_most_of_it(tmp_path: Path) -> None:
@@ -188,24 +166,23 @@ def test_random_parts_of_an_image_keep_most_of_it(tmp_path: Path) -> None:
     (tmp_path / "x.tsv").write_text("x.png\tstripes\n")
     images = open_table(tmp_path / "x.tsv")
     whole = ImageSource(images, tiny_clip().transform, min_area=1.0)
-    assert torch.equal(pixels(whole.draw(0, 0, 1)), pixels(whole.draw(0, 1, 1)))
-    cut = pixels(ImageSource(images, tiny_clip().transform, min_area=0.5).draw(0, 0, 16)).float()
+    assert torch.equal(whole.draw(0, 0, 1).images, whole.draw(0, 1, 1).images)
+    cut = ImageSource(images, tiny_clip().transform, min_area=0.5).draw(0, 0, 16).images.float()
     heights = cut[..., 1].amax(dim=(1, 2)) - cut[..., 1].amin(dim=(1, 2))
     assert heights.min() > 150  # of 252: at least 0.7 of the height
     assert len(set(heights.tolist())) > 4
 
 
 def test_a_batch_does_not_depend_on_those_before_it() -> None:
-    data = tuning_data(SceneSource())
+    data = tuning_data(SceneSource(IMAGE_SIZE))
     order = list(range(4))
     random.Random(0).shuffle(order)
     shuffled = {step: data(step) for step in order}
-    again = tuning_data(SceneSource())
+    again = tuning_data(SceneSource(IMAGE_SIZE))
     for step in range(4):
         batch = again(step)
         assert torch.equal(batch.input_ids, shuffled[step].input_ids)
         assert torch.equal(batch.exists, shuffled[step].exists)
-        assert isinstance(batch.images, GroupScenes)
         transform = tiny_clip().transform
         assert torch.equal(batch.pixels(transform), shuffled[step].pixels(transform))
 
@@ -256,12 +233,12 @@ def stored_data(folder: Path, *names: str) -> TuningData:
     table = write_folder(folder, 4)
     stored = read_stored(write_stored(folder), names)
     source = ImageSource(open_table(table, stored=stored), tiny_clip().transform)
-    return replace(tuning_data(source), kinds=(), stored=stored.names)
+    return replace(tuning_data(source), names=stored.names)
 
 
 def test_stored_negatives_stand_behind_the_captions_form_by_form(tmp_path: Path) -> None:
     data = stored_data(tmp_path)
-    assert data.stored == ("replace", "swap", "negate")
+    assert data.names == ("replace", "swap", "negate")
     batch, (_, captions, *_) = data(0), data.source.draw(3, 0, 4)
     one, last = captions.index(f"{CAPTIONS[0]} 0"), captions.index(f"{CAPTIONS[3]} 3")
     expected = torch.zeros(3, 4, dtype=torch.bool)
@@ -317,16 +294,7 @@ def test_negatives_differ_from_epoch_to_epoch(tmp_path: Path) -> None:
 
 
 def test_no_kinds_are_no_negatives() -> None:
-    data = tuning_data(SceneSource())
+    data = tuning_data(SceneSource(IMAGE_SIZE))
     plain = TuningData(data.source, data.tokenizer, data.hard_negatives, (), 3, 4)(0)
     assert plain.exists.shape == (0, 4)
     assert len(plain.input_ids) == 4
-
-
-def test_negatives_of_generated_captions_use_their_words_alone() -> None:
-    lexicon = SceneLexicon()
-    assert {word for word, _ in lexicon.candidates("red", "JJ")} >= {"navy", "lime", "cyan"}
-    assert {word for word, _ in lexicon.candidates("crosses", "NNS")} >= {"circles", "stars"}
-    assert {word for word, _ in lexicon.candidates("circles", "NNS")} >= {"crosses"}
-    assert lexicon.candidates("two", "CD") == [("three", 1.0)]
-    assert not lexicon.candidates("maroon", "JJ")

@@ -11,7 +11,7 @@ from services.nn.clip_model import ClipModel
 from services.score.fsc_clip import FscClipWeights, ImageFeatures, TextFeatures, fsc_clip_losses, interpolate
 from services.score.model.dense_features import encode_images, encode_texts
 from services.score.training.lora import add_lora, merged_state_dict
-from services.score.training.recipe import read_recipe
+from services.score.training.recipe import Recipe
 from tests.score.tiny import IMAGE_SIZE, tiny_clip
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -86,7 +86,7 @@ def test_every_projection_linear_layer_and_convolution_of_both_towers_has_matric
 
 
 def test_the_released_recipe_trains_15360_parameters_at_the_patches_of_a_vit_b_32() -> None:
-    recipe = read_recipe("fsc-clip-lora-laion-coco")
+    recipe = Recipe.read("fsc-clip-lora-laion-coco")
     assert recipe.lora_rank is not None
     vision = {"image_size": 64, "patch_size": 32, "width": 768, "layers": 1}
     clip = tiny_clip(vision=vision)

@@ -15,17 +15,18 @@ from services.score.model.dense_features import encode_images, encode_texts
 from services.score.negatives.annotation import TextBlobAnnotator
 from services.score.negatives.hard_negatives import HardNegatives
 from services.score.negatives.kinds import KINDS
-from services.score.training.batches import SceneLexicon, SceneSource, TuningBatch, TuningData
+from services.score.training.batches import TuningBatch, TuningData
 from services.score.training.objectives import METHODS, Method, TuningLoss, method_weights
 from services.score.training.recipe import Recipe
-from tests.score.tiny import tiny_clip
+from starters.score.training.tuning import SceneLexicon, SceneSource
+from tests.score.tiny import IMAGE_SIZE, tiny_clip
 
 WEIGHTS = FscClipWeights()
 
 
 def batch_of(clip: ClipModel, num_images: int = 4, seed: int = 0) -> TuningBatch:
     made = HardNegatives(TextBlobAnnotator(), SceneLexicon())
-    return TuningData(SceneSource(), clip.tokenizer, made, KINDS, seed, num_images)(0)
+    return TuningData(SceneSource(IMAGE_SIZE), clip.tokenizer, made, KINDS, seed, num_images)(0)
 
 
 def loss_of(clip: ClipModel, method: Method) -> TuningLoss:

@@ -13,13 +13,12 @@ from typer.testing import CliRunner
 from services.core.refusals import Refused
 from services.nn.clip_model import save_clip
 from services.nn.loading import transformers
-from services.score.data.scene_captions import Facts, Group, paraphrase, sentence
 from services.score.model.dense_features import encode_texts
 from services.score.negatives.annotation import TextBlobAnnotator
 from services.score.negatives.hard_negatives import HardNegatives
 from services.score.negatives.kinds import KINDS
 from services.score.read_clip import IGNORED, alignment_loss
-from services.score.training.batches import SceneLexicon, SceneSource, TuningBatch, TuningData
+from services.score.training.batches import TuningBatch, TuningData
 from services.score.training.caption_states import caption_ends
 from services.score.training.objectives import TuningLoss
 from services.score.training.reconstruction import (
@@ -31,8 +30,10 @@ from services.score.training.reconstruction import (
     small_decoder,
 )
 from services.score.training.train import app
+from starters.score.training.tuning import SceneLexicon, SceneSource
 from tests.published_clips import write_siglip
-from tests.score.tiny import tiny_clip
+from tests.score.tiny import IMAGE_SIZE, tiny_clip
+from tests.score.training.test_batches import write_folder
 
 Weights = dict[str, np.ndarray]
 CLIP_WIDTH = 16
@@ -103,7 +104,9 @@ def test_labels_are_what_clip_reads_after_the_start_of_text() -> None:
 
 def batch_of(clip: Any, num_images: int = 4) -> TuningBatch:
     made = HardNegatives(TextBlobAnnotator(), SceneLexicon())
-    data = TuningData(SceneSource(), clip.tokenizer, made, KINDS, 0, num_images, reads=ClipLabels(clip.tokenizer))
+    data = TuningData(
+        SceneSource(IMAGE_SIZE), clip.tokenizer, made, KINDS, 0, num_images, reads=ClipLabels(clip.tokenizer)
+    )
     return data(0)
 
 
@@ -147,19 +150,6 @@ def test_the_state_at_the_end_of_a_caption_is_what_clip_projects() -> None:
     )
 
 
-def test_paraphrases_say_the_same_in_other_words() -> None:
-    pair = Facts((Group(1, None, "red", "circle"), Group(2, "big", None, "star")), relation="left of")
-    caption = sentence(pair, 0)
-    assert caption == "a red circle left of two big stars"
-    turned = "two big stars right of a red circle"
-    assert {paraphrase(pair, 0, (0.1, i / 4)) for i in range(4)} == {turned, f"a picture of {turned}"}
-    assert {paraphrase(pair, 0, (0.9, i / 4)) for i in range(4)} == {f"a picture of {caption}"}
-    one = Facts((Group(1, None, "red", "circle"),), place="top left", background="gray")
-    for style in range(4):
-        others = {paraphrase(one, style, (0.5, i / 12)) for i in range(12)}
-        assert others == {sentence(one, other) for other in range(4)} - {sentence(one, style)}
-
-
 def write_t5(folder: Path) -> Path:
     """A T5 v1.1 in transformers' layout, with the tokenizer of a published model."""
     write_siglip(folder / "siglip")
@@ -192,11 +182,11 @@ def test_the_decoder_of_a_published_t5_is_read_frozen_with_its_own_tokens(tmp_pa
 @pytest.mark.usefixtures("one_thread")
 def test_the_job_learns_a_decoder_first_and_then_tunes_with_both_losses(tmp_path: Path) -> None:
     save_clip(tiny_clip(), tmp_path / "base")
-    command = ["fsc-clip", "--base", str(tmp_path / "base"), "--output", str(tmp_path / "out"), "--batch-size", "4"]
-    command += ["--steps", "2", "--precision", "no", "--no-publish", "--num-evaluated", "0"]
-    reading = ["--reconstruction", "0.1", "--alignment", "0.5"]
+    command = ["--base", str(tmp_path / "base"), "--output", str(tmp_path / "out"), "--batch-size", "4"]
+    command += ["--images", str(write_folder(tmp_path)), "--steps", "2", "--precision", "no", "--no-publish"]
+    reading = ["--set", "lambda_reconstruction=0.1", "--set", "lambda_alignment=0.5"]
     recipe = tmp_path / "few.toml"
-    recipe.write_text('negatives = ["replace"]\nclaimed = 0.5\ndecoder_steps = 2\n')
+    recipe.write_text('negatives = ["replace"]\ndecoder_steps = 2\n')
     result = CliRunner().invoke(app, [*command, *reading, "--recipe", str(recipe)])
     assert result.exit_code == 0, result.output
     described = json.loads((tmp_path / "out" / "checkpoint" / "checkpoint.json").read_text())["training"]

@@ -1,0 +1,218 @@
+"""What captions of generated scenes leave out, their paraphrases, and captions made false by a known kind of change.
+
+The facts of a false caption agree with no reading of the scene, so every hard negative made here is false by
+construction.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal, TypeVar, get_args
+
+from services.jobs.colorshape import BACKGROUNDS, COLORS, RELATIONS, SHAPES, SIZES, TEXTURES
+from services.score.data.scene_captions import (
+    MAX_COUNT,
+    NUM_STYLES,
+    NUMBERS,
+    PLACES,
+    Facts,
+    Group,
+    detail,
+    noun_phrase,
+    sentence,
+)
+
+# Kinds of hard negatives in evaluation, by SugarCrepe's names; `replace_count` is the number of objects.
+NegativeKind = Literal["swap_att", "swap_obj", "replace_att", "replace_obj", "replace_rel", "replace_count"]
+NEGATIVE_KINDS: tuple[NegativeKind, ...] = get_args(NegativeKind)
+
+Attribute = Literal["color", "shape", "background", "size", "texture", "count", "position"]
+ATTRIBUTES: tuple[Attribute, ...] = get_args(Attribute)
+
+OPPOSITES = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
+
+# Share of captions in the small CLIP's own training that are bare phrases, so that every attribute gets its own place
+# in the text space.
+BARE_FRACTION = 0.35
+# Share of the groups in captions for tuning that lack a colour, and equally many that lack a shape.
+SKETCHED = 0.1
+
+ChoiceT = TypeVar("ChoiceT")
+
+
+def paraphrase(said: Facts, style: int, dice: Sequence[float]) -> str:
+    """Say the same facts as the caption of a `style` in other words, two groups also in the other order: "a blue square
+    right of a red circle". `dice` are two uniform numbers in 0..1."""
+    if said.relation and dice[0] < 0.5:
+        said = replace(said, groups=said.groups[::-1], relation=OPPOSITES[said.relation])
+        return sentence(said, int(dice[1] * NUM_STYLES))
+    num_styles = NUM_STYLES if len(said.groups) == 1 else 2
+    own = style if style < num_styles else 0
+    return sentence(said, (own + 1 + int(dice[1] * (num_styles - 1))) % num_styles)
+
+
+def is_true(said: Facts, scene: Facts) -> bool:
+    """Whether a caption's facts are true of a scene in either order of its groups; reversed, left of is right of."""
+    if any(word not in (None, known) for word, known in _surroundings(said, scene)):
+        return False
+    if not said.groups:
+        return True
+    if len(said.groups) != len(scene.groups):
+        return False
+    if all(map(_agrees, said.groups, scene.groups)) and said.relation in (None, scene.relation):
+        return True
+    turned = scene.relation and OPPOSITES[scene.relation]
+    return all(map(_agrees, said.groups, scene.groups[::-1])) and said.relation in (None, turned)
+
+
+def falsify(said: Facts, kind: NegativeKind, dice: Sequence[float]) -> Facts | None:
+    """Change one of a caption's facts; None if it does not state a fact of this kind.
+
+    `dice` are four uniform numbers in 0..1. The replaced relation is the opposite one.
+    """
+    is_pair = len(said.groups) == 2
+    which = int(dice[0] * len(said.groups)) if said.groups else 0
+    if kind == "swap_att":
+        return _swap_attribute(said, dice) if is_pair else None
+    if kind == "swap_obj":
+        if not is_pair or said.relation is None:
+            return None
+        return replace(said, groups=said.groups[::-1])
+    if kind == "replace_rel":
+        return replace(said, relation=OPPOSITES[said.relation]) if said.relation else None
+    if kind == "replace_att":
+        return _replace_attribute(said, which, dice)
+    if not said.groups or (kind == "replace_obj" and said.groups[which].shape is None):
+        return None
+    group = said.groups[which]
+    if kind == "replace_obj":
+        return _with_group(said, which, replace(group, shape=_other(SHAPES, group.shape, dice[1])))
+    return _with_group(said, which, replace(group, count=_other(range(1, MAX_COUNT + 1), group.count, dice[1])))
+
+
+def forget(facts: Facts, dice: Sequence[float]) -> Facts:
+    """Choose the facts of a caption for the small CLIP's own training: one group "and" the other, with random ones of
+    their attributes. `dice` are eleven uniform numbers in 0..1."""
+    if len(facts.groups) == 1 and dice[0] < BARE_FRACTION:
+        attributes = [a for a in ATTRIBUTES if a != "position" or facts.place]
+        return only(facts, attributes[int(dice[1] * len(attributes))])
+    is_pair = len(facts.groups) == 2
+    return replace(
+        facts,
+        groups=tuple(
+            replace(
+                group,
+                size=group.size if dice[2 + i] < 0.4 else None,
+                color=group.color if dice[4 + i] < 0.75 else None,
+                shape=group.shape if dice[6 + i] < 0.8 else None,
+            )
+            for i, group in enumerate(facts.groups)
+        ),
+        relation=None,
+        place=facts.place if dice[8] < 0.65 else None,
+        texture=facts.texture if dice[9] < (0.2 if is_pair else 0.5) else None,
+        background=facts.background if dice[10] < (0.3 if is_pair else 0.5) else None,
+    )
+
+
+def sketch(facts: Facts, dice: Sequence[float]) -> Facts:
+    """State half as much as `detail` besides colours and shapes, and leave out some of these: with fewer words to swap,
+    each is swapped more often. `dice` are six uniform numbers in 0..1."""
+    said = detail(facts, [2 * draw for draw in dice])
+    left_out = [min(int(draw / SKETCHED), 2) for draw in dice[4:6]]  # 0: the colour, 1: the shape, 2: nothing
+    return replace(
+        said,
+        groups=tuple(
+            replace(
+                group, color=group.color if left_out[i] != 0 else None, shape=group.shape if left_out[i] != 1 else None
+            )
+            for i, group in enumerate(said.groups)
+        ),
+    )
+
+
+def only(facts: Facts, attribute: Attribute) -> Facts:
+    """State only one attribute of a scene with one group; a number and "object" replace the rest."""
+    group = facts.groups[0]
+    if attribute in ("texture", "background"):
+        return Facts((), texture=facts.texture if attribute == "texture" else None,
+                     background=facts.background if attribute == "background" else None)  # fmt: skip
+    kept = Group(
+        count=group.count,
+        size=group.size if attribute == "size" else None,
+        color=group.color if attribute == "color" else None,
+        shape=group.shape if attribute == "shape" else None,
+    )
+    return Facts((kept,), place=facts.place if attribute == "position" else None)
+
+
+def class_facts(attribute: Attribute) -> tuple[Facts, ...]:
+    """The classes of an attribute's zero-shot task, as the facts of their prompts."""
+    lone = Group(1, None, None, None)
+    match attribute:
+        case "color":
+            return tuple(Facts((replace(lone, color=word),)) for word in COLORS)
+        case "shape":
+            return tuple(Facts((replace(lone, shape=word),)) for word in SHAPES)
+        case "size":
+            return tuple(Facts((replace(lone, size=word),)) for word in SIZES)
+        case "count":
+            return tuple(Facts((replace(lone, count=count),)) for count in range(1, MAX_COUNT + 1))
+        case "position":
+            return tuple(Facts((lone,), place=place) for place in PLACES)
+        case "texture":
+            return tuple(Facts((), texture=word) for word in TEXTURES)
+        case "background":
+            return tuple(Facts((), background=word) for word in BACKGROUNDS)
+
+
+def scene_vocabulary() -> list[str]:
+    """Texts that contain every word of the generator, for learning a vocabulary."""
+    groups = [Group(count, None, None, shape) for count in (1, 2) for shape in (*SHAPES, None)]
+    phrases = [noun_phrase(group) for group in groups]
+    words = [*COLORS, *SIZES, *BACKGROUNDS, *TEXTURES, *RELATIONS, *PLACES, *NUMBERS, "an and there is"]
+    sentences = [sentence(Facts((groups[0],), place=PLACES[0], texture="plain"), style) for style in range(NUM_STYLES)]
+    return [*words, *phrases, *sentences]
+
+
+def _surroundings(said: Facts, scene: Facts) -> list[tuple[str | None, str | None]]:
+    return [(said.place, scene.place), (said.texture, scene.texture), (said.background, scene.background)]
+
+
+def _agrees(said: Group, group: Group) -> bool:
+    words = zip((said.size, said.color, said.shape), (group.size, group.color, group.shape), strict=True)
+    return said.count == group.count and all(word in (None, known) for word, known in words)
+
+
+def _with_group(said: Facts, which: int, group: Group) -> Facts:
+    return replace(said, groups=tuple(group if i == which else other for i, other in enumerate(said.groups)))
+
+
+def _other(choices: Sequence[ChoiceT], known: ChoiceT | None, dice: float) -> ChoiceT:
+    others = [choice for choice in choices if choice != known]
+    return others[int(dice * len(others))]
+
+
+def _swap_attribute(said: Facts, dice: Sequence[float]) -> Facts | None:
+    """Swap the colours, or the sizes, of the two groups."""
+    first, second = said.groups
+    choices = [
+        (replace(first, **{name: getattr(second, name)}), replace(second, **{name: getattr(first, name)}))
+        for name in ("color", "size")
+        if None not in (getattr(first, name), getattr(second, name)) and getattr(first, name) != getattr(second, name)
+    ]
+    return replace(said, groups=choices[int(dice[0] * len(choices))]) if choices else None
+
+
+def _replace_attribute(said: Facts, which: int, dice: Sequence[float]) -> Facts | None:
+    changed: list[Facts] = []
+    if said.groups:
+        group = said.groups[which]
+        if group.color:
+            changed.append(_with_group(said, which, replace(group, color=_other(list(COLORS), group.color, dice[2]))))
+        if group.size:
+            changed.append(_with_group(said, which, replace(group, size=_other(SIZES, group.size, dice[2]))))
+    if said.texture:
+        changed.append(replace(said, texture=_other(TEXTURES, said.texture, dice[2])))
+    if said.background:
+        changed.append(replace(said, background=_other(list(BACKGROUNDS), said.background, dice[2])))
+    return changed[int(dice[3] * len(changed))] if changed else None
