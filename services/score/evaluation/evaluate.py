@@ -6,9 +6,9 @@ and released answers.
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -39,7 +39,9 @@ STARTER = "fsc-clip-scenes"
 
 app = command_line(no_args_is_help=True)
 
-Images = Annotated[Path, typer.Option(help="Folder of the images; not needed for judges that read only captions.")]
+Images = Annotated[
+    Path | None, typer.Option(help="Folder of the images; not needed for judges that read only captions.")
+]
 Model = Annotated[
     list[str] | None,
     typer.Option(
@@ -78,8 +80,6 @@ Log = Annotated[
 ]
 Concurrency = Annotated[int, typer.Option(min=1, help="Number of concurrent requests to it.")]
 
-HERE = Path()
-
 
 @app.callback()
 def choose_benchmark() -> None:
@@ -87,90 +87,83 @@ def choose_benchmark() -> None:
     log_warnings_to_stderr()
 
 
-@app.command()
-def sugarcrepe(
-    data: Annotated[Path, typer.Option(help="Folder with replace_obj.json and the other six files.")],
-    images: Images = Path("val2017"),
+@dataclass(frozen=True)
+class Benchmark:
+    """A benchmark's loader, what its data are, the folder of its images, and the options that only it has."""
+
+    load: Callable[..., Sequence[Task]]
+    help: str
+    images: Path = Path()
+    own: tuple[str, ...] = ()
+
+
+COCO = Path("val2017")
+BENCHMARKS = {
+    "sugarcrepe": Benchmark(
+        load_sugarcrepe_tasks,
+        "Choose the correct one of two similar captions: SugarCrepe's seven types (Tables 4.5, 4.6).\n\n--data is a "
+        "folder with replace_obj.json and the other six files.",
+        COCO,
+        ("swap_obj",),
+    ),
+    "pairs": Benchmark(
+        load_pairs_tasks,
+        "Choose the true one of two captions in any pairs of `fovea curate`, by type and form.\n\n--data is a file of "
+        "JSON lines, or a folder in SugarCrepe's form.",
+        own=("benchmark",),
+    ),
+    "sugarcrepe-pp": Benchmark(
+        load_sugarcrepe_pp_tasks,
+        "Prefer each of two true captions in different words to a similar false one: SugarCrepe++, image to text.\n\n"
+        "--data is a folder with replace_obj.json and others of the seven files.",
+        COCO,
+    ),
+    "valse": Benchmark(
+        load_valse,
+        "Distinguish a caption from its foil: VALSE's eleven files.\n\n--data is a folder with existence.json and the "
+        "other ten files, optionally gzipped. The images are in folders of their data sets: visual7w, val2017, swig, "
+        "VisualDialog_val2018, train2014, val2014.",
+        own=("valid_only",),
+    ),
+    "aro": Benchmark(
+        load_negclip_captions,
+        "Choose a caption among swaps of its words, as NegCLIP was validated; `suite` reads ARO's own four tasks.\n\n"
+        "--data is NegCLIP's valid_neg_clip.tsv.",
+    ),
+    "winoground": Benchmark(
+        load_winoground,
+        "Match two captions of the same words with two images: text, image and group score.\n\n--data is a folder with "
+        "examples.jsonl.",
+        Path("images"),
+    ),
+    "imagecode": Benchmark(
+        load_imagecode,
+        "Choose the image that a caption describes among ten: ImageCoDe.\n\n--data is valid_data.json.",
+        Path("image-sets"),
+    ),
+    "records": Benchmark(
+        load_records,
+        "Evaluate any benchmark given as records: captions of an image, images of a caption, or pairs of both.\n\n"
+        "--data is a file of JSON lines with id, images and captions.",
+        own=("benchmark",),
+    ),
+}
+
+
+def evaluate(
+    context: typer.Context,
+    data: Annotated[Path, typer.Option(help="The benchmark's annotations: see above.")],
+    images: Images = None,
     swap_obj: Annotated[
-        Path | None, typer.Option(help="Another swap_obj.json, such as the first release with 246 choices.")
+        Path | None,
+        typer.Option(help="sugarcrepe: another swap_obj.json, such as the first release with 246 choices."),
     ] = None,
-    model: Model = None,
-    judge: JudgeOption = "clip",
-    similarity: SimilarityOption = "mix",
-    limit: Limit = None,
-    output: Output = None,
-    resamples: Resamples = 0,
-    device: Device = "auto",
-    store_url: StoreUrl = None,
-    base_url: BaseUrl = JudgeOptions.base_url,
-    key_variable: KeyVariable = None,
-    log: Log = None,
-    concurrency: Concurrency = JudgeOptions.concurrency,
-) -> None:
-    """Choose the correct one of two similar captions: SugarCrepe's seven types (Tables 4.5, 4.6)."""
-    options = dict(locals())
-    with bad_parameters():
-        tasks = load_sugarcrepe_tasks(data, images, swap_obj=swap_obj, limit=limit)
-    run(tasks, options)
-
-
-@app.command()
-def pairs(
-    data: Annotated[Path, typer.Option(help="Pairs as JSON lines, or a folder in SugarCrepe's form.")],
-    images: Images = HERE,
     benchmark: Annotated[
-        str | None, typer.Option(help="Name of the benchmark in tables.", show_default="the file's name")
+        str | None,
+        typer.Option(help="pairs, records: name of the benchmark in tables.", show_default="the file's name"),
     ] = None,
-    model: Model = None,
-    judge: JudgeOption = "clip",
-    similarity: SimilarityOption = "mix",
-    limit: Limit = None,
-    output: Output = None,
-    resamples: Resamples = 0,
-    device: Device = "auto",
-    store_url: StoreUrl = None,
-    base_url: BaseUrl = JudgeOptions.base_url,
-    key_variable: KeyVariable = None,
-    log: Log = None,
-    concurrency: Concurrency = JudgeOptions.concurrency,
-) -> None:
-    """Choose the true one of two captions in any pairs of `fovea curate`, by type and form."""
-    options = dict(locals())
-    with bad_parameters():
-        tasks = load_pairs_tasks(data, images, benchmark=benchmark, limit=limit)
-    run(tasks, options)
-
-
-@app.command()
-def sugarcrepe_pp(
-    data: Annotated[Path, typer.Option(help="Folder with replace_obj.json and others of the seven files.")],
-    images: Images = Path("val2017"),
-    model: Model = None,
-    judge: JudgeOption = "clip",
-    similarity: SimilarityOption = "mix",
-    limit: Limit = None,
-    output: Output = None,
-    resamples: Resamples = 0,
-    device: Device = "auto",
-    store_url: StoreUrl = None,
-    base_url: BaseUrl = JudgeOptions.base_url,
-    key_variable: KeyVariable = None,
-    log: Log = None,
-    concurrency: Concurrency = JudgeOptions.concurrency,
-) -> None:
-    """Prefer each of two true captions in different words to a similar false one: SugarCrepe++, image to text."""
-    options = dict(locals())
-    with bad_parameters():
-        tasks = load_sugarcrepe_pp_tasks(data, images, limit=limit)
-    run(tasks, options)
-
-
-@app.command()
-def valse(
-    data: Annotated[Path, typer.Option(help="Folder with existence.json and the other ten files, optionally gzipped.")],
-    images: Images = HERE,
     everything: Annotated[
-        bool, typer.Option("--all", help="Include items whose caption fewer than two of three annotators found true.")
+        bool, typer.Option("--all", help="valse: include items that fewer than two of three annotators agreed with.")
     ] = False,
     model: Model = None,
     judge: JudgeOption = "clip",
@@ -185,113 +178,22 @@ def valse(
     log: Log = None,
     concurrency: Concurrency = JudgeOptions.concurrency,
 ) -> None:
-    """Distinguish a caption from its foil: VALSE's eleven files.
-
-    The images are in folders of their data sets: visual7w, val2017, swig, VisualDialog_val2018, train2014, val2014.
-    """
-    options = dict(locals())
+    chosen = BENCHMARKS[str(context.info_name)]
+    own = {"swap_obj": swap_obj, "benchmark": benchmark, "valid_only": not everything}
+    for option, name in (("--swap-obj", "swap_obj"), ("--benchmark", "benchmark"), ("--all", "valid_only")):
+        if name not in chosen.own and own[name] not in (None, True):
+            raise typer.BadParameter(f"{context.info_name} has no such option", param_hint=option)
     with bad_parameters():
-        tasks = load_valse(data, images, valid_only=not everything, limit=limit)
-    run(tasks, options, {"valid_only": not everything})
+        given = {name: own[name] for name in chosen.own}
+        tasks = chosen.load(data, chosen.images if images is None else images, limit=limit, **given)
+    asked = {"valid_only": not everything} if "valid_only" in chosen.own else {}
+    models = _models(model, judge)
+    options = JudgeOptions(judge, device, store_url, similarity, base_url, _key(key_variable), log, concurrency)
+    run(tasks, models, options, {**asked, "limit": limit}, Resampling(resamples), output)
 
 
-@app.command()
-def aro(
-    data: Annotated[Path, typer.Option(help="NegCLIP's valid_neg_clip.tsv.")],
-    images: Images = HERE,
-    model: Model = None,
-    judge: JudgeOption = "clip",
-    similarity: SimilarityOption = "mix",
-    limit: Limit = None,
-    output: Output = None,
-    resamples: Resamples = 0,
-    device: Device = "auto",
-    store_url: StoreUrl = None,
-    base_url: BaseUrl = JudgeOptions.base_url,
-    key_variable: KeyVariable = None,
-    log: Log = None,
-    concurrency: Concurrency = JudgeOptions.concurrency,
-) -> None:
-    """Choose a caption among swaps of its words, as NegCLIP was validated; `suite` reads ARO's own four tasks."""
-    options = dict(locals())
-    with bad_parameters():
-        tasks = load_negclip_captions(data, images, limit=limit)
-    run(tasks, options)
-
-
-@app.command()
-def winoground(
-    data: Annotated[Path, typer.Option(help="Folder with examples.jsonl.")],
-    images: Images = Path("images"),
-    model: Model = None,
-    judge: JudgeOption = "clip",
-    similarity: SimilarityOption = "mix",
-    limit: Limit = None,
-    output: Output = None,
-    resamples: Resamples = 0,
-    device: Device = "auto",
-    store_url: StoreUrl = None,
-    base_url: BaseUrl = JudgeOptions.base_url,
-    key_variable: KeyVariable = None,
-    log: Log = None,
-    concurrency: Concurrency = JudgeOptions.concurrency,
-) -> None:
-    """Match two captions of the same words with two images: text, image and group score."""
-    options = dict(locals())
-    with bad_parameters():
-        tasks = load_winoground(data, images, limit=limit)
-    run(tasks, options)
-
-
-@app.command()
-def imagecode(
-    data: Annotated[Path, typer.Option(help="valid_data.json.")],
-    images: Images = Path("image-sets"),
-    model: Model = None,
-    judge: JudgeOption = "clip",
-    similarity: SimilarityOption = "mix",
-    limit: Limit = None,
-    output: Output = None,
-    resamples: Resamples = 0,
-    device: Device = "auto",
-    store_url: StoreUrl = None,
-    base_url: BaseUrl = JudgeOptions.base_url,
-    key_variable: KeyVariable = None,
-    log: Log = None,
-    concurrency: Concurrency = JudgeOptions.concurrency,
-) -> None:
-    """Choose the image that a caption describes among ten: ImageCoDe."""
-    options = dict(locals())
-    with bad_parameters():
-        tasks = load_imagecode(data, images, limit=limit)
-    run(tasks, options)
-
-
-@app.command()
-def records(
-    data: Annotated[Path, typer.Option(help="File of records as JSON lines with id, images and captions.")],
-    images: Images = HERE,
-    benchmark: Annotated[
-        str | None, typer.Option(help="Name of the benchmark: crepe, eqben, …", show_default="the file's name")
-    ] = None,
-    model: Model = None,
-    judge: JudgeOption = "clip",
-    similarity: SimilarityOption = "mix",
-    limit: Limit = None,
-    output: Output = None,
-    resamples: Resamples = 0,
-    device: Device = "auto",
-    store_url: StoreUrl = None,
-    base_url: BaseUrl = JudgeOptions.base_url,
-    key_variable: KeyVariable = None,
-    log: Log = None,
-    concurrency: Concurrency = JudgeOptions.concurrency,
-) -> None:
-    """Evaluate any benchmark given as records: captions of an image, images of a caption, or pairs of both."""
-    options = dict(locals())
-    with bad_parameters():
-        tasks = load_records(data, images, benchmark=benchmark, limit=limit)
-    run(tasks, options)
+for name, one in BENCHMARKS.items():
+    app.command(name, help=one.help)(evaluate)
 
 
 @app.command()
@@ -315,18 +217,23 @@ def table(
         typer.echo("\n".join(one.to_markdown() if form == "markdown" else one.to_latex() for one in made), nl=False)
 
 
-def run(tasks: Sequence[Task], options: Mapping[str, Any], asked: Mapping[str, Any] | None = None) -> None:
+def run(
+    tasks: Sequence[Task],
+    models: Sequence[str],
+    options: JudgeOptions,
+    settings: Mapping[str, Any],
+    resampling: Resampling,
+    output: Path | None,
+) -> None:
     """Score the tasks with all judges, save the results and print them, with JSON as the last line.
 
     Each judge's results are saved as soon as it has finished.
     """
     typer.echo(count(tasks))
-    settings = {**(asked or {}), "limit": options["limit"]}
-    output, reached = options["output"], list[Result]()
-    resampling = Resampling(options["resamples"])
+    reached: list[Result] = []
     try:
         with bad_parameters("--model"):
-            judges = load_judges(_models(options), _judge_options(options))
+            judges = load_judges(models, options)
         for judge in judges:
             with bad_parameters():
                 results = evaluate_judge(judge, tasks, settings, resampling)
@@ -356,18 +263,10 @@ def tell(reached: Sequence[Result]) -> None:
     typer.echo(json.dumps(told))
 
 
-def _models(options: Mapping[str, Any]) -> list[str]:
-    if options["model"]:
-        return list(options["model"])
-    if options["judge"] == "clip":
-        return [STARTER]
-    raise typer.BadParameter(f"--judge {options['judge']} needs at least one", param_hint="--model")
-
-
-def _judge_options(options: Mapping[str, Any]) -> JudgeOptions:
-    names = ("device", "store_url", "similarity", "base_url", "log", "concurrency")
-    same = {name: options[name] for name in names}
-    return JudgeOptions(options["judge"], **same, key=_key(options["key_variable"]))
+def _models(model: Sequence[str] | None, judge: JudgeKind) -> Sequence[str]:
+    if not model and judge != "clip":
+        raise typer.BadParameter(f"--judge {judge} needs at least one", param_hint="--model")
+    return model or [STARTER]
 
 
 def _key(variable: str | None) -> str | None:
