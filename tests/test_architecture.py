@@ -144,7 +144,7 @@ BUDGETS = {
     "gateway": 3_500,
     "services/cli": 2_700,
     "services/core": 12_300,
-    "services/nn": 1_600,
+    "services/nn": 1_800,
     "services/jobs": 4_600,
     "services/curate": 4_600,
     "services/embed": 20_600,

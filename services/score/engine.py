@@ -17,20 +17,14 @@ import numpy as np
 import torch
 from PIL import Image
 from pydantic import JsonValue
-from torch import Tensor
 
 from services.core.errors import InvalidRequest
 from services.nn.broken_model import BrokenModel
 from services.nn.clip_texts import Text, tokenise
 from services.nn.devices import DeviceOptions
-from services.nn.plain_clip import (
-    PlainClip,
-    embedding_width,
-    load_plain_clip,
-    num_image_tokens,
-    tower_width,
-)
+from services.nn.plain_clip import PlainClip, load_plain_clip, tower_width
 from services.nn.reference_outputs import OutputRow, check_checkpoint
+from services.nn.two_towers import SELF_CHECK_TOLERANCE, CollatedBatch, Pixels, TwoTowerEngine, check_features
 from services.score.model.checkpoint import FscClipCheckpoint, load_fsc_clip
 from services.score.model.dense_features import end_of_text, missing_for_tokens
 from services.score.model.encoder import Encoder, GlobalEncoder
@@ -38,15 +32,12 @@ from services.score.model.features import Features
 from services.score.model.heatmaps import readable_pieces
 from services.score.model.pairing import PairEngine, PairItem, Similarities
 
-Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 Cosines = np.ndarray[Any, np.dtype[np.float32]]
 
 # Captions recur from image to image, and tokenising a hundred takes as long as encoding an image. Captions with more
 # characters are tokenised each time, so that the cache stays small.
 MAX_REMEMBERED_CAPTIONS = 8192
 MAX_REMEMBERED_CHARACTERS = 512
-# Two orders of summation of one dot product differ; a wrong mask or a stale buffer differs by far more.
-SELF_CHECK_TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,36 +51,21 @@ class ImageItem:
 Item = ImageItem | Text
 
 
-@dataclass(frozen=True)
-class CollatedBatch:
-    """A batch with its distinct images stacked (B, height, width, 3), in the order of `digests`."""
-
-    items: Sequence[Item]
-    digests: Sequence[str]
-    pixels: Tensor
-
-
-class ScoreEngine:
+class ScoreEngine(TwoTowerEngine[ImageItem, Features]):
     """Runs one checkpoint; tensor computation on one thread at a time, `prepare_*` on any thread."""
 
     def __init__(self, checkpoint: FscClipCheckpoint | PlainClip, device: torch.device, dtype: torch.dtype) -> None:
         clip = checkpoint.clip
+        self._missing_for_tokens = missing_for_tokens(clip.model)
+        encoder = (GlobalEncoder if self._missing_for_tokens else Encoder)(clip, device, dtype)
+        super().__init__(clip, encoder, device, dtype)
         self._is_plain = isinstance(checkpoint, PlainClip)
         self.local_weight = checkpoint.local_weight if isinstance(checkpoint, FscClipCheckpoint) else 0.0
         self.logit_scale = checkpoint.logit_scale
         self.logit_bias = checkpoint.logit_bias if isinstance(checkpoint, PlainClip) else None
-        self.embedding_width = embedding_width(clip)
         self.pairing = PairEngine(device)
-        self._missing_for_tokens = missing_for_tokens(clip.model)
         self._grid: tuple[int, int] | None = None if self._missing_for_tokens else tuple(clip.model.visual.grid_size)
-        self._num_image_tokens = num_image_tokens(clip)
-        self._tokenizer = clip.tokenizer
-        self._transform = clip.transform
-        self._device = device
-        self._dtype = dtype
-        self._directory: Path | None = None
         self._end_of_text = functools.partial(end_of_text, clip.model)
-        self._encoder = (GlobalEncoder if self._missing_for_tokens else Encoder)(clip, device, dtype)
         self._tokenise = functools.partial(tokenise, clip.tokenizer)
         self._remembered = functools.lru_cache(MAX_REMEMBERED_CAPTIONS)(self._tokenise)
 
@@ -126,16 +102,6 @@ class ScoreEngine:
         return engine
 
     @property
-    def context_length(self) -> int:
-        """Maximum number of tokens of a caption, including its start and end."""
-        return self._tokenizer.context_length
-
-    @property
-    def image_size(self) -> tuple[int, int]:
-        """(height, width) to which every image is resized."""
-        return self._transform.size
-
-    @property
     def grid(self) -> tuple[int, int] | None:
         """Rows and columns of a heatmap; None for a model that has none."""
         return self._grid
@@ -156,15 +122,6 @@ class ScoreEngine:
             raise InvalidRequest(
                 f"explain: This model has no heatmaps: they need {self._missing_for_tokens}.", param="explain"
             )
-
-    @property
-    def dtype_name(self) -> str:
-        """The dtype of the forward pass, e.g. `bfloat16`; similarities are always computed in float32."""
-        return str(self._dtype).removeprefix("torch.")
-
-    @property
-    def computes_in(self) -> str:
-        return self.dtype_name
 
     def prepare_caption(self, caption: str, *, truncate: bool = False) -> Text:
         """Tokenise a caption. Raises what `tokenise` raises."""
@@ -188,35 +145,13 @@ class ScoreEngine:
             return global_cosines
         return (1 - self.local_weight) * global_cosines + self.local_weight * local_cosines
 
-    def cost(self, item: Item) -> int:
-        """Number of tokens in a tower: a caption's, or an image's patches and its class token."""
-        if not isinstance(item, Text):
-            return self._num_image_tokens
-        return self.context_length if self._encoder.reads_padding else item.num_tokens
-
     def run_batch(self, items: Sequence[Item]) -> list[Features]:
         """Encode each item. Raises BrokenModel if a feature is not finite."""
         return self.run_collated(self.collate(items))
 
-    def collate(self, items: Sequence[Item]) -> CollatedBatch:
-        """Stack the images of a batch, in page-locked memory if the device is CUDA; on any thread."""
-        distinct = {item.digest: item.pixels for item in items if isinstance(item, ImageItem)}
-        pixels = torch.from_numpy(np.stack(list(distinct.values()))) if distinct else torch.empty(0, dtype=torch.uint8)
-        if distinct and self._device.type == "cuda":
-            pixels = pixels.pin_memory()
-        return CollatedBatch(items, list(distinct), pixels)
-
-    def run_collated(self, batch: CollatedBatch) -> list[Features]:
+    def run_collated(self, batch: CollatedBatch[ImageItem]) -> list[Features]:
         """Run a collated batch, with the results of `run_batch`."""
-        texts = {item.digest: item.input_ids for item in batch.items if isinstance(item, Text)}
-        images: dict[str, Features] = {}
-        captions: dict[str, Features] = {}
-        with torch.inference_mode():
-            if batch.digests:
-                images = dict(zip(batch.digests, self._encoder.encode_images(batch.pixels), strict=True))
-            if texts:
-                captions = dict(zip(texts, self._encoder.encode_texts(list(texts.values())), strict=True))
-        return [(captions if isinstance(item, Text) else images)[item.digest] for item in batch.items]
+        return self.encode(batch)
 
     def warm_up(self) -> None:
         """Run every kind of item once, alone and mixed, so that no request pays for first calls."""
@@ -231,11 +166,7 @@ class ScoreEngine:
         batch = self._sample_batch()
         together = self.run_batch(batch)
         alone = [self.run_batch([item])[0] for item in batch]
-        if (difference := _difference(together, alone)) > SELF_CHECK_TOLERANCE[self._dtype]:
-            raise BrokenModel(f"a feature changes by {difference:.3g} with the other items of its batch")
-        norms = np.array([np.linalg.norm(one.pooled) for one in together])
-        if np.abs(norms - 1).max() > SELF_CHECK_TOLERANCE[torch.float32]:
-            raise BrokenModel(f"pooled features have norms from {norms.min():.3g} to {norms.max():.3g}, not 1")
+        check_features(np.stack([one.pooled for one in together]), _difference(together, alone), self._dtype)
         (similarities,) = self.pairing.run_batch([PairItem(together[0], together[1:])])
         scores = self.mix(similarities)
         if not np.abs(scores).max() <= 1 + SELF_CHECK_TOLERANCE[torch.float32]:
@@ -264,8 +195,7 @@ class ScoreEngine:
         return [self._sample_image(0), *(self.prepare_caption(caption, truncate=True) for caption in captions)]
 
     def _sample_image(self, seed: int) -> ImageItem:
-        pixels = np.random.default_rng(seed).integers(0, 256, (*self.image_size, 3), dtype=np.uint8)
-        return ImageItem(f"sample-{seed}", pixels)
+        return ImageItem(f"sample-{seed}", self.sample_pixels(seed))
 
 
 def _difference(some: Sequence[Features], others: Sequence[Features]) -> float:
