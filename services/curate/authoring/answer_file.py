@@ -10,8 +10,7 @@ from pydantic import ConfigDict
 
 from services.core.openai_client import EndpointClient
 from services.jobs.inquiry.record_file import Identified, RecordFile, digest_of
-from services.score.negatives.prompting.requests import Requests
-from services.score.negatives.prompting.writer import Chat, Reply
+from services.score.negatives.prompting.writer import Chat, Reply, Requests
 
 JOB = "generation"
 

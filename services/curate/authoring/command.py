@@ -27,8 +27,7 @@ from services.jobs.options import MAX_SEED, among, command_line, json_object, ou
 from services.jobs.progress import counted
 from services.jobs.sugarcrepe import PairKind
 from services.score.negatives.prompting.prompt_files import PromptError
-from services.score.negatives.prompting.requests import Requests
-from services.score.negatives.prompting.writer import Chat, Reply, Steps
+from services.score.negatives.prompting.writer import Chat, Reply, Requests, Steps
 
 EXIT_FAILED = 1
 EXIT_UNANSWERED = 3

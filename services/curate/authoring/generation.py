@@ -14,8 +14,7 @@ from services.jobs.inquiry.inquiry import MAX_FAILURES_IN_A_ROW, Inquiry, Tokens
 from services.jobs.inquiry.record_file import OutputError
 from services.jobs.progress import Bar, Bars
 from services.score.negatives.prompting.forms import FORM_OF, WRITTEN_KINDS, WrittenKind
-from services.score.negatives.prompting.requests import Requests
-from services.score.negatives.prompting.writer import Writer
+from services.score.negatives.prompting.writer import Requests, Writer
 
 ANSWERS = "answers.jsonl"
 # Candidates needed to judge a model before all are done.

@@ -22,8 +22,7 @@ from services.jobs.progress import Bars, counted
 from services.jobs.sugarcrepe import Pair, PairKind
 from services.score.negatives.prompting.forms import WRITTEN_KINDS, WrittenKind
 from services.score.negatives.prompting.prompt_files import load_prompts
-from services.score.negatives.prompting.requests import Requests
-from services.score.negatives.prompting.writer import Steps, Style, Writer
+from services.score.negatives.prompting.writer import Requests, Steps, Style, Writer
 
 SUMMARY = "summary.json"
 # Seconds for an answer of a sentence or a few, also from a model that thinks first.

@@ -19,9 +19,8 @@ from services.jobs.progress import standard_bars
 from services.nn.clip_model import ClipModel, load_clip, open_clip, uses_quick_gelu
 from services.nn.clip_tokenizer import Tokenizer
 from services.score.evaluation.embeddings import Features, numbered
-from services.score.evaluation.image_files import ImageFile
 from services.score.evaluation.judges import CannotJudge, OnScores, Similarity, open_image
-from services.score.evaluation.records import Record, Task
+from services.score.evaluation.records import ImageFile, Record, Task
 from services.score.fsc_clip import TextFeatures, mean_local_similarity, token_cosines
 from services.score.model.checkpoint import FSC_CLIP_CONFIG, load_fsc_clip
 from services.score.model.dense_features import check_towers, encode_images, encode_texts

@@ -9,9 +9,8 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from services.score.evaluation.image_files import ImageFile
 from services.score.evaluation.judges import Judge, OnScores
-from services.score.evaluation.records import Task
+from services.score.evaluation.records import ImageFile, Task
 
 Features = NDArray[np.float32]
 NameT = TypeVar("NameT", bound=Hashable)

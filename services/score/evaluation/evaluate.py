@@ -21,11 +21,13 @@ from services.jobs.options import StoreUrl, command_line, output_file, results_f
 from services.jobs.published_data import MissingData
 from services.score.evaluation.aggregates import aggregates
 from services.score.evaluation.benchmarks.aro import load_negclip_captions
-from services.score.evaluation.benchmarks.imagecode import load_imagecode
+from services.score.evaluation.benchmarks.caption_choices import (
+    load_sugarcrepe_pp_tasks,
+    load_sugarcrepe_tasks,
+    load_valse,
+)
+from services.score.evaluation.benchmarks.image_choices import load_imagecode, load_winoground
 from services.score.evaluation.benchmarks.record_files import load_pairs_tasks, load_records
-from services.score.evaluation.benchmarks.sugarcrepe import load_sugarcrepe_pp_tasks, load_sugarcrepe_tasks
-from services.score.evaluation.benchmarks.valse import load_valse
-from services.score.evaluation.benchmarks.winoground import load_winoground
 from services.score.evaluation.judges import CannotJudge, Resampling, Similarity
 from services.score.evaluation.judges import evaluate as evaluate_judge
 from services.score.evaluation.loading import JudgeKind, JudgeOptions, load_judges

@@ -13,8 +13,16 @@ from PIL import Image
 
 from services.jobs.progress import standard_bars
 from services.score.evaluation.aggregates import IMAGE, TEXT, aggregates
-from services.score.evaluation.image_files import ImageFile, read_image_file
-from services.score.evaluation.records import Outcomes, Scores, Task, category_index, outcomes, percent
+from services.score.evaluation.records import (
+    ImageFile,
+    Outcomes,
+    Scores,
+    Task,
+    category_index,
+    outcomes,
+    percent,
+    read_image_file,
+)
 from services.score.evaluation.results import Result
 
 Similarity = Literal["mix", "global", "local"]

@@ -7,16 +7,87 @@ false. Ties are wrong.
 Shapes: I images and C captions of a record, R records of a task, O orders in which a record is asked.
 """
 
+import io
+import zipfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
-from services.jobs.published_data import Source
-from services.score.evaluation.image_files import ImageFile, file_of
+from services.jobs.published_data import Source, read_image
+
+
+@dataclass(frozen=True, order=True)
+class Crop:
+    """A part of an image: left, upper, right and lower edge in pixels, as Pillow counts them."""
+
+    path: Path
+    box: tuple[int, int, int, int]
+
+    def __str__(self) -> str:
+        return f"{self.path} {self.box}"
+
+
+@dataclass(frozen=True, order=True)
+class Member:
+    """An image in a zip archive."""
+
+    archive: Path
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.archive}@{self.name}"
+
+
+ImageFile = Path | Crop | Member
+
+
+def file_of(image: ImageFile) -> Path:
+    """Return the file that has to exist."""
+    match image:
+        case Crop():
+            return image.path
+        case Member():
+            return image.archive
+    return image
+
+
+def read_image_file(image: ImageFile) -> Image.Image:
+    """Read an image as RGB. Raises OSError or ValueError for anything else.
+
+    A `.npy` file holds the blue, green and red values of a video frame, as EqBen stores frames of YouCook2.
+    """
+    match image:
+        case Crop():
+            # what lies outside of the image is black, as in the authors' own crops
+            return read_image_file(image.path).crop(image.box)
+        case Member():
+            return _read_member(image)
+    if image.suffix == ".npy":
+        return Image.fromarray(np.ascontiguousarray(np.load(image)[:, :, ::-1]), "RGB")
+    return read_image(image)
+
+
+def _read_member(image: Member) -> Image.Image:
+    try:
+        content = _archive(image.archive).read(image.name)
+    except (KeyError, zipfile.BadZipFile) as error:
+        raise OSError(f"{image.archive} does not hold {image.name}: {error}") from error
+    with Image.open(io.BytesIO(content)) as opened:
+        return opened.convert("RGB")
+
+
+@lru_cache(maxsize=2)
+def _archive(path: Path) -> zipfile.ZipFile:
+    """Open an archive once for all of its images."""
+    return zipfile.ZipFile(path)
+
 
 Kind = Literal["image-to-text", "text-to-image", "group"]
 # (O, I, C): how well each caption fits each image, for each order in which the captions were shown.

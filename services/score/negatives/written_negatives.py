@@ -15,8 +15,7 @@ from services.core.metrics import Metrics
 from services.core.openai_client import Endpoint, EndpointClient, EndpointError, Patience
 from services.score.negatives.prompting.forms import Problem, WrittenKind
 from services.score.negatives.prompting.prompt_files import load_prompts
-from services.score.negatives.prompting.requests import Requests, reply_of
-from services.score.negatives.prompting.writer import Chat, Reply, Writer
+from services.score.negatives.prompting.writer import Chat, Reply, Requests, Writer, reply_of
 
 ATTEMPTS = 3
 LONGEST_WAIT_S = 5.0

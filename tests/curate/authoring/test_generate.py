@@ -27,7 +27,7 @@ from services.jobs.sugarcrepe import Pair, read_pairs
 from services.score.negatives.prompting.checks import problem_of
 from services.score.negatives.prompting.forms import WRITTEN_KINDS
 from services.score.negatives.prompting.prompt_files import OWN_PROMPTS, load_prompts
-from services.score.negatives.prompting.requests import Requests
+from services.score.negatives.prompting.writer import Requests
 from tests.core.child_processes import running
 from tests.curate.scene_captions import write_scene_captions
 from tests.curate.scripted_model import ScriptedModel

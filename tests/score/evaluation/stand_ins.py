@@ -12,9 +12,8 @@ from PIL import Image
 
 from services.jobs.published_data import Source
 from services.score.evaluation.embeddings import Features
-from services.score.evaluation.image_files import ImageFile, read_image_file
 from services.score.evaluation.judges import OnScores
-from services.score.evaluation.records import Record, Task
+from services.score.evaluation.records import ImageFile, Record, Task, read_image_file
 
 RED, GREEN, BLUE = (250, 10, 10), (10, 250, 10), (10, 10, 250)
 PRIMARIES = ("red", "green", "blue")

@@ -9,13 +9,10 @@ import pytest
 
 from services.jobs.published_data import MissingData
 from services.score.evaluation.benchmarks.aro import load_negclip_captions
-from services.score.evaluation.benchmarks.imagecode import load_imagecode
+from services.score.evaluation.benchmarks.caption_choices import load_sugarcrepe_tasks, load_valse
+from services.score.evaluation.benchmarks.image_choices import load_imagecode, load_winoground
 from services.score.evaluation.benchmarks.record_files import load_pairs_tasks
-from services.score.evaluation.benchmarks.sugarcrepe import load_sugarcrepe_tasks
-from services.score.evaluation.benchmarks.valse import load_valse
-from services.score.evaluation.benchmarks.winoground import load_winoground
-from services.score.evaluation.image_files import file_of
-from services.score.evaluation.records import Record, count
+from services.score.evaluation.records import Record, count, file_of
 from tests.published_data import published
 from tests.score.evaluation.stand_ins import write_image, write_sugarcrepe, write_valse
 

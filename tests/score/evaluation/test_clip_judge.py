@@ -12,9 +12,8 @@ from torch import Tensor
 
 from services.nn.clip_model import ClipModel, save_clip
 from services.score.evaluation.clip_judge import Clip, ClipJudge
-from services.score.evaluation.image_files import read_image_file
 from services.score.evaluation.judges import CannotJudge, Similarity, evaluate, score
-from services.score.evaluation.records import Record, Scores, Task
+from services.score.evaluation.records import Record, Scores, Task, read_image_file
 from services.score.model.checkpoint import load_fsc_clip
 from services.score.model.dense_features import encode_images, encode_texts
 from tests.score.aligned_patches import aligned_patches

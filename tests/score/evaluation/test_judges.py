@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from services.jobs.published_data import MissingData
-from services.score.evaluation.benchmarks.sugarcrepe import load_sugarcrepe_tasks
+from services.score.evaluation.benchmarks.caption_choices import load_sugarcrepe_tasks
 from services.score.evaluation.judges import CannotJudge, OnScores, Resampling, evaluate, open_image
 from services.score.evaluation.records import Record, Task
 from services.score.evaluation.results import RESULT_FILES, Result

@@ -8,17 +8,16 @@ import pytest
 from services.jobs.published_data import MissingData
 from services.score.evaluation.aggregates import VL_CHECKLIST_SOURCES, aggregates
 from services.score.evaluation.benchmarks.aro import load_order_tasks, load_visual_genome_tasks, orders
-from services.score.evaluation.benchmarks.crepe import load_crepe
-from services.score.evaluation.benchmarks.eqben import load_eqben
-from services.score.evaluation.benchmarks.half_truths import load_half_truths
-from services.score.evaluation.benchmarks.spec import load_spec
-from services.score.evaluation.benchmarks.svo_probes import load_svo_probes
-from services.score.evaluation.benchmarks.vl_checklist import load_vl_checklist
-from services.score.evaluation.benchmarks.whatsup import load_whatsup
-from services.score.evaluation.image_files import Crop, read_image_file
+from services.score.evaluation.benchmarks.caption_choices import (
+    load_crepe,
+    load_half_truths,
+    load_vl_checklist,
+    load_whatsup,
+)
+from services.score.evaluation.benchmarks.image_choices import load_eqben, load_spec, load_svo_probes
 from services.score.evaluation.recognition.elevater import SETS, load_classification_set
 from services.score.evaluation.recognition.retrieval import load_retrieval_set
-from services.score.evaluation.records import count
+from services.score.evaluation.records import Crop, count, read_image_file
 from tests.score.evaluation import tiny_suite
 from tests.score.evaluation.stand_ins import RED
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from services.score.evaluation.aggregates import aggregates
-from services.score.evaluation.benchmarks.sugarcrepe import load_sugarcrepe_tasks
+from services.score.evaluation.benchmarks.caption_choices import load_sugarcrepe_tasks
 from services.score.evaluation.judges import CannotJudge, evaluate
 from services.score.evaluation.records import Record, Task
 from services.score.evaluation.released_answers import ReleasedAnswers

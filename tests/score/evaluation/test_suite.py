@@ -12,9 +12,8 @@ import pytest
 from services.score.evaluation.aggregates import AVERAGE, COMP, ELEVATER
 from services.score.evaluation.judges import CannotJudge
 from services.score.evaluation.results import RESULT_FILES
-from services.score.evaluation.suite.digests import fingerprint
-from services.score.evaluation.suite.parts import PARTS
-from services.score.evaluation.suite.run import Outcome, Suite, run_suite
+from services.score.evaluation.suite.command import Outcome, Suite, run_suite
+from services.score.evaluation.suite.parts import PARTS, fingerprint
 from services.score.evaluation.tables import make_tables, numbers_of
 from tests.score.evaluation.stand_ins import ColorEmbedder
 from tests.score.evaluation.tiny_suite import write_suite

@@ -13,8 +13,18 @@ from typer.testing import Result as Invoked
 from services.nn.clip_model import OPEN_CLIP_WEIGHTS
 from services.score.evaluation.aggregates import AVERAGE, COMP, ELEVATER
 from services.score.evaluation.results import RESULT_FILES, Result
-from services.score.evaluation.suite.trade_off import COMP_PARTS, ZERO_SHOT_PARTS, Point, choose, plot, values_of
-from services.score.evaluation.suite.wise_ft import FIGURE, RESULTS, TENTHS, app
+from services.score.evaluation.suite.wise_ft import (
+    COMP_PARTS,
+    FIGURE,
+    RESULTS,
+    TENTHS,
+    ZERO_SHOT_PARTS,
+    Point,
+    app,
+    choose,
+    plot,
+    values_of,
+)
 from services.score.evaluation.tables import make_tables, numbers_of
 from services.score.model.checkpoint import load_fsc_clip
 from tests.embed.tiny import write_tiny_checkpoint

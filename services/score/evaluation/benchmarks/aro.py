@@ -26,8 +26,7 @@ from services.score.evaluation.benchmarks.captions import (
     load_flickr30k,
 )
 from services.score.evaluation.benchmarks.reading import described, read_json, read_rows
-from services.score.evaluation.image_files import Crop
-from services.score.evaluation.records import Record, Task
+from services.score.evaluation.records import Crop, Record, Task
 from services.score.negatives.annotation import ADJECTIVE_TAGS, NOUN_TAGS, best_annotator
 
 ARO = Source("ARO", "https://github.com/mertyg/vision-language-models-are-bows")

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from services.jobs.published_data import MissingData, Source
-from services.score.evaluation.image_files import file_of
-from services.score.evaluation.records import Record
+from services.score.evaluation.records import Record, file_of
 
 # CREPE's fields hold several captions.
 MAX_FIELD_CHARACTERS = 1_000_000

@@ -4,19 +4,94 @@ import asyncio
 import base64
 import hashlib
 import io
-from collections.abc import Awaitable, Callable, Mapping
+import os
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import orjson
 from PIL import Image
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from services.core.openai_client import Answer, Endpoint, EndpointClient, EndpointError, Patience
-from services.score.evaluation.endpoint.answer_log import AnswerLog, LoggedAnswer
-from services.score.evaluation.image_files import ImageFile
+from services.jobs.inquiry.record_file import OutputError, append_durably, locked_file
 from services.score.evaluation.judges import CannotJudge, OnScores, open_image
-from services.score.evaluation.records import Record, Scores, Task
+from services.score.evaluation.records import ImageFile, Record, Scores, Task
+
+
+class LoggedAnswer(BaseModel):
+    """An answer and its question: `question` is a digest of the request's body; the rest is for people."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    question: str
+    task: str
+    record: str
+    order: str
+    model: str
+    answer: str
+
+
+class AnswerLog:
+    """Answers by their questions. Without a file, the log is only in memory."""
+
+    def __init__(self, descriptor: int | None, answers: dict[str, str]) -> None:
+        self._descriptor = descriptor
+        self._answers = answers
+
+    @classmethod
+    @contextmanager
+    def opened(cls, path: Path | None) -> Iterator[Self]:
+        """Open the log in a file, or create it if there is none.
+
+        Raises CannotJudge if another process writes to it, or it contains anything else.
+        """
+        if path is None:
+            yield cls(None, {})
+            return
+        with ExitStack() as held:
+            try:
+                descriptor = held.enter_context(locked_file(path, "evaluation"))
+            except OutputError as error:
+                raise CannotJudge(str(error)) from error
+            answers, num_bytes = _parsed(path)
+            os.ftruncate(descriptor, num_bytes)
+            yield cls(descriptor, answers)
+
+    def find(self, question: str) -> str | None:
+        """The recorded answer, if there is one."""
+        return self._answers.get(question)
+
+    def keep(self, answer: LoggedAnswer) -> None:
+        """Write an answer; it is on disk when this returns. Raises CannotJudge."""
+        self._answers[answer.question] = answer.answer
+        if self._descriptor is None:
+            return
+        try:
+            append_durably(self._descriptor, answer.model_dump_json().encode() + b"\n")
+        except OSError as error:
+            raise CannotJudge(f"answers can't be saved: {error.strerror}") from error
+
+
+def _parsed(path: Path) -> tuple[dict[str, str], int]:
+    """Parse the answers of a file, and count the bytes that hold them."""
+    answers, num_bytes = {}, 0
+    lines = path.read_bytes().splitlines(keepends=True)
+    for number, line in enumerate(lines, start=1):
+        try:
+            logged = LoggedAnswer.model_validate_json(line)
+        except ValidationError as error:
+            if number == len(lines) and not line.endswith(b"\n"):
+                break
+            raise CannotJudge(f"{path}, line {number}: not a saved answer") from error
+        if not line.endswith(b"\n"):
+            break
+        answers[logged.question] = logged.answer
+        num_bytes += len(line)
+    return answers, num_bytes
+
 
 # After this many rejected requests and no answer, the endpoint is assumed to reject all.
 MAX_REFUSED_AT_FIRST = 4

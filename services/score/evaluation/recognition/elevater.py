@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from services.jobs.published_data import MissingData, Source
 from services.score.evaluation.benchmarks.reading import described, read_json
 from services.score.evaluation.embeddings import Embedder, Features
-from services.score.evaluation.image_files import ImageFile, Member, file_of
 from services.score.evaluation.recognition.metrics import (
     accuracy,
     mean_average_precision_11,
     mean_per_class,
     roc_auc,
 )
+from services.score.evaluation.records import ImageFile, Member, file_of
 
 TOOLKIT = Source("ELEVATER's toolkit", "https://github.com/Computer-Vision-in-the-Wild/Elevater_Toolkit_IC")
 # CLIP's temperature, by which the toolkit makes probabilities of cosines.

@@ -1,6 +1,8 @@
 """`fovea evaluate suite MODEL --data DIR --save FILE`: all of FSC-CLIP's benchmarks in one resumable run."""
 
 import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,13 +12,109 @@ from rich.console import Console
 from services.core.logs import log_warnings_to_stderr
 from services.jobs.checkpoints import Device
 from services.jobs.options import StoreUrl, among, command_line, results_file
+from services.jobs.published_data import MissingData
+from services.score.evaluation.embeddings import Embedder
 from services.score.evaluation.judges import CannotJudge, Similarity
 from services.score.evaluation.loading import JudgeOptions, Named, find_model, load_clip_judge
-from services.score.evaluation.results import RESULT_FILES
-from services.score.evaluation.suite.digests import fingerprint
-from services.score.evaluation.suite.parts import PARTS
-from services.score.evaluation.suite.run import Outcome, Suite, run_suite
+from services.score.evaluation.results import RESULT_FILES, Result
+from services.score.evaluation.suite.parts import PARTS, Part, Prepared, fingerprint
 from services.score.evaluation.tables import numbers_of, print_tables
+
+
+@dataclass
+class Outcome:
+    """The results of a run, and the parts, by name, that were evaluated now, before, or not, with the reason.
+
+    Those `kept` without data, because these are gone, are also in `unchecked`.
+    """
+
+    results: list[Result] = field(default_factory=list)
+    evaluated: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
+    missing: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Suite:
+    """The parts of a run by name, in their folder; `limit` records of each task are used.
+
+    For several models, `keeps_read` keeps what was read of all parts in memory.
+    """
+
+    data: Path
+    names: Sequence[str] = tuple(PARTS)
+    limit: int | None = None
+    keeps_read: bool = False
+    _read: dict[str, Prepared] = field(default_factory=dict, compare=False, repr=False)
+
+    def prepare(self, name: str) -> Prepared:
+        """Read a part's files. Raises MissingData."""
+        prepared = self._read.get(name) or PARTS[name].prepare(self.data, self.limit)
+        if self.keeps_read:
+            self._read[name] = prepared
+        return prepared
+
+
+def run_suite(
+    load: Callable[[], Embedder],
+    suite: Suite,
+    *,
+    judge: str,
+    settings: Mapping[str, Any],
+    save: Path | None = None,
+    tell: Callable[[str], None] = print,
+) -> Outcome:
+    """Evaluate the parts of a suite and save each when it is finished.
+
+    The model is loaded when the first part needs it, so that a run with nothing left to do loads none. A part is
+    finished if `save` has all of its scores by this judge, with these settings and of these data, or if its data are
+    gone. Raises CannotJudge and OSError; what was evaluated before is saved.
+    """
+    outcome = Outcome()
+    embedder: Embedder | None = None
+    wanted = {**settings, "limit": suite.limit}
+    saved = RESULT_FILES.load([save]) if save is not None and save.is_file() else []
+    own = [one for one in saved if one.judge == judge and is_of(one, wanted)]
+    for name in suite.names:
+        part = PARTS[name]
+        try:
+            prepared = suite.prepare(name)
+            if is_finished(part, own, prepared.data):
+                outcome.kept.append(name)
+                continue
+            embedder = embedder or load()
+            result = prepared.evaluate(embedder)
+        except MissingData as error:
+            if is_finished(part, own):
+                outcome.kept.append(name)
+                outcome.unchecked.append(name)
+            else:
+                outcome.missing[name] = str(error)
+                tell(f"{name}: {error}")
+            continue
+        settled = {**result.settings, **wanted}
+        found = replace(result, judge=judge, settings=settled, data={name: prepared.data})
+        outcome.evaluated.append(name)
+        outcome.results.append(found)
+        if save is not None:
+            RESULT_FILES.save([found], save)
+        tell(f"{name}: {', '.join(f'{task} {score:.1f}' for task, score in found.scores.items())}")
+    outcome.results = RESULT_FILES.merge([*own, *outcome.results])
+    return outcome
+
+
+def is_of(result: Result, settings: Mapping[str, Any]) -> bool:
+    """Tell whether a result has these settings; it may have others, such as notes on its own data."""
+    return all(result.settings.get(name) == value for name, value in settings.items())
+
+
+def is_finished(part: Part, results: Sequence[Result], data: str | None = None) -> bool:
+    """Tell whether results have all scores of a part, of the data with a digest or of any."""
+    own = [result for result in results if result.benchmark == part.benchmark]
+    known = [result.data.get(part.name) for result in own]
+    return {name for result in own for name in result.scores} >= set(part.scores) and (data is None or data in known)
+
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130

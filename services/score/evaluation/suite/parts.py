@@ -3,7 +3,8 @@
 A part is evaluated and saved as a whole. Its folder lies in the one folder of all data.
 """
 
-from collections.abc import Callable, Mapping
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,24 +27,78 @@ from services.score.evaluation.aggregates import (
     WHATSUP,
 )
 from services.score.evaluation.benchmarks.aro import load_order_tasks, load_visual_genome_tasks
-from services.score.evaluation.benchmarks.crepe import load_crepe
-from services.score.evaluation.benchmarks.eqben import MAX_SAMPLES, load_eqben
-from services.score.evaluation.benchmarks.half_truths import load_half_truths
-from services.score.evaluation.benchmarks.imagecode import load_imagecode
-from services.score.evaluation.benchmarks.spec import load_spec
-from services.score.evaluation.benchmarks.sugarcrepe import load_sugarcrepe_pp_tasks, load_sugarcrepe_tasks
-from services.score.evaluation.benchmarks.svo_probes import load_svo_probes
-from services.score.evaluation.benchmarks.valse import load_valse
-from services.score.evaluation.benchmarks.vl_checklist import MAX_RECORDS, load_vl_checklist
-from services.score.evaluation.benchmarks.whatsup import load_whatsup
-from services.score.evaluation.benchmarks.winoground import load_winoground
+from services.score.evaluation.benchmarks.caption_choices import (
+    MAX_RECORDS,
+    load_crepe,
+    load_half_truths,
+    load_sugarcrepe_pp_tasks,
+    load_sugarcrepe_tasks,
+    load_valse,
+    load_vl_checklist,
+    load_whatsup,
+)
+from services.score.evaluation.benchmarks.image_choices import (
+    MAX_SAMPLES,
+    load_eqben,
+    load_imagecode,
+    load_spec,
+    load_svo_probes,
+    load_winoground,
+)
 from services.score.evaluation.embeddings import EmbeddedBenchmark, Embedder
 from services.score.evaluation.judges import evaluate
 from services.score.evaluation.recognition.elevater import evaluate_classification, load_classification_set
 from services.score.evaluation.recognition.retrieval import evaluate_retrieval, load_retrieval_set
-from services.score.evaluation.records import Task
+from services.score.evaluation.records import ImageFile, Task, file_of
 from services.score.evaluation.results import Result
-from services.score.evaluation.suite.digests import digest_of_data, digest_of_tasks
+
+
+def fingerprint(model: Path | str) -> str:
+    """Compute what tells a checkpoint from others: a digest of its files, or open_clip's name of it."""
+    if isinstance(model, str):
+        name, _, pretrained = model.partition(":")
+        return f"{name}:{_digest([Path(pretrained)])}" if Path(pretrained).is_file() else model
+    return _digest(sorted(path for path in model.rglob("*") if path.is_file()) if model.is_dir() else [model])
+
+
+def digest_of_tasks(tasks: Iterable[Task], data: Path) -> str:
+    """Compute the digest of tasks' records and images."""
+    tasks = list(tasks)
+    said = [
+        *((task.name, task.by_category, task.num_true, task.left_out) for task in tasks),
+        *(
+            (record.id, record.captions, record.category, len(record.images))
+            for task in tasks
+            for record in task.records
+        ),
+    ]
+    return digest_of_data(said, [image for task in tasks for record in task.records for image in record.images], data)
+
+
+def digest_of_data(said: Iterable[object], images: Sequence[ImageFile], data: Path) -> str:
+    """Compute the digest of texts and labels by their content, and of images in order by their places below `data`.
+
+    The content of an image counts by its file's size and time of modification, because reading all images again would
+    take long.
+    """
+    digest = hashlib.sha256()
+    for one in said:
+        digest.update(f"{one!r}\n".encode())
+    for image in images:
+        digest.update(f"{str(image).removeprefix(str(data))}\n".encode())
+    for file in sorted(set(map(file_of, images))):
+        found = file.stat()
+        digest.update(f"{found.st_size} {found.st_mtime_ns}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def _digest(paths: Sequence[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as file:
+            digest.update(path.name.encode() + b"\0" + hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()[:16]
+
 
 Load = Callable[[Path, int | None], list[Task]]
 
