@@ -1,4 +1,4 @@
-"""What captions of generated scenes leave out, their paraphrases, and captions made false by a known kind of change.
+"""Parts that captions of generated scenes leave out, their paraphrases, and captions made false by a known change.
 
 The facts of a false caption agree with no reading of the scene, so every hard negative made here is false by
 construction.

@@ -1,4 +1,4 @@
-"""What the starter is tuned on: generated scenes, and pictures of any kind with groups of claims about them.
+"""Data that the starter is tuned on: generated scenes, and pictures of any kind with groups of claims about them.
 
 Shapes: B images, of which the last G are pictures with claims, S image side in pixels.
 """
