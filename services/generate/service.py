@@ -1,4 +1,13 @@
-"""Stepwise answers and rankings by the served checkpoint."""
+"""Stepwise answers and rankings by the served checkpoint.
+
+A `/generate` request until its first token: `http/generate_routes.py` checks its body and calls
+`GenerateService.generate`, which leases a model; in a thread, `generation/input_processor.py` renders and tokenises
+the prompt (`prompts/`) and tells its cost. Core's `Stepper` queues it and, on the compute thread, has `engine.py`
+admit it: `generation/running_batch.py` prefills the prompt, `generation/prompt_calibration.py` estimates the bias of
+the documents' places (`generation/bias.py`) and makes α of what remains, and the prompt's last row runs once more
+with the documents' weights rescaled (`calibration.py`, called by `model/packing.py`). Its logits give the first token
+(`generation/sampling.py`), which comes back as `Progress`.
+"""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
