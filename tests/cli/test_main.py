@@ -46,7 +46,7 @@ def test_the_version_is_the_installed_one() -> None:
         ["serve"],
         ["store", "publish"],
         ["keys", "create"],
-        pytest.param(["train", "clip"], marks=pytest.mark.slow),  # these import torch
+        pytest.param(["train", "focallens"], marks=pytest.mark.slow),  # these import torch
         pytest.param(["evaluate", "focallens"], marks=pytest.mark.slow),
     ],
 )
