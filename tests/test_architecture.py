@@ -164,7 +164,7 @@ CATCH_ALL = (
     "services/core/cache/**",
     "services/core/http/middleware.py",
     "services/core/serving/**",
-    "services/embed/collections/{collection,open_collections,cluster/shelf}.py",
+    "services/embed/collections/{collection,local_collections,cluster/collections}.py",
     "services/generate/prompts/template_worker.py",
     "services/generate/vllm/stepper.py",
 )

@@ -22,7 +22,7 @@ from services.nn.devices import DeviceOptions
 from services.nn.weight_files import parameter_bytes
 
 if TYPE_CHECKING:
-    from services.embed.collections.library import Library
+    from services.embed.collections.service import CollectionService
 
 
 def create_embed(settings: EmbedSettings) -> FastAPI:
@@ -49,37 +49,37 @@ def create_embed(settings: EmbedSettings) -> FastAPI:
     inputs = image_inputs(settings, limits.images, host.metrics)
     embedder = Embedder(host.open_cache(), inputs, host.metrics)
     service = EmbedService(models, embedder, limits, host.batch_limits, host.metrics)
-    library = _library(settings, models, inputs, embedder, host.metrics)
-    if library is not None:
-        host.health.add_readiness_check("collections", library.check)
+    collections = _collections(settings, models, inputs, embedder, host.metrics)
+    if collections is not None:
+        host.health.add_readiness_check("collections", collections.check)
     return host.create_app(
         models,
-        [embed_router(service), *_collection_routers(library, limits), embed_models_router(service)],
+        [embed_router(service), *_collection_routers(collections, limits), embed_models_router(service)],
         title="Fovea embed",
         description="Image embeddings conditioned on a text, and text embeddings in the same space.",
-        resources=[lambda: inputs, *([library.opened] if library is not None else [])],
+        resources=[lambda: inputs, *([collections.opened] if collections is not None else [])],
     )
 
 
-def _library(
+def _collections(
     settings: EmbedSettings,
     models: EmbedModels,
     inputs: ImageInputs,
     embedder: Embedder,
     metrics: Metrics,
-) -> "Library | None":
+) -> "CollectionService | None":
     """Create the collections; None if FAISS is not installed."""
     if find_spec("faiss") is None:
         structlog.get_logger(__name__).warning("no collections: install fovea[search] or fovea[search-gpu]")
         return None
-    from services.embed.collections.composition import create_library
+    from services.embed.collections.composition import create_collections
 
-    return create_library(settings, models, inputs, embedder, metrics)
+    return create_collections(settings, models, inputs, embedder, metrics)
 
 
-def _collection_routers(library: "Library | None", limits: CallLimits) -> list[APIRouter]:
-    if library is None:
+def _collection_routers(collections: "CollectionService | None", limits: CallLimits) -> list[APIRouter]:
+    if collections is None:
         return []
     from services.embed.collections.http.routes import collections_router
 
-    return [collections_router(library, limits)]
+    return [collections_router(collections, limits)]

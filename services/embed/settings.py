@@ -43,10 +43,10 @@ class EmbedSettings(ModelSettings, ImageSettings):
         description="Object store for the images of shared collections: `file://` (a disk that all processes share), "
         "`s3://` or `gs://`. Unset: the model store.",
     )
-    collection_claim_s: float = Field(
+    collection_lease_s: float = Field(
         60.0,
         gt=0,
-        description="Seconds after which another process indexes what one has claimed and shows no progress with.",
+        description="Seconds after which another process indexes the rows that one has leased and shows no progress with.",
     )
     max_collections: int = Field(100, ge=0, description="Maximum number of collections of a tenant.")
     collection_max_images: int = Field(1_000_000, ge=1, description="Maximum number of images in one collection.")

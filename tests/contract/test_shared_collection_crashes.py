@@ -169,7 +169,7 @@ def started(folder: Path, server: PostgresServer, vectors: Killable, ports: list
         FOVEA_EMBED_COLLECTIONS_URL=server.url,
         FOVEA_EMBED_VECTORS_URL=vectors.url,
         FOVEA_EMBED_COLLECTIONS_STORE_URL=(folder / "objects").as_uri(),
-        FOVEA_EMBED_COLLECTION_CLAIM_S="3",
+        FOVEA_EMBED_COLLECTION_LEASE_S="3",
     )
     cluster = Cluster(folder, environment, ports)
     try:

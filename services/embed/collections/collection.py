@@ -27,7 +27,7 @@ from services.embed.collections.answers import (
 )
 from services.embed.collections.descriptions import answered_by, described, kind_of, not_open
 from services.embed.collections.index.vector_index import IndexOptions
-from services.embed.collections.indexes import Changes, CheckpointIndexes, OpenCheckpoint, OpenIndexes, Step
+from services.embed.collections.indexes import AnyIndexes, Changes, OpenCheckpoint, OpenIndexes, Step
 from services.embed.collections.reader import FreshPixels, ImageReader, Prepared, Read, Wanted
 from services.embed.collections.search import Question, Searcher, SearchOptions
 from services.embed.collections.storage.catalog import no_collection
@@ -44,7 +44,7 @@ class Conditions:
         self._store = store
         self._max_conditions = max_conditions
 
-    async def index_ahead(self, indexes: CheckpointIndexes, texts: Sequence[Text]) -> None:
+    async def index_ahead(self, indexes: AnyIndexes, texts: Sequence[Text]) -> None:
         """Index these conditions and never drop them. Raises TooLarge, and changes nothing, if they are too many."""
         pinned = {index.text.digest for index in indexes if index.text is not None and index.is_pinned}
         num_conditions = len(pinned | {text.digest for text in texts})
@@ -62,13 +62,13 @@ class Conditions:
             indexes.start(text).is_pinned = True
             await asyncio.to_thread(self._store.put_condition, text.text, is_pinned=True)
 
-    async def index(self, indexes: CheckpointIndexes, text: Text) -> None:
+    async def index(self, indexes: AnyIndexes, text: Text) -> None:
         """Index the condition of a search, if another one can be dropped for it."""
         if await self._make_room(indexes):
             indexes.start(text)
             await asyncio.to_thread(self._store.put_condition, text.text, is_pinned=False)
 
-    async def _make_room(self, indexes: CheckpointIndexes) -> bool:
+    async def _make_room(self, indexes: AnyIndexes) -> bool:
         """Drop the least recently used index if the maximum is reached; False if all were requested in advance."""
         conditional = [index for index in indexes if index.text is not None]
         if len(conditional) < self._max_conditions:
@@ -96,7 +96,7 @@ class Indexer:
     def __init__(self, reader: ImageReader) -> None:
         self._reader = reader
 
-    async def advance(self, served: ServedEmbed, indexes: CheckpointIndexes) -> bool:
+    async def advance(self, served: ServedEmbed, indexes: AnyIndexes) -> bool:
         """Take one step; False if there is nothing to do. Raises what the batcher raises."""
         step = await asyncio.to_thread(indexes.next_step)
         if step is None:
@@ -104,30 +104,30 @@ class Indexer:
         try:
             await self._take(served, indexes, step)
         except BaseException:
-            await asyncio.to_thread(step.give_up)
+            await asyncio.to_thread(indexes.give_up, step)
             raise
         return True
 
-    async def _take(self, served: ServedEmbed, indexes: CheckpointIndexes, step: Step) -> None:
+    async def _take(self, served: ServedEmbed, indexes: AnyIndexes, step: Step[Any]) -> None:
         wanted = Wanted(step.rows, step.conditions, indexes.sources)
         in_pieces = self._reader.in_pieces(served.engine, wanted, keeps_states=indexes.keeps_states)
         began = time.perf_counter()
         async with aclosing(in_pieces) as some:
             async for prepared in some:
-                await self._take_in(served, step, prepared)
+                await self._take_in(served, indexes, step, prepared)
                 ended = time.perf_counter()
                 if (from_states := prepared.from_states) is not None:
                     indexes.pace.note(len(prepared.items), ended - began, from_states=from_states)
                 began = ended
-        await asyncio.to_thread(step.finish)
+        await asyncio.to_thread(indexes.finish, step)
 
-    async def _take_in(self, served: ServedEmbed, step: Step, prepared: Prepared) -> None:
+    async def _take_in(self, served: ServedEmbed, indexes: AnyIndexes, step: Step[Any], prepared: Prepared) -> None:
         reads: Sequence[Read]
         try:
             reads = await self._run(served, prepared)
         except InternalError:  # caused by one image: the others are still indexed
             reads = [read for one in prepared.one_by_one() for read in await self._run_or_leave_out(served, one)]
-        await asyncio.to_thread(step.append, reads, through=prepared.through)
+        await asyncio.to_thread(indexes.append, step, reads, through=prepared.through)
 
     async def _run(self, served: ServedEmbed, prepared: Prepared) -> list[Read]:
         """Run with lower priority than requests: if these fill the queue, indexing waits."""
@@ -459,7 +459,7 @@ class Collection:
             await self._settle(indexes)
         return is_unfinished
 
-    async def _settle(self, indexes: CheckpointIndexes) -> None:
+    async def _settle(self, indexes: AnyIndexes) -> None:
         await asyncio.to_thread(indexes.tidy)
         if time.monotonic() - self._settled_at >= self._options.save_every_s:
             await asyncio.to_thread(indexes.save)

@@ -15,10 +15,11 @@ from services.core.store.objects import Objects
 from services.core.thread_priority import step_back
 from services.embed.collections.collection import CollectionOptions, Serving
 from services.embed.collections.index.vector_index import IndexOptions, VectorIndex
-from services.embed.collections.library import Library, Shelf
+from services.embed.collections.local_collections import LocalCollections
 from services.embed.collections.open_collections import OpenCollections
 from services.embed.collections.reader import FreshPixels, ImageReader
 from services.embed.collections.search import SearchOptions
+from services.embed.collections.service import CollectionService
 from services.embed.collections.storage.database import Ballast
 from services.embed.collections.storage.folder_catalog import FolderCatalog
 from services.embed.collections.storage.image_store import CollectionLimits
@@ -37,14 +38,14 @@ FOLLOW_S = 1.0
 WAIT_S = 0.1
 
 
-def create_library(
+def create_collections(
     settings: EmbedSettings,
     models: EmbedModels,
     inputs: ImageInputs,
     embedder: Embedder,
     metrics: Metrics,
-) -> Library:
-    """Create the library for the folder or the database in the settings, which is opened later.
+) -> CollectionService:
+    """Create the collections for the folder or the database in the settings, which is opened later.
 
     Raises ValueError if indexes are to be on a GPU that is not available, or if a library that is needed is missing.
     """
@@ -78,26 +79,25 @@ def create_library(
         metrics,
         Ballast(settings.collections_dir / BALLAST_NAME),
     )
-    shelf = (
-        _local(settings, serving, options) if settings.collections_url is None else _cluster(settings, serving, options)
-    )
-    return Library(shelf, serving, AuditLog(settings.audit_log))
+    is_shared = settings.collections_url is not None
+    collections = (_shared if is_shared else _local)(settings, serving, options)
+    return CollectionService(collections, serving, AuditLog(settings.audit_log))
 
 
-def _local(settings: EmbedSettings, serving: Serving, options: CollectionOptions) -> Shelf:
+def _local(settings: EmbedSettings, serving: Serving, options: CollectionOptions) -> OpenCollections:
     root = settings.collections_dir
-    return OpenCollections(
+    return LocalCollections(
         partial(FolderCatalog.open, root), str(root), serving, options, max_collections=settings.max_collections
     )
 
 
-def _cluster(settings: EmbedSettings, serving: Serving, options: CollectionOptions) -> Shelf:
+def _shared(settings: EmbedSettings, serving: Serving, options: CollectionOptions) -> OpenCollections:
     if find_spec("psycopg_pool") is None or find_spec("pymilvus") is None:
         raise ValueError("FOVEA_EMBED_COLLECTIONS_URL needs fovea[cluster]")
     from services.embed.collections.cluster.catalog import PostgresCatalog
+    from services.embed.collections.cluster.collections import ClusterOptions, SharedCollections
     from services.embed.collections.cluster.connections import place_of
     from services.embed.collections.cluster.milvus import address_of
-    from services.embed.collections.cluster.shelf import ClusterOptions, ClusterShelf
 
     assert settings.collections_url is not None and settings.vectors_url is not None, "the settings are complete"
     objects = Objects(settings.collections_store_url or settings.store_url, {})
@@ -112,11 +112,11 @@ def _cluster(settings: EmbedSettings, serving: Serving, options: CollectionOptio
         open_catalog=partial(PostgresCatalog.open, settings.collections_url, objects),
         connect_vectors=partial(connect_vectors, settings.vectors_url, options.index),
         holder=f"{socket.gethostname()}-{os.getpid()}",
-        claim_s=settings.collection_claim_s,
+        lease_s=settings.collection_lease_s,
         follow_s=FOLLOW_S,
         max_collections=settings.max_collections,
     )
-    return ClusterShelf(cluster, serving, options)
+    return SharedCollections(cluster, serving, options)
 
 
 def connect_vectors(url: str, options: IndexOptions, identity: str) -> "VectorDatabase":

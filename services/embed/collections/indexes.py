@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import structlog
@@ -113,22 +113,22 @@ class ConditionIndex:
         return None if self.text is None else self.text.text
 
 
-class Step(Protocol):
-    """Images that some indexes lack, in ascending order, to be read under the conditions of these. Methods block."""
+IndexT = TypeVar("IndexT", bound=ConditionIndex)
+StepT = TypeVar("StepT", bound="Step[Any]")
+
+
+@dataclass(frozen=True, eq=False)
+class Step(Generic[IndexT]):
+    """Images that the indexes of `group` lack, ascending, to be read under the conditions of these; with them the
+    indexes have all images up to row `through`."""
+
+    rows: Sequence[int]
+    group: Sequence[IndexT]
+    through: int
 
     @property
-    def rows(self) -> Sequence[int]: ...
-    @property
-    def conditions(self) -> Sequence[Text | None]: ...
-
-    def append(self, reads: Sequence[Read], *, through: int) -> None:
-        """Add images that were read; those up to `through` that are not among them are left out."""
-
-    def finish(self) -> None:
-        """Note that all images are in the indexes."""
-
-    def give_up(self) -> None:
-        """Leave what is not done to a later step."""
+    def conditions(self) -> list[Text | None]:
+        return [index.text for index in self.group]
 
 
 @dataclass(eq=False)
@@ -146,13 +146,13 @@ class Changes:
         self.deleted = {row for row in self.deleted if row > through}
 
 
-class CheckpointIndexes(ABC):
+class CheckpointIndexes(ABC, Generic[IndexT, StepT]):
     """The indexes and states of one checkpoint for one collection.
 
     `folder` holds this process's files of the collection. Opened, saved and closed on a worker thread.
     """
 
-    _indexes: Mapping[str, ConditionIndex]
+    _indexes: Mapping[str, IndexT]
 
     def __init__(self, store: ImageStore, folder: Path, served: ServedEmbed, fresh: FreshPixels) -> None:
         self._store = store
@@ -166,10 +166,10 @@ class CheckpointIndexes(ABC):
         self.states: StateCache | None = None
         self.pace = StateTiming()
 
-    def __iter__(self) -> Iterator[ConditionIndex]:
+    def __iter__(self) -> Iterator[IndexT]:
         return iter(list(self._indexes.values()))
 
-    def get(self, text: Text | None) -> ConditionIndex | None:
+    def get(self, text: Text | None) -> IndexT | None:
         """Return the index that answers a condition: its own, or the one that it shares with another wording."""
         key = key_of(text)
         return self._indexes.get(self._same_as.get(key, key))
@@ -187,7 +187,7 @@ class CheckpointIndexes(ABC):
         """Learn what other processes have changed: indexes, their progress, and the collection's newest row."""
 
     @abstractmethod
-    def start(self, text: Text) -> ConditionIndex:
+    def start(self, text: Text) -> IndexT:
         """Return the index of a condition, creating an empty one if it has none of its own."""
 
     @abstractmethod
@@ -195,8 +195,19 @@ class CheckpointIndexes(ABC):
         """Remove an index."""
 
     @abstractmethod
-    def next_step(self) -> Step | None:
+    def next_step(self) -> StepT | None:
         """Return what is to be indexed next; None if there is nothing at the moment. Blocks."""
+
+    @abstractmethod
+    def append(self, step: StepT, reads: Sequence[Read], *, through: int) -> None:
+        """Add images that were read; those up to `through` that are not among them are left out. Blocks."""
+
+    @abstractmethod
+    def finish(self, step: StepT) -> None:
+        """Note that all images of a step are in the indexes. Blocks."""
+
+    def give_up(self, step: StepT) -> None:
+        """Leave what is not done to a later step: the next one begins where the indexes are. Blocks."""
 
     @abstractmethod
     def delete(self, row: int) -> None:
@@ -266,8 +277,9 @@ class CheckpointIndexes(ABC):
                         path.unlink(missing_ok=True)
 
 
+AnyIndexes = CheckpointIndexes[Any, Any]
 # Opens the indexes of a checkpoint on a worker thread.
-OpenCheckpoint = Callable[[ServedEmbed], CheckpointIndexes]
+OpenCheckpoint = Callable[[ServedEmbed], AnyIndexes]
 
 
 def make_folder(folder: Path) -> None:
@@ -304,19 +316,19 @@ class OpenIndexes:
 
     def __init__(self, open_checkpoint: OpenCheckpoint) -> None:
         self._open_checkpoint = open_checkpoint
-        self._open: dict[str, CheckpointIndexes] = {}
-        self._retired: list[tuple[float, CheckpointIndexes]] = []
+        self._open: dict[str, AnyIndexes] = {}
+        self._retired: list[tuple[float, AnyIndexes]] = []
         self._opening = asyncio.Lock()
 
-    def __iter__(self) -> Iterator[CheckpointIndexes]:
+    def __iter__(self) -> Iterator[AnyIndexes]:
         return iter([*self._open.values(), *(indexes for _, indexes in self._retired)])
 
     @property
-    def newest(self) -> CheckpointIndexes | None:
+    def newest(self) -> AnyIndexes | None:
         """Indexes of the most recent checkpoint; None before the first."""
         return next(reversed(self._open.values()), None)
 
-    async def of(self, served: ServedEmbed) -> CheckpointIndexes:
+    async def of(self, served: ServedEmbed) -> AnyIndexes:
         async with self._opening:
             if served.digest not in self._open:
                 self._open[served.digest] = await asyncio.to_thread(self._open_checkpoint, served)
@@ -328,7 +340,7 @@ class OpenIndexes:
             for indexes in self:
                 await asyncio.to_thread(indexes.delete, row)
 
-    async def retire_others(self, current: CheckpointIndexes) -> None:
+    async def retire_others(self, current: AnyIndexes) -> None:
         """Drop the indexes of other checkpoints once they can't be in use any more."""
         now = time.monotonic()
         for digest in [digest for digest in self._open if digest != current.digest]:

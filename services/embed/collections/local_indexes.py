@@ -6,7 +6,7 @@ lacks are always the live ones after that row. Indexes at the same row are fille
 
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from services.embed.collections.indexes import (
     CheckpointIndexes,
     ConditionIndex,
     Rows,
+    Step,
     clear_away,
     key_of,
     make_folder,
@@ -56,31 +57,7 @@ class LocalIndex(ConditionIndex):
     num_saved: int = 0
 
 
-@dataclass(frozen=True, eq=False)
-class LocalStep:
-    """Images that the indexes of `group` lack; `through` is the row that these have processed afterwards."""
-
-    rows: Sequence[int]
-    group: Sequence[LocalIndex]
-    through: int
-    indexes: "LocalIndexes"
-
-    @property
-    def conditions(self) -> list[Text | None]:
-        return [index.text for index in self.group]
-
-    def append(self, reads: Sequence[Read], *, through: int) -> None:
-        self.indexes.append(self.group, reads, through=through)
-
-    def finish(self) -> None:
-        # rows of deleted images may follow the last image
-        self.indexes.append(self.group, [], through=self.through)
-
-    def give_up(self) -> None:
-        """Do nothing: the next step begins where the indexes are."""
-
-
-class LocalIndexes(CheckpointIndexes):
+class LocalIndexes(CheckpointIndexes[LocalIndex, Step[LocalIndex]]):
     """The indexes of one checkpoint, in memory and as files."""
 
     def __init__(
@@ -121,9 +98,6 @@ class LocalIndexes(CheckpointIndexes):
             opened._load(text, live, is_pinned=stored.is_pinned, used=stored.used)
         return opened
 
-    def __iter__(self) -> Iterator[LocalIndex]:
-        return iter(list(self._indexes.values()))
-
     async def refresh(self) -> None:
         """Do nothing: no other process changes anything."""
 
@@ -143,7 +117,7 @@ class LocalIndexes(CheckpointIndexes):
             with suppress(OSError):
                 dropped.path.unlink(missing_ok=True)
 
-    def next_step(self) -> LocalStep | None:
+    def next_step(self) -> Step[LocalIndex] | None:
         """Return the images that the indexes furthest behind lack, up to the row that the next ones have reached."""
         last = self._changes.last_row
         start = min((index.vectors.through for index in self), default=last)
@@ -154,19 +128,22 @@ class LocalIndexes(CheckpointIndexes):
         rows = self._store.rows(after=start, limit=STEP_ROWS)
         if len(rows) == STEP_ROWS:
             end = min(end, int(rows[-1]))
-        return LocalStep(rows[rows <= end].tolist(), group, end, self)
+        return Step(rows[rows <= end].tolist(), group, end)
 
-    def append(self, group: Sequence[LocalIndex], reads: Sequence[Read], *, through: int) -> None:
-        """Add images to some indexes, and keep their states."""
+    def append(self, step: Step[LocalIndex], reads: Sequence[Read], *, through: int) -> None:
         self._keep_states(reads)
         rows = np.array([read.row for read in reads], dtype=np.int64)
-        for place, index in enumerate(group):
+        for place, index in enumerate(step.group):
             vectors = [read.vectors[place] for read in reads]
             shape = (len(reads), index.vectors.width)
             index.vectors.append(rows, np.array(vectors, dtype=np.float32).reshape(shape), through=through)
         for read in reads:  # one that was deleted while it was read has come back with the others
             if read.row in self._changes.deleted:
                 self.delete(read.row)
+
+    def finish(self, step: Step[LocalIndex]) -> None:
+        # rows of deleted images may follow the last image
+        self.append(step, [], through=step.through)
 
     def delete(self, row: int) -> None:
         for index in self:

@@ -25,7 +25,7 @@ from services.core.errors import DeadlineExceeded
 from services.core.exchange import RequestContext
 from services.core.images.inputs import ImageInput
 from services.embed.call import EmbedCall, ServedEmbed, TextInput
-from services.embed.collections.indexes import CheckpointIndexes, ConditionIndex, key_of
+from services.embed.collections.indexes import AnyIndexes, ConditionIndex, key_of
 from services.embed.collections.reader import ImageReader, Read, Wanted
 from services.embed.collections.storage.image_store import ImageStore
 from services.embed.model.items import Embeddings
@@ -161,9 +161,7 @@ class Searcher:
         self._options = options
         self._threads = threads
 
-    async def search(
-        self, served: ServedEmbed, indexes: CheckpointIndexes, question: Question, *, last_row: int
-    ) -> Nearest:
+    async def search(self, served: ServedEmbed, indexes: AnyIndexes, question: Question, *, last_row: int) -> Nearest:
         """Raises the errors of an invalid query, Overloaded, DeadlineExceeded."""
         index = indexes.get(question.text)
         if index is not None:
@@ -191,7 +189,7 @@ class Searcher:
         return Nearest(best, [scores_of[row] for row in best], is_exact, index)
 
     async def _candidates(
-        self, served: ServedEmbed, indexes: CheckpointIndexes, question: Question, lacking: Rows, num_wanted: int
+        self, served: ServedEmbed, indexes: AnyIndexes, question: Question, lacking: Rows, num_wanted: int
     ) -> Candidates:
         """Order the images that are lacking: all as they are if the search can read them all, else those that the other
         indexes rank first, alternating between indexes, and then the newest."""
@@ -216,7 +214,7 @@ class Searcher:
     async def _read_shortlist(
         self,
         served: ServedEmbed,
-        indexes: CheckpointIndexes,
+        indexes: AnyIndexes,
         question: Question,
         query: Embeddings,
         candidates: Candidates,
@@ -248,7 +246,7 @@ class Searcher:
         return rows if among is None else np.intersect1d(rows, among, assume_unique=True)
 
     async def _same_in_other_words(
-        self, indexes: CheckpointIndexes, text: Text | None, reads: Sequence[Read]
+        self, indexes: AnyIndexes, text: Text | None, reads: Sequence[Read]
     ) -> ConditionIndex | None:
         """Find an index under whose condition these images have nearly the same embeddings as under `text`."""
         threshold = self._options.share_index_cosine

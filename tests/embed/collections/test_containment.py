@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.embed.collections import open_collections
+from services.embed.collections import local_collections
 from tests.embed.collections.test_collections import (
     PICTURES,
     Service,
@@ -29,8 +29,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retry failed collections after a short time."""
-    monkeypatch.setattr(open_collections, "MIN_RETRY_S", 0.05)
-    monkeypatch.setattr(open_collections, "MAX_RETRY_S", 0.2)
+    monkeypatch.setattr(local_collections, "MIN_RETRY_S", 0.05)
+    monkeypatch.setattr(local_collections, "MAX_RETRY_S", 0.2)
 
 
 def readiness(service: Service) -> str:

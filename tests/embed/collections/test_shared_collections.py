@@ -179,7 +179,7 @@ def test_images_that_a_dead_process_had_claimed_are_indexed_by_another(settings:
         work = IndexWork(catalog.connections, store.collection, checkpoint, "dead")
         (number,) = (index.number for index in work.progress().indexes.values())
         work.restart_index("plain", number)
-        claim = work.claim(0.5)
+        claim = work.take(0.5)
         if claim is not None:  # otherwise the process was faster
             assert a.describe()["state"] == "building"
             assert set(a.scores(text="a thing")) == NAMES
@@ -239,9 +239,9 @@ def test_lost_vectors_are_made_again_and_meanwhile_nothing_wrong_is_answered(
 def test_vectors_missing_in_an_index_that_had_them_are_made_again(
     settings: EmbedSettings, vectors: VectorsInMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.embed.collections.cluster.shared_indexes.VERIFY_EVERY_S", 0.0)
-    monkeypatch.setattr("services.embed.collections.cluster.leases.CLAIM_ROWS", 8)
-    monkeypatch.setattr("services.embed.collections.cluster.shared_indexes.CLAIM_ROWS", 8)
+    monkeypatch.setattr("services.embed.collections.cluster.indexes.VERIFY_EVERY_S", 0.0)
+    monkeypatch.setattr("services.embed.collections.cluster.leases.LEASE_ROWS", 8)
+    monkeypatch.setattr("services.embed.collections.cluster.indexes.LEASE_ROWS", 8)
     with two(settings) as (a, b):
         a.create(COLOR)
         a.add(PICTURES)
@@ -276,22 +276,22 @@ def test_vectors_of_deleted_images_do_not_hide_that_others_are_missing(
         with vectors.lock:
             for row in (5, 6):
                 del stored[row]
-        monkeypatch.setattr("services.embed.collections.cluster.shared_indexes.VERIFY_EVERY_S", 0.0)
+        monkeypatch.setattr("services.embed.collections.cluster.indexes.VERIFY_EVERY_S", 0.0)
         service.wait_until(lambda: sorted(stored) == list(range(4, len(PICTURES) + 1)))
 
 
 def test_an_image_that_can_no_longer_be_read_is_read_again_once_and_others_still_are(
     settings: EmbedSettings, tmp_path: Path, vectors: VectorsInMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.embed.collections.cluster.shared_indexes.VERIFY_EVERY_S", 0.0)
+    monkeypatch.setattr("services.embed.collections.cluster.indexes.VERIFY_EVERY_S", 0.0)
     claimed: list[Any] = []
-    claim_again = IndexWork.claim_again
+    lease_again = IndexWork.lease_again
 
     def counted(work: IndexWork, number: int, ranges: Any) -> None:
-        claim_again(work, number, ranges)
+        lease_again(work, number, ranges)
         claimed.append(ranges)
 
-    monkeypatch.setattr(IndexWork, "claim_again", counted)
+    monkeypatch.setattr(IndexWork, "lease_again", counted)
     # with no states, images are read from their bytes
     settings = settings.model_copy(update={"collection_state_bytes": 0})
     with running(settings) as service:

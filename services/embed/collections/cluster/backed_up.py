@@ -9,9 +9,9 @@ from psycopg import IsolationLevel
 from services.core.store.objects import Objects
 from services.embed.collections.cluster.connections import Connection, Connections
 from services.embed.collections.cluster.contents import Contents, OwnStore
-from services.embed.collections.cluster.image_store import IMAGE_COLUMNS, IMAGES, stored_conditions
+from services.embed.collections.cluster.image_store import IMAGES, stored_conditions
 from services.embed.collections.storage.backed_up import PAGE, BackedUp, CollectionAsOf, Content
-from services.embed.collections.storage.image_store import CollectionInfo, StoredImage, stored_image
+from services.embed.collections.storage.image_store import IMAGE_COLUMNS, CollectionInfo, StoredImage, stored_image
 
 
 class ClusterBackedUp(BackedUp):

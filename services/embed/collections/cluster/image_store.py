@@ -12,10 +12,10 @@ from psycopg.errors import ForeignKeyViolation
 from services.core.errors import Overloaded
 from services.embed.collections.cluster.connections import Connection, Connections
 from services.embed.collections.cluster.contents import Contents, ContentsChanged, Upload, condemn, take
-from services.embed.collections.cluster.metadata_filter import filter_condition, searchable
 from services.embed.collections.storage.catalog import no_collection
 from services.embed.collections.storage.database import DatabaseFailed
 from services.embed.collections.storage.image_store import (
+    IMAGE_COLUMNS,
     Access,
     Added,
     CollectionInfo,
@@ -25,7 +25,6 @@ from services.embed.collections.storage.image_store import (
     Record,
     Rows,
     StoredCondition,
-    StoredImage,
     check_access,
     check_adds,
     check_changes,
@@ -34,10 +33,10 @@ from services.embed.collections.storage.image_store import (
     checked_metadata,
     new_records,
     no_image,
-    stored_image,
 )
+from services.embed.collections.storage.metadata import postgres_condition, searchable
 
-IMAGE_COLUMNS = "row, id, digest, num_bytes, metadata, created"
+IMAGES = "images JOIN contents USING (collection, digest)"
 # An addition begins again if what it relies on was deleted meanwhile.
 MAX_ATTEMPTS = 3
 # Rows fetched at a time, so that a large collection's are never in memory as Python objects.
@@ -76,8 +75,8 @@ class PostgresImageStore(ImageStore):
 
     def delete(self, image_id: str, *, fill: bool = False) -> int:
         with self._connections.transaction() as connection:
-            check_changes(self.info.name, locked_totals(connection, self.collection, self.info.name)[-1], fill=fill)
-            return remove(connection, self.collection, image_id)
+            check_changes(self.info.name, _locked_totals(connection, self.collection, self.info.name)[-1], fill=fill)
+            return _remove(connection, self.collection, image_id)
 
     def has_much_to_give_back(self) -> bool:
         with self._connections.reading() as connection:
@@ -89,43 +88,28 @@ class PostgresImageStore(ImageStore):
     def give_back(self) -> int:
         return self._contents.sweep()
 
-    def image(self, image_id: str) -> StoredImage:
-        with self._connections.reading() as connection:
-            return stored_image(find(connection, self.collection, IMAGE_COLUMNS, image_id))
-
     def data(self, image_id: str) -> bytes:
         for _ in range(MAX_ATTEMPTS):
-            with self._connections.reading() as connection:
-                (object_key,) = find(connection, self.collection, "object_key", image_id)
+            (object_key,) = self._find("object_key", image_id)
             (data,) = self._contents.read([object_key])
             if data is not None:
                 return data
         # an image that was deleted meanwhile is no longer found
         raise DatabaseFailed(f"the object store lacks {object_key}", is_partial=True)
 
-    def images(self, after: str | None, limit: int) -> list[StoredImage]:
-        with self._connections.reading() as connection:
-            found = connection.execute(
-                f"SELECT {IMAGE_COLUMNS} FROM {IMAGES} WHERE collection = %s AND id > %s ORDER BY id LIMIT %s",
-                (self.collection, after or "", limit),
-            )
-            return [stored_image(record) for record in found]
-
-    def by_rows(self, rows: Iterable[int]) -> dict[int, StoredImage]:
-        return {record[0]: stored_image(record) for record in self._find_rows(IMAGE_COLUMNS, rows)}
-
     def data_by_rows(self, rows: Iterable[int]) -> dict[int, bytes]:
         keys = dict(self._find_rows("row, object_key", rows))
         found = zip(keys, self._contents.read(list(keys.values())), strict=True)
         return {row: data for row, data in found if data is not None}
 
-    def digests_by_rows(self, rows: Iterable[int]) -> dict[int, str]:
-        return dict(self._find_rows("row, digest", rows))
-
     def live(self, rows: Iterable[int]) -> set[int]:
         """Return those rows that exist."""
         with self._connections.reading() as connection:
-            return live_rows(connection, self.collection, [int(row) for row in rows])
+            found = connection.execute(
+                "SELECT row FROM images WHERE collection = %s AND row = ANY (%s)",
+                (self.collection, [int(row) for row in rows]),
+            )
+            return {row for (row,) in found}
 
     def deleted_rows(self) -> Rows:
         """List the rows of images deleted lately, whose vectors may still exist; int64 (N,)."""
@@ -137,7 +121,7 @@ class PostgresImageStore(ImageStore):
         return self._rows("row > %s ORDER BY row LIMIT %s", (after, limit))
 
     def rows_matching(self, fields: Mapping[str, Any]) -> Rows:
-        condition, bound = filter_condition(self.collection, fields)
+        condition, bound = postgres_condition(self.collection, fields)
         return self._rows(f"{condition} ORDER BY row", bound)
 
     def size(self) -> tuple[int, int]:
@@ -154,7 +138,7 @@ class PostgresImageStore(ImageStore):
     def put_condition(self, text: str, *, is_pinned: bool) -> None:
         with self._existing(), self._connections.transaction() as connection:
             if is_pinned:
-                check_conditions(self.info.name, locked_totals(connection, self.collection, self.info.name)[-1])
+                check_conditions(self.info.name, _locked_totals(connection, self.collection, self.info.name)[-1])
             connection.execute(
                 "INSERT INTO conditions (collection, text, is_pinned, used) VALUES (%s, %s, %s, %s)"
                 " ON CONFLICT (collection, text) DO UPDATE SET used = excluded.used,"
@@ -188,7 +172,7 @@ class PostgresImageStore(ImageStore):
 
     def set_access(self, access: Access) -> None:
         with self._connections.transaction() as connection:
-            _, num_images, _, current = locked_totals(connection, self.collection, self.info.name)
+            _, num_images, _, current = _locked_totals(connection, self.collection, self.info.name)
             if num_images:
                 check_access(self.info.name, current, access)
             connection.execute("UPDATE collections SET access = %s WHERE collection = %s", (access, self.collection))
@@ -198,9 +182,9 @@ class PostgresImageStore(ImageStore):
     ) -> set[str]:
         """Return the digests to upload. Raises what `add` raises, as far as it can be told before."""
         with self._connections.reading() as connection:
-            new = new_records(asked, taken_ids(connection, self.collection, [image.id for image, _ in asked]))
+            new = new_records(asked, _taken_ids(connection, self.collection, [image.id for image, _ in asked]))
             digests = {record.digest for record in new}
-            lacking = digests - stored_digests(connection, self.collection, digests)
+            lacking = digests - _stored_digests(connection, self.collection, digests)
         check_adds(self.info.name, self.access(), len(new), fill=fill)
         if new:
             sizes = {image.digest: len(image.data) for image, _ in asked}
@@ -219,20 +203,20 @@ class PostgresImageStore(ImageStore):
         """Store images. Raises ContentsChanged if bytes of some are neither stored any more nor uploaded."""
         ids = [image.id for image, _ in asked]
         with self._connections.transaction() as connection:
-            last_row, num_images, num_bytes, access = locked_totals(connection, self.collection, self.info.name)
-            new = new_records(asked, taken_ids(connection, self.collection, ids))
+            last_row, num_images, num_bytes, access = _locked_totals(connection, self.collection, self.info.name)
+            new = new_records(asked, _taken_ids(connection, self.collection, ids))
             check_adds(self.info.name, access, len(new), fill=fill)
             if not new:
                 return Added(0, len(asked), ids, [])
             digests = {record.digest for record in new}
-            lacking = digests - stored_digests(connection, self.collection, digests)
+            lacking = digests - _stored_digests(connection, self.collection, digests)
             if not lacking <= uploads.keys():
                 raise ContentsChanged
             used = {digest: uploads[digest] for digest in lacking}
             num_new_bytes = sum(upload.num_bytes for upload in used.values())
             check_limits(num_images + len(new), num_bytes + num_new_bytes, limits)
             take(connection, used.values())
-            rows = insert(connection, self.collection, last_row, new, used)
+            rows = _insert(connection, self.collection, last_row, new, used)
         return Added(len(new), len(asked) - len(new), ids, rows)
 
     def _rows(self, condition: str, bound: Sequence[object]) -> Rows:
@@ -249,15 +233,27 @@ class PostgresImageStore(ImageStore):
         except ForeignKeyViolation as error:
             raise no_collection(self.info.name) from error
 
-    def _find_rows(self, columns: str, rows: Iterable[int]) -> list[Any]:
+    def _find(self, columns: str, image_id: str) -> tuple[Any, ...]:
         with self._connections.reading() as connection:
-            return find_rows(connection, self.collection, columns, rows)
+            return _found(connection, self.collection, columns, image_id)
+
+    def _find_rows(self, columns: str, rows: Iterable[int]) -> list[tuple[Any, ...]]:
+        with self._connections.reading() as connection:
+            return connection.execute(
+                f"SELECT {columns} FROM unnest(%s::bigint[]) WITH ORDINALITY AS wanted (row, place)"
+                f" JOIN {IMAGES} USING (row) WHERE collection = %s ORDER BY place",
+                ([int(row) for row in rows], self.collection),
+            ).fetchall()
+
+    def _listed(self, after: str, limit: int) -> list[tuple[Any, ...]]:
+        with self._connections.reading() as connection:
+            return connection.execute(
+                f"SELECT {IMAGE_COLUMNS} FROM {IMAGES} WHERE collection = %s AND id > %s ORDER BY id LIMIT %s",
+                (self.collection, after, limit),
+            ).fetchall()
 
 
-IMAGES = "images JOIN contents USING (collection, digest)"
-
-
-def locked_totals(connection: Connection, collection: int, name: str) -> tuple[int, int, int, Access]:
+def _locked_totals(connection: Connection, collection: int, name: str) -> tuple[int, int, int, Access]:
     """Return the last row, the number of images and bytes and which changes it takes, and keep others from changing the
     collection's images until the transaction ends. Raises NotFound for a deleted collection.
 
@@ -274,7 +270,7 @@ def locked_totals(connection: Connection, collection: int, name: str) -> tuple[i
     return last_row, num_images, num_bytes, access
 
 
-def find(connection: Connection, collection: int, columns: str, image_id: str) -> tuple[Any, ...]:
+def _found(connection: Connection, collection: int, columns: str, image_id: str) -> tuple[Any, ...]:
     """Read columns of an image and its content. Raises NotFound."""
     try:
         found = connection.execute(
@@ -287,16 +283,7 @@ def find(connection: Connection, collection: int, columns: str, image_id: str) -
     return found
 
 
-def find_rows(connection: Connection, collection: int, columns: str, rows: Iterable[int]) -> list[tuple[Any, ...]]:
-    """Read columns of those rows that exist, in the order of `rows`."""
-    return connection.execute(
-        f"SELECT {columns} FROM unnest(%s::bigint[]) WITH ORDINALITY AS wanted (row, place)"
-        f" JOIN {IMAGES} USING (row) WHERE collection = %s ORDER BY place",
-        ([int(row) for row in rows], collection),
-    ).fetchall()
-
-
-def taken_ids(connection: Connection, collection: int, ids: Sequence[str]) -> dict[str, Record]:
+def _taken_ids(connection: Connection, collection: int, ids: Sequence[str]) -> dict[str, Record]:
     """Find the records of those ids that exist."""
     found = connection.execute(
         "SELECT id, digest, metadata FROM images WHERE collection = %s AND id = ANY (%s)", (collection, list(ids))
@@ -304,7 +291,7 @@ def taken_ids(connection: Connection, collection: int, ids: Sequence[str]) -> di
     return {image_id: Record(image_id, digest, metadata) for image_id, digest, metadata in found}
 
 
-def stored_digests(connection: Connection, collection: int, digests: Iterable[str]) -> set[str]:
+def _stored_digests(connection: Connection, collection: int, digests: Iterable[str]) -> set[str]:
     """Return those digests whose bytes are stored."""
     found = connection.execute(
         "SELECT digest FROM contents WHERE collection = %s AND digest = ANY (%s)", (collection, list(digests))
@@ -312,7 +299,7 @@ def stored_digests(connection: Connection, collection: int, digests: Iterable[st
     return {digest for (digest,) in found}
 
 
-def insert(
+def _insert(
     connection: Connection, collection: int, last_row: int, records: Sequence[Record], uploads: Mapping[str, Upload]
 ) -> list[int]:
     """Store images whose ids are free, and uploaded bytes that are not stored, after `last_row`; return their rows."""
@@ -335,12 +322,12 @@ def insert(
     return rows
 
 
-def remove(connection: Connection, collection: int, image_id: str) -> int:
+def _remove(connection: Connection, collection: int, image_id: str) -> int:
     """Remove an image, and its bytes if no other image has them; return its row. Raises NotFound.
 
     To be called under the collection's lock.
     """
-    row, digest, num_bytes, object_key = find(connection, collection, "row, digest, num_bytes, object_key", image_id)
+    row, digest, num_bytes, object_key = _found(connection, collection, "row, digest, num_bytes, object_key", image_id)
     connection.execute("DELETE FROM images WHERE collection = %s AND row = %s", (collection, row))
     connection.execute("INSERT INTO deleted_rows VALUES (%s, %s)", (collection, row))
     others = connection.execute(
@@ -361,12 +348,6 @@ def stored_conditions(connection: Connection, collection: int) -> list[StoredCon
         "SELECT text, is_pinned, used FROM conditions WHERE collection = %s ORDER BY position", (collection,)
     )
     return [StoredCondition(text.decode(), is_pinned, used) for text, is_pinned, used in found]
-
-
-def live_rows(connection: Connection, collection: int, rows: Sequence[int]) -> set[int]:
-    """Return those rows that exist."""
-    found = connection.execute("SELECT row FROM images WHERE collection = %s AND row = ANY (%s)", (collection, rows))
-    return {row for (row,) in found}
 
 
 def _count(connection: Connection, collection: int, num_images: int, num_bytes: int) -> None:

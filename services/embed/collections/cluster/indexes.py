@@ -23,13 +23,14 @@ from services.embed.call import ServedEmbed
 from services.embed.collections.answers import IndexKind
 from services.embed.collections.cluster.connections import Connections, alone
 from services.embed.collections.cluster.image_store import PostgresImageStore
-from services.embed.collections.cluster.leases import CLAIM_ROWS, Claim, IndexProgress, IndexWork, Progress
+from services.embed.collections.cluster.leases import LEASE_ROWS, IndexProgress, IndexWork, Lease, Progress
 from services.embed.collections.cluster.vectors import StoredVectors, VectorDatabase, VectorsLost
 from services.embed.collections.index.vector_index import Found
 from services.embed.collections.indexes import (
     Changes,
     CheckpointIndexes,
     ConditionIndex,
+    Step,
     key_of,
     make_folder,
 )
@@ -207,7 +208,7 @@ REPAIR_LOCK = 0x0F0FED
 class Sharing:
     """The parts that all shared collections of a process have in common.
 
-    `holder` names this process in the database. Another process takes what this one was indexing `claim_s` after its
+    `holder` names this process in the database. Another process takes what this one was indexing `lease_s` after its
     last sign of life.
     """
 
@@ -215,7 +216,7 @@ class Sharing:
     vectors: VectorDatabase
     fresh: FreshPixels
     holder: str
-    claim_s: float
+    lease_s: float
     max_state_bytes: int
 
 
@@ -228,31 +229,14 @@ class SharedIndex(ConditionIndex):
     lost: LostRows = field(default_factory=LostRows)
 
 
-@dataclass(eq=False)
-class ClaimedStep:
-    """Images that this process has claimed for the indexes of `group`; `written` is when the last vectors were."""
+@dataclass(frozen=True, eq=False)
+class LeasedStep(Step[SharedIndex]):
+    """Images that this process has leased."""
 
-    rows: Sequence[int]
-    group: Sequence[SharedIndex]
-    claim: Claim
-    indexes: "SharedIndexes"
-    written: int = 0
-
-    @property
-    def conditions(self) -> list[Text | None]:
-        return [index.text for index in self.group]
-
-    def append(self, reads: Sequence[Read], *, through: int) -> None:
-        self.indexes.append(self, reads)
-
-    def finish(self) -> None:
-        self.indexes.finish(self)
-
-    def give_up(self) -> None:
-        self.indexes.give_up(self)
+    lease: Lease
 
 
-class SharedIndexes(CheckpointIndexes):
+class SharedIndexes(CheckpointIndexes[SharedIndex, LeasedStep]):
     """The indexes of one checkpoint as all processes see them."""
 
     def __init__(
@@ -269,6 +253,7 @@ class SharedIndexes(CheckpointIndexes):
         self._taking_over = threading.Lock()
         self._order = itertools.count(1)
         self._taken_over = 0
+        self._written = 0
         self._verified = time.monotonic()
         self._tuning = threading.Thread()
 
@@ -283,9 +268,6 @@ class SharedIndexes(CheckpointIndexes):
             opened._open_states(served.engine.state_bytes, sharing.max_state_bytes, store.rows())
         opened._refresh()
         return opened
-
-    def __iter__(self) -> Iterator[SharedIndex]:
-        return iter(list(self._indexes.values()))
 
     async def refresh(self) -> None:
         await asyncio.to_thread(self._refresh)
@@ -304,46 +286,45 @@ class SharedIndexes(CheckpointIndexes):
         self._indexes = {own: other for own, other in self._indexes.items() if own != key}
         self._forget_wordings(key)
 
-    def next_step(self) -> ClaimedStep | None:
+    def next_step(self) -> LeasedStep | None:
         self._refresh()
         if new := [key for key, index in self._indexes.items() if index.vectors.number is None]:
             for key in new:
                 self._work.start_index(key, self._create)
             self._refresh()
-        while (claim := self._work.claim(self._sharing.claim_s)) is not None:
-            if set(claim.indexes) - {index.vectors.number for index in self}:
+        while (lease := self._work.take(self._sharing.lease_s)) is not None:
+            if set(lease.indexes) - {index.vectors.number for index in self}:
                 self._refresh()
-            group = [index for index in self if index.vectors.number in claim.indexes]
+            group = [index for index in self if index.vectors.number in lease.indexes]
             if group:
-                rows = self._images.rows(after=claim.first_row - 1, limit=CLAIM_ROWS)
-                return ClaimedStep(rows[rows <= claim.last_row].tolist(), group, claim, self)
-            self._work.finish(claim)  # all of its indexes were dropped
+                rows = self._images.rows(after=lease.first_row - 1, limit=LEASE_ROWS)
+                return LeasedStep(rows[rows <= lease.last_row].tolist(), group, lease.last_row, lease)
+            self._work.finish(lease)  # all of its indexes were dropped
         return None
 
-    def append(self, step: ClaimedStep, reads: Sequence[Read]) -> None:
-        """Store the vectors of images, and keep their states and the claim."""
+    def append(self, step: LeasedStep, reads: Sequence[Read], *, through: int) -> None:
         self._keep_states(reads)
         if reads:
             rows = np.array([read.row for read in reads], dtype=np.int64)
             for place, index in enumerate(step.group):
                 moment = index.vectors.upsert(rows, np.stack([read.vectors[place] for read in reads]))
-                step.written = max(step.written, moment)
-        self._work.renew(step.claim, self._sharing.claim_s)
+                self._written = max(self._written, moment)
+        self._work.renew(step.lease, self._sharing.lease_s)
 
-    def finish(self, step: ClaimedStep) -> None:
-        """End a claim, without the vectors of images that were deleted while they were read."""
-        if deleted := self._work.deleted(step.claim):
+    def finish(self, step: LeasedStep) -> None:
+        """End a lease, without the vectors of images that were deleted while they were read."""
+        if deleted := self._work.deleted(step.lease):
             for index in step.group:
                 index.vectors.delete(deleted)
-        self._work.finish(step.claim, step.written)
+        self._work.finish(step.lease, self._written)
         self._refresh()
 
-    def give_up(self, step: ClaimedStep) -> None:
-        """Let others take a claim. If they can't be told, it expires."""
+    def give_up(self, step: LeasedStep) -> None:
+        """Let others take a lease. If they can't be told, it expires."""
         try:
-            self._work.give_up(step.claim)
+            self._work.give_up(step.lease)
         except Overloaded as error:
-            self._log().warning("claim not given up", reason=error.message)
+            self._log().warning("lease not given up", reason=error.message)
 
     def delete(self, row: int) -> None:
         """Remove an image's vectors. Where that fails they are not found either, and removed later."""
@@ -449,7 +430,7 @@ class SharedIndexes(CheckpointIndexes):
                 return
             if len(lost := index.lost.find(self._images, stored, through)):
                 self._log().warning("images are indexed again", condition=index.condition, images=len(lost))
-                self._work.claim_again(number, ranges(lost, self._images.rows(), CLAIM_ROWS))
+                self._work.lease_again(number, ranges(lost, self._images.rows(), LEASE_ROWS))
 
     def _start_tuning(self) -> None:
         """Measure how indexes that have grown are best searched. The database takes minutes for it, during which images

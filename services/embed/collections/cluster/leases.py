@@ -1,6 +1,6 @@
-"""Indexing shared by any number of processes: each claims rows for a while, and every row is claimed until it is done.
+"""Indexing shared by any number of processes: each leases rows for a while, and every row is leased until it is done.
 
-An image of a collection is above the row up to which an index is handed out, in a claim, or indexed; each step between
+An image of a collection is above the row up to which an index is handed out, in a lease, or indexed; each step between
 these is one transaction. There is no entry for an image, so none can be lost.
 """
 
@@ -12,8 +12,8 @@ from services.embed.collections.cluster.image_store import stored_conditions
 from services.embed.collections.storage.catalog import no_collection
 from services.embed.collections.storage.image_store import StoredCondition
 
-# Rows in one claim.
-CLAIM_ROWS = 512
+# Rows in one lease.
+LEASE_ROWS = 512
 
 # The use of a checkpoint is noted at most so often.
 NOTE_USE_EVERY_S = 600.0
@@ -30,10 +30,10 @@ PROGRESS = (
 
 
 @dataclass(frozen=True)
-class Claim:
+class Lease:
     """Rows to index by one process: the images from `first_row` to `last_row` that exist, in each of `indexes`.
 
-    `attempt` counts the processes that have claimed them.
+    `attempt` counts the processes that have leased them.
     """
 
     number: int
@@ -101,7 +101,7 @@ class IndexWork:
         return int(number)
 
     def drop_index(self, condition: str) -> None:
-        """Forget an index; no error if there is none. Claims of its rows are of use to the other indexes only."""
+        """Forget an index; no error if there is none. Leases of its rows are of use to the other indexes only."""
         with self._connections.reading() as connection:
             connection.execute(
                 "DELETE FROM indexes WHERE collection = %s AND checkpoint = %s AND condition = %s",
@@ -123,7 +123,7 @@ class IndexWork:
             connection.execute("DELETE FROM indexes WHERE index = %s", (number,))
         return self.start_index(condition, create)
 
-    def claim(self, lease_s: float, num_rows: int = CLAIM_ROWS) -> Claim | None:
+    def take(self, lease_s: float, num_rows: int = LEASE_ROWS) -> Lease | None:
         """Take rows that nobody is indexing for `lease_s` seconds; None if there are none at the moment.
 
         Indexes that are equally far behind get the same rows, so that each image is read once for all of them.
@@ -131,9 +131,9 @@ class IndexWork:
         with self._connections.transaction() as connection:
             return self._take_over(connection, lease_s) or self._hand_out(connection, lease_s, num_rows)
 
-    def claim_again(self, number: int, ranges: Sequence[tuple[int, int]]) -> None:
-        """Let whoever asks next claim rows again for one index, from first to last row of each range, at most
-        CLAIM_ROWS images in each."""
+    def lease_again(self, number: int, ranges: Sequence[tuple[int, int]]) -> None:
+        """Let whoever asks next lease rows again for one index, from first to last row of each range, at most
+        LEASE_ROWS images in each."""
         with self._connections.transaction() as connection, connection.cursor() as cursor:
             cursor.executemany(
                 "INSERT INTO claims (collection, checkpoint, first_row, last_row, indexes, holder, attempt, expires)"
@@ -141,29 +141,29 @@ class IndexWork:
                 [(self._collection, self._checkpoint, *rows, [number], self._holder) for rows in ranges],
             )
 
-    def renew(self, claim: Claim, lease_s: float) -> bool:
-        """Keep a claim for `lease_s` seconds from now; False if another process has it."""
+    def renew(self, lease: Lease, lease_s: float) -> bool:
+        """Keep a lease for `lease_s` seconds from now; False if another process has it."""
         with self._connections.reading() as connection:
             renewed = connection.execute(
                 "UPDATE claims SET expires = clock_timestamp() + make_interval(secs => %s) WHERE claim = %s"
                 " AND attempt = %s",
-                (lease_s, claim.number, claim.attempt),
+                (lease_s, lease.number, lease.attempt),
             )
             return renewed.rowcount == 1
 
-    def finish(self, claim: Claim, written: int = 0) -> bool:
-        """End a claim once its vectors are stored; False if another process has it, which then stores the same.
+    def finish(self, lease: Lease, written: int = 0) -> bool:
+        """End a lease once its vectors are stored; False if another process has it, which then stores the same.
 
         `written` is the vector database's time of them.
         """
         with self._connections.transaction() as connection:
             finished = connection.execute(
-                "DELETE FROM claims WHERE claim = %s AND attempt = %s", (claim.number, claim.attempt)
+                "DELETE FROM claims WHERE claim = %s AND attempt = %s", (lease.number, lease.attempt)
             ).rowcount
             if finished and written:
                 connection.execute(
                     "UPDATE indexes SET written = greatest(written, %s) WHERE index = ANY (%s)",
-                    (written, list(claim.indexes)),
+                    (written, list(lease.indexes)),
                 )
             return finished == 1
 
@@ -172,20 +172,20 @@ class IndexWork:
         with self._connections.reading() as connection:
             connection.execute("UPDATE indexes SET tuning = %s WHERE index = %s", (tuning, number))
 
-    def give_up(self, claim: Claim) -> None:
-        """Let others take a claim at once."""
+    def give_up(self, lease: Lease) -> None:
+        """Let others take a lease at once."""
         with self._connections.reading() as connection:
             connection.execute(
                 "UPDATE claims SET expires = clock_timestamp() WHERE claim = %s AND attempt = %s",
-                (claim.number, claim.attempt),
+                (lease.number, lease.attempt),
             )
 
-    def deleted(self, claim: Claim) -> list[int]:
-        """List the rows of a claim whose images are deleted: those deleted since they were read have to be removed."""
+    def deleted(self, lease: Lease) -> list[int]:
+        """List the rows of a lease whose images are deleted: those deleted since they were read have to be removed."""
         with self._connections.reading() as connection:
             found = connection.execute(
                 "SELECT row FROM deleted_rows WHERE collection = %s AND row BETWEEN %s AND %s ORDER BY row",
-                (self._collection, claim.first_row, claim.last_row),
+                (self._collection, lease.first_row, lease.last_row),
             )
             return [row for (row,) in found]
 
@@ -216,8 +216,8 @@ class IndexWork:
         )
         return dict(found.fetchall())
 
-    def _take_over(self, connection: Connection, lease_s: float) -> Claim | None:
-        """Take an expired claim; two processes never take the same."""
+    def _take_over(self, connection: Connection, lease_s: float) -> Lease | None:
+        """Take an expired lease; two processes never take the same."""
         found = connection.execute(
             "UPDATE claims SET holder = %s, attempt = attempt + 1,"
             " expires = clock_timestamp() + make_interval(secs => %s)"
@@ -230,10 +230,10 @@ class IndexWork:
             return None
         number, first_row, last_row, indexes, attempt = found
         existing = set(self._indexes(connection).values())
-        return Claim(number, first_row, last_row, [index for index in indexes if index in existing], attempt)
+        return Lease(number, first_row, last_row, [index for index in indexes if index in existing], attempt)
 
-    def _hand_out(self, connection: Connection, lease_s: float, num_rows: int) -> Claim | None:
-        """Claim the next rows of the indexes that are furthest behind, up to where the next ones are."""
+    def _hand_out(self, connection: Connection, lease_s: float, num_rows: int) -> Lease | None:
+        """Lease the next rows of the indexes that are furthest behind, up to where the next ones are."""
         # others wait here, and then see what was handed out
         handed_out: dict[int, int] = dict(
             connection.execute(
@@ -259,17 +259,17 @@ class IndexWork:
                 end = rows[-1]
             connection.execute("UPDATE indexes SET handed_out = %s WHERE index = ANY (%s)", (end, group))
             if rows:
-                return self._new_claim(connection, start + 1, end, group, lease_s)
+                return self._new_lease(connection, start + 1, end, group, lease_s)
             handed_out |= dict.fromkeys(group, end)  # all images there are deleted
         return None
 
-    def _new_claim(
+    def _new_lease(
         self, connection: Connection, first_row: int, last_row: int, indexes: Sequence[int], lease_s: float
-    ) -> Claim:
+    ) -> Lease:
         found = connection.execute(
             "INSERT INTO claims (collection, checkpoint, first_row, last_row, indexes, holder, expires)"
             " VALUES (%s, %s, %s, %s, %s, %s, clock_timestamp() + make_interval(secs => %s)) RETURNING claim",
             (self._collection, self._checkpoint, first_row, last_row, list(indexes), self._holder, lease_s),
         ).fetchone()
         assert found is not None, "an insert returns its line"
-        return Claim(found[0], first_row, last_row, indexes, attempt=1)
+        return Lease(found[0], first_row, last_row, indexes, attempt=1)

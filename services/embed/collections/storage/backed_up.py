@@ -10,13 +10,14 @@ from typing import Any, Protocol
 from services.embed.collections.storage.database import IncompatibleDatabase, open_beside
 from services.embed.collections.storage.folder_catalog import FolderCatalog
 from services.embed.collections.storage.image_store import (
+    IMAGE_COLUMNS,
     Access,
     CollectionInfo,
     StoredCondition,
     StoredImage,
     stored_image,
 )
-from services.embed.collections.storage.sqlite_store import DATABASE_NAME, IMAGE_COLUMNS, SCHEMA_VERSION
+from services.embed.collections.storage.sqlite_store import DATABASE_NAME, SCHEMA_VERSION
 
 # Contents looked up at a time, and read at a time.
 PAGE = 1000

@@ -5,9 +5,10 @@ The interface of the stores, and the rules of additions that all of them follow.
 
 import json
 import unicodedata
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,8 @@ MAX_ID_CHARACTERS = 256
 # A client waits so long before it tries again to change a collection that is read-only.
 READ_ONLY_RETRY_S = 5.0
 NO_METADATA = "{}"
+# What `stored_image` takes.
+IMAGE_COLUMNS = "row, id, digest, num_bytes, metadata, created"
 
 # `read_only` refuses additions, deletions and conditions in advance. A `copy` is being filled from elsewhere, which may
 # remove any image, so it refuses other additions and deletions.
@@ -115,7 +118,7 @@ class ReadOnly(Overloaded):
         )
 
 
-class ImageStore(Protocol):
+class ImageStore(ABC):
     """Thread-safe; changes are durable when a method returns.
 
     Each image has a row: a number higher than those of all images before it, never reused. Images of equal bytes share
@@ -124,9 +127,11 @@ class ImageStore(Protocol):
 
     info: CollectionInfo
 
+    @abstractmethod
     def close(self) -> None:
         """Let running calls finish; later calls raise RuntimeError."""
 
+    @abstractmethod
     def add(self, images: Sequence[NewImage], limits: CollectionLimits, *, fill: bool = False) -> Added:
         """Store images, all or none. An image whose id exists with the same bytes and metadata is left unchanged.
 
@@ -134,81 +139,95 @@ class ImageStore(Protocol):
         store or earlier in `images`, and for what is to fill a collection that is no copy; InvalidField for an invalid
         id or metadata, TooLarge over a limit, ReadOnly. An empty sequence adds nothing.
         """
-        ...
 
+    @abstractmethod
     def delete(self, image_id: str, *, fill: bool = False) -> int:
         """Remove an image, and its bytes if no other image has them; return its row.
 
         With `fill`, as `add`. Raises NotFound, ReadOnly, Conflict.
         """
-        ...
 
+    @abstractmethod
     def has_much_to_give_back(self) -> bool:
         """Tell whether enough was deleted for `give_back` to be worthwhile."""
-        ...
 
+    @abstractmethod
     def give_back(self) -> int:
         """Free the space of deleted images, while others read and write; return the number of bytes."""
-        ...
 
     def image(self, image_id: str) -> StoredImage:
         """Raises NotFound."""
-        ...
+        return stored_image(self._find(IMAGE_COLUMNS, image_id))
 
+    @abstractmethod
     def data(self, image_id: str) -> bytes:
         """Return the original bytes. Raises NotFound."""
-        ...
 
     def images(self, after: str | None, limit: int) -> list[StoredImage]:
         """List at most `limit` images, ascending by id (by code points), starting after the id `after`."""
-        ...
+        return [stored_image(record) for record in self._listed(after or "", limit)]
 
     def by_rows(self, rows: Iterable[int]) -> dict[int, StoredImage]:
         """Return the images of those rows that exist, in the order of `rows`."""
-        ...
+        return {record[0]: stored_image(record) for record in self._find_rows(IMAGE_COLUMNS, rows)}
 
+    @abstractmethod
     def data_by_rows(self, rows: Iterable[int]) -> dict[int, bytes]:
         """Return the bytes of those rows that exist."""
-        ...
 
     def digests_by_rows(self, rows: Iterable[int]) -> dict[int, str]:
         """Return the hexadecimal sha256 of those rows that exist."""
-        ...
+        return dict(self._find_rows("row, digest", rows))
 
+    @abstractmethod
     def rows(self, after: int = 0, limit: int | None = None) -> Rows:
         """List all rows above `after`, or the `limit` lowest of them; int64 (N,), ascending."""
-        ...
 
+    @abstractmethod
     def rows_matching(self, fields: Mapping[str, Any]) -> Rows:
         """List rows whose metadata matches a filter; int64 (N,), ascending. Raises what `checked_filter` raises."""
-        ...
 
+    @abstractmethod
     def size(self) -> tuple[int, int]:
         """Return the number of images and of their bytes, shared ones counted once."""
-        ...
 
+    @abstractmethod
     def conditions(self) -> list[StoredCondition]:
         """List the indexed conditions in the order in which they were added."""
-        ...
 
+    @abstractmethod
     def put_condition(self, text: str, *, is_pinned: bool) -> None:
         """Index a condition and note its use. A pinned condition stays pinned until it is dropped.
 
         Raises ReadOnly for a pinned one.
         """
 
+    @abstractmethod
     def drop_condition(self, text: str) -> None:
         """Stop indexing a condition; no error if it is not indexed."""
 
+    @abstractmethod
     def access(self) -> Access:
         """Return which changes it takes."""
-        ...
 
+    @abstractmethod
     def set_access(self, access: Access) -> None:
         """Take these changes from now on. Changes that were answered before are in the store when this returns.
 
         Raises Conflict for a collection in use that is to become a copy.
         """
+
+    @abstractmethod
+    def _find(self, columns: str, image_id: str) -> tuple[Any, ...]:
+        """Read columns of an image and its content. Raises NotFound."""
+
+    @abstractmethod
+    def _find_rows(self, columns: str, rows: Iterable[int]) -> list[tuple[Any, ...]]:
+        """Read columns of those rows that exist, in the order of `rows`."""
+
+    @abstractmethod
+    def _listed(self, after: str, limit: int) -> Iterable[tuple[Any, ...]]:
+        """Read IMAGE_COLUMNS of at most `limit` images, ascending by id, starting after an id."""
 
 
 def check_image_id(image_id: str, param: str) -> None:

@@ -11,15 +11,23 @@ MAX_FILTER_FIELDS = 64
 # More than metadata needs, and less than the limits of JSON parsers.
 MAX_DEPTH = 32
 
-# an escaped NUL, after an even number of backslashes
-_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+# PostgreSQL looks each of so many values up in its index; with more, every image of the collection is compared.
+MAX_INDEXED_VALUES = 32
 
-_HAS_ONE_OF = (
+_SQLITE_HAS = (
     "EXISTS (SELECT 1 FROM json_each(images.metadata) AS field WHERE field.key = ?"
     " AND (iif(field.type = 'real', 'integer', field.type), field.atom)"
     " IN (SELECT iif(type = 'real', 'integer', type), atom FROM json_each(?)))"
 )
-_LACKS = "NOT EXISTS (SELECT 1 FROM json_each(images.metadata) AS field WHERE field.key = ? AND field.type <> 'null')"
+_SQLITE_LACKS = (
+    "NOT EXISTS (SELECT 1 FROM json_each(images.metadata) AS field WHERE field.key = ? AND field.type <> 'null')"
+)
+_POSTGRES_IS = "searchable @> %s::jsonb"
+_POSTGRES_IS_ONE_OF = "searchable -> %s::text -> %s::text = ANY (%s::jsonb[])"
+_POSTGRES_LACKS = "coalesce(searchable -> %s::text -> %s::text, 'null') = 'null'"
+
+# an escaped NUL, after an even number of backslashes
+_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 
 def metadata_text(metadata: Mapping[str, Any], param: str) -> str:
@@ -55,7 +63,7 @@ def checked_filter(fields: Mapping[str, Any]) -> dict[str, list[Any]]:
     return accepted
 
 
-def filter_condition(fields: Mapping[str, Any]) -> tuple[str, list[str]]:
+def sqlite_condition(fields: Mapping[str, Any]) -> tuple[str, list[str]]:
     """Build SQLite's condition, with arguments, that each field of a row of `images` has its value or one of its list.
 
     Raises what `checked_filter` raises.
@@ -63,12 +71,41 @@ def filter_condition(fields: Mapping[str, Any]) -> tuple[str, list[str]]:
     conditions, bound = ["TRUE"], []
     for name, values in checked_filter(fields).items():
         # numbers are passed to SQLite as text, like those of the metadata, so that both are parsed in the same way
-        condition, arguments = _HAS_ONE_OF, [name, json_text(values, f"filter.{name}")]
+        condition, arguments = _SQLITE_HAS, [name, json_text(values, f"filter.{name}")]
         if None in values:
-            condition, arguments = f"({condition} OR {_LACKS})", [*arguments, name]
+            condition, arguments = f"({condition} OR {_SQLITE_LACKS})", [*arguments, name]
         conditions.append(condition)
         bound += arguments
     return " AND ".join(conditions), bound
+
+
+def postgres_condition(collection: int, fields: Mapping[str, Any]) -> tuple[str, list[object]]:
+    """Build PostgreSQL's condition, as `sqlite_condition` builds SQLite's."""
+    conditions = ["TRUE"]
+    bound: list[object] = []
+    for name, values in checked_filter(fields).items():
+        path = [str(collection), name]
+        given = [value for value in values if value is not None]
+        if len(given) > MAX_INDEXED_VALUES:
+            alternatives = [_POSTGRES_IS_ONE_OF]
+            bound += [*path, [json.dumps(value, ensure_ascii=False) for value in given]]
+        else:
+            alternatives = [_POSTGRES_IS] * len(given)
+            bound += [searchable(collection, json_text({name: value}, f"filter.{name}")) for value in given]
+        if len(given) < len(values):
+            alternatives.append(_POSTGRES_LACKS)
+            bound += path
+        conditions.append(f"({' OR '.join(alternatives)})" if alternatives else "FALSE")
+    return " AND ".join(conditions), bound
+
+
+def searchable(collection: int, metadata: str) -> str:
+    """Make the document that PostgreSQL indexes from the JSON text of metadata.
+
+    It begins with the collection, because an entry of the index is a hash of a value and the path to it: images of
+    other collections have other entries.
+    """
+    return f'{{"{collection}":{metadata}}}'
 
 
 def json_text(value: object, param: str) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 from services.core.durable_files import make_folder_durably
 from services.embed.collections.storage.database import Database, IncompatibleDatabase, StorageFull
 from services.embed.collections.storage.image_store import (
+    IMAGE_COLUMNS,
     Access,
     Added,
     CollectionInfo,
@@ -21,7 +22,6 @@ from services.embed.collections.storage.image_store import (
     Record,
     Rows,
     StoredCondition,
-    StoredImage,
     check_access,
     check_adds,
     check_changes,
@@ -30,14 +30,37 @@ from services.embed.collections.storage.image_store import (
     checked_metadata,
     new_records,
     no_image,
-    stored_image,
 )
-from services.embed.collections.storage.metadata import filter_condition
+from services.embed.collections.storage.metadata import sqlite_condition
 
 DATABASE_NAME = "images.sqlite"
 PAGE_BYTES = 4096
 
-IMAGE_COLUMNS = "row, id, digest, num_bytes, metadata, created"
+SCHEMA_VERSION = 2
+# Small columns come before large ones, so that reading them does not require reading the large ones.
+SCHEMA = (
+    "CREATE TABLE collection (name TEXT NOT NULL, model TEXT NOT NULL, created REAL NOT NULL, access TEXT NOT NULL)",
+    # counting the images directly would read all of them
+    "CREATE TABLE totals (num_images INTEGER NOT NULL, num_bytes INTEGER NOT NULL)",
+    "INSERT INTO totals VALUES (0, 0)",
+    """CREATE TABLE contents (
+        content INTEGER PRIMARY KEY,
+        digest TEXT NOT NULL UNIQUE,
+        num_bytes INTEGER NOT NULL,
+        data BLOB NOT NULL
+    )""",
+    """CREATE TABLE images (
+        row INTEGER PRIMARY KEY AUTOINCREMENT,
+        id TEXT NOT NULL UNIQUE,
+        content INTEGER NOT NULL REFERENCES contents,
+        created REAL NOT NULL,
+        metadata TEXT NOT NULL
+    )""",
+    "CREATE INDEX images_by_content ON images (content)",
+    "CREATE TABLE conditions (text TEXT, is_pinned INTEGER NOT NULL, used REAL NOT NULL)",
+)
+# The statements that lead to each version from the one before it.
+MIGRATIONS = {2: ("ALTER TABLE collection ADD COLUMN access TEXT NOT NULL DEFAULT 'open'",)}
 
 
 class SqliteImageStore(ImageStore):
@@ -82,25 +105,17 @@ class SqliteImageStore(ImageStore):
                 raise
             return self._add(asked, limits, fill=fill)
 
-    def _add(self, asked: Sequence[tuple[NewImage, str | None]], limits: CollectionLimits, *, fill: bool) -> Added:
-        images = [image for image, _ in asked]
-        with self._database.transaction() as connection:
-            new = new_records(asked, taken_ids(connection, [image.id for image in images]))
-            contents = {image.digest: image.data for image in images}
-            for digest in stored_digests(connection, contents):
-                del contents[digest]
-            check_adds(self.info.name, stored_access(connection), len(new), fill=fill)
-            if new:
-                num_images, num_bytes = totals(connection)
-                check_limits(num_images + len(new), num_bytes + sum(map(len, contents.values())), limits)
-                self._database.check_room(_bytes_on_disk(new, contents))
-            rows = insert(connection, new, contents) if new else []
-        return Added(len(new), len(images) - len(new), [image.id for image in images], rows)
-
     def delete(self, image_id: str, *, fill: bool = False) -> int:
         with self._database.transaction() as connection:
-            check_changes(self.info.name, stored_access(connection), fill=fill)
-            return remove(connection, image_id)
+            check_changes(self.info.name, _access(connection), fill=fill)
+            row, content, num_bytes = _found(connection, "row, content, num_bytes", image_id)
+            connection.execute("DELETE FROM images WHERE row = ?", (row,))
+            if connection.execute("SELECT 1 FROM images WHERE content = ?", (content,)).fetchone():
+                num_bytes = 0
+            else:
+                connection.execute("DELETE FROM contents WHERE content = ?", (content,))
+            _count(connection, -1, -num_bytes)
+            return int(row)
 
     def has_much_to_give_back(self) -> bool:
         return self._database.has_much_to_give_back()
@@ -108,43 +123,22 @@ class SqliteImageStore(ImageStore):
     def give_back(self) -> int:
         return self._database.give_back()
 
-    def image(self, image_id: str) -> StoredImage:
-        with self._database.reading() as connection:
-            return stored_image(find(connection, IMAGE_COLUMNS, image_id))
-
     def data(self, image_id: str) -> bytes:
-        with self._database.reading() as connection:
-            return bytes(find(connection, "data", image_id)[0])
-
-    def images(self, after: str | None, limit: int) -> list[StoredImage]:
-        with self._database.reading() as connection:
-            found = connection.execute(
-                f"SELECT {IMAGE_COLUMNS} FROM images JOIN contents USING (content) WHERE id > ? ORDER BY id LIMIT ?",
-                (after or "", limit),
-            )
-            return [stored_image(record) for record in found]
-
-    def by_rows(self, rows: Iterable[int]) -> dict[int, StoredImage]:
-        return {record[0]: stored_image(record) for record in self._find_rows(IMAGE_COLUMNS, rows)}
+        return bytes(self._find("data", image_id)[0])
 
     def data_by_rows(self, rows: Iterable[int]) -> dict[int, bytes]:
         return dict(self._find_rows("row, data", rows))
 
-    def digests_by_rows(self, rows: Iterable[int]) -> dict[int, str]:
-        return dict(self._find_rows("row, digest", rows))
-
     def rows(self, after: int = 0, limit: int | None = None) -> Rows:
-        return self._rows(
-            "SELECT row FROM images WHERE row > ? ORDER BY row LIMIT ?", (after, -1 if limit is None else limit)
-        )
+        return self._rows("row > ? ORDER BY row LIMIT ?", (after, -1 if limit is None else limit))
 
     def rows_matching(self, fields: Mapping[str, Any]) -> Rows:
-        condition, bound = filter_condition(fields)
-        return self._rows(f"SELECT row FROM images WHERE {condition} ORDER BY row", bound)
+        condition, bound = sqlite_condition(fields)
+        return self._rows(f"{condition} ORDER BY row", bound)
 
     def size(self) -> tuple[int, int]:
         with self._database.reading() as connection:
-            return totals(connection)
+            return _totals(connection)
 
     def conditions(self) -> list[StoredCondition]:
         with self._database.reading() as connection:
@@ -155,7 +149,7 @@ class SqliteImageStore(ImageStore):
         now = time.time()
         with self._database.transaction() as connection:
             if is_pinned:
-                check_conditions(self.info.name, stored_access(connection))
+                check_conditions(self.info.name, _access(connection))
             changed = connection.execute(
                 "UPDATE conditions SET is_pinned = max(is_pinned, ?), used = ? WHERE text IS ?", (is_pinned, now, text)
             )
@@ -168,22 +162,61 @@ class SqliteImageStore(ImageStore):
 
     def access(self) -> Access:
         with self._database.reading() as connection:
-            return stored_access(connection)
+            return _access(connection)
 
     def set_access(self, access: Access) -> None:
         with self._database.transaction() as connection:
-            num_images, _ = totals(connection)
-            if num_images:
-                check_access(self.info.name, stored_access(connection), access)
+            if _totals(connection)[0]:
+                check_access(self.info.name, _access(connection), access)
             connection.execute("UPDATE collection SET access = ?", (access,))
 
-    def _rows(self, statement: str, bound: Sequence[object]) -> Rows:
-        with self._database.reading() as connection:
-            return np.fromiter((row for (row,) in connection.execute(statement, bound)), np.int64)
+    def _add(self, asked: Sequence[tuple[NewImage, str | None]], limits: CollectionLimits, *, fill: bool) -> Added:
+        ids = [image.id for image, _ in asked]
+        with self._database.transaction() as connection:
+            known = connection.execute(
+                "SELECT id, digest, metadata FROM (SELECT value FROM json_each(?)) CROSS JOIN images ON id = value"
+                " JOIN contents USING (content)",
+                (json.dumps(ids),),
+            )
+            new = new_records(asked, {record[0]: Record(*record) for record in known})
+            contents = {image.digest: image.data for image, _ in asked}
+            stored = connection.execute(
+                "SELECT digest FROM (SELECT value FROM json_each(?)) CROSS JOIN contents ON digest = value",
+                (json.dumps(list(contents)),),
+            ).fetchall()
+            for (digest,) in stored:
+                del contents[digest]
+            check_adds(self.info.name, _access(connection), len(new), fill=fill)
+            if new:
+                num_images, num_bytes = _totals(connection)
+                check_limits(num_images + len(new), num_bytes + sum(map(len, contents.values())), limits)
+                self._database.check_room(_bytes_on_disk(new, contents))
+            rows = _insert(connection, new, contents) if new else []
+        return Added(len(new), len(ids) - len(new), ids, rows)
 
-    def _find_rows(self, columns: str, rows: Iterable[int]) -> list[Any]:
+    def _find(self, columns: str, image_id: str) -> tuple[Any, ...]:
         with self._database.reading() as connection:
-            return find_rows(connection, columns, rows)
+            return _found(connection, columns, image_id)
+
+    def _find_rows(self, columns: str, rows: Iterable[int]) -> list[tuple[Any, ...]]:
+        with self._database.reading() as connection:
+            return connection.execute(
+                f"SELECT {columns} FROM (SELECT value FROM json_each(?)) CROSS JOIN images ON row = value"
+                " JOIN contents USING (content)",
+                (json.dumps([int(row) for row in rows]),),
+            ).fetchall()
+
+    def _listed(self, after: str, limit: int) -> list[tuple[Any, ...]]:
+        with self._database.reading() as connection:
+            return connection.execute(
+                f"SELECT {IMAGE_COLUMNS} FROM images JOIN contents USING (content) WHERE id > ? ORDER BY id LIMIT ?",
+                (after, limit),
+            ).fetchall()
+
+    def _rows(self, condition: str, bound: Sequence[object]) -> Rows:
+        with self._database.reading() as connection:
+            found = connection.execute(f"SELECT row FROM images WHERE {condition}", bound)
+            return np.fromiter((row for (row,) in found), np.int64)
 
 
 def _info(connection: sqlite3.Connection) -> CollectionInfo:
@@ -208,35 +241,18 @@ def _bytes_on_disk(records: Iterable[Record], contents: Mapping[str, bytes]) -> 
     return sum(lengths) + PAGE_BYTES * len(lengths)
 
 
-SCHEMA_VERSION = 2
-# Small columns come before large ones, so that reading them does not require reading the large ones.
-SCHEMA = (
-    "CREATE TABLE collection (name TEXT NOT NULL, model TEXT NOT NULL, created REAL NOT NULL, access TEXT NOT NULL)",
-    # counting the images directly would read all of them
-    "CREATE TABLE totals (num_images INTEGER NOT NULL, num_bytes INTEGER NOT NULL)",
-    "INSERT INTO totals VALUES (0, 0)",
-    """CREATE TABLE contents (
-        content INTEGER PRIMARY KEY,
-        digest TEXT NOT NULL UNIQUE,
-        num_bytes INTEGER NOT NULL,
-        data BLOB NOT NULL
-    )""",
-    """CREATE TABLE images (
-        row INTEGER PRIMARY KEY AUTOINCREMENT,
-        id TEXT NOT NULL UNIQUE,
-        content INTEGER NOT NULL REFERENCES contents,
-        created REAL NOT NULL,
-        metadata TEXT NOT NULL
-    )""",
-    "CREATE INDEX images_by_content ON images (content)",
-    "CREATE TABLE conditions (text TEXT, is_pinned INTEGER NOT NULL, used REAL NOT NULL)",
-)
-# The statements that lead to each version from the one before it.
-MIGRATIONS = {2: ("ALTER TABLE collection ADD COLUMN access TEXT NOT NULL DEFAULT 'open'",)}
+def _access(connection: sqlite3.Connection) -> Access:
+    access: Access = connection.execute("SELECT access FROM collection").fetchone()[0]
+    return access
 
 
-def find(connection: sqlite3.Connection, columns: str, image_id: str) -> tuple[Any, ...]:
-    """Read columns of an image and its content. Raises NotFound."""
+def _totals(connection: sqlite3.Connection) -> tuple[int, int]:
+    """Return the number of images and of their bytes, shared ones counted once."""
+    num_images, num_bytes = connection.execute("SELECT num_images, num_bytes FROM totals").fetchone()
+    return num_images, num_bytes
+
+
+def _found(connection: sqlite3.Connection, columns: str, image_id: str) -> tuple[Any, ...]:
     try:
         found: tuple[Any, ...] | None = connection.execute(
             f"SELECT {columns} FROM images JOIN contents USING (content) WHERE id = ?", (image_id,)
@@ -248,47 +264,7 @@ def find(connection: sqlite3.Connection, columns: str, image_id: str) -> tuple[A
     return found
 
 
-def find_rows(connection: sqlite3.Connection, columns: str, rows: Iterable[int]) -> list[tuple[Any, ...]]:
-    """Read columns of those rows that exist, in the order of `rows`."""
-    return connection.execute(
-        f"SELECT {columns} FROM (SELECT value FROM json_each(?)) CROSS JOIN images ON row = value"
-        " JOIN contents USING (content)",
-        (json.dumps([int(row) for row in rows]),),
-    ).fetchall()
-
-
-def taken_ids(connection: sqlite3.Connection, ids: Sequence[str]) -> dict[str, Record]:
-    """Find the records of those ids that exist."""
-    found = connection.execute(
-        "SELECT id, digest, metadata FROM (SELECT value FROM json_each(?)) CROSS JOIN images ON id = value"
-        " JOIN contents USING (content)",
-        (json.dumps(ids),),
-    )
-    return {image_id: Record(image_id, digest, metadata) for image_id, digest, metadata in found}
-
-
-def stored_digests(connection: sqlite3.Connection, digests: Iterable[str]) -> set[str]:
-    """Return those digests whose bytes are stored."""
-    found = connection.execute(
-        "SELECT digest FROM (SELECT value FROM json_each(?)) CROSS JOIN contents ON digest = value",
-        (json.dumps(list(digests)),),
-    )
-    return {digest for (digest,) in found}
-
-
-def stored_access(connection: sqlite3.Connection) -> Access:
-    """Return which changes the collection takes."""
-    access: Access = connection.execute("SELECT access FROM collection").fetchone()[0]
-    return access
-
-
-def totals(connection: sqlite3.Connection) -> tuple[int, int]:
-    """Return the number of images and of their bytes, shared ones counted once."""
-    num_images, num_bytes = connection.execute("SELECT num_images, num_bytes FROM totals").fetchone()
-    return num_images, num_bytes
-
-
-def insert(connection: sqlite3.Connection, records: Sequence[Record], contents: Mapping[str, bytes]) -> list[int]:
+def _insert(connection: sqlite3.Connection, records: Sequence[Record], contents: Mapping[str, bytes]) -> list[int]:
     """Store images whose ids are free, and their bytes, by digest, if not stored yet; return their rows."""
     (last,) = connection.execute("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'images'").fetchone()
     rows = list(range(last + 1, last + 1 + len(records)))
@@ -307,18 +283,6 @@ def insert(connection: sqlite3.Connection, records: Sequence[Record], contents: 
     )
     _count(connection, len(records), sum(map(len, contents.values())))
     return rows
-
-
-def remove(connection: sqlite3.Connection, image_id: str) -> int:
-    """Remove an image, and its bytes if no other image has them; return its row. Raises NotFound."""
-    row, content, num_bytes = find(connection, "row, content, num_bytes", image_id)
-    connection.execute("DELETE FROM images WHERE row = ?", (row,))
-    if connection.execute("SELECT 1 FROM images WHERE content = ?", (content,)).fetchone():
-        num_bytes = 0
-    else:
-        connection.execute("DELETE FROM contents WHERE content = ?", (content,))
-    _count(connection, -1, -num_bytes)
-    return int(row)
 
 
 def _count(connection: sqlite3.Connection, num_images: int, num_bytes: int) -> None:

@@ -340,18 +340,18 @@ def test_every_image_is_claimed_once_and_indexes_that_are_equally_far_share_the_
     store.delete("3")
     a, b = work("a"), work("b")
     color, shape = a.start_index("color"), a.start_index("shape")
-    first, second, third = a.claim(LEASE_S, 4), b.claim(LEASE_S, 4), a.claim(LEASE_S, 4)
+    first, second, third = a.take(LEASE_S, 4), b.take(LEASE_S, 4), a.take(LEASE_S, 4)
     assert first and second and third
     assert [(one.first_row, one.last_row) for one in (first, second, third)] == [(1, 5), (6, 9), (10, 10)]
     assert first.indexes == [color, shape]
-    assert b.claim(LEASE_S) is None
+    assert b.take(LEASE_S) is None
     assert a.through() == {"color": 0, "shape": 0}
     assert b.finish(second)
     assert a.finish(first)
     assert a.through() == {"color": 9, "shape": 9}
     assert a.finish(third)
     size = b.start_index("size")
-    late = b.claim(LEASE_S)
+    late = b.take(LEASE_S)
     assert late and (late.first_row, late.last_row, late.indexes) == (1, 10, [size])
     assert b.through() == {"color": 10, "shape": 10, "size": 0}
 
@@ -362,11 +362,11 @@ def test_a_dead_process_s_claim_is_taken_by_one_other_and_a_slow_one_s_end_does_
     store.add(images(*range(3)), LIMITS)
     slow = work("slow")
     slow.start_index("color")
-    lost = slow.claim(NO_LEASE_S)
+    lost = slow.take(NO_LEASE_S)
     assert lost is not None
     taken: list[object] = []
-    at_once(*[lambda name=name: taken.append(work(name).claim(LEASE_S)) for name in "abcd"])
-    (again,) = [claim for claim in taken if claim is not None]
+    at_once(*[lambda name=name: taken.append(work(name).take(LEASE_S)) for name in "abcd"])
+    (again,) = [lease for lease in taken if lease is not None]
     assert again == replace(lost, attempt=2)
     assert not slow.renew(lost, LEASE_S)
     assert not slow.finish(lost)
@@ -384,7 +384,7 @@ def test_many_processes_that_die_at_times_index_every_image(
 
     def index(name: str) -> None:
         own, number = work(name), 0
-        while (claim := own.claim(NO_LEASE_S if number % 2 else LEASE_S, 4)) is not None:
+        while (claim := own.take(NO_LEASE_S if number % 2 else LEASE_S, 4)) is not None:
             if number % 2 == 0:  # otherwise it dies before it has written anything
                 indexed.extend(row for row in store.rows(claim.first_row - 1).tolist() if row <= claim.last_row)
                 assert own.finish(claim)
@@ -402,7 +402,7 @@ def test_rows_that_were_deleted_while_they_were_indexed_are_told(
     store.add(images(*range(4)), LIMITS)
     a = work("a")
     a.start_index("color")
-    claim = a.claim(LEASE_S, 2)
+    claim = a.take(LEASE_S, 2)
     assert claim is not None
     store.delete("1")
     store.delete("3")
@@ -415,13 +415,13 @@ def test_lost_vectors_are_made_again_and_a_dropped_index_is_not(
     store.add(images(1, 2), LIMITS)
     a = work("a")
     color, shape = a.start_index("color"), a.start_index("shape")
-    claim = a.claim(NO_LEASE_S)
+    claim = a.take(NO_LEASE_S)
     assert claim is not None
     a.drop_index("shape")
     again = a.restart_index("color", color)
     assert a.restart_index("color", color) == again
     assert again not in (color, shape)
-    orphan, fresh = a.claim(LEASE_S), a.claim(LEASE_S)
+    orphan, fresh = a.take(LEASE_S), a.take(LEASE_S)
     assert orphan and fresh
     assert (orphan.indexes, fresh.indexes) == ([], [again])
     assert a.finish(fresh)

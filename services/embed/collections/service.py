@@ -1,4 +1,4 @@
-"""All collections of a process, separated by tenant; tenants may use the same names."""
+"""Requests about the collections of the tenant who asks; tenants may use the same names."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -6,7 +6,6 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 from itertools import chain
 from time import perf_counter, time
-from typing import Protocol
 
 from PIL.Image import Image
 
@@ -27,6 +26,7 @@ from services.embed.collections.answers import (
     SearchQuery,
 )
 from services.embed.collections.collection import Collection, Serving, prepare_conditions
+from services.embed.collections.open_collections import OpenCollections
 from services.embed.collections.storage.catalog import CollectionKey, check_name
 from services.embed.collections.storage.database import DatabaseFailed
 from services.embed.collections.storage.image_store import (
@@ -41,64 +41,29 @@ from services.embed.collections.storage.image_store import (
 MAX_NAMED_IMAGES = 16
 
 
-class Shelf(Protocol):
-    """The collections of all tenants, as far as this process can reach them.
-
-    Methods raise Overloaded until they are open or while they can't be reached.
-    """
-
-    @property
-    def lag(self) -> int:
-        """Number of images that an index still lacks, as far as this process knows."""
-        ...
-
-    def opened(self) -> AbstractAsyncContextManager[None]:
-        """Open the collections, retrying if necessary; close them at the end."""
-        ...
-
-    def check(self) -> CheckResult:
-        """Report to `/readyz`."""
-        ...
-
-    async def get(self, key: CollectionKey) -> Collection:
-        """Raises NotFound if it does not exist, Overloaded if it can't be opened."""
-        ...
-
-    async def of(self, tenant: str) -> tuple[Sequence[Collection], Sequence[str]]:
-        """List a tenant's collections, and the names of those that can't be opened, both sorted by name."""
-        ...
-
-    async def get_or_make(self, tenant: str, info: CollectionInfo) -> tuple[Collection, bool]:
-        """Return a collection and whether it is new. Raises TooLarge for too many, and what Catalog.create raises."""
-        ...
-
-    async def delete(self, key: CollectionKey) -> None:
-        """Remove a collection. Raises NotFound."""
-
-
-class Library:
+class CollectionService:
     """The collections of the current request's tenant.
 
-    Methods raise Overloaded until the shelf is open and for a collection that can't be opened, and NotFound for one
-    that does not exist or belongs to another tenant. Additions and deletions are completed even if the client does not
+    Methods raise Overloaded until the collections are open and for one that can't be opened, and NotFound for one that
+    does not exist or belongs to another tenant. Additions and deletions are completed even if the client does not
     wait for the response: they are never cancelled halfway. Every change is recorded in the audit log.
     """
 
-    def __init__(self, shelf: Shelf, serving: Serving, audit: AuditLog) -> None:
-        self._shelf = shelf
+    def __init__(self, collections: OpenCollections, serving: Serving, audit: AuditLog) -> None:
+        self._collections = collections
         self._serving = serving
         self._audit = audit
         self._inputs = serving.inputs
         self._inputs.stored_image = self._stored_image
-        serving.metrics.index_lag_images.set_function(lambda: shelf.lag)
+        serving.metrics.index_lag_images.set_function(lambda: collections.lag)
 
     def opened(self) -> AbstractAsyncContextManager[None]:
-        """Open the shelf, retrying if necessary; close everything at the end."""
-        return self._shelf.opened()
+        """Open the collections, retrying if necessary; close everything at the end."""
+        return self._collections.opened()
 
     def check(self) -> CheckResult:
         """Report to `/readyz` which collections can't be used, and why; they do not make it fail."""
-        return self._shelf.check()
+        return self._collections.check()
 
     async def create(self, name: str, creation: Creation, context: RequestContext) -> tuple[CollectionStatus, bool]:
         """Create a collection, or confirm it, change its access and index more conditions in advance; also return
@@ -128,7 +93,7 @@ class Library:
 
     async def list(self) -> CollectionListing:
         """List all collections by name. A damaged one does not hide the others."""
-        found, unavailable = await self._shelf.of(current_caller().tenant)
+        found, unavailable = await self._collections.of(current_caller().tenant)
         statuses = []
         failed = list(unavailable)
         for collection in found:
@@ -214,7 +179,7 @@ class Library:
         return await self.image(reference.collection, reference.image_id)
 
     async def _get(self, name: str) -> Collection:
-        return await self._shelf.get(_key(name))
+        return await self._collections.get(_key(name))
 
     async def _get_or_make(self, info: CollectionInfo) -> tuple[Collection, bool]:
         try:
@@ -222,7 +187,7 @@ class Library:
         except NotFound:
             pass
         async with self._audit.change("collection.create", collection=info.name) as entry:
-            collection, is_new = await self._shelf.get_or_make(current_caller().tenant, info)
+            collection, is_new = await self._collections.get_or_make(current_caller().tenant, info)
             entry["created"] = is_new
             return collection, is_new
 
@@ -235,7 +200,7 @@ class Library:
 
     async def _delete(self, key: CollectionKey) -> None:
         async with self._audit.change("collection.delete", collection=key.name):
-            await self._shelf.delete(key)
+            await self._collections.delete(key)
 
     async def _add(self, name: str, collection: Collection, images: Sequence[NewImage], *, fill: bool) -> Added:
         ids = [image.id for image in images[:MAX_NAMED_IMAGES]]

@@ -10,15 +10,16 @@ import os
 import random
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import structlog
 
-from services.core.errors import FoveaError, NotFound, Overloaded, TooLarge
+from services.core.errors import FoveaError, NotFound, Overloaded
 from services.core.http.health import CheckResult
 from services.embed.collections.cluster.catalog import PostgresCatalog, Sweeper
 from services.embed.collections.cluster.image_store import PostgresImageStore
@@ -26,8 +27,9 @@ from services.embed.collections.cluster.indexes import SharedIndexes, Sharing
 from services.embed.collections.cluster.vectors import VectorDatabase
 from services.embed.collections.collection import Collection, CollectionOptions, Serving
 from services.embed.collections.indexes import Changes, stem_of
+from services.embed.collections.open_collections import OpenCollections, described
 from services.embed.collections.storage.catalog import CollectionKey, check_tenant, is_name, no_collection
-from services.embed.collections.storage.database import DatabaseFailed, DatabaseUnreachable, IncompatibleDatabase
+from services.embed.collections.storage.database import DatabaseUnreachable, IncompatibleDatabase
 from services.embed.collections.storage.image_store import CollectionInfo
 
 LOCK_NAME = ".lock"
@@ -122,8 +124,6 @@ SETTING = "FOVEA_EMBED_COLLECTIONS_URL"
 MIN_RETRY_S, MAX_RETRY_S = 1.0, 30.0
 # Time between sweeps of one process; whichever is first sweeps for all.
 SWEEP_EVERY_S = 60.0
-# Number of damaged collections that `/readyz` describes.
-MAX_DESCRIBED = 10
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class ClusterOptions:
     """`place` names the database in the log, and `vectors_address` Milvus; `folder` is for this process's own files.
 
     `open_catalog` may raise IncompatibleDatabase and Overloaded; `connect_vectors` makes the vector database of the
-    catalog of a given identity. `holder` and `claim_s` are those of Sharing; `follow_s` is the time between looks for
+    catalog of a given identity. `holder` and `lease_s` are those of Sharing; `follow_s` is the time between looks for
     images to index.
     """
 
@@ -141,7 +141,7 @@ class ClusterOptions:
     open_catalog: Callable[[], PostgresCatalog]
     connect_vectors: Callable[[str], VectorDatabase]
     holder: str
-    claim_s: float
+    lease_s: float
     follow_s: float
     max_collections: int
 
@@ -157,55 +157,36 @@ class _Opened:
     own_folder: OwnFolder | None
 
 
-class ClusterShelf:
-    """A Shelf over PostgreSQL and a vector database."""
+class SharedCollections(OpenCollections):
+    """Collections in PostgreSQL, an object store and a vector database."""
 
     def __init__(self, cluster: ClusterOptions, serving: Serving, options: CollectionOptions) -> None:
+        super().__init__(serving, options, max_collections=cluster.max_collections)
         self._cluster = cluster
-        self._serving = serving
-        self._options = options
         self._opened: _Opened | None = None
-        self._problem = "they are being opened"
-        self._reported = ""
         # without an identity it has no vectors, and is only looked at
         self._watch = VectorsWatch(cluster.vectors_address, partial(cluster.connect_vectors, ""))
-        self._collections: dict[CollectionKey, tuple[int, Collection]] = {}
-        self._damaged: dict[CollectionKey, str] = {}
+        self._numbers: dict[CollectionKey, int] = {}
         self._checkpoints: dict[str, str] = {}
-        self._changing = asyncio.Lock()
         self._closing: set[asyncio.Task[None]] = set()
 
-    @property
-    def lag(self) -> int:
-        return sum(max(0, collection.lag) for _, collection in self._collections.values())
+    def _tasks(self) -> list[Coroutine[Any, Any, None]]:
+        return [self._keep_open(), self._watch.run()]
 
-    @asynccontextmanager
-    async def opened(self) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(self._keep_open()), asyncio.create_task(self._watch.run())]
-        try:
-            yield
-        finally:
-            for task in tasks:
-                task.cancel()
-            for task in tasks:
-                with suppress(asyncio.CancelledError):
-                    await task
-            await asyncio.gather(*[collection.close() for _, collection in self._collections.values()], *self._closing)
-            if self._opened is not None:
-                await asyncio.to_thread(_close, self._opened)
+    async def _close_all(self) -> None:
+        await asyncio.gather(*self._closing)
+        if self._opened is not None:
+            await asyncio.to_thread(_close, self._opened)
 
     def check(self) -> CheckResult:
-        """Report to `/readyz`; what can't be reached does not make it fail, as other routes need none of it."""
+        found = [f"{len(self._collections)} open here"]
         if self._opened is None:
-            described = [f"not open: {self._problem}"]
+            found = [f"not open: {self._problem}"]
         elif self._problem:
-            described = [f"not usable: {self._problem}", f"{len(self._collections)} open here"]
-        else:
-            described = [f"{len(self._collections)} open here"]
+            found = [f"not usable: {self._problem}", *found]
         if self._watch.is_down:
-            described.append(f"the vectors can't be reached ({VECTORS_SETTING}; see the log)")
-        described += [f"{key.tenant}/{key.name}: {self._damaged[key]}" for key in sorted(self._damaged)[:MAX_DESCRIBED]]
-        return True, "; ".join(described)
+            found.append(f"the vectors can't be reached ({VECTORS_SETTING}; see the log)")
+        return True, "; ".join([*found, *described(self._damaged)])
 
     async def get(self, key: CollectionKey) -> Collection:
         opened = self._check_open()
@@ -230,11 +211,7 @@ class ClusterShelf:
         key = CollectionKey(tenant, info.name)
         with suppress(NotFound):
             return await self.get(key), False
-        number = len(await asyncio.to_thread(opened.catalog.names, tenant)) + 1
-        if number > self._cluster.max_collections:
-            raise TooLarge(
-                f"There would be {number} collections; the limit is {self._cluster.max_collections}.", param="name"
-            )
+        self._check_number(len(await asyncio.to_thread(opened.catalog.names, tenant)) + 1)
         try:
             store = await asyncio.to_thread(opened.catalog.create, info, tenant)
         except FileExistsError:  # by another process at the same time
@@ -249,17 +226,17 @@ class ClusterShelf:
 
     def _check_open(self) -> _Opened:
         if self._opened is None:
-            raise Overloaded(f"The collections can't be used yet: {self._problem}.", code="collections_not_open")
+            raise self._not_open()
         return self._opened
 
     async def _of_store(self, opened: _Opened, key: CollectionKey, store: PostgresImageStore) -> Collection:
         """Return the open collection of a store, opening it if necessary instead of an older one of its name."""
-        if key in self._collections and self._collections[key][0] == store.collection:
-            return self._collections[key][1]
+        if self._numbers.get(key) == store.collection:
+            return self._collections[key]
         async with self._changing:
             # a newer one was made since the store was looked up
-            if key in self._collections and self._collections[key][0] >= store.collection:
-                return self._collections[key][1]
+            if self._numbers.get(key, 0) >= store.collection:
+                return self._collections[key]
             self._close(key)
             return await self._start(opened, key, store)
 
@@ -275,23 +252,18 @@ class ClusterShelf:
             on_failure=lambda error: self._note_damage(key, error),
         )
         await collection.start()
-        self._collections[key] = store.collection, collection
+        self._collections[key], self._numbers[key] = collection, store.collection
         return collection
 
     def _close(self, key: CollectionKey) -> None:
         """Close a collection that was deleted, once the requests that use it have ended."""
-        _, collection = self._collections.pop(key, (None, None))
+        collection = self._collections.pop(key, None)
+        self._numbers.pop(key, None)
         self._damaged.pop(key, None)
         if collection is not None:
             closing = asyncio.create_task(collection.close(no_collection(key.name)))
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
-
-    def _note_damage(self, key: CollectionKey, error: DatabaseFailed) -> None:
-        if key not in self._damaged:
-            log = structlog.get_logger(__name__)
-            log.error("collection damaged", tenant=key.tenant, collection=key.name, reason=error.reason)
-        self._damaged[key] = error.reason
 
     async def _keep_open(self) -> None:
         opened = await self._open()
@@ -341,7 +313,7 @@ class ClusterShelf:
             vectors,
             self._serving.fresh,
             self._cluster.holder,
-            self._cluster.claim_s,
+            self._cluster.lease_s,
             self._options.max_state_bytes if own_folder is not None else 0,
         )
         return _Opened(catalog, vectors, sharing, Sweeper(catalog, vectors), own_folder)
@@ -367,7 +339,7 @@ class ClusterShelf:
         stores = await asyncio.to_thread(opened.catalog.open_stores, None)
         numbers = {store.collection for store in stores}
         newest = max(numbers, default=0)
-        for key, (number, _) in list(self._collections.items()):
+        for key, number in list(self._numbers.items()):
             if number not in numbers and number <= newest:
                 self._close(key)
 
