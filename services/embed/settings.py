@@ -46,7 +46,7 @@ class EmbedSettings(ModelSettings, ImageSettings):
     collection_lease_s: float = Field(
         60.0,
         gt=0,
-        description="Seconds after which another process indexes the rows that one has leased and shows no progress with.",
+        description="Seconds without progress after which another process indexes the rows that one has leased.",
     )
     max_collections: int = Field(100, ge=0, description="Maximum number of collections of a tenant.")
     collection_max_images: int = Field(1_000_000, ge=1, description="Maximum number of images in one collection.")

@@ -7,10 +7,10 @@ import asyncio
 import random
 import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 from urllib.parse import quote
 
 import aiohttp
@@ -18,6 +18,7 @@ import orjson
 from yarl import URL
 
 from services.core.openai_client import Busy, retry_after_s
+from services.embed.bulk.image_sources import Skipped
 
 IDS_A_PAGE = 1000
 REQUEST_TIMEOUT_S = 120.0
@@ -26,6 +27,13 @@ COLLECTION_FULL = "collection_full"
 NOT_A_COPY = "collection_not_a_copy"
 NO_IMAGE = "image_not_found"
 
+BATCH_SIZE = 64
+# Far below the size that a service accepts for a body (64 MiB undecoded), base64 included.
+MAX_BATCH_BYTES = 8 * 1024 * 1024
+
+_ABOUT_THE_COLLECTION = frozenset({COLLECTION_FULL, NOT_A_COPY})
+_TOO_LARGE = frozenset({413, 422})
+_ABOUT_IMAGES = frozenset({400, 409, 415, *_TOO_LARGE})
 _RETRIED_STATUSES = frozenset({408, 429, 502, 503, 504})
 _IMAGE_AT_FAULT = re.compile(r"images\.(\d+)(?:\.|$)")
 
@@ -59,12 +67,19 @@ class Patience:
 
 
 @dataclass(frozen=True)
-class IndexProgress:
-    """Numbers of images that a condition's index holds and lacks; None is the unconditional embedding."""
+class Additions:
+    """Numbers of images that were added and that existed with the same content, and those that were not taken."""
 
-    condition: str | None
-    num_indexed: int
-    num_waiting: int
+    num_added: int = 0
+    num_unchanged: int = 0
+    rejected: Sequence[Skipped] = ()
+
+    def __add__(self, other: "Additions") -> "Additions":
+        return Additions(
+            self.num_added + other.num_added,
+            self.num_unchanged + other.num_unchanged,
+            [*self.rejected, *other.rejected],
+        )
 
 
 class CollectionClient:
@@ -103,13 +118,6 @@ class CollectionClient:
     ) -> None:
         await self._session.close()
 
-    async def create(self, conditions: Sequence[str]) -> None:
-        """Create the collection or confirm that it exists; `conditions` are indexed in advance.
-
-        Raises Unavailable at once if nothing listens, and Refused.
-        """
-        await self.put({"conditions": list(conditions)})
-
     async def put(self, description: Mapping[str, Any]) -> dict[str, Any]:
         """Create the collection, or change what the description names; return what it is now.
 
@@ -120,11 +128,6 @@ class CollectionClient:
     async def describe(self) -> dict[str, Any]:
         """Return what it is. Raises Unavailable at once if nothing listens, and Refused."""
         return await self._first("GET", None)
-
-    async def ids(self) -> AsyncIterator[str]:
-        """Yield the ids of its images, ascending. Raises Unavailable, Refused."""
-        async for image in self.listed():
-            yield image["id"]
 
     async def listed(self) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the entries of its images, ascending by id. Raises Unavailable, Refused."""
@@ -138,10 +141,31 @@ class CollectionClient:
                 return
             after = page["data"][-1]["id"]
 
-    async def add(self, body: bytes) -> dict[str, Any]:
-        """Add the images of a JSON body. Raises Unavailable, Refused."""
-        answer: dict[str, Any] = await self._call("POST", f"/images{self._changes}", body)
-        return answer
+    async def add(self, images: Sequence[Mapping[str, Any]]) -> Additions:
+        """Add images, JSON objects, except those at fault, which do not keep the others out.
+
+        Raises Unavailable, and Refused for what does not concern a single image.
+        """
+        if not images:
+            return Additions()
+        try:
+            body = await asyncio.to_thread(orjson.dumps, {"images": list(images)})
+            answer = await self._call("POST", f"/images{self._changes}", body)
+            return Additions(answer["added"], answer["unchanged"])
+        except Refused as refused:
+            if refused.code in _ABOUT_THE_COLLECTION or refused.status not in _ABOUT_IMAGES:
+                raise
+            if len(images) == 1:
+                return Additions(rejected=[Skipped(images[0]["id"], str(refused))])
+            if refused.image is not None and refused.image < len(images):
+                at_fault = Additions(rejected=[Skipped(images[refused.image]["id"], str(refused))])
+                return at_fault + await self.add([*images[: refused.image], *images[refused.image + 1 :]])
+            # a service that takes fewer images or bytes in a request is sent smaller batches
+            size = (len(images) + 1) // 2 if refused.status in _TOO_LARGE else 1
+        done = Additions()
+        for start in range(0, len(images), size):
+            done += await self.add(images[start : start + size])
+        return done
 
     async def data(self, image_id: str) -> bytes | None:
         """Return an image as it was uploaded, None if there is none. Raises Unavailable, Refused."""
@@ -160,11 +184,6 @@ class CollectionClient:
         except Refused as refused:
             if refused.code != NO_IMAGE:
                 raise
-
-    async def progress(self) -> list[IndexProgress]:
-        """Return the state of every index. Raises Unavailable, Refused."""
-        status = await self._call("GET", "")
-        return [IndexProgress(c["condition"], c["indexed"], c["waiting"]) for c in status["conditions"]]
 
     async def _first(self, method: str, body: bytes | None) -> dict[str, Any]:
         """Call as `_call` does, but give up at once if nothing listens."""
@@ -236,27 +255,24 @@ T = TypeVar("T")
 SizedT = TypeVar("SizedT", bound=Sized)
 
 
-class Batches(Generic[SizedT]):
-    """Collects things into batches of at most `size` of them and `max_bytes`; a larger one is a batch of its own."""
+async def in_batches(items: AsyncIterator[SizedT], size: int = BATCH_SIZE) -> AsyncGenerator[list[SizedT], None]:
+    """Cut into batches of at most `size` things and MAX_BATCH_BYTES; a larger one is a batch of its own."""
+    batch: list[SizedT] = []
+    num_bytes = 0
+    async for one in items:
+        if len(batch) == size or (batch and num_bytes + one.num_bytes > MAX_BATCH_BYTES):
+            yield batch
+            batch, num_bytes = [], 0
+        batch.append(one)
+        num_bytes += one.num_bytes
+    if batch:
+        yield batch
 
-    def __init__(self, size: int, max_bytes: int) -> None:
-        self._size = size
-        self._max_bytes = max_bytes
-        self._batch: list[SizedT] = []
-        self._num_bytes = 0
 
-    def add(self, one: SizedT) -> list[SizedT]:
-        """Collect one more; return the batch that has no room for it, empty if there is room."""
-        is_full = len(self._batch) == self._size or self._num_bytes + one.num_bytes > self._max_bytes
-        complete = self.rest() if is_full else []
-        self._batch.append(one)
-        self._num_bytes += one.num_bytes
-        return complete
-
-    def rest(self) -> list[SizedT]:
-        """Return the batch that is being collected, and begin another."""
-        batch, self._batch, self._num_bytes = self._batch, [], 0
-        return batch
+async def each(items: Iterable[T]) -> AsyncIterator[T]:
+    """Yield things for a loop that waits for others."""
+    for one in items:
+        yield one
 
 
 async def in_workers(items: AsyncIterator[T], work: Callable[[T], Awaitable[None]], num_workers: int) -> None:

@@ -16,7 +16,7 @@ from itertools import islice
 from typing import IO, Any
 
 from services.core.exchange import DEFAULT_TENANT
-from services.embed.bulk.collection_client import Batches
+from services.embed.bulk.collection_client import BATCH_SIZE, MAX_BATCH_BYTES
 from services.embed.collections.storage.backed_up import BackedUp, CollectionAsOf, Content
 from services.embed.collections.storage.catalog import Catalog
 from services.embed.collections.storage.image_store import (
@@ -194,8 +194,6 @@ def _saved(collection: CollectionAsOf, total: Total, file: str, sha256: str) -> 
 
 
 PAGE = 1000
-BATCH_SIZE = 64
-MAX_BATCH_BYTES = 16 * 1024 * 1024
 # What was stored once fits, whatever the limits are now.
 _BOUNDLESS = CollectionLimits(*[2**62] * 4)
 
@@ -254,9 +252,18 @@ class Restore:
         entries = _entries(manifest)
         num_there, _ = store.size()
         bar.advance(sum(1 for _ in islice(entries, num_there)))
-        for batch in _batches(entries):
-            store.add([self._image(entry) for entry in batch], _BOUNDLESS, fill=True)
+        while batch := self._next_images(entries):
+            store.add(batch, _BOUNDLESS, fill=True)
             bar.advance(len(batch))
+
+    def _next_images(self, entries: Iterator[Entry]) -> list[NewImage]:
+        images, num_bytes = [], 0
+        for entry in islice(entries, BATCH_SIZE):
+            images.append(self._image(entry))
+            num_bytes += entry.num_bytes
+            if num_bytes >= MAX_BATCH_BYTES:
+                break
+        return images
 
     def _image(self, entry: Entry) -> NewImage:
         metadata = json.loads(entry.metadata or "{}")
@@ -275,15 +282,6 @@ def _entries(manifest: IO[bytes]) -> Iterator[Entry]:
     for text in manifest:
         line = Line.model_validate_json(text)
         yield Entry(line.id or "", line.sha256 or "", line.bytes or 0, canonical(line.metadata or {}), line.created)
-
-
-def _batches(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
-    collected = Batches[Entry](BATCH_SIZE, MAX_BATCH_BYTES)
-    for entry in entries:
-        if batch := collected.add(entry):
-            yield batch
-    if batch := collected.rest():
-        yield batch
 
 
 def _total(store: ImageStore) -> Total:

@@ -3,11 +3,14 @@
 Both are listed in ascending order of id, so that neither has to fit into memory.
 """
 
+import base64
 import hashlib
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import Any
+
+import orjson
 
 
 class TransferError(Exception):
@@ -36,6 +39,15 @@ class Entry:
     def is_same(self, other: "Entry") -> bool:
         """Whether a service would list both alike."""
         return self.line() == other.line()
+
+    def as_json(self, data: bytes) -> dict[str, Any]:
+        """Describe the image to a service that is to add it."""
+        image: dict[str, Any] = {"id": self.id, "image": base64.b64encode(data).decode()}
+        if self.metadata is not None:
+            image["metadata"] = orjson.Fragment(self.metadata.encode())
+        if self.created is not None:
+            image["created"] = self.created
+        return image
 
 
 class Total:

@@ -12,8 +12,8 @@ from typing import IO, Any
 
 import orjson
 
-from services.embed.bulk.collection_client import CollectionClient, in_workers
-from services.embed.transfer.adding import Rejected, batches, send
+from services.embed.bulk.collection_client import CollectionClient, in_batches, in_workers
+from services.embed.bulk.image_sources import Skipped
 from services.embed.transfer.entries import (
     Entry,
     Total,
@@ -90,7 +90,7 @@ async def _pass(client: CollectionClient, writer: Writer, lines: IO[bytes], bars
     lines.seek(0)
     lines.truncate()
     with bars.bar("Exporting", "images", total=expected) as bar:
-        async with aclosing(batches(_listed(client, lines, writer, bar))) as found:
+        async with aclosing(in_batches(_listed(client, lines, writer, bar))) as found:
             await in_workers(found, lambda batch: _fetch(client, batch, writer, missed), NUM_WORKERS)
     return missed
 
@@ -129,7 +129,7 @@ class Import:
     """One import of a form; `on_rejected` is told each image that the service does not take."""
 
     def __init__(
-        self, client: CollectionClient, form: Form, bars: Bars, on_rejected: Callable[[Rejected], None]
+        self, client: CollectionClient, form: Form, bars: Bars, on_rejected: Callable[[Skipped], None]
     ) -> None:
         self._client = client
         self._form = form
@@ -165,7 +165,7 @@ class Import:
         }
 
     async def _add(self, ordered: list[Entry] | int, bar: Bar) -> None:
-        async with aclosing(batches(self._lacking(ordered, bar))) as found:
+        async with aclosing(in_batches(self._lacking(ordered, bar))) as found:
             await in_workers(found, self._send, NUM_WORKERS)
 
     async def _lacking(self, ordered: list[Entry] | int, bar: Bar | None) -> AsyncIterator[Entry]:
@@ -183,7 +183,7 @@ class Import:
                 is_same = digest == other.sha256 and one.metadata in (None, other.metadata)
                 if not is_same:
                     what = "content" if digest != other.sha256 else "metadata"
-                    self._reject(Rejected(one.id, f"409: The image {one.id!r} exists with different {what}."))
+                    self._reject(Skipped(one.id, f"409: The image {one.id!r} exists with different {what}."))
                 self._total.add(other)
 
     async def _entries(self, ordered: list[Entry] | int) -> AsyncIterator[Entry]:
@@ -197,12 +197,12 @@ class Import:
 
     async def _send(self, batch: list[Entry]) -> None:
         images = await asyncio.to_thread(lambda: [(entry, checked_bytes(self._form, entry)) for entry in batch])
-        rejected = await send(self._client, images)
+        rejected = (await self._client.add([entry.as_json(data) for entry, data in images])).rejected
         for one in rejected:
             self._reject(one)
         self._num_added += len(batch) - len(rejected)
 
-    def _reject(self, rejected: Rejected) -> None:
+    def _reject(self, rejected: Skipped) -> None:
         self._rejected.add(rejected.id)
         self._on_rejected(rejected)
 

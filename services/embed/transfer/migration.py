@@ -12,8 +12,7 @@ from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from services.embed.bulk.collection_client import CollectionClient, Refused, in_workers
-from services.embed.transfer.adding import BATCH_SIZE, batches, send
+from services.embed.bulk.collection_client import BATCH_SIZE, CollectionClient, Refused, in_batches, in_workers
 from services.embed.transfer.entries import (
     Entry,
     Total,
@@ -125,7 +124,7 @@ async def _pass(
 ) -> Pass:
     done = Pass()
     with bars.bar("Comparing and copying", "images", total=total) as bar:
-        async with aclosing(batches(_to_copy(original, copy, done, bar))) as found:
+        async with aclosing(in_batches(_to_copy(original, copy, done, bar))) as found:
             await in_workers(found, lambda batch: _copy(original, copy, batch, done, is_last), NUM_WORKERS)
     return done
 
@@ -176,8 +175,9 @@ async def _copy(
             raise TransferError(f"the bytes of the original's image {entry.id!r} are damaged or missing")
         else:
             done.num_missed += 1
-    if rejected := await send(copy, found):
-        raise TransferError(f"the copy does not take {rejected[0].id!r}: {rejected[0].reason}")
+    sent = await copy.add([entry.as_json(data) for entry, data in found])
+    for rejected in sent.rejected:
+        raise TransferError(f"the copy does not take {rejected.id!r}: {rejected.reason}")
     done.num_added += len(found)
 
 

@@ -14,9 +14,9 @@ import pytest
 from aiohttp import web
 from rich.console import Console
 
-from services.embed.bulk.collection_client import Patience, Refused, Unavailable
+from services.embed.bulk.collection_client import MAX_BATCH_BYTES, Patience, Refused, Unavailable, each, in_batches
 from services.embed.bulk.image_sources import Skipped, list_images
-from services.embed.bulk.to_collection import MAX_BATCH_BYTES, UploadTarget, cut_batches, upload
+from services.embed.bulk.to_collection import UploadTarget, upload
 from services.jobs.progress import Bars
 from tests.embed.bulk_sources import write_shard
 from tests.embed.collection_server import CollectionServer, Dropped, error
@@ -187,12 +187,17 @@ async def test_the_indexes_are_waited_for(server: CollectionServer, target: Uplo
     assert server.requests["GET /collections/photos"] == 3
 
 
-def test_batches_are_bounded_by_bytes(tmp_path: Path) -> None:
+async def test_batches_are_bounded_by_bytes(tmp_path: Path) -> None:
     source = write_files(tmp_path / "images", 6)
     for number, num_bytes in enumerate((MAX_BATCH_BYTES, MAX_BATCH_BYTES // 2, MAX_BATCH_BYTES // 2, 1, 1)):
         os.truncate(source / f"{number:02d}.jpg", num_bytes)
-    batches = cut_batches(list_images([str(source)]).images, 2)
-    assert [[image.id[:2] for image in batch] for batch in batches] == [["00"], ["01", "02"], ["03", "04"], ["05"]]
+    batches = in_batches(each(list_images([str(source)]).images), 2)
+    assert [[image.id[:2] for image in batch] async for batch in batches] == [
+        ["00"],
+        ["01", "02"],
+        ["03", "04"],
+        ["05"],
+    ]
 
 
 async def run_command(server: CollectionServer, *arguments: str) -> asyncio.subprocess.Process:
