@@ -81,7 +81,7 @@ def command(source: Path, output: Path, *options: str) -> list[str]:
 
 def begin(source: Path, output: Path) -> subprocess.Popen[bytes]:
     """Begin a job on Ray, and return once it has written a file."""
-    job = subprocess.Popen(command(source, output, "--ray", "--workers=2"), stdout=subprocess.DEVNULL)
+    job = subprocess.Popen(command(source, output, "--ray=local", "--workers=2"), stdout=subprocess.DEVNULL)
     while not list(output.glob("embeddings-*.npy")) and job.poll() is None:
         time.sleep(0.01)
     return job

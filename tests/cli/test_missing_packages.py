@@ -96,7 +96,7 @@ def test_a_command_whose_extra_is_missing_names_the_extra_in_one_line(command: s
 @pytest.mark.parametrize(
     "command",
     [
-        "embed-bulk . --output out --ray",
+        "embed-bulk . --output out --ray local",
     ],
 )
 def test_a_job_on_ray_without_it_names_its_extra(command: str, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from services.core.errors import FoveaError
 from services.core.images.decoding import decode_image
 from services.core.images.references import ImageLimits
-from services.embed.bulk.folder import Array
+from services.embed.bulk.folder import Array, EmbeddingError
 from services.embed.focallens import Readouts
 from services.embed.model.checkpoint import FOCALLENS_CONFIG, FocalLensCheckpoint, load_focallens
 from services.embed.model.engines import engine_of
@@ -35,10 +35,6 @@ Precision = Literal["float32", "bfloat16", "float16"]
 
 # Each readout takes memory of its own, so images under many conditions are processed in smaller batches.
 MAX_READOUTS_AT_ONCE = 256
-
-
-class EmbeddingError(Exception):
-    """A checkpoint that does not load or can't do what was requested; the message can be shown to users."""
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,10 @@ class OutputError(Exception):
     """A folder that can't be written to or continued; the message can be shown to users."""
 
 
+class EmbeddingError(Exception):
+    """A checkpoint that does not load or can't do what was requested; the message can be shown to users."""
+
+
 @dataclass(frozen=True)
 class PlannedShard:
     """A run of the listed images: their number, the first and the last id, and their fingerprint."""

@@ -126,7 +126,7 @@ class Unreadable(Exception):
     """One image that can't be read; the message gives the reason for the list of skipped images."""
 
 
-class Place(NamedTuple):
+class ByteRange(NamedTuple):
     """The byte range of a member in a tar file."""
 
     offset: int
@@ -145,8 +145,8 @@ class ListedImage:
     file: Path | StoredFile
     num_bytes: int
     modified_ns: int
-    place: Place | None = None
-    metadata: Place | None = None
+    place: ByteRange | None = None
+    metadata: ByteRange | None = None
 
     def __str__(self) -> str:
         return str(self.file) if self.place is None else f"{self.name} in {self.file}"
@@ -298,8 +298,8 @@ def _listed_file(path: Path, name: str) -> ListedImage | Skipped:
 
 
 def _list_tar(path: Path | StoredFile, endings: tuple[str, ...]) -> Iterator[ListedImage | Skipped]:
-    images: list[tuple[str, str, Place]] = []
-    metadata: dict[str, Place] = {}
+    images: list[tuple[str, str, ByteRange]] = []
+    metadata: dict[str, ByteRange] = {}
     damage: Skipped | None = None
     try:
         modified_ns = path.modified_ns if isinstance(path, StoredFile) else path.stat().st_mtime_ns
@@ -322,19 +322,19 @@ def _list_tar(path: Path | StoredFile, endings: tuple[str, ...]) -> Iterator[Lis
         yield damage
 
 
-def _members(path: Path | StoredFile) -> Iterator[tuple[str, Place]]:
+def _members(path: Path | StoredFile) -> Iterator[tuple[str, ByteRange]]:
     """Yield the files in a tar without reading their contents. Raises TarError if it is damaged or compressed."""
     with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as archive:
         for member in archive:
             if member.isreg() and not member.issparse():
-                yield member.name.removeprefix("./"), Place(member.offset_data, member.size)
+                yield member.name.removeprefix("./"), ByteRange(member.offset_data, member.size)
         # tarfile treats a damaged header as the end, so check that only zeros or nothing follow
         file.seek(archive.offset)
         if file.read(tarfile.BLOCKSIZE).strip(b"\0"):
             raise tarfile.ReadError(f"damaged at byte {archive.offset}")
 
 
-def _read(file: Path | StoredFile, place: Place | None) -> bytes:
+def _read(file: Path | StoredFile, place: ByteRange | None) -> bytes:
     try:
         if isinstance(file, StoredFile):
             data = file.read(place.offset, place.num_bytes) if place else file.read(0, file.num_bytes)
@@ -347,7 +347,7 @@ def _read(file: Path | StoredFile, place: Place | None) -> bytes:
     return data
 
 
-def _read_path(file: Path, place: Place | None) -> bytes:
+def _read_path(file: Path, place: ByteRange | None) -> bytes:
     with file.open("rb", buffering=0) as opened:
         if place is None:
             return opened.read()

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Self
 
 from services.core.store.errors import StoreError
-from services.embed.bulk.embedder import EmbeddingError, ModelChoice, Precision, load_bulk_embedder
-from services.embed.bulk.folder import BulkFolder, Shard
+from services.embed.bulk.embedder import ModelChoice, Precision, load_bulk_embedder
+from services.embed.bulk.folder import BulkFolder, EmbeddingError, Shard
 from services.embed.bulk.workers import Report, ShardImages, Throughput, embedded, joined
 from services.jobs.checkpoints import CheckpointSource, find_checkpoint
 from services.jobs.ray.cluster import Pool

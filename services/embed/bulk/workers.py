@@ -20,8 +20,8 @@ import torch
 
 from services.core.errors import FoveaError
 from services.core.images.references import ImageLimits
-from services.embed.bulk.embedder import BulkEmbedder, EmbeddingError, ModelChoice, Pixels, load_bulk_embedder
-from services.embed.bulk.folder import Array, BulkFolder, Shard
+from services.embed.bulk.embedder import BulkEmbedder, ModelChoice, Pixels, load_bulk_embedder
+from services.embed.bulk.folder import Array, BulkFolder, EmbeddingError, Shard
 from services.embed.bulk.image_sources import ListedImage, Skipped, Unreadable, read_image, read_metadata
 from services.jobs.interruption import ignore_interrupts
 

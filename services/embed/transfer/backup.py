@@ -210,7 +210,7 @@ class Restore:
     def run(self) -> dict[str, Any]:
         """Restore all collections, compare them with the backup, and open them. Returns the numbers."""
         backup = self._folder.describe(self._backup_id)
-        self._check_place(backup)
+        self._check_is_empty(backup)
         for saved in backup.collections:
             with self._folder.manifest(self._backup_id, saved) as manifest, closing(self._store(saved)) as store:
                 if store.access() != "copy":  # and the same, which was checked
@@ -225,18 +225,18 @@ class Restore:
                 store.set_access(saved.access)
         return {"backup": self._backup_id, **backup.totals()}
 
-    def _check_place(self, backup: Backup) -> None:
-        """Raises TransferError if the place holds anything that is not from this backup."""
+    def _check_is_empty(self, backup: Backup) -> None:
+        """Raises TransferError if the target holds anything that is not from this backup."""
         expected = {(saved.tenant, saved.name): saved for saved in backup.collections}
         for tenant in self._catalog.tenants():
             for name in self._catalog.names(tenant):
                 saved = expected.get((tenant, name))
                 of = f"{name!r}" + (f" of the tenant {tenant!r}" if tenant != DEFAULT_TENANT else "")
                 if saved is None:
-                    raise TransferError(f"the place is not empty: it has a collection {of}; nothing is overwritten")
+                    raise TransferError(f"the target is not empty: it has a collection {of}; nothing is overwritten")
                 with closing(self._catalog.open_store(name, tenant)) as store:
                     if store.access() != "copy" and _total(store).digest != saved.digest:
-                        raise TransferError(f"the place has another collection {of}; nothing is overwritten")
+                        raise TransferError(f"the target has another collection {of}; nothing is overwritten")
 
     def _store(self, saved: SavedCollection) -> ImageStore:
         """Open a collection, which is made if it does not exist."""

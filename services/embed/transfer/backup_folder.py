@@ -1,4 +1,4 @@
-"""The place of backups: a folder or a bucket, in which equal images of all backups are stored once.
+"""Where backups are: a folder or a bucket, in which equal images of all backups are stored once.
 
 contents/ab/abcd…            bytes, by their SHA-256
 backups/<time>/<n>.jsonl     images of a collection, as in `images.jsonl` of an export
@@ -68,12 +68,12 @@ class Backup(BaseModel):
 
 
 class BackupFolder:
-    """The backups in one place. Methods raise StoreUnavailable."""
+    """The backups in one folder or bucket. Methods raise StoreUnavailable."""
 
-    def __init__(self, place: str) -> None:
-        """`place` is a path or a URL."""
-        self.objects = Objects(place if _URL.match(place) else Path(place).absolute().as_uri(), {})
-        self.label = self.objects.label if _URL.match(place) else place
+    def __init__(self, target: str) -> None:
+        """`target` is a path or a URL."""
+        self.objects = Objects(target if _URL.match(target) else Path(target).absolute().as_uri(), {})
+        self.label = self.objects.label if _URL.match(target) else target
 
     def contents(self) -> dict[str, int]:
         """Return which bytes are stored, and how many, by their SHA-256."""

@@ -27,7 +27,7 @@ from services.embed.transfer.backup_folder import BackupFolder
 from services.embed.transfer.entries import TransferError
 from services.embed.transfer.files import Import, export
 from services.embed.transfer.migration import Migrated, migrate
-from services.embed.transfer.places import Place
+from services.embed.transfer.storage import Storage
 from services.embed.transfer.portable import open_form, read_description
 from services.jobs.options import command_line
 from services.jobs.progress import Bars, counted
@@ -64,6 +64,8 @@ CollectionsStoreUrl = Annotated[
     ),
 ]
 StoreUrl = Annotated[str | None, typer.Option(envvar="FOVEA_STORE_URL", help="URL of the model store.")]
+
+BackupsAt = Annotated[str, typer.Argument(help="Folder or URL (file://, s3://, gs://) of the backups.")]
 
 DEFAULT_DIR = Path("~/.fovea/collections")
 
@@ -168,7 +170,7 @@ def migrate_collection(
 
 @app.command("backup")
 def back_up(
-    place: Annotated[str, typer.Argument(help="Folder or URL (file://, s3://, gs://) of the backups.")],
+    backups: BackupsAt,
     collections_dir: CollectionsDir = DEFAULT_DIR,
     collections_url: CollectionsUrl = None,
     collections_store_url: CollectionsStoreUrl = None,
@@ -180,21 +182,21 @@ def back_up(
 ) -> None:
     """Back up all collections of all tenants, while services use them.
 
-    Bytes that an earlier backup in the same place has are not copied again. Vectors and indexes are not backed up: they
+    Bytes that an earlier backup has are not copied again. Vectors and indexes are not backed up: they
     are computed again from the images.
     """
     with _reporting("backup") as console:
-        source = Place(collections_dir, collections_url, collections_store_url, store_url).backed_up()
+        source = Storage(collections_dir, collections_url, collections_store_url, store_url).backed_up()
         with closing(source):
-            done = BackupRun(source, BackupFolder(place), Bars(console)).run(verify=verify)
+            done = BackupRun(source, BackupFolder(backups), Bars(console)).run(verify=verify)
         what = f"{counted(done['collections'], 'collection')} with {counted(done['images'], 'image')}"
         new = f"{counted(done['new_contents'], 'new content')} of {done['new_bytes']:,} bytes"
-        _report(done, f"{done['backup']}: {what}, {new}: {place}", as_json=as_json)
+        _report(done, f"{done['backup']}: {what}, {new}: {backups}", as_json=as_json)
 
 
 @app.command("restore")
 def restore(
-    place: Annotated[str, typer.Argument(help="Folder or URL (file://, s3://, gs://) of the backups.")],
+    backups: BackupsAt,
     backup: Annotated[
         str | None, typer.Option(help="Which backup; --list names them.", show_default="the newest")
     ] = None,
@@ -210,7 +212,7 @@ def restore(
     Nothing is overwritten. The same command continues an interrupted one. Services may start when it has ended.
     """
     with _reporting("restore") as console:
-        folder = BackupFolder(place)
+        folder = BackupFolder(backups)
         finished = folder.finished()
         if list_backups:
             found = {backup_id: folder.describe(backup_id) for backup_id in finished}
@@ -222,15 +224,15 @@ def restore(
                 f"{counted(one['images'], 'image')}, {one['bytes']:,} bytes"
                 for one in listed
             ]
-            _report({"backups": listed}, "\n".join(lines) or f"no backups in {place}", as_json=as_json)
+            _report({"backups": listed}, "\n".join(lines) or f"no backups in {backups}", as_json=as_json)
             return
         if not finished:
-            raise TransferError(f"there is no complete backup in {place}")
+            raise TransferError(f"there is no complete backup in {backups}")
         if backup is None and len(kinds := {folder.describe(one).kind for one in finished}) > 1:
             raise TransferError(
-                f"{place} has backups of {' and '.join(sorted(kinds))} collections: name one with --backup"
+                f"{backups} has backups of {' and '.join(sorted(kinds))} collections: name one with --backup"
             )
-        catalog = Place(collections_dir, collections_url, collections_store_url, store_url).empty_catalog()
+        catalog = Storage(collections_dir, collections_url, collections_store_url, store_url).empty_catalog()
         with closing(catalog):
             done = Restore(folder, backup or finished[-1], catalog, Bars(console)).run()
         what = f"{counted(done['collections'], 'collection')} with {counted(done['images'], 'image')}"

@@ -149,7 +149,7 @@ def _check_reachable(address: str) -> None:
     """Raises OSError if nobody listens there; Ray itself would ask again and again, without a word."""
     if address == AUTO:
         noted = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
-        address = noted.read_text().strip() if noted.is_file() else ""
+        address = os.environ.get("RAY_ADDRESS") or (noted.read_text().strip() if noted.is_file() else "")
     host, _, port = address.rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()

@@ -22,8 +22,8 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from services.embed.bulk.embedder import MAX_READOUTS_AT_ONCE, EmbeddingError
-from services.embed.bulk.folder import OutputError
+from services.embed.bulk.embedder import MAX_READOUTS_AT_ONCE
+from services.embed.bulk.folder import EmbeddingError, OutputError
 from services.embed.bulk.image_sources import list_images
 from services.embed.bulk.to_files import OutputRequest, embed_into_files
 from services.embed.focallens import Visibility

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from services.embed.collections.storage.catalog import Catalog
-from services.embed.transfer.places import Place
+from services.embed.transfer.storage import Storage
 from services.jobs.progress import Bars
 from tests.conftest import empty_schema
 
@@ -25,28 +25,28 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def new_place(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Place]:
-    """The function that makes an empty place of the kind."""
-    made: list[Place] = []
+def new_storage(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Storage]:
+    """The function that makes an empty storage of the kind."""
+    made: list[Storage] = []
 
-    def make() -> Place:
-        folder = tmp_path / f"place-{len(made)}"
+    def make() -> Storage:
+        folder = tmp_path / f"storage-{len(made)}"
         database = None
         if kind == "cluster":
             database = empty_schema(request.getfixturevalue("postgres_url"))
-        made.append(Place(folder / "collections", database, (folder / "objects").as_uri(), None))
+        made.append(Storage(folder / "collections", database, (folder / "objects").as_uri(), None))
         return made[-1]
 
     return make
 
 
 @pytest.fixture
-def place(new_place: Callable[[], Place]) -> Place:
-    return new_place()
+def storage(new_storage: Callable[[], Storage]) -> Storage:
+    return new_storage()
 
 
 @pytest.fixture
-def catalog(place: Place) -> Iterator[Catalog]:
-    """The collections of the place, open as a service has them."""
-    with closing(place.catalog()) as catalog:
+def catalog(storage: Storage) -> Iterator[Catalog]:
+    """The collections of the storage, open as a service has them."""
+    with closing(storage.catalog()) as catalog:
         yield catalog

@@ -21,7 +21,7 @@ from services.embed.transfer.backup import BackupRun, Restore
 from services.embed.transfer.backup_folder import BackupFolder
 from services.embed.transfer.command import app
 from services.embed.transfer.entries import TransferError
-from services.embed.transfer.places import Place
+from services.embed.transfer.storage import Storage
 from services.jobs.progress import Bars
 from tests.embed.collections.stored import INFO, LIMITS, content, everything, new_image
 
@@ -63,49 +63,49 @@ def known(catalog: Catalog) -> dict[tuple[str, str], Any]:
     return found
 
 
-def back_up(place: Place, folder: BackupFolder, bars: Bars) -> dict[str, Any]:
-    with closing(place.backed_up()) as source:
+def back_up(storage: Storage, folder: BackupFolder, bars: Bars) -> dict[str, Any]:
+    with closing(storage.backed_up()) as source:
         return BackupRun(source, folder, bars).run()
 
 
-def restore(folder: BackupFolder, place: Place, bars: Bars, backup_id: str | None = None) -> dict[str, Any]:
-    with closing(place.empty_catalog()) as catalog:
+def restore(folder: BackupFolder, storage: Storage, bars: Bars, backup_id: str | None = None) -> dict[str, Any]:
+    with closing(storage.empty_catalog()) as catalog:
         return Restore(folder, backup_id or folder.finished()[-1], catalog, bars).run()
 
 
 def test_what_is_backed_up_beside_a_service_comes_back_into_either_kind(
-    catalog: Catalog, place: Place, folder: BackupFolder, bars: Bars, tmp_path: Path, request: pytest.FixtureRequest
+    catalog: Catalog, storage: Storage, folder: BackupFolder, bars: Bars, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     fill(catalog).close()
     before = known(catalog)
-    done = back_up(place, folder, bars)
+    done = back_up(storage, folder, bars)
     assert (done["collections"], done["images"], done["new_contents"]) == (3, 151, 76)
-    places = [Place(tmp_path / "back", None, None, None)]
-    if place.database is not None:
+    storages = [Storage(tmp_path / "back", None, None, None)]
+    if storage.database is not None:
         url = request.getfixturevalue("empty_database_url")
-        places.append(Place(tmp_path / "back", url, (tmp_path / "back-objects").as_uri(), None))
-    for back in places:
+        storages.append(Storage(tmp_path / "back", url, (tmp_path / "back-objects").as_uri(), None))
+    for back in storages:
         assert restore(folder, back, bars)["images"] == 151
         with closing(back.catalog()) as restored:
             assert known(restored) == before
 
 
 def test_a_second_backup_copies_only_what_is_new_and_the_first_one_stays(
-    catalog: Catalog, place: Place, folder: BackupFolder, bars: Bars, tmp_path: Path
+    catalog: Catalog, storage: Storage, folder: BackupFolder, bars: Bars, tmp_path: Path
 ) -> None:
     store = fill(catalog)
     before = known(catalog)
-    first = back_up(place, folder, bars)
+    first = back_up(storage, folder, bars)
     assert Restore(folder, first["backup"], catalog, bars).run()["images"] == 151  # all of it is there
     assert known(catalog) == before
     for n in range(100):
         store.delete(f"{n}/ä")
     store.add([new_image("new", b"new"), new_image("again", b"1")], LIMITS)
-    second = back_up(place, folder, bars)
+    second = back_up(storage, folder, bars)
     assert (second["images"], second["new_contents"], second["new_bytes"]) == (53, 1, 3)
     assert folder.finished() == [first["backup"], second["backup"]]
     for number, (backup_id, expected) in enumerate([(first["backup"], before), (second["backup"], known(catalog))]):
-        back = Place(tmp_path / f"back-{number}", None, None, None)
+        back = Storage(tmp_path / f"back-{number}", None, None, None)
         restore(folder, back, bars, backup_id)
         with closing(back.catalog()) as restored:
             assert known(restored) == expected
@@ -113,7 +113,12 @@ def test_a_second_backup_copies_only_what_is_new_and_the_first_one_stays(
 
 
 def test_a_backup_is_of_one_moment_whatever_is_changed_while_it_is_made(
-    catalog: Catalog, place: Place, folder: BackupFolder, bars: Bars, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    catalog: Catalog,
+    storage: Storage,
+    folder: BackupFolder,
+    bars: Bars,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store = fill(catalog)
     moments: list[dict[Any, Any]] = []
@@ -127,8 +132,8 @@ def test_a_backup_is_of_one_moment_whatever_is_changed_while_it_is_made(
         write_lines(*arguments)
 
     monkeypatch.setattr(backing_up, "_write_lines", change_then_write)
-    back_up(place, folder, bars)
-    back = Place(tmp_path / "back", None, None, None)
+    back_up(storage, folder, bars)
+    back = Storage(tmp_path / "back", None, None, None)
     restore(folder, back, bars)
     with closing(back.catalog()) as restored:
         assert known(restored) == moments[0]
@@ -136,25 +141,30 @@ def test_a_backup_is_of_one_moment_whatever_is_changed_while_it_is_made(
 
 
 def test_an_interrupted_backup_is_none_and_the_next_one_continues(
-    catalog: Catalog, place: Place, folder: BackupFolder, bars: Bars, monkeypatch: pytest.MonkeyPatch
+    catalog: Catalog, storage: Storage, folder: BackupFolder, bars: Bars, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(catalog).close()
     with monkeypatch.context() as patch:
         patch.setattr(folder, "write_description", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            back_up(place, folder, bars)
+            back_up(storage, folder, bars)
     assert folder.finished() == []
-    done = back_up(place, folder, bars)
+    done = back_up(storage, folder, bars)
     assert (done["images"], done["new_contents"]) == (151, 0)
     assert folder.ids() == folder.finished() == [done["backup"]]
 
 
 def test_an_interrupted_restoration_is_continued_and_shows_what_it_has_as_copies(
-    catalog: Catalog, place: Place, folder: BackupFolder, bars: Bars, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    catalog: Catalog,
+    storage: Storage,
+    folder: BackupFolder,
+    bars: Bars,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fill(catalog).close()
-    back_up(place, folder, bars)
-    back = Place(tmp_path / "back", None, None, None)
+    back_up(storage, folder, bars)
+    back = Storage(tmp_path / "back", None, None, None)
     read = folder.data
     asked: list[str] = []
 
@@ -177,20 +187,20 @@ def test_an_interrupted_restoration_is_continued_and_shows_what_it_has_as_copies
 
 
 def test_nothing_is_restored_over_anything(
-    catalog: Catalog, place: Place, folder: BackupFolder, bars: Bars, new_place: Callable[[], Place]
+    catalog: Catalog, storage: Storage, folder: BackupFolder, bars: Bars, new_storage: Callable[[], Storage]
 ) -> None:
     fill(catalog).close()
-    back_up(place, folder, bars)
+    back_up(storage, folder, bars)
     with closing(catalog.open_store(INFO.name)) as store:
         store.delete("3/ä")
     before = known(catalog)
-    if place.database is None:
+    if storage.database is None:
         with pytest.raises(CatalogInUse):
-            restore(folder, place, bars)
+            restore(folder, storage, bars)
     with pytest.raises(TransferError, match="another collection 'birds'; nothing is overwritten"):
         Restore(folder, folder.finished()[-1], catalog, bars).run()
     assert known(catalog) == before
-    foreign = new_place()
+    foreign = new_storage()
     with closing(foreign.catalog()) as other:
         other.create(OTHER, "default").close()
         with pytest.raises(TransferError, match="not empty: it has a collection 'cats'"):
@@ -199,17 +209,17 @@ def test_nothing_is_restored_over_anything(
 
 @pytest.mark.parametrize("what", ["image", "list", "description"])
 def test_a_damaged_backup_is_named_and_not_restored(
-    catalog: Catalog, place: Place, folder: BackupFolder, bars: Bars, tmp_path: Path, what: str
+    catalog: Catalog, storage: Storage, folder: BackupFolder, bars: Bars, tmp_path: Path, what: str
 ) -> None:
     fill(catalog).close()
-    backup_id = back_up(place, folder, bars)["backup"]
+    backup_id = back_up(storage, folder, bars)["backup"]
     path = {
         "image": next((tmp_path / "backups/contents").glob("*/*")),
         "list": tmp_path / f"backups/backups/{backup_id}/000000.jsonl",
         "description": tmp_path / f"backups/backups/{backup_id}/backup.json",
     }[what]
     path.write_bytes(path.read_bytes()[:-1])
-    back = Place(tmp_path / "back", None, None, None)
+    back = Storage(tmp_path / "back", None, None, None)
     with pytest.raises(TransferError, match="damaged"):
         restore(folder, back, bars)
     if what != "description":
@@ -219,10 +229,10 @@ def test_a_damaged_backup_is_named_and_not_restored(
 
 
 def test_of_backups_of_both_kinds_in_one_place_one_has_to_be_named(
-    catalog: Catalog, place: Place, folder: BackupFolder, bars: Bars, tmp_path: Path
+    catalog: Catalog, storage: Storage, folder: BackupFolder, bars: Bars, tmp_path: Path
 ) -> None:
     fill(catalog).close()
-    first, second = (back_up(place, folder, bars)["backup"] for _ in range(2))
+    first, second = (back_up(storage, folder, bars)["backup"] for _ in range(2))
     description = tmp_path / "backups" / "backups" / second / "backup.json"
     other = {"local": "cluster", "cluster": "local"}
     described = json.loads(description.read_text())
@@ -235,10 +245,10 @@ def test_of_backups_of_both_kinds_in_one_place_one_has_to_be_named(
 
 
 def test_backups_are_listed_with_what_they_hold(
-    catalog: Catalog, place: Place, folder: BackupFolder, bars: Bars, tmp_path: Path
+    catalog: Catalog, storage: Storage, folder: BackupFolder, bars: Bars, tmp_path: Path
 ) -> None:
     fill(catalog).close()
-    first, second = (back_up(place, folder, bars) for _ in range(2))
+    first, second = (back_up(storage, folder, bars) for _ in range(2))
     arguments = ["restore", "--list", str(tmp_path / "backups")]
     lines = CliRunner().invoke(app, arguments).stdout.splitlines()
     assert [line.split()[0] for line in lines] == [first["backup"], second["backup"]]
@@ -248,64 +258,64 @@ def test_backups_are_listed_with_what_they_hold(
 
 
 def test_bytes_of_earlier_backups_that_were_damaged_are_copied_again(
-    catalog: Catalog, place: Place, folder: BackupFolder, bars: Bars, tmp_path: Path
+    catalog: Catalog, storage: Storage, folder: BackupFolder, bars: Bars, tmp_path: Path
 ) -> None:
     fill(catalog).close()
     before = known(catalog)
-    back_up(place, folder, bars)
+    back_up(storage, folder, bars)
     cut, changed, *_ = sorted((tmp_path / "backups" / "contents").rglob("*/*"))
     cut.write_bytes(b"")
-    assert back_up(place, folder, bars)["new_contents"] == 1
+    assert back_up(storage, folder, bars)["new_contents"] == 1
     changed.write_bytes(b"x" * changed.stat().st_size)
-    assert back_up(place, folder, bars)["new_contents"] == 0
-    with closing(place.backed_up()) as source:
+    assert back_up(storage, folder, bars)["new_contents"] == 0
+    with closing(storage.backed_up()) as source:
         assert BackupRun(source, folder, bars).run(verify=True)["new_contents"] == 1
-    back = Place(tmp_path / "back", None, None, None)
+    back = Storage(tmp_path / "back", None, None, None)
     restore(folder, back, bars)
     with closing(back.catalog()) as restored:
         assert known(restored) == before
 
 
 def test_nothing_is_restored_among_other_files(
-    catalog: Catalog, place: Place, folder: BackupFolder, bars: Bars, tmp_path: Path
+    catalog: Catalog, storage: Storage, folder: BackupFolder, bars: Bars, tmp_path: Path
 ) -> None:
     fill(catalog).close()
-    back_up(place, folder, bars)
+    back_up(storage, folder, bars)
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "a.jpg").write_bytes(b"a")
     with pytest.raises(TransferError, match="is not empty, and is no folder of collections"):
-        restore(folder, Place(tmp_path / "photos", None, None, None), bars)
+        restore(folder, Storage(tmp_path / "photos", None, None, None), bars)
     assert [path.name for path in (tmp_path / "photos").iterdir()] == ["a.jpg"]
 
 
-def test_damaged_bytes_are_not_backed_up(catalog: Catalog, place: Place, folder: BackupFolder, bars: Bars) -> None:
+def test_damaged_bytes_are_not_backed_up(catalog: Catalog, storage: Storage, folder: BackupFolder, bars: Bars) -> None:
     fill(catalog).close()
-    if place.database is None:
-        with closing(sqlite3.connect(place.folder / INFO.name / DATABASE_NAME, isolation_level=None)) as connection:
+    if storage.database is None:
+        with closing(sqlite3.connect(storage.folder / INFO.name / DATABASE_NAME, isolation_level=None)) as connection:
             connection.execute("UPDATE contents SET data = x'00' WHERE content = 3")
     else:
-        assert place.images_url is not None
-        next(path for path in Path(place.images_url.removeprefix("file://")).rglob("*-*")).write_bytes(b"damaged")
+        assert storage.images_url is not None
+        next(path for path in Path(storage.images_url.removeprefix("file://")).rglob("*-*")).write_bytes(b"damaged")
     with pytest.raises(TransferError, match=r"bytes of the image with SHA-256 [0-9a-f]{64} are damaged"):
-        back_up(place, folder, bars)
+        back_up(storage, folder, bars)
     assert folder.finished() == []
 
 
 def test_a_place_of_another_version_is_not_changed_by_a_backup(
-    catalog: Catalog, place: Place, folder: BackupFolder, bars: Bars
+    catalog: Catalog, storage: Storage, folder: BackupFolder, bars: Bars
 ) -> None:
     catalog.create(INFO).close()
-    if place.database is None:
-        path = place.folder / INFO.name / DATABASE_NAME
+    if storage.database is None:
+        path = storage.folder / INFO.name / DATABASE_NAME
         with closing(sqlite3.connect(path, isolation_level=None)) as connection:
             connection.execute("PRAGMA user_version = 1")
     else:
         import psycopg
 
-        with psycopg.connect(place.database, autocommit=True) as database:
+        with psycopg.connect(storage.database, autocommit=True) as database:
             database.execute("DELETE FROM migrations WHERE version = 3")
     with pytest.raises(IncompatibleDatabase, match=r"start (the|a) service of this version"):
-        back_up(place, folder, bars)
+        back_up(storage, folder, bars)
 
 
 def test_a_backup_says_where_it_can_not_be(tmp_path: Path) -> None:
@@ -318,10 +328,10 @@ def test_a_backup_says_where_it_can_not_be(tmp_path: Path) -> None:
 
 
 def test_lists_of_a_backup_are_lines_of_json_with_digests(
-    catalog: Catalog, place: Place, folder: BackupFolder, bars: Bars, tmp_path: Path
+    catalog: Catalog, storage: Storage, folder: BackupFolder, bars: Bars, tmp_path: Path
 ) -> None:
     fill(catalog).close()
-    backup_id = back_up(place, folder, bars)["backup"]
+    backup_id = back_up(storage, folder, bars)["backup"]
     lines = (tmp_path / f"backups/backups/{backup_id}/000000.jsonl").read_text().splitlines()
     image = json.loads(lines[0])
     assert (len(lines), image["id"], image["metadata"]) == (150, "0/ä", {"n": 0, "f": 0.1, "t": True})

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from rich.console import Console
 
-from services.embed.bulk.embedder import EmbeddingError
+from services.embed.bulk.folder import EmbeddingError
 from services.embed.bulk.image_sources import list_images
 from services.embed.bulk.to_files import OutputRequest, embed_into_files
 from services.jobs.checkpoints import CheckpointSource
@@ -159,7 +159,7 @@ def test_a_killed_job_is_continued_without_ray_to_the_same_bytes(checkpoint: Pat
         f"--output={output}",
         f"--checkpoint={checkpoint}",
         *options,
-        "--ray",
+        "--ray=local",
         "--workers=1",
     ]
     killed = [sys.executable, "-m", "tests.jobs.ray.killed_job", str(output / "embeddings-00001.npy"), *job]

@@ -1,4 +1,4 @@
-"""Places where collections are stored, by the settings of the service: a folder, or PostgreSQL and an object store."""
+"""Where collections are stored, by the settings of the service: a folder, or PostgreSQL and an object store."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ DEFAULT_STORE = Path("~/.fovea/store")
 
 
 @dataclass(frozen=True)
-class Place:
+class Storage:
     """A folder, or with a `database` shared collections. Methods raise what opening these raises."""
 
     folder: Path
@@ -33,7 +33,7 @@ class Place:
         return FolderBackedUp(folder)
 
     def empty_catalog(self) -> Catalog:
-        """Open a place for collections to be restored into, which may have been begun.
+        """Open what collections are to be restored into, which may have been begun.
 
         Raises TransferError for a folder of other things, CatalogInUse if a service has the folder open.
         """
