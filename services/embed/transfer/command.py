@@ -27,8 +27,8 @@ from services.embed.transfer.backup_folder import BackupFolder
 from services.embed.transfer.entries import TransferError
 from services.embed.transfer.files import Import, export
 from services.embed.transfer.migration import Migrated, migrate
-from services.embed.transfer.storage import Storage
 from services.embed.transfer.portable import open_form, read_description
+from services.embed.transfer.storage import Storage
 from services.jobs.options import command_line
 from services.jobs.progress import Bars, counted
 
