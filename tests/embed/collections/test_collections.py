@@ -417,7 +417,7 @@ def test_without_its_model_a_collection_keeps_its_images_and_all_its_indexes_wai
         service.create(COLOR)
         service.add(PICTURES)
     with TestClient(
-        create_embed(settings.model_copy(update={"model": "absent"})), base_url="http://localhost"
+        create_embed(settings.model_copy(update={"alias": "absent"})), base_url="http://localhost"
     ) as client:
         wait_until_ready(lambda: client.get("/collections").status_code == 200)
         description = Service(client, settings).describe()

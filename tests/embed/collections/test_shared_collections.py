@@ -168,7 +168,7 @@ def test_a_collection_deleted_and_made_anew_by_another_process_is_the_new_one(se
         assert a.client.get("/collections/things/images/picture-00.png").status_code == 404
 
 
-def test_images_that_a_dead_process_had_claimed_are_indexed_by_another(settings: EmbedSettings) -> None:
+def test_images_that_a_dead_process_had_leased_are_indexed_by_another(settings: EmbedSettings) -> None:
     with running(settings) as a:
         a.create()
         a.add(PICTURES)
@@ -179,10 +179,11 @@ def test_images_that_a_dead_process_had_claimed_are_indexed_by_another(settings:
         work = IndexWork(catalog.connections, store.collection, checkpoint, "dead")
         (number,) = (index.number for index in work.progress().indexes.values())
         work.restart_index("plain", number)
-        claim = work.take(0.5)
-        if claim is not None:  # otherwise the process was faster
+        lease = work.take(3600)
+        if lease is not None:  # otherwise the process was faster
             assert a.describe()["state"] == "building"
             assert set(a.scores(text="a thing")) == NAMES
+            work.renew(lease, 0)  # now it has expired
         a.wait_until_ready(None)
         assert set(a.scores(text="a thing")) == NAMES
         catalog.close()
