@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from click import get_current_context
 from rich.console import Console
+from typer.core import TyperCommand
 
 from services.core.logs import log_warnings_to_stderr
 from services.core.printable import printable
@@ -104,7 +104,22 @@ Ray = Annotated[
 Workers = Annotated[int | None, _of_ray("Number of workers.", min=1, show_default="one per GPU, else one per core")]
 
 
-@app.command()
+class _OneTarget(TyperCommand):
+    """A command that checks that exactly one target is given, and no option of the other."""
+
+    def invoke(self, ctx: Any) -> Any:
+        collection, output = ctx.params["collection"], ctx.params["output"]
+        if (collection is None) == (output is None):
+            raise typer.BadParameter("give --collection or --output, and not both")
+        target, of_the_other = ("--output", ONLY_COLLECTION) if collection is None else ("--collection", ONLY_OUTPUT)
+        for name in of_the_other:
+            source = ctx.get_parameter_source(name)
+            if source is not None and source.name == "COMMANDLINE":
+                raise typer.BadParameter(f"--{name.replace('_', '-')} does not apply to {target}")
+        return super().invoke(ctx)
+
+
+@app.command(cls=_OneTarget)
 def embed_bulk(
     sources: Sources,
     collection: ToCollection = None,
@@ -132,7 +147,6 @@ def embed_bulk(
     Run the same command again to continue where it stopped. Exit status: 0 if every image was added, 3 if some were
     skipped, 1 if the command failed.
     """
-    _check_target(collection, output)
     on_ray = _ray_options(ray, workers)
     conditions = _conditions(condition or [])
     log_warnings_to_stderr()
@@ -157,17 +171,6 @@ def embed_bulk(
             num_skipped = embed_into_files(request, listing, Bars(console))
     if num_skipped:
         raise typer.Exit(EXIT_SKIPPED)
-
-
-def _check_target(collection: str | None, output: Path | None) -> None:
-    """Check that exactly one target is given, and no option of the other."""
-    if (collection is None) == (output is None):
-        raise typer.BadParameter("give --collection or --output, and not both")
-    target, of_the_other = ("--output", ONLY_COLLECTION) if collection is None else ("--collection", ONLY_OUTPUT)
-    for name in of_the_other:
-        source = get_current_context().get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            raise typer.BadParameter(f"--{name.replace('_', '-')} does not apply to {target}")
 
 
 def _ray_options(address: str | None, num_workers: int | None) -> RayOptions | None:
