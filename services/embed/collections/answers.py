@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 from services.core.images.inputs import ImageInput
 from services.embed.call import TextInput
+from services.embed.collections.index.vector_index import IndexKind
 from services.embed.collections.storage.image_store import Access
 
 State = Literal["ready", "building"]
-IndexKind = Literal["flat", "ivf"]
 
 
 @dataclass(frozen=True, eq=False)

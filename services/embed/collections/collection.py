@@ -11,6 +11,7 @@ from typing import Any
 
 import structlog
 
+from services.core.backoff import backoff_s
 from services.core.errors import Conflict, FoveaError, InternalError, NotFound, Overloaded, TooLarge, blaming
 from services.core.exchange import RequestContext
 from services.core.images.inputs import ImageInput, ImageInputs
@@ -20,19 +21,25 @@ from services.core.serving.served_models import Resident
 from services.embed.call import EmbedModel, ServedEmbed
 from services.embed.collections.answers import (
     CollectionStatus,
+    IndexStatus,
     SearchAnswer,
     SearchHit,
     SearchQuery,
     StatesStatus,
 )
-from services.embed.collections.descriptions import answered_by, described, kind_of, not_open
 from services.embed.collections.index.vector_index import IndexOptions
-from services.embed.collections.indexes import AnyIndexes, Changes, OpenCheckpoint, OpenIndexes, Step
+from services.embed.collections.indexes import AnyIndexes, Changes, ConditionIndex, OpenCheckpoint, OpenIndexes, Step
 from services.embed.collections.reader import FreshPixels, ImageReader, Prepared, Read, Wanted
-from services.embed.collections.search import Question, Searcher, SearchOptions
+from services.embed.collections.search import Question, Searcher, SearchOptions, answered_by, kind_of
 from services.embed.collections.storage.catalog import no_collection
 from services.embed.collections.storage.database import Ballast, DatabaseFailed, StorageFull
-from services.embed.collections.storage.image_store import Added, CollectionLimits, ImageStore, NewImage
+from services.embed.collections.storage.image_store import (
+    Added,
+    CollectionLimits,
+    ImageStore,
+    NewImage,
+    StoredCondition,
+)
 from services.embed.service import Embedder, EmbedModels
 from services.nn.clip_texts import Text
 
@@ -409,7 +416,7 @@ class Collection:
                 structlog.get_logger(__name__).error("indexing failed", collection=self.info.name, exc_info=True)
                 num_failures += 1
             if num_failures:
-                pause_s = max(pause_s, min(pause_s * 2 ** min(num_failures, 10), MAX_RETRY_S))
+                pause_s = max(pause_s, backoff_s(num_failures, 2 * pause_s, MAX_RETRY_S))
             await self._notify()
             # Until Python 3.12 `asyncio.wait_for` may lose a cancellation that arrives while it wakes up.
             with suppress(TimeoutError):
@@ -492,3 +499,33 @@ class Collection:
     def _has_indexed(self, row: int) -> bool:
         indexes = self._indexes.newest
         return indexes is not None and all(index.vectors.through >= row for index in indexes)
+
+
+def described(index: ConditionIndex, num_images: int, last_row: int) -> IndexStatus:
+    """Describe an index of a collection of so many images, of which `last_row` is the newest."""
+    vectors = index.vectors
+    is_ready = vectors.through >= last_row
+    return IndexStatus(
+        condition=index.condition,
+        kind=vectors.kind,
+        size=vectors.num_vectors,
+        exact=vectors.is_exact,
+        state="ready" if is_ready else "building",
+        num_waiting=0 if is_ready else max(0, num_images - vectors.num_vectors),
+        num_bytes=vectors.num_bytes,
+        recall_at_10=vectors.recall_at_10,
+        is_pinned=index.is_pinned,
+    )
+
+
+def not_open(stored: StoredCondition | None, num_images: int) -> IndexStatus:
+    """Describe the index of a condition before its checkpoint is served: its content is not known."""
+    return IndexStatus(
+        stored.text if stored is not None else None,
+        "flat",
+        0,
+        exact=True,
+        state="building",
+        num_waiting=num_images,
+        is_pinned=stored is None or stored.is_pinned,
+    )

@@ -20,8 +20,7 @@ import structlog
 from numpy.typing import NDArray
 
 from services.embed.call import ServedEmbed
-from services.embed.collections.answers import IndexKind
-from services.embed.collections.index.vector_index import Found
+from services.embed.collections.index.vector_index import Found, IndexKind
 from services.embed.collections.reader import FreshPixels, Read, Source
 from services.embed.collections.storage.database import has_room_beside
 from services.embed.collections.storage.image_states import StateCache

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import structlog
 
+from services.core.backoff import backoff_s
 from services.core.errors import FoveaError, Misdirected, NotFound, Overloaded
 from services.core.http.health import CheckResult
 from services.embed.collections.collection import Collection, CollectionOptions, Serving
@@ -158,7 +159,7 @@ class LocalCollections(OpenCollections):
 
     async def _open_catalog(self) -> FolderCatalog:
         """Open the folder and list its collections, retrying until that succeeds."""
-        retry_s = MIN_RETRY_S
+        num_failures = 0
         while True:
             try:
                 catalog = await asyncio.to_thread(self._open)
@@ -173,8 +174,9 @@ class LocalCollections(OpenCollections):
             except CatalogInUse as error:
                 self._problem, reason, pause_s = "another process holds their folder", str(error), LOCK_POLL_S
             except (OSError, FoveaError) as error:
-                self._problem, reason, pause_s = "their folder can't be opened", _reason(error), retry_s
-                retry_s = min(2 * retry_s, MAX_RETRY_S)
+                self._problem, reason = "their folder can't be opened", _reason(error)
+                num_failures += 1
+                pause_s = backoff_s(num_failures, MIN_RETRY_S, MAX_RETRY_S)
             if reason != self._reported:  # once, not at each attempt
                 _log().warning("collections wait for their folder", folder=self._folder, reason=reason)
             self._reported = reason

@@ -25,6 +25,7 @@ from services.core.errors import DeadlineExceeded
 from services.core.exchange import RequestContext
 from services.core.images.inputs import ImageInput
 from services.embed.call import EmbedCall, ServedEmbed, TextInput
+from services.embed.collections.answers import IndexStatus
 from services.embed.collections.indexes import AnyIndexes, ConditionIndex, key_of
 from services.embed.collections.reader import ImageReader, Read, Wanted
 from services.embed.collections.storage.image_store import ImageStore
@@ -288,3 +289,27 @@ class Searcher:
         conditional = iter(await embed(conditions) if conditions else [])
         plain = await embed([]) if len(conditions) < len(texts) else []
         return [plain[0] if text is None else next(conditional) for text in texts]
+
+
+def answered_by(nearest: Nearest, text: Text | None, last_row: int) -> IndexStatus:
+    """Describe the index that has answered a search, as far as there is one."""
+    index = nearest.index
+    if index is None:
+        condition = text.text if text is not None else None
+        return IndexStatus(condition, "flat", 0, exact=nearest.is_exact, state="building")
+    vectors = index.vectors
+    return IndexStatus(
+        condition=index.condition,
+        kind=vectors.kind,
+        size=vectors.num_vectors,
+        exact=nearest.is_exact,
+        state="ready" if vectors.through >= last_row else "building",
+        recall_at_10=vectors.recall_at_10,
+    )
+
+
+def kind_of(nearest: Nearest) -> str:
+    """Name the way in which a search was answered, for the metrics."""
+    if nearest.is_exact:
+        return "exact"
+    return "shortlist" if nearest.index is None or nearest.index.vectors.is_exact else "approximate"

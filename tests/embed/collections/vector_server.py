@@ -14,9 +14,8 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from services.core.errors import Overloaded
-from services.embed.collections.answers import IndexKind
 from services.embed.collections.cluster.vectors import VectorsLost
-from services.embed.collections.index.vector_index import Found
+from services.embed.collections.index.vector_index import Found, IndexKind
 from services.embed.model.items import Embeddings
 from tests.embed.collections.vectors_in_memory import Rows, VectorsInMemory
 

@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.core.errors import Overloaded
-from services.embed.collections.answers import IndexKind
 from services.embed.collections.cluster.vectors import VectorsLost
-from services.embed.collections.index.vector_index import Found
+from services.embed.collections.index.vector_index import Found, IndexKind
 from services.embed.model.items import Embeddings
 
 Rows = NDArray[np.int64]

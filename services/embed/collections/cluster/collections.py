@@ -19,6 +19,7 @@ from typing import Any
 
 import structlog
 
+from services.core.backoff import backoff_s
 from services.core.errors import FoveaError, NotFound, Overloaded
 from services.core.http.health import CheckResult
 from services.embed.collections.cluster.catalog import PostgresCatalog, Sweeper
@@ -104,7 +105,7 @@ class VectorsWatch:
         """Look again and again, until cancelled."""
         vectors = self._connect()
         log = structlog.get_logger(__name__).bind(setting=VECTORS_SETTING, address=self._address)
-        told, retry_s = "", MIN_RETRY_S
+        told, num_failures = "", 0
         try:
             while True:
                 problem = await asyncio.to_thread(vectors.problem)
@@ -114,8 +115,8 @@ class VectorsWatch:
                 elif told and not problem:
                     log.info("vectors can be reached again")
                 told = problem
-                await asyncio.sleep(retry_s if problem else LOOK_EVERY_S)
-                retry_s = min(2 * retry_s, MAX_RETRY_S) if problem else MIN_RETRY_S
+                num_failures = num_failures + 1 if problem else 0
+                await asyncio.sleep(backoff_s(num_failures, MIN_RETRY_S, MAX_RETRY_S) if problem else LOOK_EVERY_S)
         finally:
             await asyncio.to_thread(vectors.close)
 
@@ -285,8 +286,7 @@ class SharedCollections(OpenCollections):
 
     async def _open(self) -> _Opened:
         """Connect, retrying until that succeeds."""
-        retry_s = MIN_RETRY_S
-        while True:
+        for num_failures in itertools.count(1):
             try:
                 self._opened = await asyncio.to_thread(self._connect)
             except (IncompatibleDatabase, OSError, FoveaError) as error:
@@ -295,8 +295,8 @@ class SharedCollections(OpenCollections):
                 self._problem = self._reported = ""
                 structlog.get_logger(__name__).info("collections open", **self._cluster.place)
                 return self._opened
-            await asyncio.sleep(retry_s)
-            retry_s = min(2 * retry_s, MAX_RETRY_S)
+            await asyncio.sleep(backoff_s(num_failures, MIN_RETRY_S, MAX_RETRY_S))
+        raise AssertionError("numbers do not end")
 
     def _connect(self) -> _Opened:
         catalog = self._cluster.open_catalog()

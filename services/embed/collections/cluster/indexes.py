@@ -20,12 +20,11 @@ from numpy.typing import NDArray
 
 from services.core.errors import FoveaError, Overloaded
 from services.embed.call import ServedEmbed
-from services.embed.collections.answers import IndexKind
 from services.embed.collections.cluster.connections import Connections, alone
 from services.embed.collections.cluster.image_store import PostgresImageStore
 from services.embed.collections.cluster.leases import LEASE_ROWS, IndexProgress, IndexWork, Lease, Progress
 from services.embed.collections.cluster.vectors import StoredVectors, VectorDatabase, VectorsLost
-from services.embed.collections.index.vector_index import Found
+from services.embed.collections.index.vector_index import Found, IndexKind
 from services.embed.collections.indexes import (
     Changes,
     CheckpointIndexes,

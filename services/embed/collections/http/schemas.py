@@ -8,14 +8,8 @@ from pydantic import BaseModel, Field, JsonValue
 
 from services.core.http.bodies import JsonList, StrictRequest
 from services.core.images.references import JsonImage
-from services.embed.collections.answers import (
-    CollectionStatus,
-    IndexKind,
-    IndexStatus,
-    SearchAnswer,
-    State,
-    StatesStatus,
-)
+from services.embed.collections.answers import CollectionStatus, IndexStatus, SearchAnswer, State, StatesStatus
+from services.embed.collections.index.vector_index import IndexKind
 from services.embed.collections.storage.image_store import Access, Added, StoredImage
 
 Metadata = dict[str, JsonValue]

@@ -157,6 +157,9 @@ def lists_for(
 MAX_DEAD_SHARE = 0.25
 MAX_TAIL_SHARE = 0.1
 
+# flat: every vector is compared. ivf: only those in the nearest inverted lists.
+IndexKind = Literal["flat", "ivf"]
+
 
 @dataclass(frozen=True)
 class IndexOptions:
@@ -234,8 +237,7 @@ class VectorIndex:
         return len(contents.table) * per_vector + (contents.lists.num_bytes if contents.lists else 0)
 
     @property
-    def kind(self) -> Literal["flat", "ivf"]:
-        """flat: every vector is compared. ivf: only those in the nearest inverted lists."""
+    def kind(self) -> IndexKind:
         return "flat" if self._contents.lists is None else "ivf"
 
     @property
