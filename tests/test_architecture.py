@@ -147,7 +147,7 @@ BUDGETS = {
     "services/nn": 1_700,
     "services/jobs": 4_600,
     "services/curate": 4_600,
-    "services/embed": 20_600,
+    "services/embed": 20_300,
     "services/generate": 13_000,
     "services/predict": 7_600,
     "services/score": 11_400,

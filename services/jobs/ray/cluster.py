@@ -13,9 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from services.core.printable import first_line
 
@@ -30,26 +28,6 @@ ENVIRONMENT = {
     "RAY_BACKEND_LOG_LEVEL": "fatal",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-
-RAY_PANEL = "With --ray"
-# Parameters that need --ray.
-ONLY_RAY = ("ray_address", "workers")
-
-UsesRay = Annotated[bool, typer.Option("--ray", help="Spread the work over workers on Ray.", rich_help_panel=RAY_PANEL)]
-RayAddress = Annotated[
-    str,
-    typer.Option(
-        envvar="RAY_ADDRESS",
-        help="Ray to use: auto for the cluster of this machine, another address, or local to start one here.",
-        rich_help_panel=RAY_PANEL,
-    ),
-]
-Workers = Annotated[
-    int | None,
-    typer.Option(
-        min=1, help="Number of workers.", show_default="one per GPU, else one per core", rich_help_panel=RAY_PANEL
-    ),
-]
 
 
 class RayError(Exception):
@@ -92,21 +70,6 @@ class Cluster:
             return Pool(options.num_workers or max(1, self.num_cpus // num_cpus), num_cpus)
         num_workers = options.num_workers or max(1, self.num_gpus)
         return Pool(num_workers, num_threads or max(1, self.num_cpus // max(num_workers, self.num_gpus)), 1)
-
-
-def ray_options(context: typer.Context, address: str, num_workers: int | None, *, uses_ray: bool) -> RayOptions | None:
-    """Return the options of a command line, None without --ray.
-
-    Raises ModuleNotFoundError if Ray is not installed, BadParameter for one of its options without --ray.
-    """
-    if uses_ray:
-        import_ray()
-        return RayOptions(address, num_workers)
-    for name in ONLY_RAY:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            raise typer.BadParameter(f"--{name.replace('_', '-')} needs --ray")
-    return None
 
 
 def import_ray() -> Any:
