@@ -1,4 +1,4 @@
-"""Where backups are: a folder or a bucket, in which equal images of all backups are stored once.
+"""The backups in a folder or a bucket, in which equal images of all backups are stored once.
 
 contents/ab/abcd…            bytes, by their SHA-256
 backups/<time>/<n>.jsonl     images of a collection, as in `images.jsonl` of an export

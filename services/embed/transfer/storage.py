@@ -1,4 +1,4 @@
-"""Where collections are stored, by the settings of the service: a folder, or PostgreSQL and an object store."""
+"""The storage of collections, by the settings of the service: a folder, or PostgreSQL and an object store."""
 
 from dataclasses import dataclass
 from pathlib import Path
