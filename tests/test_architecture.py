@@ -145,7 +145,7 @@ BUDGETS = {
     "services/cli": 2_700,
     "services/core": 12_300,
     "services/nn": 1_700,
-    "services/jobs": 4_600,
+    "services/jobs": 4_000,
     "services/curate": 4_600,
     "services/embed": 20_300,
     "services/generate": 13_000,

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from services.jobs.colorshape import nearest_object, render, sample_scenes
-from services.jobs.pictures import rendering
-from services.jobs.pictures.things import Picture
-from services.jobs.pictures.variety import Variety, draw_picture
 from services.nn.image_transform import padded
 from starters.embed.facts import WORDS, Facts, is_kept_apart, picture_facts, scene_facts
+from starters.pictures import rendering
+from starters.pictures.things import Picture
+from starters.pictures.variety import Variety, draw_picture
 
 # What a patch can tell of the thing that covers it, and an image of its only thing.
 PATCH_ATTRIBUTES = ("color", "shape", "object texture")

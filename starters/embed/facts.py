@@ -22,8 +22,8 @@ from services.jobs.colorshape import (
     is_held_out,
 )
 from services.jobs.colorshape import SHAPES as COLORSHAPE_SHAPES
-from services.jobs.pictures.shapes import SHAPES
-from services.jobs.pictures.things import PAINTS, Picture, Thing
+from starters.pictures.shapes import SHAPES
+from starters.pictures.things import PAINTS, Picture, Thing
 
 OBJECT_TEXTURES = ("plain", "striped", "dotted", "checkered", "wavy")
 # Every word of an attribute: ColorShape's and those of the wider pictures.

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.jobs.pictures.rendering import render
-from services.jobs.pictures.things import Picture
-from services.jobs.pictures.variety import Variety, draw_picture
 from services.nn.clip_tokenizer import Tokenizer
+from starters.pictures.rendering import render
+from starters.pictures.things import Picture
+from starters.pictures.variety import Variety, draw_picture
 from starters.score.data.claim_wordings import Style, caption
 from starters.score.data.claims import (
     COLORS,

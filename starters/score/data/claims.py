@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from services.jobs.pictures.shapes import SHAPES
-from services.jobs.pictures.things import PAINTS, Picture, Thing
+from starters.pictures.shapes import SHAPES
+from starters.pictures.things import PAINTS, Picture, Thing
 
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
 Codes = np.ndarray[Any, np.dtype[np.int64]]

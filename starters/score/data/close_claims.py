@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
-from services.jobs.pictures.shapes import SHAPES
-from services.jobs.pictures.things import Picture
-from services.jobs.pictures.variety import Variety, draw_picture
+from starters.pictures.shapes import SHAPES
+from starters.pictures.things import Picture
+from starters.pictures.variety import Variety, draw_picture
 from starters.score.data.claims import COLORS, FINISHES, MAX_THINGS, MIN_RATIO, OPPOSITES, Claim, Noun, nouns, some_of
 
 Group = list[Claim]

@@ -8,7 +8,6 @@ import torch
 
 from services.embed.evaluation.colorshape import TEST_INSTRUCTIONS, UNSEEN_CONDITIONS
 from services.jobs.colorshape import sample_classes
-from services.jobs.pictures.things import Background, Picture, Thing
 from services.nn.clip_model import open_clip
 from services.nn.clip_tokenizer import write_merges
 from starters.embed.drawn_pictures import draw_batch
@@ -24,6 +23,7 @@ from starters.embed.questions import (
     learn_merges,
     triplet_batch,
 )
+from starters.pictures.things import Background, Picture, Thing
 
 
 def test_a_step_of_training_data_repeats_and_the_next_one_differs() -> None:

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from services.jobs.pictures.variety import Variety, draw_picture
+from starters.pictures.variety import Variety, draw_picture
 from starters.score.data.claim_wordings import PAIRS, RELATED, Style, caption, claim_vocabulary, is_held_out
 from starters.score.data.claims import COLORS, RELATIONS, Claim, Noun, alternatives, draw_claim
 

@@ -5,8 +5,8 @@ from random import Random
 
 import pytest
 
-from services.jobs.pictures.things import Background, Picture, Thing
-from services.jobs.pictures.variety import Variety, draw_picture
+from starters.pictures.things import Background, Picture, Thing
+from starters.pictures.variety import Variety, draw_picture
 from starters.score.data.claims import Claim, Noun, alternatives, draw_claim, nouns, picture_facts, thing_sizes, truth
 
 WHITE = Background("plain", "white", (1.0, 1.0, 1.0), (1.0, 1.0, 1.0))

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 import torch
 
-from services.jobs.pictures.variety import Variety, draw_picture
+from starters.pictures.variety import Variety, draw_picture
 from starters.score.data.claimed_pictures import ClaimedPictures, PictureBatch, Pictures, said
 from starters.score.data.claims import Claim, Noun, picture_facts
 from starters.score.training.claim_losses import FactChoice, K

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from services.jobs.pictures.shapes import NUM_POINTS, POINTS_PER_RADIUS, REACH, Floats, distance_tables
-from services.jobs.pictures.things import Background, Picture, Rgb, Texture, Thing
+from starters.pictures.shapes import NUM_POINTS, POINTS_PER_RADIUS, REACH, Floats, distance_tables
+from starters.pictures.things import Background, Picture, Rgb, Texture, Thing
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 

@@ -9,11 +9,11 @@ from random import Random
 import numpy as np
 import pytest
 
-from services.jobs import pictures
-from services.jobs.pictures.rendering import render
-from services.jobs.pictures.shapes import NUM_POINTS, SHAPES, distance_tables
-from services.jobs.pictures.things import PAINTS, Background, Picture, Thing
-from services.jobs.pictures.variety import MIN_CONTRAST, Variety, draw_picture
+from starters import pictures
+from starters.pictures.rendering import render
+from starters.pictures.shapes import NUM_POINTS, SHAPES, distance_tables
+from starters.pictures.things import PAINTS, Background, Picture, Thing
+from starters.pictures.variety import MIN_CONTRAST, Variety, draw_picture
 
 WHITE = Background("plain", "white", (1.0, 1.0, 1.0), (1.0, 1.0, 1.0))
 RED, BLUE = (1.0, 0.0, 0.0), (0.0, 0.0, 1.0)

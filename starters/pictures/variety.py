@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
-from services.jobs.pictures.rendering import luminance
-from services.jobs.pictures.shapes import SHAPES
-from services.jobs.pictures.things import PAINTS, Background, BackgroundKind, Picture, Rgb, Texture, Thing
+from starters.pictures.rendering import luminance
+from starters.pictures.shapes import SHAPES
+from starters.pictures.things import PAINTS, Background, BackgroundKind, Picture, Rgb, Texture, Thing
 
 # Greatest radius, as a fraction of the shorter side, by the number of things.
 MAX_RADIUS = (0.42, 0.42, 0.24, 0.2, 0.17, 0.155)
