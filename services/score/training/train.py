@@ -98,9 +98,10 @@ def fsc_clip(
     given = _stored(stored, negatives or (), chosen, data)
     files = _files(data, images, image_folder, given)
     check_publication(name, store_url, is_wanted=publish)
+    set_seed(seed)
+    clip, reference = load_base(chosen.base, chosen.pretrained, store_url)
     run = tuning_run(chosen, output, len(files), seed, accumulate)
     run = replace(run, precision=precision, num_workers=num_workers, checkpoint_every=checkpoint_every)
-    clip, reference = load_base(chosen.base, chosen.pretrained, store_url)
     made, names = installed_hard_negatives(), chosen.kinds if given is None else given.names
     source = ImageSource(files, clip.transform, chosen.min_area)
     checkpoint = tuned(run, chosen, clip, TuningData(source, clip.tokenizer, made, names, seed, run.num_examples))
@@ -148,9 +149,8 @@ def _toml_value(text: str) -> Any:
 
 
 def tuning_run(recipe: Recipe, output: Path, num_examples: int | None, seed: int, accumulate: int = 1) -> Run:
-    """Seed everything and make the schedule of a recipe. Raises BadParameter for data or a batch that do not fit it."""
+    """Make the folder and the schedule of a recipe. Raises BadParameter for data or a batch that do not fit it."""
     output.mkdir(parents=True, exist_ok=True)
-    set_seed(seed)
     try:
         return recipe.run(output, num_examples, seed=seed, accumulate=accumulate)
     except ValueError as error:

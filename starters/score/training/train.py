@@ -200,9 +200,10 @@ def fsc_clip_scenes(
     changes = {"base": base, "steps": steps, "batch_size": batch_size}
     chosen = chosen_recipe(SceneRecipe, recipe, overrides, changes)
     check_publication(name, store_url, is_wanted=publish)
+    set_seed(seed)
+    clip, reference = load_base(chosen.base, None, store_url)
     run = tuning_run(chosen, output, None, seed)
     run = replace(run, precision=precision, num_workers=num_workers, checkpoint_every=checkpoint_every)
-    clip, reference = load_base(chosen.base, None, store_url)
     made = HardNegatives(TextBlobAnnotator(), SceneLexicon())
     source = _source(chosen, clip, seed, run.num_examples)
     naming = PictureNaming(clip.model, chosen.named) if chosen.named > 0 else None
