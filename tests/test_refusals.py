@@ -9,16 +9,20 @@ from typer.testing import CliRunner, Result
 
 from services.cli.main import app
 from tests.commands import trainer
+from tests.embed.conversations import write_conversations
 from tests.generate.tiny_models import save_tiny
 from tests.score.tiny import tiny_clip
 
-TRAININGS = (["litm"], ["clip"], ["focallens"], ["clip-scenes"], ["fsc-clip", "--images", "captions.tsv"])
+FOCALLENS = ["focallens", "--llava", "llava.json"]
+FSC_CLIP = ["fsc-clip", "--images", "captions.tsv"]
+TRAININGS = (["litm"], ["clip"], FOCALLENS, ["clip-scenes"], FSC_CLIP)
 
 
 @pytest.fixture(autouse=True)
-def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Write the table of captioned images that trainings name, into the current folder."""
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write the captions and the conversations that trainings name, into the current folder."""
     (tmp_path / "captions.tsv").write_text("0.png\ta red circle\n")
+    write_conversations(tmp_path)
     monkeypatch.chdir(tmp_path)
 
 
@@ -71,9 +75,9 @@ def test_a_training_asks_for_the_store_that_it_publishes_to_before_it_begins(
         (["clip", "--learning-rate", "inf"], "'--learning-rate': inf is not a finite number above 0"),
         (["clip", "--width", "100"], "'--width': 100 is not a positive multiple of 32"),
         (["clip", "--precision", "int8"], "'--precision': Value error, 'int8' is not one of 'no', 'bf16', 'fp16'"),
-        (["focallens", "--checkpoint-every", "0"], "'--checkpoint-every': Input should be greater than or equal to 1"),
-        (["focallens", "--accumulate", "0"], "'--accumulate': Input should be greater than or equal to 1"),
-        (["focallens", "--plain-weight", "inf"], "'--plain-weight': inf is not a finite number"),
+        ([*FOCALLENS, "--checkpoint-every", "0"], "'--checkpoint-every': Input should be greater than or equal to 1"),
+        ([*FOCALLENS, "--accumulate", "0"], "'--accumulate': Input should be greater than or equal to 1"),
+        ([*FOCALLENS, "--learning-rate", "nan"], "'--learning-rate': nan is not a finite number above 0"),
         (["fsc-clip", "--images", "x", "--set", "alpha=nan"], "alpha is a share from 0 to 1, not nan"),
         (["fsc-clip", "--images", "x", "--set", "local_weight=2"], "local_weight is a share from 0 to 1, not 2"),
         (
@@ -92,8 +96,8 @@ def test_a_number_that_makes_no_training_is_refused_with_its_option(
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["focallens", "--base", "nope"],
-        ["fsc-clip", "--base", "nope", "--images", "captions.tsv"],
+        [*FOCALLENS, "--base", "nope"],
+        [*FSC_CLIP, "--base", "nope"],
     ],
     ids=lambda arguments: arguments[0],
 )
@@ -146,8 +150,8 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ["calibrate", "CHECKPOINT", "--data", "QUESTIONS", "--save", "RUN"],
         ["evaluate", "litm", "CHECKPOINT", "--data", "QUESTIONS"],
         ["evaluate", "focallens", "colorshape", "--checkpoint", "CHECKPOINT", "--baseline", "CHECKPOINT"],
-        ["train", "focallens", "--base", "CHECKPOINT", "--output", "RUN", "--no-publish"],
-        ["train", "fsc-clip", "--base", "CHECKPOINT", "--images", "captions.tsv", "--output", "RUN", "--no-publish"],
+        ["train", *FOCALLENS, "--base", "CHECKPOINT", "--output", "RUN", "--no-publish"],
+        ["train", *FSC_CLIP, "--base", "CHECKPOINT", "--output", "RUN", "--no-publish"],
     ],
     ids=lambda words: " ".join(words[:2]),
 )

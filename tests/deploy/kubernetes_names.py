@@ -81,13 +81,18 @@ def check_commands(manifests: Manifests) -> list[str]:
     return wrong
 
 
-def _check_command(module: str, command: str, *arguments: str) -> list[str]:
-    commands: Any = get_command(importlib.import_module(module).app)
-    if command not in commands.commands:
-        return [f"{module} has no command {command}"]
-    known = {name for parameter in commands.commands[command].params for name in parameter.opts}
-    options = [argument.split("=")[0] for argument in arguments if argument.startswith("--")]
-    return [f"{module} {command} has no {option}" for option in options if option not in known]
+def _check_command(module: str, *arguments: str) -> list[str]:
+    command: Any = get_command(importlib.import_module(module).app)
+    if hasattr(command, "commands"):
+        name, arguments = arguments[0], arguments[1:]
+        if name not in command.commands:
+            return [f"{module} has no command {name}"]
+        command = command.commands[name]
+    known = {name for parameter in command.params for name in parameter.opts}
+    required = {parameter.opts[0] for parameter in command.params if parameter.required}
+    options = {argument.split("=")[0] for argument in arguments if argument.startswith("--")}
+    unknown = [f"{module} has no {option}" for option in sorted(options - known)]
+    return unknown + [f"{module} needs {option}" for option in sorted(required - options) if option.startswith("--")]
 
 
 def check_ports_and_probes(manifests: Manifests) -> list[str]:
