@@ -177,6 +177,7 @@ def matches(path: str, pattern: str) -> bool:
     return re.fullmatch(regex.replace(r"\*\*", ".*").replace(r"\*", "[^/]*"), path) is not None
 
 
+@cache
 def is_within(module: str, patterns: tuple[str, ...]) -> bool:
     parts = module.split(".")
     return any(matches(".".join(parts[:length]), p) for p in patterns for length in range(1, len(parts) + 1))
