@@ -129,7 +129,7 @@ class KeyRing:
 
 
 class Access:
-    """Authentication, authorisation and rate limit, in that order."""
+    """Authentication, rate limit and authorisation, in that order."""
 
     def __init__(self, keys: KeyRing, limits: RateLimits, settings: GatewaySettings, metrics: Metrics) -> None:
         self._keys = keys

@@ -23,7 +23,7 @@ from services.core.exchange import context_of, exchange_of
 class Proxy:
     """Innermost middleware: sends requests in the route table to their service, others to the gateway's own routes.
 
-    Only public paths and routes are reached without passing `access`.
+    Every request passes `access`, except those to public paths and public routes.
     """
 
     def __init__(
@@ -100,8 +100,8 @@ class Proxy:
             upstream = await self._choose(body, scope, receive)
             # From here on the request is demand for the upstream, whatever becomes of it.
             with upstream.recent.counted():
-                # Before the body is read, where it was not needed for the choice: to refuse it then would cost as much
-                # as to serve it.
+                # Refuse here if possible: once the body is read, a refusal costs as much as an answer. A choice by
+                # model has read it already.
                 upstream.gate.check(visitor.identity, context.deadline)
                 request = UpstreamRequest(
                     method=scope["method"],

@@ -1,8 +1,8 @@
 """The routes of every service and of a review: the whole public surface in one table.
 
 A path answers with and without the prefix `/v1`; only those of Cohere's version 2 have no other form. The gateway
-routes by path and method, and where a service has pools by the model, and does not parse bodies, so dialects that
-differ only in their bodies (TEI's `/embed` and `/rerank`) are distinguished by the service.
+routes by path and method, and by model where a service has pools. It does not parse bodies, so the service tells
+dialects apart that differ only in their bodies (TEI's `/embed` and `/rerank`).
 """
 
 import re

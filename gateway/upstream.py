@@ -142,10 +142,10 @@ class _ClosedWhileIdle(Exception):
 class Upstream:
     """The addresses of one destination behind one gate.
 
-    A request is sent again where the connection was refused, where an instance said 503 with `Retry-After`, and, once,
-    where an idle connection broke as soon as it was used again: most likely it was being closed, but an instance that
-    dies of a request within IDLE_CLOSE_S looks the same. Retries never exceed the retry budget. All requests are
-    idempotent: services store everything under a name.
+    A request is sent to another address where the connection was refused, the address hangs, or an instance said 503
+    with `Retry-After`; and it is sent again, once, where an idle connection broke as soon as it was used again: most
+    likely it was being closed, but an instance that dies of a request within IDLE_CLOSE_S looks the same. Retries never
+    exceed the retry budget. All requests are idempotent: services store everything under a name.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class Upstream:
         metrics: Metrics,
     ) -> None:
         self.destination = destination
-        # In metrics, so that what scales or alerts by a service never counts its canary or its pools.
+        # The label in metrics: canary and pools have their own, so scaling and alerts of a service do not count them.
         self.name = destination.name
         self.addresses = addresses
         self.gate = Gate(

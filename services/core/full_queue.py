@@ -12,11 +12,12 @@ def in_the_way(
     newest: Callable[[str], Iterator[tuple[T, float]]],
     has_room: Callable[[float, int], bool],
 ) -> Sequence[T] | None:
-    """Return what must leave a full queue for a newcomer, a client and its cost: the newest of those with the most.
+    """Return the items that must leave a full queue for a newcomer (a client and the cost of its item).
 
-    `shares` are the clients' costs, `newest` yields what of a client may leave and its cost, `has_room` tells whether
-    there is room once this cost and this number have left. None where one would have to leave whose client has no more
-    than the newcomer's would.
+    Always the newest item of the client with the largest total cost leaves first. `shares` are the clients' total
+    costs, `newest` yields the items of a client that may leave, with their costs, and `has_room` tells whether there is
+    room once that cost and that number of items have left. Returns None if a client would have to give way that has no
+    more than the newcomer would have.
     """
     client, cost = newcomer
     left = dict(shares)

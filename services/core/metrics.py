@@ -157,7 +157,9 @@ class Metrics:
             "preemptions", "Running items paused to make room for others and resumed later."
         )
         self.time_to_first_token_seconds = self._histogram(
-            "time_to_first_token_seconds", "Time from queueing a request to its first token.", SECONDS_BUCKETS
+            "time_to_first_token_seconds",
+            "Time from queueing a request to its first token; waiting for a permit and tokenising come before.",
+            SECONDS_BUCKETS,
         )
         self.inter_token_latency_seconds = self._histogram(
             "inter_token_latency_seconds", "Time between two consecutive tokens of an answer.", SECONDS_BUCKETS

@@ -4,9 +4,10 @@ A `/generate` request until its first token: `http/generate_routes.py` checks it
 `GenerateService.generate`, which leases a model; in a thread, `generation/input_processor.py` renders and tokenises
 the prompt (`prompts/`) and tells its cost. Core's `Stepper` queues it and, on the compute thread, has `engine.py`
 admit it: `generation/running_batch.py` prefills the prompt, `generation/prompt_calibration.py` estimates the bias of
-the documents' places (`generation/bias.py`) and makes α of what remains, and the prompt's last row runs once more
-with the documents' weights rescaled (`calibration.py`, called by `model/packing.py`). Its logits give the first token
-(`generation/sampling.py`), which comes back as `Progress`.
+the documents' positions (`generation/bias.py`) and makes α of what remains, and the prompt's last row (or rows, by
+`row_scope`) runs once more with the documents' weights rescaled (`calibration.py`, called by `model/packing.py`). Its
+logits give the first token (`generation/sampling.py`), which comes back as `Progress`. Estimates of many passes are
+spread over turns of core's `StepRunner` (`GenerateEngine.prepare`), so that other streams go on meanwhile.
 """
 
 import asyncio
@@ -134,9 +135,9 @@ class GenerateService:
     async def generate(
         self, model: str | None, prepare: Callable[[InputProcessor], Sequence[Charged]], context: RequestContext
     ) -> AsyncGenerator[tuple[int, Progress], None]:
-        """Yield the steps of all answers that `prepare` returns, as they arrive, each with the place of its answer.
+        """Yield the steps of all answers that `prepare` returns, as they arrive, each with the index of its answer.
 
-        `prepare` runs in a thread. Closing the generator frees the places of its answers within one step. Raises what
+        `prepare` runs in a thread. Closing the generator ends its answers within one step. Raises what
         `_lease`, `prepare`, `Stepper.submit` and its streams raise.
         """
         async with self._lease(model, context) as served:

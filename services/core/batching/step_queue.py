@@ -196,7 +196,7 @@ class StepQueue(Generic[ItemT, EventT]):
             return min((line.waits_since() for line in self._lines.values()), default=math.inf)
 
     def add(self, work: Work[ItemT, EventT]) -> bool:
-        """Add an item; returns whether the caller has to schedule a looker: only the first one until `leave` has to."""
+        """Add an item; returns True if no turn is scheduled yet: the caller then schedules one."""
         with self._lock:
             self._insert(work)
             if work.client != self._newest_client:

@@ -266,7 +266,7 @@ class AccessLog:
 
 
 class ErrorResponses:
-    """The outermost handler: turns every error from further in into one response, in its route's error shape."""
+    """The outermost error handler: turns every error from further in into one response, in its route's error shape."""
 
     def __init__(self, app: ASGIApp, health: Health) -> None:
         self.app = app

@@ -192,7 +192,7 @@ class ReorderedGeneration(Generation):
 
 
 def by_order(generations: Sequence[Generation]) -> list[list[Generation]]:
-    """Group several answers to one question, which share an order; answers without reordering are alone."""
+    """Group several answers to one question, which share an order; those without reordering form one group."""
     groups: dict[tuple[Any, ...], list[Generation]] = {}
     for generation in generations:
         key: tuple[Any, ...] = ()

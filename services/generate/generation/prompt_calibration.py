@@ -29,8 +29,8 @@ from services.generate.retrieval_heads import mean_over_heads
 @dataclass(frozen=True, eq=False)
 class PromptCalibration:
     """`relevance` is rel(k), K numbers, a mean over layers and heads even if each head has its own α; `num_passes` is
-    the number of prefills with which a naive implementation would estimate the bias. `estimate` is what was made of it,
-    which may stand in for the profile's `bias`. `bias` is Attn(dummy, k) of the layers that ran, (L', H, K), None if a
+    the number of prefills with which a naive implementation would estimate the bias. `estimate` is the method used,
+    which can differ from the profile's `bias`. `bias` is Attn(dummy, k) of the layers that ran, (L', H, K), None if a
     table holds it."""
 
     calibration: Calibration
