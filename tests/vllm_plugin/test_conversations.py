@@ -244,7 +244,8 @@ def test_an_adapter_answers_as_the_checkpoint_into_which_it_is_merged(tiny: Serv
         wait_for(over_vllm)
         case = Served(tiny.vllm, own, over_vllm, tmp_path)
         for found, expected in both(case, "/generate", [question(seed) for seed in range(20)]):
-            assert_alike(found, expected)
+            # an adapter's products are rounded more coarsely by vLLM on some processors
+            assert_alike(found, expected, tolerance=1e-3)
 
 
 def test_prompts_are_not_scored_beside_adapters_on_processors_and_vllm_lives_on(tiny: Served) -> None:
