@@ -147,17 +147,17 @@ def streamed(client: TestClient, body: dict[str, Any]) -> list[Any]:
     return [{**json.loads(one), "id": None, "created": None} for one in events]
 
 
-def assert_alike(found: Any, expected: Any, tolerance: float = TOLERANCE) -> None:
+def assert_alike(found: Any, expected: Any, *, tolerance: float = TOLERANCE) -> None:
     """Equal but for the last digits of numbers, and for the tokens that a cache saved."""
     if isinstance(expected, dict):
         assert found.keys() == expected.keys()
         for name, value in expected.items():
             if name != "cached_tokens":
-                assert_alike(found[name], value, tolerance)
+                assert_alike(found[name], value, tolerance=tolerance)
     elif isinstance(expected, list):
         assert len(found) == len(expected)
         for one, other in zip(found, expected, strict=True):
-            assert_alike(one, other, tolerance)
+            assert_alike(one, other, tolerance=tolerance)
     elif isinstance(expected, float):
         assert found == pytest.approx(expected, abs=tolerance, rel=1e-4)
     else:
