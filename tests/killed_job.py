@@ -12,11 +12,15 @@ from pathlib import Path
 
 from tests.file_events import before, die, putting
 
+ROOT = Path(__file__).parents[1]
+
 
 def run_until_killed(state: Path, module: str, *arguments: str) -> None:
     """`python -m module …` as a process of its own, which leaves the first state that it saved."""
     command = [sys.executable, "-m", "tests.killed_job", str(state), module, *arguments]
-    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, check=False)
+    # A test may stand in another folder than the repository's, where `tests` is found.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert state.exists()
 

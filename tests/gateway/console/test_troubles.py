@@ -105,8 +105,8 @@ def test_with_a_key_collections_are_made_and_their_images_shown(browser: Any, fo
         page.get_by_role("button", name="Make the example collection").click()
         # The examples are too many for one body of this gateway's limit, and are refused and then sent one by one.
         page.locator(".hit").first.wait_for()
-        page.wait_for_function("() => [...document.querySelectorAll('.hit img')].some(image => image.naturalWidth > 0)")
-        assert page.locator(".hit img").first.get_attribute("src").startswith("blob:")
+        drawn = page.wait_for_function("() => [...document.querySelectorAll('.hit img')].find(i => i.naturalWidth)")
+        assert drawn.get_property("src").json_value().startswith("blob:")
         assert page.get_by_text("not added").count() == 0
         page.locator("nav a[href='#status']").press("Enter")
         told = page.locator(".own-key")
