@@ -2,7 +2,7 @@
 
     python -m benchmarks.hard_negative_trainings OUTPUT [--steps 60] [--limit 300] [--quick]
 
-Every part is a `fovea` command; what a folder already has is not made again, so a stopped run is simply started anew.
+Every part is a command; what a folder already has is not made again, so a stopped run is simply started anew.
 
 1. Scenes with captions for training and for the test, and negatives of both by ARO's and CREPE's rules.
 2. Two blind models of the training captions, by which both sets are refined (Algorithm 1), and audits of the test.
@@ -20,6 +20,8 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+
+from starters.curate.scenes import written_scenes
 
 STARTER = Path("services/score/starter/fsc-clip-scenes")
 BASE, CONTROL, PACKAGED = "bags", "clip", "packaged starter"
@@ -49,9 +51,7 @@ SCENES = """name = "Rules on generated scenes, {part}"
 output = "{part}"
 
 [captions]
-scenes = {scenes}
-seed = {seed}
-image_side = {side}
+file = "{captions}"
 
 [generate]
 method = "rules"
@@ -105,7 +105,7 @@ class Run:
             output = self.folder / f"blind-{bias}"
             options = ["--field=caption", "--field=second_caption", f"--steps={self.effort.blind_steps}"]
             asked = ["train", "blind", bias, f"--texts={captions}", *options, "--no-publish", f"--output={output}"]
-            fovea(output / "checkpoint" / "checkpoint.json", asked)
+            fovea(output / "checkpoint" / "checkpoint.json", asked, program="starters")
         for part in SEEDS:
             folder = self.folder / part / "refined"
             asked = ["curate", "refine", str(self.pairs(part, "generated")), *self.blind(), f"--output={folder}"]
@@ -122,9 +122,8 @@ class Run:
 
     def _make_scenes(self, part: str) -> None:
         recipe = self.folder / f"{part}.toml"
-        recipe.write_text(
-            SCENES.format(part=part, scenes=getattr(self.effort, part), seed=SEEDS[part], side=SIDE), encoding="utf-8"
-        )
+        captions = written_scenes(self.scenes(part), getattr(self.effort, part), seed=SEEDS[part], side=SIDE)
+        recipe.write_text(SCENES.format(part=part, captions=captions), encoding="utf-8")
         fovea(self.pairs(part, "generated"), ["curate", "run", str(recipe)])
 
     def _train(self, captions: Path) -> None:
@@ -185,10 +184,10 @@ def bags_of_words(lines: Iterable[str]) -> Iterable[str]:
         yield json.dumps({"filename": record["filename"], "captions": captions}) + "\n"
 
 
-def fovea(made: Path | None, arguments: list[str]) -> None:
-    """Run a command of `fovea`, unless the file that it makes is there."""
+def fovea(made: Path | None, arguments: list[str], program: str = "services.cli.main") -> None:
+    """Run a command of `fovea` or of another program, unless the file that it makes is there."""
     if made is None or not made.exists():
-        subprocess.run([sys.executable, "-m", "services.cli.main", *arguments], check=True)
+        subprocess.run([sys.executable, "-m", program, *arguments], check=True)
 
 
 def main() -> None:

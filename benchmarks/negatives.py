@@ -23,13 +23,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.record import record, summary
-from services.score.data.scene_captions import Facts, Group, sentence
 from services.score.negatives.annotation import Annotator, SpacyAnnotator, TextBlobAnnotator
 from services.score.negatives.hard_negatives import HardNegatives
 from services.score.negatives.kinds import KINDS, Kind
 from services.score.negatives.lexicon import FirstOf, Lexicon, Vocabulary
 from services.score.negatives.wordnet import find_wordnet
 from services.score.negatives.wordnet_lexicon import WordNetLexicon
+from starters.score.data.scene_captions import Facts, Group, sentence
 from tests.published_data import FOLDER
 
 PAPER: tuple[Kind, ...] = ("negclip", "replace", "bigram_shuffle")

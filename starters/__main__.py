@@ -74,6 +74,7 @@ delegate(
 
 # curate
 delegate(train, "blind", "starters.curate.train", "Train a small model that judges sentences by their text.", "train")
+delegate(app, "scenes", "starters.curate.scenes", "Draw scenes and write captions of them.", "train")
 
 # all services
 delegate(

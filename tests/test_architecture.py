@@ -150,7 +150,7 @@ BUDGETS = {
     "services/embed": 20_300,
     "services/generate": 13_000,
     "services/predict": 7_600,
-    "services/score": 11_400,
+    "services/score": 11_100,
     "starters": 22_000,
     "vllm_plugin": 2_000,
 }

@@ -5,7 +5,7 @@ from pathlib import Path
 from random import Random
 
 from services.jobs.colorshape import COLORS, RELATIONS, SHAPES
-from services.score.data.scene_captions import Facts, Group, sentence
+from starters.score.data.scene_captions import Facts, Group, sentence
 
 
 def scene_caption(random: Random) -> Facts:

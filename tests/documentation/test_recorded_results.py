@@ -12,12 +12,12 @@ import torch
 from benchmarks.hard_negative_trainings import BASE, CONTROL, PACKAGED, TESTS, TUNINGS
 from services.curate.evaluation.gains import form_accuracies
 from services.predict.evaluation.results import RESULT_FILES as STUDENT_FILES
-from services.score.data.scene_captions import Facts, sentence
-from services.score.data.scenes import render_scenes
 from services.score.fsc_clip import mean_local_similarity, token_cosines
 from services.score.model.checkpoint import FscClipCheckpoint, load_fsc_clip
 from services.score.model.dense_features import encode_images, encode_texts
 from starters.curate import recorded_trainings
+from starters.score.data.scene_captions import Facts, sentence
+from starters.score.data.scenes import render_scenes
 from starters.score.evaluation.scene_protocol import CHOICES, SceneProtocol
 from starters.score.evaluation.starter_tables import NAMES, SERVED
 from starters.score.evaluation.starter_tables import RESULT_FILES as CAPTION_FILES

@@ -54,7 +54,6 @@ def write_two_captions(folder: Path, pairs: Sequence[Pair]) -> None:
 
 def plain_card(recipe: Recipe, accounts: Accounts, pairs: Sequence[Pair]) -> str:
     """Write a data card: the source, how the negatives were made, what became of the candidates, and the fields."""
-    source = recipe.captions.file.name if recipe.captions.file else f"{recipe.captions.scenes} generated scenes"
     made_by = ", ".join(sorted({pair.made_by for pair in pairs if pair.made_by})) or recipe.generate.method
     refined = "with adversarial refinement" if recipe.refine is not None else "without adversarial refinement"
     reviewed = "reviewed by people" if recipe.review is not None else "not reviewed by people"
@@ -62,7 +61,7 @@ def plain_card(recipe: Recipe, accounts: Accounts, pairs: Sequence[Pair]) -> str
 
 {len(pairs)} pairs of captions of an image: a true one, and a hard negative that differs by one small change of meaning.
 
-- Captions: {source}. Licence: {recipe.licence or "not stated"}.
+- Captions: {recipe.captions.file.name}. Licence: {recipe.licence or "not stated"}.
 - Negatives: made by {made_by}; {refined}; {reviewed}.
 - Fields: `filename` of the image, `caption` (true), `negative_caption` (false); in `pairs.jsonl` also `id`, `kind`,
   `made_by`, and a `second_caption` (true) where there is one.

@@ -2,10 +2,10 @@
 
 import tomllib
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import typer
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from services.core.refusals import Refused, first_complaint
 from services.curate.authoring.job import GenerateOptions
@@ -23,23 +23,14 @@ class Strict(BaseModel):
 
 
 class CaptionSource(Strict):
-    """Captions: a file of COCO's or of JSON lines with these fields, or a number of generated `scenes`."""
+    """A file of captions: COCO's, or JSON lines with these fields."""
 
-    file: Path | None = None
+    file: Path
     caption_field: str = Fields.caption
     image_field: str = Fields.image
     id_field: str = Fields.id
     second_field: str = Fields.second
     limit: int | None = Field(None, ge=1)
-    scenes: int | None = Field(None, ge=1)
-    seed: int = Field(0, ge=0)
-    image_side: int = Field(224, ge=32, le=1024)
-
-    @model_validator(mode="after")
-    def check_one_source(self) -> Self:
-        if (self.file is None) == (self.scenes is None):
-            raise ValueError("give a file or a number of scenes, and not both")
-        return self
 
     @property
     def fields(self) -> Fields:
@@ -70,9 +61,8 @@ class Recipe(Strict):
 
     def below(self, folder: Path) -> "Recipe":
         """Return the recipe with its paths below a folder, unless they are absolute."""
-        captions, review, generate = self.captions, self.review, self.generate
-        if captions.file is not None:
-            captions = captions.model_copy(update={"file": folder / captions.file})
+        review, generate = self.review, self.generate
+        captions = self.captions.model_copy(update={"file": folder / self.captions.file})
         if review is not None:
             review = review.model_copy(update={"verdicts": folder / review.verdicts})
         paths = {name: path for name in ("prompts", "wordnet") if (path := getattr(generate, name)) is not None}

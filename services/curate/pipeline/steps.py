@@ -10,12 +10,11 @@ from rich.console import Console
 
 from services.core.durable_files import write_durably
 from services.curate.authoring.job import Generated, run_generation
-from services.curate.data.captions import CaptionFile, read_captions
+from services.curate.data.captions import read_captions
 from services.curate.data.pairs import write_pairs
 from services.curate.pipeline.accounts import REFINED_AWAY, REFUSED, REJECTED, Accounts
 from services.curate.pipeline.publishing import Card, plain_card, publish
-from services.curate.pipeline.recipe import CaptionSource, Recipe, ReviewOptions
-from services.curate.pipeline.scenes import written_scenes
+from services.curate.pipeline.recipe import Recipe, ReviewOptions
 from services.curate.pipeline.verdicts import read_verdicts, reviewed
 from services.curate.refinement.report import scarce
 from services.curate.refinement.step import refined
@@ -49,7 +48,8 @@ def run(recipe: Recipe, console: Console, *, refine: Refine = refined, card: Car
     Raises Unanswered while too much has no answer, AwaitsReview while there are no verdicts, and what
     the steps raise; all that was done until then is on disk.
     """
-    found, images = _captions(recipe.captions, recipe.output)
+    source = recipe.captions
+    found = read_captions(source.file, source.fields, limit=source.limit)
     _tell(found.told(), console)
     generated = run_generation(found.captions, recipe.generate, recipe.output / GENERATED, console)
     if generated.lacks_answers:
@@ -68,7 +68,7 @@ def run(recipe: Recipe, console: Console, *, refine: Refine = refined, card: Car
     accounts.check()
     publish(recipe.output / PUBLISHED, recipe, pairs, accounts, card)
     accounts.write(recipe.output)
-    told = [f"{counted(len(pairs), 'pair')} in {recipe.output / PUBLISHED}; their images are in {images}"]
+    told = [f"{counted(len(pairs), 'pair')} in {recipe.output / PUBLISHED}; their images are in {source.file.parent}"]
     warning = scarce(accounts.kinds(), (pair.kind for pair in pairs))
     _tell([*told, *([] if warning is None else [warning])], console)
     return accounts
@@ -77,16 +77,6 @@ def run(recipe: Recipe, console: Console, *, refine: Refine = refined, card: Car
 def _tell(sentences: Sequence[str], console: Console) -> None:
     for sentence in sentences:
         console.print(sentence, markup=False, soft_wrap=True)
-
-
-def _captions(source: CaptionSource, output: Path) -> tuple[CaptionFile, Path]:
-    """Read or make the captions, and tell the folder of their images."""
-    if source.file is not None:
-        return read_captions(source.file, source.fields, limit=source.limit), source.file.parent
-    assert source.scenes is not None
-    folder = output / f"scenes-{source.scenes}-{source.seed}-{source.image_side}"
-    path = written_scenes(folder, source.scenes, seed=source.seed, side=source.image_side)
-    return read_captions(path, limit=source.limit), folder
 
 
 def _opened(generated: Generated) -> Accounts:

@@ -17,21 +17,24 @@ from torch import Tensor
 
 from services.jobs.progress import standard_bars
 from services.nn.clip_model import ClipModel
-from services.score.data.scene_captions import MAX_COUNT, Facts, detail, sentence
-from services.score.data.scenes import GroupScenes, generator_of, render_scenes, sample_scenes, scene_facts
 from services.score.fsc_clip import ImageFeatures, TextFeatures, mean_local_similarity, token_cosines
 from services.score.model.dense_features import encode_images, encode_texts
 from starters.score.data.scene_captions import (
     ATTRIBUTES,
+    MAX_COUNT,
     NEGATIVE_KINDS,
     Attribute,
+    Facts,
     NegativeKind,
     class_facts,
+    detail,
     falsify,
     is_true,
     only,
+    sentence,
     sketch,
 )
+from starters.score.data.scenes import GroupScenes, generator_of, render_scenes, sample_scenes, scene_facts
 
 Split = Literal["valid", "test"]
 SPLIT_SEEDS: dict[Split, int] = {"valid": 900_001, "test": 900_002}

@@ -23,10 +23,9 @@ from services.nn.clip_model import MERGES, ClipModel, create_clip
 from services.nn.clip_tokenizer import Tokenizer, learn_merges, vocabulary_size, write_merges
 from services.nn.image_transform import ImageTransform
 from services.nn.text_transformer import clamped_scale, encode_text
-from services.score.data.scene_captions import MAX_COUNT, NUM_STYLES, PLACES, detail, sentence
-from services.score.data.scenes import GroupScenes, generator_of, render_scenes, sample_scenes, scene_facts
 from starters.score.data.claim_wordings import claim_vocabulary
-from starters.score.data.scene_captions import forget, scene_vocabulary
+from starters.score.data.scene_captions import MAX_COUNT, NUM_STYLES, PLACES, detail, forget, scene_vocabulary, sentence
+from starters.score.data.scenes import GroupScenes, generator_of, render_scenes, sample_scenes, scene_facts
 
 IMAGE_SIDE = 64
 HEAD_WIDTH, MAX_HEAD_WIDTH = 32, 64

@@ -10,14 +10,13 @@ from typing import ClassVar
 import torch
 
 from services.jobs.colorshape import BACKGROUNDS, COLORS, SHAPES, SIZES, TEXTURES
-from services.score.data.scene_captions import MAX_COUNT, NUM_STYLES, NUMBERS, sentence
-from services.score.data.scenes import generator_of, render_scenes, sample_scenes, scene_facts
 from services.score.negatives.kinds import Kind
 from services.score.negatives.lexicon import Candidates
 from services.score.training.batches import Drawn
 from services.score.training.recipe import Recipe
 from starters.score.data.claimed_pictures import ClaimedPictures
-from starters.score.data.scene_captions import forget, paraphrase, sketch
+from starters.score.data.scene_captions import MAX_COUNT, NUM_STYLES, NUMBERS, forget, paraphrase, sentence, sketch
+from starters.score.data.scenes import generator_of, render_scenes, sample_scenes, scene_facts
 
 # Share of generated scenes with two groups; those with one group preserve what the base model knows.
 PAIR_FRACTION = 0.65

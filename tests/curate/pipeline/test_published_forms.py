@@ -17,6 +17,7 @@ from services.jobs.sugarcrepe import read_pairs
 from services.score.data.captioned_images import open_table
 from services.score.evaluation.evaluate import app as evaluation
 from services.score.training.train import app as fsc_clip_app
+from starters.curate.scenes import written_scenes
 from tests.score.tiny import write_tiny_checkpoint
 
 CLIP = Path(__file__).parents[3] / "services" / "embed" / "starter" / "clip-shapes"
@@ -24,8 +25,7 @@ RECIPE = """
 name = "Scenes"
 output = "out"
 [captions]
-scenes = 12
-image_side = 32
+file = "scenes/captions.jsonl"
 [generate]
 method = "rules"
 """
@@ -35,13 +35,14 @@ method = "rules"
 def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("recipe")
     (folder / "recipe.toml").write_text(RECIPE)
+    written_scenes(folder / "scenes", 12, seed=0, side=32)
     run(read_recipe(folder / "recipe.toml"), Console(quiet=True))
     return folder / "out"
 
 
 @pytest.fixture(scope="module")
 def images(output: Path) -> Path:
-    return output / "scenes-12-0-32"
+    return output.parent / "scenes"
 
 
 def test_fsc_clip_reads_the_pairs_as_a_table_of_images_and_captions(output: Path, images: Path) -> None:

@@ -24,6 +24,7 @@ from services.curate.refinement.scores import score_pairs
 from services.jobs.sugarcrepe import Pair, published_pairs, read_pairs
 from services.score.negatives.prompting.checks import problem_of
 from services.score.negatives.prompting.forms import WRITTEN_KINDS
+from starters.curate.scenes import written_scenes
 from tests.core.child_processes import running
 from tests.curate.scene_captions import write_scene_captions
 from tests.curate.scripted_model import LASTING, PASSING, ScriptedModel
@@ -46,8 +47,7 @@ MODEL = """
 name = "Scenes"
 output = "out"
 [captions]
-scenes = {scenes}
-image_side = 32
+file = "scenes/captions.jsonl"
 [generate]
 model = "big"
 endpoint = "{url}"
@@ -83,6 +83,12 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
+def scenes_by(model: ScriptedModel, folder: Path, num_scenes: int) -> str:
+    """Draw scenes, and return a recipe by which a model writes their negatives."""
+    written_scenes(folder / "scenes", num_scenes, seed=0, side=32)
+    return MODEL.format(url=model.url)
+
+
 def carried_out(recipe: Path) -> tuple[int, str]:
     done = CliRunner().invoke(app, [str(recipe)])
     return done.exit_code, done.output
@@ -94,7 +100,7 @@ def test_500_scenes_by_a_model_that_misbehaves_killed_and_stopped_lose_and_repea
     model: ScriptedModel, tmp_path: Path
 ) -> None:
     model.misbehaves = 12
-    recipe = write(tmp_path, MODEL.format(scenes=NUM_SCENES, url=model.url))
+    recipe = write(tmp_path, scenes_by(model, tmp_path, NUM_SCENES))
     interrupted(model, recipe, KILLED_AFTER, signal.SIGKILL)
     lines = (tmp_path / "out" / "generated" / "answers.jsonl").read_bytes().splitlines(keepends=True)
     assert KILLED_AFTER - 16 <= len(lines) < STOPPED_AFTER
@@ -123,7 +129,7 @@ def test_500_scenes_by_a_model_that_misbehaves_killed_and_stopped_lose_and_repea
     # an uninterrupted run of the same recipe publishes the same
     other = tmp_path / "other"
     other.mkdir()
-    again = write(other, MODEL.format(scenes=NUM_SCENES, url=model.url))
+    again = write(other, scenes_by(model, other, NUM_SCENES))
     assert carried_out(again)[0] == 0
     published = Path("out", "published", "pairs.jsonl")
     assert (other / published).read_bytes() == (tmp_path / published).read_bytes()
@@ -144,7 +150,7 @@ def interrupted(model: ScriptedModel, recipe: Path, num_answers: int, number: si
 @pytest.mark.process
 def test_every_candidate_is_published_or_lost_at_one_step(model: ScriptedModel, tmp_path: Path) -> None:
     model.misbehaves = 10
-    recipe = read_recipe(write(tmp_path, MODEL.format(scenes=30, url=model.url) + REFINED))
+    recipe = read_recipe(write(tmp_path, scenes_by(model, tmp_path, 30) + REFINED))
     while True:
         try:
             run(recipe, QUIET, refine=half_of_each_type)
@@ -173,7 +179,7 @@ def test_every_candidate_is_published_or_lost_at_one_step(model: ScriptedModel, 
     figure = (tmp_path / "out" / "flow.svg").read_text()
     assert figure.startswith("<svg") and all(step in figure for step in lost)
     card = (tmp_path / "out" / "published" / "README.md").read_text()
-    assert "# Scenes" in card and "30 generated scenes" in card and "big, three steps" in card
+    assert "# Scenes" in card and "Captions: captions.jsonl" in card and "big, three steps" in card
 
 
 def test_a_recipe_by_rules_publishes_all_forms(tmp_path: Path) -> None:
@@ -233,7 +239,7 @@ def test_a_recipe_is_refined_by_the_starters(tmp_path: Path) -> None:
 def test_a_model_of_the_refinement_that_is_not_there_is_told_before_anything_is_paid_for(
     model: ScriptedModel, tmp_path: Path
 ) -> None:
-    text = MODEL.format(scenes=2, url=model.url) + '[refine]\nmodel = ["x=gone"]'
+    text = scenes_by(model, tmp_path, 2) + '[refine]\nmodel = ["x=gone"]'
     status, output = carried_out(write(tmp_path, text))
     assert status == 1 and "gone" in output
     assert not model.sent
@@ -242,7 +248,7 @@ def test_a_model_of_the_refinement_that_is_not_there_is_told_before_anything_is_
 @pytest.mark.process
 def test_a_recipe_may_publish_without_what_the_model_never_answers(model: ScriptedModel, tmp_path: Path) -> None:
     model.misbehaves = 30
-    text = MODEL.format(scenes=6, url=model.url) + "attempts = 1\n"
+    text = scenes_by(model, tmp_path, 6) + "attempts = 1\n"
     status, output = carried_out(write(tmp_path, text))
     assert status == 3 and "generate.max_unanswered = " in " ".join(output.split())
     model.sent.clear()  # it misbehaves as before
@@ -266,7 +272,7 @@ def test_accounts_that_do_not_add_up_are_refused() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "complaint"),
     [
-        ('file = "captions.jsonl"', "", "captions: Value error, give a file or a number of scenes"),
+        ('file = "captions.jsonl"', "", "captions.file: Field required"),
         ('method = "rules"', 'method = "rule"', "generate.method: Input should be 'llm' or 'rules'"),
         ('method = "rules"', 'method = "rules"\nkinds = ["add_obj"]', "kinds: add_obj needs a model"),
         ('output = "out"', 'output = "out"\nseed = 1', "seed: Extra inputs are not permitted"),

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.score.data.scene_captions import Facts, Group, sentence
 from services.score.negatives.annotation import TextBlobAnnotator
 from services.score.negatives.hard_negatives import (
     MAX_CACHED,
@@ -26,6 +25,7 @@ from services.score.negatives.lexicon import FirstOf, Vocabulary
 from services.score.negatives.swaps import normalised
 from services.score.negatives.wordnet import WordNet, find_wordnet
 from services.score.negatives.wordnet_lexicon import WordNetLexicon
+from starters.score.data.scene_captions import Facts, Group, sentence
 from tests.score.captions import HOSTILE, aro_negatives, captions, sugarcrepe_captions
 from tests.score.tiny_wordnet import animals, write_wordnet
 

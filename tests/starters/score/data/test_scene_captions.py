@@ -5,21 +5,25 @@ import itertools
 import pytest
 import torch
 
-from services.score.data.scene_captions import NUM_STYLES, Facts, Group, detail, sentence
-from services.score.data.scenes import generator_of, sample_scenes, scene_facts
 from starters.score.data.scene_captions import (
     ATTRIBUTES,
     NEGATIVE_KINDS,
+    NUM_STYLES,
     Attribute,
+    Facts,
+    Group,
     NegativeKind,
     class_facts,
+    detail,
     falsify,
     forget,
     is_true,
     only,
     paraphrase,
     scene_vocabulary,
+    sentence,
 )
+from starters.score.data.scenes import generator_of, sample_scenes, scene_facts
 
 RED = Group(2, "small", "red", "circle")
 BLUE = Group(1, "large", "blue", "cross")

@@ -1,8 +1,7 @@
 """Held-out scenes have captions that are true, false and unique as the protocol needs them."""
 
-from services.score.data.scene_captions import sentence
-from services.score.data.scenes import scene_facts
-from starters.score.data.scene_captions import NEGATIVE_KINDS, is_true
+from starters.score.data.scene_captions import NEGATIVE_KINDS, is_true, sentence
+from starters.score.data.scenes import scene_facts
 from starters.score.evaluation.scene_protocol import SceneProtocol
 
 

@@ -1,6 +1,6 @@
 """The base of the starter is supervised by what scenes hold."""
 
-from services.score.data.scenes import generator_of, sample_scenes, scene_facts
+from starters.score.data.scenes import generator_of, sample_scenes, scene_facts
 from starters.score.training.scene_clip import side_groups
 
 

@@ -1,20 +1,39 @@
-"""Generated scenes as captions and images on disk, each with a second caption in other words."""
+"""`python -m starters scenes`: generated scenes as captions and images, each with a second caption in other words.
+
+They are data for `fovea curate` where no photographs are at hand.
+"""
 
 import json
 from pathlib import Path
+from typing import Annotated
 
 import torch
+import typer
 from PIL import Image
 
 from services.core.durable_files import write_durably
-from services.score.data.scene_captions import NUM_STYLES, Facts, detail, sentence
-from services.score.data.scenes import GroupScenes, generator_of, render_scenes, sample_scenes, scene_facts
+from services.jobs.options import MAX_SEED, command_line, output_folder
+from starters.score.data.scene_captions import NUM_STYLES, Facts, detail, sentence
+from starters.score.data.scenes import GroupScenes, generator_of, render_scenes, sample_scenes, scene_facts
 
 PAIR_FRACTION = 0.8
 # Scenes that are rendered at once.
 BATCH = 50
 CAPTIONS = "captions.jsonl"
 NUM_DICE = 4
+
+app = command_line()
+
+
+@app.command()
+def scenes(
+    num_scenes: Annotated[int, typer.Argument(min=1, metavar="NUMBER", help="Number of scenes.")],
+    output: Annotated[Path, typer.Option(callback=output_folder, help="Folder of captions.jsonl and the images.")],
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of the scenes and their captions.")] = 0,
+    side: Annotated[int, typer.Option(min=32, max=1024, help="Side of an image in pixels.")] = 224,
+) -> None:
+    """Draw scenes and write their captions, for `fovea curate generate` and its recipes."""
+    typer.echo(f"{num_scenes:,} captions are in {written_scenes(output, num_scenes, seed=seed, side=side)}")
 
 
 def written_scenes(folder: Path, num_scenes: int, *, seed: int, side: int) -> Path:
@@ -57,3 +76,7 @@ def _line(number: int, said: Facts) -> str:
         "second_caption": sentence(said, style),
     }
     return json.dumps(record) + "\n"
+
+
+if __name__ == "__main__":
+    app()

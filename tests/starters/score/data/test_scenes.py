@@ -3,8 +3,8 @@
 import torch
 
 from services.jobs.colorshape import COLORS, SHAPES, covering_objects
-from services.score.data.scene_captions import MAX_COUNT, PLACES
-from services.score.data.scenes import NUM_SLOTS, generator_of, render_scenes, sample_scenes, scene_facts
+from starters.score.data.scene_captions import MAX_COUNT, PLACES
+from starters.score.data.scenes import NUM_SLOTS, generator_of, render_scenes, sample_scenes, scene_facts
 
 SIDE = 64
 

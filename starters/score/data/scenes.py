@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from services.jobs.colorshape import BACKGROUNDS, COLORS, RELATIONS, SHAPES, SIZES, TEXTURES, Scenes, render
-from services.score.data.scene_captions import MAX_COUNT, PLACES, Facts, Group
+from starters.score.data.scene_captions import MAX_COUNT, PLACES, Facts, Group
 
 MAX_COUNT_BESIDE = 2  # in a group next to another
 NUM_SLOTS = max(MAX_COUNT, 2 * MAX_COUNT_BESIDE)
