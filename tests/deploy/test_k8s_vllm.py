@@ -40,7 +40,7 @@ def beside(pod: Pod, name: str) -> Any:
 
 
 def arguments(pod: Pod) -> Sequence[str]:
-    """What vLLM is started with."""
+    """The arguments with which vLLM is started."""
     return list(beside(pod, "vllm")["args"])
 
 
