@@ -31,7 +31,8 @@ ABOVE = (f"services.{{service}}.{{service,http,app,settings,collections,data,{JO
 BELOW = ("services.nn", "services.{service}", "services.core.{errors,refusals}")
 ROOMS_OF_CORE = ("store", "batching", "cache", "images", "http", "admission", "serving")
 CORE_OF_JOBS = (
-    "services.core.{store,images,settings,errors,refusals,logs,durable_files,printable,memory,metrics,openai_client}"
+    "services.core.{store,images,settings,errors,refusals,logs,durable_files,printable,memory,metrics,openai_client,"
+    "backoff}"
 )
 
 
@@ -145,9 +146,9 @@ BUDGETS = {
     "services/cli": 2_700,
     "services/core": 12_300,
     "services/nn": 1_700,
-    "services/jobs": 4_000,
+    "services/jobs": 3_700,
     "services/curate": 4_600,
-    "services/embed": 20_300,
+    "services/embed": 20_500,
     "services/generate": 13_000,
     "services/predict": 7_600,
     "services/score": 11_100,

@@ -23,10 +23,10 @@ from services.core.store.errors import StoreError
 from services.embed.bulk.collection_client import Refused, Unavailable
 from services.embed.bulk.folder import EmbeddingError, OutputError
 from services.embed.bulk.image_sources import IMAGE_SUFFIXES, Skipped, SourceError, list_images
+from services.embed.bulk.ray_pool import RayError, RayOptions, import_ray
 from services.embed.bulk.to_collection import UploadTarget, upload
 from services.jobs.options import command_line
 from services.jobs.progress import Bars
-from services.jobs.ray.cluster import RayError, RayOptions, import_ray
 
 EXIT_FAILED = 1
 EXIT_SKIPPED = 3

@@ -11,6 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from threading import Lock
 
 import numpy as np
 import torch
@@ -126,10 +127,15 @@ class ConditionTokens:
     def __init__(self, encode: Callable[[Sequence[InputIds]], Tensor]) -> None:
         self._encode = encode
         self._remembered: OrderedDict[str, Tensor] = OrderedDict()
+        self._using = Lock()
 
     def of(self, conditions: Mapping[str, InputIds]) -> Tensor:
         """Return the tokens (C, D) of one or more conditions by digest; only those not cached pass through the
-        tower."""
+        tower. On any thread."""
+        with self._using:
+            return self._tokens_of(conditions)
+
+    def _tokens_of(self, conditions: Mapping[str, InputIds]) -> Tensor:
         remembered = self._remembered
         new = [digest for digest in conditions if digest not in remembered]
         if new:
