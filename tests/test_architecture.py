@@ -139,7 +139,7 @@ ROOMS = (
 )
 
 MAX_FUNCTION_LINES = 60
-MAX_CHAIN = 14
+MAX_CHAIN = 13
 # Lines of Python that a room may have. A commit that raises a budget says why.
 BUDGETS = {
     "gateway": 3_500,
@@ -148,7 +148,7 @@ BUDGETS = {
     "services/nn": 1_700,
     "services/jobs": 3_700,
     "services/curate": 4_600,
-    "services/embed": 20_500,
+    "services/embed": 20_200,
     "services/generate": 13_000,
     "services/predict": 7_600,
     "services/score": 11_100,

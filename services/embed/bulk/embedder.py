@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from services.core.errors import FoveaError
 from services.core.images.decoding import decode_image
 from services.core.images.references import ImageLimits
-from services.embed.bulk.folder import Array, EmbeddingError
+from services.embed.bulk.folder import Array, EmbeddingError, Precision
 from services.embed.model.engines import engine_of
 from services.embed.model.focallens_engine import MAX_READOUTS_AT_ONCE, FocalLensEngine
 from services.embed.model.image_engine import ImageEngine
@@ -26,7 +26,6 @@ from services.nn.broken_model import BrokenModel
 from services.nn.clip_texts import Text
 
 Pixels = NDArray[np.uint8]
-Precision = Literal["float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 
 from services.core.store.errors import StoreError
-from services.embed.bulk.embedder import ModelChoice, Precision, load_bulk_embedder
-from services.embed.bulk.folder import BulkFolder, EmbeddingError, Shard
+from services.embed.bulk.embedder import ModelChoice, load_bulk_embedder
+from services.embed.bulk.folder import BulkFolder, EmbeddingError, Precision, Shard
 from services.embed.bulk.ray_pool import Pool, mapped
 from services.embed.bulk.workers import Report, ShardImages, Throughput, embedded, joined
 from services.jobs.checkpoints import find_checkpoint

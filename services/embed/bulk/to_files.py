@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from services.embed.bulk.embedder import ModelChoice, Precision, devices, load_bulk_embedder
-from services.embed.bulk.folder import BulkFolder, BulkPlan, EmbeddingError, StoredDtype, planned_shards
+from services.embed.bulk.embedder import ModelChoice, devices, load_bulk_embedder
+from services.embed.bulk.folder import BulkFolder, BulkPlan, EmbeddingError, Precision, StoredDtype, planned_shards
 from services.embed.bulk.image_sources import Listing
 from services.embed.bulk.on_ray import SharedModel, embed_on_ray
 from services.embed.bulk.ray_pool import Cluster, Pool, RayOptions, connected, num_cores
