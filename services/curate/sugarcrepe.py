@@ -73,11 +73,6 @@ def likelihood_gap(positive: Floats, negative: Floats) -> Floats:
     return gap
 
 
-def blind_accuracy(gaps: Floats) -> float:
-    """Compute the share of pairs, (N,), whose positive caption has the strictly higher score; NaN without pairs."""
-    return float(np.mean(gaps > 0)) if len(gaps) else float("nan")
-
-
 def better_ratio(ours: Floats, theirs: Floats) -> float:
     """Compute the share of captions, (N,) and (N,), of which ours has the strictly higher score (Table 4.4)."""
     return float(np.mean(ours > theirs)) if len(ours) else float("nan")

@@ -1,20 +1,24 @@
-"""Generation of hard negatives by a language model: many captions, concurrently, from an answer file."""
+"""Generation of hard negatives by a language model: many captions, concurrently.
 
-from collections.abc import Sequence
+A model's answers are on disk, by what was asked: no request is paid for twice, whatever ended the job before.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pydantic import ConfigDict
 from rich.console import Console
 
 from services.core.openai_client import Endpoint, EndpointClient, EndpointError, Patience
-from services.curate.authoring.answer_file import Answered, KeptAnswers, opened_answers
 from services.curate.authoring.candidates import Candidate, Outcome
 from services.curate.data.captions import Caption
 from services.jobs.inquiry.inquiry import MAX_FAILURES_IN_A_ROW, Inquiry, Tokens, attended
-from services.jobs.inquiry.record_file import OutputError
+from services.jobs.inquiry.record_file import Identified, OutputError, RecordFile, digest_of
 from services.jobs.progress import Bar, Bars
 from services.score.negatives.prompting.forms import FORM_OF, WRITTEN_KINDS, WrittenKind
-from services.score.negatives.prompting.writer import Requests, Writer
+from services.score.negatives.prompting.writer import Chat, Reply, Requests, Writer
 
 ANSWERS = "answers.jsonl"
 # Candidates needed to judge a model before all are done.
@@ -27,6 +31,58 @@ UNUSABLE = ("unreadable", "truncated")
 
 class UnusableAnswers(Exception):
     """Too large a share of the answers is not in the form that was asked for; the message can be shown to users."""
+
+
+class Answered(Identified):
+    """An answer; `id` is the digest of the request and the number of its draw."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str | None
+    text: str
+    finish_reason: str | None
+    prompt_tokens: int | None
+    completion_tokens: int | None
+
+    @property
+    def reply(self) -> Reply:
+        return Reply(self.text, self.finish_reason == "length")
+
+
+class KeptAnswers:
+    """Answers of an endpoint: `ask` returns those that are on disk, and asks for the others and writes them there.
+
+    Of equal requests at the same time, one is sent.
+    """
+
+    def __init__(
+        self,
+        client: EndpointClient,
+        requests: Requests,
+        file: RecordFile[Answered],
+        on_answer: Callable[[Answered], None],
+    ) -> None:
+        self._client = client
+        self._requests = requests
+        self._file = file
+        self._on_answer = on_answer
+        self._known: dict[str, Reply] = {one.id: one.reply for one in file.found}
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    async def ask(self, chat: Chat) -> Reply:
+        """Return the reply to a chat. Raises EndpointError and OutputError."""
+        body = self._requests.body(chat)
+        key = digest_of({"body": body, "draw": chat.draw})
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            if key not in self._known:
+                answer = await self._client.ask(body)
+                told = {name: getattr(answer, name) for name in Answered.model_fields if name != "id"}
+                record = Answered(id=key, **told)
+                await self._file.append(record)
+                self._on_answer(record)
+                self._known[key] = record.reply
+        self._locks.pop(key, None)  # whoever waits for it has it
+        return self._known[key]
 
 
 @dataclass(frozen=True)
@@ -95,7 +151,10 @@ async def generate(
     Candidates that the endpoint refuses, or has not answered, are rejected as such, and asked about by the next run.
     Raises EndpointError, OutputError, UnusableAnswers and Interrupted; all answers until then are on disk.
     """
-    with opened_answers(folder / ANSWERS) as file, Bars(console).bar("Negatives", total=len(candidates)) as bar:
+    with (
+        RecordFile.opened(folder / ANSWERS, Answered, "generation", lambda found, num_torn_bytes: None) as file,
+        Bars(console).bar("Negatives", total=len(candidates)) as bar,
+    ):
         for record in file.found:
             progress.tokens.add(record.prompt_tokens, record.completion_tokens)
 

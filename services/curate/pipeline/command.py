@@ -13,7 +13,6 @@ from services.curate.authoring.command import EXIT_UNANSWERED, one_line_errors
 from services.curate.pipeline.recipe import read_recipe
 from services.curate.pipeline.steps import AwaitsReview, Unanswered
 from services.curate.pipeline.steps import run as run_steps
-from services.curate.refinement.step import check_models
 from services.jobs.options import command_line
 
 COMMAND = "fovea curate run"
@@ -38,7 +37,7 @@ def run(
         try:
             read = read_recipe(recipe)
             if read.refine is not None:
-                check_models(read.refine)  # before anything is paid for
+                read.refine.models()  # refuses what is not there before anything is paid for
             accounts = run_steps(read, console)
         except (Unanswered, AwaitsReview) as reason:
             status = EXIT_UNANSWERED if isinstance(reason, Unanswered) else EXIT_AWAITS_REVIEW

@@ -8,7 +8,7 @@ README.md               the data card
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -22,17 +22,14 @@ from services.jobs.sugarcrepe import Pair
 PAIRS, INSTRUCTIONS, CARD, TWO_CAPTIONS = "pairs.jsonl", "instructions.json", "README.md", "sugarcrepe_pp"
 QUESTION = '<image>\nWhich sentence is true of the picture: "{}" or "{}"?'
 
-# Writes the text of a data card.
-Card = Callable[[Recipe, Accounts, Sequence[Pair]], str]
 
-
-def publish(folder: Path, recipe: Recipe, pairs: Sequence[Pair], accounts: Accounts, card: Card) -> None:
+def publish(folder: Path, recipe: Recipe, pairs: Sequence[Pair], accounts: Accounts) -> None:
     """Write the data set in all forms. Raises OSError."""
     write_published(folder, pairs)
     write_two_captions(folder / TWO_CAPTIONS, pairs)
     write_pairs(folder / PAIRS, pairs)
     _write_json(folder / INSTRUCTIONS, [_instruction(pair) for pair in pairs])
-    write_durably(folder / CARD, [card(recipe, accounts, pairs).encode()])
+    write_durably(folder / CARD, [_card(recipe, accounts, pairs).encode()])
 
 
 def write_two_captions(folder: Path, pairs: Sequence[Pair]) -> None:
@@ -52,7 +49,7 @@ def write_two_captions(folder: Path, pairs: Sequence[Pair]) -> None:
         _write_json(folder / f"{kind}.json", records)
 
 
-def plain_card(recipe: Recipe, accounts: Accounts, pairs: Sequence[Pair]) -> str:
+def _card(recipe: Recipe, accounts: Accounts, pairs: Sequence[Pair]) -> str:
     """Write a data card: the source, how the negatives were made, what became of the candidates, and the fields."""
     made_by = ", ".join(sorted({pair.made_by for pair in pairs if pair.made_by})) or recipe.generate.method
     refined = "with adversarial refinement" if recipe.refine is not None else "without adversarial refinement"

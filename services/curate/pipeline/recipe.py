@@ -2,7 +2,7 @@
 
 import tomllib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import typer
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -10,7 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from services.core.refusals import Refused, first_complaint
 from services.curate.authoring.job import GenerateOptions
 from services.curate.data.captions import Fields
-from services.curate.refinement.step import refine_options
+from services.curate.refinement.loading import named_references
+from services.curate.refinement.step import RefineOptions
 from services.jobs.options import output_folder
 
 
@@ -45,18 +46,14 @@ class ReviewOptions(Strict):
 
 
 class Recipe(Strict):
-    """The steps' options. Without `refine` or `review`, that step is left out.
-
-    `refine` is passed to the refinement as it is, and checked when the recipe is read. Paths are relative to the
-    recipe's folder.
-    """
+    """The steps' options. Without `refine` or `review`, that step is left out. Paths are relative to its folder."""
 
     name: str = Field(min_length=1)
     output: Path
     licence: str | None = None
     captions: CaptionSource
     generate: GenerateOptions
-    refine: dict[str, Any] | None = None
+    refine: RefineOptions | None = None
     review: ReviewOptions | None = None
 
     def below(self, folder: Path) -> "Recipe":
@@ -77,13 +74,15 @@ def read_recipe(path: Path) -> Recipe:
         recipe = Recipe.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
         recipe.generate.written_kinds() if recipe.generate.method == "llm" else recipe.generate.rule_kinds()
         if recipe.refine is not None:
-            refine_options(recipe.refine)
+            named_references(recipe.refine.model)
         below = recipe.below(path.absolute().parent)
         output_folder(below.output)
     except ValidationError as error:
         raise BadRecipe(f"{path}: {first_complaint(error, 'the recipe')}") from None
     except typer.BadParameter as error:
         raise BadRecipe(f"{path}: output: {error}") from None
-    except (Refused, ValueError) as error:
+    except Refused as error:
+        raise BadRecipe(f"{path}: refine.model: {error}") from None
+    except ValueError as error:
         raise BadRecipe(f"{path}: {error}") from None
     return below

@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
 
@@ -13,11 +13,11 @@ from services.curate.authoring.job import Generated, run_generation
 from services.curate.data.captions import read_captions
 from services.curate.data.pairs import write_pairs
 from services.curate.pipeline.accounts import REFINED_AWAY, REFUSED, REJECTED, Accounts
-from services.curate.pipeline.publishing import Card, plain_card, publish
+from services.curate.pipeline.publishing import publish
 from services.curate.pipeline.recipe import Recipe, ReviewOptions
 from services.curate.pipeline.verdicts import read_verdicts, reviewed
 from services.curate.refinement.report import scarce
-from services.curate.refinement.step import refined
+from services.curate.refinement.step import RefineOptions, refined
 from services.jobs.progress import counted
 from services.jobs.sugarcrepe import Pair, read_pairs
 
@@ -25,13 +25,9 @@ GENERATED, PUBLISHED = "generated", "published"
 REFINED, REBALANCED, TO_REVIEW = "refined", "rebalanced", "to-review.jsonl"
 
 
-class Refine(Protocol):
-    """Chooses the pairs of which no model of texts alone can tell the true captions (Algorithm 1).
-
-    `options` is the recipe's table `refine`. Equal pairs and options give an equal choice, in the given order.
-    """
-
-    def __call__(self, pairs: Sequence[Pair], options: dict[str, Any]) -> Sequence[Pair]: ...
+# Chooses the pairs of which no model of texts alone can tell the true captions (Algorithm 1), in the given order.
+# Equal pairs and options give an equal choice.
+Refine = Callable[[Sequence[Pair], RefineOptions], Sequence[Pair]]
 
 
 class Unanswered(Exception):
@@ -42,7 +38,7 @@ class AwaitsReview(Exception):
     """Pairs that people have yet to judge; the message tells where they are."""
 
 
-def run(recipe: Recipe, console: Console, *, refine: Refine = refined, card: Card = plain_card) -> Accounts:
+def run(recipe: Recipe, console: Console, *, refine: Refine = refined) -> Accounts:
     """Carry out a recipe and return its accounts.
 
     Raises Unanswered while too much has no answer, AwaitsReview while there are no verdicts, and what
@@ -55,18 +51,16 @@ def run(recipe: Recipe, console: Console, *, refine: Refine = refined, card: Car
     if generated.lacks_answers:
         raise Unanswered(generated.told_unanswered("recipe"))
     accounts = _opened(generated)
-    pairs = list(generated.pairs)
-    if recipe.refine is not None:
-        pairs = _refined(pairs, recipe, refine, accounts, REFINED)
+    pairs = _refined(list(generated.pairs), recipe, refine, accounts, REFINED)
     if recipe.review is not None:
         num_before = len(pairs)
         pairs = _reviewed(pairs, recipe.output, recipe.review, accounts, console)
-        if recipe.refine is not None and len(pairs) < num_before:
+        if len(pairs) < num_before:
             # those whom people refuse leave their counterparts behind
             pairs = _refined(pairs, recipe, refine, accounts, REBALANCED)
     accounts.published.update(pair.kind for pair in pairs)
     accounts.check()
-    publish(recipe.output / PUBLISHED, recipe, pairs, accounts, card)
+    publish(recipe.output / PUBLISHED, recipe, pairs, accounts)
     accounts.write(recipe.output)
     told = [f"{counted(len(pairs), 'pair')} in {recipe.output / PUBLISHED}; their images are in {source.file.parent}"]
     warning = scarce(accounts.kinds(), (pair.kind for pair in pairs))
@@ -89,8 +83,11 @@ def _opened(generated: Generated) -> Accounts:
 
 
 def _refined(pairs: list[Pair], recipe: Recipe, refine: Refine, accounts: Accounts, name: str) -> list[Pair]:
-    options = recipe.refine or {}
-    kept = _kept_or_made(recipe.output / f"{name}.jsonl", pairs, options, lambda: refine(pairs, options))
+    options = recipe.refine
+    if options is None:
+        return pairs
+    given = options.model_dump(mode="json", exclude_unset=True)
+    kept = _kept_or_made(recipe.output / f"{name}.jsonl", pairs, given, lambda: refine(pairs, options))
     accounts.lose_pairs(REFINED_AWAY, pairs, kept, {})
     return kept
 

@@ -1,14 +1,13 @@
 """Refinement as a step of a recipe, with the options of its table `refine`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from services.core.refusals import Refused, first_complaint
-from services.curate.refinement.loading import DEFAULT_CACHE, load_models, named_references
+from services.curate.model.blind_model import BlindModel
+from services.curate.refinement.loading import DEFAULT_CACHE, load_models
 from services.curate.refinement.scores import refine_pairs, score_pairs
 from services.curate.sugarcrepe import MAX_MODELS
 from services.jobs.options import MAX_SEED
@@ -27,34 +26,15 @@ class RefineOptions(BaseModel):
     device: DeviceName = "auto"
     store_url: str | None = None
 
-
-def refine_options(table: dict[str, Any]) -> RefineOptions:
-    """Read the table `refine`. Raises Refused, naming the option, for unusable ones."""
-    try:
-        options = RefineOptions.model_validate(table)
-        named_references(options.model)
-    except ValidationError as invalid:
-        raise Refused(f"refine.{first_complaint(invalid, 'the table')}") from None
-    except Refused as error:
-        raise Refused(f"refine.model: {error}") from None
-    return options
+    def models(self) -> Iterator[BlindModel]:
+        """Load the models one after the other. Raises Refused, at once for one that is not there."""
+        return load_models(self.model, device=self.device, cache=self.cache, store_url=self.store_url)
 
 
-def check_models(table: dict[str, Any]) -> None:
-    """Raises Refused for unusable options, and for a model that is not there; loads none."""
-    own = refine_options(table)
-    load_models(own.model, device=own.device, cache=own.cache, store_url=own.store_url)
-
-
-def refined(pairs: Sequence[Pair], options: dict[str, Any]) -> list[Pair]:
-    """Choose the pairs of which no blind model can tell the true captions, in the given order.
-
-    Raises Refused, naming the option, for unusable ones.
-    """
-    own = refine_options(options)
+def refined(pairs: Sequence[Pair], options: RefineOptions) -> list[Pair]:
+    """Choose the pairs of which no blind model can tell the true captions, in the given order. Raises Refused."""
     if not pairs:
         return []
-    models = load_models(own.model, device=own.device, cache=own.cache, store_url=own.store_url)
-    scored = score_pairs(pairs, models)
-    kept = refine_pairs([pair.kind for pair in pairs], np.stack([one.gaps for one in scored], axis=1), own.seed)
+    scored = score_pairs(pairs, options.models())
+    kept = refine_pairs([pair.kind for pair in pairs], np.stack([one.gaps for one in scored], axis=1), options.seed)
     return [pairs[place] for place in kept]

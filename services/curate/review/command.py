@@ -2,18 +2,23 @@
 
 import socket
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 from fastapi import FastAPI
+from pydantic_settings import SettingsConfigDict
 
 from services.core.durable_files import write_durably
+from services.core.http.app import AppParts, create_app
 from services.core.http.browsers import is_loopback
+from services.core.http.health import Health
+from services.core.metrics import Metrics
 from services.core.serving.server import run
+from services.core.settings import ProcessSettings
 from services.curate.review.access import Access, read_or_make_token
-from services.curate.review.app import ReviewSettings, create_review_app
 from services.curate.review.image_folder import ImageFolder
 from services.curate.review.review import Review, export_lines
+from services.curate.review.routes import own_page_router, review_router, session_router
 from services.curate.review.verdicts import VerdictFile
 from services.jobs.options import command_line, output_file
 from services.jobs.published_data import MissingData
@@ -22,6 +27,31 @@ from services.jobs.sugarcrepe import BadPairs, Pair, load_pairs
 DEFAULT_PORT = 8090
 
 app = command_line()
+
+
+class ReviewSettings(ProcessSettings):
+    """Settings of the server, which come from the command line only."""
+
+    model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(env_prefix="FOVEA_CURATE_")
+    port_options: ClassVar[tuple[str, ...]] = ("--port",)
+
+    log_level: str = "warning"  # type: ignore[assignment]
+    max_body_bytes: int = 64 * 1024
+
+
+def create_review_app(settings: ProcessSettings, review: Review, images: ImageFolder, access: Access) -> FastAPI:
+    """Create the application. The page may be linked to from elsewhere; all else answers to the page alone."""
+    return create_app(
+        settings,
+        AppParts(
+            service="curate",
+            title="Review of hard negatives",
+            metrics=Metrics("curate"),
+            health=Health(),
+            routers=[own_page_router(), session_router(access), review_router(review, images, access)],
+            linked_paths=frozenset({"/"}),
+        ),
+    )
 
 
 @app.command()

@@ -1,11 +1,10 @@
 """Bodies of the page's requests and their answers."""
 
-from dataclasses import asdict
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from services.curate.review.agreement import Statistic
+from services.curate.review.agreement import Agreement
 from services.curate.review.image_folder import ImageFolder
 from services.curate.review.review import Review, Stage, Summary, Turn, reviewer_name
 from services.curate.review.verdicts import VERDICT_NAMES, Round, VerdictName
@@ -74,36 +73,19 @@ class ReviewerProgress(BaseModel):
     num_judged: int
 
 
-class AgreementAnswer(BaseModel):
-    statistic: Statistic | None
-    kappa: float | None
-    observed: float | None
-    num_pairs: int
-    reason: str | None
-
-
 class SummaryAnswer(BaseModel):
     num_pairs: int
     reviewers_per_pair: int
     num_complete: int
     reviewers: list[ReviewerProgress]
     verdicts: dict[VerdictName, int]
-    agreement: AgreementAnswer
+    agreement: Agreement
     num_disputed: int
 
 
 def render_turn(turn: Turn, review: Review, images: ImageFolder) -> TurnAnswer:
-    return TurnAnswer(
-        stage=turn.stage,
-        round=turn.round,
-        num_pairs=len(review.pairs),
-        num_judged=turn.num_judged,
-        num_left=turn.num_left,
-        num_complete=turn.num_complete,
-        num_disputed=turn.num_disputed,
-        can_undo=turn.can_undo,
-        pair=turn.pair and _render_pair(turn.pair, turn, images),
-    )
+    own = {name: getattr(turn, name) for name in TurnAnswer.model_fields.keys() - {"num_pairs", "pair"}}
+    return TurnAnswer(**own, num_pairs=len(review.pairs), pair=turn.pair and _render_pair(turn.pair, turn, images))
 
 
 def _render_pair(pair: Pair, turn: Turn, images: ImageFolder) -> ShownPair:
@@ -129,6 +111,6 @@ def render_summary(summary: Summary, review: Review) -> SummaryAnswer:
         num_complete=summary.num_complete,
         reviewers=[ReviewerProgress(name=name, num_judged=num) for name, num in sorted(summary.num_judged.items())],
         verdicts={name: summary.verdicts.get(name, 0) for name in VERDICT_NAMES},
-        agreement=AgreementAnswer(**asdict(summary.agreement)),
+        agreement=summary.agreement,
         num_disputed=summary.num_disputed,
     )

@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -21,6 +20,7 @@ from services.curate.pipeline.steps import AwaitsReview, run
 from services.curate.pipeline.verdicts import read_verdicts, reviewed
 from services.curate.refinement.loading import load_models
 from services.curate.refinement.scores import score_pairs
+from services.curate.refinement.step import RefineOptions
 from services.jobs.sugarcrepe import Pair, published_pairs, read_pairs
 from services.score.negatives.prompting.checks import problem_of
 from services.score.negatives.prompting.forms import WRITTEN_KINDS
@@ -63,9 +63,9 @@ def model() -> Iterator[ScriptedModel]:
         yield model
 
 
-def half_of_each_type(pairs: Sequence[Pair], options: dict[str, Any]) -> list[Pair]:
+def half_of_each_type(pairs: Sequence[Pair], options: RefineOptions) -> list[Pair]:
     """A stand-in for the refinement: as many shorter negatives as longer ones of each type."""
-    assert options == {"seed": 3}
+    assert options == RefineOptions(seed=3)
     kept = []
     for kind in dict.fromkeys(pair.kind for pair in pairs):
         longer = [p for p in pairs if p.kind == kind and len(p.negative_caption) > len(p.caption)]
@@ -172,7 +172,7 @@ def test_every_candidate_is_published_or_lost_at_one_step(model: ScriptedModel, 
     assert lost[REFUSED] == len(refused) and lost[REFINED_AWAY] > 0
     assert not refused & {pair.id for pair in pairs}
     # those whom people refused are balanced again
-    assert [pair.id for pair in half_of_each_type(pairs, {"seed": 3})] == [pair.id for pair in pairs]
+    assert [pair.id for pair in half_of_each_type(pairs, RefineOptions(seed=3))] == [pair.id for pair in pairs]
     table = (tmp_path / "out" / "accounts.md").read_text()
     row = [210, *lost.values(), len(pairs)]
     assert f"| all | {' | '.join(map(str, row))} |" in table
@@ -209,16 +209,16 @@ def test_a_refinement_is_made_again_only_for_other_pairs_or_options(tmp_path: Pa
     write_scene_captions(tmp_path / "captions.jsonl", 10)
     calls = []
 
-    def refine(pairs: Sequence[Pair], options: dict[str, Any]) -> Sequence[Pair]:
+    def refine(pairs: Sequence[Pair], options: RefineOptions) -> Sequence[Pair]:
         calls.append(options)
         return pairs[::2]
 
     recipe = write(tmp_path, RULES + "[refine]\nseed = 1\n")
     assert run(read_recipe(recipe), QUIET, refine=refine) == run(read_recipe(recipe), QUIET, refine=refine)
-    assert calls == [{"seed": 1}]
+    assert calls == [RefineOptions(seed=1)]
     recipe.write_text(recipe.read_text().replace("seed = 1", "seed = 2"))
     run(read_recipe(recipe), QUIET, refine=refine)
-    assert calls == [{"seed": 1}, {"seed": 2}]
+    assert calls == [RefineOptions(seed=1), RefineOptions(seed=2)]
 
 
 @pytest.mark.slow
@@ -279,6 +279,7 @@ def test_accounts_that_do_not_add_up_are_refused() -> None:
         ("[generate]", "[review]\nunreviewed = 'keep'\n[generate]", "review.verdicts: Field required"),
         ("[generate]", "[generate", "recipe.toml: "),
         ("[generate]", "[refine]\nsead = 0\n[generate]", "recipe.toml: refine.sead: Extra inputs are not permitted"),
+        ("[generate]", "[refine]\nseed = -1\n[generate]", "recipe.toml: refine.seed: Input should be"),
         ("[generate]", "[refine]\nmodel = ['a=b', 'a=c']\n[generate]", "refine.model: two models are called 'a'"),
         ('output = "out"', 'output = "/proc/x"', "recipe.toml: output: /proc is not writable"),
     ],

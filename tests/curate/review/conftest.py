@@ -8,7 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from services.curate.review.access import Access
-from services.curate.review.app import ReviewSettings, create_review_app
+from services.curate.review.command import ReviewSettings, create_review_app
 from services.curate.review.image_folder import ImageFolder
 from services.curate.review.review import Review
 from services.curate.review.verdicts import VerdictFile

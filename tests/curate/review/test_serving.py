@@ -1,4 +1,4 @@
-"""The pages that a review serves, and the people who may see them."""
+"""What a review serves, and to whom."""
 
 import json
 from pathlib import Path
