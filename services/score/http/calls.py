@@ -50,9 +50,7 @@ def captions_of(texts: Sequence[str]) -> list[Caption]:
 
 def _json_call(body: dict[str, Any], limits: CallLimits) -> ScoreCall:
     if is_vllm(body):
-        pairs = read_pairs(body, limits.images, max_pairs=limits.max_captions)
-        captions = [Caption(text, param) for text, param in pairs.texts]
-        return ScoreCall(pairs.images, captions, pairs.pairs, pairs.model, truncate=pairs.truncate, is_vllm=True)
+        return read_pairs(body, limits.images, max_pairs=limits.max_captions)
     parsed = validate(ScoreRequest, body)
     image = image_input(parsed.image, "image", limits.images)
     return _of_one_image(image, parsed.captions, parsed)

@@ -1,6 +1,7 @@
 """The routes of the score service."""
 
 import asyncio
+from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any
 
@@ -105,15 +106,9 @@ def _model(service: ScoreService, resident: Resident[Any, ModelFacts, Any], fact
         logit_scale=facts.logit_scale,
         logit_bias=facts.logit_bias,
         limits=ModelLimits(
-            max_captions=limits.max_captions,
-            max_images=limits.max_images,
-            max_explained_captions=limits.max_explained_captions,
-            max_heatmap_numbers=limits.max_heatmap_numbers,
+            **{name: value for name, value in asdict(limits).items() if name != "images"},
             max_image_bytes=limits.images.max_image_bytes,
             max_image_pixels=limits.images.max_pixels,
-            max_negative_characters=limits.max_negative_characters,
-            max_negative_captions=limits.max_negative_captions,
-            max_vqa_captions=limits.max_vqa_captions,
         ),
         hard_negatives=HardNegativeSources(
             kinds=[*KINDS, *(WRITTEN_KINDS if service.writer else ())],

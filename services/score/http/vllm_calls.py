@@ -6,8 +6,7 @@ unambiguous: a data URI, an `http(s)` URL, or base64 that begins like an image f
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -15,6 +14,7 @@ from services.core.errors import InvalidField, check_count
 from services.core.http.bodies import OpenRequest, refuse_unsupported, validate
 from services.core.images.inputs import ImageInput, image_input
 from services.core.images.references import ImageLimits
+from services.score.call import Caption, ScoreCall
 
 SIDES = (("data_1", "data_2"), ("queries", "documents"), ("queries", "items"), ("text_1", "text_2"))
 SIDE_NAMES = frozenset(name for sides in SIDES for name in sides)
@@ -41,23 +41,7 @@ class VllmOptions(OpenRequest):
     truncate_prompt_tokens: Literal[-1] | None = Field(None)
 
 
-class TextSide(NamedTuple):
-    text: str
-    param: str
-
-
-_Side = TextSide | ImageInput
-
-
-@dataclass(frozen=True)
-class VllmPairs:
-    """Distinct images and texts (with the field for error messages), and the places of both in each pair."""
-
-    images: Sequence[ImageInput]
-    texts: Sequence[TextSide]
-    pairs: Sequence[tuple[int, int]]
-    model: str | None
-    truncate: bool
+_Side = Caption | ImageInput
 
 
 def is_vllm(body: dict[str, Any]) -> bool:
@@ -65,9 +49,12 @@ def is_vllm(body: dict[str, Any]) -> bool:
     return not any(name in body for name in FOVEAS) and any(name in body for sides in SIDES for name in sides)
 
 
-def read_pairs(body: dict[str, Any], limits: ImageLimits, *, max_pairs: int) -> VllmPairs:
-    """Read the pairs of a body. Raises InvalidField if there are none or one is not an image and a text, TooLarge for
-    more than `max_pairs`, and what reading an image raises."""
+def read_pairs(body: dict[str, Any], limits: ImageLimits, *, max_pairs: int) -> ScoreCall:
+    """Read a call about the distinct images and texts of a body's pairs.
+
+    Raises InvalidField if there are none or one is not an image and a text, TooLarge for more than `max_pairs`, and
+    what reading an image raises.
+    """
     options = validate(VllmOptions, {name: value for name, value in body.items() if name not in SIDE_NAMES})
     refuse_unsupported(options.model_extra, UNSUPPORTED)
     first_name, second_name = next(
@@ -86,13 +73,13 @@ def read_pairs(body: dict[str, Any], limits: ImageLimits, *, max_pairs: int) -> 
     return _paired(first * num_pairs if len(first) < num_pairs else first, second, options)
 
 
-def _paired(first: Sequence[_Side], second: Sequence[_Side], options: VllmOptions) -> VllmPairs:
+def _paired(first: Sequence[_Side], second: Sequence[_Side], options: VllmOptions) -> ScoreCall:
     images: dict[int, ImageInput] = {}
-    texts: dict[int, TextSide] = {}
+    texts: dict[int, Caption] = {}
     pairs = []
     for one, other in zip(first, second, strict=True):
         image, text = (one, other) if isinstance(one, ImageInput) else (other, one)
-        if not isinstance(image, ImageInput) or not isinstance(text, TextSide):
+        if not isinstance(image, ImageInput) or not isinstance(text, Caption):
             what = "images" if isinstance(image, ImageInput) else "texts"
             raise InvalidField(
                 f"{other.param}: This model scores an image against a text, but got two {what};"
@@ -103,12 +90,13 @@ def _paired(first: Sequence[_Side], second: Sequence[_Side], options: VllmOption
         texts.setdefault(id(text), text)
         pairs.append((id(image), id(text)))
     place = {key: index for keys in (images, texts) for index, key in enumerate(keys)}
-    return VllmPairs(
+    return ScoreCall(
         list(images.values()),
         list(texts.values()),
         [(place[image], place[text]) for image, text in pairs],
         options.model,
-        options.truncate_prompt_tokens is not None,
+        truncate=options.truncate_prompt_tokens is not None,
+        is_vllm=True,
     )
 
 
@@ -133,13 +121,13 @@ def _side(value: Any, param: str, limits: ImageLimits) -> _Side:
         case str() if _ADDRESS.match(value) or _IMAGE_IN_BASE64.match(value):
             return image_input(value, param, limits)
         case str():
-            return TextSide(value, param)
+            return Caption(value, param)
         case {"content": [part]}:
             return _side(part, f"{param}.content.0", limits)
         case {"content": _}:
             raise InvalidField(f"{param}.content: One part makes one input of a list.", param=f"{param}.content")
         case {"text": str(text), **rest} if "image" not in rest:
-            return TextSide(text, f"{param}.text")
+            return Caption(text, f"{param}.text")
         case {"image": str() | dict() as image, **rest} if "text" not in rest:
             return image_input(image, f"{param}.image", limits)
         case dict():

@@ -7,7 +7,8 @@ import pytest
 
 from services.core.errors import FoveaError, InvalidField, TooLarge
 from services.core.images.references import ImageLimits
-from services.score.http.vllm_calls import VllmPairs, is_vllm, read_pairs
+from services.score.call import ScoreCall
+from services.score.http.vllm_calls import is_vllm, read_pairs
 from tests.core.image_files import every_kind
 
 PHOTO = every_kind()["png"]
@@ -24,18 +25,18 @@ IMAGES: dict[str, Any] = {
 }
 
 
-def read(**body: Any) -> VllmPairs:
+def read(**body: Any) -> ScoreCall:
     return read_pairs(body, ImageLimits(), max_pairs=8)
 
 
-def texts_of(pairs: VllmPairs) -> list[str]:
+def texts_of(pairs: ScoreCall) -> list[str]:
     """The text of each pair."""
-    return [pairs.texts[text].text for _, text in pairs.pairs]
+    return [pairs.captions[text].text for _, text in pairs.pairs]
 
 
-def params_of(pairs: VllmPairs) -> list[tuple[str, str]]:
+def params_of(pairs: ScoreCall) -> list[tuple[str, str]]:
     """The fields of the image and of the text of each pair."""
-    return [(pairs.images[image].param, pairs.texts[text].param) for image, text in pairs.pairs]
+    return [(pairs.images[image].param, pairs.captions[text].param) for image, text in pairs.pairs]
 
 
 @pytest.mark.parametrize("image", IMAGES.values(), ids=IMAGES)
