@@ -30,7 +30,7 @@ LOAD, ARRIVALS = "load", "arrivals"
 
 @dataclass(frozen=True)
 class Scaling:
-    """The settings that decide: the names of the triggers, and KEDA's cool-down."""
+    """What decides: the names of the triggers, and KEDA's cool-down."""
 
     triggers: frozenset[str]
     cooldown_s: float

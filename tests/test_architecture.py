@@ -31,8 +31,7 @@ ABOVE = (f"services.{{service}}.{{service,http,app,settings,collections,data,{JO
 BELOW = ("services.nn", "services.{service}", "services.core.{errors,refusals}")
 ROOMS_OF_CORE = ("store", "batching", "cache", "images", "http", "admission", "serving")
 CORE_OF_JOBS = (
-    "services.core.{store,images,settings,errors,refusals,logs,durable_files,printable,memory,metrics,openai_client,"
-    "backoff}"
+    "services.core.{store,images,settings,errors,refusals,logs,durable_files,printable,memory,metrics,openai_client}"
 )
 
 
@@ -139,19 +138,19 @@ ROOMS = (
 )
 
 MAX_FUNCTION_LINES = 60
-MAX_CHAIN = 13
+MAX_CHAIN = 14
 # Lines of Python that a room may have. A commit that raises a budget says why.
 BUDGETS = {
     "gateway": 3_500,
     "services/cli": 2_700,
-    "services/core": 12_100,
+    "services/core": 12_300,
     "services/nn": 1_700,
-    "services/jobs": 3_700,
-    "services/curate": 4_600,
-    "services/embed": 20_200,
+    "services/jobs": 4_000,
+    "services/curate": 4_500,
+    "services/embed": 20_300,
     "services/generate": 13_000,
     "services/predict": 7_600,
-    "services/score": 11_100,
+    "services/score": 11_000,
     "starters": 22_000,
     "vllm_plugin": 2_000,
 }

@@ -1,4 +1,4 @@
-"""The packages that `make up` installs."""
+"""What `make up` installs."""
 
 import importlib.util
 import re

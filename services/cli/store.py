@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from difflib import get_close_matches
@@ -191,6 +191,15 @@ def publish(  # noqa: PLR0913 - one parameter an option
     report({**asdict(version), "aliases": aliases}, f"{version} published as {', '.join(aliases)}", as_json=as_json)
 
 
+EmbedBy = Annotated[
+    str | None,
+    typer.Option(
+        help="For a vision-language model, the prompt by which it embeds: instruction (Qwen3-VL-Embedding's) or "
+        "one-word (DIOR's)."
+    ),
+]
+
+
 @app.command("import")
 def import_checkpoint(  # noqa: PLR0913 - one parameter an option
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="hf://owner/name[@revision], a folder, or a file.")],
@@ -210,13 +219,7 @@ def import_checkpoint(  # noqa: PLR0913 - one parameter an option
     architecture: Annotated[
         str | None, typer.Option(help="open_clip's name of a CLIP that is one file of a training: ViT-B-32-quickgelu.")
     ] = None,
-    embed_by: Annotated[
-        str | None,
-        typer.Option(
-            help="For a vision-language model, the prompt by which it embeds: instruction (Qwen3-VL-Embedding's) or "
-            "one-word (DIOR's)."
-        ),
-    ] = None,
+    embed_by: EmbedBy = None,
     licence: Annotated[str | None, typer.Option(help="Licence. Default: what the model card says.")] = None,
     alias: Annotated[
         list[str] | None, typer.Option(help="Alias to point at the version. Repeatable. Default: latest.")
@@ -245,20 +248,15 @@ def import_checkpoint(  # noqa: PLR0913 - one parameter an option
             typer.echo(printable("\n".join(summary(planned)), keep="\n"))
             print_table(("file", "size", "what becomes of it"), planned.rows())
         if dry_run:
-            content, told = planned.content(aliases), ["Nothing was changed: this was a dry run."]
+            told, content = ["Nothing was changed: this was a dry run."], planned.content(aliases)
         else:
             version, before = planned.publish(_open(store_url), _audit(audit_log), aliases, reference=reference)
             content = {**asdict(version), "aliases": aliases}
-            told = [f"{version} published as {', '.join(aliases)}", *_ways_back(version.name, before)]
-    told += [f"serve it: {setting} fovea up" for setting in planned.settings(aliases)]
-    report(content, "\n".join(told), as_json=as_json)
-
-
-def _ways_back(name: str, before: Mapping[str, str]) -> list[str]:
-    return [
-        f"{alias} named {version} before; `fovea store rollback {name} {alias}` returns to it"
-        for alias, version in before.items()
-    ]
+            told = [f"{version} published as {', '.join(aliases)}"]
+            for each, old in before.items():
+                told.append(f"{each} named {old} before; `fovea store rollback {version.name} {each}` returns to it")
+    settings = [f"serve it: {setting} fovea up" for setting in planned.settings(aliases)]
+    report(content, "\n".join([*told, *settings]), as_json=as_json)
 
 
 @app.command()
@@ -376,9 +374,7 @@ def _audit(path: Path | None) -> AuditLog:
 
 def _open(store_url: str | None) -> Store:
     settings = ServiceSettings(port=0) if store_url is None else ServiceSettings(port=0, store_url=store_url)
-    store = Store.open(settings.store_url)
-    store.publish_starters(packaged_starters())
-    return store
+    return Store.open(settings.store_url, starters=packaged_starters())
 
 
 def _resolve(store: Store, reference: str) -> tuple[str, str]:

@@ -6,7 +6,7 @@ For people an event is one short line, without its request's ID unless it failed
 import logging
 import re
 import sys
-from typing import Any, TextIO
+from typing import Any
 
 import orjson
 import structlog
@@ -80,7 +80,7 @@ def configure_logging(settings: ProcessSettings) -> None:
     structlog.configure(
         processors=[*shared, *rendering],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=lambda *_: _LineLogger(sys.stdout),
+        logger_factory=_StdoutLogger,
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(sys.stdout)
@@ -118,20 +118,30 @@ def log_warnings_to_stderr() -> None:
     structlog.configure(
         processors=[structlog.processors.KeyValueRenderer(key_order=["event"])],
         wrapper_class=structlog.make_filtering_bound_logger("warning"),
-        logger_factory=lambda *_: _LineLogger(sys.stderr),
+        logger_factory=_StderrLogger,
     )
 
 
-class _LineLogger:
+class _StdoutLogger:
     """Writes one line per call and flushes it, so that a killed process's last lines are not lost."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    def __init__(self, *_: object) -> None:
+        self._stream = sys.stdout
 
     def msg(self, line: str) -> None:
         # One write, since two threads may log at the same time.
         self._stream.write(line + "\n")
         self._stream.flush()
+
+    debug = info = warning = error = critical = exception = msg
+
+
+class _StderrLogger:
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def msg(self, line: str) -> None:
+        sys.stderr.write(line + "\n")
 
     debug = info = warning = error = critical = exception = msg
 

@@ -47,7 +47,7 @@ DOCUMENTS = (
 
 @dataclass(frozen=True)
 class Expected:
-    """The format of TALK, the tokens that end an answer and the length with which a published model is served."""
+    """What a published model is served with: its format of TALK, its tokens that end an answer, and its length."""
 
     prompt: str
     ends: tuple[str, ...]

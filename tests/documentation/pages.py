@@ -1,4 +1,4 @@
-"""The contents of each generated block, and the command that writes all of them anew."""
+"""What each generated block holds, and the command that writes all of them anew."""
 
 from functools import partial
 

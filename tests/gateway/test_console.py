@@ -1,4 +1,4 @@
-"""The files that the gateway serves as its console, and the callers who may load them."""
+"""What the gateway serves as its console, and to whom."""
 
 import gzip
 import re

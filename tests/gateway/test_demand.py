@@ -1,4 +1,4 @@
-"""The demand for a service that may have no instance, as an autoscaler reads it: recent callers and refused ones."""
+"""What an autoscaler reads at the gateway of a service that may have no instance: who asked lately, who is refused."""
 
 import asyncio
 

@@ -15,7 +15,7 @@ import os
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, TypeVar
+from typing import IO, Any, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -69,16 +69,30 @@ class Line(BaseModel):
     created: float | None = Field(None, ge=0, lt=LAST_SECOND)
 
 
-class Folder:
-    """The files of a collection in a folder, to be read. Methods raise TransferError for a file that is missing or
-    outside."""
+class Form(Protocol):
+    """The files of a collection, to be read. Methods raise TransferError for a file that is missing or outside."""
+
+    label: str
+
+    def lines(self) -> Iterator[bytes]:
+        """Yield the lines of the manifest."""
+        ...
+
+    def has(self, name: str) -> bool: ...
+
+    def read(self, name: str) -> bytes: ...
+
+    def close(self) -> None: ...
+
+
+class Folder(Form):
+    """The form as a folder."""
 
     def __init__(self, path: Path) -> None:
         self.label = str(path)
         self._path = path
 
     def lines(self) -> Iterator[bytes]:
-        """Yield the lines of the manifest."""
         self._check(MANIFEST)
         with (self._path / MANIFEST).open("rb") as file:
             yield from file
@@ -101,8 +115,8 @@ class Folder:
             raise TransferError(f"{self.label} has no file {name}")
 
 
-class Tar:
-    """The files of a collection in an uncompressed tar, as `Folder` reads them; names may begin with `./`."""
+class Tar(Form):
+    """The form as an uncompressed tar; names may begin with `./`."""
 
     def __init__(self, path: Path) -> None:
         self.label = str(path)
@@ -129,9 +143,6 @@ class Tar:
         if member is None:
             raise TransferError(f"{self.label} has no file {name}")
         return self._tar.extractfile(member)
-
-
-Form = Folder | Tar
 
 
 def open_form(path: Path) -> Form:
@@ -215,11 +226,23 @@ def _validated(read: Callable[[], ModelT], place: str) -> ModelT:
 PART = ".part"
 
 
-class FolderWriter:
-    """Writes a folder. What an earlier export of the same collection has written there is kept.
+class Writer(Protocol):
+    """Methods raise OSError. `names` are the files of the images that are there already, by digest."""
 
-    `names` are the files of the images that are there already, by digest. Methods raise OSError.
-    """
+    names: dict[str, str]
+
+    def put(self, sha256: str, data: bytes) -> None:
+        """Write the bytes of an image, once."""
+
+    def finish(self, lines: Iterable[bytes], description: dict[str, Any]) -> None:
+        """Write the manifest and the description; the form is complete when this returns."""
+
+    def close(self) -> None:
+        """End the writing, whether or not it is finished."""
+
+
+class FolderWriter(Writer):
+    """A folder. What an earlier export of the same collection has written there is kept."""
 
     def __init__(self, path: Path, origin: dict[str, str]) -> None:
         """Raises TransferError for a folder that holds something else than an unfinished export of `origin`."""
@@ -231,7 +254,7 @@ class FolderWriter:
         path.mkdir(parents=True, exist_ok=True)
         (path / UNFINISHED).write_text(json.dumps(origin))
         (path / "images").mkdir(exist_ok=True)
-        self.names: dict[str, str] = {}
+        self.names = {}
         for file in (path / "images").glob("*/*"):
             if file.suffix == PART:
                 file.unlink()
@@ -239,7 +262,6 @@ class FolderWriter:
                 self.names[file.stem] = str(file.relative_to(path))
 
     def put(self, sha256: str, data: bytes) -> None:
-        """Write the bytes of an image, once."""
         name = file_name(sha256, data)
         path = self._path / name
         path.parent.mkdir(exist_ok=True)
@@ -249,7 +271,6 @@ class FolderWriter:
         self.names[sha256] = name
 
     def finish(self, lines: Iterable[bytes], description: dict[str, Any]) -> None:
-        """Write the manifest and the description; the form is complete when this returns."""
         os.sync()  # cheaper than for each of many files
         write_durably(self._path / MANIFEST, lines)
         write_durably(self._path / DESCRIPTION, [_text(description)])
@@ -269,9 +290,8 @@ class FolderWriter:
             raise TransferError(f"{self._path} holds an unfinished export of {begun.get('collection')!r}")
 
 
-class TarWriter:
-    """Writes an uncompressed tar as `FolderWriter` a folder, under another name until it is complete; begun again after
-    an interruption."""
+class TarWriter(Writer):
+    """An uncompressed tar, written under another name until it is complete; begun again after an interruption."""
 
     def __init__(self, path: Path) -> None:
         """Raises TransferError if it exists."""
@@ -281,7 +301,7 @@ class TarWriter:
         self._part = path.with_name(f"{path.name}{PART}")
         self._file: IO[bytes] = self._part.open("wb")
         self._tar = tarfile.open(fileobj=self._file, mode="w", format=tarfile.PAX_FORMAT)  # noqa: SIM115
-        self.names: dict[str, str] = {}
+        self.names = {}
 
     def put(self, sha256: str, data: bytes) -> None:
         if sha256 not in self.names:
@@ -312,9 +332,6 @@ class TarWriter:
         member = tarfile.TarInfo(name)
         member.size, member.mode = size, 0o644
         self._tar.addfile(member, content)
-
-
-Writer = FolderWriter | TarWriter
 
 
 def _text(description: dict[str, Any]) -> bytes:

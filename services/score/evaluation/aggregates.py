@@ -7,13 +7,15 @@ SugarCrepe has three rules, which differ by up to a point: the dissertation's me
 accuracy over all records of a form (Tables 4.5 and C.4), and FSC-CLIP's mean of the three forms (Table 1).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from statistics import fmean
 
 from services.jobs.sugarcrepe import FORMS
 
 ByTask = Mapping[str, float]
 Sizes = Mapping[str, int]
+# The name of a task, or a group of tasks that count as one.
+Nested = str | tuple["Nested", ...]
 
 # Suffixes of tasks that choose only captions, or only images, in groups of images and captions.
 TEXT, IMAGE = "::text", "::image"
@@ -84,9 +86,9 @@ COMP = (
 )
 
 
-def mean_of(scores: ByTask, tasks: tuple[str, ...]) -> float:
-    """The unweighted mean of some tasks."""
-    return fmean(scores[task] for task in tasks)
+def mean_of(scores: ByTask, tasks: Iterable[Nested]) -> float:
+    """The unweighted mean of some tasks, of which a group counts as one: the mean of its own."""
+    return fmean(scores[task] if isinstance(task, str) else mean_of(scores, task) for task in tasks)
 
 
 def micro(scores: ByTask, sizes: Sizes, tasks: tuple[str, ...]) -> float:
@@ -94,14 +96,14 @@ def micro(scores: ByTask, sizes: Sizes, tasks: tuple[str, ...]) -> float:
     return fmean((scores[task] for task in tasks), [sizes[task] for task in tasks])
 
 
-def sugarcrepe_macro(scores: ByTask) -> float:
-    """The dissertation's Average (Table 4.6): the mean of the seven types."""
-    return mean_of(scores, tuple(SUGARCREPE_SIZES))
-
-
 def sugarcrepe_form(scores: ByTask, form: str, sizes: Sizes = SUGARCREPE_SIZES) -> float:
     """REPLACE, SWAP or ADD (Tables 4.5 and C.4): over all records of the form."""
     return micro(scores, sizes, SUGARCREPE_FORMS[form])
+
+
+def sugarcrepe(scores: ByTask, sizes: Sizes = SUGARCREPE_SIZES) -> float:
+    """FSC-CLIP's average: the mean of the three forms."""
+    return fmean(sugarcrepe_form(scores, form, sizes) for form in SUGARCREPE_FORMS)
 
 
 def pair_forms(scores: ByTask, sizes: Sizes) -> dict[str, float]:
@@ -113,100 +115,25 @@ def pair_forms(scores: ByTask, sizes: Sizes) -> dict[str, float]:
     return {form: micro(scores, sizes, kinds) for form, kinds in found.items() if kinds}
 
 
-def sugarcrepe(scores: ByTask, sizes: Sizes = SUGARCREPE_SIZES) -> float:
-    """FSC-CLIP's average: the mean of the three forms."""
-    return fmean(sugarcrepe_form(scores, form, sizes) for form in SUGARCREPE_FORMS)
-
-
-def aro(scores: ByTask) -> float:
-    """The mean of four tasks; those of Visual Genome are themselves means over categories."""
-    return mean_of(scores, ARO)
-
-
-def crepe(scores: ByTask) -> float:
-    """The mean of atomic foils, swaps and negations (CREPE-Productivity)."""
-    return mean_of(scores, CREPE)
-
-
-def eqben(scores: ByTask) -> float:
-    """The mean group score over five sources of images, one of which, Kubric, has three tasks."""
-    return fmean([*(scores[task] for task in EQBEN_OTHERS), mean_of(scores, EQBEN_KUBRIC)])
-
-
-def imagecode(scores: ByTask, sizes: Sizes = IMAGECODE_SIZES) -> float:
-    """The accuracy over all descriptions, of video frames and of static images."""
-    return micro(scores, sizes, tuple(IMAGECODE_SIZES))
-
-
-def svo_probes(scores: ByTask) -> float:
-    """The mean of wrong subjects, verbs and objects."""
-    return mean_of(scores, SVO_PROBES)
-
-
-def valse(scores: ByTask) -> float:
-    """The mean of seven phenomena, some of them with two or three tasks."""
-    return fmean(mean_of(scores, tasks) for tasks in VALSE_GROUPS.values())
-
-
 def vl_checklist(scores: ByTask) -> float:
-    """The mean of objects, attributes and relations, each the mean of its tasks (`Object_Size_large`, …)."""
-    return fmean(
-        fmean(vl_checklist_task(scores, group, task) for task in tasks) for group, tasks in VL_CHECKLIST.items()
-    )
-
-
-def vl_checklist_task(scores: ByTask, group: str, task: str) -> float:
-    """A task's score, or the mean over its sources (`Object_Size_large/swig`, …)."""
-    name = f"{group}_{task}"
-    if name in scores:
-        return scores[name]
-    return mean_of(scores, tuple(f"{name}/{source}" for source in VL_CHECKLIST_SOURCES[group, task]))
-
-
-def whatsup(scores: ByTask) -> float:
-    """The mean of six tasks."""
-    return mean_of(scores, WHATSUP)
-
-
-def winoground(scores: ByTask) -> float:
-    """The group score."""
-    return scores["winoground"]
+    """The mean of objects, attributes and relations, each the mean of its tasks, such as `Object_Size_large`, which are
+    scores or means over the sources of images, such as `Object_Size_large/swig`."""
+    groups: list[Nested] = []
+    for group, tasks in VL_CHECKLIST.items():
+        names = {f"{group}_{task}": VL_CHECKLIST_SOURCES[group, task] for task in tasks}
+        groups.append(
+            tuple(
+                name if name in scores else tuple(f"{name}/{source}" for source in sources)
+                for name, sources in names.items()
+            )
+        )
+    return mean_of(scores, groups)
 
 
 def spec(scores: ByTask) -> float:
     """The mean over six tasks of the choices of captions and of images, or of the score of groups of both."""
     directions = tuple(task + direction for task in SPEC for direction in (TEXT, IMAGE))
     return mean_of(scores, SPEC if scores.keys() >= set(SPEC) else directions)
-
-
-def colorswap(scores: ByTask) -> float:
-    """The group score."""
-    return scores["colorswap"]
-
-
-def mmvp_vlm(scores: ByTask) -> float:
-    """The mean group score over nine patterns, which is stricter than the authors' own score."""
-    return mean_of(scores, MMVP_VLM)
-
-
-def mmvp_vlm_image(scores: ByTask) -> float:
-    """The authors' own score: the mean over nine patterns of how often both captions choose their image."""
-    return mean_of(scores, tuple(pattern + IMAGE for pattern in MMVP_VLM))
-
-
-def half_truths(scores: ByTask) -> float:
-    """The mean of things and relations, each the mean of its tasks: kinds of wrong details."""
-    return fmean(mean_of(scores, tasks) for tasks in HALF_TRUTHS.values())
-
-
-def zero_shot(scores: ByTask) -> float:
-    """FSC-CLIP's ZS: the mean of 21 classification tasks."""
-    return mean_of(scores, ELEVATER)
-
-
-def retrieval(scores: ByTask, direction: str) -> float:
-    """FSC-CLIP's I2T or T2I (`i2t`, `t2i`): the mean over three data sets of recall at 1, `<data set>::i2t/R@1`."""
-    return mean_of(scores, tuple(f"{name}::{direction}/R@1" for name in RETRIEVAL))
 
 
 def comp(by_benchmark: ByTask) -> float:
@@ -217,35 +144,43 @@ def comp(by_benchmark: ByTask) -> float:
 Rule = Callable[[ByTask, Sizes], float]
 
 
-def _unsized(rule: Callable[[ByTask], float]) -> Rule:
-    return lambda scores, _: rule(scores)
+def _mean(*tasks: Nested) -> Rule:
+    return lambda scores, _: mean_of(scores, tasks)
+
+
+def _form(form: str) -> Rule:
+    return lambda scores, sizes: sugarcrepe_form(scores, form, sizes)
 
 
 # The rules of each benchmark; AVERAGE names the one of FSC-CLIP's Table 1.
 AVERAGE = "average"
 MACRO = "macro"
 RULES: Mapping[str, Mapping[str, Rule]] = {
+    # the dissertation's Average (Table 4.6) is the mean of the seven types
     "sugarcrepe": {
-        MACRO: _unsized(sugarcrepe_macro),
-        "REPLACE": lambda scores, sizes: sugarcrepe_form(scores, "REPLACE", sizes),
-        "SWAP": lambda scores, sizes: sugarcrepe_form(scores, "SWAP", sizes),
-        "ADD": lambda scores, sizes: sugarcrepe_form(scores, "ADD", sizes),
+        MACRO: _mean(*SUGARCREPE_SIZES),
+        **{form: _form(form) for form in SUGARCREPE_FORMS},
         AVERAGE: sugarcrepe,
     },
-    "imagecode": {AVERAGE: imagecode},
-    "mmvp_vlm": {AVERAGE: _unsized(mmvp_vlm), "official": _unsized(mmvp_vlm_image)},
-    "retrieval": {
-        "i2t": lambda scores, _: retrieval(scores, "i2t"),
-        "t2i": lambda scores, _: retrieval(scores, "t2i"),
-    },
-    **{
-        name: {AVERAGE: _unsized(rule)}
-        for name, rule in {
-            **{"aro": aro, "crepe": crepe, "eqben": eqben, "svo_probes": svo_probes, "valse": valse},
-            **{"vl_checklist": vl_checklist, "whatsup": whatsup, "winoground": winoground, "spec": spec},
-            **{"colorswap": colorswap, "elevater": zero_shot, "half_truths": half_truths},
-        }.items()
-    },
+    "aro": {AVERAGE: _mean(*ARO)},
+    "crepe": {AVERAGE: _mean(*CREPE)},
+    # the group score over five sources of images, one of which, Kubric, has three tasks
+    "eqben": {AVERAGE: _mean(*EQBEN_OTHERS, EQBEN_KUBRIC)},
+    "imagecode": {AVERAGE: lambda scores, sizes: micro(scores, sizes, tuple(IMAGECODE_SIZES))},
+    "svo_probes": {AVERAGE: _mean(*SVO_PROBES)},
+    "valse": {AVERAGE: _mean(*VALSE_GROUPS.values())},
+    "vl_checklist": {AVERAGE: lambda scores, _: vl_checklist(scores)},
+    "whatsup": {AVERAGE: _mean(*WHATSUP)},
+    "winoground": {AVERAGE: _mean("winoground")},
+    "spec": {AVERAGE: lambda scores, _: spec(scores)},
+    "colorswap": {AVERAGE: _mean("colorswap")},
+    # the mean group score over nine patterns, and the authors' own: how often both captions choose their image
+    "mmvp_vlm": {AVERAGE: _mean(*MMVP_VLM), "official": _mean(*(pattern + IMAGE for pattern in MMVP_VLM))},
+    "half_truths": {AVERAGE: _mean(*HALF_TRUTHS.values())},
+    # FSC-CLIP's ZS
+    "elevater": {AVERAGE: _mean(*ELEVATER)},
+    # FSC-CLIP's I2T and T2I: the mean over three data sets of recall at 1
+    "retrieval": {way: _mean(*(f"{name}::{way}/R@1" for name in RETRIEVAL)) for way in ("i2t", "t2i")},
 }
 
 

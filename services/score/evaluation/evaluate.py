@@ -28,15 +28,13 @@ from services.score.evaluation.benchmarks.caption_choices import (
 )
 from services.score.evaluation.benchmarks.image_choices import load_imagecode, load_winoground
 from services.score.evaluation.benchmarks.record_files import load_pairs_tasks, load_records
-from services.score.evaluation.judges import CannotJudge, Resampling, Similarity
+from services.score.evaluation.judges import CannotJudge, Resampling
 from services.score.evaluation.judges import evaluate as evaluate_judge
-from services.score.evaluation.loading import JudgeKind, JudgeOptions, load_judges
+from services.score.evaluation.loading import JudgeKind, JudgeOptions, Limit, SimilarityOption, exits, load_judges
 from services.score.evaluation.records import Task, count
 from services.score.evaluation.results import RESULT_FILES, Result
 from services.score.evaluation.tables import make_tables, numbers_of, print_tables
 
-EXIT_FAILED = 1
-EXIT_INTERRUPTED = 130
 STARTER = "fsc-clip-scenes"
 
 app = command_line(no_args_is_help=True)
@@ -60,13 +58,6 @@ JudgeOption = Annotated[
         "(VQAScore). answers: released answers of another judge."
     ),
 ]
-SimilarityOption = Annotated[
-    Similarity,
-    typer.Option(
-        help="global: pooled features. local: single tokens. mix: the checkpoint's weighting, or else global."
-    ),
-]
-Limit = Annotated[int | None, typer.Option(min=1, help="Use at most this many records of each task.")]
 Output = Annotated[
     Path | None,
     typer.Option(callback=results_file(RESULT_FILES.load), help="JSON file to add the scores to."),
@@ -233,27 +224,18 @@ def run(
     """
     typer.echo(count(tasks))
     reached: list[Result] = []
-    try:
-        with bad_parameters("--model"):
-            judges = load_judges(models, options)
-        for judge in judges:
-            with bad_parameters():
-                results = evaluate_judge(judge, tasks, settings, resampling)
-            reached += results
-            if output is not None:
-                RESULT_FILES.save(results, output)
-    except OSError:
-        tell(reached)  # these results may not have been saved
-        raise
-    except CannotJudge as error:
-        tell(reached)
-        typer.echo(f"fovea evaluate compositionality: {error}", err=True)
-        raise typer.Exit(EXIT_FAILED) from None
-    except KeyboardInterrupt:
-        tell(reached)
-        typer.echo("Stopped. Answers recorded in --log are not requested again.", err=True)
-        raise typer.Exit(EXIT_INTERRUPTED) from None
-    tell(reached)
+    with exits("fovea evaluate compositionality", "Answers recorded in --log are not requested again."):
+        try:
+            with bad_parameters("--model"):
+                judges = load_judges(models, options)
+            for judge in judges:
+                with bad_parameters():
+                    results = evaluate_judge(judge, tasks, settings, resampling)
+                reached += results
+                if output is not None:
+                    RESULT_FILES.save(results, output)
+        finally:
+            tell(reached)  # also those that could not be saved
 
 
 def tell(reached: Sequence[Result]) -> None:

@@ -1,10 +1,12 @@
-"""Judges from references on the command line."""
+"""Judges from references on the command line, and what the commands that evaluate them share."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
+import typer
 from safetensors import SafetensorError
 
 from services.core.openai_client import Endpoint
@@ -20,6 +22,31 @@ if TYPE_CHECKING:
 
 JudgeKind = Literal["clip", "vera", "grammar", "chat", "vqa", "answers"]
 ENDPOINT_KINDS: tuple[JudgeKind, ...] = ("chat", "vqa")
+
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
+
+Limit = Annotated[int | None, typer.Option(min=1, help="Use at most this many records of each task.")]
+SimilarityOption = Annotated[
+    Similarity,
+    typer.Option(
+        help="How captions are compared with images. global: pooled features. local: single tokens. mix: the "
+        "checkpoint's weighting, or else global."
+    ),
+]
+
+
+@contextmanager
+def exits(command: str, stopped: str) -> Iterator[None]:
+    """End with a line and a status of its own where a judge can't go on, and at Ctrl-C, which tells what is kept."""
+    try:
+        yield
+    except CannotJudge as error:
+        typer.echo(f"{command}: {error}", err=True)
+        raise typer.Exit(EXIT_FAILED) from None
+    except KeyboardInterrupt:
+        typer.echo(f"Stopped. {stopped}", err=True)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
 @dataclass(frozen=True)

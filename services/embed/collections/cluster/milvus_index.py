@@ -25,6 +25,7 @@ from services.embed.collections.cluster.milvus import (
     MilvusVectors,
     Partition,
     VectorsUnreachable,
+    connection_to,
     drop,
     drop_checkpoint,
     partitions,
@@ -416,7 +417,7 @@ class MilvusDatabase:
 
     def __init__(self, url: str, identity: str, options: IndexOptions) -> None:
         """`url` may have a user and a password, which are sent as Milvus's token."""
-        self._vectors = MilvusVectors(url)
+        self._vectors = connection_to(url)
         self._prefix = f"{identity[:IDENTITY_CHARACTERS]}_"
         self._options = options
 

@@ -10,7 +10,7 @@ from typing import Any
 from services.jobs.published_data import MissingData, Source
 from services.jobs.sugarcrepe import COCO, KINDS, load_sugarcrepe
 from services.score.evaluation.aggregates import CREPE as CREPE_TYPES
-from services.score.evaluation.aggregates import HALF_TRUTHS
+from services.score.evaluation.aggregates import HALF_TRUTHS, VALSE_GROUPS
 from services.score.evaluation.aggregates import VL_CHECKLIST as GROUPS
 from services.score.evaluation.aggregates import VL_CHECKLIST_SOURCES as SOURCES
 from services.score.evaluation.benchmarks.reading import described, nonblank, read_json, read_rows, with_images
@@ -75,10 +75,6 @@ def load_sugarcrepe_pp_tasks(directory: Path, images: Path, *, limit: int | None
 
 VALSE = Source("VALSE", "https://github.com/Heidelberg-NLP/VALSE")
 
-VALSE_TASKS = (
-    *("existence", "plurals", "counting-hard", "counting-small-quant", "counting-adversarial", "relations"),
-    *("action-replacement", "actant-swap", "coreference-standard", "coreference-hard", "foil-it"),
-)
 # Annotators, out of three, who must agree that the caption is true and the foil is not.
 VALSE_MIN_VOTES = 2
 # The folder of each data set that VALSE took images from; COCO's images of 2014 have theirs in their names.
@@ -97,7 +93,7 @@ def load_valse(directory: Path, images: Path, *, valid_only: bool = True, limit:
     `valid_only` leaves out items that fewer than VALSE_MIN_VOTES annotators agreed with. Raises MissingData.
     """
     tasks = []
-    for name in VALSE_TASKS:
+    for name in (task for tasks in VALSE_GROUPS.values() for task in tasks):
         zipped = directory / f"{name}.json.gz"
         path = zipped if zipped.is_file() else VALSE.existing(directory / f"{name}.json")
         with described(path, "VALSE", "captions and foils"):

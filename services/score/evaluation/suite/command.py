@@ -14,8 +14,17 @@ from services.jobs.checkpoints import Device
 from services.jobs.options import StoreUrl, among, command_line, results_file
 from services.jobs.published_data import MissingData
 from services.score.evaluation.embeddings import Embedder
-from services.score.evaluation.judges import CannotJudge, Similarity
-from services.score.evaluation.loading import JudgeOptions, Named, find_model, load_clip_judge
+from services.score.evaluation.judges import CannotJudge
+from services.score.evaluation.loading import (
+    EXIT_FAILED,
+    JudgeOptions,
+    Limit,
+    Named,
+    SimilarityOption,
+    exits,
+    find_model,
+    load_clip_judge,
+)
 from services.score.evaluation.results import RESULT_FILES, Result
 from services.score.evaluation.suite.parts import PARTS, Part, Prepared, fingerprint
 from services.score.evaluation.tables import numbers_of, print_tables
@@ -116,8 +125,9 @@ def is_finished(part: Part, results: Sequence[Result], data: str | None = None) 
     return {name for result in own for name in result.scores} >= set(part.scores) and (data is None or data in known)
 
 
-EXIT_FAILED = 1
-EXIT_INTERRUPTED = 130
+DataFolder = Annotated[
+    Path, typer.Option(exists=True, file_okay=False, help="Folder of all data sets, laid out as the guide tells.")
+]
 
 app = command_line()
 
@@ -131,9 +141,7 @@ def suite(
             "row's name."
         ),
     ],
-    data: Annotated[
-        Path, typer.Option(exists=True, file_okay=False, help="Folder of all data sets, laid out as the guide tells.")
-    ],
+    data: DataFolder,
     save: Annotated[
         Path | None,
         typer.Option(
@@ -145,14 +153,8 @@ def suite(
     only: Annotated[
         str | None, typer.Option(help="Comma-separated parts to evaluate, such as crepe,cifar10.", show_default="all")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Use at most this many records of each task.")] = None,
-    similarity: Annotated[
-        Similarity,
-        typer.Option(
-            help="How captions are compared with images in the compositionality benchmarks. global: pooled features, "
-            "as in the paper. local: single tokens. mix: the checkpoint's weighting."
-        ),
-    ] = "global",
+    limit: Limit = None,
+    similarity: SimilarityOption = "global",
     device: Device = "auto",
     store_url: StoreUrl = None,
 ) -> None:
@@ -169,7 +171,7 @@ def suite(
     except CannotJudge as error:
         raise typer.BadParameter(str(error), param_hint="MODEL") from error
     settings: dict[str, Any] = {"checkpoint": fingerprint(place), "similarity": similarity}
-    try:
+    with exits("fovea evaluate suite", "The same command continues after the parts that are in --save."):
         outcome = run_suite(
             lambda: load_clip_judge(named, place, options),
             Suite(data, names, limit),
@@ -178,12 +180,6 @@ def suite(
             save=save,
             tell=typer.echo,
         )
-    except CannotJudge as error:
-        typer.echo(f"fovea evaluate suite: {error}", err=True)
-        raise typer.Exit(EXIT_FAILED) from None
-    except KeyboardInterrupt:
-        typer.echo("Stopped. The same command continues after the parts that are in --save.", err=True)
-        raise typer.Exit(EXIT_INTERRUPTED) from None
     tell(outcome)
 
 

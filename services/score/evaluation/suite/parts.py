@@ -168,100 +168,53 @@ def _retrieval(name: str) -> Part:
     return Part(name, "retrieval", scores, prepare)
 
 
-def _at_most(published: int, limit: int | None) -> int:
-    return published if limit is None else min(published, limit)
+def _from(load: Callable[..., list[Task]], *places: str, most: int | None = None) -> Load:
+    """Read a benchmark's files in their places; never more than the `most` records of a task that are published."""
 
+    def load_tasks(data: Path, limit: int | None) -> list[Task]:
+        return load(*(data / place for place in places), limit=limit if most is None else min(most, limit or most))
 
-def _load_eqben(data: Path, limit: int | None) -> list[Task]:
-    folder = data / "eqben"
-    return load_eqben(
-        folder / "ann_json_finegrained_random.json", folder / "images", limit=_at_most(MAX_SAMPLES, limit)
-    )
+    return load_tasks
 
 
 VALSE = tuple(task for tasks in VALSE_GROUPS.values() for task in tasks)
 VL_CHECKLIST = tuple(
     f"{group}_{task}/{source}" for (group, task), sources in VL_CHECKLIST_SOURCES.items() for source in sources
 )
+ARO_VISUAL_GENOME, ARO_ORDERS = ("VG_Relation", "VG_Attribution"), ("Flickr30k_Order", "COCO_Order")
+TYPES = tuple(SUGARCREPE_SIZES)
+SPEC_TASKS = tuple(task + way for task in SPEC for way in (TEXT, IMAGE))
+HALF_TRUTH_TASKS = tuple(task for tasks in HALF_TRUTHS.values() for task in tasks)
+EQBEN_PLACES = ("eqben/ann_json_finegrained_random.json", "eqben/images")
+IMAGECODE_PLACES = ("imagecode/valid_data.json", "imagecode/image-sets")
+SVO_PLACES = ("svo_probes/svo_probes.csv", "svo_probes/images")
 
 _COMPOSITIONAL = (
     _compositional(
         "aro (Visual Genome)",
         ("VG_Relation", "VG_Attribution"),
-        lambda data, limit: load_visual_genome_tasks(data / "aro", limit=limit),
+        _from(load_visual_genome_tasks, "aro"),
         benchmark="aro",
     ),
     _compositional(
-        "aro (orders)",
-        ("Flickr30k_Order", "COCO_Order"),
-        lambda data, limit: load_order_tasks(data / "coco", data / "flickr30k", limit=limit),
-        benchmark="aro",
+        "aro (orders)", ("Flickr30k_Order", "COCO_Order"), _from(load_order_tasks, "coco", "flickr30k"), benchmark="aro"
     ),
-    _compositional(
-        "crepe",
-        CREPE,
-        lambda data, limit: load_crepe(data / "crepe", data / "visual_genome", limit=limit),
-    ),
-    _compositional("eqben", (*EQBEN_OTHERS, *EQBEN_KUBRIC), _load_eqben),
-    _compositional(
-        "imagecode",
-        tuple(IMAGECODE_SIZES),
-        lambda data, limit: load_imagecode(
-            data / "imagecode/valid_data.json", data / "imagecode/image-sets", limit=limit
-        ),
-    ),
-    _compositional(
-        "sugarcrepe",
-        tuple(SUGARCREPE_SIZES),
-        lambda data, limit: load_sugarcrepe_tasks(data / "sugar-crepe/data", data / "coco/val2017", limit=limit),
-    ),
-    _compositional(
-        "svo_probes",
-        SVO_PROBES,
-        lambda data, limit: load_svo_probes(
-            data / "svo_probes/svo_probes.csv", data / "svo_probes/images", limit=limit
-        ),
-    ),
-    _compositional(
-        "valse",
-        VALSE,
-        lambda data, limit: load_valse(data / "valse/data", data / "valse/images", limit=limit),
-    ),
-    _compositional(
-        "vl_checklist",
-        VL_CHECKLIST,
-        lambda data, limit: load_vl_checklist(data / "vl_checklist", limit=_at_most(MAX_RECORDS, limit)),
-    ),
-    _compositional("whatsup", WHATSUP, lambda data, limit: load_whatsup(data / "whatsup", limit=limit)),
-    _compositional(
-        "winoground",
-        ("winoground",),
-        lambda data, limit: load_winoground(data / "winoground", data / "winoground/images", limit=limit),
-    ),
-    _compositional(
-        "spec",
-        tuple(task + way for task in SPEC for way in (TEXT, IMAGE)),
-        lambda data, limit: load_spec(data / "spec", limit=limit),
-    ),
+    _compositional("crepe", CREPE, _from(load_crepe, "crepe", "visual_genome")),
+    _compositional("eqben", (*EQBEN_OTHERS, *EQBEN_KUBRIC), _from(load_eqben, *EQBEN_PLACES, most=MAX_SAMPLES)),
+    _compositional("imagecode", tuple(IMAGECODE_SIZES), _from(load_imagecode, *IMAGECODE_PLACES)),
+    _compositional("sugarcrepe", TYPES, _from(load_sugarcrepe_tasks, "sugar-crepe/data", "coco/val2017")),
+    _compositional("svo_probes", SVO_PROBES, _from(load_svo_probes, *SVO_PLACES)),
+    _compositional("valse", VALSE, _from(load_valse, "valse/data", "valse/images")),
+    _compositional("vl_checklist", VL_CHECKLIST, _from(load_vl_checklist, "vl_checklist", most=MAX_RECORDS)),
+    _compositional("whatsup", WHATSUP, _from(load_whatsup, "whatsup")),
+    _compositional("winoground", ("winoground",), _from(load_winoground, "winoground", "winoground/images")),
+    _compositional("spec", SPEC_TASKS, _from(load_spec, "spec")),
 )
 _BEYOND = (
-    _compositional(
-        "sugarcrepe_pp",
-        tuple(SUGARCREPE_SIZES),
-        lambda data, limit: load_sugarcrepe_pp_tasks(data / "sugar-crepe-pp/data", data / "coco/val2017", limit=limit),
-    ),
-    _compositional(
-        "half_truths",
-        tuple(task for tasks in HALF_TRUTHS.values() for task in tasks),
-        lambda data, limit: load_half_truths(data / "half_truths", data / "coco", limit=limit),
-    ),
+    _compositional("sugarcrepe_pp", TYPES, _from(load_sugarcrepe_pp_tasks, "sugar-crepe-pp/data", "coco/val2017")),
+    _compositional("half_truths", HALF_TRUTH_TASKS, _from(load_half_truths, "half_truths", "coco")),
 )
 PARTS: Mapping[str, Part] = {
     part.name: part
-    for part in (
-        *_COMPOSITIONAL,
-        *map(_classification, ELEVATER),
-        *map(_retrieval, RETRIEVAL),
-        *_BEYOND,
-    )
+    for part in (*_COMPOSITIONAL, *map(_classification, ELEVATER), *map(_retrieval, RETRIEVAL), *_BEYOND)
 }

@@ -25,9 +25,17 @@ from services.nn.clip_model import OPEN_CLIP_CONFIG, OPEN_CLIP_WEIGHTS, ClipMode
 from services.score.evaluation.aggregates import AVERAGE, COMP, ELEVATER, aggregates
 from services.score.evaluation.clip_judge import Clip, ClipJudge
 from services.score.evaluation.judges import CannotJudge, Similarity
-from services.score.evaluation.loading import JudgeOptions, Named, choose_device, find_model
+from services.score.evaluation.loading import (
+    JudgeOptions,
+    Limit,
+    Named,
+    SimilarityOption,
+    choose_device,
+    exits,
+    find_model,
+)
 from services.score.evaluation.results import RESULT_FILES, Result
-from services.score.evaluation.suite.command import EXIT_FAILED, EXIT_INTERRUPTED, Suite, is_of, run_suite
+from services.score.evaluation.suite.command import DataFolder, Suite, is_of, run_suite
 from services.score.evaluation.suite.parts import PARTS, fingerprint
 from services.score.evaluation.tables import SHARE, name_of_share, print_tables
 from services.score.fsc_clip import interpolate
@@ -119,6 +127,15 @@ def plot(curves: Mapping[str, Sequence[Point]], labels: tuple[str, str]) -> str:
 TENTHS = tuple(i / 10 for i in range(11))
 RESULTS, FIGURE = "results.json", "figure-3.svg"
 
+Output = Annotated[
+    Path,
+    typer.Option(
+        callback=output_folder,
+        help="Folder for the scores, from which the same command continues, the plot and the chosen checkpoint. "
+        "Models with the same folder share tables and plot.",
+    ),
+]
+
 app = command_line()
 
 
@@ -131,17 +148,8 @@ def wise_ft(
         str,
         typer.Argument(help="CLIP after tuning, with LoRA matrices merged, likewise. ROW=… sets its name in tables."),
     ],
-    data: Annotated[
-        Path, typer.Option(exists=True, file_okay=False, help="Folder of all data sets, as for `fovea evaluate suite`.")
-    ],
-    output: Annotated[
-        Path,
-        typer.Option(
-            callback=output_folder,
-            help="Folder for the scores, from which the same command continues, the plot and the chosen checkpoint. "
-            "Models with the same folder share tables and plot.",
-        ),
-    ],
+    data: DataFolder,
+    output: Output,
     gain: Annotated[
         str | None,
         typer.Option(help="Comma-separated parts of the suite that are to gain.", show_default="those of Comp"),
@@ -153,10 +161,8 @@ def wise_ft(
         float,
         typer.Option(min=0, callback=finite, help="Maximum loss of each benchmark of --keep, in percentage points."),
     ] = 1.0,
-    limit: Annotated[int | None, typer.Option(min=1, help="Use at most this many records of each task.")] = None,
-    similarity: Annotated[
-        Similarity, typer.Option(help="How captions are compared with images, as for `fovea evaluate suite`.")
-    ] = "global",
+    limit: Limit = None,
+    similarity: SimilarityOption = "global",
     device: Device = "auto",
     publish: Annotated[str | None, typer.Option(help="Name to publish the chosen weights under.")] = None,
     store_url: StoreUrl = None,
@@ -171,21 +177,16 @@ def wise_ft(
     check_publication(publish or "", store_url, is_wanted=publish is not None)
     suite = Suite(data, tuple(dict.fromkeys([*gains, *keeps])), limit, keeps_read=True)
     options = JudgeOptions("clip", device, store_url, similarity)
-    try:
+    with exits("fovea evaluate wise-ft", f"The same command continues after the parts in {output / RESULTS}."):
         pair = Pair.load(base, tuned, options)
         evaluate(pair, suite, output / RESULTS, options)
-    except CannotJudge as error:
-        typer.echo(f"fovea evaluate wise-ft: {error}", err=True)
-        raise typer.Exit(EXIT_FAILED) from None
-    except KeyboardInterrupt:
-        typer.echo(f"Stopped. The same command continues after the parts that are in {output / RESULTS}.", err=True)
-        raise typer.Exit(EXIT_INTERRUPTED) from None
     results = RESULT_FILES.load([output / RESULTS])
     curves = curves_of([one for one in results if is_of(one, pair.asked(suite, similarity))], gains, keeps)
     points = curves[pair.name]
     chosen = choose(points, margin)
-    print_tables(results, Console(width=240, highlight=False))
-    Console(width=240, highlight=False).print(make_table(points, chosen).to_rich())
+    console = Console(width=240, highlight=False)
+    print_tables(results, console)
+    console.print(make_table(points, chosen).to_rich())
     labels = ("ZS" if keep is None else keep, "Comp" if gain is None else gain)
     (output / FIGURE).write_text(plot(curves, labels))
     directory = output / Path(pair.name).name

@@ -20,7 +20,7 @@ NUMBERS = itertools.count(1)
 
 
 class Index(Protocol):
-    """Fixtures for the promises of both kinds of index."""
+    """What both kinds promise alike."""
 
     @property
     def num_vectors(self) -> int: ...

@@ -1,4 +1,4 @@
-"""The promises of both the index in memory and the one in Milvus."""
+"""What the index in memory and the one in Milvus promise alike."""
 
 import numpy as np
 
