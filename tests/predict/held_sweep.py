@@ -4,18 +4,19 @@ step by step get no further than their first state, where they wait for their en
 import threading
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import services.predict.evaluation.sweep
 from services.predict.evaluation.evaluate import app
-from services.predict.evaluation.sweep_cell import Cell, Terms, run_cell
+from services.predict.evaluation.sweep import Cell, run_cell
 from services.predict.training.state import STATE_FILE
 from tests.file_events import before, putting
 
 
-def run_held_cell(cell: Cell, folder: Path, connection: Connection, terms: Terms) -> None:
+def run_held_cell(cell: Cell, folder: Path, connection: Connection, *terms: Any) -> None:
     if cell.recipe.method == "step-by-step":
         before(putting(folder / STATE_FILE), 2, threading.Event().wait)
-    run_cell(cell, folder, connection, terms)
+    run_cell(cell, folder, connection, *terms)
 
 
 if __name__ == "__main__":

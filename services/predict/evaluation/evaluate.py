@@ -23,8 +23,17 @@ from services.predict.data.rows import BadData, LabelSource, join
 from services.predict.data.task_file import read_task_file
 from services.predict.evaluation.figures import figures
 from services.predict.evaluation.results import FEW_SHOT_COT, RESULT_FILES, Result
-from services.predict.evaluation.sweep import PALM, Grid, Sweep, SweepProgress, Teacher, collect, path_of_task
-from services.predict.evaluation.sweep_cell import Cell, SweepError
+from services.predict.evaluation.sweep import (
+    PALM,
+    Cell,
+    Grid,
+    Sweep,
+    SweepError,
+    Teacher,
+    collect,
+    path_of_task,
+    run_shown,
+)
 from services.predict.evaluation.tables import make_tables, print_tables
 from services.predict.tasks import SVAMP
 from services.predict.training import options as option
@@ -118,8 +127,7 @@ def run_sweep(
     try:
         if not options["report_only"]:
             work = Sweep(cells(), output, is_lean=options["scores_only"])
-            with SweepProgress(work, options["workers"], console) as progress:
-                num_failed = work.run(progress, options["workers"])
+            num_failed = run_shown(work, options["workers"], console)
         results = report(known(), output, options["save"])
     except (BadData, OutputError, SweepError, OSError, ValueError) as error:
         console.print(f"{command}: {error}", markup=False, soft_wrap=True)

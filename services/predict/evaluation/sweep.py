@@ -2,34 +2,100 @@
 
 Each student runs in its own process, which ends with the sweep, however the sweep ends. A killed student continues from
 its last state when this sweep, or another one over the same folder, is run again. Sweeps that run at the same time over
-one folder share its students.
+one folder share its students, each of which has a folder of its own:
+
+<folder>/scores.json   its result, written last: a student that has it is finished
+<folder>/log.txt       output of its process
+<folder>/lock          held by the process that runs it
+…                      files of `run_student`
 """
 
+import fcntl
+import json
 import multiprocessing
 import os
+import re
+import shutil
 import sys
+import threading
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
-from services.jobs.progress import duration
+from services.jobs.interruption import ignore_interrupts
+from services.jobs.progress import Bars, duration
 from services.predict.data.rows import BadData, LabelSource
 from services.predict.evaluation.results import RESULT_FILES, Result
-from services.predict.evaluation.sweep_cell import BUSY, LOG, SCORES, Cell, SweepError, Terms, run_cell
 from services.predict.training.recipe import Method, Recipe
-from services.predict.training.sources import DataSource
+from services.predict.training.sources import DataSource, Source
 
+SCORES, LOG, LOCK = "scores.json", "log.txt", "lock"
+BUSY = 75  # status of a process whose student another sweep is training
 PALM = "PaLM 540B"
 OWN_ROWS = "rows"  # the source of the rationales of a user's own task, unless a teacher wrote them
+# Modules that students' processes find imported, where they are forked.
+PRELOADED = ["services.predict.training.runs", "transformers.models.t5.modeling_t5"]
+
+
+class SweepError(ValueError):
+    """Cells that can't be run in one folder; the message can be shown to users."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A student of a sweep; data, model and recipe are those of `StudentRun`.
+
+    `teacher` is the name in tables of the teacher whose outputs it learns from, None if it learns from none.
+    """
+
+    data: Source
+    model: str
+    recipe: Recipe
+    teacher: str | None
+
+    @property
+    def name(self) -> str:
+        """Name of the cell's folder: `svamp_human_t5-base_step-by-step_PaLM-540B_12.5_seed-0`."""
+        what = self.result({})
+        teacher = [] if what.teacher is None else [what.teacher]
+        parts = [what.data, what.labels, what.model, what.method, *teacher, f"{100 * what.fraction:g}"]
+        return "_".join(re.sub(r"[^A-Za-z0-9.+-]+", "-", part) for part in [*parts, f"seed-{self.recipe.seed}"])
+
+    def result(self, scores: dict[str, float]) -> Result:
+        """Make the cell's result from the scores."""
+        data = self.data
+        settings = {**json.loads(json.dumps(asdict(self.recipe))), **data.settings()}
+        del settings["method"], settings["seed"]
+        return Result(
+            data.name, data.labels, Path(self.model).name, self.recipe.method,
+            float(data.fraction), self.teacher, {str(self.recipe.seed): scores}, settings,
+        )  # fmt: skip
+
+    def finished(self, folder: Path) -> Result | None:
+        """Read the cell's result from its folder; None if there is none yet.
+
+        Raises SweepError if the folder holds a student with other settings.
+        """
+        try:
+            (found,) = RESULT_FILES.load([folder / SCORES])
+        except FileNotFoundError:
+            return None
+        expected = replace(self.result({}), scores=found.scores)
+        if found != expected:
+            before, now = ({**asdict(one), **one.settings} for one in (found, expected))
+            differences = [
+                f"{name} was {before.get(name)!r}, and is {now.get(name)!r}"
+                for name in sorted({*before, *now} - {"settings"})
+                if before.get(name) != now.get(name)
+            ]
+            raise SweepError(f"{folder} was run with other settings: {'; '.join(differences)}")
+        return found
 
 
 @dataclass(frozen=True)
@@ -108,31 +174,6 @@ def _is_untaught(labels: LabelSource, method: Method) -> bool:
     return labels == "human" and method == "standard"
 
 
-@dataclass
-class Running:
-    """A cell that a process works on."""
-
-    cell: Cell
-    process: BaseProcess
-    is_busy_elsewhere: bool = False
-
-
-class Listener(Protocol):
-    """Receiver of a sweep's events."""
-
-    def on_start(self, cell: Cell) -> None:
-        """Handle the start of a cell's process, which may first wait for another sweep's."""
-
-    def on_line(self, cell: Cell, line: str) -> None:
-        """Handle a line reported by a cell."""
-
-    def on_finish(self, cell: Cell, result: Result) -> None:
-        """Handle the result of a cell."""
-
-    def on_failure(self, cell: Cell, reason: str) -> None:
-        """Handle the failure of a cell."""
-
-
 class Sweep:
     """The cells of a folder: `found` are finished, `waiting` are still to be run."""
 
@@ -145,8 +186,8 @@ class Sweep:
         self.is_lean = is_lean
         self.found: list[tuple[Cell, Result]] = []
         self.waiting: deque[Cell] = deque()
-        self._elsewhere: deque[Cell] = deque()
-        self._running: dict[Connection, Running] = {}
+        self._busy: set[Cell] = set()  # those that another sweep was running
+        self._running: dict[Connection, tuple[Cell, BaseProcess]] = {}
         for name, number in Counter(cell.name for cell in cells).items():
             if number > 1:
                 raise SweepError(f"two students would have the name {name}")
@@ -157,153 +198,90 @@ class Sweep:
             else:
                 self.found.append((cell, result))
 
-    def run(self, listener: Listener, num_workers: int = 1) -> int:
+    def run(
+        self,
+        num_workers: int,
+        on_line: Callable[[Cell, str], None],
+        on_end: Callable[[Cell, Result | str], None],
+    ) -> int:
         """Run all waiting cells, `num_workers` at a time; return how many failed.
 
-        Cells that another sweep is running are skipped until no others remain, and then waited for.
+        `on_line` gets what a cell reports of its training, `on_end` its result, or why it failed. Cells that another
+        sweep is running are skipped until no others remain, and then waited for.
         """
         context = _context()
         num_failed = 0
         try:
-            while self.waiting or self._elsewhere or self._running:
-                while len(self._running) < num_workers and (self.waiting or self._elsewhere):
-                    is_patient = not self.waiting
-                    cell = (self.waiting or self._elsewhere).popleft()
-                    self._start(context, cell, num_workers, is_patient=is_patient)
-                    listener.on_start(cell)
+            while self.waiting or self._running:
+                while len(self._running) < num_workers and self.waiting:
+                    self._start(context, self.waiting.popleft(), num_workers)
                 for ready in wait(list(self._running)):
-                    num_failed += self._hear(ready, listener)  # type: ignore[arg-type]
+                    assert isinstance(ready, Connection)
+                    try:
+                        line: str = ready.recv()
+                    except (EOFError, ConnectionResetError):
+                        num_failed += self._end(ready, on_end)
+                    else:
+                        on_line(self._running[ready][0], line)
         finally:
-            for connection, running in self._running.items():
-                running.process.terminate()
-                running.process.join()
+            for connection, (_, process) in self._running.items():
+                process.terminate()
+                process.join()
                 connection.close()
         return num_failed
 
-    def _start(self, context: BaseContext, cell: Cell, num_workers: int, *, is_patient: bool) -> None:
+    def _start(self, context: BaseContext, cell: Cell, num_workers: int) -> None:
         ours, theirs = context.Pipe()
         num_threads = max(1, (os.cpu_count() or 1) // num_workers)
-        terms = Terms(num_threads, is_patient=is_patient, is_lean=self.is_lean)
-        arguments = (cell, self.output / cell.name, theirs, terms)
+        arguments = (cell, self.output / cell.name, theirs, num_threads, cell in self._busy, self.is_lean)
         process: BaseProcess = context.Process(target=run_cell, args=arguments, name=cell.name)  # type: ignore[attr-defined]
         process.start()
         theirs.close()
-        self._running[ours] = Running(cell, process)
+        self._running[ours] = cell, process
 
-    def _hear(self, connection: Connection, listener: Listener) -> bool:
-        """Handle a message from a process, or its end; return whether its cell failed."""
-        running = self._running[connection]
-        try:
-            line: str = connection.recv()
-        except (EOFError, ConnectionResetError):
-            del self._running[connection]
-            connection.close()
-            running.process.join()
-            return self._ended(running, listener)
-        if line == BUSY:
-            running.is_busy_elsewhere = True
-        else:
-            listener.on_line(running.cell, line)
-        return False
-
-    def _ended(self, running: Running, listener: Listener) -> bool:
-        cell, status = running.cell, running.process.exitcode
-        if running.is_busy_elsewhere:
-            self._elsewhere.append(cell)
+    def _end(self, connection: Connection, on_end: Callable[[Cell, Result | str], None]) -> bool:
+        """Handle the end of a process; return whether its cell failed."""
+        cell, process = self._running.pop(connection)
+        connection.close()
+        process.join()
+        if process.exitcode == BUSY:
+            self._busy.add(cell)
+            self.waiting.append(cell)
             return False
-        folder = self.output / cell.name
+        log = self.output / cell.name / LOG
         try:
-            result = cell.finished(folder) if status == 0 else None
+            result = cell.finished(log.parent) if process.exitcode == 0 else None
         except SweepError as error:
-            listener.on_failure(cell, str(error))
+            on_end(cell, str(error))
             return True
         if result is None:
-            how = f"killed by signal {-status}" if status and status < 0 else _last_line(folder / LOG)
-            listener.on_failure(cell, f"{how} (see {folder / LOG})")
+            status = process.exitcode or 0
+            on_end(cell, f"{f'killed by signal {-status}' if status < 0 else _last_line(log)} (see {log})")
             return True
         self.found.append((cell, result))
-        listener.on_finish(cell, result)
+        on_end(cell, result)
         return False
 
 
-class SweepProgress:
-    """Listener to a sweep, and a context manager around its run."""
+def run_shown(sweep: Sweep, num_workers: int, console: Console) -> int:
+    """Run a sweep with its progress on a console; return how many of its students failed."""
+    bars, num_found, num_cells = Bars(console), len(sweep.found), len(sweep.found) + len(sweep.waiting)
+    bars.say(f"{num_cells} students" + (f", {num_found} of them finished before" if num_found else ""))
+    num_ended = num_found
+    with bars.bar("Students", total=num_cells, done=num_found) as bar:
 
-    def __init__(self, sweep: Sweep, num_workers: int, console: Console) -> None:
-        self._sweep = sweep
-        self._num_workers = num_workers
-        self._console = console
-        self._num_cells = len(sweep.found) + len(sweep.waiting)
-        self._num_failed = 0
-        self._left = list(sweep.waiting)
-        self._bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[told]}"),
-            console=console, disable=not console.is_terminal,
-        )  # fmt: skip
-        self._all = self._bar.add_task("students", total=self._num_cells, completed=len(sweep.found), told="")
-        self._rows: dict[str, TaskID] = {}
+        def on_end(cell: Cell, outcome: Result | str) -> None:
+            nonlocal num_ended
+            num_ended += 1
+            if isinstance(outcome, str):
+                what = f"failed: {outcome}"
+            else:
+                scores = outcome.scores[str(cell.recipe.seed)]
+                what = f"{100 * scores['test_accuracy']:.2f} % in {duration(scores['seconds'])}"
+            bars.say(f"{num_ended}/{num_cells} {cell.name}: {what}")
+            bar.advance(told="")
 
-    def __enter__(self) -> Self:
-        found = f", {len(self._sweep.found)} of them finished before" if self._sweep.found else ""
-        self._print(f"{self._num_cells} students{found}")
-        self._bar.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._bar.stop()
-
-    def on_start(self, cell: Cell) -> None:
-        """Add a row for the cell."""
-        if cell.name not in self._rows:
-            self._rows[cell.name] = self._bar.add_task(f"  {cell.name}", total=None, told="")
-
-    def on_line(self, cell: Cell, line: str) -> None:
-        """Show a cell's report on its training."""
-        self._bar.update(self._rows[cell.name], told=line)
-
-    def on_finish(self, cell: Cell, result: Result) -> None:
-        """Show the cell's accuracy, and how long the others will take."""
-        scores = result.scores[str(cell.recipe.seed)]
-        self._end(cell, f"{100 * scores['test_accuracy']:.2f} % in {duration(scores['seconds'])}")
-
-    def on_failure(self, cell: Cell, reason: str) -> None:
-        """Show why the cell failed."""
-        self._num_failed += 1
-        self._end(cell, f"failed: {reason}")
-
-    def _end(self, cell: Cell, what: str) -> None:
-        self._left.remove(cell)
-        self._bar.remove_task(self._rows.pop(cell.name))
-        self._bar.advance(self._all)
-        seconds = seconds_left(self._sweep.found, self._left, self._num_workers)
-        about = f"; about {duration(seconds)} left" if self._left and seconds is not None else ""
-        self._print(f"{self._num_cells - len(self._left)}/{self._num_cells} {cell.name}: {what}{about}")
-
-    def _print(self, line: str) -> None:
-        self._console.print(line, markup=False, soft_wrap=True)
-
-
-def seconds_left(found: Sequence[tuple[Cell, Result]], left: Sequence[Cell], num_workers: int) -> float | None:
-    """Estimate how long the remaining cells will take from the finished ones; None if there are none.
-
-    Each is expected to take the mean time of its task, model and method, else of its model and method, else of its
-    model, else of all.
-    """
-
-    def likes(cell: Cell) -> Iterator[tuple[object, ...]]:
-        yield cell.data.task, cell.model, cell.recipe.method
-        yield cell.model, cell.recipe.method
-        yield (cell.model,)
-        yield ()
-
-    seconds: dict[tuple[object, ...], list[float]] = {}
-    for cell, result in found:
-        for like in likes(cell):
-            seconds.setdefault(like, []).append(result.scores[str(cell.recipe.seed)]["seconds"])
-    if not seconds:
-        return None
-    expected = [next(seconds[like] for like in likes(cell) if like in seconds) for cell in left]
-    return sum(sum(some) / len(some) for some in expected) / num_workers
+        return sweep.run(num_workers, lambda cell, line: bar.advance(0, f"{cell.name}: {line}"), on_end)
 
 
 def collect(output: Path) -> list[Result]:
@@ -311,12 +289,64 @@ def collect(output: Path) -> list[Result]:
     return RESULT_FILES.load(sorted(output.glob(f"*/{SCORES}")))
 
 
+def run_cell(
+    cell: Cell, folder: Path, connection: Connection, num_threads: int, is_patient: bool, is_lean: bool
+) -> None:
+    """Run a cell in this process, which was started for it, on at most `num_threads`.
+
+    Sends over `connection` the reports of `run_student`; exits when the other end is closed. Where another process runs
+    the cell, waits for it if `is_patient`, else exits with the status BUSY. A finished cell stays as it is; with
+    `is_lean`, its folder keeps only the scores.
+    """
+    ignore_interrupts()  # the sweep terminates this process, which then saves its state
+    threading.Thread(target=_end_with_sweep, args=(connection,), daemon=True).start()
+    import torch
+
+    from services.predict.training.runs import StudentRun, run_student
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | (0 if is_patient else fcntl.LOCK_NB))
+        except BlockingIOError:
+            sys.exit(BUSY)
+        with (folder / LOG).open("a") as log:  # all further output of this process, tracebacks included
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+        if cell.finished(folder) is not None:
+            return  # another sweep has finished it
+
+        def report(line: str) -> None:
+            sys.stdout.write(line + "\n")
+            sys.stdout.flush()
+            connection.send(line)
+
+        torch.set_num_threads(min(num_threads, torch.get_num_threads()))
+        outcome = run_student(StudentRun(cell.data, cell.model, cell.recipe), folder, report)
+        names = ("test_accuracy", "validation_accuracy", "best_step", "num_train", "num_parameters")
+        scores = {name: getattr(outcome, name) for name in names} | {"seconds": round(outcome.seconds, 1)}
+        RESULT_FILES.save([cell.result(scores)], folder / SCORES)
+        for path in folder.iterdir() if is_lean else ():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name not in (SCORES, LOG, LOCK):
+                path.unlink()
+
+
+def _end_with_sweep(connection: Connection) -> None:
+    """Exit when the sweep ends or is killed: it never sends anything, so `recv` returns only when it is gone."""
+    try:
+        connection.recv()
+    except (EOFError, OSError):
+        os._exit(1)
+
+
 def _context() -> BaseContext:
     """Make a multiprocessing context whose processes start with torch already imported, where that is safe."""
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["services.predict.evaluation.sweep_preload"])
+    context.set_forkserver_preload(PRELOADED)
     return context
 
 

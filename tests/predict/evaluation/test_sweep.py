@@ -13,12 +13,23 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from services.predict.evaluation.evaluate import app, few_shot_cot_of
 from services.predict.evaluation.results import RESULT_FILES, Result, estimate
-from services.predict.evaluation.sweep import PALM, Grid, Sweep, Teacher, collect, seconds_left
-from services.predict.evaluation.sweep_cell import LOCK, LOG, SCORES, Cell, SweepError, count_parameters
+from services.predict.evaluation.sweep import (
+    LOCK,
+    LOG,
+    PALM,
+    SCORES,
+    Cell,
+    Grid,
+    Sweep,
+    SweepError,
+    Teacher,
+    collect,
+)
 from services.predict.training.recipe import Recipe
 from services.predict.training.sources import DataSource
 from tests.imports import ROOT
@@ -66,17 +77,22 @@ class Heard:
     failed: dict[str, str] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
 
-    def on_start(self, cell: Cell) -> None:
-        pass
-
     def on_line(self, cell: Cell, line: str) -> None:
         self.lines.append(line)
 
-    def on_finish(self, cell: Cell, result: Result) -> None:
-        self.finished.append(cell.name)
+    def on_end(self, cell: Cell, outcome: Result | str) -> None:
+        if isinstance(outcome, str):
+            self.failed[cell.name] = outcome
+        else:
+            self.finished.append(cell.name)
 
-    def on_failure(self, cell: Cell, reason: str) -> None:
-        self.failed[cell.name] = reason
+    def run(self, sweep: Sweep, num_workers: int = 1) -> int:
+        return sweep.run(num_workers, self.on_line, self.on_end)
+
+
+def num_parameters(checkpoint: Path) -> int:
+    """Count the numbers in a checkpoint's weights."""
+    return sum(weight.numel() for path in checkpoint.glob("*.safetensors") for weight in load_file(path).values())
 
 
 def log_of(output: Path, name: str) -> list[str]:
@@ -93,7 +109,7 @@ def wait_for(path: Path) -> None:
 def test_a_failed_student_is_told_and_the_others_are_taught(tmp_path: Path) -> None:
     cells = replace(GRID, models=("no-such-shape", "tiny")).cells()
     sweep, heard = Sweep(cells, tmp_path), Heard()
-    assert sweep.run(heard, num_workers=2) == 2
+    assert heard.run(sweep, num_workers=2) == 2
     assert sorted(heard.finished) == sorted(cell.name for cell in cells if cell.model == "tiny")
     assert all("no-such-shape" in name and "neither a directory" in reason for name, reason in heard.failed.items())
     assert len(heard.failed) == 2
@@ -103,12 +119,12 @@ def test_a_failed_student_is_told_and_the_others_are_taught(tmp_path: Path) -> N
     for result in results:
         scores = result.scores["0"]
         assert scores["num_train"] == 18
-        assert scores["num_parameters"] == count_parameters(next(tmp_path.glob(f"*_tiny_{result.method}_*/checkpoint")))
+        assert scores["num_parameters"] == num_parameters(next(tmp_path.glob(f"*_tiny_{result.method}_*/checkpoint")))
         assert 0 <= scores["test_accuracy"] <= 1
     # those that are finished are not run again, the others are
     again, heard = Sweep(cells, tmp_path, is_lean=True), Heard()
     assert len(again.found) == 2
-    assert again.run(heard) == 2
+    assert heard.run(again) == 2
     assert not heard.finished
 
 
@@ -118,7 +134,7 @@ def test_two_sweeps_at_once_share_the_students(tmp_path: Path) -> None:
     numbers = [1, 1]
 
     def run(number: int) -> None:
-        numbers[number] = sweeps[number].run(heard[number])
+        numbers[number] = heard[number].run(sweeps[number])
 
     threads = [threading.Thread(target=run, args=(number,)) for number in range(2)]
     for thread in threads:
@@ -147,7 +163,7 @@ def test_a_student_whose_process_is_killed_has_failed_and_goes_on_in_the_next_sw
 
     killer = threading.Thread(target=kill, daemon=True)
     killer.start()
-    assert sweep.run(heard) == 1
+    assert heard.run(sweep) == 1
     killer.join()
     assert heard.failed[cell.name].startswith("killed by signal 9")
     assert not Sweep(grid.cells(), tmp_path).found
@@ -287,18 +303,6 @@ def test_a_sweep_teaches_a_users_own_task_from_its_file(tmp_path: Path) -> None:
     assert swept.exit_code == 0, swept.output
     folders = sorted(path.parent.name for path in (tmp_path / "sweep").glob(f"*/{SCORES}"))
     assert folders == ["parity_human_tiny_standard_100_seed-0", "parity_human_tiny_step-by-step_rows_100_seed-0"]
-
-
-def test_what_is_left_takes_as_long_as_what_is_like_it() -> None:
-    grid = replace(GRID, models=("tiny", "mini"))
-    standard, step_by_step, other, another = grid.cells()
-    assert other.model == "mini"
-    done = [(cell, cell.result({"seconds": seconds})) for cell, seconds in ((standard, 10.0), (step_by_step, 30.0))]
-    same = replace(standard, recipe=replace(standard.recipe, seed=1))
-    assert seconds_left([], [same], 1) is None
-    assert seconds_left(done, [same], 1) == 10.0
-    assert seconds_left(done, [same, other], 1) == 10.0 + 20.0
-    assert seconds_left(done, [same, other, another], 2) == (10.0 + 20.0 + 20.0) / 2
 
 
 def test_options_that_make_no_sense_are_refused(tmp_path: Path) -> None:
