@@ -1,6 +1,6 @@
 """The application of the predict service."""
 
-from pathlib import Path
+from functools import partial
 
 from fastapi import FastAPI
 
@@ -8,7 +8,7 @@ from services.core.serving.model_service import ModelService
 from services.nn.devices import DeviceOptions
 from services.predict.engine import PredictEngine
 from services.predict.http.routes import predict_models_router, predict_router
-from services.predict.model.footprint import held_bytes
+from services.predict.model.student import held_bytes
 from services.predict.service import PredictService
 from services.predict.settings import PredictSettings
 
@@ -20,16 +20,10 @@ def create_predict(settings: PredictSettings) -> FastAPI:
     host = ModelService("predict", settings)
     options = DeviceOptions(settings.device, settings.dtype, settings.num_threads)
 
-    def load(folder: Path) -> PredictEngine:
-        return PredictEngine.load(folder, options, is_int8=settings.int8)
-
-    def measure(folder: Path) -> int:
-        return held_bytes(folder, options, is_int8=settings.int8)
-
     models = host.follow(
-        {CHECKPOINT_KIND: load},
+        {CHECKPOINT_KIND: partial(PredictEngine.load, options=options, is_int8=settings.int8)},
         make_batcher=host.batcher,
-        measure=measure,
+        measure=partial(held_bytes, options=options, is_int8=settings.int8),
         describe=lambda engine: engine.description,
     )
     service = PredictService(models, settings.max_inputs, host.metrics)

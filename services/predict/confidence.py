@@ -8,7 +8,10 @@ by the log loss on rows that the student has not learnt from. A p of 0 or 1 coun
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
 
 EPSILON = 1e-6
 # Strength of the pull towards T = 1 and b = 0, in rows: it decides where all rows are right, or all wrong.
@@ -18,11 +21,11 @@ MIN_SCALE, MAX_SCALE = 0.02, 20.0
 _STEPS = 100
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
 class Calibration:
     """A temperature above 0 and an offset."""
 
-    temperature: float
+    temperature: Annotated[float, Field(gt=0)]
     offset: float
 
     def confidence(self, probability: float) -> float:

@@ -18,12 +18,10 @@ from services.core.errors import InvalidField, TooLarge
 from services.nn.broken_model import BrokenModel
 from services.nn.devices import DeviceOptions
 from services.nn.reference_outputs import OutputRow, check_checkpoint
-from services.predict.model.circles import before_circles
 from services.predict.model.scoring import Candidates
-from services.predict.model.slot_tokens import SlotTokens
 from services.predict.model.student import Decoded, Encoded, Student
 from services.predict.model.task_description import PlainTexts, TaskDescription
-from services.predict.number_slots import HiddenNumbers, hide_numbers
+from services.predict.number_slots import HiddenNumbers, SlotTokens, hide_numbers
 from services.predict.tasks import EOS, FieldError, FieldValue
 
 # Length of a discarded warm-up answer: later decoding steps make no calls that these do not.
@@ -32,6 +30,8 @@ WARM_UP_TOKENS = 4
 SELF_CHECK_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.3}
 INT8_SELF_CHECK_TOLERANCE = 0.1
 NUM_REFERENCE_TOKENS = 64
+# A text goes round in circles where a block of at most so many tokens stands so many times in a row.
+MAX_CIRCLE_TOKENS, CIRCLE_TIMES = 8, 3
 
 
 @dataclass(frozen=True)
@@ -43,23 +43,16 @@ class Answers:
 
 
 @dataclass(frozen=True)
-class LabelChoice:
-    """The label chosen among the candidates: its place, its probability, and all probabilities by text if requested."""
+class Label:
+    """An item's label: its text as shown to clients, its probability, and those of all candidates if requested.
 
-    answers: Answers
-    place: int
+    `num_tokens` counts the end of sequence.
+    """
+
+    text: str
     probability: float
     probabilities: dict[str, float] | None
-
-    @property
-    def label(self) -> str:
-        """The label's text, as shown to clients."""
-        return self.answers.texts[self.place]
-
-    @property
-    def num_tokens(self) -> int:
-        """Number of tokens of the label, including the end of sequence."""
-        return len(self.answers.trie.token_ids[self.place])
+    num_tokens: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,8 +109,7 @@ class PredictEngine:
         self._student = student
         self._directory: Path | None = None
         self._task = description.to_task()
-        confidence = description.confidence
-        self._calibration = None if confidence is None else confidence.to_calibration()
+        self._calibration = description.confidence
         self.tokenizer: Any = student.tokenizer
         # A checkpoint's own truncation settings would cut inputs, and would change while another thread reads them.
         self.tokenizer.backend_tokenizer.no_truncation()
@@ -219,13 +211,15 @@ class PredictEngine:
     def self_check(self) -> None:
         """Raises BrokenModel unless a text's log-probability is the same scored and decoded, alone and in a batch."""
         inputs = [self._sample(length).label_ids for length in (1, 30, 7)]
-        together = self._student.decode_scored(self._student.encode(inputs), 8)
+        together = self._student.decode(self._student.encode(inputs), 8)
+        is_int8 = self._student.is_int8
+        tolerance = INT8_SELF_CHECK_TOLERANCE if is_int8 else SELF_CHECK_TOLERANCE[self._student.dtype]
         for ids, answer in zip(inputs, together, strict=True):
             end = (self._student.config.eos_token_id,) if answer.is_finished else ()
             (logprob,) = self._student.logprobs(self._student.encode([ids]), [(*answer.token_ids, *end)])
             difference = abs(logprob - answer.logprob) / max(1.0, abs(answer.logprob))
             # written so that NaN fails
-            if not difference <= self._self_check_tolerance():
+            if not difference <= tolerance:
                 raise BrokenModel(f"the log-probability of an answer is {difference:.3g} off when it is computed alone")
         check_checkpoint(self, self._directory)
 
@@ -263,15 +257,15 @@ class PredictEngine:
         decoded: dict[int, Decoded] = {}
         if wanted := list(dict.fromkeys([*free, *explained])):
             forbidden = self._forbidden(list(rows), wanted, set(free) - set(explained))
-            found_texts = self._student.decode_scored(encoded.of(wanted), max_tokens, forbidden)
+            found_texts = self._student.decode(encoded.of(wanted), max_tokens, forbidden)
             decoded = dict(zip(wanted, found_texts, strict=True))
         return [
             self._prediction(
                 item,
-                choice or decoded[rows[item.label_ids]],
+                label or self._free_label(item, decoded[rows[item.label_ids]]),
                 None if item.rationale_ids is None else decoded[rows[item.rationale_ids]],
             )
-            for item, choice in zip(items, chosen, strict=True)
+            for item, label in zip(items, chosen, strict=True)
         ]
 
     def _forbidden(
@@ -322,9 +316,9 @@ class PredictEngine:
 
     # Answering
 
-    def _choose(self, items: Sequence[Item], encoded: Encoded, rows: Sequence[int]) -> list[LabelChoice | None]:
+    def _choose(self, items: Sequence[Item], encoded: Encoded, rows: Sequence[int]) -> list[Label | None]:
         """Choose each item's label among its candidates, None without any; `rows` are the items' rows in `encoded`."""
-        chosen: list[LabelChoice | None] = [None] * len(items)
+        chosen: list[Label | None] = [None] * len(items)
         for is_all in (True, False):
             wanted = [
                 (place, item.answers)
@@ -334,40 +328,44 @@ class PredictEngine:
             if not wanted:
                 continue
             those, tries = encoded.of([rows[place] for place, _ in wanted]), [answers.trie for _, answers in wanted]
-            if not is_all:
-                for (place, answers), best in zip(wanted, self._student.best(those, tries), strict=True):
-                    chosen[place] = LabelChoice(answers, best.candidate, math.exp(best.logprob), None)
-                continue
-            for (place, answers), scores in zip(wanted, self._student.score(those, tries), strict=True):
-                shares = scores.double().softmax(dim=0).tolist()
-                best_place = max(range(len(shares)), key=shares.__getitem__)
-                probabilities = dict(zip(answers.texts, shares, strict=True))
-                chosen[place] = LabelChoice(answers, best_place, shares[best_place], probabilities)
+            found: list[tuple[int, float, list[float] | None]]
+            if is_all:
+                every = [scores.double().softmax(dim=0).tolist() for scores in self._student.score(those, tries)]
+                best = [max(range(len(shares)), key=shares.__getitem__) for shares in every]
+                found = [(number, shares[number], shares) for number, shares in zip(best, every, strict=True)]
+            else:
+                found = [(one.candidate, math.exp(one.logprob), None) for one in self._student.best(those, tries)]
+            for (place, answers), (number, probability, shares) in zip(wanted, found, strict=True):
+                probabilities = None if shares is None else dict(zip(answers.texts, shares, strict=True))
+                num_tokens = len(answers.trie.token_ids[number])
+                chosen[place] = Label(answers.texts[number], probability, probabilities, num_tokens)
         return chosen
 
-    def _prediction(self, item: Item, answer: LabelChoice | Decoded, rationale: Decoded | None) -> Prediction:
-        if isinstance(answer, LabelChoice):
-            label, probability, probabilities = answer.label, answer.probability, answer.probabilities
-            num_tokens = answer.num_tokens
-        else:
-            label, probability, probabilities = self._text(answer.token_ids), math.exp(answer.logprob), None
-            if self._has_slots and item.numbers is not None:
-                label = item.numbers.restore_equation(label)
-            num_tokens = len(answer.token_ids) + answer.is_finished
-        if not math.isfinite(probability):
+    def _free_label(self, item: Item, decoded: Decoded) -> Label:
+        text = self._text(decoded.token_ids)
+        if self._has_slots and item.numbers is not None:
+            text = item.numbers.restore_equation(text)
+        return Label(text, math.exp(decoded.logprob), None, len(decoded.token_ids) + decoded.is_finished)
+
+    def _prediction(self, item: Item, label: Label, rationale: Decoded | None) -> Prediction:
+        if not math.isfinite(label.probability):
             raise BrokenModel("a probability is not a number")
+        num_tokens = label.num_tokens
         if rationale is not None:
             num_tokens += len(rationale.token_ids) + rationale.is_finished
+        unused = None
+        if self._task.metric == "equal_value" and item.numbers is not None:
+            unused = item.numbers.unused_in(label.text)
         return Prediction(
-            label,
-            probability,
-            probabilities,
+            label.text,
+            label.probability,
+            label.probabilities,
             None if rationale is None else self._rationale(item, rationale),
-            self._task.value(label),
+            self._task.value(label.text),
             item.prompt_tokens,
             num_tokens,
-            None if self._calibration is None else self._calibration.confidence(probability),
-            self._unused_numbers(item, label),
+            None if self._calibration is None else self._calibration.confidence(label.probability),
+            unused,
         )
 
     def _rationale(self, item: Item, decoded: Decoded) -> str:
@@ -376,14 +374,20 @@ class PredictEngine:
         text = text if kept == text else f"{kept} …"
         return item.numbers.restore_rationale(text) if self._has_slots and item.numbers is not None else text
 
-    def _unused_numbers(self, item: Item, label: str) -> tuple[int | float, ...] | None:
-        if self._task.metric != "equal_value" or item.numbers is None:
-            return None
-        return item.numbers.unused_in(label)
-
     def _text(self, token_ids: Sequence[int]) -> str:
         text: str = self.tokenizer.decode(token_ids, skip_special_tokens=True)
         return text.strip()
 
-    def _self_check_tolerance(self) -> float:
-        return INT8_SELF_CHECK_TOLERANCE if self._student.is_int8 else SELF_CHECK_TOLERANCE[self._student.dtype]
+
+def before_circles(token_ids: Sequence[int]) -> tuple[int, ...]:
+    """Return the tokens up to the first block that is repeated `CIRCLE_TIMES` times in a row, with the block once.
+
+    All of them if no block of at most `MAX_CIRCLE_TOKENS` tokens is.
+    """
+    ids = tuple(token_ids)
+    for start in range(len(ids)):
+        for size in range(1, MAX_CIRCLE_TOKENS + 1):
+            stop = start + CIRCLE_TIMES * size
+            if stop <= len(ids) and ids[start:stop] == ids[start : start + size] * CIRCLE_TIMES:
+                return ids[: start + size]
+    return ids

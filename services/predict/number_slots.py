@@ -12,14 +12,16 @@ within a name ("B12"), and "one" as a pronoun ("each one") are none. Numbers bey
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 from services.predict.arithmetic import evaluate
 
 SLOTS = "①②③④⑤⑥⑦⑧⑨⑩⑪⑫⑬⑭⑮⑯⑰⑱⑲⑳"
 RESULTS = "❶❷❸❹❺❻❼❽❾❿"
+BROKEN = "\N{REPLACEMENT CHARACTER}"  # a token that is only some bytes of a character decodes to this
 
 _UNITS = (
     *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
@@ -58,8 +60,7 @@ class Number:
     equation: str
 
     @property
-    def is_pronoun(self) -> bool:
-        """Whether it is the word "one", which may be no number."""
+    def may_be_pronoun(self) -> bool:
         return self.written.lower() == "one"
 
 
@@ -128,7 +129,7 @@ class HiddenNumbers:
     def unused_in(self, equation: str) -> tuple[int | float, ...]:
         """Return the numbers of the text that do not occur in an equation of real numbers, in ascending order."""
         used = {number.value for number in _numbers(equation)}
-        unused = [number.value for number in self.numbers.values() if not number.is_pronoun]
+        unused = [number.value for number in self.numbers.values() if not number.may_be_pronoun]
         return tuple(int(value) if value.denominator == 1 else float(value) for value in unused if value not in used)
 
 
@@ -191,7 +192,8 @@ def _found(text: str) -> list[tuple[re.Match[str], Number]]:
     found = []
     for match in _NUMBER.finditer(text):
         number = _number(match)
-        if not (number.is_pronoun and _NOT_NUMBERS.search(text[max(0, match.start() - 24) : match.start()])):
+        before = text[max(0, match.start() - 24) : match.start()]
+        if not (number.may_be_pronoun and _NOT_NUMBERS.search(before)):
             found.append((match, number))
     return found
 
@@ -231,3 +233,33 @@ def _plain(value: Fraction) -> str:
 
 def _replace_signs(text: str, values: Mapping[str, str]) -> str:
     return re.sub(f"[{SLOTS}{RESULTS}]", lambda found: values.get(found[0], "?"), text)
+
+
+class SlotTokens:
+    """The tokens of a vocabulary that write number slots.
+
+    A student that names a slot without a number would leave a gap in its equation, so that such tokens are left out
+    when an answer is decoded.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        """Find the tokens with signs, and those with parts of a character's bytes."""
+        texts = {token: tokenizer.decode([token]) for token in range(len(tokenizer))}
+        self._signs = {
+            token: frozenset(text) & frozenset(SLOTS + RESULTS)
+            for token, text in texts.items()
+            if not frozenset(text).isdisjoint(SLOTS + RESULTS)
+        }
+        self._parts = tuple(token for token, text in texts.items() if BROKEN in text)
+
+    def forbidden(self, input_ids: Iterable[int], *, is_label: bool) -> tuple[int, ...]:
+        """Tokens that an answer to this input must not contain; a rationale, but no label, may hold results.
+
+        None are forbidden if the input itself has no sign that is a token, as in a text without numbers or with a
+        vocabulary that writes signs as bytes.
+        """
+        own: frozenset[str] = frozenset().union(*(self._signs.get(token, ()) for token in input_ids))
+        if not own:
+            return ()
+        allowed = own if is_label else own | frozenset(RESULTS)
+        return (*(token for token, signs in self._signs.items() if not signs <= allowed), *self._parts)

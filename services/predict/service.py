@@ -162,15 +162,10 @@ class PredictService:
         prepare: Callable[[int, T], Item],
         context: RequestContext,
     ) -> Predicted:
-        """Predict the items that `prepare` makes from the inputs and their places."""
-        items = await self._prepare(inputs, num_characters, prepare, context)
-        predictions = await self._run(served, items, context)
-        return Predicted(served.label, served.engine.description.task, predictions)
+        """Predict the items that `prepare` makes from the inputs and their places.
 
-    async def _prepare(
-        self, inputs: Sequence[T], num_characters: int, prepare: Callable[[int, T], Item], context: RequestContext
-    ) -> list[Item]:
-        """Prepare all items, in a thread if the texts are long, so that the event loop can serve other requests."""
+        Prepares long texts in a thread, so that the event loop can serve other requests.
+        """
 
         def prepare_from(start: int, num: int) -> list[Item]:
             return [prepare(place, one) for place, one in enumerate(inputs[start : start + num], start)]
@@ -185,7 +180,7 @@ class PredictService:
         seconds = time.perf_counter() - began
         self.metrics.stage_seconds.labels("tokenize").observe(seconds)
         context.timing.add("tokenize", seconds)
-        return items
+        return Predicted(served.label, served.engine.description.task, await self._run(served, items, context))
 
     async def _run(self, served: ServedPredict, items: Sequence[Item], context: RequestContext) -> list[Prediction]:
         """Predict each item. Raises what `Batcher.submit` raises.
@@ -265,10 +260,11 @@ def _cut(tokenizer: Any, texts: Mapping[str, str], max_tokens: int, side: Side) 
     kept = {name: len(spans) for name, spans in offsets.items()}
     while sum(kept.values()) > max_tokens:
         kept[max(kept, key=lambda name: kept[name])] -= 1
-    return {name: _ended(text, offsets[name], kept[name], side) for name, text in texts.items()}
+    return {name: _part(text, offsets[name], kept[name], side) for name, text in texts.items()}
 
 
-def _ended(text: str, spans: list[tuple[int, int]], num_kept: int, side: Side) -> str:
+def _part(text: str, spans: list[tuple[int, int]], num_kept: int, side: Side) -> str:
+    """The first `num_kept` tokens of a text, or if the left side is cut, the last."""
     if num_kept >= len(spans):
         return text
     if num_kept == 0:

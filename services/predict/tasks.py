@@ -45,7 +45,6 @@ class Prefixes:
 
 
 RELEASED_PREFIXES = Prefixes()  # of the released code
-WRITTEN_PREFIXES = Prefixes("[label] ", "[rationale] ")  # of the paper's text
 NO_PREFIXES = Prefixes("", "")  # standard finetuning and distillation, which ask for labels alone
 
 

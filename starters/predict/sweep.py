@@ -8,7 +8,7 @@ import typer
 from services.jobs.options import among, command_line, parse_numbers, split
 from services.predict.evaluation import evaluate
 from services.predict.evaluation.sweep import Cell
-from services.predict.training import options as option
+from services.predict.training import recipe as option
 from services.predict.training.recipe import METHODS, Recipe
 from starters.predict.generated import GENERATED_TASKS, GeneratedSource
 

@@ -10,8 +10,7 @@ from services.jobs.options import StoreUrl, command_line
 from services.predict.training import initialisation
 from services.predict.training.initialisation import build_tokenizer
 from services.predict.training.loop import Teaching
-from services.predict.training.options import BatchSize, LearningRate, RecipeFile, Steps
-from services.predict.training.recipe import Recipe, TeachingData
+from services.predict.training.recipe import BatchSize, LearningRate, Recipe, RecipeFile, Steps, TeachingData
 from services.predict.training.runs import StudentRun, training_texts
 from services.predict.training.train import (
     Licence,

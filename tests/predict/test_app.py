@@ -17,7 +17,7 @@ from services.core.store.store import Store
 from services.nn.devices import DeviceOptions
 from services.predict.app import create_predict
 from services.predict.engine import PredictEngine, Prediction
-from services.predict.model.footprint import held_bytes
+from services.predict.model.student import held_bytes
 from services.predict.settings import PredictSettings
 from services.predict.tasks import CQA, ESNLI, SVAMP
 from tests.embed.tiny import wait_until_ready

@@ -13,10 +13,10 @@ import torch
 from services.core.errors import InvalidField, TooLarge
 from services.nn.broken_model import BrokenModel
 from services.nn.devices import DeviceOptions
-from services.predict.engine import PredictEngine
-from services.predict.model.circles import before_circles
+from services.predict.confidence import Calibration
+from services.predict.engine import PredictEngine, before_circles
 from services.predict.model.student import Student
-from services.predict.model.task_description import Confidence, TaskDescription
+from services.predict.model.task_description import TaskDescription
 from services.predict.tasks import CQA, ESNLI, NO_PREFIXES, RELEASED_PREFIXES, SVAMP, Task
 from tests.predict.tiny_students import EOS, PAD, constrained_logprobs, save_student, tiny_t5, tiny_tokenizer
 
@@ -309,7 +309,7 @@ def test_equations_tell_which_numbers_they_lack_and_other_tasks_do_not() -> None
 def test_a_calibrated_checkpoint_gives_a_confidence_beside_the_probability() -> None:
     model = tiny_t5(spread=1.0)
     plain = engine_of(ESNLI, model)
-    confidence = Confidence(temperature=2.0, offset=-1.0)
+    confidence = Calibration(temperature=2.0, offset=-1.0)
     description = describe(ESNLI).model_copy(update={"confidence": confidence})
     calibrated = PredictEngine(Student(model, tiny_tokenizer()), description)
     (answer,) = plain.run_batch([plain.prepare(PAIR)])

@@ -39,8 +39,6 @@ SCORES, LOG, LOCK = "scores.json", "log.txt", "lock"
 BUSY = 75  # status of a process whose student another sweep is training
 PALM = "PaLM 540B"
 OWN_ROWS = "rows"  # the source of the rationales of a user's own task, unless a teacher wrote them
-# Modules that students' processes find imported, where they are forked.
-PRELOADED = ["services.predict.training.runs", "transformers.models.t5.modeling_t5"]
 
 
 class SweepError(ValueError):
@@ -106,10 +104,6 @@ class Teacher:
     name: str
     rationales: Path | None = None
 
-    def rationales_of(self, task: str) -> Path | None:
-        """Find a task's file or folder in `rationales`, see `path_of_task`. Raises BadData if there is none."""
-        return None if self.rationales is None else path_of_task(self.rationales, task)
-
 
 def path_of_task(path: Path, task: str) -> Path:
     """Return `<path>/<task>`, `<path>/<task>.jsonl`, or `path` itself. Raises BadData if none of them exists."""
@@ -165,7 +159,8 @@ class Grid:
         teacher: Teacher,
         seed: int,
     ) -> Cell:
-        data = replace(source, labels=labels, fraction=fraction, rationales=teacher.rationales_of(source.task))
+        rationales = None if teacher.rationales is None else path_of_task(teacher.rationales, source.task)
+        data = replace(source, labels=labels, fraction=fraction, rationales=rationales)
         recipe = replace(self.recipe, method=method, seed=seed)
         return Cell(data, model, recipe, None if _is_untaught(labels, method) else teacher.name)
 
@@ -346,7 +341,7 @@ def _context() -> BaseContext:
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
+    context.set_forkserver_preload(["services.predict.training.runs"])
     return context
 
 

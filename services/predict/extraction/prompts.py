@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import orjson
 from pydantic import ValidationError
@@ -60,25 +61,12 @@ class PromptFile(StrictFile):
         return hashlib.sha256(orjson.dumps(self.model_dump(), option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
-@dataclass(frozen=True)
-class Demonstration:
+class Demonstration(NamedTuple):
     """An input with its label and the rationale for it."""
 
     values: Mapping[str, FieldValue]
     rationale: str
     label: str
-
-
-@dataclass(frozen=True)
-class Read:
-    """A parsed output. `problem` names what is missing or wrong in it, as in `TeacherOutput`.
-
-    `rationale` and `label` are the values that the rules give, also if there is a problem.
-    """
-
-    rationale: str
-    label: str
-    problem: str | None
 
 
 @dataclass(frozen=True)
@@ -105,11 +93,6 @@ class Prompts:
             turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
         return [*turns, {"role": "user", "content": self._question(values)}]
 
-    def read(self, values: Mapping[str, FieldValue], output: str) -> Read:
-        """Parse the rationale and label of an output about these values, and the first problem with them."""
-        parsed = read_output(self.task, values, output)
-        return Read(parsed.rationale, parsed.label, parsed.problem)
-
     def check(self) -> None:
         """Raises PromptError if a demonstration is incomplete, or its own output does not parse to its values."""
         for number, given in enumerate(self.file.demonstrations, start=1):
@@ -121,12 +104,12 @@ class Prompts:
                 if candidates is not None and one.label not in candidates:
                     raise PromptError(f"demonstration {number}: {one.label!r} is not one of {', '.join(candidates)}")
                 self._question(one.values)
-                read = self.read(one.values, self._answer(one))
+                read = read_output(self.task, one.values, self._answer(one))
             except FieldError as error:
                 raise PromptError(f"demonstration {number}: {error}") from None
             except (KeyError, IndexError, AttributeError, ValueError) as error:
                 raise PromptError(f"invalid braces in question or answer: {error}") from None
-            if read != Read(one.rationale, one.label, None):
+            if (read.rationale, read.label, read.problem) != (one.rationale, one.label, None):
                 raise PromptError(f"demonstration {number}: it is parsed as {read}")
 
     @cached_property

@@ -1,6 +1,9 @@
 """The routes of the predict service."""
 
 import asyncio
+import math
+import sys
+import time
 from functools import partial
 from typing import Annotated, Any
 
@@ -11,9 +14,10 @@ from pydantic import Discriminator, Tag
 from services.core.errors import InvalidField, check_count
 from services.core.exchange import context_of
 from services.core.http.bodies import JsonRoute, check_known, check_query
-from services.core.http.dialects import TeiError, tei_error_body
+from services.core.http.dialects import TeiError, tei_error_body, tei_headers
 from services.core.http.error_responses import ErrorEnvelope, error_responses
 from services.core.serving.model_object import model_fields, models_router
+from services.predict.engine import Prediction
 from services.predict.http.schemas import (
     MAX_FIELDS,
     MAX_NAME_LENGTH,
@@ -28,10 +32,10 @@ from services.predict.http.schemas import (
     TeiPredictRequest,
     is_tei,
     num_inputs,
+    texts_of,
 )
-from services.predict.http.tei import answer_tei
 from services.predict.model.task_description import TaskDescription
-from services.predict.service import PredictCall, Predicted, PredictService, TaskModel
+from services.predict.service import ClassifyCall, PredictCall, Predicted, PredictService, Side, TaskModel
 
 # More numbers than this are serialised in a thread, so that the event loop can serve other requests.
 MAX_INLINE_NUMBERS = 4096
@@ -94,7 +98,7 @@ def predict_router(service: PredictService) -> APIRouter:
         Requests in TEI's format (strings as `inputs`, and no `task`) get a response in TEI's format.
         """
         if isinstance(body, TeiPredictRequest):
-            return await answer_tei(service, request, body)
+            return await _answer_tei(service, request, body)
         return await _answer(service, request, body)
 
     return router
@@ -162,6 +166,34 @@ def _render(predicted: Predicted) -> bytes:
         },
     }
     return orjson.dumps(answer)
+
+
+async def _answer_tei(service: PredictService, request: Request, body: TeiPredictRequest) -> Response:
+    """Return the labels of each input and their scores, best first: a list, or a list of lists for a batch."""
+    began = time.perf_counter()
+    is_left = (body.truncation_direction or "").lower() == "left"
+    side: Side = "left" if is_left else "right"
+    call = ClassifyCall(texts_of(body), body.model, side if body.truncate else None)
+    predicted = await service.classify(call, context_of(request.scope))
+    scores = [_tei_scores(one, is_raw=bool(body.raw_scores)) for one in predicted.predictions]
+    is_batch = isinstance(body.inputs, list) and isinstance(body.inputs[0], list)
+    headers = tei_headers(
+        request,
+        num_characters=call.num_characters,
+        num_tokens=sum(one.prompt_tokens for one in predicted.predictions),
+        seconds=time.perf_counter() - began,
+    )
+    return Response(orjson.dumps(scores if is_batch else scores[0]), headers=headers, media_type="application/json")
+
+
+def _tei_scores(prediction: Prediction, *, is_raw: bool) -> list[dict[str, Any]]:
+    """List the scores, best first, equal ones in the order of the labels."""
+    shares = sorted((prediction.probabilities or {}).items(), key=lambda pair: pair[1], reverse=True)
+    # the smallest normal number, if a probability underflows to 0
+    return [
+        {"score": math.log(max(share, sys.float_info.min)) if is_raw else share, "label": label}
+        for label, share in shares
+    ]
 
 
 def _model(max_inputs: int, resident: TaskModel, description: TaskDescription) -> Model:

@@ -13,10 +13,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from services.nn.devices import DeviceOptions
 from services.nn.loading import quiet_loading, transformers
+from services.nn.packed_linear import can_pack
+from services.nn.weight_files import shapes_in
 from services.predict.model.scoring import Best, BestFirst, Candidates, Chain, DecoderRows
 from services.predict.model.t5 import T5, Cache, Group, Memory
 
@@ -26,6 +29,9 @@ MAX_DECODER_ROWS = 8192
 SMALL_TRIE = 4
 # On a GPU, launching operations costs more than padding, so inputs are padded to multiples of this length.
 GPU_LENGTH_STEP = 64
+# Names of the embeddings: a model saved with its tied weights has several copies, others have any one of them.
+EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+HEAD = "lm_head.weight"
 
 
 @dataclass(frozen=True)
@@ -182,20 +188,14 @@ class Student:
             sums.append(float(logits.log_softmax(dim=1)[range(len(ids)), list(ids)].sum()))
         return sums
 
-    def decode(
-        self, encoded: Encoded, max_tokens: int, forbidden: Sequence[Sequence[int]] = ()
-    ) -> list[tuple[int, ...]]:
-        """Decode greedily: the tokens before the end of sequence, at most `max_tokens`."""
-        return [decoded.token_ids for decoded in self.decode_scored(encoded, max_tokens, forbidden)]
-
     @torch.inference_mode()
-    def decode_scored(
-        self, encoded: Encoded, max_tokens: int, forbidden: Sequence[Sequence[int]] = ()
-    ) -> list[Decoded]:
+    def decode(self, encoded: Encoded, max_tokens: int, forbidden: Sequence[Sequence[int]] = ()) -> list[Decoded]:
         """Decode greedily, with log-probabilities: at most `max_tokens`, including the end of sequence.
 
         `forbidden` are tokens that each input's answer must not contain; probabilities are still among all texts.
         """
+        if forbidden:
+            _check_one_each(encoded, forbidden)
         num_inputs, memory = encoded.num_inputs, encoded.memory
         cache = Cache(self._t5.num_layers)
         tokens: list[list[int]] = [[] for _ in range(num_inputs)]
@@ -204,11 +204,10 @@ class Student:
         has_ended = [False] * num_inputs
         places = torch.arange(num_inputs, device=self.device)
         newest = torch.full((num_inputs, 1), self.config.decoder_start_token_id, device=self.device)
-        closed = _Closed(forbidden, num_inputs, self.device)
         for step in range(max_tokens):
             bias = self._t5.last_row_bias(step + 1)
             logits = self._t5.logits(self._t5.decode(newest, bias, memory, cache)[:, 0])
-            best, newest = closed.without(logits, running).max(dim=1, keepdim=True)
+            best, newest = _without(logits, forbidden, running).max(dim=1, keepdim=True)
             gained = (best - logits.logsumexp(dim=1, keepdim=True))[:, 0]
             is_open = torch.tensor([not has_ended[place] for place in running], device=self.device)
             logprobs[places] += gained * is_open
@@ -317,22 +316,41 @@ class Student:
         return torch.from_numpy(numbers).to(self.device)
 
 
-class _Closed:
-    """The tokens that are forbidden to each input, if any."""
-
-    def __init__(self, forbidden: Sequence[Sequence[int]], num_inputs: int, device: torch.device) -> None:
-        if forbidden and len(forbidden) != num_inputs:
-            raise ValueError(f"forbidden tokens of {len(forbidden)} inputs for {num_inputs} inputs")
-        self._tokens = [torch.tensor(list(some), dtype=torch.long, device=device) for some in forbidden]
-
-    def without(self, logits: Tensor, inputs: Sequence[int]) -> Tensor:
-        """Logits (rows, V) of these inputs, −∞ for their forbidden tokens."""
-        if not any(len(some) for some in self._tokens):
-            return logits
-        logits = logits.clone()
-        for row, place in enumerate(inputs):
-            logits[row, self._tokens[place]] = -math.inf
+def _without(logits: Tensor, forbidden: Sequence[Sequence[int]], inputs: Sequence[int]) -> Tensor:
+    """Logits (rows, V) of these inputs, −∞ for their forbidden tokens."""
+    if not any(forbidden):
         return logits
+    logits = logits.clone()
+    for row, place in enumerate(inputs):
+        logits[row, list(forbidden[place])] = -math.inf
+    return logits
+
+
+def held_bytes(directory: Path, options: DeviceOptions, *, is_int8: bool = False) -> int:
+    """Bytes of a checkpoint's parameters once it is loaded, whatever the dtype of its files.
+
+    Memory holds every matrix once for multiplication, the embeddings for lookup, and the head for selecting its rows.
+    If products need a packed layout (float32 on x86, and 8-bit integers), none of the three can replace another, except
+    that the rows of a tied head are those of the embeddings. Loading takes up to the same amount again. Raises
+    ValueError if the folder has no such weights.
+    """
+    device = options.choose_device()
+    dtype = options.choose_dtype(device)
+    tensors: dict[str, int] = {}
+    for path in sorted(directory.glob("*.safetensors")):
+        try:
+            tensors |= {name: math.prod(shape) for name, shape in shapes_in(path)}
+        except SafetensorError as error:
+            raise ValueError(f"{path.name}: {error}") from error
+    embeddings = [tensors.pop(name) for name in EMBEDDINGS if name in tensors]
+    if not embeddings:
+        raise ValueError(f"no file of {directory.name} holds {EMBEDDINGS[0]}")
+    looked_up, multiplied = embeddings[0], sum(tensors.values())
+    if is_int8 or can_pack(device, dtype):
+        head = tensors.get(HEAD)
+        multiplied += looked_up if head is None else 0
+        looked_up += head or 0
+    return looked_up * dtype.itemsize + multiplied * (1 if is_int8 else dtype.itemsize)
 
 
 def _check_one_each(encoded: Encoded, given: Sequence[Any]) -> None:

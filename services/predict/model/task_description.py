@@ -78,17 +78,6 @@ class TaskFields(StrictFile):
         )
 
 
-class Confidence(StrictFile):
-    """Temperature and offset of `services.predict.confidence`."""
-
-    temperature: float = Field(gt=0, allow_inf_nan=False)
-    offset: float = Field(allow_inf_nan=False)
-
-    def to_calibration(self) -> Calibration:
-        """Return what computes the confidence."""
-        return Calibration(self.temperature, self.offset)
-
-
 class TaskDescription(TaskFields):
     """A task as its student was trained for it.
 
@@ -101,20 +90,14 @@ class TaskDescription(TaskFields):
     rationale_prefix: str | None = None
     max_input_tokens: int = Field(default=MAX_INPUT_TOKENS, ge=1)
     max_target_tokens: int = Field(default=MAX_NEW_TOKENS, ge=1)
-    confidence: Confidence | None = None
+    confidence: Calibration | None = None
 
     @classmethod
     def of(cls, task: Task, prefixes: Prefixes, *, has_rationales: bool, **limits: int) -> "TaskDescription":
         """Make the description of a task for a student with these prefixes; `limits` are the `max_…` fields."""
         return cls(
             task=task.name,
-            fields=task.fields,
-            separator=task.separator,
-            template=task.template,
-            labels=task.labels,
-            choices=task.choices,
-            metric=task.metric,
-            numbers=task.numbers,
+            **{name: getattr(task, name) for name in TaskFields.model_fields if name != "task"},
             label_prefix=prefixes.label,
             rationale_prefix=prefixes.rationale if has_rationales else None,
             **limits,

@@ -5,7 +5,6 @@ The initial weights are transformers', like the original T5's. AdamW learns from
 √d_model. The low-rank matrices are those of Hu et al. (2022), for models too large to be trained in full.
 """
 
-import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -64,7 +63,7 @@ SCALE = 2
 def add_lora(model: Any, rank: int, seed: int) -> Any:
     """Add matrices of this rank to the queries and values of `model`, in place, and train only these.
 
-    Returns peft's handle, for `merged_copy`. Raises ValueError if peft is not installed.
+    Returns peft's handle. Raises ValueError if peft is not installed.
     """
     try:
         from peft import LoraConfig, get_peft_model
@@ -74,11 +73,6 @@ def add_lora(model: Any, rank: int, seed: int) -> Any:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return get_peft_model(model, config)
-
-
-def merged_copy(handle: Any) -> Any:
-    """Copy to a plain model, with the matrices merged into the weights."""
-    return copy.deepcopy(handle).merge_and_unload()
 
 
 @dataclass(frozen=True)

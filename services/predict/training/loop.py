@@ -31,9 +31,9 @@ from services.nn.loading import quiet_loading
 from services.predict.data.rows import Example
 from services.predict.distillation import IGNORED, multi_task_loss, target_loss
 from services.predict.model.student import Student
-from services.predict.model.task_description import Confidence, TaskDescription
+from services.predict.model.task_description import TaskDescription
 from services.predict.tasks import Task
-from services.predict.training.initialisation import add_lora, merged_copy
+from services.predict.training.initialisation import add_lora
 from services.predict.training.lessons import Batch, Lesson, Lessons
 from services.predict.training.marking import accuracy, fit_confidence
 from services.predict.training.recipe import Evaluation, Outcome, Recipe, TeachingData
@@ -272,7 +272,7 @@ class Teaching:
         if self.is_main:
             loss, lora = self.whole
             loss.to(self.accelerator.device)
-            model = loss.model if lora is None else merged_copy(lora)
+            model = loss.model if lora is None else copy.deepcopy(lora).merge_and_unload()
             if self.recipe.precision == "bfloat16" and self.accelerator.device.type != "cpu":
                 model = copy.deepcopy(model).to(torch.bfloat16)  # as it is served there
             shares = [accuracy(Student(model, self.tokenizer), self.data.task, examples, self.recipe)]
@@ -335,8 +335,7 @@ class Teaching:
         if task.choices is not None or recipe.method == "single-task":
             return description
         examples = self.data.confided or self.data.valid[: recipe.max_evaluated]
-        found = fit_confidence(Student(model, self.tokenizer), task, examples, recipe)
-        confidence = Confidence(temperature=found.temperature, offset=found.offset)
+        confidence = fit_confidence(Student(model, self.tokenizer), task, examples, recipe)
         return description.model_copy(update={"confidence": confidence})
 
 

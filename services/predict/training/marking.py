@@ -7,9 +7,8 @@ from dataclasses import replace
 from services.predict.confidence import Calibration, fit_calibration
 from services.predict.data.rows import Example
 from services.predict.model.scoring import Candidates
-from services.predict.model.slot_tokens import forbidden_in_labels
 from services.predict.model.student import Student
-from services.predict.number_slots import HiddenNumbers, hide_numbers
+from services.predict.number_slots import HiddenNumbers, SlotTokens, hide_numbers
 from services.predict.tasks import Task, split_joint
 from services.predict.training.lessons import TokenIds, tokenised
 from services.predict.training.recipe import Recipe
@@ -56,7 +55,7 @@ def fit_confidence(student: Student, task: Task, examples: Sequence[Example], re
                 best = max(range(len(shares)), key=shares.__getitem__)
                 probabilities[place], is_right[place] = shares[best], task.labels[best] == examples[place].label
             continue
-        found = student.decode_scored(encoded, recipe.max_answer_tokens, _forbidden(student, task, inputs, places))
+        found = student.decode(encoded, recipe.max_answer_tokens, _forbidden(student, task, inputs, places))
         for place, decoded in zip(places, found, strict=True):
             answer, own = _text(student, decoded.token_ids).strip(), hidden[place]
             answer = answer if own is None else own.restore_equation(answer)
@@ -72,8 +71,8 @@ def predictions(student: Student, task: Task, examples: Sequence[Example], recip
     for places in _together(inputs):
         encoded = student.encode([inputs[place] for place in places])
         found = student.decode(encoded, recipe.max_answer_tokens, _forbidden(student, task, inputs, places))
-        for place, ids in zip(places, found, strict=True):
-            answers[place] = _text(student, ids)
+        for place, decoded in zip(places, found, strict=True):
+            answers[place] = _text(student, decoded.token_ids)
     answers = [
         answer if one is None else one.restore_equation(answer) for answer, one in zip(answers, hidden, strict=True)
     ]
@@ -98,7 +97,10 @@ def _forbidden(
     student: Student, task: Task, inputs: Sequence[TokenIds], places: Sequence[int]
 ) -> list[tuple[int, ...]]:
     """Tokens that labels must not contain: number slots without a number."""
-    return forbidden_in_labels(student.tokenizer, [inputs[p] for p in places]) if task.numbers == "slots" else []
+    if task.numbers != "slots":
+        return []
+    slots = SlotTokens(student.tokenizer)
+    return [slots.forbidden(inputs[place], is_label=True) for place in places]
 
 
 def _together(inputs: Sequence[TokenIds]) -> Iterator[list[int]]:

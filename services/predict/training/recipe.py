@@ -4,8 +4,9 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
+import typer
 from pydantic import TypeAdapter, ValidationError
 
 from services.predict.data.rows import Example
@@ -141,6 +142,26 @@ def recipe_keys(kind: type[Recipe] = Recipe) -> dict[str, Any]:
     for name in ("method", "seed", "prefixes", "num_steps"):
         del hints[name]
     return hints | {"steps": int, "rationale_weight": float, "label_prefix": str, "rationale_prefix": str}
+
+
+KEYS = ", ".join(sorted(recipe_keys()))
+# Options of a training's command, and of a sweep's.
+RecipeFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--recipe",
+        help=f"TOML file of hyperparameters: {', '.join(sorted(recipe_keys()))}.",
+        show_default="as published",
+    ),
+]
+Steps = Annotated[int | None, typer.Option(help="Optimizer steps.", show_default=str(Recipe.num_steps))]
+BatchSize = Annotated[
+    int | None, typer.Option(help="Examples per step, over all processes.", show_default=str(Recipe.batch_size))
+]
+LearningRate = Annotated[
+    float | None,
+    typer.Option(help="Initial learning rate, decaying linearly to 0.", show_default=str(Recipe.learning_rate)),
+]
 
 
 def read_recipe(kind: type[RecipeT], path: Path | None, options: Mapping[str, Any]) -> RecipeT:

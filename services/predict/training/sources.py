@@ -160,21 +160,20 @@ def teaching_data(task: Task, train: list[Example], splits: Splits) -> TeachingD
 
 def _published_splits(source: DataSource, task: Task, seed: int, *, has_explained_tests: bool) -> Splits:
     assert source.folder is not None
+    folder = source.folder
     train = _with_outputs(source, task, "train")
-    read = _with_outputs if has_explained_tests else _without_outputs
-    valid = None if task.name in WITHOUT_VALIDATION else read(source, task, "valid")
-    splits = make_splits(train, valid, read(source, task, "test"), source.fraction, seed)
+
+    def read(split: Split) -> list[Row]:
+        return _with_outputs(source, task, split) if has_explained_tests else read_rows(task, folder, split)
+
+    valid = None if task.name in WITHOUT_VALIDATION else read("valid")
+    splits = make_splits(train, valid, read("test"), source.fraction, seed)
     if source.augment:
         more = read_rows(ASDIV, source.folder, "train")
         if source.rationales is not None and (path := _file(source.rationales, ASDIV.name)).is_file():
             more = join(more, read_teacher_outputs(path, ASDIV.name, len(more)))
         splits.train.extend(more[row] for row in subsample(len(more), source.fraction, seed))
     return splits
-
-
-def _without_outputs(source: DataSource, task: Task, split: Split) -> list[Row]:
-    assert source.folder is not None
-    return read_rows(task, source.folder, split)
 
 
 def _with_outputs(source: DataSource, task: Task, split: Split) -> list[Row]:

@@ -24,8 +24,16 @@ from services.predict.data.rows import BadData, LabelSource
 from services.predict.data.task_file import read_task_file
 from services.predict.training.initialisation import SHAPES
 from services.predict.training.loop import CHECKPOINT
-from services.predict.training.options import BatchSize, LearningRate, RecipeFile, Steps
-from services.predict.training.recipe import Method, Outcome, Recipe, read_recipe
+from services.predict.training.recipe import (
+    BatchSize,
+    LearningRate,
+    Method,
+    Outcome,
+    Recipe,
+    RecipeFile,
+    Steps,
+    read_recipe,
+)
 from services.predict.training.runs import StudentRun, run_student
 from services.predict.training.sources import DataSource
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from services.predict.data.teacher_outputs import Dialect, parse_output
-from services.predict.extraction.prompts import PROMPT_FILES, PromptError, Read, load_prompts
+from services.predict.data.teacher_outputs import Dialect, parse_output, read_output
+from services.predict.extraction.prompts import PROMPT_FILES, PromptError, load_prompts
 from services.predict.tasks import ANLI1, ASDIV, CQA, ESNLI, SVAMP, TASKS, FieldValue, Task
 
 INFERENCE: dict[str, FieldValue] = {"premise": "It rains {here}.", "hypothesis": "It is wet."}
@@ -126,19 +126,21 @@ def test_zero_shot_prompts_show_a_form_that_is_read(task: Task) -> None:
     prompts = load_prompts(task, is_zero_shot=True)
     form = prompts.file.zero_shot.strip().splitlines()[-1]
     values = {**QUESTION, "choices": ["the words of choice a", "b"]} if task is CQA else VALUES[task.name]
-    assert prompts.read(values, f"Because it is so.\n{form}").problem is None
+    assert read_output(task, values, f"Because it is so.\n{form}").problem is None
 
 
 def test_a_label_must_be_a_choice_of_its_own_question_or_an_equation_with_a_value() -> None:
-    cqa, svamp = load_prompts(CQA), load_prompts(SVAMP)
-    assert cqa.read(QUESTION, " It falls. So the answer is (b) rain.") == Read("It falls.", "rain", None)
-    assert cqa.read(QUESTION, "It falls. So the answer is (b) snow.") == Read("It falls.", "snow", "unknown_label")
-    assert cqa.read(QUESTION, "It falls.").problem == "no_answer"
-    assert svamp.read(PROBLEM, "2 are 2. The answer is (2).") == Read("2 are 2.", "(2)", None)
-    assert svamp.read(PROBLEM, "None. The answer is (2 / 0).").problem == "no_value"
-    assert load_prompts(ASDIV).read(PROBLEM, "Ann. The answer is (two).").problem == "no_value"
-    assert load_prompts(ESNLI).read(INFERENCE, "So.\nAnswer: perhaps").problem == "unknown_label"
-    assert load_prompts(ESNLI).read(INFERENCE, "").problem == "no_answer"
+    rain = read_output(CQA, QUESTION, " It falls. So the answer is (b) rain.")
+    assert (rain.rationale, rain.label, rain.problem) == ("It falls.", "rain", None)
+    snow = read_output(CQA, QUESTION, "It falls. So the answer is (b) snow.")
+    assert (snow.rationale, snow.label, snow.problem) == ("It falls.", "snow", "unknown_label")
+    assert read_output(CQA, QUESTION, "It falls.").problem == "no_answer"
+    two = read_output(SVAMP, PROBLEM, "2 are 2. The answer is (2).")
+    assert (two.rationale, two.label, two.problem) == ("2 are 2.", "(2)", None)
+    assert read_output(SVAMP, PROBLEM, "None. The answer is (2 / 0).").problem == "no_value"
+    assert read_output(ASDIV, PROBLEM, "Ann. The answer is (two).").problem == "no_value"
+    assert read_output(ESNLI, INFERENCE, "So.\nAnswer: perhaps").problem == "unknown_label"
+    assert read_output(ESNLI, INFERENCE, "").problem == "no_answer"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch
 
 from services.nn.devices import DeviceOptions
 from services.nn.packed_linear import can_pack
-from services.predict.model.footprint import held_bytes
+from services.predict.model.student import held_bytes
 from tests.predict.tiny_students import VOCAB_SIZE, Kind, save_student, tiny_t5
 
 pytestmark = pytest.mark.process

@@ -154,16 +154,16 @@ def test_greedy_answers_are_those_of_transformers_token_for_token(kind: Kind) ->
     chosen = sorted([*ending, *others[:3]])  # most end early, so that the batch shrinks
     assert len({len(answers[place]) for place in ending}) > 3
     inputs, expected = [drawn[place] for place in chosen], [answers[place] for place in chosen]
-    assert student.decode(student.encode(inputs), 24) == expected
+    assert [answer.token_ids for answer in student.decode(student.encode(inputs), 24)] == expected
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_answer_and_its_log_probability_do_not_depend_on_what_shares_the_batch(kind: Kind) -> None:
     student = Student(tiny_t5(kind), None)
     inputs = draw_inputs(3, 50, 7, 22, 7)
-    together = student.decode_scored(student.encode(inputs), 16)
+    together = student.decode(student.encode(inputs), 16)
     for ids, answer in zip(inputs, together, strict=True):
-        (alone,) = student.decode_scored(student.encode([ids]), 16)
+        (alone,) = student.decode(student.encode([ids]), 16)
         assert alone.token_ids == answer.token_ids and alone.is_finished == answer.is_finished
         assert alone.logprob == pytest.approx(answer.logprob, rel=1e-4, abs=1e-4)
 
@@ -174,7 +174,7 @@ def test_the_log_probability_of_an_answer_is_that_of_transformers_decoded_or_rea
     student = Student(model, None)
     inputs = draw_inputs(*range(3, 13))
     encoded = student.encode(inputs)
-    answers = student.decode_scored(encoded, 12)
+    answers = student.decode(encoded, 12)
     whole = [[*answer.token_ids, *([EOS] if answer.is_finished else [])] for answer in answers]
     for ids, text, answer, read in zip(inputs, whole, answers, student.logprobs(encoded, whole), strict=True):
         logits = model(input_ids=torch.tensor([ids]), labels=torch.tensor([text])).logits[0]
@@ -191,7 +191,7 @@ def test_answers_longer_than_the_relative_positions_reach_are_still_those_of_tra
     expected = [
         tuple(model.generate(torch.tensor([ids]), max_new_tokens=60, do_sample=False)[0, 1:].tolist()) for ids in inputs
     ]
-    assert student.decode(student.encode(inputs), 60) == expected
+    assert [answer.token_ids for answer in student.decode(student.encode(inputs), 60)] == expected
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -204,7 +204,8 @@ def test_padding_to_common_lengths_changes_nothing(kind: Kind, monkeypatch: pyte
     some, others = packed.encode(inputs), padded.encode(inputs)
     for mine, its in zip(packed.score(some, candidates), padded.score(others, candidates), strict=True):
         torch.testing.assert_close(mine, its, rtol=1e-5, atol=1e-5)
-    assert packed.decode(some, 12) == padded.decode(others, 12)
+    found, same = packed.decode(some, 12), padded.decode(others, 12)
+    assert [answer.token_ids for answer in found] == [answer.token_ids for answer in same]
 
 
 def test_in_bfloat16_scores_stay_near_those_of_float32() -> None:

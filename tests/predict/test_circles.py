@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.predict.model.circles import before_circles
+from services.predict.engine import before_circles
 
 
 @pytest.mark.parametrize(
