@@ -82,13 +82,6 @@ class Documents:
         index = torch.where(mask, bounds[..., :1] + offset, 0)
         return cls(index.to(device), mask.to(device), num_tokens.to(device))
 
-    def without_first(self, num_dropped: int) -> "Documents":
-        """The same documents without the axis's first tokens; dropped tokens of a document still count in its N."""
-        if num_dropped == 0:
-            return self
-        mask = self.mask & (self.index >= num_dropped)
-        return Documents(torch.where(mask, self.index - num_dropped, 0), mask, self.num_tokens)
-
     @functools.cached_property
     def document_of_token(self) -> Tensor:
         """(B, E) int64, the document that each token belongs to, K for none; E is where the last document ends."""
@@ -148,12 +141,6 @@ def document_attention(log_mass: Tensor, log_total: Tensor, num_tokens: Tensor) 
     """
     share = torch.exp(log_mass - log_total[..., None])
     return torch.where(log_mass > -torch.inf, share / num_tokens.clamp_min(1), 0.0)
-
-
-def mean_weight(weights: Tensor, documents: Documents) -> Tensor:
-    """Attn(k) of given attention weights: (B, …, T) → (B, …, K); 0 for an empty document."""
-    sums = _gather(weights, documents.index, documents.mask, padding=0.0).sum(dim=-1)
-    return sums / _over_rows(documents.num_tokens, weights).clamp_min(1)
 
 
 def relevance(
@@ -226,21 +213,6 @@ def merge_parts(outputs: Tensor, log_mass: Tensor, log_alpha: Tensor, num_tokens
     shares = own[..., :-1].sum(dim=-1, keepdim=True) * wanted.softmax(dim=-1)
     weights = torch.cat((torch.where(has_solution, shares, own[..., :-1]), own[..., -1:]), dim=-1)
     return (weights[..., None] * outputs.masked_fill(is_unseen[..., None], 0.0)).sum(dim=-2)
-
-
-def rescale(weights: Tensor, documents: Documents, alpha: Tensor) -> tuple[Tensor, Tensor]:
-    """c_k and C of Eq. 3.5 as in the paper, from attention weights.
-
-    `weights` (B, …, T); `alpha` (B, K), or with the dimensions of c. Returns c (B, …, K), 1 for an empty or unseen
-    document, and C (B, …). Unstable if weights underflow; `log_rescale` is stable.
-    """
-    attention = mean_weight(weights, documents)
-    alpha = (_over_rows(alpha, attention) if alpha.dim() == 2 else alpha).to(attention.dtype)
-    num_tokens = _over_rows(documents.num_tokens, attention)
-    is_seen = attention > 0
-    kept = (num_tokens * attention).sum(dim=-1) / torch.where(is_seen, num_tokens * alpha, 0.0).sum(dim=-1)
-    c = torch.where(is_seen, alpha * kept[..., None] / attention, 1.0)
-    return c, kept
 
 
 def calibrate_weights_(weights: Tensor, documents: Documents, log_alpha: Tensor) -> bool:

@@ -12,7 +12,7 @@ from services.generate.capacity import DEFAULT_SHARE
 from services.generate.generation.generation import AnswerOptions, Generation, Progress, ReorderedGeneration, by_order
 from services.generate.generation.input_processor import InputProcessor, Item
 from services.generate.generation.passes import Passes, Preparations, finish
-from services.generate.generation.ranking import Ranking, num_ranking_tokens, reordering, running_rankings
+from services.generate.generation.ranking import ItemResult, num_ranking_tokens, reordering, running_rankings
 from services.generate.generation.running_batch import (
     HEADROOM_TOKENS,
     MAX_PREFILL_TOKENS,
@@ -29,8 +29,7 @@ from services.nn.reference_outputs import OutputRow, check_checkpoint
 
 SAMPLE_QUESTION = "What is written on the second page?"
 SAMPLE_DOCUMENTS = (Document("There is one word on it.", title="The first page"), Document("There are two words."))
-Outcome = Progress | Ranking
-Event = tuple[Item, Outcome, bool]
+ItemEvent = tuple[Item, ItemResult, bool]  # whether it is the item's last
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class EngineOptions:
 class GenerateEngine:
     """Runs one checkpoint, on one thread at a time; `processor` creates its items, on any thread.
 
-    Implements SteppingEngine (`services.core.batching`). A generation's outcomes are Progress, a job's is one Ranking.
+    Implements SteppingEngine (`services.core.batching`). A generation's results are Progress, a job's is one Ranking.
     """
 
     def __init__(self, model: LanguageModel, profile: CalibrationProfile, options: EngineOptions) -> None:
@@ -75,7 +74,7 @@ class GenerateEngine:
             max_prefill_tokens=options.max_prefill_tokens,
             headroom_tokens=options.headroom_tokens,
         )
-        self._preparations: Preparations[Item, list[Event]] = Preparations()
+        self._preparations: Preparations[Item, list[ItemEvent]] = Preparations()
         # The substitutes that run for reordered generations, by identity, and the reverse mapping with the order.
         self._stand_ins: dict[int, Item] = {}
         self._reordered: dict[int, tuple[Generation, tuple[int, ...]]] = {}
@@ -129,7 +128,7 @@ class GenerateEngine:
         waiting = [item for item in self._without_slot() if isinstance(item, Generation)]
         return [self._given(one) for one in self._batch.grow(waiting)]
 
-    def admit(self, items: Sequence[Item]) -> list[Event]:
+    def admit(self, items: Sequence[Item]) -> list[ItemEvent]:
         """Admit rankings and generations; returns complete rankings and first tokens.
 
         Results that need many passes come later, from `prepare`.
@@ -151,11 +150,11 @@ class GenerateEngine:
                 self._preparations.add(waiting, self._answering_in_order(waiting))
         return [*events, *self._run(running)]
 
-    def step(self) -> list[Event]:
+    def step(self) -> list[ItemEvent]:
         """Generate one more token for each generation that has its first."""
         return self._told(self._batch.step())
 
-    def prepare(self) -> list[Event]:
+    def prepare(self) -> list[ItemEvent]:
         """Run one pass for the `preparing` items."""
         return self._preparations.advance() or []
 
@@ -208,7 +207,7 @@ class GenerateEngine:
         waiting = self._preparations.items
         return [item for item in waiting if not (isinstance(item, Generation) and self._batch.holds(item))]
 
-    def _run(self, generations: Sequence[Generation], *, is_next: bool = False) -> list[Event]:
+    def _run(self, generations: Sequence[Generation], *, is_next: bool = False) -> list[ItemEvent]:
         """Return first tokens of those that need few passes; prepare the others, with `is_next` before waiting ones."""
         long = [one for one in generations if needs_many_passes(one) and not self._batch.is_paused(one)]
         events = self._told(self._batch.admit([one for one in generations if one not in long]))
@@ -226,10 +225,10 @@ class GenerateEngine:
         """The original item of a running one."""
         return self._reordered.get(id(running), (running,))[0]
 
-    def _answering(self, generation: Generation) -> Passes[list[Event]]:
+    def _answering(self, generation: Generation) -> Passes[list[ItemEvent]]:
         return self._told((yield from self._batch.admitting([generation])))
 
-    def _ranking(self, jobs: Sequence[RankingJob]) -> Passes[list[Event]]:
+    def _ranking(self, jobs: Sequence[RankingJob]) -> Passes[list[ItemEvent]]:
         rankings = yield from self._batch.giving_back(running_rankings(self._model, jobs, self.processor.profile))
         return [(job, ranking, True) for job, ranking in zip(jobs, rankings, strict=True)]
 
@@ -240,7 +239,7 @@ class GenerateEngine:
         asked = generation.query, generation.documents, generation.method
         return (yield from self._batch.giving_back(reordering(self._model, *asked, profile))).order
 
-    def _answering_in_order(self, group: Sequence[Item]) -> Passes[list[Event]]:
+    def _answering_in_order(self, group: Sequence[Item]) -> Passes[list[ItemEvent]]:
         """Answer the still waiting items of a group once the order is known."""
         first = group[0]
         assert isinstance(first, ReorderedGeneration)
@@ -256,9 +255,9 @@ class GenerateEngine:
             self._reordered[id(stand_in)] = generation, order
         return stand_ins
 
-    def _told(self, came: Sequence[Progress]) -> list[Event]:
+    def _told(self, came: Sequence[Progress]) -> list[ItemEvent]:
         """Convert progress of running generations to events of the original ones."""
-        events: list[Event] = []
+        events: list[ItemEvent] = []
         for progress in came:
             running = progress.generation
             is_last = progress.finish_reason is not None

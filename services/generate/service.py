@@ -26,14 +26,13 @@ from services.core.serving.served_checkpoint import Answering, Served
 from services.core.serving.served_models import ServedModels
 from services.generate.generation.generation import Generation, Progress, PromptFacts
 from services.generate.generation.input_processor import InputProcessor, Item
-from services.generate.generation.ranking import Ranking
+from services.generate.generation.ranking import ItemResult, Ranking
 from services.generate.model.profile import CalibrationProfile
 from services.generate.prompts.abandonment import in_thread
 from services.generate.prompts.ranking import RankMethod
 from services.generate.prompts.templates import Document, shorten
 
 T = TypeVar("T")
-Outcome = Progress | Ranking
 
 
 class Preparing(CheckpointEngine, Protocol):
@@ -46,9 +45,9 @@ class Preparing(CheckpointEngine, Protocol):
 class Outcomes(Protocol):
     """The events of one item; close it where its reader goes."""
 
-    def __aiter__(self) -> AsyncIterator[Event[Outcome]]: ...
+    def __aiter__(self) -> AsyncIterator[Event[ItemResult]]: ...
 
-    def __anext__(self) -> Awaitable[Event[Outcome]]: ...
+    def __anext__(self) -> Awaitable[Event[ItemResult]]: ...
 
     def aclose(self) -> Awaitable[None]: ...
 
@@ -141,7 +140,7 @@ class GenerateService:
         `_lease`, `prepare`, `Stepper.submit` and its streams raise.
         """
         async with self._lease(model, context) as served:
-            asked = await self._prepare(lambda: prepare(served.engine.processor), context)
+            asked = await self._in_thread(lambda: prepare(served.engine.processor), context)
             # only one of the concurrent answers may add to the request's `Server-Timing`
             runs = [self._run(served, one, context, is_timed=place == 0) for place, one in enumerate(asked)]
             if len(runs) > 1:
@@ -159,7 +158,7 @@ class GenerateService:
         """Return the result of `tokens`, run in a thread, and the limit of a prompt and its answer together."""
         async with self._lease(model, context) as served:
             processor = served.engine.processor
-            return await self._prepare(lambda: tokens(processor), context), processor.context_length
+            return await self._in_thread(lambda: tokens(processor), context), processor.context_length
 
     async def rank(self, call: RankCall, context: RequestContext) -> Ranked:
         """Rank documents by their relevance to a query. Raises what `generate` raises."""
@@ -168,11 +167,11 @@ class GenerateService:
             cut: dict[int, str] = {}
             if call.max_document_tokens is not None:
                 shortened = partial(_shortened, processor.tokenizer, documents, call.max_document_tokens)
-                cut = await self._prepare(shortened, context)
+                cut = await self._in_thread(shortened, context)
                 documents = [replace(one, text=cut.get(index, one.text)) for index, one in enumerate(documents)]
             with blaming("documents"):
                 prepare = partial(processor.prepare_ranking, call.query, documents, call.method)
-                job = await self._prepare(prepare, context)
+                job = await self._in_thread(prepare, context)
             cost = processor.cost(job)
             async with aclosing(served.batcher.submit(job, cost=cost, deadline=context.deadline)) as stream:
                 event = await anext(stream)
@@ -192,7 +191,7 @@ class GenerateService:
             served.batcher.check_wait(context.deadline)
             yield served
 
-    async def _prepare(self, work: Callable[[], T], context: RequestContext) -> T:
+    async def _in_thread(self, work: Callable[[], T], context: RequestContext) -> T:
         """Tokenise in a thread, so that the event loop can serve other requests; cancelling a request ends its work."""
         began = asyncio.get_running_loop().time()
         prepared = await in_thread(work)
@@ -205,7 +204,7 @@ class GenerateService:
         self, served: ServedGenerate, asked: Charged, context: RequestContext, *, is_timed: bool
     ) -> AsyncGenerator[Progress, None]:
         """Yield the steps of one answer until its last. Submits at the first step."""
-        previous: Event[Outcome] | None = None
+        previous: Event[ItemResult] | None = None
         num_tokens = 0
         generation = replace(asked.generation, tenant=current_caller().tenant)
         async with aclosing(served.batcher.submit(generation, cost=asked.cost, deadline=context.deadline)) as stream:
@@ -220,7 +219,7 @@ class GenerateService:
                 previous, num_tokens = event, progress.num_tokens
                 yield progress
 
-    def _measure(self, event: Event[Outcome], previous: Event[Outcome] | None, num_new_tokens: int) -> None:
+    def _measure(self, event: Event[ItemResult], previous: Event[ItemResult] | None, num_new_tokens: int) -> None:
         if previous is None:
             self.metrics.time_to_first_token_seconds.observe(event.elapsed_s)
         else:
@@ -233,7 +232,7 @@ class GenerateService:
         self.metrics.calibration_passes.inc(facts.calibration_passes)
 
 
-def _add_timing(context: RequestContext, event: Event[Outcome], previous: Event[Outcome] | None) -> None:
+def _add_timing(context: RequestContext, event: Event[ItemResult], previous: Event[ItemResult] | None) -> None:
     """Add the times since the previous event. Once a stream's head is sent, only the log shows them."""
     if previous is None:
         context.timing.add("queue", event.queue_s)

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from services.generate.calibration import Documents, rescale, spread, widen
+from services.generate.calibration import Documents, _gather, _over_rows, spread, widen
 
 Spans = list[tuple[int, int]]
 # four prompts of unequal lengths with unequal documents, one of them empty, and one prompt without any
@@ -16,6 +16,35 @@ PROMPTS: list[tuple[int, Spans]] = [
 ]
 SPANS = [spans for _, spans in PROMPTS]
 NUM_DOCUMENTS = 5
+
+
+def without_first(documents: Documents, num_dropped: int) -> Documents:
+    """The same documents without the axis's first tokens; dropped tokens of a document still count in its N."""
+    if num_dropped == 0:
+        return documents
+    mask = documents.mask & (documents.index >= num_dropped)
+    return Documents(torch.where(mask, documents.index - num_dropped, 0), mask, documents.num_tokens)
+
+
+def mean_weight(weights: Tensor, documents: Documents) -> Tensor:
+    """Attn(k) of given attention weights: (B, …, T) → (B, …, K); 0 for an empty document."""
+    sums = _gather(weights, documents.index, documents.mask, padding=0.0).sum(dim=-1)
+    return sums / _over_rows(documents.num_tokens, weights).clamp_min(1)
+
+
+def rescale(weights: Tensor, documents: Documents, alpha: Tensor) -> tuple[Tensor, Tensor]:
+    """c_k and C of Eq. 3.5 as in the paper, from attention weights.
+
+    `weights` (B, …, T); `alpha` (B, K), or with the dimensions of c. Returns c (B, …, K), 1 for an empty or unseen
+    document, and C (B, …). Unstable if weights underflow; `log_rescale` is stable.
+    """
+    attention = mean_weight(weights, documents)
+    alpha = (_over_rows(alpha, attention) if alpha.dim() == 2 else alpha).to(attention.dtype)
+    num_tokens = _over_rows(documents.num_tokens, attention)
+    is_seen = attention > 0
+    kept = (num_tokens * attention).sum(dim=-1) / torch.where(is_seen, num_tokens * alpha, 0.0).sum(dim=-1)
+    c = torch.where(is_seen, alpha * kept[..., None] / attention, 1.0)
+    return c, kept
 
 
 def calibrated_weights(weights: Tensor, documents: Documents, alpha: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from services.generate.calibration import Documents, attend_calibrated, measure_rows
+from tests.generate.calibrated_weights import without_first
 
 
 class PaddedPass:
@@ -82,7 +83,7 @@ class PaddedPass:
             )
         if num_seen < self._num_prompt_tokens:  # the prompts are not complete yet
             return output.transpose(1, 2)
-        documents = self._documents.without_first(num_dropped)
+        documents = without_first(self._documents, num_dropped)
         mask = _last_row_sees(padding, key, sliding_window)
         last = query[:, :, -1:]
         if self._is_measured:

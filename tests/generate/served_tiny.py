@@ -12,8 +12,9 @@ from starlette.testclient import TestClient
 from services.core.store.manifest import CheckpointInfo
 from services.core.store.store import Store
 from services.generate.app import create_generate
-from services.generate.engine import GenerateEngine, Outcome
+from services.generate.engine import GenerateEngine
 from services.generate.generation.input_processor import Item
+from services.generate.generation.ranking import ItemResult
 from services.generate.model.profile import CalibrationProfile, write_profile
 from services.generate.settings import GenerateSettings
 from tests.embed.tiny import wait_until_ready
@@ -59,7 +60,7 @@ def broken_off(client: TestClient, path: str, body: dict[str, Any]) -> Any:
     """
     step = GenerateEngine.step
 
-    def slow_step(engine: GenerateEngine) -> list[tuple[Item, Outcome, bool]]:
+    def slow_step(engine: GenerateEngine) -> list[tuple[Item, ItemResult, bool]]:
         time.sleep(STEP_S)  # so that no machine is fast enough to end in time
         return step(engine)
 

@@ -11,13 +11,12 @@ from torch import Tensor
 from services.generate.calibration import (
     Documents,
     attend_calibrated,
-    mean_weight,
     measure_rows,
     measure_scores,
     row_scores,
     score_change,
 )
-from tests.generate.calibrated_weights import SPANS, alphas, rescaled_one_by_one
+from tests.generate.calibrated_weights import SPANS, alphas, mean_weight, rescaled_one_by_one
 
 
 def rows(dtype: torch.dtype = torch.float64, num_keys: int = 40) -> tuple[Tensor, Tensor, Tensor]:

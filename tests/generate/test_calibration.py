@@ -17,13 +17,11 @@ from services.generate.calibration import (
     document_log_mass,
     log_alpha,
     log_rescale,
-    mean_weight,
     rank,
     relevance,
-    rescale,
     spread,
 )
-from tests.generate.calibrated_weights import calibrated_weights
+from tests.generate.calibrated_weights import calibrated_weights, mean_weight, rescale, without_first
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 CASES = ["f0", "f1", "f2", "f3", "f4"]
@@ -366,7 +364,7 @@ def test_spans_that_are_not_of_tokens_are_refused(span: tuple[int, int]) -> None
 
 def test_documents_lose_their_first_tokens_with_the_window_and_keep_their_length() -> None:
     documents = Documents.of([[(0, 4), (4, 9), (9, 12)]])
-    later = documents.without_first(6)
+    later = without_first(documents, 6)
     weights = torch.rand(1, 2, 14, generator=torch.Generator().manual_seed(0))
     weights[..., :6] = 0
     assert_close(mean_weight(weights[..., 6:], later), mean_weight(weights, documents), 1e-6)

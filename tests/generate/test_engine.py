@@ -14,10 +14,10 @@ from services.core.batching.compute_thread import ComputeThread
 from services.core.batching.step_runner import SteppingEngine
 from services.core.batching.stepper import StepLimits, Stepper
 from services.core.metrics import Metrics
-from services.generate.engine import EngineOptions, GenerateEngine, Outcome
+from services.generate.engine import EngineOptions, GenerateEngine
 from services.generate.generation.generation import AnswerOptions, Generation, Progress
 from services.generate.generation.input_processor import Item
-from services.generate.generation.ranking import Ranking, rank, reorder
+from services.generate.generation.ranking import ItemResult, Ranking, rank, reorder
 from services.generate.generation.sampling import Sampling
 from services.generate.model.language_model import LanguageModel
 from services.generate.model.profile import OFF, BadProfile, CalibrationProfile, write_profile
@@ -50,9 +50,9 @@ def engine(directory: Path) -> GenerateEngine:
     return GenerateEngine.load(directory, OPTIONS)
 
 
-def run(engine: GenerateEngine, items: Sequence[Item]) -> list[list[Outcome]]:
+def run(engine: GenerateEngine, items: Sequence[Item]) -> list[list[ItemResult]]:
     """The outcomes of each item; each has one last."""
-    came: dict[int, list[Outcome]] = {id(item): [] for item in items}
+    came: dict[int, list[ItemResult]] = {id(item): [] for item in items}
     ended: list[Item] = []
     events = engine.admit(items)
     while True:
@@ -68,7 +68,7 @@ def run(engine: GenerateEngine, items: Sequence[Item]) -> list[list[Outcome]]:
     return [came[id(item)] for item in items]
 
 
-def answer_of(outcomes: Sequence[Outcome]) -> list[int]:
+def answer_of(outcomes: Sequence[ItemResult]) -> list[int]:
     return [token.token_id for one in outcomes if isinstance(one, Progress) for token in one.tokens]
 
 
@@ -204,11 +204,11 @@ class Service:
     """An engine under a Stepper, as the service runs it."""
 
     def __init__(self, engine: GenerateEngine) -> None:
-        stepping: SteppingEngine[Item, Outcome] = engine
+        stepping: SteppingEngine[Item, ItemResult] = engine
         self.engine = engine
         self.thread = ComputeThread("test")
         self.thread.start()
-        self.stepper: Stepper[Item, Outcome] = Stepper(
+        self.stepper: Stepper[Item, ItemResult] = Stepper(
             stepping,
             thread=self.thread,
             limits=StepLimits(max_admit_cost=2000, max_queue_cost=10**6, max_queue_size=1000),
@@ -221,7 +221,7 @@ class Service:
         await self.thread.close()
 
     async def answer(self, generation: Generation) -> list[int]:
-        outcomes: list[Outcome] = []
+        outcomes: list[ItemResult] = []
         async with aclosing(self.stepper.submit(generation, cost=self.engine.processor.cost(generation))) as stream:
             async for event in stream:
                 outcomes.append(event.value)

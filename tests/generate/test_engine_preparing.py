@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from services.core.errors import TooLarge
-from services.generate.engine import EngineOptions, GenerateEngine, Outcome
+from services.generate.engine import EngineOptions, GenerateEngine
 from services.generate.generation.generation import AnswerOptions, Generation, Progress, ReorderedGeneration
 from services.generate.generation.input_processor import Item
-from services.generate.generation.ranking import Ranking, rank, reorder
+from services.generate.generation.ranking import ItemResult, Ranking, rank, reorder
 from services.generate.model.branches import Branch
 from services.generate.model.language_model import MAX_PASS_TOKENS, LanguageModel, Prefill, Prefilled
 from services.generate.model.profile import CalibrationProfile
@@ -54,7 +54,7 @@ class Watched:
         model = WatchedModel()
         return cls(model, GenerateEngine(model, EXACT, replace(OPTIONS, **options)))
 
-    def prepare(self) -> tuple[int, list[tuple[Item, Outcome, bool]]]:
+    def prepare(self) -> tuple[int, list[tuple[Item, ItemResult, bool]]]:
         """The tokens that one turn's piece has run, and what came of it."""
         before = self.model.num_tokens
         events = self.engine.prepare()
@@ -80,7 +80,7 @@ def long_items(engine: GenerateEngine) -> dict[str, Item]:
     }
 
 
-def told(outcomes: Sequence[Outcome]) -> tuple[Any, tuple[float, ...]]:
+def told(outcomes: Sequence[ItemResult]) -> tuple[Any, tuple[float, ...]]:
     """Return what a client sees of an item: the invariable part, and the part that may differ in its last bits."""
     first = outcomes[0]
     if isinstance(first, Ranking):
@@ -121,7 +121,7 @@ def test_long_work_is_done_a_pass_a_turn_while_others_get_their_tokens(watched: 
     before = watched.model.num_tokens
     assert engine.admit([item]) == [] and watched.model.num_tokens == before
     assert engine.preparing == [item] and engine.num_running == 2
-    outcomes: list[Outcome] = []
+    outcomes: list[ItemResult] = []
     num_turns = 0
     while engine.preparing:
         assert [one for one, _, _ in engine.step()] == [other]
@@ -182,7 +182,7 @@ def test_choices_share_their_order_and_estimate_and_one_that_leaves_takes_nothin
     engine.prepare()
     engine.cancel(choices[0])
     assert engine.preparing == list(choices[1:])
-    outcomes: dict[int, list[Outcome]] = {id(choice): [] for choice in choices}
+    outcomes: dict[int, list[ItemResult]] = {id(choice): [] for choice in choices}
     while engine.num_running:
         events = [*engine.step(), *(engine.prepare() if engine.preparing else [])]
         for item, outcome, _ in events:

@@ -4,17 +4,22 @@
 """
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
 import torch
+import typer
 from torch import Tensor
 
+from services.core.store.errors import StoreError
 from services.generate.calibrate.search import Measured
 from services.generate.calibration import Calibration
-from services.generate.data.questions import Example, QuestionSet, Unanswerable
+from services.generate.capacity import DEFAULT_SHARE
+from services.generate.data.questions import BadData, Example, Part, QuestionSet, Unanswerable, question_set
 from services.generate.generation.bias import (
     BiasEstimate,
     BiasJob,
@@ -26,12 +31,22 @@ from services.generate.generation.bias import (
 from services.generate.generation.generation import Generation
 from services.generate.generation.prompt_calibration import calibration_of, document_relevance
 from services.generate.model.kv_cache import Slot
-from services.generate.model.language_model import LanguageModel, Prefill, Row
+from services.generate.model.language_model import (
+    CPU_CACHED_TOKENS,
+    LanguageModel,
+    ModelConfig,
+    Prefill,
+    Row,
+    fitting_tokens,
+)
 from services.generate.model.profile import OFF, BiasKind, CalibrationProfile, RowScope, SpanRule
 from services.generate.prompts.chat import render_question
 from services.generate.prompts.templates import QUERY_AWARE, Prompt, Template, filler_ids, tokenise
-from services.generate.vllm.client import VllmClient
+from services.generate.vllm.client import VllmAddress, VllmClient
 from services.generate.vllm.engine import VllmAnswering, VllmEngine
+from services.jobs.checkpoints import CheckpointSource, find_checkpoint
+from services.jobs.options import parse_numbers
+from services.nn.devices import DeviceName, DeviceOptions
 
 # Tells whether an answer of these tokens is complete.
 IsComplete = Callable[[tuple[int, ...]], bool]
@@ -390,3 +405,70 @@ def _work(ask: Callable[[VllmAnswering, ItemT], Awaitable[T]], item: ItemT) -> W
 
 async def _text(answering: VllmAnswering, generation: Generation) -> str:
     return "".join([progress.text async for progress in answering.answers.answer(generation)])
+
+
+# Options that calibration and evaluation share, and what they name.
+Checkpoint = Annotated[str, typer.Argument(help="A Hugging Face folder, or NAME[@ALIAS] in the store.")]
+Data = Annotated[str, typer.Option(help="Questions: a file of lost-in-the-middle (.jsonl.gz) or SynthWiki (.csv).")]
+VllmUrl = Annotated[
+    str | None,
+    typer.Option(
+        help="A server of vLLM with Fovea's plug-in that serves the checkpoint, to measure and answer with instead of "
+        "this process; FOVEA_GENERATE_VLLM_KEY is its key. It cannot estimate by tree: exact is used for it."
+    ),
+]
+VllmModel = Annotated[
+    str, typer.Option(help="The name by which vLLM serves it, or an adapter of it; by default the checkpoint's.")
+]
+
+
+def vllm_address(checkpoint: str, url: str | None, model: str) -> VllmAddress | None:
+    """The server that is asked, None for this process; without a name, it serves the checkpoint by its own."""
+    if url is None:
+        return None
+    named = model or Path(checkpoint).name.partition("@")[0]
+    return VllmAddress(url, named, os.environ.get("FOVEA_GENERATE_VLLM_KEY", ""))
+
+
+def open_bench(
+    data: str, checkpoint: str, store_url: str | None, device: DeviceName, address: VllmAddress | None
+) -> tuple[AnyBench, CheckpointSource, ModelConfig]:
+    """Read the data, then the checkpoint, then the model. Raises BadParameter for one that does not exist.
+
+    With an address, the checkpoint is compared with what vLLM serves.
+    """
+    try:
+        questions = question_set(data)
+    except BadData as error:
+        raise typer.BadParameter(str(error), param_hint="--data") from error
+    try:
+        source = find_checkpoint(checkpoint, store_url)
+        if address is not None:
+            engine = VllmEngine.load(source.directory, address)
+            return VllmBench(engine, questions), source, engine.config
+        model = LanguageModel.load(source.directory, DeviceOptions(device=device))
+        max_cached_tokens = min(CPU_CACHED_TOKENS, fitting_tokens(model, DEFAULT_SHARE))
+        return Bench(model, questions, max_cached_tokens), source, model.config
+    except (OSError, StoreError, ValueError) as error:
+        raise typer.BadParameter(str(error), param_hint="CHECKPOINT") from error
+
+
+def drawn(
+    questions: QuestionSet, part: Part, num_documents: int, count: int | None, seed: int, option: str
+) -> list[Example]:
+    """Call `QuestionSet.examples`. Raises BadParameter if there are not as many documents, naming `option`."""
+    try:
+        return questions.examples(part, num_documents, count, seed)
+    except BadData as error:
+        raise typer.BadParameter(str(error), param_hint=f"--data, {option}") from error
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from error
+
+
+def parse_positions(text: str, num_documents: int) -> tuple[int, ...]:
+    """Parse `all`, or numbers separated by commas. Raises BadParameter for a position that does not exist."""
+    found = tuple(range(num_documents)) if text == "all" else tuple(sorted(parse_numbers(text, int, "--positions")))
+    if found[0] < 0 or found[-1] >= num_documents:
+        message = f"the positions of {num_documents} documents are 0 to {num_documents - 1}"
+        raise typer.BadParameter(message, param_hint="--positions")
+    return found

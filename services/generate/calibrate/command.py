@@ -19,19 +19,20 @@ from services.core.store.errors import StoreError
 from services.core.store.manifest import MANIFEST_FILE, CheckpointInfo, check_alias, check_model_name
 from services.core.store.store import Store
 from services.core.store.versions import Version
-from services.generate.calibrate.bench import AnyBench, estimates_to_try
-from services.generate.calibrate.choice import TABLE_PROMPTS, Plan, ProfileChoice, bias_tables, choose_calibration
-from services.generate.calibrate.search import Limits, RelSetting, Tried
-from services.generate.calibrate.selection import (
+from services.generate.calibrate.bench import (
+    AnyBench,
     Checkpoint,
     Data,
     VllmModel,
     VllmUrl,
     drawn,
+    estimates_to_try,
     open_bench,
     parse_positions,
     vllm_address,
 )
+from services.generate.calibrate.choice import TABLE_PROMPTS, Plan, ProfileChoice, bias_tables, choose_calibration
+from services.generate.calibrate.search import Limits, RelSetting, Tried
 from services.generate.data.questions import BadData, Example
 from services.generate.model.profile import (
     Answerability,
@@ -132,7 +133,8 @@ def calibrate(
     span_rules = among(span_rule, get_args(SpanRule), "--span-rule")
     plan = Plan(asked, prompts, measured, span_rules, search_bias, kinds, limits)
     keeping = Keeping(output, save, publish, alias, store_url)
-    keeping.check()
+    if publish is not None:
+        _check_publication(publish, alias, store_url)
     address = vllm_address(checkpoint, vllm_url, vllm_model)
     bench, source, _ = open_bench(data, checkpoint, store_url, device, address)
     run(bench, source, plan, documents, seed, keeping)
@@ -147,11 +149,6 @@ class Keeping:
     publish: str | None
     alias: str
     store_url: str | None
-
-    def check(self) -> None:
-        """Raises BadParameter for options that the store rejects, or a missing store, before the work."""
-        if self.publish is not None:
-            _check_publication(self.publish, self.alias, self.store_url)
 
     def keep(
         self, choice: ProfileChoice, profile: CalibrationProfile, source: CheckpointSource, info: CheckpointInfo,

@@ -15,9 +15,8 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from services.core.errors import FoveaError
-from services.generate.calibrate.bench import AnyBench, Bench
-from services.generate.calibrate.choice import TABLE_PROMPTS, bias_tables
-from services.generate.calibrate.selection import (
+from services.generate.calibrate.bench import (
+    Bench,
     Checkpoint,
     Data,
     VllmModel,
@@ -27,6 +26,7 @@ from services.generate.calibrate.selection import (
     parse_positions,
     vllm_address,
 )
+from services.generate.calibrate.choice import TABLE_PROMPTS, bias_tables
 from services.generate.data.questions import BadData, Example, Part, at_positions
 from services.generate.evaluation.protocols import (
     CALIBRATED,
@@ -133,9 +133,10 @@ def litm(
     store_url: StoreUrl = None,
 ) -> None:
     """Evaluate a model's answers by the position of the gold document, with and without attention calibration."""
+    every = METHODS if vllm_url is None else (VANILLA, CALIBRATED)
     plan = Plan(
         among(protocols, PROTOCOLS, "--protocols"),
-        _all_methods(vllm_url) if methods == "all" else among(methods, METHODS, "--methods"),
+        every if methods == "all" else among(methods, METHODS, "--methods"),
         positions,
         limit,
         "all" if all_questions else "evaluation",
@@ -151,13 +152,10 @@ def litm(
         plan.positions_of(count)  # fail before any answers are computed
     changes = {"bias": bias, "temperature": temperature, "layers": layers, "dummy": dummy}
     profile = _profile(source, config, calibration, changes)
-    run_all(Study(bench, profile, _answer_options(bench)), plan, asked, source, save, plots)
-
-
-def _answer_options(bench: AnyBench) -> AnswerOptions:
-    questions = bench.questions
-    options = AnswerOptions(questions.max_tokens, questions.stop)
-    return replace(options, max_cached_tokens=bench.max_cached_tokens) if isinstance(bench, Bench) else options
+    options = AnswerOptions(bench.questions.max_tokens, bench.questions.stop)
+    if isinstance(bench, Bench):
+        options = replace(options, max_cached_tokens=bench.max_cached_tokens)
+    run_all(Study(bench, profile, options), plan, asked, source, save, plots)
 
 
 def run_all(
@@ -181,10 +179,6 @@ def run_all(
     except (BadData, BadProfile, FoveaError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
     report(results, save, plots)
-
-
-def _all_methods(vllm_url: str | None) -> tuple[str, ...]:
-    return METHODS if vllm_url is None else (VANILLA, CALIBRATED)
 
 
 def _check_for_vllm(plan: Plan) -> None:

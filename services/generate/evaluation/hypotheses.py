@@ -19,7 +19,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -49,33 +48,6 @@ def _unit(vector: Mapping[str, float]) -> Mapping[str, float]:
 
 Array = NDArray[np.float64]
 Form = Literal["linear", "log-linear"]
-
-
-@dataclass(frozen=True, eq=False)
-class AdditiveModel:
-    """The additive model of an attention matrix with the least squares.
-
-    `relevance` (D,) has mean 0 and `bias` (K,) includes the level, in the unit of attention, or of its logarithm.
-    `explained` is the share of variance that it explains, 1 if there is no variance.
-    """
-
-    relevance: Array
-    bias: Array
-    explained: float
-
-
-def fit(attention: Array, form: Form) -> AdditiveModel:
-    """Fit Eq. 3.2 or B.1 to a full matrix (D, K), for which the means of rows and columns are the least squares.
-
-    Raises ValueError for a matrix without entries and, with `log-linear`, for attention without a logarithm.
-    """
-    values = _values(attention, form)
-    if values.size == 0:
-        raise ValueError("there is no attention to explain")
-    relevance, bias = values.mean(axis=1) - values.mean(), values.mean(axis=0)
-    remaining = float(((values - relevance[:, None] - bias) ** 2).sum())
-    total = float(((values - values.mean()) ** 2).sum())
-    return AdditiveModel(relevance, bias, 1 - remaining / total if total else 1.0)
 
 
 def condition_1(examples: Sequence[Array]) -> float:

@@ -128,7 +128,6 @@ class Study:
     bench: AnyBench
     profile: CalibrationProfile
     options: AnswerOptions
-    num_iterations: int = 1
 
     @property
     def own(self) -> Bench:
@@ -183,8 +182,7 @@ def accuracy_by_position(
 def reordered(study: Study, examples: Sequence[Example], method: RankMethod) -> list[Example]:
     """Reorder documents by a method: the most relevant first, but with attention sorting the most attended last."""
     if method == "attention":
-        model, rounds = study.own.model, study.num_iterations
-        orders = [reorder(model, one.question, one.documents, method, num_iterations=rounds).order for one in examples]
+        orders = [reorder(study.own.model, one.question, one.documents, method).order for one in examples]
     else:
         orders = [ranking for _, ranking in _rankings(study.own, examples, method)]
     return [_in_order(example, order) for example, order in zip(examples, orders, strict=True)]

@@ -134,15 +134,14 @@ class Detokenizer:
 
 
 class StopStrings:
-    """Cuts a text before the first stop string, or after it if `is_kept`.
+    """Cuts a text before the first stop string.
 
     The first stop string is the one that is complete first; of two that end together, the longer one. So the cut does
     not depend on how the text is divided. `is_found` tells that the text has ended.
     """
 
-    def __init__(self, stops: Sequence[str], *, is_kept: bool = False) -> None:
+    def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stop for stop in stops if stop)
-        self._is_kept = is_kept
         self._held = ""
         self.is_found = False
 
@@ -155,9 +154,9 @@ class StopStrings:
         text = self._held + text
         found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
-            end, start = min(found)
+            _, start = min(found)
             self.is_found, self._held = True, ""
-            return text[:end] if self._is_kept else text[:start]
+            return text[:start]
         certain = len(text) - self._num_uncertain(text)
         self._held = text[certain:]
         return text[:certain]

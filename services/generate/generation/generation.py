@@ -30,7 +30,6 @@ class AnswerOptions:
     stop: tuple[str, ...] = ()
     calibration: CalibrationProfile | None = None
     reorder: Reorder = "none"
-    include_stop: bool = False
     ignore_eos: bool = False
     echo: bool = False
     for_vllm: Mapping[str, Any] = field(default_factory=dict)
@@ -41,7 +40,7 @@ class AnswerOptions:
 class Generation:
     """One answer to be generated.
 
-    It ends before (with `include_stop` after) the first of the `stop` strings, at the model's end-of-text token unless
+    It ends before the first of the `stop` strings, at the model's end-of-text token unless
     `ignore_eos`, or after `max_tokens`, at least 1 (0 with `echo`). Without `calibration`, or if it is off, the plain
     model answers. `continues_prompt` keeps the space between prompt and answer even if the tokenizer would drop it.
     `echo` is the prompt's text if it is repeated before the answer; `sampling.num_logprobs` then applies to the
@@ -55,7 +54,6 @@ class Generation:
     sampling: Sampling = field(default_factory=Sampling)
     stop: tuple[str, ...] = ()
     calibration: CalibrationProfile | None = None
-    include_stop: bool = False
     ignore_eos: bool = False
     continues_prompt: bool = False
     echo: str | None = None

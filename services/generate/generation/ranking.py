@@ -22,7 +22,7 @@ from torch import Tensor
 
 from services.generate.calibration import log_alpha
 from services.generate.generation.bias import BiasJob, estimating, num_estimate_tokens
-from services.generate.generation.generation import Reorder
+from services.generate.generation.generation import Progress, Reorder
 from services.generate.generation.passes import Passes, finish
 from services.generate.generation.prompt_calibration import (
     answerable,
@@ -59,6 +59,10 @@ class Ranking:
     relevance_scores: tuple[float, ...]
     order: tuple[int, ...]
     prompt_tokens: int
+
+
+# What answers an item: the steps of a generation, or the one ranking of a job.
+ItemResult = Progress | Ranking
 
 
 @dataclass(frozen=True)

@@ -89,11 +89,6 @@ def applied_of(facts: PromptFacts) -> AppliedCalibration | None:
     return None if facts.applied is None else AppliedCalibration(**_reported(facts.applied))
 
 
-def calibration_report(profile: CalibrationProfile) -> ModelCalibration:
-    """Report the calibration of requests that do not choose their own."""
-    return ModelCalibration(enabled=profile.enabled, **_reported(profile))
-
-
 def _reported(profile: CalibrationProfile) -> dict[str, Any]:
     return profile.model_dump(include=set(AppliedCalibration.model_fields))
 
@@ -188,7 +183,7 @@ def generate_router(service: GenerateService) -> APIRouter:
         documents = documents_of(body.documents, service.limits.max_documents)
         check_count("max_tokens", body.max_tokens, service.limits.max_tokens, "tokens")
         context, answer = context_of(request.scope), AnswerSoFar(f"gen-{uuid.uuid4().hex}", documents)
-        steps = service.generate(body.model, partial(_prepare, body, documents), context)
+        steps = service.generate(body.model, partial(_charged, body, documents), context)
         if body.stream:
             return await EventStream.begin(_events(steps, answer, context))
         async with aclosing(steps):
@@ -205,7 +200,7 @@ def generate_models_router(service: GenerateService) -> APIRouter:
     return models_router(service.models, partial(_model, service.limits), one=Model, listing=ModelList)
 
 
-def _prepare(body: GenerateRequest, documents: tuple[Document, ...], processor: InputProcessor) -> list[Charged]:
+def _charged(body: GenerateRequest, documents: tuple[Document, ...], processor: InputProcessor) -> list[Charged]:
     options = AnswerOptions(
         max_tokens=body.max_tokens,
         sampling=Sampling(body.temperature, body.top_p, body.seed),
@@ -233,7 +228,7 @@ def _model(limits: CallLimits, resident: Resident[Any, ModelFacts, Any], facts: 
     return Model(
         **model_fields(resident),
         max_model_len=facts.context_length,
-        calibration=calibration_report(facts.profile),
+        calibration=ModelCalibration(enabled=facts.profile.enabled, **_reported(facts.profile)),
         limits=ModelLimits(
             max_documents=limits.max_documents,
             max_tokens=limits.max_tokens,

@@ -6,7 +6,7 @@ An answer has several choices if the request has several prompts or `n` is above
 import codecs
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from services.generate.generation.answer_text import TokenOut
 from services.generate.generation.generation import Progress, PromptFacts
@@ -104,70 +104,67 @@ def usage_of(choices: Sequence[ChoiceSoFar]) -> dict[str, Any]:
     }
 
 
-class Form(Protocol):
-    """One of OpenAI's two formats of choices."""
+class Form:
+    """One of OpenAI's two formats of choices; a subclass says how a choice and its parts are written."""
+
+    whole_name: ClassVar[str]
+    chunk_name: ClassVar[str]
 
     def whole(self, identity: Identity, choices: Sequence[ChoiceSoFar]) -> dict[str, Any]:
         """Render the whole answer, without its usage."""
+        return {**identity.head(self.whole_name), "choices": [self.choice(choice) for choice in choices]}
+
+    def chunk(self, identity: Identity, *choices: Mapping[str, Any]) -> dict[str, Any]:
+        """Render a chunk of these parts of choices; the one that holds the usage has none."""
+        filled = [{"logprobs": None, "finish_reason": None, **one} for one in choices]
+        return {**identity.head(self.chunk_name), "choices": filled}
+
+    def choice(self, choice: ChoiceSoFar) -> dict[str, Any]:
+        """Render a whole choice."""
+        raise NotImplementedError
 
     def opening(self, identity: Identity, choice: ChoiceSoFar) -> Iterator[dict[str, Any]]:
         """Render the chunks of a choice that come before its text."""
+        return iter(())
 
     def chunks(self, identity: Identity, choice: ChoiceSoFar, progress: Progress) -> Iterator[dict[str, Any]]:
         """Render the chunks of a choice for its latest step."""
-
-    def bare(self, identity: Identity) -> dict[str, Any]:
-        """Render the chunk without choices that contains the usage."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class ChatForm:
+class ChatForm(Form):
     """Chat format. `documents` is part of each whole answer and each choice's last chunk if the request had any."""
 
+    whole_name = "chat.completion"
+    chunk_name = "chat.completion.chunk"
     has_logprobs: bool = False
     reports: "Reports | None" = None
 
     def whole(self, identity: Identity, choices: Sequence[ChoiceSoFar]) -> dict[str, Any]:
-        body = {
-            **identity.head("chat.completion"),
-            "choices": [
-                {
-                    "index": choice.index,
-                    "message": _message(choice),
-                    "logprobs": self._logprobs(choice.tokens),
-                    "finish_reason": choice.finish_reason,
-                }
-                for choice in choices
-            ],
+        return {**super().whole(identity, choices), **self._documents(choices[0])}
+
+    def choice(self, choice: ChoiceSoFar) -> dict[str, Any]:
+        return {
+            "index": choice.index,
+            "message": _message(choice),
+            "logprobs": self._logprobs(choice.tokens),
+            "finish_reason": choice.finish_reason,
         }
-        return {**body, **self._documents(choices[0])}
 
     def opening(self, identity: Identity, choice: ChoiceSoFar) -> Iterator[dict[str, Any]]:
-        yield self._chunk(identity, choice, {"role": "assistant", "content": ""})
+        yield self.chunk(identity, {"index": choice.index, "delta": {"role": "assistant", "content": ""}})
 
     def chunks(self, identity: Identity, choice: ChoiceSoFar, progress: Progress) -> Iterator[dict[str, Any]]:
+        index = choice.index
         if progress.text or (self.has_logprobs and progress.tokens):
-            yield self._chunk(identity, choice, {"content": progress.text}, logprobs=self._logprobs(progress.tokens))
+            logprobs = self._logprobs(progress.tokens)
+            yield self.chunk(identity, {"index": index, "delta": {"content": progress.text}, "logprobs": logprobs})
         if progress.tool_calls:
-            yield self._chunk(identity, choice, {"tool_calls": list(progress.tool_calls)})
+            yield self.chunk(identity, {"index": index, "delta": {"tool_calls": list(progress.tool_calls)}})
         if progress.finish_reason is not None:
-            last = self._chunk(identity, choice, {}, finish_reason=progress.finish_reason)
+            last = self.chunk(identity, {"index": index, "delta": {}, "finish_reason": progress.finish_reason})
             yield {**last, **self._documents(choice)}
-
-    def bare(self, identity: Identity) -> dict[str, Any]:
-        return {**identity.head("chat.completion.chunk"), "choices": []}
-
-    def _chunk(
-        self,
-        identity: Identity,
-        choice: ChoiceSoFar,
-        delta: dict[str, Any],
-        *,
-        logprobs: dict[str, Any] | None = None,
-        finish_reason: str | None = None,
-    ) -> dict[str, Any]:
-        one = {"index": choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-        return {**identity.head("chat.completion.chunk"), "choices": [one]}
 
     def _logprobs(self, tokens: Sequence[TokenOut]) -> dict[str, Any] | None:
         if not self.has_logprobs:
@@ -186,50 +183,29 @@ class ChatForm:
 
 
 @dataclass(frozen=True)
-class CompletionForm:
+class CompletionForm(Form):
     """Completion format. `num_logprobs` None means no log-probabilities; echoed prompts come with a choice's facts."""
 
+    whole_name = chunk_name = "text_completion"
     num_logprobs: int | None = None
 
-    def whole(self, identity: Identity, choices: Sequence[ChoiceSoFar]) -> dict[str, Any]:
+    def choice(self, choice: ChoiceSoFar) -> dict[str, Any]:
         return {
-            **identity.head("text_completion"),
-            "choices": [
-                {
-                    "index": choice.index,
-                    "text": _echo(choice) + choice.text,
-                    "logprobs": self._logprobs(choice, choice.tokens, 0, scored=_scored(choice)),
-                    "finish_reason": choice.finish_reason,
-                }
-                for choice in choices
-            ],
+            "index": choice.index,
+            "text": _echo(choice) + choice.text,
+            "logprobs": self._logprobs(choice, choice.tokens, 0, scored=_scored(choice)),
+            "finish_reason": choice.finish_reason,
         }
 
-    def opening(self, identity: Identity, choice: ChoiceSoFar) -> Iterator[dict[str, Any]]:
-        return iter(())
-
     def chunks(self, identity: Identity, choice: ChoiceSoFar, progress: Progress) -> Iterator[dict[str, Any]]:
+        index = choice.index
         if progress.facts is not None and progress.facts.echo is not None:
             scored = self._logprobs(choice, (), 0, scored=_scored(choice))
-            yield self._chunk(identity, choice, progress.facts.echo, logprobs=scored)
+            yield self.chunk(identity, {"index": index, "text": progress.facts.echo, "logprobs": scored})
         logprobs = self._logprobs(choice, progress.tokens, len(choice.tokens) - len(progress.tokens))
         if progress.text or progress.finish_reason is not None or (logprobs and progress.tokens):
-            yield self._chunk(identity, choice, progress.text, logprobs=logprobs, finish_reason=progress.finish_reason)
-
-    def bare(self, identity: Identity) -> dict[str, Any]:
-        return {**identity.head("text_completion"), "choices": []}
-
-    def _chunk(
-        self,
-        identity: Identity,
-        choice: ChoiceSoFar,
-        text: str,
-        *,
-        logprobs: dict[str, Any] | None = None,
-        finish_reason: str | None = None,
-    ) -> dict[str, Any]:
-        one = {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
-        return {**identity.head("text_completion"), "choices": [one]}
+            part = {"index": index, "text": progress.text, "logprobs": logprobs}
+            yield self.chunk(identity, {**part, "finish_reason": progress.finish_reason})
 
     def _logprobs(
         self, choice: ChoiceSoFar, tokens: Sequence[TokenOut], first: int, *, scored: Sequence[TokenOut] = ()

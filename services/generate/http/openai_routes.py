@@ -322,7 +322,7 @@ def _responses(whole: type[BaseModel], chunk: type[BaseModel]) -> dict[int | str
 async def _answer(service: GenerateService, request: Request, body: ChatRequest | CompletionRequest) -> Response:
     check_count("n", body.n or 1, service.limits.max_choices, "answers")
     answer = Answer(body, context_of(request.scope), _form(service.limits, body))
-    steps = service.generate(body.model, partial(_prepare, service.limits, body), answer.context)
+    steps = service.generate(body.model, partial(_charged, service.limits, body), answer.context)
     if body.stream:
         return await EventStream.begin(_events(steps, answer))
     async with aclosing(steps):
@@ -378,7 +378,7 @@ async def _events(steps: AsyncGenerator[tuple[int, Progress], None], answer: Ans
             for chunk in form.chunks(identity, choice, choice.add(progress)):
                 yield event({**chunk, **extra})
     if includes_usage:
-        yield event({**form.bare(answer.identity), "usage": usage_of(answer.choices)})
+        yield event({**form.chunk(answer.identity), "usage": usage_of(answer.choices)})
     yield DONE
 
 
@@ -390,7 +390,7 @@ def _form(limits: CallLimits, body: ChatRequest | CompletionRequest) -> Form:
     return CompletionForm(body.logprobs)
 
 
-def _prepare(limits: CallLimits, body: ChatRequest | CompletionRequest, processor: InputProcessor) -> Sequence[Charged]:
+def _charged(limits: CallLimits, body: ChatRequest | CompletionRequest, processor: InputProcessor) -> Sequence[Charged]:
     """Prepare all choices, those of one prompt together, each with its charge.
 
     Raises what the processor's `prepare_*` raise, and errors of fields that no schema can check.

@@ -318,36 +318,33 @@ class CompletionUsage(BaseModel):
     calibration_passes: int
 
 
-class ChatCompletion(BaseModel):
+class OpenAiAnswer(BaseModel):
+    """Fields of both formats, whole and in chunks."""
+
     id: str
-    object: Literal["chat.completion"]
     created: int = Field(description="Unix time in seconds.")
     model: str = Field(description="`name@version` of the checkpoint that answered.")
     system_fingerprint: str
+
+
+class ChatCompletion(OpenAiAnswer):
+    object: Literal["chat.completion"]
     choices: list[ChatChoice]
     usage: CompletionUsage
     documents: list[DocumentReport] = Field([], description="Attention and relevance of the request's documents.")
     calibration: AppliedCalibration | None = Field(None, description=APPLIED_DESCRIPTION)
 
 
-class Completion(BaseModel):
-    id: str
+class Completion(OpenAiAnswer):
     object: Literal["text_completion"]
-    created: int = Field(description="Unix time in seconds.")
-    model: str = Field(description="`name@version` of the checkpoint that answered.")
-    system_fingerprint: str
     choices: list[CompletionChoice]
     usage: CompletionUsage
 
 
-class ChatCompletionChunk(BaseModel):
+class ChatCompletionChunk(OpenAiAnswer):
     """One event of a streamed chat; only the one that carries the usage has no choices."""
 
-    id: str
     object: Literal["chat.completion.chunk"]
-    created: int
-    model: str
-    system_fingerprint: str
     choices: list[ChatChunkChoice]
     usage: CompletionUsage | None = None
     documents: list[DocumentReport] = Field(
@@ -356,13 +353,9 @@ class ChatCompletionChunk(BaseModel):
     calibration: AppliedCalibration | None = Field(None, description="Beside `documents`.")
 
 
-class CompletionChunk(BaseModel):
+class CompletionChunk(OpenAiAnswer):
     """One event of a streamed completion; only the one that carries the usage has no choices."""
 
-    id: str
     object: Literal["text_completion"]
-    created: int
-    model: str
-    system_fingerprint: str
     choices: list[CompletionChunkChoice]
     usage: CompletionUsage | None = None

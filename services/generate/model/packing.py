@@ -7,6 +7,7 @@ Shapes: T tokens of the packed row, R rows of one stretch, S keys that it may se
 hd width of a head, L layers, K documents.
 """
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -125,7 +126,7 @@ class Interventions:
 
     def is_of(self, calibrations: Sequence[Calibration | None]) -> bool:
         """Whether these are the same calibration objects, in order."""
-        return len(calibrations) == len(self.calibrations) and all(map(_is, calibrations, self.calibrations))
+        return len(calibrations) == len(self.calibrations) and all(map(operator.is_, calibrations, self.calibrations))
 
     def at(self, layer: int) -> tuple[Documents, Tensor] | None:
         """Documents and log α, (B, K) or (B, H, K), of a layer; None if it calibrates no row."""
@@ -146,10 +147,6 @@ class Interventions:
         for row, alpha in zip((row for row, is_in in enumerate(pattern) if is_in), alphas, strict=True):
             stacked[row, ..., : alpha.shape[-1]] = alpha.to(stacked)
         return documents, stacked.to(self._device)
-
-
-def _is(one: Calibration | None, other: Calibration | None) -> bool:
-    return one is other
 
 
 class RerunPass(PackedPass):

@@ -39,8 +39,8 @@ from services.generate.generation.prompt_calibration import (
     needed_estimate,
 )
 from services.generate.generation.ranking import Ranking, ranking_of, sorting_scores
+from services.generate.generation.running_batch import new_text, scored_tokens
 from services.generate.generation.sampling import NUM_SEEDS, TokenChoice
-from services.generate.generation.sequence import new_text, scored_tokens
 from services.generate.model.profile import CalibrationProfile, DummyForm
 from services.generate.prompts.ranking import RankingJob, RankMethod, prepare_ranking
 from services.generate.prompts.templates import CONTENT_FREE, Prompt, filler_ids, with_question

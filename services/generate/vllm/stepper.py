@@ -20,13 +20,10 @@ from services.core.exchange import current_caller
 from services.core.fair_gate import FairGate
 from services.core.metrics import Metrics
 from services.core.store.errors import StoreUnavailable
-from services.generate.generation.generation import Progress
 from services.generate.generation.input_processor import Item
-from services.generate.generation.ranking import Ranking
+from services.generate.generation.ranking import ItemResult, Ranking
 from services.generate.vllm.client import RETRY_AFTER_S, Gone, Unavailable, VllmClient
 from services.generate.vllm.engine import VllmEngine
-
-Outcome = Progress | Ranking
 
 PROBE_S = 2.0
 # What runs is given up once vLLM has not answered for so long.
@@ -73,7 +70,7 @@ class VllmStepper:
 
     async def submit(
         self, item: Item, *, cost: int, deadline: float | None = None
-    ) -> AsyncGenerator[Event[Outcome], None]:
+    ) -> AsyncGenerator[Event[ItemResult], None]:
         """Yield an item's events; close the generator to end its requests to vLLM.
 
         Raises Overloaded where nothing is accepted, Unavailable where vLLM fails, DeadlineExceeded at `deadline` (a
@@ -83,7 +80,7 @@ class VllmStepper:
         is_too_much = self._waiting and self._waiting_cost + cost > self._limits.max_queue_cost
         if is_too_much or len(self._waiting) >= self._limits.max_queue_size:
             raise self._refusal("Too many requests are waiting.", "queue_full")
-        outbox: asyncio.Queue[Event[Outcome] | FoveaError] = asyncio.Queue()
+        outbox: asyncio.Queue[Event[ItemResult] | FoveaError] = asyncio.Queue()
         task = asyncio.create_task(self._run(item, cost, current_caller().tenant, outbox))
         self._enter(task)
         try:
@@ -126,7 +123,7 @@ class VllmStepper:
             self._is_idle.set()
 
     async def _run(
-        self, item: Item, cost: int, tenant: str, outbox: "asyncio.Queue[Event[Outcome] | FoveaError]"
+        self, item: Item, cost: int, tenant: str, outbox: "asyncio.Queue[Event[ItemResult] | FoveaError]"
     ) -> None:
         """Put an item's events into its outbox, and the error that ends them."""
         began = time.monotonic()
@@ -204,7 +201,7 @@ class VllmStepper:
         return None
 
 
-async def _next(outbox: "asyncio.Queue[Event[Outcome] | FoveaError]", deadline: float | None) -> Event[Outcome]:
+async def _next(outbox: "asyncio.Queue[Event[ItemResult] | FoveaError]", deadline: float | None) -> Event[ItemResult]:
     remaining = None if deadline is None or deadline == math.inf else deadline - time.monotonic()
     try:
         came = await asyncio.wait_for(outbox.get(), remaining)

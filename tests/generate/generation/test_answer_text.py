@@ -41,9 +41,9 @@ def pieces_of(tokenizer: Any, ids: Sequence[int], context: Sequence[int] = ()) -
     return [*(detokenizer.push(token_id) for token_id in ids), detokenizer.flush()]
 
 
-def cut(text: str, stops: Sequence[str], sizes: Sequence[int], *, is_kept: bool = False) -> str:
+def cut(text: str, stops: Sequence[str], sizes: Sequence[int]) -> str:
     """Return the rest of a text that arrives in parts of these sizes."""
-    stop = StopStrings(stops, is_kept=is_kept)
+    stop = StopStrings(stops)
     given, at = "", 0
     for size in itertools.chain(sizes, itertools.repeat(len(text))):
         given += stop.push(text[at : at + size])
@@ -135,13 +135,12 @@ ALPHABET_TEXTS = ["".join(letters) for n in range(7) for letters in itertools.pr
 
 
 @pytest.mark.parametrize("stops", [["ab"], ["aab", "ba"], ["a", "aa"], ["abab", "bb"], ["bab", "ab", "abb"]])
-@pytest.mark.parametrize("is_kept", [False, True])
-def test_where_a_text_is_cut_does_not_depend_on_how_it_is_divided(stops: list[str], is_kept: bool) -> None:
+def test_where_a_text_is_cut_does_not_depend_on_how_it_is_divided(stops: list[str]) -> None:
     for text in ALPHABET_TEXTS:
         ends = sorted((i + len(stop), i) for stop in stops for i in range(len(text)) if text.startswith(stop, i))
-        expected = text if not ends else text[: ends[0][0 if is_kept else 1]]
+        expected = text if not ends else text[: ends[0][1]]
         for size in (1, 2, 3, 7):
-            assert cut(text, stops, itertools.repeat(size, 10), is_kept=is_kept) == expected  # type: ignore[arg-type]
+            assert cut(text, stops, itertools.repeat(size, 10)) == expected  # type: ignore[arg-type]
 
 
 def test_the_beginning_of_a_stop_string_is_held_back() -> None:
@@ -157,8 +156,8 @@ def test_empty_stop_strings_stop_nothing() -> None:
 # Both together
 
 
-def answer(tokenizer: Any, stops: Sequence[str] = (), *, is_kept: bool = False) -> AnswerText:
-    return AnswerText(Detokenizer(Vocabulary(tokenizer).decode), StopStrings(stops, is_kept=is_kept))
+def answer(tokenizer: Any, stops: Sequence[str] = ()) -> AnswerText:
+    return AnswerText(Detokenizer(Vocabulary(tokenizer).decode), StopStrings(stops))
 
 
 def run(text: AnswerText, ids: Sequence[int]) -> list[Piece]:
@@ -178,8 +177,6 @@ def test_a_stop_string_that_spans_tokens_ends_the_answer_before_it(tokenizer: An
         text = answer(tokenizer, [stop])
         assert "".join(piece.text for piece in run(text, ids)) == kept
         assert text.is_stopped
-        with_stop = answer(tokenizer, [stop], is_kept=True)
-        assert "".join(piece.text for piece in run(with_stop, ids)) == kept + stop
 
 
 def test_tokens_come_with_their_text_and_those_of_the_stop_string_never() -> None:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from services.generate.engine import EngineOptions, GenerateEngine, Outcome
+from services.generate.engine import EngineOptions, GenerateEngine
 from services.generate.generation.generation import AnswerOptions, Generation, Progress
 from services.generate.generation.input_processor import Item
-from services.generate.generation.ranking import Ranking
+from services.generate.generation.ranking import ItemResult, Ranking
 from services.generate.generation.running_batch import RunningBatch
 from services.generate.generation.sampling import Sampling
 from services.generate.model.language_model import LanguageModel
@@ -201,7 +201,7 @@ def engine_of(**options: Any) -> GenerateEngine:
     return GenerateEngine(exact_model(), EXACT, EngineOptions(DeviceOptions("cpu", "float32", 1), **settings))
 
 
-def finish(engine: GenerateEngine, item: Item, pauses: Sequence[int] = ()) -> list[Outcome]:
+def finish(engine: GenerateEngine, item: Item, pauses: Sequence[int] = ()) -> list[ItemResult]:
     """Return all outcomes of an item, which is paused at these turns."""
     came = [outcome for _, outcome, _ in engine.admit([item])]
     for turn in range(10_000):

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor
 
 from services.core.errors import TooLarge
-from services.generate.calibration import Documents, mean_weight
+from services.generate.calibration import Documents
 from services.generate.generation.bias import DummyOptions
 from services.generate.generation.prompt_calibration import needed_estimate
 from services.generate.generation.ranking import (
@@ -29,6 +29,7 @@ from services.generate.model.language_model import LanguageModel, ModelConfig, P
 from services.generate.model.profile import BiasTable, CalibrationProfile, DummyForm
 from services.generate.prompts.ranking import RankMethod, prepare_ranking
 from services.generate.prompts.templates import CONTENT_FREE, Document, Prompt, filler_ids
+from tests.generate.calibrated_weights import mean_weight
 from tests.generate.small_tokenizers import fast
 from tests.generate.tiny_models import tiny_model, tiny_tokenizer
 
