@@ -28,7 +28,7 @@ from services.generate.prompts.templates import Document
 from services.nn.devices import DeviceOptions
 from services.nn.loading import transformers
 from services.predict.engine import PredictEngine
-from services.predict.model.footprint import held_bytes
+from services.predict.model.student import held_bytes
 from services.score.engine import ScoreEngine
 from tests.hub_server import COMMIT, serving
 from tests.published_clips import openai_state, write_hugging_face, write_laion, write_openai, write_siglip

@@ -11,6 +11,7 @@ import requests
 
 from services.jobs.inquiry.record_file import digest_of
 from services.predict.data.rationale_file import read_records
+from services.predict.data.teacher_outputs import read_output
 from services.predict.extraction.prompts import load_prompts
 from services.predict.tasks import ESNLI
 from tests.contract.generate_processes import running_system
@@ -81,7 +82,7 @@ def test_killed_twice_it_asks_about_every_input_and_keeps_one_output_of_each(tmp
         assert record.prompt == digest_of(prompts.messages(values))
         assert record.model is not None and record.model.startswith(f"{MODEL}@")
         assert record.prompt_tokens and record.completion_tokens and record.completion_tokens <= 24
-        read = prompts.read(values, record.output)
+        read = read_output(ESNLI, values, record.output)
         assert (record.rationale, record.label, record.problem) == (read.rationale, read.label, read.problem)
     # a model with random weights gives no reasons, and what it says is kept all the same
     num_unparsed = sum(record.problem is not None for record in records)

@@ -13,7 +13,7 @@ import pytest
 import requests
 
 from services.nn.devices import DeviceOptions
-from services.predict.model.footprint import held_bytes
+from services.predict.model.student import held_bytes
 from services.predict.tasks import ESNLI
 from tests.contract.curl import curl
 from tests.contract.predict_processes import running_predict

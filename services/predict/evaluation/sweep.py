@@ -341,7 +341,7 @@ def _context() -> BaseContext:
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["services.predict.training.runs"])
+    context.set_forkserver_preload(["services.predict.evaluation.sweep_preload"])
     return context
 
 
