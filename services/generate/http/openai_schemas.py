@@ -322,6 +322,7 @@ class OpenAiAnswer(BaseModel):
     """Fields of both formats, whole and in chunks."""
 
     id: str
+    object: str
     created: int = Field(description="Unix time in seconds.")
     model: str = Field(description="`name@version` of the checkpoint that answered.")
     system_fingerprint: str
