@@ -12,16 +12,17 @@ VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 SERVES := $(VENV)/.serves
 DEVELOPS := $(VENV)/.develops
 
-.PHONY: setup vllm up check test lint bench docs docs-serve images clean
+.PHONY: setup vllm up check test tests lint bench docs docs-serve images clean
+
+# What serves is compiled on all processors once it is installed, everything else when it is first imported.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Installs $(2) into the environment $(1) in the versions of $(3): torch first, from its index if that can be reached.
-# Bytecode is compiled afterwards, on all processors.
 define install
 @echo "Installing $(2) into $(1)."
 $(if $(TORCH_INDEX),@$(1)/bin/pip install --quiet --disable-pip-version-check --no-compile --no-deps --retries 0 --timeout 15 \
 	--index-url $(TORCH_INDEX) --constraint $(3) torch torchvision || echo "Taking PyPI's torch instead.")
 $(1)/bin/pip install --quiet --disable-pip-version-check --no-compile --constraint $(3) $(2)
-@$(1)/bin/python -m compileall -qq -j 0 $(1)/lib || true
 endef
 
 setup: $(DEVELOPS)
@@ -29,6 +30,7 @@ setup: $(DEVELOPS)
 $(SERVES): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(call install,$(VENV),--editable '.[cpu]',constraints.txt)
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	touch $@
 
 $(DEVELOPS): $(SERVES)
@@ -57,8 +59,10 @@ check: $(DEVELOPS)
 	$(BIN)/python -m pytest --quiet --numprocesses auto --maxprocesses 8 --max-worker-restart 0 \
 		$(if $(SERVICE),tests/test_architecture.py tests/test_prose.py tests/$(SERVICE))
 
+test: lint tests
+
 # Those of what made the packaged checkpoints come last.
-test: lint
+tests: $(DEVELOPS)
 	for tests in --ignore=tests/starters tests/starters; do $(BIN)/python -m pytest -m "" --numprocesses auto \
 		--maxprocesses 8 --max-worker-restart 0 --dist loadgroup $$tests || exit 1; done
 

@@ -30,11 +30,11 @@ from rich.table import Table
 from benchmarks.bulk import STARTER, STARTER_SIDE
 from benchmarks.record import record, summary
 from services.embed.bulk.image_sources import list_images
+from services.embed.bulk.ray_pool import RayOptions, connected
 from services.embed.bulk.to_files import OutputRequest, embed_into_files
 from services.embed.evaluation.colorshape import rendered
 from services.jobs.colorshape import sample_scenes
 from services.jobs.progress import Bars
-from services.jobs.ray.cluster import RayOptions, connected
 
 # Each scene is written so often, each time compressed a little more.
 QUALITIES = range(95, 75, -2)

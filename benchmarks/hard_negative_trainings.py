@@ -1,4 +1,4 @@
-"""What training on hard negatives gains, on hackable and on refined ones: Tables 4.5, C.2 and C.4 on generated scenes.
+"""Measure the gain of training on hackable and on refined hard negatives: Tables 4.5, C.2, C.4 on generated scenes.
 
     python -m benchmarks.hard_negative_trainings OUTPUT [--steps 60] [--limit 300] [--quick]
 

@@ -30,7 +30,7 @@ LOAD, ARRIVALS = "load", "arrivals"
 
 @dataclass(frozen=True)
 class Scaling:
-    """What decides: the names of the triggers, and KEDA's cool-down."""
+    """The settings that decide: the names of the triggers, and KEDA's cool-down."""
 
     triggers: frozenset[str]
     cooldown_s: float

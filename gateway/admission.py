@@ -78,7 +78,7 @@ class Gate(Permits):
             burst_s=burst_s,
             clock=clock,
         )
-        self.refusals = metrics.rejected.labels("queue_full")
+        self.refusals = metrics.rejected
         metrics.gateway_inflight_requests.labels(destination.name).set_function(
             lambda: self.taken - self._num_held_back
         )

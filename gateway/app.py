@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
-import structlog
 from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
 from starlette.middleware import Middleware
@@ -18,7 +17,7 @@ from gateway.addresses import Resolve, resolve_host
 from gateway.client_body import BodyMemory
 from gateway.console.routes import console_paths, console_router
 from gateway.directory import Directory, directory_router
-from gateway.followed_file import FollowedFile, changes
+from gateway.followed_file import FollowedFile
 from gateway.keys.own_key import UsageCounts, own_key_router
 from gateway.proxy import Proxy
 from gateway.rate_limits import REDIS_TIMEOUT_S, RateLimits
@@ -30,8 +29,6 @@ from gateway.upstreams import Upstreams
 from services.core.http.app import AppParts, create_app
 from services.core.http.health import CheckReport, CheckResult, Health, HealthReport
 from services.core.metrics import Metrics
-
-log = structlog.get_logger(__name__)
 
 
 class GatewayHealth(Health):
@@ -95,11 +92,6 @@ def create_gateway(
             upstreams.connect(session, pools.content.pools if pools else ())
             yield
 
-    async def keep_pools(file: FollowedFile[PoolFile]) -> None:
-        async for _ in changes(file.reload, settings.pools_poll_s, "pools"):
-            await upstreams.update(file.content.pools)
-            log.info("pools_reloaded", pools=len(file.content.pools))
-
     app = create_app(
         settings,
         AppParts(
@@ -113,7 +105,7 @@ def create_gateway(
                 services_connected,
                 lambda: _beside(keys.follow, "keys", health),
                 lambda: _beside(upstreams.keep_up, "addresses", health),
-                *([lambda: _beside(lambda: keep_pools(pools), "pools", health)] if pools else []),
+                *([lambda: _beside(lambda: upstreams.follow(pools), "pools", health)] if pools else []),
             ],
             warm_up=upstreams.look_up_and_probe,
             needs_key=keys.is_required,

@@ -4,7 +4,6 @@ A client that sends slowly then costs the gateway memory for what it has sent, a
 request that is sent on has a known length, and can be sent again.
 """
 
-from collections import Counter
 from io import BytesIO
 
 from starlette.types import Receive, Scope
@@ -12,6 +11,7 @@ from starlette.types import Receive, Scope
 from gateway.settings import GatewaySettings
 from services.core.errors import InvalidRequest, Overloaded
 from services.core.exchange import announces_body
+from services.core.fair_gate import FairGate, Permit
 from services.core.metrics import Metrics
 
 # Bodies up to this size are not counted: nearly all are smaller, and the limit on connections bounds them.
@@ -21,33 +21,26 @@ CLIENT_SHARE = 0.5
 
 
 class BodyMemory:
-    """A limit on the bytes of long bodies held at a time, in all and per client; always enough for one body."""
+    """The gate of the bytes of long bodies held at a time, in all and per client; always enough for one body."""
 
     def __init__(self, settings: GatewaySettings, metrics: Metrics) -> None:
         self.max_bytes = max(settings.max_held_body_bytes, settings.max_body_bytes)
         self.max_client_bytes = max(int(CLIENT_SHARE * self.max_bytes), settings.max_body_bytes)
-        self._held: Counter[str] = Counter()
-        self._gauge = metrics.gateway_held_body_bytes
         self._refused = metrics.rejected.labels("body_memory_full")
+        self.gate = FairGate(self.max_bytes, max_waiting=0, refusal=self._refusal)
+        metrics.gateway_held_body_bytes.set_function(lambda: self.gate.taken)
 
-    def take(self, client: str, num_bytes: int) -> None:
-        """Raises Overloaded where there is no room."""
-        num_held = self._held[client]
-        if num_held + num_bytes > self.max_client_bytes or self._held.total() + num_bytes > self.max_bytes:
-            self._refused.inc()
-            raise Overloaded(
-                f"The gateway has reached its limit of memory for long bodies: {self.max_bytes} bytes of all clients "
-                f"(FOVEA_GATEWAY_MAX_HELD_BODY_BYTES), {self.max_client_bytes} of one.",
-                code="body_memory_full",
-            )
-        self._held[client] += num_bytes
-        self._gauge.inc(num_bytes)
+    async def take(self, client: str, num_bytes: int) -> Permit:
+        """Hold bytes for a client. Raises Overloaded where there is no room."""
+        return await self.gate.take(num_bytes, {("body", client): self.max_client_bytes})
 
-    def give_back(self, client: str, num_bytes: int) -> None:
-        self._held[client] -= num_bytes
-        if not self._held[client]:
-            del self._held[client]
-        self._gauge.dec(num_bytes)
+    def _refusal(self) -> Overloaded:
+        self._refused.inc()
+        return Overloaded(
+            f"The gateway has reached its limit of memory for long bodies: {self.max_bytes} bytes of all clients "
+            f"(FOVEA_GATEWAY_MAX_HELD_BODY_BYTES), {self.max_client_bytes} of one.",
+            code="body_memory_full",
+        )
 
 
 class ClientBody:
@@ -56,6 +49,7 @@ class ClientBody:
     def __init__(self, memory: BodyMemory, client: str) -> None:
         self._memory = memory
         self._client = client
+        self._held: list[Permit] = []
         self._num_counted = 0
         self._content: bytes | None = None
 
@@ -69,25 +63,25 @@ class ClientBody:
     async def _read_whole(self, receive: Receive) -> bytes:
         chunk, has_more = await _read_chunk(receive)
         if not has_more:
-            self._count(len(chunk))
+            await self._count(len(chunk))
             return chunk
         buffer = BytesIO(chunk)
         buffer.seek(len(chunk))
         while has_more:
             chunk, has_more = await _read_chunk(receive)
             buffer.write(chunk)
-            self._count(buffer.tell())
+            await self._count(buffer.tell())
         return buffer.getvalue()
 
     def release(self) -> None:
+        """Give back the memory."""
         self._content = None
-        if self._num_counted:
-            self._memory.give_back(self._client, self._num_counted)
-            self._num_counted = 0
+        while self._held:
+            self._memory.gate.give_back(self._held.pop())
 
-    def _count(self, num_bytes: int) -> None:
-        if num_bytes > UNCOUNTED_BYTES:
-            self._memory.take(self._client, num_bytes - self._num_counted)
+    async def _count(self, num_bytes: int) -> None:
+        if num_bytes > max(UNCOUNTED_BYTES, self._num_counted):
+            self._held.append(await self._memory.take(self._client, num_bytes - self._num_counted))
             self._num_counted = num_bytes
 
 

@@ -19,8 +19,14 @@ from services.core.errors import NotFound, Overloaded
 from services.core.serving.model_versions import ModelVersionList
 
 Document = dict[str, Any]
+Entry = dict[str, Any]
 
 SCHEMA_REF = "#/components/schemas/"
+# Seconds after which at most a newly started service is in the document, and its models are listed.
+DOCUMENT_AGE_S = 5.0
+MODELS_AGE_S = 1.0
+
+AnswerT = TypeVar("AnswerT")
 
 
 def merge_documents(own: Document, documents: Mapping[str, Document], belongs: Callable[[str, str], bool]) -> Document:
@@ -108,14 +114,6 @@ def _with_own_ids(operations: dict[str, Any], service: str, taken: set[str]) -> 
             operation = {**operation, "operationId": operation_id}
         changed[method] = operation
     return changed
-
-
-# Seconds after which at most a newly started service is in the document, and its models are listed.
-DOCUMENT_AGE_S = 5.0
-MODELS_AGE_S = 1.0
-
-AnswerT = TypeVar("AnswerT")
-Entry = dict[str, Any]
 
 
 class Model(BaseModel):

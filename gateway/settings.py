@@ -2,10 +2,10 @@
 
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from gateway.rate_limits import parse_rate
@@ -19,31 +19,22 @@ Backend = Literal[Service, "review"]
 # shows how long each stage took.
 Level = Literal["read", "write", "admin"]
 # A backend's routes up to a level (`write` where none is named), the gateway's `/metrics`, or everything.
-Scope = Literal[
-    "predict",
-    "predict:read",
-    "predict:write",
-    "predict:admin",
-    "generate",
-    "generate:read",
-    "generate:write",
-    "generate:admin",
-    "embed",
-    "embed:read",
-    "embed:write",
-    "embed:admin",
-    "score",
-    "score:read",
-    "score:write",
-    "score:admin",
-    "review",
-    "review:read",
-    "review:write",
-    "review:admin",
+SCOPES = (
+    *(f"{backend}{level}" for backend in get_args(Backend) for level in ("", *(f":{one}" for one in get_args(Level)))),
     "metrics",
     "admin",
-]
+)
 URL_FIELDS = ("predict_urls", "generate_urls", "embed_urls", "score_urls", "collections_urls")
+
+
+def check_scope(scope: str) -> str:
+    """Return the scope unchanged. Raises ValueError for one that does not exist."""
+    if scope not in SCOPES:
+        raise ValueError(f"{scope!r} is not one of {', '.join(SCOPES)}")
+    return scope
+
+
+Scope = Annotated[str, AfterValidator(check_scope)]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 

@@ -30,11 +30,24 @@ from services.core.metrics import Metrics
 if TYPE_CHECKING:
     from prometheus_client import Counter
 
-
 # Shorter than the services keep idle connections, so that they seldom close one just as it is used again.
 KEEP_ALIVE_S = 30.0
 # Seconds for connecting to an address.
 CONNECT_TIMEOUT_S = 2.0
+# The first attempt and at most two retries.
+MAX_ATTEMPTS = 3
+# Seconds within which a request fails on an idle connection that was being closed; a later failure is its own fault.
+IDLE_CLOSE_S = 1.0
+# Seconds between attempts of a request that waits for a service to come up.
+WAIT_POLL_S = 0.1
+NOT_RUNNING_RETRY_S = 5.0
+PERMITS = str(PERMITS_HEADER, "ascii")
+MAX_ONE_WRITE_BYTES = 2**20
+
+log = structlog.get_logger(__name__)
+# For the gateway's own requests: readiness, models, documentation.
+GATEWAY = Caller("gateway")
+PROBE_TIMEOUT = aiohttp.ClientTimeout(total=1.0)
 
 
 @dataclass(eq=False)
@@ -94,22 +107,6 @@ async def _carry_trace_on(
 ) -> None:
     # In place of the client's own `traceparent`, which the gateway's span has as its parent.
     propagate.inject(params.headers)
-
-
-# The first attempt and at most two retries.
-MAX_ATTEMPTS = 3
-# Seconds within which a request fails on an idle connection that was being closed; a later failure is its own fault.
-IDLE_CLOSE_S = 1.0
-# Seconds between attempts of a request that waits for a service to come up.
-WAIT_POLL_S = 0.1
-NOT_RUNNING_RETRY_S = 5.0
-PERMITS = str(PERMITS_HEADER, "ascii")
-MAX_ONE_WRITE_BYTES = 2**20
-
-log = structlog.get_logger(__name__)
-# For the gateway's own requests: readiness, models, documentation.
-GATEWAY = Caller("gateway")
-PROBE_TIMEOUT = aiohttp.ClientTimeout(total=1.0)
 
 
 @dataclass(eq=False)

@@ -9,7 +9,8 @@ import aiohttp
 import structlog
 
 from gateway.addresses import Addresses, EjectionPolicy, Resolve
-from gateway.routing.destinations import COLLECTIONS, Destination, Pool, destinations
+from gateway.followed_file import FollowedFile, changes
+from gateway.routing.destinations import COLLECTIONS, Destination, Pool, PoolFile, destinations
 from gateway.settings import Backend, GatewaySettings
 from gateway.upstream import Upstream
 from services.core.metrics import Metrics
@@ -92,6 +93,12 @@ class Upstreams:
             for upstream in self:
                 self._keep_up(upstream)
             await asyncio.Event().wait()
+
+    async def follow(self, pools: FollowedFile[PoolFile]) -> None:
+        """Take over the pools of the file whenever it changes, until cancelled."""
+        async for _ in changes(pools.reload, self._settings.pools_poll_s, "pools"):
+            await self.update(pools.content.pools)
+            log.info("pools_reloaded", pools=len(pools.content.pools))
 
     async def update(self, pools: Sequence[Pool]) -> None:
         """Take over the pools of a changed file.

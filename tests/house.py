@@ -1,4 +1,4 @@
-"""What a newcomer has to hold, in one table: `python -m tests.house [FOLDER …]`, a column for each checkout."""
+"""Print the size of the source in one table, a column for each checkout: `python -m tests.house [FOLDER …]`."""
 
 import ast
 import sys

@@ -31,7 +31,8 @@ ABOVE = (f"services.{{service}}.{{service,http,app,settings,collections,data,{JO
 BELOW = ("services.nn", "services.{service}", "services.core.{errors,refusals}")
 ROOMS_OF_CORE = ("store", "batching", "cache", "images", "http", "admission", "serving")
 CORE_OF_JOBS = (
-    "services.core.{store,images,settings,errors,refusals,logs,durable_files,printable,memory,metrics,openai_client}"
+    "services.core.{store,images,settings,errors,refusals,logs,durable_files,printable,memory,metrics,openai_client,"
+    "backoff}"
 )
 
 
@@ -138,16 +139,16 @@ ROOMS = (
 )
 
 MAX_FUNCTION_LINES = 60
-MAX_CHAIN = 14
+MAX_CHAIN = 13
 # Lines of Python that a room may have. A commit that raises a budget says why.
 BUDGETS = {
     "gateway": 3_500,
     "services/cli": 2_700,
-    "services/core": 12_300,
+    "services/core": 12_100,
     "services/nn": 1_700,
-    "services/jobs": 4_000,
+    "services/jobs": 3_700,
     "services/curate": 4_500,
-    "services/embed": 20_300,
+    "services/embed": 20_200,
     "services/generate": 12_900,
     "services/predict": 7_300,
     "services/score": 11_000,

@@ -1,4 +1,4 @@
-"""What `make up` installs."""
+"""The packages that `make up` installs."""
 
 import importlib.util
 import re

@@ -64,7 +64,8 @@ def create(  # noqa: PLR0913 - one parameter an option
     try:
         record = KeyRecord(**fields, created=datetime.now(UTC).isoformat(timespec="seconds"))
     except ValidationError as invalid:
-        _refuse(f"{invalid.errors()[0]['loc'][0]}: {invalid.errors()[0]['msg']}.")
+        first = invalid.errors()[0]
+        _refuse(f"{first['loc'][0]}: {first['msg'].removeprefix('Value error, ')}.")
     with _changing(file, secret) as (source, keys):
         if any(known.name == name for known in keys):
             _refuse(f"{source} already has a key named {name!r}; revoke it first.")

@@ -10,13 +10,14 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 from gateway.followed_file import FollowedFile, parse_file
 from gateway.settings import Backend, GatewaySettings, Service, check_base_urls
 
+COLLECTIONS = "collections"
 MAX_NAME_LENGTH = 256
 # Names of other upstreams in metrics, and of other checks in `/readyz`.
 TAKEN = frozenset(
     {
         *get_args(Service),
         *(f"{service}-canary" for service in get_args(Service)),
-        "collections",
+        COLLECTIONS,
         "review",
         "startup",
         "drain",
@@ -95,9 +96,6 @@ def _check_unique(field: str, whose: str, values: Iterable[str]) -> None:
         if value in seen:
             raise ValueError(f"{field}: two {whose} have {value!r}")
         seen.add(value)
-
-
-COLLECTIONS = "collections"
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,8 @@ MAX_INLINE_BYTES = 256 * 1024
 MAX_NAME_LENGTH = 512
 MAX_PART_HEAD_BYTES = 4096
 MAX_POSITIONS = 1000
+CANARY_HEADER = b"x-fovea-canary"
+MAX_SHOWN_CHARACTERS = 256
 
 Find = Callable[[bytes, str], str | None]
 
@@ -128,10 +130,6 @@ def _string(text: bytes) -> str | None:
         return str(orjson.loads(text))
     except orjson.JSONDecodeError:
         return None
-
-
-CANARY_HEADER = b"x-fovea-canary"
-MAX_SHOWN_CHARACTERS = 256
 
 
 class UpstreamChoice:

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from difflib import get_close_matches
@@ -248,15 +248,20 @@ def import_checkpoint(  # noqa: PLR0913 - one parameter an option
             typer.echo(printable("\n".join(summary(planned)), keep="\n"))
             print_table(("file", "size", "what becomes of it"), planned.rows())
         if dry_run:
-            told, content = ["Nothing was changed: this was a dry run."], planned.content(aliases)
+            content, told = planned.content(aliases), ["Nothing was changed: this was a dry run."]
         else:
             version, before = planned.publish(_open(store_url), _audit(audit_log), aliases, reference=reference)
             content = {**asdict(version), "aliases": aliases}
-            told = [f"{version} published as {', '.join(aliases)}"]
-            for each, old in before.items():
-                told.append(f"{each} named {old} before; `fovea store rollback {version.name} {each}` returns to it")
-    settings = [f"serve it: {setting} fovea up" for setting in planned.settings(aliases)]
-    report(content, "\n".join([*told, *settings]), as_json=as_json)
+            told = [f"{version} published as {', '.join(aliases)}", *_ways_back(version.name, before)]
+    told += [f"serve it: {setting} fovea up" for setting in planned.settings(aliases)]
+    report(content, "\n".join(told), as_json=as_json)
+
+
+def _ways_back(name: str, before: Mapping[str, str]) -> list[str]:
+    return [
+        f"{alias} named {version} before; `fovea store rollback {name} {alias}` returns to it"
+        for alias, version in before.items()
+    ]
 
 
 @app.command()
@@ -374,7 +379,9 @@ def _audit(path: Path | None) -> AuditLog:
 
 def _open(store_url: str | None) -> Store:
     settings = ServiceSettings(port=0) if store_url is None else ServiceSettings(port=0, store_url=store_url)
-    return Store.open(settings.store_url, starters=packaged_starters())
+    store = Store.open(settings.store_url)
+    store.publish_starters(packaged_starters())
+    return store
 
 
 def _resolve(store: Store, reference: str) -> tuple[str, str]:

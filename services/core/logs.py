@@ -6,7 +6,7 @@ For people an event is one short line, without its request's ID unless it failed
 import logging
 import re
 import sys
-from typing import Any
+from typing import Any, TextIO
 
 import orjson
 import structlog
@@ -80,7 +80,7 @@ def configure_logging(settings: ProcessSettings) -> None:
     structlog.configure(
         processors=[*shared, *rendering],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=_StdoutLogger,
+        logger_factory=lambda *_: _LineLogger(sys.stdout),
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(sys.stdout)
@@ -118,30 +118,20 @@ def log_warnings_to_stderr() -> None:
     structlog.configure(
         processors=[structlog.processors.KeyValueRenderer(key_order=["event"])],
         wrapper_class=structlog.make_filtering_bound_logger("warning"),
-        logger_factory=_StderrLogger,
+        logger_factory=lambda *_: _LineLogger(sys.stderr),
     )
 
 
-class _StdoutLogger:
+class _LineLogger:
     """Writes one line per call and flushes it, so that a killed process's last lines are not lost."""
 
-    def __init__(self, *_: object) -> None:
-        self._stream = sys.stdout
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
 
     def msg(self, line: str) -> None:
         # One write, since two threads may log at the same time.
         self._stream.write(line + "\n")
         self._stream.flush()
-
-    debug = info = warning = error = critical = exception = msg
-
-
-class _StderrLogger:
-    def __init__(self, *_: object) -> None:
-        pass
-
-    def msg(self, line: str) -> None:
-        sys.stderr.write(line + "\n")
 
     debug = info = warning = error = critical = exception = msg
 

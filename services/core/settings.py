@@ -8,7 +8,6 @@ reads no environment: only `read_settings` does, and only a `__main__` calls it.
 import difflib
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from urllib.parse import urlsplit
@@ -253,7 +252,7 @@ def read_settings(settings_cls: type[SettingsT], **overrides: Any) -> SettingsT:
     try:
         values = {
             **_SharedVariables(settings_cls, env_prefix=SHARED_PREFIX)(),
-            **EnvSettingsSource(settings_cls, env_prefix=_own_prefix(settings_cls))(),
+            **EnvSettingsSource(settings_cls, env_prefix=own_prefix_of(settings_cls))(),
             **overrides,
         }
         return settings_cls(**values)
@@ -264,62 +263,29 @@ def read_settings(settings_cls: type[SettingsT], **overrides: Any) -> SettingsT:
         raise SettingsError(f"{_variable(settings_cls, name)}: Input should be valid JSON.") from None
 
 
-@dataclass(frozen=True)
-class SettingRow:
-    """One row of a settings table in the documentation; `default` is None for a setting that must be given."""
-
-    variable: str
-    type: str
-    default: str | None
-    description: str
-
-
-def describe_settings(settings_cls: type[ProcessSettings]) -> list[SettingRow]:
-    """Return every setting of a process in the order of its class, shared ones first."""
-    return [
-        SettingRow(
-            variable=(SHARED_PREFIX if _is_shared(name) else _own_prefix(settings_cls)) + name.upper(),
-            type=_type_name(field.annotation),
-            default=None if field.is_required() else _as_given(field.get_default()),
-            description=field.description or _inherited_description(settings_cls, name),
-        )
-        for name, field in settings_cls.model_fields.items()
-    ]
-
-
 class _SharedVariables(EnvSettingsSource):
     """The environment under the shared prefix, restricted to shared settings."""
 
     def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
-        if not _is_shared(field_name):
+        if not is_shared(field_name):
             return None, field_name, False
         return super().get_field_value(field, field_name)
 
 
-def _as_given(default: Any) -> str:
-    """Format a default as in the environment, where a tuple is a comma-separated list."""
-    return ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
-
-
-def _is_shared(field_name: str) -> bool:
+def is_shared(field_name: str) -> bool:
+    """Whether processes share the variable of a field."""
     return field_name in ServiceSettings.model_fields and field_name not in PROCESS_ONLY_FIELDS
 
 
-def _inherited_description(settings_cls: type[ProcessSettings], field_name: str) -> str:
-    """Return the base class's description, for a process that only changes the default (of its port, say)."""
-    classes = [one for one in settings_cls.__mro__ if issubclass(one, ProcessSettings)]
-    fields = [one.model_fields[field_name] for one in classes if field_name in one.model_fields]
-    return next((field.description for field in fields if field.description), "")
-
-
-def _own_prefix(settings_cls: type[ProcessSettings]) -> str:
+def own_prefix_of(settings_cls: type[ProcessSettings]) -> str:
+    """Return the beginning of the variables that only this process reads."""
     return settings_cls.model_config.get("env_prefix", SHARED_PREFIX)
 
 
 def _refuse_unknown_variables(settings_cls: type[ProcessSettings]) -> None:
-    own_prefix = _own_prefix(settings_cls)
+    own_prefix = own_prefix_of(settings_cls)
     # A shared variable that this process has no use for is legal: other processes read it.
-    shared = {SHARED_PREFIX + name.upper() for name in ServiceSettings.model_fields if _is_shared(name)}
+    shared = {SHARED_PREFIX + name.upper() for name in ServiceSettings.model_fields if is_shared(name)}
     known = shared | COMMAND_LINE_VARIABLES | {own_prefix + name.upper() for name in settings_cls.model_fields}
     foreign = tuple(prefix for prefix in PROCESS_PREFIXES if prefix != own_prefix)
     unknown = [
@@ -349,12 +315,6 @@ def _complaints(settings_cls: type[ProcessSettings], invalid: ValidationError) -
 
 def _variable(settings_cls: type[ProcessSettings], field_name: str) -> str:
     """Return the variable that held a field's value."""
-    own_variable = _own_prefix(settings_cls) + field_name.upper()
-    is_own = own_variable in os.environ or not _is_shared(field_name)
+    own_variable = own_prefix_of(settings_cls) + field_name.upper()
+    is_own = own_variable in os.environ or not is_shared(field_name)
     return own_variable if is_own else SHARED_PREFIX + field_name.upper()
-
-
-def _type_name(annotation: Any) -> str:
-    if isinstance(annotation, type):
-        return annotation.__name__
-    return str(annotation).replace("typing.", "").replace("pydantic.types.SecretStr", "str")

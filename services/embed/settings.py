@@ -75,7 +75,6 @@ class EmbedSettings(ModelSettings, ImageSettings):
         "cpu", description="Device for searches; `cuda` needs the extra `search-gpu`."
     )
     index_save_every_s: float = Field(30.0, gt=0, description="Seconds between saves of changed indexes.")
-    search_threads: int = Field(4, ge=1, description="Number of search threads; each runs one query at a time.")
     max_k: int = Field(1000, ge=1, description="Maximum number of results of one search.")
     shortlist_size: int = Field(
         512,

@@ -47,7 +47,7 @@ DOCUMENTS = (
 
 @dataclass(frozen=True)
 class Expected:
-    """What a published model is served with: its format of TALK, its tokens that end an answer, and its length."""
+    """The format of TALK, the tokens that end an answer and the length with which a published model is served."""
 
     prompt: str
     ends: tuple[str, ...]

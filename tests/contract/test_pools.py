@@ -24,7 +24,7 @@ TASK = "task: tickets\nfields: [subject]\nlabels: [billing, bug]\n"
 
 @dataclass(frozen=True)
 class Answer:
-    """What a request for a model was answered: the model that answered, if one did."""
+    """The answer to a request for a model: the model that answered, if one did."""
 
     asked: str
     status: int

@@ -1,4 +1,4 @@
-"""What the tests' own Milvus tells of a start that failed."""
+"""The messages of the tests' own Milvus after a start that failed."""
 
 from tests.core.milvus_server import first_lines_of_the_crash
 

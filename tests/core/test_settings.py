@@ -4,8 +4,9 @@ import pytest
 from pydantic import Field, ValidationError
 from pydantic_settings import SettingsConfigDict
 
-from services.core.settings import ServiceSettings, SettingsError, describe_settings, read_settings
+from services.core.settings import ServiceSettings, SettingsError, read_settings
 from services.embed.settings import EmbedSettings
+from tests.documentation.reference import describe_settings
 
 
 class EmbedLikeSettings(ServiceSettings):

@@ -18,10 +18,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from services.cli.programs import PACKAGES
-from services.core.settings import describe_settings
 from tests.core.child_processes import running
 from tests.deploy.dockerfiles import ROOT, Dockerfile
-from tests.documentation.reference import PROCESSES
+from tests.documentation.reference import PROCESSES, describe_settings
 from tests.kept_port import kept_port
 
 SERVICE, GATEWAY = Dockerfile("service.Dockerfile"), Dockerfile("gateway.Dockerfile")

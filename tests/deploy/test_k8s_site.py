@@ -1,4 +1,4 @@
-"""What only an operator can know is asked for in one file: nothing in it has a default, and what lacks it fails."""
+"""The one file that asks for what only an operator can know: nothing in it has a default, and what lacks it fails."""
 
 import copy
 import re
@@ -155,7 +155,7 @@ def num_bytes(quantity: str) -> int:
 
 
 def disks(pod: Pod) -> dict[str, int]:
-    """What each volume on the node's disk may take."""
+    """The size limit of each volume on the node's disk."""
     volumes = [one for one in pod.spec.get("volumes", ()) if one.get("emptyDir", {}).get("medium", "") == ""]
     return {one["name"]: num_bytes(one["emptyDir"]["sizeLimit"]) for one in volumes if "emptyDir" in one}
 
@@ -203,7 +203,7 @@ def test_metrics_server_is_named_as_needed_where_something_scales_by_cpu(name: s
 
 
 def needs(name: str) -> str:
-    """What the README says that an overlay needs, with that of the overlay that it names."""
+    """The needs of an overlay by the README, with those of the overlay that it names."""
     row = re.search(rf"^\| `{name}` \|.*\|(.*)\|$", (K8S / "README.md").read_text(), re.MULTILINE)
     assert row is not None
     same = re.search(r"what `([\w-]+)` needs", row[1])

@@ -24,14 +24,20 @@ PARSE = (
     "import json, sys\n"
     "from vllm.entrypoints.launchers.cli_args import make_arg_parser\n"
     "from vllm.utils.argparse_utils import FlexibleArgumentParser\n"
-    "options = make_arg_parser(FlexibleArgumentParser()).parse_args(sys.argv[1:])\n"
-    "print(json.dumps([options.model, options.port, options.tensor_parallel_size]))\n"
+    "for given in json.loads(sys.argv[1]):\n"
+    "    options = make_arg_parser(FlexibleArgumentParser()).parse_args(given)\n"
+    "    print(json.dumps([options.model, options.port, options.tensor_parallel_size]))\n"
 )
 
 
-@pytest.fixture(scope="module", params=["gpu", "production"])
-def manifests(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Manifests:
-    return own_overlay(tmp_path_factory.mktemp(request.param), OVERLAY % request.param)
+@pytest.fixture(scope="module")
+def all_manifests(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Manifests]:
+    return {name: own_overlay(tmp_path_factory.mktemp(name), OVERLAY % name) for name in ("gpu", "production")}
+
+
+@pytest.fixture(params=["gpu", "production"])
+def manifests(request: pytest.FixtureRequest, all_manifests: dict[str, Manifests]) -> Manifests:
+    return all_manifests[request.param]
 
 
 def beside(pod: Pod, name: str) -> Any:
@@ -40,7 +46,7 @@ def beside(pod: Pod, name: str) -> Any:
 
 
 def arguments(pod: Pod) -> Sequence[str]:
-    """What vLLM is started with."""
+    """The arguments with which vLLM is started."""
     return list(beside(pod, "vllm")["args"])
 
 
@@ -134,10 +140,11 @@ def test_the_checkpoint_is_fetched_to_where_vllm_reads_it(
 
 
 @pytest.mark.slow
-def test_vllm_takes_the_arguments(manifests: Manifests) -> None:
-    pod = manifests.pod("generate")
+def test_vllm_takes_the_arguments(all_manifests: dict[str, Manifests]) -> None:
+    given = [arguments(manifests.pod("generate")) for manifests in all_manifests.values()]
     parsed = subprocess.run(
-        [vllm_python(), "-c", PARSE, *arguments(pod)], capture_output=True, text=True, env=ENVIRONMENT, cwd=ROOT
+        [vllm_python(), "-c", PARSE, json.dumps(given)], capture_output=True, text=True, env=ENVIRONMENT, cwd=ROOT
     )
     assert parsed.returncode == 0, parsed.stderr
-    assert json.loads(parsed.stdout.splitlines()[-1]) == ["/models/checkpoint", 8000, 2]
+    expected = ["/models/checkpoint", 8000, 2]
+    assert [json.loads(line) for line in parsed.stdout.splitlines()[-2:]] == [expected, expected]

@@ -107,7 +107,7 @@ async def test_keda_finds_at_a_gateway_that_asks_for_keys_who_waits_for_a_servic
     ((name, label, value),) = matchers(metadata["valueLocation"])
 
     async def told() -> float:
-        """What KEDA makes of the answer."""
+        """The number that KEDA reads from the answer."""
         bearer = {"Authorization": "Bearer fovea-k"}
         async with client.get(urlsplit(metadata["url"]).path, headers=bearer) as response:
             assert response.status == 200

@@ -25,7 +25,7 @@ Schema = dict[str, Any]
 
 @functools.cache
 def document() -> Document:
-    """What `/openapi.json` of the gateway answers when every service runs."""
+    """The gateway's answer to `/openapi.json` when every service runs."""
     services = {
         "predict": create_predict(PredictSettings(store_url=STORE)),
         "generate": create_generate(GenerateSettings(store_url=STORE)),

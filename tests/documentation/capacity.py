@@ -20,7 +20,7 @@ def published_models() -> dict[str, Any]:
 
 
 def capacity_of(model: dict[str, Any], memory_gib: int) -> Capacity:
-    """What fits beside a published model."""
+    """The streams that fit beside a published model."""
     size = CacheSize.of(model["config"])
     weight_bytes = model["num_parameters"] * DTYPE_BYTES[DTYPE]
     budget_bytes = int(memory_gib * GIBIBYTE * DEFAULT_SHARE)

@@ -1,4 +1,4 @@
-"""What each generated block holds, and the command that writes all of them anew."""
+"""The contents of each generated block, and the command that writes all of them anew."""
 
 from functools import partial
 

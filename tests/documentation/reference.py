@@ -1,6 +1,7 @@
 """Tables of settings, metrics and commands as the code has them."""
 
 import functools
+from dataclasses import dataclass
 from typing import Any
 
 import typer
@@ -10,7 +11,7 @@ from gateway.settings import GatewaySettings
 from services.cli.delegation import Delegate
 from services.cli.main import app
 from services.core.metrics import Metrics
-from services.core.settings import ProcessSettings, SettingRow, describe_settings
+from services.core.settings import SHARED_PREFIX, ProcessSettings, is_shared, own_prefix_of
 from services.embed.settings import EmbedSettings
 from services.generate.settings import GenerateSettings
 from services.predict.settings import PredictSettings
@@ -24,6 +25,47 @@ PROCESSES: dict[str, type[ProcessSettings]] = {
     "SCORE": ScoreSettings,
     "GATEWAY": GatewaySettings,
 }
+
+
+@dataclass(frozen=True)
+class SettingRow:
+    """One row of a settings table in the documentation; `default` is None for a setting that must be given."""
+
+    variable: str
+    type: str
+    default: str | None
+    description: str
+
+
+def describe_settings(settings_cls: type[ProcessSettings]) -> list[SettingRow]:
+    """Return every setting of a process in the order of its class, shared ones first."""
+    return [
+        SettingRow(
+            variable=(SHARED_PREFIX if is_shared(name) else own_prefix_of(settings_cls)) + name.upper(),
+            type=_type_name(field.annotation),
+            default=None if field.is_required() else _as_given(field.get_default()),
+            description=field.description or _inherited_description(settings_cls, name),
+        )
+        for name, field in settings_cls.model_fields.items()
+    ]
+
+
+def _as_given(default: Any) -> str:
+    """Format a default as in the environment, where a tuple is a comma-separated list."""
+    return ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
+
+
+def _inherited_description(settings_cls: type[ProcessSettings], field_name: str) -> str:
+    """Return the base class's description, for a process that only changes the default (of its port, say)."""
+    classes = [one for one in settings_cls.__mro__ if issubclass(one, ProcessSettings)]
+    fields = [one.model_fields[field_name] for one in classes if field_name in one.model_fields]
+    return next((field.description for field in fields if field.description), "")
+
+
+def _type_name(annotation: Any) -> str:
+    if isinstance(annotation, type):
+        return annotation.__name__
+    return str(annotation).replace("typing.", "").replace("pydantic.types.SecretStr", "str")
 
 
 def settings() -> dict[str, SettingRow]:

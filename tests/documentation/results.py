@@ -226,25 +226,25 @@ def caption_table(number: int) -> str:
 
 
 def visitor_table(service: Service) -> str:
-    """What a visitor asks of a service, before and after."""
+    """The questions that a visitor asks of a service, before and after."""
     results = VISITOR_FILES.load([RESULTS / "visitor.json"])
     return make_visitor_table(service, results, VISITOR_RUNS).to_markdown().partition("\n\n")[2]
 
 
 def reliability_table() -> str:
-    """How many of the starters' probabilities were about something right, by bin."""
+    """The share of the starters' probabilities that were about something right, by bin."""
     results = VISITOR_FILES.load([RESULTS / "visitor.json"])
     return make_reliability_table(results, VISITOR_RUNS[-1]).to_markdown().partition("\n\n")[2]
 
 
 def visitor_cases_table() -> str:
-    """How many of the cases made by hand are right, before and after."""
+    """The share of the cases made by hand that are right, before and after."""
     results = VISITOR_FILES.load([RESULTS / "visitor.json"])
     return make_case_table(results, VISITOR_RUNS).to_markdown().partition("\n\n")[2]
 
 
 def curated() -> dict[str, Any]:
-    """What `starters.curate.recorded` wrote of a refinement, audits and a comparison."""
+    """The record that `starters.curate.recorded` wrote of a refinement, audits and a comparison."""
     found: dict[str, Any] = json.loads((RESULTS / "curate.json").read_text())
     return found
 
@@ -262,7 +262,7 @@ def quality_table() -> str:
 
 
 def trainings() -> dict[str, Any]:
-    """What `python -m benchmarks.hard_negative_trainings` recorded."""
+    """The record of `python -m benchmarks.hard_negative_trainings`."""
     found: dict[str, Any] = json.loads((RESULTS / "curate-trainings.json").read_text())
     return found
 

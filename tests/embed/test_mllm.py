@@ -128,7 +128,7 @@ def test_an_image_passes_tower_and_language_model_once_for_all_its_instructions(
     engine: MllmEngine, reference: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(focallens_mllm, "AT_ONCE", 2)
-    llava = engine._encoder._model.llava  # type: ignore[attr-defined]
+    llava = engine._model.llava
     seen: list[tuple[str, int, int]] = []
     hooks = [
         llava.vision_tower.register_forward_hook(

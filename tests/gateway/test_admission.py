@@ -55,6 +55,20 @@ async def test_a_request_that_gives_up_waiting_frees_its_place_in_the_line() -> 
     assert gauges(metrics) == (1, 0)
 
 
+async def test_a_request_whose_deadline_is_too_near_is_counted_apart_from_a_full_queue() -> None:
+    entrance, metrics = gate(1, 1)
+    held = await entrance.enter(*ANYONE)
+    with pytest.raises(Overloaded) as refused:
+        await entrance.enter(ANYONE[0], time.monotonic())
+    assert refused.value.code == "deadline_too_near"
+    counts = [
+        metrics.registry.get_sample_value("fovea_rejected_total", {"reason": reason})
+        for reason in ("deadline_too_near", "queue_full")
+    ]
+    assert counts == [1, 0]
+    entrance.leave(held)
+
+
 async def test_a_place_given_to_a_request_that_is_just_being_cancelled_goes_to_the_next() -> None:
     entrance, metrics = gate(1, 2)
     place = await entrance.enter(*ANYONE)

@@ -1,4 +1,4 @@
-"""What the gateway serves as its console, and to whom."""
+"""The files that the gateway serves as its console, and the callers who may load them."""
 
 import gzip
 import re

@@ -1,4 +1,4 @@
-"""What an autoscaler reads at the gateway of a service that may have no instance: who asked lately, who is refused."""
+"""The demand for a service that may have no instance, as an autoscaler reads it: recent callers and refused ones."""
 
 import asyncio
 

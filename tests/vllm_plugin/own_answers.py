@@ -37,7 +37,7 @@ class Question:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """What the plug-in is asked."""
+        """The fields of a request to the plug-in."""
         calibration = {"fovea_log_alpha": list(self.log_alpha), "fovea_layers": list(self.layers)}
         return self.documents | calibration | {"fovea_first_row": self.first_row}
 

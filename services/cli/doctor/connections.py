@@ -261,10 +261,10 @@ def find_milvus(configured: Configured) -> Iterator[Finding]:
     settings = _settings(configured)
     if settings is None or settings.vectors_url is None or not is_importable("pymilvus"):
         return
-    from services.embed.collections.cluster.milvus import OPEN_TIMEOUT_S, address_of, connection_to, reason_of
+    from services.embed.collections.cluster.milvus import OPEN_TIMEOUT_S, MilvusVectors, address_of, reason_of
 
     try:
-        with closing(connection_to(settings.vectors_url)) as vectors:
+        with closing(MilvusVectors(settings.vectors_url)) as vectors:
             version = vectors.run("tell its version", lambda milvus: milvus.get_server_version(timeout=OPEN_TIMEOUT_S))
     except Overloaded as error:
         cure = f"start Milvus there, or correct {VECTORS}=http://USER:PASSWORD@HOST:PORT"

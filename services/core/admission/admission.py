@@ -45,7 +45,7 @@ class Admission:
             max_burst=settings.max_concurrency,
             burst_s=settings.burst_s,
         )
-        self.permits.refusals = metrics.rejected.labels("queue_full")
+        self.permits.refusals = metrics.rejected
         self._announcement = self._announce()
         metrics.concurrency_limit.set_function(lambda: self.permits.capacity)
 

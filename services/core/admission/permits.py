@@ -70,7 +70,7 @@ class Permits(FairGate):
         self._max_in_line = max_waiting
         self._max_burst = max_burst
         self._burst_s = burst_s
-        self.refusals: Counter | None = None  # counts refusals, where it is set
+        self.refusals: Counter | None = None  # counts refusals by their reason, where it is set
         self._burst_ends = -math.inf
         self._refused_at = -math.inf
         self._mean_hold_s = 0.0
@@ -205,5 +205,5 @@ class Permits(FairGate):
 
     def _refuse(self, message: str, code: str) -> Overloaded:
         if self.refusals is not None:
-            self.refusals.inc()
+            self.refusals.labels(code).inc()
         return Overloaded(message, code=code, retry_after_s=self.drain_s)

@@ -18,8 +18,8 @@ from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from services.core.batching.batches import BatchQueue, BatchRunner, Computed, CostBudget, Failed, QueuedItem, Request
-from services.core.batching.compute_thread import FIRST_RETRY_AFTER_S, ComputeThread, Intake
-from services.core.errors import DeadlineExceeded, Overloaded, is_out_of_memory
+from services.core.batching.compute_thread import ComputeThread, Intake, drain_s
+from services.core.errors import DeadlineExceeded, is_out_of_memory
 from services.core.exchange import current_caller
 from services.core.metrics import Metrics
 
@@ -165,15 +165,11 @@ class Batcher(Intake[Request[Answer[ResultT]]], Generic[ItemT, ResultT]):
 
         A batch whose requests were all given up may still be running then.
         """
-        self._is_draining = True
         with self._lock:
             waiting = self._queue.clear() + (self._prepared.items if self._prepared else [])
             self._prepared = None
-        for item in waiting:
-            self._fail(item.request, Overloaded("The service stopped before it processed this request."))
-        await self.drain()
+        await self._close(item.request for item in waiting)
         self._collators.shutdown(wait=False)
-        self._thread.detach(self)
 
     # On the event loop
 
@@ -192,7 +188,10 @@ class Batcher(Intake[Request[Answer[ResultT]]], Generic[ItemT, ResultT]):
                 self._queue.add(request, cost)
                 self._ask_for_turn()
         if not is_admitted:
-            self._make_room(request, cost)
+            with self._lock:
+                others = self._queue.in_the_way(request.client, cost, self._limits.max_queue_cost)
+                wait_s = drain_s(self._queue.cost, self._runner.cost_per_s)
+            self._displace(others, wait_s)
             return self._admit(submissions, deadline)
         self._accept(request)
         return request
@@ -210,21 +209,8 @@ class Batcher(Intake[Request[Answer[ResultT]]], Generic[ItemT, ResultT]):
         expected_s = (ahead + cost) * self._runner.times.full_s_per_cost
         if request.queued_at + expected_s > request.deadline:
             message = f"The expected wait is about {expected_s:.1f} s, which is longer than the request's deadline."
-            raise self._refusal(message, self._drain_s(), "deadline_too_near")
-
-    def _make_room(self, request: Request[Answer[ResultT]], cost: int) -> None:
-        """Refuse what is in the way of a request in a full queue. Raises Overloaded where that is itself."""
-        with self._lock:
-            displaced = self._queue.in_the_way(request.client, cost, self._limits.max_queue_cost)
-            wait_s = self._drain_s()
-        if displaced is None:
-            raise self._refusal("Too many requests are waiting.", wait_s)
-        for one in displaced:
-            self._fail(one, self._refusal("Too many requests of this client are waiting.", wait_s), "displaced")
-
-    def _drain_s(self) -> float:
-        rate = self._runner.cost_per_s
-        return self._queue.cost / rate if rate else FIRST_RETRY_AFTER_S
+            wait_s = drain_s(self._queue.cost, self._runner.cost_per_s)
+            raise self._refusal(message, wait_s, "deadline_too_near")
 
     def _deliver(self, outcome: Computed[ItemT, ResultT] | Failed[ItemT]) -> None:
         with self._delivering():

@@ -25,11 +25,19 @@ from services.core.metrics import Metrics
 
 ItemT = TypeVar("ItemT")
 AnswerT = TypeVar("AnswerT")
+ResultT = TypeVar("ResultT")
 
 # Large enough to find items of similar length, small enough that cutting takes microseconds.
 WINDOW_BATCHES = 4
 # Seconds for which another client is expected after requests of several clients have arrived.
 SHARED_S = 1.0
+# After running out of memory, each batch that nearly used up the budget raises it by this share of itself.
+RECOVERY_SHARE = 1 / 64
+# Weight of the newest batch in the measured throughput.
+THROUGHPUT_SMOOTHING = 0.2
+# Weight of a batch in the fitted batch times, relative to that of the next one.
+BATCH_MEMORY = 0.98
+FIXED_SHARE = 0.1
 
 
 class Request(Generic[AnswerT]):
@@ -259,17 +267,6 @@ class BatchQueue(Generic[ItemT]):
             highest = max(highest, window[high].cost)
             high += 1
         return window[low:high]
-
-
-ResultT = TypeVar("ResultT")
-
-# After running out of memory, each batch that nearly used up the budget raises it by this share of itself.
-RECOVERY_SHARE = 1 / 64
-# Weight of the newest batch in the measured throughput.
-THROUGHPUT_SMOOTHING = 0.2
-# Weight of a batch in the fitted batch times, relative to that of the next one.
-BATCH_MEMORY = 0.98
-FIXED_SHARE = 0.1
 
 
 class CostBudget:

@@ -10,7 +10,7 @@ import math
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from queue import SimpleQueue
@@ -24,19 +24,10 @@ from services.core.thread_priority import step_back
 
 T = TypeVar("T")
 
-
-class Waiting(Protocol):
-    """An object whose work waits for the compute thread."""
-
-    @property
-    def queue_depth(self) -> int: ...
-    @property
-    def queue_cost(self) -> int: ...
-    @property
-    def oldest_queued_s(self) -> float: ...
-
-    def thread_ended(self) -> None:
-        """Called once, on the thread as it ends: nothing that still waits for it will be computed."""
+# Bounds of what a refused client is told to wait, in seconds: the time in which the queue empties, but at most the
+# first; the second before anything was measured.
+MAX_RETRY_AFTER_S = 30.0
+FIRST_RETRY_AFTER_S = 1.0
 
 
 class ComputeThread:
@@ -49,7 +40,7 @@ class ComputeThread:
     def __init__(self, name: str = "compute") -> None:
         self.name = name
         self.heartbeat = time.time()
-        self.waiting: tuple[Waiting, ...] = ()
+        self.waiting: tuple[Intake[Any], ...] = ()
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._unanswered: set[Future[Any]] = set()
         self._busy_since: float | None = None
@@ -104,11 +95,11 @@ class ComputeThread:
         """Run a call without waiting for it. It must handle its own errors: what it raises ends the thread."""
         self._calls.put(call)
 
-    def attach(self, waiting: Waiting) -> None:
-        """Notify the object when the thread ends."""
+    def attach(self, waiting: "Intake[Any]") -> None:
+        """Notify what takes requests for this thread when it ends."""
         self.waiting = (*self.waiting, waiting)
 
-    def detach(self, waiting: Waiting) -> None:
+    def detach(self, waiting: "Intake[Any]") -> None:
         self.waiting = tuple(other for other in self.waiting if other is not waiting)
 
     def publish_load(self, metrics: Metrics) -> None:
@@ -158,14 +149,13 @@ class ComputeThread:
                     answer.set_exception(_no_thread())
 
 
+def drain_s(cost: float, cost_per_s: float) -> float:
+    """Return the seconds in which a queue empties at a throughput, a guess where none was measured."""
+    return cost / cost_per_s if cost_per_s else FIRST_RETRY_AFTER_S
+
+
 def _no_thread() -> Overloaded:
     return Overloaded("The service cannot process requests any more: its compute thread has ended.")
-
-
-# Bounds of what a refused client is told to wait, in seconds: the time in which the queue empties, but at most the
-# first; the second before anything was measured.
-MAX_RETRY_AFTER_S = 30.0
-FIRST_RETRY_AFTER_S = 1.0
 
 
 class Outstanding(Protocol):
@@ -236,7 +226,16 @@ class Intake(ABC, Generic[RequestT]):
         self._is_draining = True
         await self._is_idle.wait()
 
+    async def _close(self, waiting: Iterable[RequestT]) -> None:
+        """Refuse new requests, fail those that wait with Overloaded, and return when the others have ended."""
+        self._is_draining = True
+        for request in waiting:
+            self._fail(request, Overloaded("The service stopped before it processed this request."))
+        await self.drain()
+        self._thread.detach(self)
+
     def thread_ended(self) -> None:
+        """Fail what waits; called once, on the thread as it ends."""
         self._on_loop(self._break_down)
 
     def _refuse_if_closed(self) -> None:
@@ -251,6 +250,13 @@ class Intake(ABC, Generic[RequestT]):
         """Count and return the refusal of a request that may come again once the queue has emptied."""
         self._metrics.rejected.labels(code).inc()
         return Overloaded(message, code=code, retry_after_s=min(MAX_RETRY_AFTER_S, wait_s))
+
+    def _displace(self, others: Sequence[RequestT] | None, wait_s: float) -> None:
+        """Refuse what is in the way of a request in a full queue. Raises Overloaded where that is itself (None)."""
+        if others is None:
+            raise self._refusal("Too many requests are waiting.", wait_s)
+        for request in others:
+            self._fail(request, self._refusal("Too many requests of this client are waiting.", wait_s), "displaced")
 
     def _accept(self, request: RequestT) -> None:
         self._outstanding.add(request)

@@ -1,6 +1,6 @@
-"""The queue for places in a running batch, and the streams that return the items' events.
+"""The queue of items that wait to join a running batch, and the streams that return the items' events.
 
-The next item is the first of the client with the fewest places, among equals of the client that was served least (the
+The next item is of the client with the fewest running items, among equals of the client that was served least (the
 virtual token counter of Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024). With one client that is
 the order of arrival.
 
@@ -29,12 +29,17 @@ THROUGHPUT_MEMORY_S = 30.0
 SHARED_S = 1.0
 # From this number of clients on, those that were served no more than others are forgotten.
 MAX_REMEMBERED_CLIENTS = 4096
+# Seconds after which an item of a client that has more is paused for a waiting client: mostly one ends sooner, and a
+# paused item has to be computed again.
+SHORT_PATIENCE_S = 0.5
+# Seconds after which a client without a running item gets in for an item that has run for as long.
+PATIENCE_S = 2.0
 
 
 class Event(NamedTuple, Generic[EventT]):
     """One event of an item; the one that `is_last` ends its stream.
 
-    `queue_s` are the seconds that the item waited for its place, `elapsed_s` those from its submission until the
+    `queue_s` are the seconds that the item waited to join the batch, `elapsed_s` those from its submission until the
     event was computed.
     """
 
@@ -71,8 +76,8 @@ class Call(Generic[EventT]):
 class Work(Generic[ItemT, EventT]):
     """A submitted item, for which its client is charged `cost`.
 
-    `began_at` is when it was given its place, `runs_since` when it was last given one, `waits_since` when it last began
-    to wait. `has_come` tells whether it has delivered an event, after which its client waits for the others.
+    `began_at` is when it first joined the batch, `runs_since` when it last did, `waits_since` when it last began to
+    wait. `has_come` tells whether it has delivered an event, after which its client waits for the others.
     """
 
     __slots__ = ("began_at", "call", "client", "cost", "counted_steps", "has_come", "item", "runs_since", "waits_since")
@@ -91,6 +96,9 @@ class Work(Generic[ItemT, EventT]):
     def is_wanted(self, now: float) -> bool:
         """Whether its client still waits for it."""
         return self.call.deadline > now and not self.call.is_settled
+
+
+AnyWork = Work[Any, Any]
 
 
 class Stream(Generic[EventT]):
@@ -144,7 +152,7 @@ class _Line(Generic[ItemT, EventT]):
         return next(iter(self.work))
 
     def waits_since(self) -> float:
-        """Return when the oldest began to wait; items in front that have begun wait since they lost their place."""
+        """Return when the oldest began to wait; items in front that have begun wait since they were paused."""
         oldest = math.inf
         for work in self.work:
             oldest = min(oldest, work.waits_since)
@@ -212,14 +220,14 @@ class StepQueue(Generic[ItemT, EventT]):
             self._has_looker = will_return or bool(self._size)
             return self._has_looker
 
-    def next(self, places: Mapping[str, int], without: Container[str] = ()) -> Work[ItemT, EventT] | None:
-        """Return the item to be admitted next, where `places` has the clients' numbers of places (0 where not named).
+    def next(self, running: Mapping[str, int], without: Container[str] = ()) -> Work[ItemT, EventT] | None:
+        """Return the item to be admitted next; `running` has the clients' numbers of running items (0 where not named).
 
         None where no client has items waiting except the clients `without`.
         """
         with self._lock:
             waiting = (
-                (places.get(client, 0), line.served, number, line)
+                (running.get(client, 0), line.served, number, line)
                 for number, (client, line) in enumerate(self._lines.items())
                 if client not in without
             )
@@ -343,15 +351,6 @@ class Throughput:
         self._cost = kept * self._cost + cost
         self._seconds = kept * self._seconds + seconds
         self.cost_per_s = self._cost / self._seconds if self._seconds else 0.0
-
-
-AnyWork = Work[Any, Any]
-
-# Seconds after which a waiting client gets a place of one that has more: mostly one becomes free sooner, and a paused
-# item has to be computed again.
-SHORT_PATIENCE_S = 0.5
-# Seconds after which a waiting client without a place gets one that another has had for as long.
-PATIENCE_S = 2.0
 
 
 def making_way(

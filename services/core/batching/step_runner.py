@@ -1,7 +1,7 @@
 """The running batch of a Stepper, on the compute thread: items that join and leave, and the events of each step.
 
-A running item may be paused for others: because a client with a smaller share of the places waits, or because the
-running items have outgrown their room. It goes back to the front of the queue, and later continues where it was.
+A running item may be paused for others: because a client that has fewer waits, or because the running items have
+outgrown their room. It goes back to the front of the queue, and later continues where it was.
 
 Only the items at fault fail: an `admit` that raises is tried again item by item. A `step` that raises fails all running
 items, since the state that it left is unknown, and the service goes on with those that wait. A `prepare` that raises
@@ -30,7 +30,31 @@ from services.core.errors import FoveaError, InternalError, TooLarge, no_memory
 from services.core.metrics import Metrics
 
 ItemT = TypeVar("ItemT")
+EventT = TypeVar("EventT")
 EventT_co = TypeVar("EventT_co", covariant=True)
+
+# The batch becomes narrower where steps take less than the first share of the time, wider where more than the second.
+LEAST_SHARE = 0.06
+MOST_SHARE = 0.12
+# The minimum, and the breadth at the start.
+MIN_BREADTH = 4.0
+FIRST_BREADTH = 16.0
+# Seconds of computing that a decision is based on, in turns during which items waited.
+WINDOW_S = 0.5
+NARROWER = 0.7
+WIDER = 1.4
+# The charge for a step of one item, in the unit of costs: a decoded token keeps the device busier than a token of a
+# prompt, which is run together with many others.
+STEP_COST = 2.0
+# Seconds that a turn's admissions take at most, roughly, while several clients are active: new requests wait for it.
+SHARED_ADMIT_S = 0.05
+# Seconds between two looks at everything that waits, for the metric.
+DEMAND_EVERY_S = 1.0
+# Number of clients whose next item is considered in one turn.
+MAX_LOOKS = 8
+
+# The outcome of a turn for an item: an event of it, or the error that ends it.
+Outcome = tuple[Work[ItemT, EventT], Event[EventT] | FoveaError]
 
 
 class SteppingEngine(Protocol[ItemT, EventT_co]):
@@ -84,18 +108,6 @@ class SteppingEngine(Protocol[ItemT, EventT_co]):
         """
 
 
-# The batch becomes narrower where steps take less than the first share of the time, wider where more than the second.
-LEAST_SHARE = 0.06
-MOST_SHARE = 0.12
-# The minimum, and the breadth at the start.
-MIN_BREADTH = 4.0
-FIRST_BREADTH = 16.0
-# Seconds of computing that a decision is based on, in turns during which items waited.
-WINDOW_S = 0.5
-NARROWER = 0.7
-WIDER = 1.4
-
-
 class Breadth:
     """Adapts `limit`, the number of items that may run while others wait."""
 
@@ -117,22 +129,6 @@ class Breadth:
         elif share > MOST_SHARE:
             self.limit = max(self.limit, WIDER * num_running)
         self._admit_s, self._step_s = 0.0, 0.0
-
-
-EventT = TypeVar("EventT")
-
-# The charge for a step of one item, in the unit of costs: a decoded token keeps the device busier than a token of a
-# prompt, which is run together with many others.
-STEP_COST = 2.0
-# Seconds that a turn's admissions take at most, roughly, while several clients are active: new requests wait for it.
-SHARED_ADMIT_S = 0.05
-# Seconds between two looks at everything that waits, for the metric.
-DEMAND_EVERY_S = 1.0
-# Number of clients whose next item is considered in one turn.
-MAX_LOOKS = 8
-
-# The outcome of a turn for an item: an event of it, or the error that ends it.
-Outcome = tuple[Work[ItemT, EventT], Event[EventT] | FoveaError]
 
 
 class LostItems(Exception):
@@ -222,8 +218,8 @@ class StepRunner(Generic[ItemT, EventT]):
         held_up: set[str] = set()
         cost = 0
         max_cost = self._max_admit_cost()
-        places = self._places()
-        while len(held_up) < MAX_LOOKS and (work := self._next_wanted(places, held_up)) is not None:
+        running = self._running_by_client()
+        while len(held_up) < MAX_LOOKS and (work := self._next_wanted(running, held_up)) is not None:
             if chosen and cost + work.cost > max_cost:
                 break
             try:
@@ -240,7 +236,7 @@ class StepRunner(Generic[ItemT, EventT]):
             elif self._queue.take(work):
                 if has_room:
                     chosen.append(work)
-                    places[work.client] += 1
+                    running[work.client] += 1
                     cost += work.cost
                 else:
                     yield [(work, TooLarge("The request needs more memory than the service has."))]
@@ -254,9 +250,9 @@ class StepRunner(Generic[ItemT, EventT]):
             return self._budget.current
         return min(self._budget.current, SHARED_ADMIT_S * rate)
 
-    def _next_wanted(self, places: Counter[str], held_up: set[str]) -> Work[ItemT, EventT] | None:
+    def _next_wanted(self, running: Counter[str], held_up: set[str]) -> Work[ItemT, EventT] | None:
         now = time.monotonic()
-        while (work := self._queue.next(places, held_up)) is not None and not work.is_wanted(now):
+        while (work := self._queue.next(running, held_up)) is not None and not work.is_wanted(now):
             self._queue.discard(work)  # the event loop tells the reader of its stream
         return work
 
@@ -450,14 +446,14 @@ class StepRunner(Generic[ItemT, EventT]):
         self._metrics.running_items.dec()
         self._waits_for_memory = False
 
-    def _places(self) -> Counter[str]:
-        """Count each client's places; charges clients for the steps of their running items first."""
-        places: Counter[str] = Counter()
+    def _running_by_client(self) -> Counter[str]:
+        """Count each client's running items; charges clients for the steps of their running items first."""
+        running: Counter[str] = Counter()
         if len(self._queue):
             for work in self.running.values():
-                places[work.client] += 1
+                running[work.client] += 1
                 self._charge(work)
-        return places
+        return running
 
     def _charge(self, work: Work[ItemT, EventT]) -> None:
         if work.has_come:

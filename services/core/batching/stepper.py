@@ -16,10 +16,10 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from services.core.batching.batches import CostBudget
-from services.core.batching.compute_thread import FIRST_RETRY_AFTER_S, ComputeThread, Intake
+from services.core.batching.compute_thread import ComputeThread, Intake, drain_s
 from services.core.batching.step_queue import Call, StepQueue, Stream, Work
 from services.core.batching.step_runner import Outcome, SteppingEngine, StepRunner
-from services.core.errors import FoveaError, Overloaded, is_out_of_memory
+from services.core.errors import FoveaError, is_out_of_memory
 from services.core.exchange import current_caller
 from services.core.metrics import Metrics
 
@@ -68,12 +68,12 @@ class Stepper(Intake[Call[EventT]], Generic[ItemT, EventT]):
 
     @property
     def queue_depth(self) -> int:
-        """The number of items that wait for a place."""
+        """The number of waiting items."""
         return len(self._queue)
 
     @property
     def queue_cost(self) -> int:
-        """The cost of the items that wait for a place."""
+        """The cost of the waiting items."""
         return self._queue.cost
 
     @property
@@ -111,7 +111,9 @@ class Stepper(Intake[Call[EventT]], Generic[ItemT, EventT]):
             raise ValueError("the item is being answered already")
         self._refuse_if_closed()
         client = current_caller().client
-        self._make_room(client, cost)
+        others = self._queue.in_the_way(client, cost, self._limits.max_queue_cost, self._limits.max_queue_size)
+        wait_s = drain_s(self._queue.cost, self._runner.throughput.cost_per_s)
+        self._displace(None if others is None else [work.call for work in others], wait_s)
         call: Call[EventT] = Call(deadline)
         call.work = Work(item, cost, call, client)
         self._answering.add(id(item))
@@ -122,22 +124,9 @@ class Stepper(Intake[Call[EventT]], Generic[ItemT, EventT]):
 
     async def close(self) -> None:
         """Refuse new items, fail those that wait with Overloaded, and return when those that had begun have ended."""
-        self._is_draining = True
-        for work in self._queue.clear():
-            self._fail(work.call, Overloaded("The service stopped before it processed this request."))
-        await self.drain()
-        self._thread.detach(self)
+        await self._close(work.call for work in self._queue.clear())
 
     # On the event loop
-
-    def _make_room(self, client: str, cost: int) -> None:
-        leaving = self._queue.in_the_way(client, cost, self._limits.max_queue_cost, self._limits.max_queue_size)
-        rate = self._runner.throughput.cost_per_s
-        wait_s = self._queue.cost / rate if rate else FIRST_RETRY_AFTER_S
-        if leaving is None:
-            raise self._refusal("Too many requests are waiting.", wait_s)
-        for work in leaving:
-            self._fail(work.call, self._refusal("Too many requests of this client are waiting.", wait_s), "displaced")
 
     def _deliver(self, outcomes: Sequence[Outcome[ItemT, EventT]]) -> None:
         with self._delivering():

@@ -12,21 +12,12 @@ from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
 from services.core.errors import (
-    BodyTimeout,
-    Conflict,
-    DeadlineExceeded,
     FoveaError,
     InternalError,
     InvalidField,
     InvalidRequest,
     MethodNotAllowed,
-    Misdirected,
     NotFound,
-    Overloaded,
-    PermissionDenied,
-    RateLimited,
-    TooLarge,
-    Unauthenticated,
     UnsupportedMediaType,
     is_out_of_memory,
     no_memory,
@@ -51,24 +42,7 @@ class ErrorEnvelope(BaseModel):
     error: ErrorDetail
 
 
-ERROR_CLASSES: tuple[type[FoveaError], ...] = (
-    InvalidRequest,
-    Unauthenticated,
-    PermissionDenied,
-    NotFound,
-    MethodNotAllowed,
-    BodyTimeout,
-    Conflict,
-    TooLarge,
-    UnsupportedMediaType,
-    Misdirected,
-    InvalidField,
-    RateLimited,
-    InternalError,
-    Overloaded,
-    DeadlineExceeded,
-)
-_CLASS_BY_STATUS = {error_class.status: error_class for error_class in ERROR_CLASSES}
+_CLASS_BY_STATUS = {error_class.status: error_class for error_class in FoveaError.__subclasses__()}
 
 
 def error_responses(*shapes: type[BaseModel]) -> dict[int | str, dict[str, Any]]:

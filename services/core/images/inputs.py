@@ -70,13 +70,6 @@ def image_input(image: JsonImage, param: str, limits: ImageLimits) -> ImageInput
 
 
 @dataclass(frozen=True)
-class _LargeImage:
-    """An image that must be decoded in the large images' lane."""
-
-    header: ImageHeader
-
-
-@dataclass(frozen=True)
 class _Lane:
     """Threads, and the gate of their budget, which is held while one of them works."""
 
@@ -172,15 +165,14 @@ class ImageInputs:
             with self._decode_seconds.time():
                 return use(load_image(header, self.limits, param=param))
 
-        def decode_small() -> T | _LargeImage:
+        def decode_small() -> T | ImageHeader:
             header = read_image_header(data, self.limits, param=param)
-            return decode(header) if header.num_pixels <= SMALL_IMAGE_PIXELS else _LargeImage(header)
+            return decode(header) if header.num_pixels <= SMALL_IMAGE_PIXELS else header
 
         begun = await self._small.run(1, decode_small)
-        if not isinstance(begun, _LargeImage):
+        if not isinstance(begun, ImageHeader):
             return begun
-        header = begun.header
-        return await self._large.run(header.num_pixels, lambda: decode(header))
+        return await self._large.run(begun.num_pixels, lambda: decode(begun))
 
     def _refusal(self) -> Overloaded:
         self._rejected.inc()

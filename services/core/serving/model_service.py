@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import structlog
 from fastapi import APIRouter, FastAPI
 
 from services.core.batching.batcher import Batcher, BatchLimits, Engine
@@ -19,9 +18,9 @@ from services.core.metrics import Metrics
 from services.core.serving.candidates import CheckpointEngine
 from services.core.serving.model_settings import ModelSettings
 from services.core.serving.served_checkpoint import Answering, FollowOptions, MemoryBudget, ServedCheckpoint
-from services.core.serving.served_models import Residency, ServedModels, StoredModels, told_kinds
+from services.core.serving.served_models import ServedModels, StoredModels, told_kinds
 from services.core.store.checkpoint_files import packaged_starters
-from services.core.store.errors import StoreUnavailable, UnservedKind
+from services.core.store.errors import UnservedKind
 from services.core.store.manifest import Manifest
 from services.core.store.store import Store
 
@@ -57,8 +56,8 @@ class ModelService:
         describe: Callable[[EngineT], DescriptionT],
     ) -> ServedModels[EngineT, DescriptionT, BatcherT]:
         """The models of the settings. `load` has what reads a verified folder, by the kind of its checkpoint;
-        `measure` and `describe` are as in Residency."""
-        settings, variable = self._settings, f"FOVEA_{self.name.upper()}"
+        `measure` and `describe` are as in ServedModels."""
+        settings = self._settings
 
         def load_kind(folder: Path, manifest: Manifest) -> EngineT:
             if manifest.kind not in load:
@@ -74,30 +73,24 @@ class ModelService:
                 alias,
                 settings.checkpoint_cache_dir,
                 settings.store_poll_s,
+                room,
                 load_timeout_s=settings.load_timeout_s,
                 cache_max_bytes=settings.checkpoint_cache_max_bytes,
-                room=room,
             )
             return ServedCheckpoint(
                 self._store, followed, load=load_kind, make_batcher=make_batcher, metrics=self.metrics
             )
 
-        residency: Residency[EngineT, DescriptionT, BatcherT] = Residency(
+        models: ServedModels[EngineT, DescriptionT, BatcherT] = ServedModels(
+            StoredModels(self._store, runs=tuple(load), max_age_s=settings.store_poll_s),
             max_bytes=settings.memory_bytes,
             measure=measure,
             describe=describe,
+            settings=f"FOVEA_{self.name.upper()}",
             metrics=self.metrics,
-            setting=f"{variable}_MEMORY_BYTES",
         )
         for name, alias in settings.followed:
-            residency.add(partial(follow_one, name, alias))
-        models = ServedModels(
-            residency,
-            stored=StoredModels(self._store, max_age_s=settings.store_poll_s),
-            runs=tuple(load),
-            setting=f"{variable}_MODELS",
-            metrics=self.metrics,
-        )
+            models.add(partial(follow_one, name, alias))
         for resident in models.residents:
             self.health.add_readiness_check(f"checkpoint {resident.checkpoint.name}", partial(models.check, resident))
         return models
@@ -136,7 +129,9 @@ class ModelService:
         async def start() -> None:
             for prepare in warm_up:
                 await prepare()
-            await asyncio.to_thread(self._publish_packaged_starters)
+            # to an empty store all, to any other those that this service is to serve
+            wanted = [name for name, _ in self._settings.followed]
+            await asyncio.to_thread(self._store.publish_starters, packaged_starters(), wanted)
             await models.start()
 
         @asynccontextmanager
@@ -169,13 +164,3 @@ class ModelService:
             return False, "the compute thread has ended"
         is_running = stalled_s < self._settings.stall_timeout_s
         return is_running, f"running one batch for {stalled_s:.1f} s" if stalled_s else "idle"
-
-    def _publish_packaged_starters(self) -> None:
-        """Publish the packaged checkpoints to an empty store, and to any other those that this service is to serve.
-
-        A store that can't be written now is used as it is.
-        """
-        try:
-            self._store.publish_starters(packaged_starters(), [name for name, _ in self._settings.followed])
-        except StoreUnavailable as error:
-            structlog.get_logger(__name__).warning("starter checkpoints not published", error=str(error))

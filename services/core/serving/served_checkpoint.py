@@ -7,9 +7,9 @@ requests and is released. A version that fails any of these steps is rejected, a
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -24,6 +24,8 @@ from services.core.settings import DEFAULT_CHECKPOINT_CACHE_BYTES
 from services.core.store.errors import CorruptCheckpoint, InvalidCheckpoint, StoreError, StoreUnavailable
 from services.core.store.manifest import Manifest
 
+LOADING_RETRY_AFTER_S = 5.0
+
 
 class MemoryBudget(Protocol):
     """The memory for the engines of one model."""
@@ -37,20 +39,6 @@ class MemoryBudget(Protocol):
 
     def serves(self, engine: Any) -> None:
         """Called with every engine that begins to serve."""
-
-
-class Unlimited:
-    """Unlimited room."""
-
-    @asynccontextmanager
-    async def entered(self, folder: Path, manifest: Manifest) -> AsyncIterator[Callable[[], None]]:
-        yield lambda: None
-
-    def serves(self, engine: Any) -> None:
-        """Do nothing."""
-
-
-LOADING_RETRY_AFTER_S = 5.0
 
 
 class Versions(Protocol):
@@ -95,10 +83,10 @@ class FollowOptions:
     alias: str
     cache_dir: Path
     poll_s: float
+    room: MemoryBudget
     damaged_retry_s: float = 60.0
     load_timeout_s: float = 600.0
     cache_max_bytes: int = DEFAULT_CHECKPOINT_CACHE_BYTES
-    room: MemoryBudget = field(default_factory=Unlimited)
 
 
 @dataclass(frozen=True)
@@ -230,9 +218,18 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
 
     async def load(self) -> None:
         """Load the version that served last again, if none is loaded. Raises Overloaded where that fails."""
-        if self._current is None:
-            async with self._one_look_at_a_time:
-                await self._load_again()
+        async with self._one_look_at_a_time:
+            if self._current is not None:
+                return
+            if self.manifest is None:
+                raise self.not_loaded()
+            version = self.manifest.version
+            try:
+                generation = await self._load_generation(version)
+            except Exception as error:
+                self._log.error("checkpoint not loaded again", model=self.name, version=version, exc_info=error)
+                raise self.not_loaded() from error
+            await self._swap(generation)
 
     @contextmanager
     def lease(self) -> Iterator[Served[EngineT, BatcherT]]:
@@ -351,19 +348,6 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
             is_checked_before=manifest is self.manifest,
         )
         return await candidate.ready(self._followed.load_timeout_s)
-
-    async def _load_again(self) -> None:
-        if self._current is not None:
-            return
-        if self.manifest is None:
-            raise self.not_loaded()
-        version = self.manifest.version
-        try:
-            generation = await self._load_generation(version)
-        except Exception as error:
-            self._log.error("checkpoint not loaded again", model=self.name, version=version, exc_info=error)
-            raise self.not_loaded() from error
-        await self._swap(generation)
 
     async def _swap(self, generation: _Generation[EngineT, BatcherT]) -> None:
         before, self._current = self._current, generation

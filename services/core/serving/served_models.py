@@ -8,7 +8,7 @@ interrupted: requests that have it keep it until they are done, later ones wait 
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, Generic
@@ -44,10 +44,12 @@ Listing = tuple[list[Version], dict[str, str]]
 class StoredModels:
     """The names, kinds and versions of the models in a store, read again once they are older than `max_age_s`.
 
-    However often clients ask, the store is asked seldom. Nothing is known where it can't be read.
+    However often clients ask, the store is asked seldom. Nothing is known where it can't be read. `runs` has the kinds
+    that the service runs, so that errors tell what can be served from what can't.
     """
 
-    def __init__(self, store: Store, *, max_age_s: float) -> None:
+    def __init__(self, store: Store, *, runs: Collection[str], max_age_s: float) -> None:
+        self.runs = runs
         self._store = store
         self._max_age_s = max_age_s
         self._names: frozenset[str] = frozenset()
@@ -95,7 +97,7 @@ class StoredModels:
         except StoreError:
             return None
         named = set(aliases.values())
-        return [one for place, one in enumerate(versions) if place < MAX_LISTED or one.id in named], aliases
+        return [one for number, one in enumerate(versions) if number < MAX_LISTED or one.id in named], aliases
 
 
 EngineT = TypeVar("EngineT", bound=CheckpointEngine)
@@ -111,22 +113,22 @@ class Resident(Generic[EngineT, DescriptionT, BatcherT]):
 
     checkpoint: ServedCheckpoint[EngineT, BatcherT]
 
-    def __init__(self, residency: "Residency[EngineT, DescriptionT, BatcherT]") -> None:
+    def __init__(self, models: "ServedModels[EngineT, DescriptionT, BatcherT]") -> None:
         self.description: DescriptionT | None = None
         self.num_leases = 0
         self.last_used = 0.0
         self.arrival: asyncio.Task[None] | None = None
-        self._residency = residency
+        self._models = models
         self._num_waiting = 0
         self._nobody_waits = asyncio.Event()
         self._nobody_waits.set()
 
     def entered(self, folder: Path, manifest: Manifest) -> AbstractAsyncContextManager[Callable[[], None]]:
-        return self._residency.entered(self, folder, manifest)
+        return self._models.entered(self, folder, manifest)
 
     def serves(self, engine: EngineT) -> None:
-        self.description = self._residency.describe(engine)
-        self._residency.has_changed.set()
+        self.description = self._models.describe(engine)
+        self._models.has_changed.set()
 
     async def arrive(self, deadline: float) -> None:
         """Return when it is in memory. Raises DeadlineExceeded, and Overloaded where it can't be loaded.
@@ -164,28 +166,30 @@ class Resident(Generic[EngineT, DescriptionT, BatcherT]):
             arrival.exception()  # looked at: perhaps nobody waits for it any more
 
 
-class Residency(Generic[EngineT, DescriptionT, BatcherT]):
-    """Models whose parameters take at most `max_bytes` together, 0: any number.
+class ServedModels(Generic[EngineT, DescriptionT, BatcherT]):
+    """Finds the model that a request names and leases it. Parameters take `max_bytes` at most together, 0: any number.
 
     `measure` returns the bytes that those of a checkpoint folder will take, on any thread; it raises ValueError or
-    OSError for one that can't be measured. `describe` returns what is known of a model also while it is not in memory;
-    `setting` is the name of the setting of `max_bytes`, for error messages. One model is loaded at a time.
+    OSError for one that can't be measured. `describe` returns what is known of a model also while it is not in memory.
+    `settings` is how the names of the service's settings begin. One model is loaded at a time.
     """
 
     def __init__(
         self,
+        stored: StoredModels,
         *,
         max_bytes: int,
         measure: Callable[[Path], int],
         describe: Callable[[EngineT], DescriptionT],
+        settings: str,
         metrics: Metrics,
-        setting: str,
     ) -> None:
         self.residents: list[Resident[EngineT, DescriptionT, BatcherT]] = []
         self.describe = describe
-        self._setting = setting
+        self._stored = stored
         self._max_bytes = max_bytes
         self._measure = measure
+        self._settings = settings
         self._metrics = metrics
         self._held: dict[object, tuple[str, int]] = {}  # of each version that is in memory, or on its way in or out
         self.has_changed = asyncio.Event()  # a model is in memory, or a version is out of it
@@ -216,113 +220,6 @@ class Residency(Generic[EngineT, DescriptionT, BatcherT]):
         for resident in self.residents:
             await resident.checkpoint.close()
 
-    @asynccontextmanager
-    async def lease(
-        self, resident: Resident[EngineT, DescriptionT, BatcherT], deadline: float
-    ) -> AsyncIterator[Served[EngineT, BatcherT]]:
-        """The version that serves, kept in memory until the block ends.
-
-        Waits for it to be loaded until `deadline`, a reading of `time.monotonic()`. Raises what `Resident.arrive`
-        raises.
-        """
-        resident.last_used = time.monotonic()
-        if not resident.checkpoint.is_loaded:
-            await resident.arrive(deadline)
-        # nothing is awaited between here and the lease, so that it is still there
-        with resident.checkpoint.lease() as served:
-            resident.num_leases += 1
-            try:
-                yield served
-            finally:
-                resident.num_leases -= 1
-                resident.last_used = time.monotonic()
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of all parameters in memory."""
-        return sum(size for _, size in self._held.values())
-
-    @asynccontextmanager
-    async def entered(
-        self, newcomer: Resident[EngineT, DescriptionT, BatcherT], folder: Path, manifest: Manifest
-    ) -> AsyncIterator[Callable[[], None]]:
-        """See MemoryBudget."""
-        checkpoint = f"{manifest.name}@{manifest.version}"
-        try:
-            needed = await asyncio.to_thread(self._measure, folder)
-        except (OSError, ValueError) as error:
-            raise InvalidCheckpoint(f"{checkpoint}: its weights can't be measured ({type(error).__name__})") from error
-        if 0 < self._max_bytes < needed:
-            raise InvalidCheckpoint(
-                f"{checkpoint}: its parameters take {needed} bytes, but the limit for all models is {self._max_bytes} "
-                f"({self._setting})"
-            )
-        async with self._one_at_a_time:
-            await self._make_room(needed, newcomer)
-            place = object()
-            self._held[place] = (manifest.name, needed)
-            self._show(manifest.name)
-
-            def leave() -> None:
-                self._held.pop(place, None)
-                self._show(manifest.name)
-                self.has_changed.set()
-
-            try:
-                yield leave
-            except BaseException:
-                leave()
-                raise
-
-    async def _make_room(self, needed: int, newcomer: Resident[EngineT, DescriptionT, BatcherT]) -> None:
-        """Unload idle models before those that are answering, and the newcomer's own previous version last of all."""
-        while 0 < self._max_bytes < self.held_bytes + needed:
-            self.has_changed.clear()
-            order = [(one is newcomer, one.num_leases > 0, one.last_used) for one in self.residents]
-            ranked = sorted(zip(order, range(len(order)), strict=True))
-            loaded = [self.residents[place] for _, place in ranked if self.residents[place].checkpoint.is_loaded]
-            if loaded:
-                await loaded[0].leave()
-            else:
-                await self.has_changed.wait()  # until a version that was replaced has answered
-
-    def _show(self, name: str) -> None:
-        size = sum(size for owner, size in self._held.values() if owner == name)
-        self._metrics.model_resident_bytes.labels(name).set(size)
-
-
-class ServedModels(Generic[EngineT, DescriptionT, BatcherT]):
-    """Finds the model that a request names and leases it.
-
-    `stored` knows the models in the store, and `runs` has the kinds that the service runs, so that errors tell what can
-    be served from what can't; `setting` is the name of the setting that lists the served ones.
-    """
-
-    def __init__(
-        self,
-        residency: Residency[EngineT, DescriptionT, BatcherT],
-        *,
-        stored: StoredModels,
-        runs: Collection[str],
-        setting: str,
-        metrics: Metrics,
-    ) -> None:
-        self._residency = residency
-        self._stored = stored
-        self._runs = runs
-        self._setting = setting
-        self._metrics = metrics
-
-    @property
-    def residents(self) -> Sequence[Resident[EngineT, DescriptionT, BatcherT]]:
-        return self._residency.residents
-
-    async def start(self) -> None:
-        await self._residency.start()
-
-    async def close(self) -> None:
-        await self._residency.close()
-
     def named(self, name: str) -> Resident[EngineT, DescriptionT, BatcherT] | None:
         """Return the model of this name, without alias or version; None if it is not served."""
         return next((one for one in self.residents if one.checkpoint.name == name), None)
@@ -352,9 +249,11 @@ class ServedModels(Generic[EngineT, DescriptionT, BatcherT]):
         if self.named(name) is not None:
             message = f"{name!r} is served, but not as {version!r}."
         elif (kind := await self._stored.kind(name)) is not None:
-            message = f"The model {name!r} is in the store, but this service serves {names} ({self._setting})."
-            if kind and kind not in self._runs:
-                message = f"The model {name!r} is a {kind} checkpoint; this service runs {told_kinds(self._runs)}."
+            message = f"The model {name!r} is in the store, but this service serves {names} ({self._settings}_MODELS)."
+            if kind and kind not in self._stored.runs:
+                message = (
+                    f"The model {name!r} is a {kind} checkpoint; this service runs {told_kinds(self._stored.runs)}."
+                )
         return NotFound(message, param="model", code="model_not_found")
 
     async def versions(self, name: str) -> ModelVersionList:
@@ -398,21 +297,28 @@ class ServedModels(Generic[EngineT, DescriptionT, BatcherT]):
         *,
         asked: str | None = None,
     ) -> AsyncIterator[Served[EngineT, BatcherT]]:
-        """Lease one of the models, which is loaded if it is not in memory.
+        """Lease one of the models, which is loaded by the deadline if it is not in memory.
 
-        Raises Overloaded while it has never been loaded, and what `Residency.lease` raises.
+        Raises Overloaded while it has never been loaded, and what `Resident.arrive` raises.
         """
         if resident.description is None:
             raise resident.checkpoint.not_loaded()
-        began = time.perf_counter()
-        was_loaded = resident.checkpoint.is_loaded
-        async with self._residency.lease(resident, context.deadline) as served:
-            if not was_loaded:
-                context.timing.add("load", time.perf_counter() - began)
-            context.model = served.label
-            if asked:
-                await self.find(asked)
-            yield served
+        resident.last_used = time.monotonic()
+        if not resident.checkpoint.is_loaded:
+            began = time.perf_counter()
+            await resident.arrive(context.deadline)
+            context.timing.add("load", time.perf_counter() - began)
+        # nothing is awaited between here and the lease, so that it is still there
+        with resident.checkpoint.lease() as served:
+            resident.num_leases += 1
+            try:
+                context.model = served.label
+                if asked:
+                    await self.find(asked)
+                yield served
+            finally:
+                resident.num_leases -= 1
+                resident.last_used = time.monotonic()
 
     def check(self, resident: Resident[EngineT, DescriptionT, BatcherT]) -> CheckResult:
         """Report for `/readyz` what serves under one name.
@@ -437,6 +343,57 @@ class ServedModels(Generic[EngineT, DescriptionT, BatcherT]):
         self._metrics.rejected.labels("loading").inc()
         absent = [one.checkpoint.absence for one in self.residents if one.description is None]
         return Overloaded(" ".join(absent), code="loading", retry_after_s=LOADING_RETRY_AFTER_S)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of all parameters in memory."""
+        return sum(size for _, size in self._held.values())
+
+    @asynccontextmanager
+    async def entered(
+        self, newcomer: Resident[EngineT, DescriptionT, BatcherT], folder: Path, manifest: Manifest
+    ) -> AsyncIterator[Callable[[], None]]:
+        """See MemoryBudget."""
+        checkpoint = f"{manifest.name}@{manifest.version}"
+        try:
+            needed = await asyncio.to_thread(self._measure, folder)
+        except (OSError, ValueError) as error:
+            raise InvalidCheckpoint(f"{checkpoint}: its weights can't be measured ({type(error).__name__})") from error
+        if 0 < self._max_bytes < needed:
+            raise InvalidCheckpoint(
+                f"{checkpoint}: its parameters take {needed} bytes, but the limit for all models is {self._max_bytes} "
+                f"({self._settings}_MEMORY_BYTES)"
+            )
+        async with self._one_at_a_time:
+            await self._make_room(needed, newcomer)
+            entry = object()
+            self._held[entry] = (manifest.name, needed)
+            self._show(manifest.name)
+
+            def leave() -> None:
+                self._held.pop(entry, None)
+                self._show(manifest.name)
+                self.has_changed.set()
+
+            try:
+                yield leave
+            except BaseException:
+                leave()
+                raise
+
+    async def _make_room(self, needed: int, newcomer: Resident[EngineT, DescriptionT, BatcherT]) -> None:
+        """Unload idle models before those that are answering, and the newcomer's own previous version last of all."""
+        while 0 < self._max_bytes < self.held_bytes + needed:
+            self.has_changed.clear()
+            loaded = [one for one in self.residents if one.checkpoint.is_loaded]
+            if loaded:
+                await min(loaded, key=lambda one: (one is newcomer, one.num_leases > 0, one.last_used)).leave()
+            else:
+                await self.has_changed.wait()  # until a version that was replaced has answered
+
+    def _show(self, name: str) -> None:
+        size = sum(size for owner, size in self._held.values() if owner == name)
+        self._metrics.model_resident_bytes.labels(name).set(size)
 
 
 def told_kinds(kinds: Collection[str]) -> str:

@@ -12,7 +12,7 @@ Guarantees, also if a writer is killed or loses power between any two writes:
 - Loaded files are those that were published: every file, and the manifest itself, is checked against its digest.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -24,7 +24,12 @@ import structlog
 
 from services.core.settings import DEFAULT_CHECKPOINT_CACHE_BYTES
 from services.core.store.aliases import Alias, Aliases
-from services.core.store.checkpoint_files import CheckpointFile, read_checkpoint_directory, read_description
+from services.core.store.checkpoint_files import (
+    CheckpointDescription,
+    CheckpointFile,
+    read_checkpoint_directory,
+    read_description,
+)
 from services.core.store.errors import (
     AliasMoved,
     CorruptCheckpoint,
@@ -45,6 +50,10 @@ from services.core.store.writers import CLAIM_LIFE_S, Turn, Writers
 
 log = structlog.get_logger(__name__)
 
+UPLOAD_ATTEMPTS = 3
+DEFAULT_KEEP = 5
+DEFAULT_GRACE_S = 24 * 3600.0
+
 
 @dataclass(frozen=True)
 class Removal:
@@ -54,58 +63,6 @@ class Removal:
     version: str
     reason: Literal["unused", "incomplete"]
     size_bytes: int
-
-
-@dataclass(frozen=True)
-class GarbageCollector:
-    """Keeps, of each model: versions that an alias names or would roll back to, the newest `keep` versions, and
-    everything younger than `grace_s`, which must exceed the longest pause between two files of an upload.
-    """
-
-    objects: Objects
-    versions: Versions
-    aliases: Aliases
-    writers: Writers
-    keep: int
-    grace_s: float
-
-    def find(self, name: str) -> list[Removal]:
-        """Return what could be removed now. Raises StoreUnavailable, and CorruptCheckpoint for an unreadable alias."""
-        needed = _needed(self.aliases.read_all(name).values())
-        complete, uploads = self.versions.list(name)
-        unused = [version for version in complete[self.keep :] if version.id not in needed]
-        youngest = datetime.now(UTC) - timedelta(seconds=self.grace_s)
-        return [
-            *(Removal(name, v.id, "unused", v.size_bytes) for v in unused if v.published < youngest),
-            *(Removal(name, u.id, "incomplete", u.size_bytes) for u in uploads if u.last_written < youngest),
-        ]
-
-    def remove(self, removal: Removal) -> bool:
-        """Remove a version's folder if it is still unused, in a turn of its own, so that publishers wait little."""
-        with self.writers.turn(removal.name) as turn:
-            if removal not in self.find(removal.name):
-                return False
-            turn.check()
-            self.versions.remove(removal.name, removal.version)
-        log.info("version removed", model=removal.name, version=removal.version, reason=removal.reason)
-        return True
-
-    def sweep(self) -> None:
-        """Drop claims and probes of writers that died, and half-written local files."""
-        oldest = datetime.now(UTC) - timedelta(seconds=self.grace_s)
-        for prefix in ("claims", "probes"):
-            entries = self.objects.entries(prefix)
-            self.objects.delete(entry.key for entry in entries if entry.modified < oldest)
-        self.objects.delete_half_written(oldest)
-
-
-def _needed(aliases: Iterable[Alias]) -> set[str]:
-    return {version for alias in aliases for version in (alias.version, *alias.previous[:1])}
-
-
-UPLOAD_ATTEMPTS = 3
-DEFAULT_KEEP = 5
-DEFAULT_GRACE_S = 24 * 3600.0
 
 
 class Anywhere:
@@ -129,28 +86,13 @@ class Store:
         self._writers = Writers(objects, claim_life_s)
 
     @classmethod
-    def open(
-        cls,
-        url: str,
-        *,
-        starters: Sequence[Path] = (),
-        options: Mapping[str, str] | None = None,
-        claim_life_s: float = CLAIM_LIFE_S,
-    ) -> Self:
+    def open(cls, url: str, *, options: Mapping[str, str] | None = None, claim_life_s: float = CLAIM_LIFE_S) -> Self:
         """Open the store at `file:///folder`, `s3://bucket/prefix`, `gs://bucket/prefix` or `memory://`.
 
         `options` are obstore's (`endpoint`, `region`, `access_key_id`, …) and win over the same ones in the
-        URL's query (`s3://bucket?endpoint=http://…`), which must hold no secrets.
-
-        Without `starters` nothing is read or written. With them see `publish_starters`; where the store can't be
-        written (or reached), a warning is logged and it is opened as it is.
+        URL's query (`s3://bucket?endpoint=http://…`), which must hold no secrets. Nothing is read or written.
         """
-        store = cls(Objects(url, options or {}), claim_life_s=claim_life_s)
-        try:
-            store.publish_starters(starters)
-        except StoreUnavailable as error:
-            log.warning("starter checkpoints not published", store=store.label, error=str(error))
-        return store
+        return cls(Objects(url, options or {}), claim_life_s=claim_life_s)
 
     @property
     def label(self) -> str:
@@ -246,36 +188,71 @@ class Store:
             return self._aliases.move(name, alias, back, turn).version
 
     def gc(self, *, keep: int = DEFAULT_KEEP, grace_s: float = DEFAULT_GRACE_S, dry_run: bool = True) -> list[Removal]:
-        """Remove unused versions and aborted uploads, see `GarbageCollector`; returns those, or in a dry run would."""
-        collector = GarbageCollector(self._objects, self._versions, self._aliases, self._writers, max(keep, 1), grace_s)
-        found = [removal for name in self.names() for removal in collector.find(name)]
+        """Remove unused versions and aborted uploads; returns those, or in a dry run would.
+
+        Of each model are kept: versions that an alias names or would roll back to, the newest `keep` (at least one),
+        and everything younger than `grace_s`, which must exceed the longest pause between two files of an upload.
+        """
+        found = [removal for name in self.names() for removal in self._unused(name, keep, grace_s)]
         if dry_run:
             return found
-        removed = [removal for removal in found if collector.remove(removal)]
-        collector.sweep()
+        removed = [removal for removal in found if self._remove(removal, keep, grace_s)]
+        # claims and probes of writers that died, and half-written local files
+        oldest = datetime.now(UTC) - timedelta(seconds=grace_s)
+        for prefix in ("claims", "probes"):
+            entries = self._objects.entries(prefix)
+            self._objects.delete(entry.key for entry in entries if entry.modified < oldest)
+        self._objects.delete_half_written(oldest)
         return removed
 
     def publish_starters(self, directories: Sequence[Path], wanted: Collection[str] = ()) -> None:
         """Publish each of these folders (see `CheckpointDescription`) whose aliases are missing, to a store that holds
         no other models; to any other store only those named in `wanted`. Any number of processes may do so at once, if
-        all name the same starters, and the next one completes what a killed one left. Raises InvalidCheckpoint for a
-        starter that can't be published.
+        all name the same starters, and the next one completes what a killed one left. A store that can't be written, or
+        reached, is left as it is, with a warning. Raises InvalidCheckpoint for a starter that can't be published.
         """
-        if not directories:
-            return
         descriptions = {directory: read_description(directory) for directory in directories}
         own = {description.name for description in descriptions.values()}
-        # Our names may be there from another process, or from one that was killed half-way.
-        chosen = own if own.issuperset(self.names()) else own.intersection(wanted)
-        for directory, description in descriptions.items():
-            missing = [alias for alias in description.aliases if alias not in self.aliases(description.name)]
-            if description.name not in chosen or not missing:
-                continue
-            version = self.publish(description.name, directory, description.info(), alias=None)
-            for alias in missing:
-                # An alias that another process has set meanwhile is left as it is.
-                with suppress(AliasMoved):
-                    self.promote(description.name, version.id, alias, expected=None)
+        try:
+            # Our names may be there from another process, or from one that was killed half-way.
+            chosen = own if own.issuperset(self.names()) else own.intersection(wanted)
+            for directory, description in descriptions.items():
+                if description.name in chosen:
+                    self._publish_starter(directory, description)
+        except StoreUnavailable as error:
+            log.warning("starter checkpoints not published", store=self.label, error=str(error))
+
+    def _publish_starter(self, directory: Path, description: CheckpointDescription) -> None:
+        missing = [alias for alias in description.aliases if alias not in self.aliases(description.name)]
+        if not missing:
+            return
+        version = self.publish(description.name, directory, description.info(), alias=None)
+        for alias in missing:
+            # An alias that another process has set meanwhile is left as it is.
+            with suppress(AliasMoved):
+                self.promote(description.name, version.id, alias, expected=None)
+
+    def _unused(self, name: str, keep: int, grace_s: float) -> list[Removal]:
+        """Return what could be removed now. Raises CorruptCheckpoint for an unreadable alias."""
+        aliases = self._aliases.read_all(name).values()
+        needed = {version for alias in aliases for version in (alias.version, *alias.previous[:1])}
+        complete, uploads = self._versions.list(name)
+        unused = [version for version in complete[max(keep, 1) :] if version.id not in needed]
+        youngest = datetime.now(UTC) - timedelta(seconds=grace_s)
+        return [
+            *(Removal(name, v.id, "unused", v.size_bytes) for v in unused if v.published < youngest),
+            *(Removal(name, u.id, "incomplete", u.size_bytes) for u in uploads if u.last_written < youngest),
+        ]
+
+    def _remove(self, removal: Removal, keep: int, grace_s: float) -> bool:
+        """Remove a version's folder if it is still unused, in a turn of its own, so that publishers wait little."""
+        with self._writers.turn(removal.name) as turn:
+            if removal not in self._unused(removal.name, keep, grace_s):
+                return False
+            turn.check()
+            self._versions.remove(removal.name, removal.version)
+        log.info("version removed", model=removal.name, version=removal.version, reason=removal.reason)
+        return True
 
     def _upload(self, manifest: Manifest, files: Sequence[CheckpointFile]) -> None:
         try:

@@ -4,6 +4,7 @@ Adding or removing an image again changes nothing, so a lost response costs only
 """
 
 import asyncio
+import itertools
 import random
 import re
 import time
@@ -17,6 +18,7 @@ import aiohttp
 import orjson
 from yarl import URL
 
+from services.core.backoff import backoff_s
 from services.core.openai_client import Busy, retry_after_s
 from services.embed.bulk.image_sources import Skipped
 
@@ -200,8 +202,7 @@ class CollectionClient:
         """Call until there is a response, and return its JSON or its bytes."""
         patience = self._patience
         began = time.monotonic()
-        wait_s = patience.first_wait_s
-        while True:
+        for num_failures in itertools.count(1):
             asked_s = 0.0
             try:
                 return await self._send(method, path, body, is_json=is_json)
@@ -211,9 +212,9 @@ class CollectionClient:
                 reason = str(error) or type(error).__name__
             if time.monotonic() - began > patience.give_up_after_s:
                 raise Unavailable(f"{self.service} has not responded for {patience.give_up_after_s:g} s: {reason}")
+            wait_s = backoff_s(num_failures, patience.first_wait_s, patience.longest_wait_s)
             # randomised, so that calls that failed together are not repeated at the same time
             await asyncio.sleep(max(asked_s, wait_s * random.uniform(0.5, 1.0)))
-            wait_s = min(2 * wait_s, patience.longest_wait_s)
 
     async def _send(self, method: str, path: str, body: bytes | None = None, *, is_json: bool = True) -> Any:
         headers = {"Content-Type": "application/json"} if body is not None else {}

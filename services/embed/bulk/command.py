@@ -8,10 +8,9 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -21,12 +20,12 @@ from services.core.logs import log_warnings_to_stderr
 from services.core.printable import printable
 from services.core.store.errors import StoreError
 from services.embed.bulk.collection_client import Refused, Unavailable
-from services.embed.bulk.folder import EmbeddingError, OutputError
+from services.embed.bulk.folder import EmbeddingError, OutputError, StoredDtype
 from services.embed.bulk.image_sources import IMAGE_SUFFIXES, Skipped, SourceError, list_images
+from services.embed.bulk.ray_pool import RayError, RayOptions, import_ray
 from services.embed.bulk.to_collection import UploadTarget, upload
 from services.jobs.options import command_line
 from services.jobs.progress import Bars
-from services.jobs.ray.cluster import RayError, RayOptions, import_ray
 
 EXIT_FAILED = 1
 EXIT_SKIPPED = 3
@@ -50,18 +49,6 @@ _of_both, _of_collection, _of_output, _of_ray = (
 )
 
 
-class StoredDtype(StrEnum):
-    float32 = "float32"
-    float16 = "float16"
-
-
-class Precision(StrEnum):
-    auto = "auto"
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-    float16 = "float16"
-
-
 Sources = Annotated[
     list[str], typer.Argument(metavar="SOURCE", help="Folders or webdataset tar files: a.tar, shards-{000..010}.tar.")
 ]
@@ -82,7 +69,10 @@ NoWait = Annotated[bool, _of_collection("Do not wait for the indexes.", "--no-wa
 Checkpoint = Annotated[str, _of_output("Folder, or name in the store, optionally with @version.")]
 StoreUrl = Annotated[str | None, _of_output("URL of the model store.", envvar="FOVEA_STORE_URL")]
 Dtype = Annotated[StoredDtype, _of_output("Number format of the files.")]
-InPrecision = Annotated[Precision, _of_output("Precision of the forward pass. auto: bfloat16 on CUDA, else float32.")]
+InPrecision = Annotated[
+    Literal["auto", "float32", "bfloat16", "float16"],
+    _of_output("Precision of the forward pass. auto: bfloat16 on CUDA, else float32."),
+]
 ShardSize = Annotated[int, _of_output("Images in a file.", min=1)]
 Devices = Annotated[
     list[str] | None,
@@ -133,8 +123,8 @@ def embed_bulk(
     no_wait: NoWait = False,
     checkpoint: Checkpoint = "focallens-shapes",
     store_url: StoreUrl = None,
-    dtype: Dtype = StoredDtype.float32,
-    precision: InPrecision = Precision.auto,
+    dtype: Dtype = "float32",
+    precision: InPrecision = "auto",
     shard_size: ShardSize = 4096,
     device: Devices = None,
     threads: Threads = None,
@@ -164,7 +154,7 @@ def embed_bulk(
             from services.embed.bulk.to_files import OutputRequest, embed_into_files
 
             request = OutputRequest(
-                output, checkpoint, conditions, store_url, dtype=dtype.value, precision=precision.value,
+                output, checkpoint, conditions, store_url, dtype=dtype, precision=precision,
                 shard_size=shard_size, batch_size=batch_size or 32, devices=device or [], num_threads=threads,
                 overwrite=overwrite, ray=on_ray,
             )  # fmt: skip

@@ -27,6 +27,7 @@ from services.embed.bulk.image_sources import ListedImage, Skipped, fingerprint
 
 Array = NDArray[np.float32]
 StoredDtype = Literal["float32", "float16"]
+Precision = Literal["float32", "bfloat16", "float16"]
 
 PLAN_FILE = "bulk.json"
 SKIPPED_FILE = "skipped.jsonl"

@@ -1,19 +1,18 @@
 """The job that embeds listed images locally into a folder of files."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from services.embed.bulk.embedder import ModelChoice, Precision, devices, load_bulk_embedder
-from services.embed.bulk.folder import BulkFolder, BulkPlan, EmbeddingError, StoredDtype, planned_shards
+from services.embed.bulk.embedder import ModelChoice, devices, load_bulk_embedder
+from services.embed.bulk.folder import BulkFolder, BulkPlan, EmbeddingError, Precision, StoredDtype, planned_shards
 from services.embed.bulk.image_sources import Listing
 from services.embed.bulk.on_ray import SharedModel, embed_on_ray
+from services.embed.bulk.ray_pool import Cluster, Pool, RayOptions, connected, num_cores
 from services.embed.bulk.workers import ShardImages, Throughput, embed_on, embed_shards
 from services.jobs.checkpoints import CheckpointSource, find_checkpoint
 from services.jobs.progress import Bars
-from services.jobs.ray.cluster import Cluster, Pool, RayOptions, connected
 
 
 @dataclass(frozen=True)
@@ -70,12 +69,14 @@ def _embed(
     with folder.opened(overwrite=request.overwrite):
         size = request.shard_size
         shards = [ShardImages(i, listing.images[i * size : (i + 1) * size]) for i in folder.unfinished()]
-        num_threads = request.num_threads or max(1, _num_cores() // len(device_names))
+        num_threads = request.num_threads or max(1, num_cores() // len(device_names))
         pace = Throughput(request.batch_size, pool.num_cpus if pool else num_threads)
         if shards:
             with bars.bar("Embedding", "images", total=len(listing.images), done=folder.num_embedded()) as bar:
                 if pool is not None:
-                    model = SharedModel.of(source, plan.digest, request.store_url, choice)
+                    model = SharedModel(
+                        source.reference, plan.digest, request.store_url, choice.conditions, choice.precision
+                    )
                     embed_on_ray(model, folder, shards, pace, pool, bar.advance)
                 elif is_here:
                     embed_shards(embedder, folder, shards, pace, bar.advance)
@@ -117,8 +118,3 @@ def _precision(request: OutputRequest, device_names: Sequence[str]) -> Precision
     if request.precision != "auto":
         return request.precision
     return "bfloat16" if all(device.startswith("cuda") for device in device_names) else "float32"
-
-
-def _num_cores() -> int:
-    """Count the cores that this process may use; in a container these may be fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

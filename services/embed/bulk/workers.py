@@ -46,6 +46,9 @@ class ShardImages:
     index: int
     images: Sequence[ListedImage]
 
+    def __str__(self) -> str:
+        return f"the images {self.images[0].id} to {self.images[-1].id}"
+
     def cut(self, num_images: int) -> Iterator["ShardImages"]:
         """Cut into runs of at most this many images."""
         for start in range(0, len(self.images), num_images):

@@ -1,9 +1,11 @@
-"""One open collection: its stored images, the served checkpoint's indexes of them, and the task that fills these."""
+"""One open collection: its stored images, the served checkpoint's indexes of them, and the task that fills these; and
+the collections of all tenants that a process has open, whether they are its own or shared with other processes."""
 
 import asyncio
 import copy
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Executor
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ import structlog
 from services.core.backoff import backoff_s
 from services.core.errors import Conflict, FoveaError, InternalError, NotFound, Overloaded, TooLarge, blaming
 from services.core.exchange import RequestContext
+from services.core.http.health import CheckResult
 from services.core.images.inputs import ImageInput, ImageInputs
 from services.core.images.references import StoredImage as StoredImageReference
 from services.core.metrics import Metrics
@@ -31,10 +34,11 @@ from services.embed.collections.index.vector_index import IndexOptions
 from services.embed.collections.indexes import AnyIndexes, Changes, ConditionIndex, OpenCheckpoint, OpenIndexes, Step
 from services.embed.collections.reader import FreshPixels, ImageReader, Prepared, Read, Wanted
 from services.embed.collections.search import Question, Searcher, SearchOptions, answered_by, kind_of
-from services.embed.collections.storage.catalog import no_collection
+from services.embed.collections.storage.catalog import CollectionKey, no_collection
 from services.embed.collections.storage.database import Ballast, DatabaseFailed, StorageFull
 from services.embed.collections.storage.image_store import (
     Added,
+    CollectionInfo,
     CollectionLimits,
     ImageStore,
     NewImage,
@@ -43,49 +47,15 @@ from services.embed.collections.storage.image_store import (
 from services.embed.service import Embedder, EmbedModels
 from services.nn.clip_texts import Text
 
-
-class Conditions:
-    """Keeps the indexes consistent with the list in the store; the unconditional embedding is always indexed."""
-
-    def __init__(self, store: ImageStore, *, max_conditions: int) -> None:
-        self._store = store
-        self._max_conditions = max_conditions
-
-    async def index_ahead(self, indexes: AnyIndexes, texts: Sequence[Text]) -> None:
-        """Index these conditions and never drop them. Raises TooLarge, and changes nothing, if they are too many."""
-        pinned = {index.text.digest for index in indexes if index.text is not None and index.is_pinned}
-        num_conditions = len(pinned | {text.digest for text in texts})
-        if num_conditions > self._max_conditions:
-            raise TooLarge(
-                f"The collection would index {num_conditions} conditions in advance; the limit is "
-                f"{self._max_conditions}.",
-                param="conditions",
-            )
-        for text in texts:
-            if text.digest in pinned:
-                continue
-            if indexes.get(text) is None:
-                await self._make_room(indexes)
-            indexes.start(text).is_pinned = True
-            await asyncio.to_thread(self._store.put_condition, text.text, is_pinned=True)
-
-    async def index(self, indexes: AnyIndexes, text: Text) -> None:
-        """Index the condition of a search, if another one can be dropped for it."""
-        if await self._make_room(indexes):
-            indexes.start(text)
-            await asyncio.to_thread(self._store.put_condition, text.text, is_pinned=False)
-
-    async def _make_room(self, indexes: AnyIndexes) -> bool:
-        """Drop the least recently used index if the maximum is reached; False if all were requested in advance."""
-        conditional = [index for index in indexes if index.text is not None]
-        if len(conditional) < self._max_conditions:
-            return True
-        oldest = min((i for i in conditional if not i.is_pinned), key=lambda index: index.used, default=None)
-        if oldest is None or oldest.condition is None:
-            return False
-        indexes.drop(oldest)
-        await asyncio.to_thread(self._store.drop_condition, oldest.condition)
-        return True
+RETRY_S = 1.0
+# Maximum wait between attempts if indexing fails repeatedly.
+MAX_RETRY_S = 60.0
+# A wait for an index ends this long before the deadline, so that images that are stored are not answered with 504.
+ANSWERING_S = 0.5
+# Longest wait of the indexer for its model, which may have made room for another.
+LOADING_S = 600.0
+# Number of problems that `/readyz` describes; further ones are only counted.
+MAX_DESCRIBED = 10
 
 
 def prepare_conditions(engine: EmbedModel, conditions: Sequence[str]) -> list[Text]:
@@ -95,73 +65,6 @@ def prepare_conditions(engine: EmbedModel, conditions: Sequence[str]) -> list[Te
         with blaming(f"conditions.{index}"):
             texts.append(engine.prepare_condition(condition))
     return texts
-
-
-class Indexer:
-    """Advances the indexes of one checkpoint."""
-
-    def __init__(self, reader: ImageReader) -> None:
-        self._reader = reader
-
-    async def advance(self, served: ServedEmbed, indexes: AnyIndexes) -> bool:
-        """Take one step; False if there is nothing to do. Raises what the batcher raises."""
-        step = await asyncio.to_thread(indexes.next_step)
-        if step is None:
-            return False
-        try:
-            await self._take(served, indexes, step)
-        except BaseException:
-            await asyncio.to_thread(indexes.give_up, step)
-            raise
-        return True
-
-    async def _take(self, served: ServedEmbed, indexes: AnyIndexes, step: Step[Any]) -> None:
-        wanted = Wanted(step.rows, step.conditions, indexes.sources)
-        in_pieces = self._reader.in_pieces(served.engine, wanted, keeps_states=indexes.keeps_states)
-        began = time.perf_counter()
-        async with aclosing(in_pieces) as some:
-            async for prepared in some:
-                await self._take_in(served, indexes, step, prepared)
-                ended = time.perf_counter()
-                if (from_states := prepared.from_states) is not None:
-                    indexes.pace.note(len(prepared.items), ended - began, from_states=from_states)
-                began = ended
-        await asyncio.to_thread(indexes.finish, step)
-
-    async def _take_in(self, served: ServedEmbed, indexes: AnyIndexes, step: Step[Any], prepared: Prepared) -> None:
-        reads: Sequence[Read]
-        try:
-            reads = await self._run(served, prepared)
-        except InternalError:  # caused by one image: the others are still indexed
-            reads = [read for one in prepared.one_by_one() for read in await self._run_or_leave_out(served, one)]
-        await asyncio.to_thread(indexes.append, step, reads, through=prepared.through)
-
-    async def _run(self, served: ServedEmbed, prepared: Prepared) -> list[Read]:
-        """Run with lower priority than requests: if these fill the queue, indexing waits."""
-        while True:
-            try:
-                return await self._reader.run(served, prepared)
-            except Overloaded as error:
-                if error.code != "queue_full":
-                    raise
-                await asyncio.sleep(error.retry_after_s or RETRY_S)
-
-    async def _run_or_leave_out(self, served: ServedEmbed, prepared: Prepared) -> list[Read]:
-        try:
-            return await self._run(served, prepared)
-        except InternalError:
-            rows = [row for row, _ in prepared.items]
-            structlog.get_logger(__name__).error("stored image left out of the indexes", rows=rows, exc_info=True)
-            return []
-
-
-RETRY_S = 1.0
-# Maximum wait between attempts if indexing fails repeatedly.
-MAX_RETRY_S = 60.0
-# A wait for an index ends this long before the deadline, so that images that are stored are not answered with 504.
-ANSWERING_S = 0.5
-# Longest wait of the indexer for its model, which may have made room for another.
-LOADING_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -223,10 +126,8 @@ class Collection:
         self._serving = serving
         self._options = options
         self._changes = changes
-        self._indexer = Indexer(serving.reader)
         self._searcher = Searcher(store, serving.embedder, serving.reader, options.search, serving.search_threads)
         self._indexes = OpenIndexes(open_checkpoint)
-        self._conditions = Conditions(store, max_conditions=options.limits.max_conditions)
         self._wake = asyncio.Event()
         self._progress = asyncio.Condition()
         self._settled_at = time.monotonic()
@@ -319,7 +220,7 @@ class Collection:
                 texts = prepare_conditions(served.engine, conditions)
                 indexes = await self._indexes.of(served)
             await indexes.refresh()
-            await self._conditions.index_ahead(indexes, texts)
+            await self._pin(indexes, texts)
             self._wake.set()
 
     async def search(self, query: SearchQuery, context: RequestContext) -> SearchAnswer:
@@ -338,7 +239,7 @@ class Collection:
                 nearest = await self._searcher.search(served, indexes, question, last_row=self._changes.last_row)
                 if text is not None and nearest.index is None and indexes.get(text) is None:
                     with suppress(StorageFull):  # the answer is complete even if the condition is not stored
-                        await self._conditions.index(indexes, text)
+                        await self._index_condition(indexes, text)
                     self._wake.set()
             images = await asyncio.to_thread(store.by_rows, nearest.rows)
             hits = [
@@ -358,10 +259,10 @@ class Collection:
             await self._refresh()
             indexes = self._indexes.newest
             if indexes is not None:
-                statuses = [described(index, num_images, self._changes.last_row) for index in indexes]
+                statuses = [_described(index, num_images, self._changes.last_row) for index in indexes]
             else:
                 conditions = [None, *await asyncio.to_thread(store.conditions)]
-                statuses = [not_open(condition, num_images) for condition in conditions]
+                statuses = [_not_open(condition, num_images) for condition in conditions]
             states = indexes.states if indexes else None
             return CollectionStatus(
                 name=self.info.name,
@@ -387,6 +288,41 @@ class Collection:
         if asked not in (None, resident):
             raise Conflict(f"{made_for}.", param="model")
         return resident
+
+    async def _pin(self, indexes: AnyIndexes, texts: Sequence[Text]) -> None:
+        """Index these conditions and never drop them. Raises TooLarge, and changes nothing, if they are too many."""
+        pinned = {index.text.digest for index in indexes if index.text is not None and index.is_pinned}
+        num_conditions = len(pinned | {text.digest for text in texts})
+        if num_conditions > (max_conditions := self._options.limits.max_conditions):
+            raise TooLarge(
+                f"The collection would index {num_conditions} conditions in advance; the limit is {max_conditions}.",
+                param="conditions",
+            )
+        for text in texts:
+            if text.digest in pinned:
+                continue
+            if indexes.get(text) is None:
+                await self._make_room(indexes)
+            indexes.start(text).is_pinned = True
+            await asyncio.to_thread(self._store.put_condition, text.text, is_pinned=True)
+
+    async def _index_condition(self, indexes: AnyIndexes, text: Text) -> None:
+        """Index the condition of a search, if another one can be dropped for it."""
+        if await self._make_room(indexes):
+            indexes.start(text)
+            await asyncio.to_thread(self._store.put_condition, text.text, is_pinned=False)
+
+    async def _make_room(self, indexes: AnyIndexes) -> bool:
+        """Drop the least recently used index if the maximum is reached; False if all were requested in advance."""
+        conditional = [index for index in indexes if index.text is not None]
+        if len(conditional) < self._options.limits.max_conditions:
+            return True
+        oldest = min((i for i in conditional if not i.is_pinned), key=lambda index: index.used, default=None)
+        if oldest is None or oldest.condition is None:
+            return False
+        indexes.drop(oldest)
+        await asyncio.to_thread(self._store.drop_condition, oldest.condition)
+        return True
 
     async def _own_row(self, query: SearchQuery) -> set[int]:
         """Return the row of the stored image that is the query: it is not one of its own neighbours."""
@@ -461,10 +397,61 @@ class Collection:
                 return False
         async with self._serving.models.hold(resident, RequestContext(time.monotonic() + LOADING_S)) as served:
             indexes = await self._indexes.of(served)
-            is_unfinished = await self._indexer.advance(served, indexes)
+            is_unfinished = await self._advance(served, indexes)
         if not is_unfinished or time.monotonic() - self._settled_at >= self._options.save_every_s:
             await self._settle(indexes)
         return is_unfinished
+
+    async def _advance(self, served: ServedEmbed, indexes: AnyIndexes) -> bool:
+        """Take one step; False if there is nothing to do. Raises what the batcher raises."""
+        step = await asyncio.to_thread(indexes.next_step)
+        if step is None:
+            return False
+        try:
+            await self._take(served, indexes, step)
+        except BaseException:
+            await asyncio.to_thread(indexes.give_up, step)
+            raise
+        return True
+
+    async def _take(self, served: ServedEmbed, indexes: AnyIndexes, step: Step[Any]) -> None:
+        wanted = Wanted(step.rows, step.conditions, indexes.sources)
+        in_pieces = self._serving.reader.in_pieces(served.engine, wanted, keeps_states=indexes.keeps_states)
+        began = time.perf_counter()
+        async with aclosing(in_pieces) as some:
+            async for prepared in some:
+                await self._take_in(served, indexes, step, prepared)
+                ended = time.perf_counter()
+                if (from_states := prepared.from_states) is not None:
+                    indexes.pace.note(len(prepared.items), ended - began, from_states=from_states)
+                began = ended
+        await asyncio.to_thread(indexes.finish, step)
+
+    async def _take_in(self, served: ServedEmbed, indexes: AnyIndexes, step: Step[Any], prepared: Prepared) -> None:
+        reads: Sequence[Read]
+        try:
+            reads = await self._run(served, prepared)
+        except InternalError:  # caused by one image: the others are still indexed
+            reads = [read for one in prepared.one_by_one() for read in await self._run_or_leave_out(served, one)]
+        await asyncio.to_thread(indexes.append, step, reads, through=prepared.through)
+
+    async def _run(self, served: ServedEmbed, prepared: Prepared) -> list[Read]:
+        """Run with lower priority than requests: if these fill the queue, indexing waits."""
+        while True:
+            try:
+                return await self._serving.reader.run(served, prepared)
+            except Overloaded as error:
+                if error.code != "queue_full":
+                    raise
+                await asyncio.sleep(error.retry_after_s or RETRY_S)
+
+    async def _run_or_leave_out(self, served: ServedEmbed, prepared: Prepared) -> list[Read]:
+        try:
+            return await self._run(served, prepared)
+        except InternalError:
+            rows = [row for row, _ in prepared.items]
+            structlog.get_logger(__name__).error("stored image left out of the indexes", rows=rows, exc_info=True)
+            return []
 
     async def _settle(self, indexes: AnyIndexes) -> None:
         await asyncio.to_thread(indexes.tidy)
@@ -501,7 +488,7 @@ class Collection:
         return indexes is not None and all(index.vectors.through >= row for index in indexes)
 
 
-def described(index: ConditionIndex, num_images: int, last_row: int) -> IndexStatus:
+def _described(index: ConditionIndex, num_images: int, last_row: int) -> IndexStatus:
     """Describe an index of a collection of so many images, of which `last_row` is the newest."""
     vectors = index.vectors
     is_ready = vectors.through >= last_row
@@ -518,7 +505,7 @@ def described(index: ConditionIndex, num_images: int, last_row: int) -> IndexSta
     )
 
 
-def not_open(stored: StoredCondition | None, num_images: int) -> IndexStatus:
+def _not_open(stored: StoredCondition | None, num_images: int) -> IndexStatus:
     """Describe the index of a condition before its checkpoint is served: its content is not known."""
     return IndexStatus(
         stored.text if stored is not None else None,
@@ -529,3 +516,85 @@ def not_open(stored: StoredCondition | None, num_images: int) -> IndexStatus:
         num_waiting=num_images,
         is_pinned=stored is None or stored.is_pinned,
     )
+
+
+class OpenCollections(ABC):
+    """Methods that use collections raise Overloaded until these are open or while they can't be reached."""
+
+    def __init__(self, serving: Serving, options: CollectionOptions, *, max_collections: int) -> None:
+        self._serving = serving
+        self._options = options
+        self._max_collections = max_collections
+        self._collections: dict[CollectionKey, Collection] = {}
+        self._damaged: dict[CollectionKey, str] = {}
+        self._changing = asyncio.Lock()
+        self._problem = "they are being opened"
+        self._reported = ""
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """Open the collections, retrying if necessary; close them at the end."""
+        tasks = [asyncio.create_task(one) for one in self._tasks()]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            for task in tasks:
+                with suppress(asyncio.CancelledError):
+                    await task
+            await asyncio.gather(*[collection.close() for collection in self._collections.values()])
+            await self._close_all()
+
+    @property
+    def lag(self) -> int:
+        """Number of images that an index still lacks, as far as this process knows."""
+        return sum(max(0, collection.lag) for collection in self._collections.values())
+
+    @abstractmethod
+    def check(self) -> CheckResult:
+        """Report to `/readyz`; what can't be used does not make it fail, but the detail names it and the reason."""
+
+    @abstractmethod
+    async def get(self, key: CollectionKey) -> Collection:
+        """Raises NotFound if it does not exist, Overloaded if it can't be opened."""
+
+    @abstractmethod
+    async def of(self, tenant: str) -> tuple[Sequence[Collection], Sequence[str]]:
+        """List a tenant's collections, and the names of those that can't be opened, both sorted by name."""
+
+    @abstractmethod
+    async def get_or_make(self, tenant: str, info: CollectionInfo) -> tuple[Collection, bool]:
+        """Return a collection and whether it is new. Raises TooLarge for too many, and what Catalog.create raises."""
+
+    @abstractmethod
+    async def delete(self, key: CollectionKey) -> None:
+        """Remove a collection. Raises NotFound."""
+
+    @abstractmethod
+    def _tasks(self) -> Iterable[Coroutine[Any, Any, None]]:
+        """Make the tasks that open the collections and keep them open."""
+
+    @abstractmethod
+    async def _close_all(self) -> None:
+        """Close what is left once the open collections are closed."""
+
+    def _check_number(self, number: int) -> None:
+        if number > self._max_collections:
+            raise TooLarge(f"There would be {number} collections; the limit is {self._max_collections}.", param="name")
+
+    def _not_open(self) -> Overloaded:
+        return Overloaded(f"The collections can't be used yet: {self._problem}.", code="collections_not_open")
+
+    def _note_damage(self, key: CollectionKey, error: DatabaseFailed) -> None:
+        """Name a collection of which a part is damaged; the rest of it stays in use."""
+        if key not in self._damaged:
+            log = structlog.get_logger(__name__)
+            log.error("collection damaged", tenant=key.tenant, collection=key.name, reason=error.reason)
+        self._damaged[key] = error.reason
+
+
+def describe_problems(problems: dict[CollectionKey, str]) -> list[str]:
+    """Describe the problems of collections for `/readyz`."""
+    found = [f"{key.tenant}/{key.name}: {problems[key]}" for key in sorted(problems)[:MAX_DESCRIBED]]
+    return found if len(problems) <= MAX_DESCRIBED else [*found, f"and {len(problems) - MAX_DESCRIBED} more"]

@@ -13,10 +13,9 @@ from services.core.metrics import Metrics
 from services.core.settings import MEBIBYTE
 from services.core.store.objects import Objects
 from services.core.thread_priority import step_back
-from services.embed.collections.collection import CollectionOptions, Serving
+from services.embed.collections.collection import CollectionOptions, OpenCollections, Serving
 from services.embed.collections.index.vector_index import IndexOptions, VectorIndex
 from services.embed.collections.local_collections import LocalCollections
-from services.embed.collections.open_collections import OpenCollections
 from services.embed.collections.reader import FreshPixels, ImageReader
 from services.embed.collections.search import SearchOptions
 from services.embed.collections.service import CollectionService
@@ -31,6 +30,8 @@ if TYPE_CHECKING:
 
 # Pixels of images that are not indexed yet, over all collections.
 MAX_FRESH_BYTES = 256 * MEBIBYTE
+# Each runs one query at a time.
+SEARCH_THREADS = 4
 # No collection's name begins with a dot.
 BALLAST_NAME = ".ballast"
 # Time between looks of a replica at what others have added, and of a request that waits for what others index.
@@ -75,7 +76,7 @@ def create_collections(
             inputs.limits, ThreadPoolExecutor(settings.num_decode_threads, "decode-stored", initializer=step_back)
         ),
         FreshPixels(MAX_FRESH_BYTES),
-        ThreadPoolExecutor(settings.search_threads, "search"),
+        ThreadPoolExecutor(SEARCH_THREADS, "search"),
         metrics,
         Ballast(settings.collections_dir / BALLAST_NAME),
     )

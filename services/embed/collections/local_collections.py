@@ -17,10 +17,15 @@ import structlog
 from services.core.backoff import backoff_s
 from services.core.errors import FoveaError, Misdirected, NotFound, Overloaded
 from services.core.http.health import CheckResult
-from services.embed.collections.collection import Collection, CollectionOptions, Serving
+from services.embed.collections.collection import (
+    Collection,
+    CollectionOptions,
+    OpenCollections,
+    Serving,
+    describe_problems,
+)
 from services.embed.collections.indexes import Changes
 from services.embed.collections.local_indexes import Keeping, LocalIndexes
-from services.embed.collections.open_collections import OpenCollections, described
 from services.embed.collections.storage.catalog import CatalogInUse, CollectionKey, check_tenant, no_collection
 from services.embed.collections.storage.database import DatabaseFailed, StorageFull
 from services.embed.collections.storage.folder_catalog import FolderCatalog
@@ -39,10 +44,11 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Failure:
-    """The reason why a collection is not open; `due` and `noted` are readings of `time.monotonic()`."""
+    """The reason why a collection is not open, after how many failures in a row; `due` and `noted` are readings of
+    `time.monotonic()`."""
 
     reason: str
-    retry_s: float
+    number: int
     due: float
     noted: float
 
@@ -137,7 +143,7 @@ class LocalCollections(OpenCollections):
             return True, f"not open: {self._problem}"
         problems = {key: failure.reason for key, failure in self._failures.items()} | self._damaged
         number = len(self._collections) + len(self._failures)
-        return True, "; ".join([f"{len(self._collections)} of {number} open", *described(problems)])
+        return True, "; ".join([f"{len(self._collections)} of {number} open", *describe_problems(problems)])
 
     def _check_open(self) -> FolderCatalog:
         if self._catalog is None or not self._is_open:
@@ -192,7 +198,7 @@ class LocalCollections(OpenCollections):
             return
         self._failures.pop(CollectionKey(tenant, ALL), None)
         for name in names:
-            self._failures[CollectionKey(tenant, name)] = Failure("not opened yet", 0.0, now, now)
+            self._failures[CollectionKey(tenant, name)] = Failure("not opened yet", 0, now, now)
 
     async def _try_again(self, catalog: FolderCatalog) -> None:
         """Open the collections that are due."""
@@ -218,7 +224,7 @@ class LocalCollections(OpenCollections):
         except Exception as error:  # noqa: BLE001 - whatever is wrong with this one, the others are served
             self._note(key, _reason(error))
         else:
-            was_failing = self._failures.pop(key).retry_s > 0
+            was_failing = self._failures.pop(key).number > 0
             if was_failing:
                 log.info("collection open again")
 
@@ -279,10 +285,11 @@ class LocalCollections(OpenCollections):
         """Schedule a retry, later if there was a failure shortly before."""
         now, last = time.monotonic(), self._last_failures.get(key)
         is_new = last is None or now - last.noted > 2 * MAX_RETRY_S
-        retry_s = MIN_RETRY_S if last is None or is_new else min(2 * last.retry_s, MAX_RETRY_S)
+        number = 1 if last is None or is_new else last.number + 1
         if last is None or is_new or last.reason != reason:
             _log().error("collection not open", tenant=key.tenant, collection=key.name or "all", reason=reason)
-        self._failures[key] = self._last_failures[key] = Failure(reason, retry_s, now + retry_s, now)
+        due = now + backoff_s(number, MIN_RETRY_S, MAX_RETRY_S)
+        self._failures[key] = self._last_failures[key] = Failure(reason, number, due, now)
 
 
 def _log() -> structlog.stdlib.BoundLogger:

@@ -25,8 +25,7 @@ from services.embed.collections.answers import (
     SearchAnswer,
     SearchQuery,
 )
-from services.embed.collections.collection import Collection, Serving, prepare_conditions
-from services.embed.collections.open_collections import OpenCollections
+from services.embed.collections.collection import Collection, OpenCollections, Serving, prepare_conditions
 from services.embed.collections.storage.catalog import CollectionKey, check_name
 from services.embed.collections.storage.database import DatabaseFailed
 from services.embed.collections.storage.image_store import (

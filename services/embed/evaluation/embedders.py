@@ -15,7 +15,6 @@ from torch import Tensor
 
 from services.embed.focallens import Readouts
 from services.embed.model.checkpoint import FocalLensCheckpoint
-from services.embed.model.magiclens_checkpoint import MagicLensCheckpoint
 from services.nn.clip_model import ClipModel
 from services.nn.image_transform import ImageTransform
 
@@ -131,35 +130,6 @@ class ClipEmbedder:
         ]
         features: Array32 = _joined(parts)[0]
         return features
-
-
-class MagicLensEmbedder:
-    """A MagicLens on the device on which it was loaded; an image is encoded once for all instructions."""
-
-    def __init__(self, checkpoint: MagicLensCheckpoint, *, name: str) -> None:
-        self.name = name
-        self.image_size = checkpoint.transform.size[0]
-        self._checkpoint = checkpoint
-
-    @property
-    def visual(self) -> Any:
-        """The image tower."""
-        return self._checkpoint.model.clip.visual
-
-    @torch.inference_mode()
-    def embed_images(self, images: Iterable[Image.Image], instructions: Sequence[str | None]) -> Array32:
-        model = self._checkpoint.model
-        input_ids = self._checkpoint.tokenizer([text or "" for text in instructions])
-        texts = model.text_features(input_ids.to(model.fusion.query.device))
-        parts = []
-        for batch in batches(images, max(1, MAX_READOUTS // len(instructions))):
-            features = model.image_features(preprocess(batch, self._checkpoint.transform, model.fusion.query))
-            rows = [model.fusion(features, text.expand(len(features), -1)) for text in texts]
-            parts.append(torch.stack(rows).float().cpu().numpy())
-        return _joined(parts)
-
-    def embed_texts(self, texts: Sequence[str]) -> Array32:
-        raise NoTextSide(f"{self.name} is a MagicLens, which embeds images, not texts by themselves")
 
 
 class Unconditioned:

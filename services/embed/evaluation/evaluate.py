@@ -1,11 +1,12 @@
 """`fovea evaluate focallens …`: the dissertation's protocols on the command line."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from inspect import Signature, signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ParamSpec
 
 import typer
 from rich.console import Console
@@ -100,174 +101,139 @@ def colorshape(
     print_json([{**asdict(r), "average": r.average} for r in results])
 
 
-@app.command()
-@interruptible(SOME_KEPT)
+# What scores one embedder.
+Scoring = Callable[[ImageEmbedder], Iterable[Result]]
+P = ParamSpec("P")
+
+
+def protocol(read: Callable[P, Scoring]) -> Callable[P, Scoring]:
+    """Add a command that evaluates models by a protocol, which `read` reads the data of by options of its own."""
+
+    def command(
+        *arguments: Any,
+        checkpoint: Checkpoint = FOCALLENS,
+        baseline: Baseline = None,
+        pretrained: Pretrained = None,
+        save: Save = None,
+        device: Device = "cpu",
+        store_url: StoreUrl = None,
+        **own: Any,
+    ) -> None:
+        with missing_data_as_bad_parameter():
+            score = read(*arguments, **own)
+            embedders = load_embedders(checkpoint, baseline, pretrained, device, store_url)
+            report((result for embedder in embedders for result in score(embedder)), save)
+
+    shared = [one for one in signature(command).parameters.values() if one.kind is one.KEYWORD_ONLY]
+    own_options = [one.replace(kind=one.KEYWORD_ONLY) for one in signature(read).parameters.values()]
+    command.__signature__ = Signature([*own_options, *shared])  # type: ignore[attr-defined]
+    command.__annotations__ = {one.name: one.annotation for one in [*own_options, *shared]}
+    command.__name__, command.__doc__ = read.__name__, read.__doc__
+    app.command()(interruptible(SOME_KEPT)(command))
+    return read
+
+
+@protocol
 def celeba(
     data: Data,
-    checkpoint: Checkpoint = FOCALLENS,
-    baseline: Baseline = None,
-    pretrained: Pretrained = None,
     split: Annotated[str, typer.Option(help="test, val or train.")] = "test",
     limit: Annotated[int | None, typer.Option(min=1, help="Use at most this many images of the split.")] = None,
-    save: Save = None,
-    device: Device = "cpu",
-    store_url: StoreUrl = None,
-) -> None:
+) -> Scoring:
     """Retrieve faces that share one of 29 attributes or the identity: CelebA (Tables 5.2, 5.4, D.4)."""
     if split not in SPLITS:
         raise typer.BadParameter(f"{split!r} is not one of {', '.join(SPLITS)}", param_hint="--split")
-    with missing_data_as_bad_parameter():
-        faces = load_faces(data, split=split, limit=limit)
-        settings = {"split": split, "images": len(faces.paths)}
-        embedders = load_embedders(checkpoint, baseline, pretrained, device, store_url)
-        report((result for embedder in embedders for result in evaluate_celeba(embedder, faces, settings)), save)
+    faces = load_faces(data, split=split, limit=limit)
+    settings: dict[str, object] = {"split": split, "images": len(faces.paths)}
+    return lambda embedder: evaluate_celeba(embedder, faces, settings)
 
 
-@app.command()
-@interruptible(SOME_KEPT)
+@protocol
 def genecis(
     data: Annotated[Path, typer.Option(help="Folder with focus_attribute.json and focus_object.json.")],
     visual_genome: Annotated[Path, typer.Option(help="Visual Genome's images, for attributes.")] = Path("VG"),
     coco: Annotated[Path, typer.Option(help="COCO's val2017 folder, for objects.")] = Path("val2017"),
     focus: Annotated[str, typer.Option(help="attribute, object or both.")] = "both",
-    checkpoint: Checkpoint = FOCALLENS,
-    baseline: Baseline = None,
-    pretrained: Pretrained = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Use at most this many queries of each task.")] = None,
-    save: Save = None,
-    device: Device = "cpu",
-    store_url: StoreUrl = None,
-) -> None:
+) -> Scoring:
     """Retrieve the image that shares an attribute or object among a few: GeneCIS, Recall@3 (Table 5.2)."""
     images: dict[Focus, Path] = {"attribute": visual_genome, "object": coco}
     chosen = [name for name in images if focus in (name, "both")]
     if not chosen:
         raise typer.BadParameter(f"{focus!r} is not one of attribute, object and both", param_hint="--focus")
-    with missing_data_as_bad_parameter():
-        tasks = [load_genecis(data, images[name], name, limit=limit) for name in chosen]
-
-        def score() -> Iterator[Result]:
-            for embedder in load_embedders(checkpoint, baseline, pretrained, device, store_url):
-                scores = {task.focus.capitalize(): evaluate_genecis(embedder, task) for task in tasks}
-                yield Result(embedder.name, "genecis", scores, {"limit": limit})
-
-        report(score(), save)
+    tasks = [load_genecis(data, images[name], name, limit=limit) for name in chosen]
+    return in_one_result(
+        "genecis",
+        lambda embedder: {task.focus.capitalize(): evaluate_genecis(embedder, task) for task in tasks},
+        {"limit": limit},
+    )
 
 
-@app.command()
-@interruptible(SOME_KEPT)
+@protocol
 def imagenet(
     data: Annotated[Path, typer.Option(help="Folder with one folder of .JPEG files for each class (n02085620, …).")],
-    checkpoint: Checkpoint = FOCALLENS,
-    baseline: Baseline = None,
-    pretrained: Pretrained = None,
     node: Annotated[
         list[str] | None, typer.Option(help="Evaluate only these of the fourteen categories, such as Dog or Bird.")
     ] = None,
     images_per_class: PerClass = None,
-    save: Save = None,
-    device: Device = "cpu",
-    store_url: StoreUrl = None,
-) -> None:
+) -> Scoring:
     """Retrieve images of the same ImageNet class within fourteen categories (Tables 5.3, D.5)."""
     nodes = {entry.node: entry for entry in read_nodes()}
-    chosen = choose(nodes, node, "--node")
-    with missing_data_as_bad_parameter():
-        settings = {"images_per_class": images_per_class}
-        results = (
-            Result(
-                embedder.name,
-                "imagenet",
-                evaluate_imagenet(embedder, data, [nodes[name] for name in chosen], images_per_class=images_per_class),
-                settings,
-            )
-            for embedder in load_embedders(checkpoint, baseline, pretrained, device, store_url)
-        )
-        report(results, save)
+    chosen = [nodes[name] for name in choose(nodes, node, "--node")]
+    return in_one_result(
+        "imagenet",
+        lambda embedder: evaluate_imagenet(embedder, data, chosen, images_per_class=images_per_class),
+        {"images_per_class": images_per_class},
+    )
 
 
-@app.command()
-@interruptible(SOME_KEPT)
+@protocol
 def fine_grained(
     data: Annotated[
         Path, typer.Option(help="The folder with flowers-102, stanford_cars, fgvc-aircraft-2013b and food-101.")
     ],
-    checkpoint: Checkpoint = FOCALLENS,
-    baseline: Baseline = None,
-    pretrained: Pretrained = None,
     dataset: Annotated[
         list[str] | None, typer.Option(help="Evaluate only these of Flower, Car, Aircraft and Food.")
     ] = None,
     images_per_class: PerClass = None,
-    save: Save = None,
-    device: Device = "cpu",
-    store_url: StoreUrl = None,
-) -> None:
+) -> Scoring:
     """Retrieve flowers, cars, aircraft and dishes of the same class (Table 5.3)."""
     chosen = choose(LOADERS, dataset, "--dataset")
-    with missing_data_as_bad_parameter():
-        images = {name: LOADERS[name](data).first_of_each_class(images_per_class) for name in chosen}
-
-        def score() -> Iterator[Result]:
-            for embedder in load_embedders(checkpoint, baseline, pretrained, device, store_url):
-                scores = {name: evaluate_category(embedder, images[name], name.lower()) for name in chosen}
-                yield Result(embedder.name, "fine-grained", scores, {"images_per_class": images_per_class})
-
-        report(score(), save)
+    images = {name: LOADERS[name](data).first_of_each_class(images_per_class) for name in chosen}
+    return in_one_result(
+        "fine-grained",
+        lambda embedder: {name: evaluate_category(embedder, some, name.lower()) for name, some in images.items()},
+        {"images_per_class": images_per_class},
+    )
 
 
-@app.command()
-@interruptible(SOME_KEPT)
+@protocol
 def sugarcrepe(
     data: Annotated[Path, typer.Option(help="Folder with replace_obj.json and the other six files.")],
     coco: Annotated[Path, typer.Option(help="COCO's val2017 folder.")] = Path("val2017"),
     swap_obj: Annotated[
         Path | None, typer.Option(help="Another swap_obj.json, such as the first release with 246 choices.")
     ] = None,
-    checkpoint: Checkpoint = FOCALLENS,
-    baseline: Baseline = None,
-    pretrained: Pretrained = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Use at most this many choices of each type.")] = None,
-    save: Save = None,
-    device: Device = "cpu",
-    store_url: StoreUrl = None,
-) -> None:
+) -> Scoring:
     """Choose the correct one of two similar captions: SugarCrepe, accuracy (Table 5.5)."""
-    with missing_data_as_bad_parameter():
-        choices = load_sugarcrepe(data, swap_obj=swap_obj, limit=limit)
-        settings = {"choices": {kind: len(some) for kind, some in choices.items()}}
-        counts = ", ".join(f"{kind} {len(some):,}" for kind, some in choices.items())
-        typer.echo(f"{sum(map(len, choices.values())):,} choices: {counts}")
-        results = (
-            Result(embedder.name, "sugarcrepe", evaluate_sugarcrepe(embedder, coco, choices), settings)
-            for embedder in load_embedders(checkpoint, baseline, pretrained, device, store_url)
-        )
-        report(results, save)
+    choices = load_sugarcrepe(data, swap_obj=swap_obj, limit=limit)
+    counts = ", ".join(f"{kind} {len(some):,}" for kind, some in choices.items())
+    typer.echo(f"{sum(map(len, choices.values())):,} choices: {counts}")
+    return in_one_result(
+        "sugarcrepe",
+        lambda embedder: evaluate_sugarcrepe(embedder, coco, choices),
+        {"choices": {kind: len(some) for kind, some in choices.items()}},
+    )
 
 
-@app.command()
-@interruptible(SOME_KEPT)
-def mmvp(
-    data: Annotated[Path, typer.Option(help="The folder with Questions.csv and 'MLLM_VLM Images'.")],
-    checkpoint: Checkpoint = FOCALLENS,
-    baseline: Baseline = None,
-    pretrained: Pretrained = None,
-    save: Save = None,
-    device: Device = "cpu",
-    store_url: StoreUrl = None,
-) -> None:
+@protocol
+def mmvp(data: Annotated[Path, typer.Option(help="The folder with Questions.csv and 'MLLM_VLM Images'.")]) -> Scoring:
     """Match statements with images that CLIP confuses: MMVP-VLM, accuracy on pairs (Table 5.6)."""
-    with missing_data_as_bad_parameter():
-        patterns = load_mmvp(data)
-        results = (
-            Result(embedder.name, "mmvp", evaluate_mmvp(embedder, patterns))
-            for embedder in load_embedders(checkpoint, baseline, pretrained, device, store_url)
-        )
-        report(results, save)
+    patterns = load_mmvp(data)
+    return in_one_result("mmvp", lambda embedder: evaluate_mmvp(embedder, patterns), {})
 
 
-@app.command()
-@interruptible(SOME_KEPT)
+@protocol
 def linear_probe(
     data: Annotated[
         Path, typer.Option(help="Folder with train and val, each with one folder of images for each class.")
@@ -275,33 +241,25 @@ def linear_probe(
     category: Annotated[
         str | None, typer.Option(help="Category of the classes in train. Default: ImageNet's 118 dogs.")
     ] = None,
-    checkpoint: Checkpoint = FOCALLENS,
-    baseline: Baseline = None,
-    pretrained: Pretrained = None,
     seeds: Annotated[
         int, typer.Option(min=1, help="Number of random draws of training images.")
     ] = ProbeOptions.num_seeds,
-    save: Save = None,
-    device: Device = "cpu",
-    store_url: StoreUrl = None,
-) -> None:
+) -> Scoring:
     """Train a linear classifier on the frozen tower with few images per class: top-1 accuracy (Figure 5.4)."""
     options = ProbeOptions(num_seeds=seeds)
-    with missing_data_as_bad_parameter():
-        images = load_dogs(data, options) if category is None else load_probe(data, category, options)
+    images = load_dogs(data, options) if category is None else load_probe(data, category, options)
 
-        def score() -> Iterator[Result]:
-            for embedder in load_embedders(checkpoint, baseline, pretrained, device, store_url):
-                scores = evaluate_linear_probe(embedder, images, options)
-                settings = {
-                    "category": images.category,
-                    "classes": images.num_classes,
-                    "seeds": seeds,
-                    "best_learning_rates": {str(shots): score.learning_rate for shots, score in scores.items()},
-                }
-                yield Result(embedder.name, "linear-probe", points(scores), settings)
+    def score(embedder: ImageEmbedder) -> Iterator[Result]:
+        scores = evaluate_linear_probe(embedder, images, options)
+        settings = {
+            "category": images.category,
+            "classes": images.num_classes,
+            "seeds": seeds,
+            "best_learning_rates": {str(shots): score.learning_rate for shots, score in scores.items()},
+        }
+        yield Result(embedder.name, "linear-probe", points(scores), settings)
 
-        report(score(), save)
+    return score
 
 
 @app.command()
@@ -361,6 +319,13 @@ def load_embedders(
         except (OSError, StoreError, ValueError) as error:
             raise typer.BadParameter(str(error), param_hint=option) from error
     return embedders
+
+
+def in_one_result(
+    benchmark: str, score: Callable[[ImageEmbedder], dict[str, float]], settings: dict[str, Any]
+) -> Scoring:
+    """Make the scoring whose one result for an embedder has all scores of a benchmark."""
+    return lambda embedder: [Result(embedder.name, benchmark, score(embedder), settings)]
 
 
 def choose(known: dict[str, Any], wanted: list[str] | None, option: str) -> list[str]:

@@ -6,7 +6,6 @@ Shapes: N images of a gallery, Q queries, k neighbours, E embedding width.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -29,26 +28,8 @@ SCENE_CONDITIONS = tuple(TEST_INSTRUCTIONS[name] for name in ("color", "shape", 
 SCENES_SEED = 2_000_003
 
 
-class Gallery(Protocol):
-    """Images to search, each of which may also be a query."""
-
-    def __len__(self) -> int: ...
-
-    def images(self, side: int) -> Iterator[Image.Image]:
-        """Read all images, for a model that sees squares of `side` pixels."""
-        ...
-
-    def thumbnail(self, index: int, side: int) -> Image.Image:
-        """Return an image for display, `side` × `side`."""
-        ...
-
-    def is_alike(self, query: int, other: int, condition: str) -> bool | None:
-        """Tell whether two images are alike under the condition; None if that is unknown or the condition is empty."""
-        ...
-
-
 class SceneGallery:
-    """Rendered scenes of one object each, whose attributes are known."""
+    """Rendered scenes of one object each, whose attributes are known. Each may also be a query."""
 
     def __init__(self, num_scenes: int) -> None:
         self._scenes: Scenes = sample_scenes(num_scenes, torch.Generator().manual_seed(SCENES_SEED))
@@ -58,6 +39,7 @@ class SceneGallery:
         return len(self._scenes)
 
     def images(self, side: int) -> Iterator[Image.Image]:
+        """Render all, for a model that sees squares of `side` pixels."""
         return watched(rendered(self._scenes, side), "scenes", len(self))
 
     def thumbnail(self, index: int, side: int) -> Image.Image:
@@ -66,6 +48,7 @@ class SceneGallery:
         return large.reduce(4)
 
     def is_alike(self, query: int, other: int, condition: str) -> bool | None:
+        """Tell whether two images are alike under the condition; None if that is unknown or the condition is empty."""
         labels = self._labels.get(condition)
         return None if labels is None else bool(labels[query] == labels[other])
 
@@ -92,6 +75,9 @@ class FolderGallery:
 
     def is_alike(self, query: int, other: int, condition: str) -> bool | None:
         return None
+
+
+Gallery = SceneGallery | FolderGallery
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,10 @@
 """Loading of embedders by their names on a command line."""
 
-from services.embed.evaluation.embedders import (
-    ClipEmbedder,
-    FocalLensEmbedder,
-    ImageEmbedder,
-    MagicLensEmbedder,
-)
+from services.embed.evaluation.embedders import ClipEmbedder, FocalLensEmbedder, ImageEmbedder
 from services.embed.evaluation.engine_embedder import EngineEmbedder
 from services.embed.model.checkpoint import load_focallens
 from services.embed.model.engines import engine_of
 from services.embed.model.focallens_engine import FocalLensEngine
-from services.embed.model.magiclens_checkpoint import load_magiclens
-from services.embed.model.magiclens_engine import MagicLensEngine
 from services.embed.model.plain_engine import PlainEngine
 from services.jobs.checkpoints import find_checkpoint
 from services.nn.clip_model import ClipModel, load_clip, open_clip, uses_quick_gelu
@@ -34,8 +27,6 @@ def load_embedder(
     engine = engine_of(directory)
     if engine is FocalLensEngine:
         return FocalLensEmbedder(load_focallens(directory, device=device), name=reference)
-    if engine is MagicLensEngine:
-        return MagicLensEmbedder(load_magiclens(directory, device=device), name=reference)
     if engine is PlainEngine:
         return ClipEmbedder(load_clip(str(directory)), name=reference, device=device)
     return EngineEmbedder.load(engine, directory, name=reference, device=device)

@@ -8,15 +8,14 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from services.embed.focallens import Readouts
 from services.embed.model.checkpoint import FocalLensCheckpoint, load_focallens
-from services.embed.model.encoders import ConditionTokens, ImageEncoder, half_precision, packed, to_rows
-from services.embed.model.image_engine import Costs, StackingEngine
+from services.embed.model.image_engine import to_rows
 from services.embed.model.items import Bytes, Embeddings, Pair
+from services.embed.model.stacking_engine import ConditionTokens, Costs, StackingEngine, half_precision, packed
 from services.nn.clip_texts import InputIds
 from services.nn.packed_linear import can_pack
 from services.nn.vision_transformer import pack_tower
@@ -28,21 +27,36 @@ STATE_READ_COST = 32
 MAX_READOUTS_AT_ONCE = 256
 
 
-class FocalLensEncoder(ImageEncoder):
-    """A FocalLens model on its device.
+class FocalLensEngine(StackingEngine[FocalLensCheckpoint]):
+    """Runs one FocalLens checkpoint.
 
     States are packed in half precision, so a row read from one differs in its last digits from the row computed from
     pixels.
     """
 
     def __init__(self, checkpoint: FocalLensCheckpoint, device: torch.device, dtype: torch.dtype) -> None:
-        self._model = checkpoint.model
+        model = checkpoint.model
+        blocks = model.clip.visual.transformer.resblocks
+        width = model.condition_projection.out_features
+        num_weights = 12 * width**2 * len(blocks)  # of attention and an MLP four times as wide
+        costs = Costs(
+            num_patches=int(model.clip.visual.positional_embedding.shape[0]) - 1,
+            share_of_blocks=1 - model.condition_layer / len(blocks),
+            state=math.ceil(STATE_READ_COST * (model.state_size or 0) / num_weights),
+        )
+        super().__init__(checkpoint, device, dtype, costs)
+        self._model = model
         if can_pack(device, dtype):
-            pack_tower(checkpoint.model.clip.visual)
-        self._transform = checkpoint.transform
-        self._device = device
-        self._dtype = dtype
-        self._tokens = ConditionTokens(lambda texts: self._model.encode_conditions(self._stacked(texts)))
+            pack_tower(model.clip.visual)
+        self._tokens = ConditionTokens(lambda texts: model.encode_conditions(self._stacked(texts)))
+
+    @classmethod
+    def read(cls, directory: Path, device: torch.device, dtype: torch.dtype) -> FocalLensCheckpoint:
+        return load_focallens(directory, device=device, dtype=dtype)
+
+    @classmethod
+    def tower_width(cls, checkpoint: FocalLensCheckpoint) -> int:
+        return int(checkpoint.model.condition_projection.out_features)
 
     @property
     def embedding_width(self) -> int:
@@ -76,7 +90,7 @@ class FocalLensEncoder(ImageEncoder):
         rows, states = self._encode_in_slices(pixels, conditions, slices, dtype)
         return rows, packed(states, self.state_dtype)
 
-    def read(self, states: Tensor, conditions: Mapping[str, InputIds], pairs: Sequence[Pair]) -> Embeddings:
+    def read_states(self, states: Tensor, conditions: Mapping[str, InputIds], pairs: Sequence[Pair]) -> Embeddings:
         unpacked = states.to(self._device, non_blocking=True).view(self.state_dtype)
         tokens = self._tokens_of(conditions)
         slices = [pairs[start : start + MAX_READOUTS_AT_ONCE] for start in range(0, len(pairs), MAX_READOUTS_AT_ONCE)]
@@ -84,9 +98,6 @@ class FocalLensEncoder(ImageEncoder):
 
     def embed_texts(self, texts: Sequence[InputIds]) -> Embeddings:
         return to_rows(self._model.encode_texts(self._stacked(texts)))
-
-    def _stacked(self, texts: Sequence[InputIds]) -> Tensor:
-        return torch.from_numpy(np.stack(texts)).to(self._device)
 
     def _encode_in_slices(
         self, pixels: Tensor, conditions: Mapping[str, InputIds], slices: Sequence[Sequence[Pair]], dtype: torch.dtype
@@ -104,9 +115,6 @@ class FocalLensEncoder(ImageEncoder):
         size = MAX_READOUTS_AT_ONCE if self._model.visibility == "readout" else len(pairs)
         return [pairs[start : start + size] for start in range(0, len(pairs), size)]
 
-    def _normalised(self, pixels: Tensor) -> Tensor:
-        return self._transform.normalise(pixels.to(self._device, non_blocking=True)).to(self._dtype)
-
     def _tokens_of(self, conditions: Mapping[str, InputIds]) -> Tensor | None:
         return self._tokens.of(conditions) if conditions else None
 
@@ -115,27 +123,3 @@ class FocalLensEncoder(ImageEncoder):
         is_one_each = images == tuple(range(num_images))
         index = None if is_one_each else torch.tensor(images, device=self._device)
         return Readouts(index, torch.tensor(conditions, device=self._device))
-
-
-class FocalLensEngine(StackingEngine[FocalLensCheckpoint]):
-    """Runs one FocalLens checkpoint."""
-
-    def __init__(self, checkpoint: FocalLensCheckpoint, device: torch.device, dtype: torch.dtype) -> None:
-        model = checkpoint.model
-        blocks = model.clip.visual.transformer.resblocks
-        width = model.condition_projection.out_features
-        num_weights = 12 * width**2 * len(blocks)  # of attention and an MLP four times as wide
-        costs = Costs(
-            num_patches=int(model.clip.visual.positional_embedding.shape[0]) - 1,
-            share_of_blocks=1 - model.condition_layer / len(blocks),
-            state=math.ceil(STATE_READ_COST * (model.state_size or 0) / num_weights),
-        )
-        super().__init__(checkpoint, device, dtype, FocalLensEncoder(checkpoint, device, dtype), costs)
-
-    @classmethod
-    def read(cls, directory: Path, device: torch.device, dtype: torch.dtype) -> FocalLensCheckpoint:
-        return load_focallens(directory, device=device, dtype=dtype)
-
-    @classmethod
-    def tower_width(cls, checkpoint: FocalLensCheckpoint) -> int:
-        return int(checkpoint.model.condition_projection.out_features)

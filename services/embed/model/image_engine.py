@@ -1,16 +1,12 @@
-"""The common parts of this service's engines: images, conditions and texts to unit vectors, on a device.
+"""The common part of this service's engines: how they prepare inputs, and check a checkpoint on a device.
 
-A batch mixes the items of different requests. `ImageEngine` prepares inputs and checks a checkpoint; `StackingEngine`
-runs models whose images have one size: it stacks a batch's, and each distinct image, each distinct condition and each
-distinct (image, condition) pair is encoded once.
+A batch mixes the items of different requests: images under conditions, and texts, to unit vectors.
 
-Shapes: B images, E embedding width, W text tokens.
+Shapes: R rows, E embedding width.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
@@ -21,10 +17,9 @@ from pydantic import JsonValue
 from torch import Tensor
 
 from services.core.errors import InvalidRequest
-from services.embed.model.encoders import ImageEncoder
-from services.embed.model.items import Bytes, ImageItem, Item, Pixels, Reading, ReadoutPlan, StateItem
+from services.embed.model.items import Embeddings, ImageItem, Item, Pixels, Reading, StateItem
 from services.nn.broken_model import BrokenModel
-from services.nn.clip_texts import InputIds, Text, TextTokenizer, tokenise
+from services.nn.clip_texts import Text, TextTokenizer, tokenise
 from services.nn.devices import DeviceOptions
 from services.nn.reference_outputs import OutputRow, check_checkpoint
 
@@ -107,9 +102,9 @@ class ImageEngine(ABC, Generic[CheckpointT]):
         """Number of dimensions of an embedding."""
 
     @property
-    @abstractmethod
     def visibility(self) -> str:
         """`readout` if an image is encoded once for all conditions, `full` if for each anew."""
+        return "readout"
 
     @property
     def state_bytes(self) -> int | None:
@@ -264,125 +259,14 @@ def _difference(some: Sequence[Reading], others: Sequence[Reading]) -> float:
     return max((float(np.abs(a.rows - b.rows).max()) for a, b in zip(some, others, strict=True)), default=0.0)
 
 
-@dataclass(frozen=True)
-class Stack:
-    """Distinct images of a batch in one array in host memory, ready for the device: `data` (B, …) uint8 are pixels or
-    states, `place_of` maps an image's digest to its place."""
-
-    place_of: dict[str, int]
-    data: Tensor
+def to_rows(features: Tensor) -> Embeddings:
+    """Convert (R, E) of any dtype to float32 unit vectors on the host; a half-precision norm is not exactly 1."""
+    return finite(torch.nn.functional.normalize(features.float(), dim=-1))
 
 
-@dataclass(frozen=True)
-class CollatedBatch:
-    """A batch together with its stacked images."""
-
-    items: Sequence[Item]
-    pixels: Stack
-    states: Stack
-
-
-@dataclass(frozen=True)
-class Costs:
-    """Tokens that a tower processes for an image, and their equivalents for reading an image from its state: the share
-    of its blocks that run again, and the state itself."""
-
-    num_patches: int
-    share_of_blocks: float = 1.0
-    state: int = 0
-
-
-class StackingEngine(ImageEngine[CheckpointT]):
-    """Runs one checkpoint by its encoder."""
-
-    def __init__(
-        self, checkpoint: CheckpointT, device: torch.device, dtype: torch.dtype, encoder: ImageEncoder, costs: Costs
-    ) -> None:
-        super().__init__(checkpoint, device, dtype)
-        self._encoder = encoder
-        self._costs = costs
-
-    @property
-    def embedding_width(self) -> int:
-        return self._encoder.embedding_width
-
-    @property
-    def visibility(self) -> str:
-        return self._encoder.visibility
-
-    @property
-    def state_bytes(self) -> int | None:
-        return self._encoder.state_bytes
-
-    @property
-    def state_dtype(self) -> torch.dtype:
-        return self._encoder.state_dtype
-
-    def cost(self, item: Item) -> int:
-        """Count a text's tokens, or an image's patches and what each condition adds; for a state, what the condition
-        adds and an equivalent of reading the state."""
-        if isinstance(item, Text):
-            return item.num_tokens
-        num_conditions = len(item.conditions)
-        is_readout = self.visibility == "readout"
-        if isinstance(item, ImageItem):
-            return self._costs.num_patches * (1 if is_readout else num_conditions) + 2 * num_conditions
-        num_tokens = num_conditions * (2 if is_readout else self._costs.num_patches + 2)
-        return math.ceil(num_tokens * self._costs.share_of_blocks) + self._costs.state
-
-    def collate(self, items: Sequence[Item]) -> CollatedBatch:
-        """Stack the images of a batch, in page-locked memory if the device is CUDA; runs on any thread."""
-        return CollatedBatch(
-            items,
-            pixels=self._stack({item.digest: item.pixels for item in items if isinstance(item, ImageItem)}),
-            states=self._stack({item.digest: item.state for item in items if isinstance(item, StateItem)}),
-        )
-
-    def run_collated(self, batch: CollatedBatch) -> list[Reading]:
-        """Run a collated batch with the same result as `run_batch`."""
-        readings: dict[int, Reading] = {}
-        with torch.inference_mode():
-            if images := [item for item in batch.items if isinstance(item, ImageItem)]:
-                readings |= zip(map(id, images), self._encode(images, batch.pixels), strict=True)
-            if kept := [item for item in batch.items if isinstance(item, StateItem)]:
-                readings |= zip(map(id, kept), self._read(kept, batch.states), strict=True)
-            if texts := [item for item in batch.items if isinstance(item, Text)]:
-                readings |= zip(map(id, texts), self._embed_texts(texts), strict=True)
-        return [readings[id(item)] for item in batch.items]
-
-    def _stack(self, distinct: dict[str, Bytes]) -> Stack:
-        data = torch.from_numpy(np.stack(list(distinct.values()))) if distinct else torch.empty(0, dtype=torch.uint8)
-        if distinct and self._device.type == "cuda":
-            data = data.pin_memory()
-        return Stack({digest: place for place, digest in enumerate(distinct)}, data)
-
-    def _encode(self, items: Sequence[ImageItem], stack: Stack) -> list[Reading]:
-        plan, conditions = _plan(items, stack)
-        if self.state_bytes is None or not any(item.keeps_state for item in items):
-            rows = self._encoder.encode(stack.data, conditions, plan.pairs)
-            return [Reading(own) for own in plan.scatter(rows)]
-        rows, states = self._encoder.encode_with_states(stack.data, conditions, plan.pairs)
-        return [
-            Reading(own, states[stack.place_of[item.digest]] if item.keeps_state else None)
-            for item, own in zip(items, plan.scatter(rows), strict=True)
-        ]
-
-    def _read(self, items: Sequence[StateItem], stack: Stack) -> list[Reading]:
-        plan, conditions = _plan(items, stack)
-        rows = self._encoder.read(stack.data, conditions, plan.pairs)
-        return [Reading(own) for own in plan.scatter(rows)]
-
-    def _embed_texts(self, texts: Sequence[Text]) -> list[Reading]:
-        unique = {text.digest: text.input_ids for text in texts}
-        row_of = {digest: row for row, digest in enumerate(unique)}
-        rows = self._encoder.embed_texts(list(unique.values()))
-        return [Reading(rows[row_of[text.digest]][None]) for text in texts]
-
-
-def _plan(items: Sequence[ImageItem | StateItem], stack: Stack) -> tuple[ReadoutPlan, dict[str, InputIds]]:
-    """Plan the items' readouts together, and collect their distinct conditions."""
-    conditions = {c.digest: c.input_ids for item in items for c in item.conditions if c is not None}
-    wanted = [
-        (stack.place_of[item.digest], [None if c is None else c.digest for c in item.conditions]) for item in items
-    ]
-    return ReadoutPlan.of(wanted, {digest: place for place, digest in enumerate(conditions)}), conditions
+def finite(rows: Tensor) -> Embeddings:
+    """Move embeddings to the host. Raises BrokenModel if one of their numbers is not finite."""
+    found: Embeddings = rows.cpu().numpy()
+    if not np.isfinite(found).all():
+        raise BrokenModel("an embedding contains a number that is not finite")
+    return found

@@ -14,35 +14,12 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from services.embed.model.encoders import ImageEncoder, to_rows, with_last
-from services.embed.model.image_engine import Costs, StackingEngine
+from services.embed.model.image_engine import to_rows
 from services.embed.model.items import Embeddings, ImageItem, Item, Pair
 from services.embed.model.mllm_checkpoint import MllmCheckpoint, load_mllm
+from services.embed.model.stacking_engine import Costs, StackingEngine, with_last
 from services.nn.clip_texts import InputIds, tokenise
 from services.nn.packed_linear import can_pack, pack_linear_layers
-
-
-class MllmEncoder(ImageEncoder):
-    """A FocalLens-MLLM on its device."""
-
-    def __init__(self, checkpoint: MllmCheckpoint, device: torch.device, dtype: torch.dtype) -> None:
-        self._model = checkpoint.model
-        self._transform = checkpoint.transform
-        self._device = device
-        self._dtype = dtype
-        if can_pack(device, dtype):
-            pack_linear_layers(self._model)
-        self._no_instruction: InputIds = checkpoint.tokenizer([checkpoint.no_instruction])[0].numpy()
-
-    @property
-    def embedding_width(self) -> int:
-        return self._model.width
-
-    def encode(self, pixels: Tensor, conditions: Mapping[str, InputIds], pairs: Sequence[Pair]) -> Embeddings:
-        asked = [torch.from_numpy(ids) for ids in (*conditions.values(), self._no_instruction)]
-        input_ids = pad_sequence(asked, batch_first=True, padding_value=self._model.end).to(self._device)
-        normalised = self._transform.normalise(pixels.to(self._device, non_blocking=True)).to(self._dtype)
-        return to_rows(self._model.embed(normalised, input_ids, with_last(pairs, len(conditions))))
 
 
 class MllmEngine(StackingEngine[MllmCheckpoint]):
@@ -55,7 +32,10 @@ class MllmEngine(StackingEngine[MllmCheckpoint]):
         tokenizer = checkpoint.tokenizer
         # an image's patches pass the image tower, and then, behind the prompt's opening, the language model
         costs = Costs(2 * tokenizer.num_image_tokens + len(tokenizer.opening))
-        super().__init__(checkpoint, device, dtype, MllmEncoder(checkpoint, device, dtype), costs)
+        super().__init__(checkpoint, device, dtype, costs)
+        self._model = checkpoint.model
+        if can_pack(device, dtype):
+            pack_linear_layers(self._model)
         self._no_instruction = tokenise(tokenizer, checkpoint.no_instruction)
 
     @classmethod
@@ -71,3 +51,12 @@ class MllmEngine(StackingEngine[MllmCheckpoint]):
         if not isinstance(item, ImageItem):
             return super().cost(item)
         return self._costs.num_patches + sum((one or self._no_instruction).num_tokens for one in item.conditions)
+
+    @property
+    def embedding_width(self) -> int:
+        return self._model.width
+
+    def encode(self, pixels: Tensor, conditions: Mapping[str, InputIds], pairs: Sequence[Pair]) -> Embeddings:
+        asked = [torch.from_numpy(ids) for ids in (*conditions.values(), self._no_instruction.input_ids)]
+        input_ids = pad_sequence(asked, batch_first=True, padding_value=self._model.end).to(self._device)
+        return to_rows(self._model.embed(self._normalised(pixels), input_ids, with_last(pairs, len(conditions))))

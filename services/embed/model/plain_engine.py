@@ -4,15 +4,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from services.core.errors import InvalidRequest
-from services.embed.model.encoders import ImageEncoder
-from services.embed.model.image_engine import Costs, StackingEngine
+from services.embed.model.image_engine import finite
 from services.embed.model.items import Embeddings, Item, Pair
-from services.nn.broken_model import BrokenModel
+from services.embed.model.stacking_engine import Costs, StackingEngine
 from services.nn.clip_texts import InputIds, Text
 from services.nn.plain_clip import (
     PlainClip,
@@ -26,25 +24,6 @@ from services.nn.plain_clip import (
 from services.nn.vision_transformer import is_plain_vit
 
 
-class UnconditionalEncoder(ImageEncoder):
-    """Encodes images under no condition."""
-
-    def __init__(self, checkpoint: PlainClip, device: torch.device, dtype: torch.dtype) -> None:
-        self._width = embedding_width(checkpoint.clip)
-        self._encoder = PlainEncoder(checkpoint.clip, device, dtype)
-        self.reads_padding = self._encoder.reads_padding
-
-    @property
-    def embedding_width(self) -> int:
-        return self._width
-
-    def encode(self, pixels: Tensor, conditions: Mapping[str, InputIds], pairs: Sequence[Pair]) -> Embeddings:
-        return _rows(self._encoder.encode_images(pixels))[[image for image, _ in pairs]]
-
-    def embed_texts(self, texts: Sequence[InputIds]) -> Embeddings:
-        return _rows(self._encoder.encode_texts(texts))
-
-
 class PlainEngine(StackingEngine[PlainClip]):
     """Runs one `open-clip` folder."""
 
@@ -54,9 +33,13 @@ class PlainEngine(StackingEngine[PlainClip]):
         visual = checkpoint.clip.model.visual
         # what the tower of a model that reads conditions is tuned from, None if this one is
         self._other_tower = None if is_plain_vit(visual) else tower_name(visual)
-        encoder = UnconditionalEncoder(checkpoint, device, dtype)
-        self._text_cost = checkpoint.tokenizer.context_length if encoder.reads_padding else None
-        super().__init__(checkpoint, device, dtype, encoder, Costs(num_image_tokens(checkpoint.clip)))
+        super().__init__(checkpoint, device, dtype, Costs(num_image_tokens(checkpoint.clip)))
+        self._width = embedding_width(checkpoint.clip)
+        self._encoder = PlainEncoder(checkpoint.clip, device, dtype)
+
+    @property
+    def embedding_width(self) -> int:
+        return self._width
 
     @classmethod
     def read(cls, directory: Path, device: torch.device, dtype: torch.dtype) -> PlainClip:
@@ -79,11 +62,10 @@ class PlainEngine(StackingEngine[PlainClip]):
         """Count the tokens that a tower processes."""
         if not isinstance(item, Text):
             return self._costs.num_patches
-        return item.num_tokens if self._text_cost is None else self._text_cost
+        return self.context_length if self._encoder.reads_padding else item.num_tokens
 
+    def encode(self, pixels: Tensor, conditions: Mapping[str, InputIds], pairs: Sequence[Pair]) -> Embeddings:
+        return finite(self._encoder.encode_images(pixels))[[image for image, _ in pairs]]
 
-def _rows(features: Tensor) -> Embeddings:
-    rows: Embeddings = features.cpu().numpy()
-    if not np.isfinite(rows).all():
-        raise BrokenModel("an embedding contains a number that is not finite")
-    return rows
+    def embed_texts(self, texts: Sequence[InputIds]) -> Embeddings:
+        return finite(self._encoder.encode_texts(texts))

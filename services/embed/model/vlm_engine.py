@@ -16,8 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from services.core.errors import InvalidRequest, TooLarge
 from services.embed.last_token import AT_ONCE
-from services.embed.model.encoders import to_rows
-from services.embed.model.image_engine import ImageEngine
+from services.embed.model.image_engine import ImageEngine, to_rows
 from services.embed.model.items import Embeddings, ImageItem, Item, Pixels, Reading
 from services.embed.model.vlm_checkpoint import VlmCheckpoint, load_vlm
 from services.nn.clip_texts import Text, tokenise

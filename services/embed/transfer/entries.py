@@ -7,10 +7,13 @@ import base64
 import hashlib
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
+
+from services.embed.bulk.collection_client import CollectionClient
 
 
 class TransferError(Exception):
@@ -82,6 +85,13 @@ def check_version(described: dict[str, Any]) -> None:
 def listed_entry(image: dict[str, Any]) -> Entry:
     """Read an entry of a service's listing."""
     return Entry(image["id"], image["sha256"], image["bytes"], canonical(image["metadata"]), image["created"])
+
+
+async def listed(client: CollectionClient) -> AsyncIterator[Entry]:
+    """Yield the entries of a collection, in order of their ids. Raises Unavailable, Refused."""
+    async with aclosing(client.listed()) as images:
+        async for image in images:
+            yield listed_entry(image)
 
 
 async def compared(

@@ -14,14 +14,7 @@ import orjson
 
 from services.embed.bulk.collection_client import CollectionClient, in_batches, in_workers
 from services.embed.bulk.image_sources import Skipped
-from services.embed.transfer.entries import (
-    Entry,
-    Total,
-    TransferError,
-    check_version,
-    compared,
-    listed_entry,
-)
+from services.embed.transfer.entries import Entry, Total, TransferError, check_version, compared, listed, listed_entry
 from services.embed.transfer.portable import (
     FORMAT,
     MANIFEST,
@@ -170,7 +163,7 @@ class Import:
 
     async def _lacking(self, ordered: list[Entry] | int, bar: Bar | None) -> AsyncIterator[Entry]:
         """Yield the images that the collection lacks; those that it has with other content are rejected."""
-        async with aclosing(compared(self._entries(ordered), self._stored())) as pairs:
+        async with aclosing(compared(self._entries(ordered), listed(self._client))) as pairs:
             async for one, other in pairs:
                 if one is None or one.id in self._rejected:
                     continue
@@ -189,11 +182,6 @@ class Import:
     async def _entries(self, ordered: list[Entry] | int) -> AsyncIterator[Entry]:
         for entry in ordered if isinstance(ordered, list) else read_manifest(self._form):
             yield entry
-
-    async def _stored(self) -> AsyncIterator[Entry]:
-        async with aclosing(self._client.listed()) as listed:
-            async for image in listed:
-                yield listed_entry(image)
 
     async def _send(self, batch: list[Entry]) -> None:
         images = await asyncio.to_thread(lambda: [(entry, checked_bytes(self._form, entry)) for entry in batch])

@@ -13,14 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from services.embed.bulk.collection_client import BATCH_SIZE, CollectionClient, Refused, in_batches, in_workers
-from services.embed.transfer.entries import (
-    Entry,
-    Total,
-    TransferError,
-    check_version,
-    compared,
-    listed_entry,
-)
+from services.embed.transfer.entries import Entry, Total, TransferError, check_version, compared, listed
 from services.jobs.progress import Bar, Bars
 
 NUM_WORKERS = 4
@@ -132,7 +125,7 @@ async def _pass(
 async def _to_copy(original: CollectionClient, copy: CollectionClient, done: Pass, bar: Bar) -> AsyncIterator[Entry]:
     """Yield the images that the copy lacks, and remove from it those that the original lacks or has otherwise."""
     removing: list[str] = []
-    async with aclosing(compared(_entries(original), _entries(copy))) as pairs:
+    async with aclosing(compared(listed(original), listed(copy))) as pairs:
         async for one, other in pairs:
             if one is not None:
                 done.original.add(one)
@@ -200,9 +193,3 @@ async def _report(copy: CollectionClient, done: Pass, num_passes: int, *, is_fin
         copy_images=described["size"],
         not_indexed=max((one["waiting"] for one in described["conditions"]), default=0),
     )
-
-
-async def _entries(client: CollectionClient) -> AsyncIterator[Entry]:
-    async with aclosing(client.listed()) as listed:
-        async for image in listed:
-            yield listed_entry(image)

@@ -15,7 +15,7 @@ import os
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Protocol, TypeVar
+from typing import IO, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -69,30 +69,16 @@ class Line(BaseModel):
     created: float | None = Field(None, ge=0, lt=LAST_SECOND)
 
 
-class Form(Protocol):
-    """The files of a collection, to be read. Methods raise TransferError for a file that is missing or outside."""
-
-    label: str
-
-    def lines(self) -> Iterator[bytes]:
-        """Yield the lines of the manifest."""
-        ...
-
-    def has(self, name: str) -> bool: ...
-
-    def read(self, name: str) -> bytes: ...
-
-    def close(self) -> None: ...
-
-
-class Folder(Form):
-    """The form as a folder."""
+class Folder:
+    """The files of a collection in a folder, to be read. Methods raise TransferError for a file that is missing or
+    outside."""
 
     def __init__(self, path: Path) -> None:
         self.label = str(path)
         self._path = path
 
     def lines(self) -> Iterator[bytes]:
+        """Yield the lines of the manifest."""
         self._check(MANIFEST)
         with (self._path / MANIFEST).open("rb") as file:
             yield from file
@@ -115,8 +101,8 @@ class Folder(Form):
             raise TransferError(f"{self.label} has no file {name}")
 
 
-class Tar(Form):
-    """The form as an uncompressed tar; names may begin with `./`."""
+class Tar:
+    """The files of a collection in an uncompressed tar, as `Folder` reads them; names may begin with `./`."""
 
     def __init__(self, path: Path) -> None:
         self.label = str(path)
@@ -143,6 +129,9 @@ class Tar(Form):
         if member is None:
             raise TransferError(f"{self.label} has no file {name}")
         return self._tar.extractfile(member)
+
+
+Form = Folder | Tar
 
 
 def open_form(path: Path) -> Form:
@@ -226,23 +215,11 @@ def _validated(read: Callable[[], ModelT], place: str) -> ModelT:
 PART = ".part"
 
 
-class Writer(Protocol):
-    """Methods raise OSError. `names` are the files of the images that are there already, by digest."""
+class FolderWriter:
+    """Writes a folder. What an earlier export of the same collection has written there is kept.
 
-    names: dict[str, str]
-
-    def put(self, sha256: str, data: bytes) -> None:
-        """Write the bytes of an image, once."""
-
-    def finish(self, lines: Iterable[bytes], description: dict[str, Any]) -> None:
-        """Write the manifest and the description; the form is complete when this returns."""
-
-    def close(self) -> None:
-        """End the writing, whether or not it is finished."""
-
-
-class FolderWriter(Writer):
-    """A folder. What an earlier export of the same collection has written there is kept."""
+    `names` are the files of the images that are there already, by digest. Methods raise OSError.
+    """
 
     def __init__(self, path: Path, origin: dict[str, str]) -> None:
         """Raises TransferError for a folder that holds something else than an unfinished export of `origin`."""
@@ -254,7 +231,7 @@ class FolderWriter(Writer):
         path.mkdir(parents=True, exist_ok=True)
         (path / UNFINISHED).write_text(json.dumps(origin))
         (path / "images").mkdir(exist_ok=True)
-        self.names = {}
+        self.names: dict[str, str] = {}
         for file in (path / "images").glob("*/*"):
             if file.suffix == PART:
                 file.unlink()
@@ -262,6 +239,7 @@ class FolderWriter(Writer):
                 self.names[file.stem] = str(file.relative_to(path))
 
     def put(self, sha256: str, data: bytes) -> None:
+        """Write the bytes of an image, once."""
         name = file_name(sha256, data)
         path = self._path / name
         path.parent.mkdir(exist_ok=True)
@@ -271,6 +249,7 @@ class FolderWriter(Writer):
         self.names[sha256] = name
 
     def finish(self, lines: Iterable[bytes], description: dict[str, Any]) -> None:
+        """Write the manifest and the description; the form is complete when this returns."""
         os.sync()  # cheaper than for each of many files
         write_durably(self._path / MANIFEST, lines)
         write_durably(self._path / DESCRIPTION, [_text(description)])
@@ -290,8 +269,9 @@ class FolderWriter(Writer):
             raise TransferError(f"{self._path} holds an unfinished export of {begun.get('collection')!r}")
 
 
-class TarWriter(Writer):
-    """An uncompressed tar, written under another name until it is complete; begun again after an interruption."""
+class TarWriter:
+    """Writes an uncompressed tar as `FolderWriter` a folder, under another name until it is complete; begun again after
+    an interruption."""
 
     def __init__(self, path: Path) -> None:
         """Raises TransferError if it exists."""
@@ -301,7 +281,7 @@ class TarWriter(Writer):
         self._part = path.with_name(f"{path.name}{PART}")
         self._file: IO[bytes] = self._part.open("wb")
         self._tar = tarfile.open(fileobj=self._file, mode="w", format=tarfile.PAX_FORMAT)  # noqa: SIM115
-        self.names = {}
+        self.names: dict[str, str] = {}
 
     def put(self, sha256: str, data: bytes) -> None:
         if sha256 not in self.names:
@@ -332,6 +312,9 @@ class TarWriter(Writer):
         member = tarfile.TarInfo(name)
         member.size, member.mode = size, 0o644
         self._tar.addfile(member, content)
+
+
+Writer = FolderWriter | TarWriter
 
 
 def _text(description: dict[str, Any]) -> bytes:

@@ -1,4 +1,4 @@
-"""What a running batch tells an autoscaler: the share of its room that running and waiting items need together."""
+"""The demand that an autoscaler reads: the share of a batch's room that running and waiting items need together."""
 
 from collections.abc import AsyncIterator
 

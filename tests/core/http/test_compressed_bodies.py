@@ -61,7 +61,7 @@ def test_an_encoding_without_a_body_is_no_fault(client: TestClient) -> None:
 
 
 async def test_a_bomb_is_never_held_decompressed() -> None:
-    """Of a body that would be a thousand times as large, no more than the limit is made, a piece at a time."""
+    """A body that would grow a thousandfold is decompressed in pieces, and no further than the limit."""
     bomb = gzip.compress(bytes(256 * MEBIBYTE), compresslevel=1)
     sizes: list[int] = []
 

@@ -22,6 +22,7 @@ from services.core.store.manifest import Manifest
 from services.core.store.store import Store
 from tests.core.engines import submission
 from tests.core.tiny_checkpoints import INFO, write_checkpoint
+from tests.core.unlimited_memory import Unlimited
 
 SECRET = "password of the loader"
 
@@ -74,7 +75,7 @@ class Place:
         self.lacks = ""  # what the next version needs beside the store
         self.checkpoint: ServedCheckpoint[TinyEngine, Batcher[str, str]] = ServedCheckpoint(
             self.store,
-            FollowOptions("toy", "latest", folder / "cache", poll_s, damaged_retry_s, load_timeout_s),
+            FollowOptions("toy", "latest", folder / "cache", poll_s, Unlimited(), damaged_retry_s, load_timeout_s),
             load=self._load,
             make_batcher=self._make_batcher,
             metrics=self.metrics,
@@ -403,7 +404,7 @@ async def test_a_moved_alias_is_loaded_also_where_the_version_before_is_not_in_m
 async def test_two_models_of_one_process_are_told_apart_in_the_metrics(place: Place) -> None:
     other = ServedCheckpoint(
         place.store,
-        FollowOptions("other", "latest", place.folder / "cache", 3600),
+        FollowOptions("other", "latest", place.folder / "cache", 3600, Unlimited()),
         load=place._load,
         make_batcher=place._make_batcher,
         metrics=place.metrics,

@@ -12,9 +12,10 @@ import pytest
 from services.core.batching.batcher import Batcher, BatchLimits
 from services.core.batching.compute_thread import ComputeThread
 from services.core.errors import DeadlineExceeded, Overloaded
+from services.core.exchange import RequestContext
 from services.core.metrics import Metrics
 from services.core.serving.served_checkpoint import FollowOptions, MemoryBudget, Served, ServedCheckpoint
-from services.core.serving.served_models import Residency, Resident
+from services.core.serving.served_models import Resident, ServedModels, StoredModels
 from services.core.store.manifest import Manifest
 from services.core.store.store import Store
 from tests.core.engines import submission
@@ -41,7 +42,7 @@ class ToyEngine:
 
 
 class House:
-    """A store, and a residency over models of it. A model's weights are `<its name> <its size> <anything>`."""
+    """A store, and the served models of it. A model's weights are `<its name> <its size> <anything>`."""
 
     def __init__(self, folder: Path, max_bytes: int, **models: int) -> None:
         self.folder = folder
@@ -53,16 +54,17 @@ class House:
         self.gate = threading.Event()  # while it is closed nothing is loaded
         self.gate.set()
         self.most_held = 0
-        self.residency: Residency[ToyEngine, str] = Residency(
+        self.models: ServedModels[ToyEngine, str] = ServedModels(
+            StoredModels(self.store, runs=(INFO.kind,), max_age_s=3600),
             max_bytes=max_bytes,
             measure=lambda folder: int(weights_in(folder).split()[1]),
             describe=lambda engine: engine.weights,
+            settings="FOVEA_TEST",
             metrics=self.metrics,
-            setting="FOVEA_TEST_BYTES",
         )
         for name, size in models.items():
             self.publish(name, size)
-            self.residency.add(lambda room, name=name: self._follow(name, room))  # type: ignore[misc]
+            self.models.add(lambda room, name=name: self._follow(name, room))  # type: ignore[misc]
 
     def publish(self, name: str, size: int, more: str = "") -> str:
         weights = f"{name} {size} {more}".strip()
@@ -70,29 +72,29 @@ class House:
         return self.store.publish(name, directory, INFO).id
 
     def __getitem__(self, name: str) -> Resident[ToyEngine, str]:
-        return next(one for one in self.residency.residents if one.checkpoint.name == name)
+        return next(one for one in self.models.residents if one.checkpoint.name == name)
 
     @property
     def in_memory(self) -> set[str]:
-        return {one.checkpoint.name for one in self.residency.residents if one.checkpoint.is_loaded}
+        return {one.checkpoint.name for one in self.models.residents if one.checkpoint.is_loaded}
 
     def sample(self, metric: str, name: str) -> float | None:
         return self.metrics.registry.get_sample_value(f"fovea_{metric}", {"name": name})
 
     async def ask(self, name: str, item: str = "x", *, within_s: float = 60.0) -> str:
-        async with self.residency.lease(self[name], time.monotonic() + within_s) as served:
-            self.most_held = max(self.most_held, self.residency.held_bytes)
+        async with self.models.hold(self[name], RequestContext(time.monotonic() + within_s)) as served:
+            self.most_held = max(self.most_held, self.models.held_bytes)
             return await answer_of(served, item)
 
     async def close(self) -> None:
         self.gate.set()
-        await self.residency.close()
+        await self.models.close()
         await self.thread.close()
 
     def _follow(self, name: str, room: MemoryBudget) -> ServedCheckpoint[ToyEngine, Batcher[str, str]]:
         return ServedCheckpoint(
             self.store,
-            FollowOptions(name, "latest", self.folder / "cache", 3600, room=room),
+            FollowOptions(name, "latest", self.folder / "cache", 3600, room),
             load=self._load,
             make_batcher=self._make_batcher,
             metrics=self.metrics,
@@ -124,7 +126,7 @@ async def answer_of(served: Served[ToyEngine, Batcher[str, str]], item: str) -> 
 async def house(tmp_path: Path) -> AsyncIterator[House]:
     """Memory for two of three."""
     house = House(tmp_path, 20, a=10, b=10, c=10)
-    await house.residency.start()
+    await house.models.start()
     yield house
     await house.close()
 
@@ -136,7 +138,7 @@ async def test_every_model_is_tried_at_the_start_and_as_many_stay_as_have_room(h
         is_ready, detail = house[name].checkpoint.check()
         assert is_ready, detail
         assert house[name].description == f"{name} 10"
-    assert house.residency.held_bytes == 20
+    assert house.models.held_bytes == 20
     assert [house.sample("model_resident_bytes", name) for name in "abc"] == [0, 10, 10]
 
 
@@ -166,8 +168,8 @@ async def test_those_who_ask_for_one_model_at_once_wait_for_one_load(house: Hous
 
 async def test_a_model_that_is_answering_leaves_only_when_it_has_answered(tmp_path: Path) -> None:
     house = House(tmp_path, 10, a=10, b=10)
-    await house.residency.start()
-    async with house.residency.lease(house["b"], time.monotonic() + 60) as served:
+    await house.models.start()
+    async with house.models.hold(house["b"], RequestContext(time.monotonic() + 60)) as served:
         other = asyncio.create_task(house.ask("a"))
         await asyncio.sleep(0.05)
         assert not other.done()
@@ -179,8 +181,8 @@ async def test_a_model_that_is_answering_leaves_only_when_it_has_answered(tmp_pa
 
 async def test_who_asks_for_a_leaving_model_is_answered_once_it_is_back(tmp_path: Path) -> None:
     house = House(tmp_path, 10, a=10, b=10)
-    await house.residency.start()
-    async with house.residency.lease(house["b"], time.monotonic() + 60):
+    await house.models.start()
+    async with house.models.hold(house["b"], RequestContext(time.monotonic() + 60)):
         other = asyncio.create_task(house.ask("a"))
         await until(lambda: not house["b"].checkpoint.is_loaded)
         again = asyncio.create_task(house.ask("b"))
@@ -192,7 +194,7 @@ async def test_who_asks_for_a_leaving_model_is_answered_once_it_is_back(tmp_path
 
 
 async def test_an_idle_model_leaves_ahead_of_one_that_is_answering(house: House) -> None:
-    async with house.residency.lease(house["b"], time.monotonic() + 60):
+    async with house.models.hold(house["b"], RequestContext(time.monotonic() + 60)):
         await house.ask("c")  # later than b, but done
         await house.ask("a")
         assert house.in_memory == {"a", "b"}
@@ -200,10 +202,10 @@ async def test_an_idle_model_leaves_ahead_of_one_that_is_answering(house: House)
 
 async def test_a_model_larger_than_the_budget_is_refused_and_nobody_leaves_for_it(tmp_path: Path) -> None:
     house = House(tmp_path, 20, a=10, huge=21)
-    await house.residency.start()
+    await house.models.start()
     is_ready, detail = house["huge"].checkpoint.check()
     assert not is_ready
-    assert detail.endswith("its parameters take 21 bytes, but the limit for all models is 20 (FOVEA_TEST_BYTES)")
+    assert detail.endswith("its parameters take 21 bytes, but the limit for all models is 20 (FOVEA_TEST_MEMORY_BYTES)")
     assert house.in_memory == {"a"}
     assert "huge" not in house.loads
     with pytest.raises(Overloaded):
@@ -213,7 +215,7 @@ async def test_a_model_larger_than_the_budget_is_refused_and_nobody_leaves_for_i
 
 async def test_a_model_that_fits_alone_sends_all_others_away(tmp_path: Path) -> None:
     house = House(tmp_path, 20, a=10, b=10, large=20)
-    await house.residency.start()
+    await house.models.start()
     assert house.in_memory == {"large"}
     house.loads.clear()
     house.gate.clear()
@@ -229,7 +231,7 @@ async def test_a_model_that_fits_alone_sends_all_others_away(tmp_path: Path) -> 
 
 async def test_without_a_budget_every_model_stays(tmp_path: Path) -> None:
     house = House(tmp_path, 0, a=10**15, b=10**15)
-    await house.residency.start()
+    await house.models.start()
     assert house.in_memory == {"a", "b"}
     await house.close()
 
@@ -258,19 +260,19 @@ async def test_one_who_goes_away_does_not_end_the_loading_for_the_others(house: 
 
 async def test_many_who_ask_for_more_models_than_there_is_room_for_are_all_answered(tmp_path: Path) -> None:
     house = House(tmp_path, 25, a=10, b=10, c=15, d=25)
-    await house.residency.start()
+    await house.models.start()
     asked = [("abcd"[(7 * number) % 4], f"{number}") for number in range(120)]
     answers = await asyncio.gather(*(house.ask(name, item) for name, item in asked))
     sizes = {"a": 10, "b": 10, "c": 15, "d": 25}
     assert answers == [f"{name} {sizes[name]}:{item}" for name, item in asked]
     assert house.most_held <= 25
-    assert house.residency.held_bytes <= 25
+    assert house.models.held_bytes <= 25
     await house.close()
 
 
 async def test_under_constant_load_a_model_still_makes_room_for_another(tmp_path: Path) -> None:
     house = House(tmp_path, 10, a=10, b=10)
-    await house.residency.start()
+    await house.models.start()
     is_over = False
 
     async def keep_asking() -> None:
@@ -287,17 +289,17 @@ async def test_under_constant_load_a_model_still_makes_room_for_another(tmp_path
 
 async def test_a_new_version_that_has_no_room_beside_the_old_one_takes_its_place(tmp_path: Path) -> None:
     house = House(tmp_path, 15, a=10)
-    await house.residency.start()
+    await house.models.start()
     house.publish("a", 12, "new")
     await house["a"].checkpoint.look()
     assert await house.ask("a") == "a 12 new:x"
     assert house["a"].description == "a 12 new"
-    assert house.residency.held_bytes == 12
+    assert house.models.held_bytes == 12
     await house.close()
 
 
 async def test_idle_neighbours_make_room_for_a_new_version_beside_the_old_one(house: House) -> None:
-    async with house.residency.lease(house["b"], time.monotonic() + 60) as served:
+    async with house.models.hold(house["b"], RequestContext(time.monotonic() + 60)) as served:
         house.publish("b", 10, "new")
         looking = asyncio.create_task(house["b"].checkpoint.look())
         while await house.ask("b") == "b 10:x":
@@ -305,22 +307,22 @@ async def test_idle_neighbours_make_room_for_a_new_version_beside_the_old_one(ho
         assert await answer_of(served, "late") == "b 10:late"
         assert house.in_memory == {"b"}
     await looking
-    assert house.residency.held_bytes == 10
+    assert house.models.held_bytes == 10
 
 
 async def test_a_replaced_version_that_is_still_answering_takes_its_room_until_it_is_done(tmp_path: Path) -> None:
     house = House(tmp_path, 25, b=20, a=10)
-    await house.residency.start()
-    async with house.residency.lease(house["a"], time.monotonic() + 60) as served:
+    await house.models.start()
+    async with house.models.hold(house["a"], RequestContext(time.monotonic() + 60)) as served:
         house.publish("a", 10, "new")
         looking = asyncio.create_task(house["a"].checkpoint.look())
         while await house.ask("a") == "a 10:x":
             pass
         other = asyncio.create_task(house.ask("b"))
-        await until(lambda: house.residency.held_bytes == 10)  # the new version has left, the old one can not
+        await until(lambda: house.models.held_bytes == 10)  # the new version has left, the old one can not
         await asyncio.sleep(0.05)
         assert not other.done()
-        assert house.residency.held_bytes == 10
+        assert house.models.held_bytes == 10
         assert await answer_of(served, "late") == "a 10:late"
     assert await asyncio.wait_for(other, 30) == "b 20:x"
     await looking
@@ -329,11 +331,11 @@ async def test_a_replaced_version_that_is_still_answering_takes_its_room_until_i
 
 async def test_where_the_new_version_is_refused_the_old_one_comes_back(tmp_path: Path) -> None:
     house = House(tmp_path, 15, a=10)
-    await house.residency.start()
+    await house.models.start()
     version = house["a"].checkpoint.check()[1]
     house.publish("a", 10, BROKEN)
     await house["a"].checkpoint.look()
-    assert house.residency.held_bytes == 0
+    assert house.models.held_bytes == 0
     assert await house.ask("a") == "a 10:x"
     is_ready, detail = house["a"].checkpoint.check()
     assert is_ready
@@ -352,7 +354,7 @@ async def test_a_new_version_of_a_model_that_is_not_in_memory_is_tried_at_once(h
 
 async def test_weights_that_can_not_be_measured_are_refused(tmp_path: Path) -> None:
     house = House(tmp_path, 20, a=10)
-    await house.residency.start()
+    await house.models.start()
     version = house.store.publish("a", write_checkpoint(tmp_path / "odd", b"a much"), INFO).id
     await house["a"].checkpoint.look()
     assert f"refused a@{version}: its weights can't be measured (ValueError)" in house["a"].checkpoint.check()[1]
@@ -362,11 +364,11 @@ async def test_weights_that_can_not_be_measured_are_refused(tmp_path: Path) -> N
 
 async def test_closing_fails_who_waits_for_a_model(tmp_path: Path) -> None:
     house = House(tmp_path, 10, a=10, b=10)
-    await house.residency.start()
-    async with house.residency.lease(house["b"], time.monotonic() + 60):
+    await house.models.start()
+    async with house.models.hold(house["b"], RequestContext(time.monotonic() + 60)):
         waiting = asyncio.create_task(house.ask("a"))
         await until(lambda: not house["b"].checkpoint.is_loaded)
-        await house.residency.close()
+        await house.models.close()
     with pytest.raises(Overloaded):
         await waiting
     await house.thread.close()

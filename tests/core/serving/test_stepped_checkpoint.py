@@ -15,6 +15,7 @@ from services.core.store.manifest import Manifest
 from services.core.store.store import Store
 from tests.core.stepping_engines import CountingEngine, Item, events_of
 from tests.core.tiny_checkpoints import INFO, write_checkpoint
+from tests.core.unlimited_memory import Unlimited
 
 CountingStepper = Stepper[Item, str]
 
@@ -38,7 +39,7 @@ class Place:
         self.metrics = Metrics("test")
         self.checkpoint: ServedCheckpoint[LoadedEngine, CountingStepper] = ServedCheckpoint(
             self.store,
-            FollowOptions("toy", "latest", folder / "cache", poll_s=3600),
+            FollowOptions("toy", "latest", folder / "cache", 3600, Unlimited()),
             load=self._load,
             make_batcher=self._make_stepper,
             metrics=self.metrics,

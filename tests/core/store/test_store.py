@@ -242,13 +242,16 @@ def test_starters_never_move_an_alias_and_complete_what_a_killed_process_left(
 
 
 @pytest.mark.slow
-def test_opening_a_store_that_cannot_be_written_with_starters_still_opens_it(tmp_path: Path) -> None:
+def test_a_store_that_cannot_be_written_stays_without_the_starters_and_can_be_read(tmp_path: Path) -> None:
     starters = [write_starter(tmp_path / "starter", "one")]
     (tmp_path / "file").write_text("not a folder")
 
-    assert Store.open((tmp_path / "file" / "store").as_uri(), starters=starters).names() == []
+    store = Store.open((tmp_path / "file" / "store").as_uri())
+    store.publish_starters(starters)
+    assert store.names() == []
     with rclone_server(tmp_path / "rclone", "--read-only") as server:
-        store = Store.open(server.url("models"), starters=starters, options=server.options)
+        store = Store.open(server.url("models"), options=server.options)
+        store.publish_starters(starters)
         assert store.names() == []
         with pytest.raises(StoreUnavailable):
             store.publish("toy", starters[0], INFO)

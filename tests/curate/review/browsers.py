@@ -31,7 +31,7 @@ def chromium() -> Iterator[Any]:
 
 
 def accessibility_violations(page: Any) -> list[str]:
-    """What axe-core finds on a page as it is now, one line for each element."""
+    """The violations that axe-core finds on a page as it is now, one line for each element."""
     script = FOLDER / "node_modules" / "axe-core" / "axe.min.js"
     if not script.exists():
         pytest.skip(f"needs npm install --prefix {FOLDER} {' '.join(PACKAGES)}")

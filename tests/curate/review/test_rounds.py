@@ -1,4 +1,4 @@
-"""Whose turn a pair is, in both rounds, over HTTP."""
+"""The order in which reviewers get a pair, in both rounds, over HTTP."""
 
 import json
 import random
@@ -15,7 +15,7 @@ FIRST, SECOND, THIRD = (pair.id for pair in PAIRS[:3])
 
 
 def turn(client: TestClient, reviewer: str, **query: Any) -> tuple[str, str | None]:
-    """What a reviewer sees: the stage, and the id of the pair."""
+    """The stage and the id of the pair that a reviewer sees."""
     return seen(client.get("/review/turn", params={"reviewer": reviewer, **query}))
 
 

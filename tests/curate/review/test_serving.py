@@ -1,4 +1,4 @@
-"""What a review serves, and to whom."""
+"""The pages that a review serves, and the people who may see them."""
 
 import json
 from pathlib import Path

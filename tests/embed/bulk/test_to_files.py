@@ -22,12 +22,11 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from services.embed.bulk.embedder import MAX_READOUTS_AT_ONCE
 from services.embed.bulk.folder import EmbeddingError, OutputError
 from services.embed.bulk.image_sources import list_images
 from services.embed.bulk.to_files import OutputRequest, embed_into_files
 from services.embed.focallens import Visibility
-from services.embed.model.focallens_engine import FocalLensEngine
+from services.embed.model.focallens_engine import MAX_READOUTS_AT_ONCE, FocalLensEngine
 from services.jobs.progress import Bars
 from services.nn.devices import DeviceOptions
 from tests.embed.bulk_sources import write_images, write_shard
@@ -293,7 +292,7 @@ def test_a_plain_clip_has_its_plain_embedding_to_give(tmp_path: Path, bars: Bars
     listing = list_images([str(write_images(tmp_path / "images", 3))])
     embed_into_files(request_for(tmp_path / "out", starter, conditions=()), listing, bars)
     assert np.linalg.norm(read_embeddings(tmp_path / "out"), axis=2) == pytest.approx(1, abs=1e-5)
-    with pytest.raises(EmbeddingError, match="does not support conditions"):
+    with pytest.raises(EmbeddingError, match="embeds images without a condition"):
         embed_into_files(request_for(tmp_path / "other", starter), listing, bars)
 
 

@@ -139,7 +139,7 @@ def running(settings: EmbedSettings, *, are_collections_open: bool = True) -> It
 
 @dataclass(frozen=True)
 class Backend:
-    """What keeps the collections: a folder, or the database of this URL and vectors by the identity of theirs."""
+    """The storage of the collections: a folder, or the database of this URL and vectors by the identity of theirs."""
 
     url: str | None = None
     vectors: dict[str, VectorsInMemory] = field(default_factory=dict)

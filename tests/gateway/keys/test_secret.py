@@ -25,7 +25,7 @@ class Cluster:
         self._mounted = folder / "mounted.json"
 
     def keys(self, *arguments: str) -> Result:
-        """What an operator types who has nothing but access to the cluster."""
+        """The commands of an operator who has nothing but access to the cluster."""
         return CliRunner().invoke(app, [*arguments, "--secret", "fovea/fovea-keys"])
 
     def make(self, name: str) -> str:

@@ -40,7 +40,7 @@ def test_a_head_that_pays_more_than_others_to_everything_is_first_without_contra
 
 @pytest.mark.parametrize("score", ["core", "qr"])
 def test_heads_that_found_gold_by_luck_are_judged_by_other_prompts(score: HeadScore) -> None:
-    """Of noise alone, the best heads of a few prompts find more than chance there, and no more elsewhere."""
+    """The best heads of a few prompts find more than chance in pure noise there, and no more elsewhere."""
     noise = [measured(seed, seed % NUM_DOCUMENTS, found=0.0) for seed in range(200)]
     recalls = []
     for start in range(0, 200, 10):

@@ -34,7 +34,7 @@ from tests.score.evaluation.tiny_suite import write_suite
 
 
 def points() -> list[Point]:
-    """What gains peaks at 0.8; of what is to be kept, one number falls from 0.7 on and another one rises."""
+    """Scores whose gain peaks at 0.8; of those to be kept, one falls from 0.7 on and another one rises."""
     return [
         Point(
             alpha,

@@ -1,4 +1,4 @@
-"""Of the two captions of a scene, the right one is true and the other is false."""
+"""The right one of a scene's two captions is true, and the other is false."""
 
 import re
 from random import Random

@@ -26,9 +26,14 @@ from services.embed.collections.cluster.catalog import PostgresCatalog, Sweeper
 from services.embed.collections.cluster.image_store import PostgresImageStore
 from services.embed.collections.cluster.indexes import SharedIndexes, Sharing
 from services.embed.collections.cluster.vectors import VectorDatabase
-from services.embed.collections.collection import Collection, CollectionOptions, Serving
+from services.embed.collections.collection import (
+    Collection,
+    CollectionOptions,
+    OpenCollections,
+    Serving,
+    describe_problems,
+)
 from services.embed.collections.indexes import Changes, stem_of
-from services.embed.collections.open_collections import OpenCollections, described
 from services.embed.collections.storage.catalog import CollectionKey, check_tenant, is_name, no_collection
 from services.embed.collections.storage.database import DatabaseUnreachable, IncompatibleDatabase
 from services.embed.collections.storage.image_store import CollectionInfo
@@ -187,7 +192,7 @@ class SharedCollections(OpenCollections):
             found = [f"not usable: {self._problem}", *found]
         if self._watch.is_down:
             found.append(f"the vectors can't be reached ({VECTORS_SETTING}; see the log)")
-        return True, "; ".join([*found, *described(self._damaged)])
+        return True, "; ".join([*found, *describe_problems(self._damaged)])
 
     async def get(self, key: CollectionKey) -> Collection:
         opened = self._check_open()

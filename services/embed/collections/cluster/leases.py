@@ -205,17 +205,6 @@ class IndexWork:
         progress = {condition: IndexProgress(*others) for condition, *others in indexes}
         return Progress(found[0], found[1], conditions, progress)
 
-    def through(self) -> dict[str, int]:
-        """Return the row up to which the index of each condition has all images."""
-        return {condition: index.through for condition, index in self.progress().indexes.items()}
-
-    def _indexes(self, connection: Connection) -> dict[str, int]:
-        found = connection.execute(
-            "SELECT condition, index FROM indexes WHERE collection = %s AND checkpoint = %s",
-            (self._collection, self._checkpoint),
-        )
-        return dict(found.fetchall())
-
     def _take_over(self, connection: Connection, lease_s: float) -> Lease | None:
         """Take an expired lease; two processes never take the same."""
         found = connection.execute(
@@ -229,7 +218,8 @@ class IndexWork:
         if found is None:
             return None
         number, first_row, last_row, indexes, attempt = found
-        existing = set(self._indexes(connection).values())
+        kept = connection.execute("SELECT index FROM indexes WHERE index = ANY (%s)", (indexes,)).fetchall()
+        existing = {index for (index,) in kept}
         return Lease(number, first_row, last_row, [index for index in indexes if index in existing], attempt)
 
     def _hand_out(self, connection: Connection, lease_s: float, num_rows: int) -> Lease | None:

@@ -4,20 +4,21 @@ import logging
 import re
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 import grpc
-import numpy as np
 import structlog
-from numpy.typing import NDArray
 from pymilvus import MilvusClient, MilvusException
 
 from services.core.errors import Overloaded
 from services.core.printable import first_line
 from services.embed.collections.cluster.vectors import VectorsLost
+from services.embed.collections.index.vector_table import Rows
 
 # Longest wait for an answer, unless a call needs more: shorter than a request's deadline, so that the answer says what
 # is missing.
@@ -72,10 +73,11 @@ class MilvusVectors:
     """A thread-safe connection, opened when it is first used. Methods raise VectorsUnreachable, VectorsLost and
     VectorsRefused, and RuntimeError once it is closed."""
 
-    def __init__(self, url: str, token: str = "") -> None:
-        """`url` is http(s)://host:port; `token` is user:password or an API key."""
-        self._url = url
-        self._token = token
+    def __init__(self, url: str) -> None:
+        """`url` is http(s)://host:port; a user and a password in it are sent as Milvus's token."""
+        parts = urlsplit(url)
+        self._url = urlunsplit(parts._replace(netloc=address_of(url)))
+        self._token = f"{unquote(parts.username)}:{unquote(parts.password or '')}" if parts.username else ""
         self._opening = threading.Lock()
         self._client: MilvusClient | None = None
         self._is_closed = False
@@ -128,15 +130,6 @@ def address_of(url: str) -> str:
     return urlsplit(url).netloc.rpartition("@")[2]
 
 
-def connection_to(url: str) -> MilvusVectors:
-    """Prepare a connection; a user and a password in the URL are sent as Milvus's token."""
-    parts = urlsplit(url)
-    token = f"{unquote(parts.username)}:{unquote(parts.password or '')}" if parts.username else ""
-    return MilvusVectors(urlunsplit(parts._replace(netloc=address_of(url))), token)
-
-
-Rows = NDArray[np.int64]
-
 NAME = re.compile(r"[0-9A-Za-z_]{1,100}")
 COLLECTION = re.compile(r"fovea_(\d+)_([0-9A-Za-z_]+)")
 PARTITION = re.compile(r"condition_([0-9A-Za-z_]+)")
@@ -188,41 +181,26 @@ class Partition:
 
 def partitions(vectors: MilvusVectors) -> list[Partition]:
     """List everything that Milvus has for Fovea, in no order. What is dropped meanwhile may be among it."""
-    return [partition for name in _collections(vectors) for partition in _partitions_in(vectors, name)]
+    found = []
+    for name in vectors.run("list vectors", lambda milvus: milvus.list_collections(timeout=TIMEOUT_S)):
+        if collection := COLLECTION.fullmatch(name):
+            with suppress(VectorsLost):
+                listed = partial(MilvusClient.list_partitions, collection_name=name, timeout=TIMEOUT_S)
+                conditions = [PARTITION.fullmatch(own) for own in vectors.run("list vectors", listed)]
+                found += [Partition(int(collection[1]), collection[2], one[1]) for one in conditions if one]
+    return found
 
 
 def drop(vectors: MilvusVectors, partition: Partition) -> None:
     """Drop the vectors of a condition; no error if there are none."""
     collection, name = partition.milvus_collection, partition.name
-    try:
+    with suppress(VectorsLost):
         # one that is loaded can't be dropped
         vectors.run("release vectors", lambda milvus: milvus.release_partitions(collection, [name], timeout=TIMEOUT_S))
         vectors.run("drop vectors", lambda milvus: milvus.drop_partition(collection, name, timeout=TIMEOUT_S))
-    except VectorsLost:
-        return
 
 
 def drop_checkpoint(vectors: MilvusVectors, collection: int, checkpoint: str) -> None:
     """Drop the vectors of all conditions by one checkpoint; no error if there are none."""
-    _drop_collection(vectors, Partition(collection, checkpoint, "any").milvus_collection)
-
-
-def _collections(vectors: MilvusVectors) -> list[str]:
-    names: list[str] = vectors.run("list vectors", lambda milvus: milvus.list_collections(timeout=TIMEOUT_S))
-    return [name for name in names if COLLECTION.fullmatch(name)]
-
-
-def _partitions_in(vectors: MilvusVectors, name: str) -> Iterator[Partition]:
-    found = COLLECTION.fullmatch(name)
-    assert found is not None, "only names of this form are listed"
-    try:
-        names = vectors.run("list vectors", lambda milvus: milvus.list_partitions(name, timeout=TIMEOUT_S))
-    except VectorsLost:
-        return
-    for own in names:
-        if condition := PARTITION.fullmatch(own):
-            yield Partition(int(found[1]), found[2], condition[1])
-
-
-def _drop_collection(vectors: MilvusVectors, name: str) -> None:
+    name = Partition(collection, checkpoint, "any").milvus_collection
     vectors.run("drop vectors", lambda milvus: milvus.drop_collection(name, timeout=TIMEOUT_S))

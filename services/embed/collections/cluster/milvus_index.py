@@ -25,7 +25,6 @@ from services.embed.collections.cluster.milvus import (
     MilvusVectors,
     Partition,
     VectorsUnreachable,
-    connection_to,
     drop,
     drop_checkpoint,
     partitions,
@@ -417,7 +416,7 @@ class MilvusDatabase:
 
     def __init__(self, url: str, identity: str, options: IndexOptions) -> None:
         """`url` may have a user and a password, which are sent as Milvus's token."""
-        self._vectors = connection_to(url)
+        self._vectors = MilvusVectors(url)
         self._prefix = f"{identity[:IDENTITY_CHARACTERS]}_"
         self._options = options
 

@@ -7,14 +7,9 @@ images exist is asked of PostgreSQL.
 from collections.abc import Iterable
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from services.core.errors import Overloaded
-from services.embed.collections.index.vector_index import Found, IndexKind
-from services.embed.model.items import Embeddings
-
-Rows = NDArray[np.int64]
+from services.embed.collections.index.vector_index import SearchedVectors
+from services.embed.collections.index.vector_table import Rows, Vectors
 
 
 class VectorsLost(Overloaded):
@@ -24,28 +19,17 @@ class VectorsLost(Overloaded):
         super().__init__("The index was lost and is made again.", code="index_lost")
 
 
-class StoredVectors(Protocol):
+class StoredVectors(SearchedVectors, Protocol):
     """The unit vectors of one index, by row. Thread-safe; every method may block and raise Overloaded.
 
-    Those that add or find vectors raise VectorsLost if the place for them was not created, or was lost.
+    `num_vectors` is 0 if there is no place for them. Methods that add or find vectors raise VectorsLost if the place
+    for them was not created, or was lost.
     """
 
     @property
     def is_there(self) -> bool:
         """Whether there is a place for the vectors."""
         ...
-
-    @property
-    def num_vectors(self) -> int:
-        """Ask for the number of vectors; 0 if there is no place for them."""
-        ...
-
-    @property
-    def kind(self) -> IndexKind: ...
-    @property
-    def is_exact(self) -> bool: ...
-    @property
-    def recall_at_10(self) -> float | None: ...
 
     def take_over(self, written: int, tuning: str | None) -> None:
         """Let searches find all that was written up to a moment, and search as was measured."""
@@ -61,7 +45,7 @@ class StoredVectors(Protocol):
     def create(self) -> None:
         """Make the place for the vectors; no error if there is one."""
 
-    def upsert(self, rows: Rows, vectors: Embeddings) -> int:
+    def upsert(self, rows: Rows, vectors: Vectors) -> int:
         """Add vectors (R, E) of rows (R,), or replace them. Returns the moment that `take_over` takes."""
         ...
 
@@ -69,16 +53,8 @@ class StoredVectors(Protocol):
         """Remove rows; no error for missing ones, or if all are lost. Returns the moment that `take_over` takes."""
         ...
 
-    def search(self, queries: Embeddings, k: int, *, among: Rows | None = None) -> Found:
-        """Find the k nearest rows to unit vectors (Q, E), of all or of `among` (R,), ascending."""
-        ...
-
     def rows(self, first: int, last: int) -> Rows:
         """Return the rows from `first` to `last` that have a vector, ascending, int64 (R,)."""
-        ...
-
-    def vectors(self, rows: Rows) -> tuple[Embeddings, NDArray[np.bool_]]:
-        """Return vectors (R, E) of rows (R,), zeros for missing rows, and which rows exist, bool (R,)."""
         ...
 
     def drop(self) -> None:

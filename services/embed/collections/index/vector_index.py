@@ -6,7 +6,7 @@ deletion clears a bit that readers check. Shapes: Q queries, N vectors, E width,
 
 import threading
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import faiss
 import numpy as np
@@ -26,7 +26,6 @@ from services.embed.collections.index.vector_table import (
     scan,
     scan_positions,
     shifted,
-    use_threads,
 )
 
 # FAISS's GPU kernels return at most this many results.
@@ -164,11 +163,10 @@ IndexKind = Literal["flat", "ivf"]
 @dataclass(frozen=True)
 class IndexOptions:
     """Search is exact up to `max_exact` vectors, and beyond that if no approximate index reaches the recall@10 of
-    `min_recall`. `num_threads` are used by one search or rebuild. `device` cuda: exact, on the GPU."""
+    `min_recall`. `device` cuda: exact, on the GPU."""
 
     max_exact: int = 50_000
     min_recall: float = 0.95
-    num_threads: int = 1
     device: Literal["cpu", "cuda"] = "cpu"
 
 
@@ -178,6 +176,27 @@ class Found:
 
     rows: Rows
     scores: Vectors
+
+
+class SearchedVectors(Protocol):
+    """Unit vectors by row, and how they are searched."""
+
+    @property
+    def num_vectors(self) -> int: ...
+    @property
+    def kind(self) -> IndexKind: ...
+    @property
+    def is_exact(self) -> bool: ...
+    @property
+    def recall_at_10(self) -> float | None: ...
+
+    def search(self, queries: Vectors, k: int, *, among: Rows | None = None) -> Found:
+        """Find the k nearest rows to unit vectors (Q, E), of all or of `among` (R,), ascending."""
+        ...
+
+    def vectors(self, rows: Rows) -> tuple[Vectors, NDArray[np.bool_]]:
+        """Return vectors (R, E) of rows (R,), zeros for missing rows, and which rows exist, bool (R,)."""
+        ...
 
 
 class VectorIndex:
@@ -296,7 +315,7 @@ class VectorIndex:
         queries = np.ascontiguousarray(queries, np.float32)
         if queries.ndim != 2 or queries.shape[1] != self.width or k < 1:
             raise ValueError(f"queries must have shape (Q, {self.width}) and k be positive; got {queries.shape}, {k}")
-        use_threads(self.options.num_threads)
+        faiss.omp_set_num_threads(1)  # of this thread's calls: requests run beside each other
         table, found = self._search(queries, k, among)
         found = padded(found, k)
         rows = np.full(found.positions.shape, -1, np.int64)
@@ -309,7 +328,7 @@ class VectorIndex:
 
         Searches, appends and deletions continue meanwhile, and none of them is lost.
         """
-        use_threads(self.options.num_threads)
+        faiss.omp_set_num_threads(1)  # of this thread's calls: requests run beside each other
         with self._rebuilding:
             seen = self._contents
             keep = seen.table.live.mask(len(seen.table))

@@ -26,11 +26,6 @@ class Nearest:
     scores: Vectors
 
 
-def use_threads(num_threads: int) -> None:
-    """Set the number of FAISS's threads for calls from the calling thread; other threads keep their own number."""
-    faiss.omp_set_num_threads(num_threads)
-
-
 def scan(queries: Vectors, vectors: Vectors, k: int, *, selector: Any = None) -> Nearest:
     """Compare queries (Q, E) with all vectors (N, E), or with those in a FAISS selector of positions."""
     found = _empty(len(queries), min(k, len(vectors)))

@@ -20,7 +20,7 @@ NUMBERS = itertools.count(1)
 
 
 class Index(Protocol):
-    """What both kinds promise alike."""
+    """Fixtures for the promises of both kinds of index."""
 
     @property
     def num_vectors(self) -> int: ...

@@ -1,4 +1,4 @@
-"""What the index in memory and the one in Milvus promise alike."""
+"""The promises of both the index in memory and the one in Milvus."""
 
 import numpy as np
 

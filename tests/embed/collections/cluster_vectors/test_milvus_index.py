@@ -1,4 +1,4 @@
-"""What only the index in Milvus promises: to several processes, over a restart, while it can't be reached."""
+"""The promises of the index in Milvus alone: to several processes, over a restart, while it can't be reached."""
 
 import time
 from collections.abc import Callable

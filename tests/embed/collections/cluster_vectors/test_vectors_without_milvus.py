@@ -1,4 +1,4 @@
-"""What needs no server: names, keys, filters, the choice of how much to read, and a server that is not there."""
+"""The parts that need no server: names, keys, filters, the choice of how much to read, and an absent server."""
 
 from typing import Any
 

@@ -37,7 +37,7 @@ def test_a_model_without_training_is_measured_for_every_kind() -> None:
 
 
 def test_the_fitted_scale_makes_probabilities_as_large_as_the_accuracy() -> None:
-    """Of 100 equal margins of 0.1, 80 are right: σ(s · 0.1) = 0.8."""
+    """Fit a scale to 100 equal margins of 0.1 of which 80 are right: σ(s · 0.1) = 0.8."""
     margins = torch.tensor([0.1] * 80 + [-0.1] * 20)
     similarity = torch.stack([torch.stack([margins, torch.zeros(100)], dim=1)] * 2, dim=1)
     scores = ClaimScores(("color",) * 100, similarity)

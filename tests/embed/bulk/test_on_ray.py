@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,10 @@ from rich.console import Console
 
 from services.embed.bulk.folder import EmbeddingError
 from services.embed.bulk.image_sources import list_images
+from services.embed.bulk.ray_pool import MAX_ATTEMPTS, Cluster, Pool, RayError, RayOptions, connected, mapped
 from services.embed.bulk.to_files import OutputRequest, embed_into_files
 from services.jobs.checkpoints import CheckpointSource
 from services.jobs.progress import Bar, Bars
-from services.jobs.ray.cluster import Cluster, Pool, RayError, RayOptions, connected
-from services.jobs.ray.pool import MAX_ATTEMPTS, Work, mapped
 from tests.embed.bulk_sources import write_images, write_shard
 from tests.embed.tiny import write_tiny_checkpoint
 
@@ -109,7 +109,7 @@ def fails_at_seven(how: str) -> Callable[[int], tuple[int, int]]:
 )
 def test_an_item_that_can_not_be_done_ends_the_job_with_a_sentence(pool: Pool, how: str, told: str) -> None:
     with pytest.raises(RayError, match=told):
-        list(mapped(range(9), Work(fails_at_seven, (how,)), pool))
+        list(mapped(range(9), partial(fails_at_seven, how), pool))
 
 
 def test_folders_and_tars_give_the_plain_loops_bytes_though_a_worker_is_killed(
@@ -162,7 +162,7 @@ def test_a_killed_job_is_continued_without_ray_to_the_same_bytes(checkpoint: Pat
         "--ray=local",
         "--workers=1",
     ]
-    killed = [sys.executable, "-m", "tests.jobs.ray.killed_job", str(output / "embeddings-00001.npy"), *job]
+    killed = [sys.executable, "-m", "tests.embed.bulk.killed_job", str(output / "embeddings-00001.npy"), *job]
     done = subprocess.run(killed, capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert len(list(output.glob("embeddings-*.npy"))) < 3
@@ -184,7 +184,7 @@ def test_a_ray_that_is_not_there_is_told_in_one_sentence(address: str, told: str
     (tmp_path / "ray").mkdir()
     (tmp_path / "ray" / "ray_current_cluster").write_text("127.0.0.1:1\n")
     script = f"""
-from services.jobs.ray.cluster import RayError, RayOptions, connected
+from services.embed.bulk.ray_pool import RayError, RayOptions, connected
 try:
     with connected(RayOptions("{address}")):
         pass

@@ -1,4 +1,4 @@
-"""`python -m tests.jobs.ray.killed_job FILE ARGUMENT…`: `fovea ARGUMENT…`, killed where it puts FILE into its place."""
+"""`python -m tests.embed.bulk.killed_job FILE ARGUMENT…`: `fovea ARGUMENT…`, killed where it puts FILE in its place."""
 
 import runpy
 import sys
