@@ -31,6 +31,11 @@ class Caption:
     param: str
 
 
+def captions_of(texts: Sequence[str]) -> list[Caption]:
+    """Name the captions of a list by their places in its field."""
+    return [Caption(text, f"captions.{index}") for index, text in enumerate(texts)]
+
+
 @dataclass(frozen=True)
 class ScoreCall:
     """Images and captions of a request; `pairs` are places in `images` and `captions`, in the order of the response.

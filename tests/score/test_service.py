@@ -28,9 +28,8 @@ from services.core.serving.served_checkpoint import Served
 from services.core.store.manifest import CheckpointInfo, Manifest
 from services.nn.clip_texts import Text
 from services.nn.devices import DeviceOptions
-from services.score.call import ScoreCall, Scored
+from services.score.call import ScoreCall, Scored, captions_of
 from services.score.engine import ImageItem, ScoreEngine
-from services.score.http.calls import captions_of
 from services.score.model.checkpoint import load_fsc_clip
 from services.score.model.features import Features
 from services.score.model.pairing import PairEngine, PairItem, Similarities

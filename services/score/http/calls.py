@@ -18,7 +18,7 @@ from services.core.http.bodies import (
     validate,
 )
 from services.core.images.inputs import ImageInput, image_input
-from services.score.call import CallLimits, Caption, ScoreCall
+from services.score.call import CallLimits, ScoreCall, captions_of
 from services.score.http.schemas import ScoreOptions, ScoreRequest
 from services.score.http.vllm_calls import is_vllm, read_pairs
 
@@ -42,10 +42,6 @@ async def read_score(request: Request, query: ScoreCall, limits: CallLimits) -> 
     else:
         raise await unsupported(request, "image/*, multipart/form-data or application/json")
     return _within(_merge(query, call), limits)
-
-
-def captions_of(texts: Sequence[str]) -> list[Caption]:
-    return [Caption(text, f"captions.{index}") for index, text in enumerate(texts)]
 
 
 def _json_call(body: dict[str, Any], limits: CallLimits) -> ScoreCall:

@@ -5,8 +5,7 @@ from typing import TypeVar
 
 from services.core.errors import InvalidField, TooLarge, check_count
 from services.core.exchange import RequestContext
-from services.score.call import CallLimits, Caption
-from services.score.http.calls import captions_of
+from services.score.call import CallLimits, Caption, captions_of
 from services.score.http.schemas import AnyKind, Negative, NegativesAnswer, NegativesRequest, RejectedNegative
 from services.score.negatives.kinds import KINDS, PAPER_KINDS, Kind
 from services.score.negatives.prompting.forms import WRITTEN_KINDS, WrittenKind

@@ -11,10 +11,10 @@ from services.core.exchange import context_of
 from services.core.http.bodies import JsonRoute, check_query, request_schema
 from services.core.serving.model_object import model_fields, models_router
 from services.core.serving.served_models import Resident
-from services.score.call import ScoreCall
+from services.score.call import ScoreCall, captions_of
 from services.score.engine import ModelFacts
 from services.score.http.answers import num_numbers, render
-from services.score.http.calls import captions_of, read_score
+from services.score.http.calls import read_score
 from services.score.http.negatives import make_negatives
 from services.score.http.schemas import (
     HardNegativeSources,
