@@ -148,7 +148,7 @@ BUDGETS = {
     "services/nn": 1_700,
     "services/jobs": 3_700,
     "services/curate": 4_500,
-    "services/embed": 20_200,
+    "services/embed": 20_100,
     "services/generate": 12_900,
     "services/predict": 7_300,
     "services/score": 11_000,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 
 from services.core.images.inputs import ImageInputs, image_inputs
 from services.core.images.references import ImageLimits
@@ -50,11 +50,15 @@ def create_embed(settings: EmbedSettings) -> FastAPI:
     embedder = Embedder(host.open_cache(), inputs, host.metrics)
     service = EmbedService(models, embedder, limits, host.batch_limits, host.metrics)
     collections = _collections(settings, models, inputs, embedder, host.metrics)
+    routers = [embed_router(service)]
     if collections is not None:
+        from services.embed.collections.http.routes import collections_router
+
+        routers.append(collections_router(collections, limits))
         host.health.add_readiness_check("collections", collections.check)
     return host.create_app(
         models,
-        [embed_router(service), *_collection_routers(collections, limits), embed_models_router(service)],
+        [*routers, embed_models_router(service)],
         title="Fovea embed",
         description="Image embeddings conditioned on a text, and text embeddings in the same space.",
         resources=[lambda: inputs, *([collections.opened] if collections is not None else [])],
@@ -75,11 +79,3 @@ def _collections(
     from services.embed.collections.composition import create_collections
 
     return create_collections(settings, models, inputs, embedder, metrics)
-
-
-def _collection_routers(collections: "CollectionService | None", limits: CallLimits) -> list[APIRouter]:
-    if collections is None:
-        return []
-    from services.embed.collections.http.routes import collections_router
-
-    return [collections_router(collections, limits)]

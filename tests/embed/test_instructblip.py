@@ -17,8 +17,7 @@ from typer.testing import CliRunner
 from services.cli.main import app
 from services.core.errors import InvalidRequest, TooLarge
 from services.core.store.store import Store
-from services.embed.evaluation.embedders import NoTextSide
-from services.embed.evaluation.engine_embedder import EngineEmbedder
+from services.embed.evaluation.embedders import EngineEmbedder, NoTextSide
 from services.embed.evaluation.loading import load_embedder
 from services.embed.model.instructblip_checkpoint import INSTRUCTBLIP_KIND, load_instructblip, read_weights
 from services.embed.model.instructblip_engine import InstructBlipEngine

@@ -38,6 +38,7 @@ _TOO_LARGE = frozenset({413, 422})
 _ABOUT_IMAGES = frozenset({400, 409, 415, *_TOO_LARGE})
 _RETRIED_STATUSES = frozenset({408, 429, 502, 503, 504})
 _IMAGE_AT_FAULT = re.compile(r"images\.(\d+)(?:\.|$)")
+T = TypeVar("T")
 
 
 class Unavailable(Exception):
@@ -252,7 +253,6 @@ class Sized(Protocol):
     def num_bytes(self) -> int: ...
 
 
-T = TypeVar("T")
 SizedT = TypeVar("SizedT", bound=Sized)
 
 

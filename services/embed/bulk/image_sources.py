@@ -26,6 +26,8 @@ from services.core.store.objects import SCHEMES, Entry, Objects
 
 # What is fetched at once while only the names in a tar file are wanted.
 READ_AHEAD_BYTES = 256 * 1024
+IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp", "gif", "bmp")
+_BRACE_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +113,6 @@ def _stored(url: str, entry: Entry) -> StoredFile:
 def _objects(url: str) -> Objects:
     """Open a store once in a process; what the URL leaves out is in the environment, such as its secrets."""
     return Objects(url, {})
-
-
-IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp", "gif", "bmp")
-
-_BRACE_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
 class SourceError(Exception):

@@ -8,7 +8,7 @@ import multiprocessing
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from multiprocessing.connection import Connection, wait
@@ -92,10 +92,14 @@ def embedded(embedder: BulkEmbedder, batches: Iterable[ShardImages], pace: Throu
         batch = _read_batch(embedder, listed)
         return batch, embedder.embed(batch.pixels) if is_cpu else None
 
-    with _threads(pace.num_threads) as pool:
+    # the tensor operations of each thread use one core
+    pool = ThreadPoolExecutor(pace.num_threads, "bulk", initializer=torch.set_num_threads, initargs=(1,))
+    try:
         for batch, found in _in_order(pool, work, batches, ahead=pace.num_threads + 1):
             embeddings = embedder.embed(batch.pixels) if found is None else found
             yield Shard(batch.shard, embeddings, batch.records, batch.skipped)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def joined(index: int, parts: Sequence[Shard]) -> Shard:
@@ -184,16 +188,6 @@ def _read_batch(embedder: BulkEmbedder, listed: ShardImages) -> _Batch:
         else:
             batch.records.append({"id": image.id, "metadata": metadata})
     return batch
-
-
-@contextmanager
-def _threads(num_threads: int) -> Iterator[ThreadPoolExecutor]:
-    """Provide threads whose tensor operations use one core each; work that has not begun at the end is dropped."""
-    pool = ThreadPoolExecutor(num_threads, "bulk", initializer=torch.set_num_threads, initargs=(1,))
-    try:
-        yield pool
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def _in_order(pool: ThreadPoolExecutor, work: Callable[[S], T], items: Iterable[S], ahead: int) -> Iterator[T]:

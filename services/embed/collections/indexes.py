@@ -33,6 +33,9 @@ MIN_IMAGES = 256
 Rows = NDArray[np.int64]
 
 PLAIN = "plain"
+StepT = TypeVar("StepT", bound="Step[Any]")
+# After this time no request that began under another checkpoint can still use its indexes.
+RETIRE_AFTER_S = 120.0
 
 
 class StateTiming:
@@ -96,7 +99,6 @@ class ConditionIndex:
 
 
 IndexT = TypeVar("IndexT", bound=ConditionIndex)
-StepT = TypeVar("StepT", bound="Step[Any]")
 
 
 @dataclass(frozen=True, eq=False)
@@ -287,10 +289,6 @@ def missing(rows: Rows, live: Rows) -> Iterable[int]:
     """List the rows that are no longer live."""
     gone: list[int] = np.setdiff1d(rows, live, assume_unique=True).tolist()
     return gone
-
-
-# After this time no request that began under another checkpoint can still use its indexes.
-RETIRE_AFTER_S = 120.0
 
 
 class OpenIndexes:

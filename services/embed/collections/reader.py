@@ -23,6 +23,10 @@ from services.embed.call import EmbedModel, ServedEmbed
 from services.embed.model.items import Embeddings, ImageItem, ImageState, Item, Pixels, StateItem
 from services.nn.clip_texts import Text
 
+# Size of one submission: large enough for full batches, small enough that requests can be served in between.
+PIECE_IMAGES = 64
+PIECE_COST = 8192
+
 
 @dataclass(frozen=True, eq=False)
 class Source:
@@ -65,11 +69,6 @@ class FreshPixels:
         if pixels is not None:
             self._num_bytes -= pixels.nbytes
         return pixels
-
-
-# Size of one submission: large enough for full batches, small enough that requests can be served in between.
-PIECE_IMAGES = 64
-PIECE_COST = 8192
 
 
 @dataclass(frozen=True, eq=False)

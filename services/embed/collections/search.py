@@ -39,6 +39,17 @@ SAMPLE_SHARE = 4
 MIN_SAMPLE = 16
 # Strength of the ridge regression; at a tenth or ten times of it, short lists hold as many of the nearest images.
 RIDGE = 0.01
+Rows = NDArray[np.int64]
+# An image without a stored state costs about as much as this many with one, which shortens the short list.
+ENCODING_COST = 8
+# The query is embedded under the condition of each: the unconditional one and those requested recently.
+MAX_SHORTLISTING_INDEXES = 8
+# The other indexes name this many candidates for each place on the short list.
+CANDIDATES = 8
+# With fewer images than this, a comparison cannot tell whether two wordings mean the same.
+MIN_COMPARED_IMAGES = 16
+# Images over the budget are read until this long before the deadline, at which no response could be sent.
+FINISHING_S = 2.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,20 +109,6 @@ def predict_cosines(
     lengths = np.linalg.norm(predicted, axis=1) + np.finfo(np.float32).tiny
     cosines: NDArray[np.float32] = (predicted @ query / lengths).astype(np.float32)
     return cosines
-
-
-Rows = NDArray[np.int64]
-
-# An image without a stored state costs about as much as this many with one, which shortens the short list.
-ENCODING_COST = 8
-# The query is embedded under the condition of each: the unconditional one and those requested recently.
-MAX_SHORTLISTING_INDEXES = 8
-# The other indexes name this many candidates for each place on the short list.
-CANDIDATES = 8
-# With fewer images than this, a comparison cannot tell whether two wordings mean the same.
-MIN_COMPARED_IMAGES = 16
-# Images over the budget are read until this long before the deadline, at which no response could be sent.
-FINISHING_S = 2.0
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ Shapes: N images or texts, C instructions, B images of a batch, E embedding widt
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -15,7 +16,9 @@ from torch import Tensor
 
 from services.embed.focallens import Readouts
 from services.embed.model.checkpoint import FocalLensCheckpoint
+from services.embed.model.image_engine import ImageEngine
 from services.nn.clip_model import ClipModel
+from services.nn.devices import DeviceOptions
 from services.nn.image_transform import ImageTransform
 
 Array32 = NDArray[np.float32]
@@ -23,6 +26,8 @@ T = TypeVar("T")
 
 # Readouts of one forward pass: images times instructions.
 MAX_READOUTS = 256
+# Images of a batch of an engine, which slices what is too much for one pass.
+BATCH_SIZE = 16
 
 
 class NoTextSide(ValueError):
@@ -130,6 +135,46 @@ class ClipEmbedder:
         ]
         features: Array32 = _joined(parts)[0]
         return features
+
+
+class EngineEmbedder:
+    """A checkpoint run by its engine; instructions longer than its context are cut."""
+
+    def __init__(self, engine: ImageEngine[Any], *, name: str, batch_size: int = BATCH_SIZE) -> None:
+        self.name = name
+        self.image_size = max(engine.image_size)
+        self._engine = engine
+        self._batch_size = batch_size
+
+    @classmethod
+    def load(cls, kind: type[ImageEngine[Any]], directory: Path, *, name: str, device: str) -> "EngineEmbedder":
+        """Load a folder in single precision. Raises what the engine's `read` raises."""
+        chosen: Any = device.partition(":")[0]
+        return cls(kind.load(directory, DeviceOptions(chosen, "float32")), name=name)
+
+    def embed_images(self, images: Iterable[Image.Image], instructions: Sequence[str | None]) -> Array32:
+        engine = self._engine
+        asked = [None if one is None else engine.prepare_condition(one, truncate=True) for one in instructions]
+        parts = []
+        for number, batch in enumerate(batches(images, self._batch_size)):
+            items = [
+                item
+                for place, image in enumerate(batch)
+                for item in engine.prepare_image(image, f"{number}-{place}", asked)
+            ]
+            rows = np.concatenate([reading.rows for reading in engine.run_batch(items)])
+            parts.append(rows.reshape(len(batch), len(asked), -1).swapaxes(0, 1))
+        return _joined(parts)
+
+    def embed_texts(self, texts: Sequence[str]) -> Array32:
+        engine = self._engine
+        if engine.image_only is not None:
+            raise NoTextSide(f"{self.name} is {engine.image_only}, which embeds images, not texts by themselves")
+        parts = [
+            engine.run_batch([engine.prepare_text(text, truncate=True) for text in batch])
+            for batch in batches(texts, self._batch_size)
+        ]
+        return np.concatenate([reading.rows for part in parts for reading in part])
 
 
 class Unconditioned:

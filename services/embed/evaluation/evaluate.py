@@ -67,6 +67,9 @@ PerClass = Annotated[int | None, typer.Option(min=1, help="Use at most this many
 FOCALLENS = "focallens-shapes"
 NOTHING_KEPT = "Stopped. Nothing is kept; run the same command to begin again."
 SOME_KEPT = "Stopped. The scores of models that were finished are printed, and kept with --save."
+# What scores one embedder.
+Scoring = Callable[[ImageEmbedder], Iterable[Result]]
+P = ParamSpec("P")
 
 
 @app.callback()
@@ -99,11 +102,6 @@ def colorshape(
     results = [evaluate_colorshape(embedder, protocol) for embedder in (clip, Unconditioned(tuned), tuned)]
     print_table(results, Console(width=200))
     print_json([{**asdict(r), "average": r.average} for r in results])
-
-
-# What scores one embedder.
-Scoring = Callable[[ImageEmbedder], Iterable[Result]]
-P = ParamSpec("P")
 
 
 def protocol(read: Callable[P, Scoring]) -> Callable[P, Scoring]:

@@ -28,6 +28,8 @@ from services.embed.evaluation.same_class import IMAGENET, LabelledImages, read_
 from services.jobs.progress import watched
 from services.jobs.published_data import MissingData, Source
 
+ENDINGS = (".jpeg", ".jpg", ".png", ".webp")
+
 
 class NoProjection(ValueError):
     """The image tower of a model does not end in a linear projection; the message names the model."""
@@ -69,9 +71,6 @@ def _pooled(visual: Any, normed: Tensor) -> Tensor:
     if normed.ndim == 2:
         return normed
     return normed[:, 1:].mean(dim=1) if visual.pool_type == "avg" else normed[:, 0]
-
-
-ENDINGS = (".jpeg", ".jpg", ".png", ".webp")
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """Loading of embedders by their names on a command line."""
 
-from services.embed.evaluation.embedders import ClipEmbedder, FocalLensEmbedder, ImageEmbedder
-from services.embed.evaluation.engine_embedder import EngineEmbedder
+from services.embed.evaluation.embedders import ClipEmbedder, EngineEmbedder, FocalLensEmbedder, ImageEmbedder
 from services.embed.model.checkpoint import load_focallens
 from services.embed.model.engines import engine_of
 from services.embed.model.focallens_engine import FocalLensEngine

@@ -19,6 +19,10 @@ from services.jobs.published_data import MissingData, Source
 
 IMAGENET = Source("ILSVRC 2012, a folder of images for each class", "https://image-net.org/challenges/LSVRC/2012")
 NODES_FILE = Path(__file__).parent / "imagenet_nodes.json"
+FLOWERS = Source("Oxford 102 Flowers", "https://www.robots.ox.ac.uk/~vgg/data/flowers/102")
+CARS = Source("Stanford Cars", "https://ai.stanford.edu/~jkrause/cars/car_dataset.html")
+AIRCRAFT = Source("FGVC Aircraft (2013b)", "https://www.robots.ox.ac.uk/~vgg/data/fgvc-aircraft")
+FOOD = Source("Food-101", "https://data.vision.ee.ethz.ch/cvl/datasets_extra/food-101")
 
 
 @dataclass(frozen=True)
@@ -42,12 +46,6 @@ def evaluate_category(embedder: ImageEmbedder, images: LabelledImages, category:
     pictures = images.source.images(images.paths, f"{embedder.name}, {category}")
     (embeddings,) = embedder.embed_images(pictures, [type_of(category)])
     return 100 * mean_average_precision(cosine_rows(embeddings), images.labels)
-
-
-FLOWERS = Source("Oxford 102 Flowers", "https://www.robots.ox.ac.uk/~vgg/data/flowers/102")
-CARS = Source("Stanford Cars", "https://ai.stanford.edu/~jkrause/cars/car_dataset.html")
-AIRCRAFT = Source("FGVC Aircraft (2013b)", "https://www.robots.ox.ac.uk/~vgg/data/fgvc-aircraft")
-FOOD = Source("Food-101", "https://data.vision.ee.ethz.ch/cvl/datasets_extra/food-101")
 
 
 def load_flowers(directory: Path) -> LabelledImages:

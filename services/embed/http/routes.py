@@ -37,6 +37,32 @@ from services.embed.service import EmbedService, ModelFacts
 
 # Larger responses are rendered in a thread, so that they do not block the event loop.
 MAX_INLINE_NUMBERS = 64 * 1024
+EMBED_BODY: dict[str, Any] = {
+    "required": True,
+    "content": {
+        "image/*": {"schema": {"type": "string", "format": "binary"}},
+        "multipart/form-data": {
+            "schema": {
+                "type": "object",
+                "required": ["file"],
+                "properties": {
+                    "file": {
+                        "type": "array",
+                        "minItems": 1,
+                        "items": {"type": "string", "format": "binary"},
+                        "description": "One or more images, each in a part with this name.",
+                    },
+                    "condition": {"type": "array", "items": {"type": "string"}},
+                    "model": {"type": "string"},
+                    "encoding_format": {"enum": ["float", "base64"]},
+                },
+            }
+        },
+        "application/json": {
+            "schema": {"anyOf": [request_schema(one) for one in (EmbedRequest, TeiRequest, CohereRequest)]}
+        },
+    },
+}
 
 
 def embed_router(service: EmbedService) -> APIRouter:
@@ -121,34 +147,6 @@ def embed_models_router(service: EmbedService) -> APIRouter:
 
 def _json_body(model: type[BaseModel]) -> dict[str, Any]:
     return {"required": True, "content": {"application/json": {"schema": request_schema(model)}}}
-
-
-EMBED_BODY: dict[str, Any] = {
-    "required": True,
-    "content": {
-        "image/*": {"schema": {"type": "string", "format": "binary"}},
-        "multipart/form-data": {
-            "schema": {
-                "type": "object",
-                "required": ["file"],
-                "properties": {
-                    "file": {
-                        "type": "array",
-                        "minItems": 1,
-                        "items": {"type": "string", "format": "binary"},
-                        "description": "One or more images, each in a part with this name.",
-                    },
-                    "condition": {"type": "array", "items": {"type": "string"}},
-                    "model": {"type": "string"},
-                    "encoding_format": {"enum": ["float", "base64"]},
-                },
-            }
-        },
-        "application/json": {
-            "schema": {"anyOf": [request_schema(one) for one in (EmbedRequest, TeiRequest, CohereRequest)]}
-        },
-    },
-}
 
 
 async def _answer(service: EmbedService, request: Request, call: EmbedCall) -> Response:

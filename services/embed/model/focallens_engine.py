@@ -14,8 +14,8 @@ from torch import Tensor
 from services.embed.focallens import Readouts
 from services.embed.model.checkpoint import FocalLensCheckpoint, load_focallens
 from services.embed.model.image_engine import to_rows
-from services.embed.model.items import Bytes, Embeddings, Pair
-from services.embed.model.stacking_engine import ConditionTokens, Costs, StackingEngine, half_precision, packed
+from services.embed.model.items import Bytes, Embeddings
+from services.embed.model.stacking_engine import ConditionTokens, Costs, Pair, StackingEngine, half_precision, packed
 from services.nn.clip_texts import InputIds
 from services.nn.packed_linear import can_pack
 from services.nn.vision_transformer import pack_tower

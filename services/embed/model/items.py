@@ -1,11 +1,9 @@
-"""Items and results of a batch: images and texts ready to be encoded, their readings, and what of them is distinct.
+"""Items and results of a batch: images and texts ready to be encoded, and their readings.
 
-Shapes: E embedding width, R distinct pairs of an image and a condition.
+Shapes: E embedding width.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -17,10 +15,6 @@ Pixels = Bytes
 # `ImageEngine.state_bytes` bytes, (state_bytes,); only the engine that computed one can read it.
 ImageState = Bytes
 Embeddings = np.ndarray[Any, np.dtype[np.float32]]
-
-# Places of an image and a condition in a batch.
-Pair = tuple[int, int]
-UNCONDITIONAL = -1
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,31 +53,3 @@ class Reading:
 
     rows: Embeddings
     state: ImageState | None = None
-
-
-@dataclass(frozen=True)
-class ReadoutPlan:
-    """Distinct `pairs` of the places of an image and a condition (or UNCONDITIONAL), so that each is computed once for
-    all requests that contain it; `row_index` into them for each condition of each item, in order; `ends` of the items
-    in `row_index`."""
-
-    pairs: Sequence[Pair]
-    row_index: Sequence[int]
-    ends: Sequence[int]
-
-    @classmethod
-    def of(cls, items: Sequence[tuple[int, Sequence[str | None]]], place_of: Mapping[str, int]) -> "ReadoutPlan":
-        """Plan `items`, each the place of an image and its conditions' digests, None for the unconditional embedding;
-        `place_of` maps a condition's digest to its place."""
-        wanted = [
-            (image, UNCONDITIONAL if digest is None else place_of[digest])
-            for image, digests in items
-            for digest in digests
-        ]
-        row_of = {pair: row for row, pair in enumerate(dict.fromkeys(wanted))}
-        return cls(list(row_of), [row_of[pair] for pair in wanted], list(accumulate(len(d) for _, d in items)))
-
-    def scatter(self, rows: Embeddings) -> list[Embeddings]:
-        """Split the pairs' rows (R, E) into each item's own."""
-        spread = rows[self.row_index]
-        return [spread[start:end] for start, end in pairwise([0, *self.ends])]

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from services.embed.model.image_engine import to_rows
-from services.embed.model.items import Embeddings, ImageItem, Item, Pair
+from services.embed.model.items import Embeddings, ImageItem, Item
 from services.embed.model.mllm_checkpoint import MllmCheckpoint, load_mllm
-from services.embed.model.stacking_engine import Costs, StackingEngine, with_last
+from services.embed.model.stacking_engine import Costs, Pair, StackingEngine, with_last
 from services.nn.clip_texts import InputIds, tokenise
 from services.nn.packed_linear import can_pack, pack_linear_layers
 

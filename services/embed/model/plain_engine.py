@@ -9,8 +9,8 @@ from torch import Tensor
 
 from services.core.errors import InvalidRequest
 from services.embed.model.image_engine import finite
-from services.embed.model.items import Embeddings, Item, Pair
-from services.embed.model.stacking_engine import Costs, StackingEngine
+from services.embed.model.items import Embeddings, Item
+from services.embed.model.stacking_engine import Costs, Pair, StackingEngine
 from services.nn.clip_texts import InputIds, Text
 from services.nn.plain_clip import (
     PlainClip,

@@ -13,28 +13,22 @@ from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from threading import Lock
-from typing import Protocol, TypeVar
+from typing import Protocol, Self, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from services.embed.model.image_engine import ImageCheckpoint, ImageEngine, to_rows
-from services.embed.model.items import (
-    UNCONDITIONAL,
-    Bytes,
-    Embeddings,
-    ImageItem,
-    Item,
-    Pair,
-    Reading,
-    ReadoutPlan,
-    StateItem,
-)
+from services.embed.model.items import Bytes, Embeddings, ImageItem, Item, Reading, StateItem
 from services.nn.clip_texts import InputIds, Text
 from services.nn.image_transform import ImageTransform
 
+# Places of an image and a condition in a batch.
+Pair = tuple[int, int]
+UNCONDITIONAL = -1
 # This many condition tokens take a few hundred kilobytes.
 MAX_REMEMBERED_CONDITIONS = 256
 # The instruction of an image without one.
@@ -158,19 +152,19 @@ class StackingEngine(ImageEngine[CheckpointT]):
         return Stack({digest: place for place, digest in enumerate(distinct)}, data)
 
     def _run_images(self, items: Sequence[ImageItem], stack: Stack) -> list[Reading]:
-        plan, conditions = _plan(items, stack)
+        plan = ReadoutPlan.of(items, stack)
         if self.state_bytes is None or not any(item.keeps_state for item in items):
-            rows = self.encode(stack.data, conditions, plan.pairs)
+            rows = self.encode(stack.data, plan.conditions, plan.pairs)
             return [Reading(own) for own in plan.scatter(rows)]
-        rows, states = self.encode_with_states(stack.data, conditions, plan.pairs)
+        rows, states = self.encode_with_states(stack.data, plan.conditions, plan.pairs)
         return [
             Reading(own, states[stack.place_of[item.digest]] if item.keeps_state else None)
             for item, own in zip(items, plan.scatter(rows), strict=True)
         ]
 
     def _run_states(self, items: Sequence[StateItem], stack: Stack) -> list[Reading]:
-        plan, conditions = _plan(items, stack)
-        rows = self.read_states(stack.data, conditions, plan.pairs)
+        plan = ReadoutPlan.of(items, stack)
+        rows = self.read_states(stack.data, plan.conditions, plan.pairs)
         return [Reading(own) for own in plan.scatter(rows)]
 
     def _run_texts(self, texts: Sequence[Text]) -> list[Reading]:
@@ -180,13 +174,36 @@ class StackingEngine(ImageEngine[CheckpointT]):
         return [Reading(rows[row_of[text.digest]][None]) for text in texts]
 
 
-def _plan(items: Sequence[ImageItem | StateItem], stack: Stack) -> tuple[ReadoutPlan, dict[str, InputIds]]:
-    """Plan the items' readouts together, and collect their distinct conditions."""
-    conditions = {c.digest: c.input_ids for item in items for c in item.conditions if c is not None}
-    wanted = [
-        (stack.place_of[item.digest], [None if c is None else c.digest for c in item.conditions]) for item in items
-    ]
-    return ReadoutPlan.of(wanted, {digest: place for place, digest in enumerate(conditions)}), conditions
+@dataclass(frozen=True)
+class ReadoutPlan:
+    """The distinct `conditions` of some items, token ids by digest, and their distinct `pairs`, each of which is
+    computed once for all requests that contain it.
+
+    `row_index` holds the pair for each condition of each item, in order, and `ends` where each item ends in it.
+    """
+
+    conditions: dict[str, InputIds]
+    pairs: Sequence[Pair]
+    row_index: Sequence[int]
+    ends: Sequence[int]
+
+    @classmethod
+    def of(cls, items: Sequence[ImageItem | StateItem], stack: Stack) -> Self:
+        conditions = {c.digest: c.input_ids for item in items for c in item.conditions if c is not None}
+        place_of = {digest: place for place, digest in enumerate(conditions)}
+        wanted = [
+            (stack.place_of[item.digest], UNCONDITIONAL if c is None else place_of[c.digest])
+            for item in items
+            for c in item.conditions
+        ]
+        row_of = {pair: row for row, pair in enumerate(dict.fromkeys(wanted))}
+        ends = list(accumulate(len(item.conditions) for item in items))
+        return cls(conditions, list(row_of), [row_of[pair] for pair in wanted], ends)
+
+    def scatter(self, rows: Embeddings) -> list[Embeddings]:
+        """Split the pairs' rows (R, E) into each item's own."""
+        spread = rows[self.row_index]
+        return [spread[start:end] for start, end in pairwise([0, *self.ends])]
 
 
 class FeatureEngine(StackingEngine[CheckpointT]):

@@ -43,6 +43,9 @@ from services.jobs.progress import Bar, Bars
 AT_ONCE = 16
 # Bytes of a snapshot may be swept away before they are read; then another snapshot is taken.
 MAX_SNAPSHOTS = 5
+PAGE = 1000
+# What was stored once fits, whatever the limits are now.
+_BOUNDLESS = CollectionLimits(*[2**62] * 4)
 
 
 class Gone(Exception):
@@ -191,11 +194,6 @@ def _saved(collection: CollectionAsOf, total: Total, file: str, sha256: str) -> 
         file=file,
         sha256=sha256,
     )
-
-
-PAGE = 1000
-# What was stored once fits, whatever the limits are now.
-_BOUNDLESS = CollectionLimits(*[2**62] * 4)
 
 
 class Restore:

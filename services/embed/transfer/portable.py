@@ -32,6 +32,8 @@ DESCRIPTION, MANIFEST, UNFINISHED = "collection.json", "images.jsonl", "unfinish
 TAR = ".tar"
 SUFFIXES = {"image/jpeg": ".jpg", "image/png": ".png", "image/webp": ".webp", "image/gif": ".gif", "image/bmp": ".bmp"}
 LAST_SECOND = 253402300800
+# Ends the name of what is being written.
+PART = ".part"
 
 
 class Condition(BaseModel):
@@ -209,10 +211,6 @@ def _validated(read: Callable[[], ModelT], place: str) -> ModelT:
         field = ".".join(map(str, first["loc"]))
         told = "there is no such field" if first["type"] == "extra_forbidden" else first["msg"]
         raise TransferError(f"{place}{f', {field}' if field else ''}: {told}") from None
-
-
-# Ends the name of what is being written.
-PART = ".part"
 
 
 class FolderWriter:

@@ -40,6 +40,14 @@ TO_INDEX = (
     " OR EXISTS (SELECT 1 FROM claims WHERE claims.collection = collections.collection"
     " AND claims.checkpoint = served.checkpoint AND expires < clock_timestamp()))"
 )
+# Any number, the same in all replicas.
+SWEEP_LOCK = 0x0F0FEB
+# The vectors of a deleted image are removed once more after this time, and then forgotten.
+FORGET_AFTER_S = 600.0
+# The indexes of a checkpoint that no process has served for this time are removed.
+UNUSED_AFTER_S = 24 * 3600.0
+# Rows forgotten by one sweep.
+MAX_FORGOTTEN = 10_000
 
 
 class PostgresCatalog(Catalog):
@@ -187,16 +195,6 @@ def _condemn_contents(connection: Connection, collection: int) -> None:
     )
     while connection.execute(statement, (collection, SWEPT_LINES)).rowcount:
         pass
-
-
-# Any number, the same in all replicas.
-SWEEP_LOCK = 0x0F0FEB
-# The vectors of a deleted image are removed once more after this time, and then forgotten.
-FORGET_AFTER_S = 600.0
-# The indexes of a checkpoint that no process has served for this time are removed.
-UNUSED_AFTER_S = 24 * 3600.0
-# Rows forgotten by one sweep.
-MAX_FORGOTTEN = 10_000
 
 
 class Sweeper:

@@ -39,6 +39,12 @@ from services.embed.collections.storage.database import DatabaseUnreachable, Inc
 from services.embed.collections.storage.image_store import CollectionInfo
 
 LOCK_NAME = ".lock"
+VECTORS_SETTING = "FOVEA_EMBED_VECTORS_URL"
+LOOK_EVERY_S = 60.0
+SETTING = "FOVEA_EMBED_COLLECTIONS_URL"
+MIN_RETRY_S, MAX_RETRY_S = 1.0, 30.0
+# Time between sweeps of one process; whichever is first sweeps for all.
+SWEEP_EVERY_S = 60.0
 
 
 class OwnFolder:
@@ -91,10 +97,6 @@ def _name(store: PostgresImageStore) -> str:
     return f"{store.collection}-{store.info.created.hex()}"
 
 
-VECTORS_SETTING = "FOVEA_EMBED_VECTORS_URL"
-LOOK_EVERY_S = 60.0
-
-
 class VectorsWatch:
     """Logs when the vectors can't be reached and when they can again; nothing else waits for it.
 
@@ -124,12 +126,6 @@ class VectorsWatch:
                 await asyncio.sleep(backoff_s(num_failures, MIN_RETRY_S, MAX_RETRY_S) if problem else LOOK_EVERY_S)
         finally:
             await asyncio.to_thread(vectors.close)
-
-
-SETTING = "FOVEA_EMBED_COLLECTIONS_URL"
-MIN_RETRY_S, MAX_RETRY_S = 1.0, 30.0
-# Time between sweeps of one process; whichever is first sweeps for all.
-SWEEP_EVERY_S = 60.0
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,17 @@ from services.core.store.objects import Objects
 from services.embed.collections.cluster.connections import Connection, Connections
 from services.embed.collections.storage.database import IncompatibleDatabase
 
+In = TypeVar("In")
+Out = TypeVar("Out")
+# Objects read or written at once, for one request or one piece of indexing.
+AT_ONCE = 16
+# An upload that takes longer is begun again.
+UNUSED_AFTER_S = 3600.0
+# A reader that has looked up a key still finds the object for so long.
+GRACE_S = 60.0
+# Objects deleted by one sweep.
+MAX_SWEPT = 1000
+
 
 class OwnStore:
     """A check that all processes of a database use the same object store, whatever it is called in their settings."""
@@ -58,19 +69,6 @@ class OwnStore:
         except NotFoundInStore:
             return False
         return True
-
-
-In = TypeVar("In")
-Out = TypeVar("Out")
-
-# Objects read or written at once, for one request or one piece of indexing.
-AT_ONCE = 16
-# An upload that takes longer is begun again.
-UNUSED_AFTER_S = 3600.0
-# A reader that has looked up a key still finds the object for so long.
-GRACE_S = 60.0
-# Objects deleted by one sweep.
-MAX_SWEPT = 1000
 
 
 class ObjectsUnreachable(Overloaded):

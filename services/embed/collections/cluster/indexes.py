@@ -38,6 +38,18 @@ from services.embed.collections.storage.image_store import Rows
 from services.embed.model.items import Embeddings
 from services.nn.clip_texts import Text
 
+# A search whose results are deleted images is repeated with more results, at most so often.
+MAX_REPEATS = 8
+# Uses of an index are noted for the other processes at most so often.
+NOTE_USE_EVERY_S = 60.0
+# Time between looks for vectors that the database has lost.
+VERIFY_EVERY_S = 60.0
+# Rows whose vectors are used to measure searches.
+SAMPLE_SIZE = 64
+# Any numbers, the same in all replicas.
+TUNING_LOCK = 0x0F0FEC
+REPAIR_LOCK = 0x0F0FED
+
 
 class SharedVectors:
     """A condition's vectors with the progress of their index; None before it has a number."""
@@ -188,19 +200,6 @@ def ranges(missing: Rows, rows: Rows, size: int) -> list[tuple[int, int]]:
             found.append((row, row))
             begins_at = place
     return found
-
-
-# A search whose results are deleted images is repeated with more results, at most so often.
-MAX_REPEATS = 8
-# Uses of an index are noted for the other processes at most so often.
-NOTE_USE_EVERY_S = 60.0
-# Time between looks for vectors that the database has lost.
-VERIFY_EVERY_S = 60.0
-# Rows whose vectors are used to measure searches.
-SAMPLE_SIZE = 64
-# Any numbers, the same in all replicas.
-TUNING_LOCK = 0x0F0FEC
-REPAIR_LOCK = 0x0F0FED
 
 
 @dataclass(frozen=True)

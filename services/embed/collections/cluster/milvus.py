@@ -41,6 +41,13 @@ Result = TypeVar("Result")
 # It logs each failed call with its traceback; what is worth a line is logged here.
 logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
 
+NAME = re.compile(r"[0-9A-Za-z_]{1,100}")
+COLLECTION = re.compile(r"fovea_(\d+)_([0-9A-Za-z_]+)")
+PARTITION = re.compile(r"condition_([0-9A-Za-z_]+)")
+# A primary key is a row below 31 bits of its condition's name.
+ROW_BITS = 32
+MAX_ROW = (1 << ROW_BITS) - 1
+
 
 class VectorsUnreachable(Overloaded):
     """Milvus can't be reached, or can't answer at the moment. A change may have been made, so it is to be repeated."""
@@ -128,14 +135,6 @@ class MilvusVectors:
 def address_of(url: str) -> str:
     """Return the host with its port, without user and password."""
     return urlsplit(url).netloc.rpartition("@")[2]
-
-
-NAME = re.compile(r"[0-9A-Za-z_]{1,100}")
-COLLECTION = re.compile(r"fovea_(\d+)_([0-9A-Za-z_]+)")
-PARTITION = re.compile(r"condition_([0-9A-Za-z_]+)")
-# A primary key is a row below 31 bits of its condition's name.
-ROW_BITS = 32
-MAX_ROW = (1 << ROW_BITS) - 1
 
 
 @dataclass(frozen=True)

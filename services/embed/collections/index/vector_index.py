@@ -30,6 +30,13 @@ from services.embed.collections.index.vector_table import (
 
 # FAISS's GPU kernels return at most this many results.
 MAX_ANSWERS = 2048
+# Centroids are used until there are this many times as many vectors as they were computed from.
+MAX_GROWTH = 2.0
+# A rebuild is due once this share of the vectors is dead, or is compared one by one because no list holds it.
+MAX_DEAD_SHARE = 0.25
+MAX_TAIL_SHARE = 0.1
+# flat: every vector is compared. ivf: only those in the nearest inverted lists.
+IndexKind = Literal["flat", "ivf"]
 
 
 class DeviceVectors:
@@ -70,10 +77,6 @@ class DeviceVectors:
         positions[is_dead] = -1
         found = ordered(positions, scores)
         return Nearest(found.positions[:, :k], found.scores[:, :k])
-
-
-# Centroids are used until there are this many times as many vectors as they were computed from.
-MAX_GROWTH = 2.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,14 +153,6 @@ def lists_for(
         if extended is not None:
             return extended
     return tuned(trained(table), table, min_recall)
-
-
-# A rebuild is due once this share of the vectors is dead, or is compared one by one because no list holds it.
-MAX_DEAD_SHARE = 0.25
-MAX_TAIL_SHARE = 0.1
-
-# flat: every vector is compared. ivf: only those in the nearest inverted lists.
-IndexKind = Literal["flat", "ivf"]
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 Vectors = NDArray[np.float32]
 Rows = NDArray[np.int64]
+GROWTH = 1.5
+MIN_CAPACITY = 1024
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,10 +108,6 @@ def ordered(positions: Rows, scores: Vectors) -> Nearest:
 
 def _empty(num_queries: int, k: int) -> Nearest:
     return Nearest(np.empty((num_queries, k), np.int64), np.empty((num_queries, k), np.float32))
-
-
-GROWTH = 1.5
-MIN_CAPACITY = 1024
 
 
 @dataclass(eq=False)

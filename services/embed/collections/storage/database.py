@@ -43,6 +43,8 @@ _FAILURES = (
     sqlite3.SQLITE_BUSY,
     sqlite3.SQLITE_PROTOCOL,
 )
+# Deleting an image writes some tens of pages before it frees any, and opening a database a few more.
+BALLAST_BYTES = 512 * 1024
 
 
 class IncompatibleDatabase(RuntimeError):
@@ -397,10 +399,6 @@ def _connect(path: Path) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
-
-
-# Deleting an image writes some tens of pages before it frees any, and opening a database a few more.
-BALLAST_BYTES = 512 * 1024
 
 
 def has_room_beside(folder: Path, num_bytes: int) -> bool:
