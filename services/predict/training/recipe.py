@@ -144,7 +144,6 @@ def recipe_keys(kind: type[Recipe] = Recipe) -> dict[str, Any]:
     return hints | {"steps": int, "rationale_weight": float, "label_prefix": str, "rationale_prefix": str}
 
 
-KEYS = ", ".join(sorted(recipe_keys()))
 # Options of a training's command, and of a sweep's.
 RecipeFile = Annotated[
     Path | None,

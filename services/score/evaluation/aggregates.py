@@ -36,7 +36,9 @@ IMAGECODE_SIZES = {"videos": 1872, "static": 430}
 # Names in the tables that FSC-CLIP's authors publish with their evaluation, and the names here.
 SPELLINGS = {"VG_Attribute": "VG_Attribution", "elevator": "elevater"}
 
-ARO = ("VG_Relation", "VG_Attribution", "Flickr30k_Order", "COCO_Order")
+ARO_VISUAL_GENOME = ("VG_Relation", "VG_Attribution")
+ARO_ORDERS = ("Flickr30k_Order", "COCO_Order")
+ARO = (*ARO_VISUAL_GENOME, *ARO_ORDERS)
 CREPE = ("atom", "swap", "negate")
 EQBEN_KUBRIC = ("eqbenkubric_loc", "eqbenkubric_cnt", "eqbenkubric_attr")
 EQBEN_OTHERS = ("eqbenyoucook2", "eqbengebc", "eqbenag", "eqbensd")
@@ -50,6 +52,7 @@ VALSE_GROUPS = {
     "coreference": ("coreference-standard", "coreference-hard"),
     "foil-it": ("foil-it",),
 }
+VALSE_TASKS = tuple(task for tasks in VALSE_GROUPS.values() for task in tasks)
 VL_CHECKLIST = {
     "Object": ("Location_center", "Location_margin", "Location_mid", "Size_large", "Size_medium", "Size_small"),
     "Attribute": ("action", "color", "material", "size", "state"),

@@ -10,7 +10,7 @@ from typing import Any
 from services.jobs.published_data import MissingData, Source
 from services.jobs.sugarcrepe import COCO, KINDS, load_sugarcrepe
 from services.score.evaluation.aggregates import CREPE as CREPE_TYPES
-from services.score.evaluation.aggregates import HALF_TRUTHS, VALSE_GROUPS
+from services.score.evaluation.aggregates import HALF_TRUTHS, VALSE_TASKS
 from services.score.evaluation.aggregates import VL_CHECKLIST as GROUPS
 from services.score.evaluation.aggregates import VL_CHECKLIST_SOURCES as SOURCES
 from services.score.evaluation.benchmarks.reading import described, nonblank, read_json, read_rows, with_images
@@ -93,7 +93,7 @@ def load_valse(directory: Path, images: Path, *, valid_only: bool = True, limit:
     `valid_only` leaves out items that fewer than VALSE_MIN_VOTES annotators agreed with. Raises MissingData.
     """
     tasks = []
-    for name in (task for tasks in VALSE_GROUPS.values() for task in tasks):
+    for name in VALSE_TASKS:
         zipped = directory / f"{name}.json.gz"
         path = zipped if zipped.is_file() else VALSE.existing(directory / f"{name}.json")
         with described(path, "VALSE", "captions and foils"):

@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 
 from services.score.evaluation.aggregates import (
+    ARO_ORDERS,
+    ARO_VISUAL_GENOME,
     CREPE,
     ELEVATER,
     EQBEN_KUBRIC,
@@ -22,7 +24,7 @@ from services.score.evaluation.aggregates import (
     SUGARCREPE_SIZES,
     SVO_PROBES,
     TEXT,
-    VALSE_GROUPS,
+    VALSE_TASKS,
     VL_CHECKLIST_SOURCES,
     WHATSUP,
 )
@@ -177,11 +179,9 @@ def _from(load: Callable[..., list[Task]], *places: str, most: int | None = None
     return load_tasks
 
 
-VALSE = tuple(task for tasks in VALSE_GROUPS.values() for task in tasks)
 VL_CHECKLIST = tuple(
     f"{group}_{task}/{source}" for (group, task), sources in VL_CHECKLIST_SOURCES.items() for source in sources
 )
-ARO_VISUAL_GENOME, ARO_ORDERS = ("VG_Relation", "VG_Attribution"), ("Flickr30k_Order", "COCO_Order")
 TYPES = tuple(SUGARCREPE_SIZES)
 SPEC_TASKS = tuple(task + way for task in SPEC for way in (TEXT, IMAGE))
 HALF_TRUTH_TASKS = tuple(task for tasks in HALF_TRUTHS.values() for task in tasks)
@@ -190,21 +190,14 @@ IMAGECODE_PLACES = ("imagecode/valid_data.json", "imagecode/image-sets")
 SVO_PLACES = ("svo_probes/svo_probes.csv", "svo_probes/images")
 
 _COMPOSITIONAL = (
-    _compositional(
-        "aro (Visual Genome)",
-        ("VG_Relation", "VG_Attribution"),
-        _from(load_visual_genome_tasks, "aro"),
-        benchmark="aro",
-    ),
-    _compositional(
-        "aro (orders)", ("Flickr30k_Order", "COCO_Order"), _from(load_order_tasks, "coco", "flickr30k"), benchmark="aro"
-    ),
+    _compositional("aro (Visual Genome)", ARO_VISUAL_GENOME, _from(load_visual_genome_tasks, "aro"), benchmark="aro"),
+    _compositional("aro (orders)", ARO_ORDERS, _from(load_order_tasks, "coco", "flickr30k"), benchmark="aro"),
     _compositional("crepe", CREPE, _from(load_crepe, "crepe", "visual_genome")),
     _compositional("eqben", (*EQBEN_OTHERS, *EQBEN_KUBRIC), _from(load_eqben, *EQBEN_PLACES, most=MAX_SAMPLES)),
     _compositional("imagecode", tuple(IMAGECODE_SIZES), _from(load_imagecode, *IMAGECODE_PLACES)),
     _compositional("sugarcrepe", TYPES, _from(load_sugarcrepe_tasks, "sugar-crepe/data", "coco/val2017")),
     _compositional("svo_probes", SVO_PROBES, _from(load_svo_probes, *SVO_PLACES)),
-    _compositional("valse", VALSE, _from(load_valse, "valse/data", "valse/images")),
+    _compositional("valse", VALSE_TASKS, _from(load_valse, "valse/data", "valse/images")),
     _compositional("vl_checklist", VL_CHECKLIST, _from(load_vl_checklist, "vl_checklist", most=MAX_RECORDS)),
     _compositional("whatsup", WHATSUP, _from(load_whatsup, "whatsup")),
     _compositional("winoground", ("winoground",), _from(load_winoground, "winoground", "winoground/images")),
