@@ -27,13 +27,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.training)
         if "milvus" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("milvus"))
-        elif "console" in folders:
-            item.add_marker(pytest.mark.xdist_group("console"))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give a worker whole files, and all tests of Milvus or of the console to one: what they share is started once."""
+    """Give a worker whole files, and one of them all tests of Milvus: it is started once, and no other test waits."""
     from xdist.scheduler.loadgroup import LoadGroupScheduling  # for those who run several workers
 
     class ByFileAndGroup(LoadGroupScheduling):
