@@ -3,7 +3,7 @@
 The job comes as JSON on standard input: `model`, a checkpoint's folder; `rounds` of requests, each with `input_ids`,
 `max_tokens` and `fields` for the plug-in; `engine`, further settings of the engine; `has_block_hashes`, false to leave
 out the plug-in's keys of the prefix cache. A line of standard output is the result: `answers` of each round with
-`tokens`, `logprobs` and `cached`, and `num_preemptions`.
+`tokens`, `logprobs`, `cached` and, where it was measured, `attention` (L, H, K), and `num_preemptions`.
 """
 
 import json
@@ -55,9 +55,17 @@ def _round(engine: Any, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 for token, of_token in zip(output.outputs[0].token_ids, output.outputs[0].logprobs, strict=True)
             ],
             "cached": output.num_cached_tokens or 0,
+            "attention": _attention(engine, request.get("fields") or {}),
         }
-        for output in engine.generate(prompts, params, use_tqdm=False)
+        for request, output in zip(requests, engine.generate(prompts, params, use_tqdm=False), strict=True)
     ]
+
+
+def _attention(engine: Any, fields: dict[str, Any]) -> Any:
+    if "fovea_measure" not in fields:
+        return None
+    [found] = engine.collective_rpc("take_fovea_attention", args=(fields["fovea_measure"],))
+    return found
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -19,6 +20,7 @@ SHAPE = {"hidden_size": 128, "head_dim": 32}
 NUM_LAYERS = 4
 NUM_HEADS = 4
 MAX_TOKENS = 12
+TOLERANCE = 1e-4  # of log-probabilities in float32
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,12 @@ def own_answers(model: LanguageModel, questions: Sequence[Question], max_tokens:
         cache.close(slot)
         answers.append(answer)
     return answers
+
+
+def assert_equal(answers: Sequence[dict[str, Any]], own: Sequence[OwnAnswer]) -> None:
+    assert [answer["tokens"] for answer in answers] == [one.tokens for one in own]
+    for answer, one in zip(answers, own, strict=True):
+        assert answer["logprobs"] == pytest.approx(one.logprobs, abs=TOLERANCE, rel=0)
 
 
 def _log_alpha(asked: Question) -> Tensor:

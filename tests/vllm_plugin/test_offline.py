@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.vllm_plugin.engine import BLOCK_SIZE, run_offline
-from tests.vllm_plugin.own_answers import MAX_TOKENS, Question, load, own_answers, question, save
-from tests.vllm_plugin.test_served import assert_equal
+from tests.vllm_plugin.own_answers import MAX_TOKENS, Question, assert_equal, load, own_answers, question, save
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -27,6 +27,26 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(tmp_path_factory.mktemp("offline"), "llama")
+
+
+@pytest.mark.parametrize("architecture", ["mistral", "qwen2", "qwen3"])
+def test_every_architecture_answers_as_in_the_own_engine(architecture: str, tmp_path: Path) -> None:
+    """Llama is served in `test_served`."""
+    checkpoint = save(tmp_path, architecture)
+    questions = [question(seed, is_per_head=seed % 5 == 0) for seed in range(60)]
+    calibrated, plain = ([getattr(one, kind) for one in questions] for kind in ("request", "plain_request"))
+    measuring = [
+        one.plain_request | {"max_tokens": 1, "fields": one.documents | {"fovea_measure": str(number)}}
+        for number, one in enumerate(questions[:10])
+    ]
+    first, again, without, measured = run_offline(checkpoint, [calibrated, calibrated, plain, measuring])["answers"]
+    own = own_answers(load(checkpoint), questions)
+    assert_equal(first, own)
+    assert_equal(again, own)
+    assert sum(answer["cached"] for answer in again) > 0
+    assert sum(one["tokens"] != of.tokens for one, of in zip(without, own, strict=True)) > len(questions) / 4
+    for answer, of in zip(measured, own, strict=False):
+        torch.testing.assert_close(torch.tensor(answer["attention"]), of.attention, rtol=0, atol=2e-5)
 
 
 def test_prompts_in_small_chunks_and_preempted_answers_are_those_of_the_own_engine(checkpoint: Path) -> None:
