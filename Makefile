@@ -64,7 +64,7 @@ test: lint tests
 # Those of what made the packaged checkpoints come last.
 tests: $(DEVELOPS)
 	for tests in --ignore=tests/starters tests/starters; do $(BIN)/python -m pytest -m "" --numprocesses auto \
-		--maxprocesses 8 --max-worker-restart 0 --dist loadgroup $$tests || exit 1; done
+		--maxprocesses 8 --max-worker-restart 0 $$tests || exit 1; done
 
 lint: $(DEVELOPS)
 	$(BIN)/ruff check .

@@ -13,6 +13,18 @@ import structlog
 # Everything in these folders, and whatever asks for one of these fixtures, starts processes; what trains has folders.
 PROCESS_FOLDERS = {"contract", "deploy", "monitoring"}
 PROCESS_FIXTURES = {"serve", "rclone", "moto", "postgres_url", "milvus"}
+# Files that share a server, and what starts once for all tests of a worker.
+ON_ONE_WORKER = {
+    "milvus": (
+        "tests/cli/doctor/test_shared_collections.py",
+        "tests/contract/test_collections_in_milvus.py",
+        "tests/contract/test_shared_collection_crashes.py",
+        "tests/embed/collections/cluster_vectors/",
+        "tests/embed/collections/test_shared_collections.py",
+    ),
+    "console": ("tests/gateway/console/",),
+    "monitoring": ("tests/monitoring/",),
+}
 
 # A shell has its background jobs ignore SIGINT, and so would the commands that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -25,21 +37,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.process)
         if "training" in folders:
             item.add_marker(pytest.mark.training)
-        if "milvus" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("milvus"))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give a worker whole files, and one of them all tests of Milvus: it is started once, and no other test waits."""
-    from xdist.scheduler.loadgroup import LoadGroupScheduling  # for those who run several workers
+    """Give a worker whole files, and one of them all files that share something that takes long to start."""
+    from xdist.scheduler import LoadFileScheduling  # for those who run several workers
 
-    class ByFileAndGroup(LoadGroupScheduling):
+    class BySharedStart(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            scope: str = super()._split_scope(nodeid)
-            return scope.split("::")[0]
+            file: str = super()._split_scope(nodeid)
+            return next((shared for shared, files in ON_ONE_WORKER.items() if file.startswith(files)), file)
 
-    return ByFileAndGroup(config, log)
+    return BySharedStart(config, log)
 
 
 @pytest.fixture(autouse=True)

@@ -88,9 +88,7 @@ class ClusterIndex:
         return [int(row) for row in self._index.rows(0, 60_000)]
 
 
-@pytest.fixture(
-    params=["local", pytest.param("milvus", marks=[pytest.mark.process, pytest.mark.xdist_group("milvus")])]
-)
+@pytest.fixture(params=["local", pytest.param("milvus", marks=pytest.mark.process)])
 def index(request: pytest.FixtureRequest) -> Iterator[Index]:
     if request.param == "local":
         yield LocalIndex()
