@@ -1,4 +1,4 @@
-"""Every error that a client can see, and the one table that turns it into a status and a body.
+"""The errors that a client can see, with their statuses; `http/protocol.py` adds those of a request's head (414, 431).
 
     FoveaError                      status  type
     ├── InvalidRequest                 400  invalid_request_error
@@ -17,7 +17,7 @@
     ├── DeadlineExceeded               504  timeout_error
     └── InternalError                  500  internal_error          (the message never carries a cause)
 
-Handlers raise these and never catch them; `services.core.http.app` renders them.
+Handlers raise these and never catch them; `http/middleware.py` has `http/error_responses.py` render them.
 """
 
 import errno

@@ -45,9 +45,9 @@ class FairGate:
     """Lets in amounts of up to `capacity` in sum; an amount over it is let in alone. Used on one event loop.
 
     What does not fit waits. Clients take turns, and so do a client's requests; one request's amounts stay in order. The
-    next in turn is never passed over for lack of capacity, or large amounts would never be let in; one that lacks room
-    only `within` a counter of its own is. `max_waiting` is the amount of one client that may wait; `refusal` makes the
-    error that is raised for more.
+    next in turn is never passed over for lack of capacity, or large amounts would never be let in; it is passed over if
+    it lacks room only in a counter of its own (`within`). `max_waiting` is the amount of one client that may wait;
+    `refusal` makes the error that is raised for more.
     """
 
     def __init__(

@@ -1,13 +1,19 @@
 """Stepwise answers and rankings by the served checkpoint.
 
 A `/generate` request until its first token: `http/generate_routes.py` checks its body and calls
-`GenerateService.generate`, which leases a model; in a thread, `generation/input_processor.py` renders and tokenises
-the prompt (`prompts/`) and tells its cost. Core's `Stepper` queues it and, on the compute thread, has `engine.py`
+`GenerateService.generate`, which leases a model and asks `Stepper.check_wait` whether the request would wait too long;
+in a thread, the route's `_charged` has `generation/input_processor.py` render and tokenise the prompt (`prompts/`) and
+tells its cost. Core's `Stepper` queues it and, on the compute thread, has `engine.py`
 admit it: `generation/running_batch.py` prefills the prompt, `generation/prompt_calibration.py` estimates the bias of
 the documents' positions (`generation/bias.py`) and makes α of what remains, and the prompt's last row (or rows, by
-`row_scope`) runs once more with the documents' weights rescaled (`calibration.py`, called by `model/packing.py`). Its
-logits give the first token (`generation/sampling.py`), which comes back as `Progress`. Estimates of many passes are
-spread over turns of core's `StepRunner` (`GenerateEngine.prepare`), so that other streams go on meanwhile.
+`row_scope`) runs once more (`LanguageModel.rerun`) with the documents' weights rescaled (`calibration.py`, called by
+`model/packing.py`). Its logits give the first token (`generation/sampling.py`), which comes back as `Progress`: the
+`Stepper` puts it into the call's outbox, and the route's `EventStream` sends it. Estimates of many passes are spread
+over turns of core's `StepRunner` (`GenerateEngine.prepare`), so that other streams go on meanwhile.
+
+Over vLLM, `vllm/stepper.py` takes the place of the `Stepper`: an answer waits at its gate, then `vllm/answers.py` has
+vLLM read the prompt and a prompt for each document, estimates the bias and α from the attention that the plug-in
+returns, and asks for the answer with α, which the plug-in applies in vLLM's attention.
 """
 
 import asyncio
@@ -84,8 +90,8 @@ GenerateModels = ServedModels[Preparing, ModelFacts, Stepping]
 class CallLimits:
     """Limits of one request; a request beyond them is rejected with the limit and its value.
 
-    `max_waiting` answers and `max_queue_cost` tokens are the capacity of an empty queue. `is_over_vllm`
-    allows the fields that only vLLM can keep to.
+    An empty queue has room for `max_waiting` answers and `max_queue_cost` tokens. `is_over_vllm` allows the fields that
+    only vLLM can keep to.
     """
 
     max_documents: int = 256

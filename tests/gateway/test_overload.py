@@ -23,12 +23,12 @@ BURST_S = ProcessSettings.model_fields["burst_s"].default
 
 
 class Held:
-    """A service whose answers wait for the test; `places` is how many requests at a time it says that it takes."""
+    """A service whose answers wait for the test; `permits` is how many requests at a time it says that it takes."""
 
-    def __init__(self, places: int | None = None) -> None:
+    def __init__(self, permits: int | None = None) -> None:
         self.may_answer = asyncio.Event()
         self.asked: Counter[str] = Counter()
-        self.headers = () if places is None else ((b"x-fovea-places", str(places).encode()),)
+        self.headers = () if permits is None else ((b"x-fovea-permits", str(permits).encode()),)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.asked[scope["path"]] += 1
@@ -88,10 +88,10 @@ async def until_queued(client: aiohttp.ClientSession, num_requests: int) -> None
 
 
 async def test_a_service_is_given_as_many_requests_as_it_says_that_it_takes_and_clients_are_not_told() -> None:
-    held = Held(places=60)
+    held = Held(permits=60)
     async with gateway_to(held) as client:
         async with client.get("/collections") as response:
-            assert "x-fovea-places" not in response.headers
+            assert "x-fovea-permits" not in response.headers
         assert await metric(client, "fovea_gateway_concurrency_limit", service="embed") == 60
         asked = [asyncio.create_task(ask(client)) for _ in range(90)]
         await until_queued(client, 30)
@@ -101,7 +101,7 @@ async def test_a_service_is_given_as_many_requests_as_it_says_that_it_takes_and_
 
 
 async def test_two_instances_are_given_what_both_take() -> None:
-    first, second = Held(places=40), Held()
+    first, second = Held(permits=40), Held()
     async with (
         serving(Service(first)) as one,
         serving(Service(second)) as other,
@@ -140,7 +140,7 @@ async def test_a_hostile_key_that_fills_the_service_keeps_no_honest_key_waiting_
         hostile = [asyncio.create_task(ask(client, "hostile")) for _ in range(100)]
         await until(lambda: held.asked["/embed"] == 32)
         honest = [asyncio.create_task(ask(client, f"honest-{number}")) for number in range(20)]
-        # an eighth of the places is reserved for clients that hold none
+        # an eighth of the permits is reserved for clients that hold none
         await until(lambda: held.asked["/embed"] == 36)
         held.may_answer.set()
         assert await asyncio.gather(*honest) == [200] * 20

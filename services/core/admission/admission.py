@@ -16,7 +16,7 @@ from services.core.metrics import Metrics
 from services.core.settings import ServiceSettings
 
 # What a service tells the gateway in front of it; clients are not shown it.
-PERMITS_HEADER = b"x-fovea-places"
+PERMITS_HEADER = b"x-fovea-permits"
 # Waiting requests per request in flight: at this share they wait half as long as a request takes.
 WAITING_SHARE = 0.5
 # Answered without a model, for clients that discover the API and for the gateway's own directory.

@@ -160,8 +160,9 @@ MEDIUM_SHARE = 0.5
 
 
 class BodyBudget:
-    """Hold bodies within `max_held_bytes`, large ones and half as much of medium ones, until they are answered, and
-    count the values of JSON while it is read.
+    """Hold bodies until they are answered, and count the values of JSON while it is read.
+
+    Large ones are held within `max_held_bytes` in sum, medium ones within half of that.
 
     A body of unknown length counts as `max_body_bytes` once it is not small any more. Raises TooLarge, and Overloaded
     where as many bytes of the client wait as may be held.

@@ -162,7 +162,7 @@ class _Line(Generic[ItemT, EventT]):
 
 
 class StepQueue(Generic[ItemT, EventT]):
-    """Work in fair order, and whether a looker, a turn that will look at it, is due; safe to use on any thread."""
+    """Waiting work in fair order, for any thread; it knows whether a turn is due that will look at what waits."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -80,7 +80,7 @@ class SteppingEngine(Protocol[ItemT, EventT_co]):
         """
 
     def lacking_room(self) -> Sequence[ItemT]:
-        """Return running items that can't take a step before others leave. A single item lacks room only for memory."""
+        """Return running items that can't take a step before others leave; of a single one, for lack of memory."""
 
     def admit(self, items: Sequence[ItemT]) -> Sequence[tuple[ItemT, EventT_co, bool]]:
         """Let these run from now on; returns their first events, if any. A FoveaError is shown to the client.
@@ -273,7 +273,7 @@ class StepRunner(Generic[ItemT, EventT]):
         return leaving is not None
 
     def _step_aside(self, admitted: list[Work[ItemT, EventT]]) -> None:
-        """Pause unprepared items for newcomers: preparation is in order of admission, so clients take turns by that."""
+        """Pause unprepared items for newcomers: clients take turns, though items are prepared in order of admission."""
         unprepared = [work for work in self.running.values() if not work.has_come]
         begun = set(map(id, self._engine.preparing)) if unprepared else set()
         waiting = [work for work in unprepared if id(work.item) not in begun]

@@ -388,5 +388,5 @@ class VersionPrefix:
 
 def _rewrite(scope: Scope, path: str) -> None:
     scope["path"] = path
-    # Optional in ASGI; readers of it fall back on the path.
+    # Optional in ASGI. The gateway, which forwards it as it came, rewrites no path that it forwards.
     scope.pop("raw_path", None)

@@ -33,7 +33,7 @@ class _Preparation(Generic[ItemT, ResultT]):
 
 
 class Preparations(Generic[ItemT, ResultT]):
-    """Work in order of arrival. Only the first work has run a pass, so no other holds resources."""
+    """Work in order of arrival. Only the first work has run a pass on the model, so no other holds resources."""
 
     def __init__(self) -> None:
         self._waiting: list[_Preparation[ItemT, ResultT]] = []
@@ -53,7 +53,7 @@ class Preparations(Generic[ItemT, ResultT]):
     ) -> None:
         """Add work for these items, with `is_next` before all others, else after them; cancelled `items` are removed.
 
-        Work that `has_begun` has already been advanced to its first pass.
+        Work that `has_begun` stands already at the `yield` before its first pass.
         """
         self._waiting.insert(0 if is_next else len(self._waiting), _Preparation(items, passes, has_begun=has_begun))
 

@@ -190,9 +190,9 @@ def scored_tokens(
 class RunningBatch:
     """Answers generations on one model, on one thread at a time.
 
-    Slots hold at most `max_cached_tokens` in total, each as large as the largest, and at most `max_running` run. A slot
-    has room for `headroom_tokens` more than its sequence, and grows by the same number. `prefix_cache_bytes` limits the
-    keys and values kept for prompts with the same beginning.
+    At most `max_running` sequences run, each in a slot as large as the largest one's; all slots have room for
+    `max_cached_tokens`. A slot has room for `headroom_tokens` more than its sequence, and grows by the same number.
+    `prefix_cache_bytes` limits the keys and values kept for prompts with the same beginning.
     """
 
     def __init__(

@@ -1,7 +1,6 @@
 """vLLM's HTTP server with Fovea's plug-in, as its client: completions of tokens, and the attention that it measured.
 
-Every prompt is sent as tokens, so vLLM's own tokenizer and chat template do not matter; but for conversations with
-tools.
+Every prompt is sent as tokens, so vLLM's own tokenizer and chat template matter only for conversations with tools.
 """
 
 import base64
