@@ -24,8 +24,7 @@ from rich.table import Table
 
 from benchmarks.record import record, summary
 from services.score.negatives.annotation import Annotator, SpacyAnnotator, TextBlobAnnotator
-from services.score.negatives.hard_negatives import HardNegatives
-from services.score.negatives.kinds import KINDS, Kind
+from services.score.negatives.hard_negatives import KINDS, HardNegatives, Kind
 from services.score.negatives.lexicon import FirstOf, Lexicon, Vocabulary
 from services.score.negatives.wordnet import find_wordnet
 from services.score.negatives.wordnet_lexicon import WordNetLexicon

@@ -73,8 +73,8 @@ ROOMS = (
         (*HEAVY, *HTTP),
     ),
     Room(
-        "services/score/second_opinion/**",
-        ("services.{service}.second_opinion", "services.core"),
+        "services/score/second_opinion.py",
+        ("services.core",),
         (*HEAVY, *HTTP),
     ),
     # The client of vLLM stands where the own engine and its stepper do.

@@ -17,8 +17,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from services.cli.delegation import errors_in_one_line
-from services.cli.references import ENGINES
-from services.cli.store_import import ImportOptions, interruptions, recognise, summary, write_outputs
+from services.cli.store_import import ENGINES, ImportOptions, interruptions, recognise, summary, write_outputs
 from services.core.audit import AuditFailed, AuditLog
 from services.core.logs import log_warnings_to_stderr
 from services.core.printable import printable

@@ -1,11 +1,13 @@
 """`fovea store import`: publish what lies on the Hugging Face Hub, in a folder or in one file."""
 
+import importlib
 import re
 import signal
 import unicodedata
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,71 @@ import typer
 from pydantic import JsonValue
 from rich.filesize import decimal as human_bytes
 
-from services.cli.references import NoReference, write_reference
 from services.core.audit import AuditLog
+from services.core.durable_files import write_durably
 from services.core.memory import available_bytes
 from services.core.store.errors import InvalidCheckpoint
 from services.core.store.manifest import MAX_NAME_LENGTH, CheckpointInfo
 from services.core.store.store import Store
 from services.core.store.versions import Version
+
+# The engine for each kind of checkpoint; `load` of all but one takes the device options unchanged.
+ENGINES = {
+    "focallens-clip": ("services.embed.model.focallens_engine", "FocalLensEngine"),
+    "focallens-mllm": ("services.embed.model.mllm_engine", "MllmEngine"),
+    "fsc-clip": ("services.score.engine", "ScoreEngine"),
+    "instructblip": ("services.embed.model.instructblip_engine", "InstructBlipEngine"),
+    "magiclens": ("services.embed.model.magiclens_engine", "MagicLensEngine"),
+    "open-clip": ("services.embed.model.plain_engine", "PlainEngine"),
+    "t5-student": ("services.predict.engine", "PredictEngine"),
+    "vlm-embedding": ("services.embed.model.vlm_engine", "VlmEngine"),
+    "causal-lm": ("services.generate.engine", "GenerateEngine"),
+}
+
+
+class NoReference(Exception):
+    """The folder can't be run here; the message says why, and can be shown to users."""
+
+
+def write_reference(kind: str, directory: Path) -> None:
+    """Check a folder with its engine, and write `reference.json` into it. The check compares with an existing one,
+    which is kept.
+
+    Raises InvalidCheckpoint for a folder that does not load or pass; NoReference for a kind that no service runs, and
+    where packages or memory are missing or the folder can't be written to.
+    """
+    if kind not in ENGINES:
+        raise NoReference(f"no service of Fovea's own runs checkpoints of kind {kind!r}, only {', '.join(ENGINES)}")
+    if find_spec("torch") is None:
+        raise NoReference("torch is not installed")
+    from services.nn.broken_model import BrokenModel
+    from services.nn.reference_outputs import REFERENCE_FILE, make_reference
+
+    try:
+        engine = _load(kind, directory)
+    except (ImportError, MemoryError) as error:
+        raise NoReference(f"it can't be loaded here: {error!r}") from error
+    except (OSError, ValueError, RuntimeError, LookupError, TypeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else repr(error)
+        raise InvalidCheckpoint(
+            f"{directory} can't be loaded as {kind}: {reason} (--no-reference: publish unchecked)"
+        ) from error
+    try:
+        engine.self_check()
+        if not (directory / REFERENCE_FILE).exists():
+            write_durably(directory / REFERENCE_FILE, [make_reference(engine)])
+    except BrokenModel as error:
+        raise InvalidCheckpoint(f"{directory}: {error}") from error
+    except OSError as error:
+        raise NoReference(f"{directory}: {error.strerror}") from error
+
+
+def _load(kind: str, directory: Path) -> Any:
+    devices = importlib.import_module("services.nn.devices")
+    module = importlib.import_module(ENGINES[kind][0])
+    load: Callable[..., Any] = getattr(module, ENGINES[kind][1]).load
+    options = devices.DeviceOptions()
+    return load(directory, module.EngineOptions(device=options) if kind == "causal-lm" else options)
 
 
 @dataclass(frozen=True)
@@ -81,8 +141,8 @@ class Import:
         return f"loading it takes {human_bytes(needed)}, and {human_bytes(available)} are free"
 
     def put_together(self) -> AbstractContextManager[Path]:
-        """Return a context with the checkpoint's folder, as `put_together` of `services.jobs.imports.staging` does."""
-        from services.jobs.imports.staging import put_together
+        """Return a context with the checkpoint's folder, as `put_together` of `services.jobs.imports.plan` does."""
+        from services.jobs.imports.plan import put_together
 
         return put_together(self.source, self.plan, self.build)
 

@@ -9,8 +9,7 @@ from PIL import Image
 from services.core.batching.batcher import Batcher, Engine
 from services.core.images.inputs import ImageInput
 from services.core.images.references import ImageLimits
-from services.core.serving.candidates import CheckpointEngine
-from services.core.serving.served_checkpoint import Served
+from services.core.serving.served_checkpoint import CheckpointEngine, Served
 from services.embed.model.items import Embeddings, Item, Pixels, Reading
 from services.nn.clip_texts import Text
 

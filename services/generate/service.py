@@ -27,8 +27,7 @@ from services.core.batching.step_queue import Event
 from services.core.errors import blaming
 from services.core.exchange import RequestContext, current_caller
 from services.core.metrics import Metrics
-from services.core.serving.candidates import CheckpointEngine
-from services.core.serving.served_checkpoint import Answering, Served
+from services.core.serving.served_checkpoint import Answering, CheckpointEngine, Served
 from services.core.serving.served_models import ServedModels
 from services.generate.generation.generation import Generation, Progress, PromptFacts
 from services.generate.generation.input_processor import InputProcessor, Item

@@ -1,6 +1,6 @@
 """Released state dicts of CLIPs tuned for composition, as weights of a plain open_clip model.
 
-Only this module and `services.jobs.imports.torch_script` read pickle, and only tensors and plain values from it:
+Only this module and `services.jobs.imports.weights` read pickle, and only tensors and plain values from it:
 anything executable is rejected.
 
     FSC-CLIP, NegCLIP, CE-CLIP   {"state_dict": …, "optimizer": …, …} of open_clip's training, names with the prefix

@@ -1,13 +1,14 @@
 """Pairs of captions of an image, one of them true: SugarCrepe's files of seven types, and JSON lines of nine types."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from services.core.durable_files import write_durably
 from services.jobs.json_lines import read_json_lines
 from services.jobs.published_data import MissingData, Source
 
@@ -114,3 +115,24 @@ def _named(kind: str, pairs: Sequence[CaptionPair]) -> Iterator[Pair]:
             caption=pair.caption,
             negative_caption=pair.negative_caption,
         )
+
+
+def write_pairs(path: Path, pairs: Iterable[Pair]) -> None:
+    """Write pairs so that a reader sees the whole file or the one before."""
+    lines = (pair.model_dump_json(exclude_none=True) for pair in pairs)
+    write_durably(path, (f"{line}\n".encode() for line in lines))
+
+
+def write_published(directory: Path, pairs: Sequence[Pair]) -> None:
+    """Write pairs in SugarCrepe's form: `<type>.json`, records by their place as a string.
+
+    Every one of the seven types has a file, also without records, because readers expect all of them.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    for kind in dict.fromkeys([*KINDS, *(pair.kind for pair in pairs)]):
+        chosen = [pair for pair in pairs if pair.kind == kind]
+        records = {
+            str(place): {"filename": one.filename, "caption": one.caption, "negative_caption": one.negative_caption}
+            for place, one in enumerate(chosen)
+        }
+        write_durably(directory / f"{kind}.json", [json.dumps(records, indent=4, ensure_ascii=False).encode()])

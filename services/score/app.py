@@ -20,7 +20,7 @@ from services.score.model.checkpoint import FSC_CLIP_KIND
 from services.score.negatives.hard_negatives import installed_hard_negatives
 from services.score.negatives.negative_maker import NegativeMaker
 from services.score.negatives.written_negatives import NegativeWriter
-from services.score.second_opinion.client import OpinionLimits, SecondOpinion
+from services.score.second_opinion import OpinionLimits, SecondOpinion
 from services.score.service import ScoreBatchers, Scorer, ScoreService
 from services.score.settings import ScoreSettings
 

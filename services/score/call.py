@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from services.core.images.inputs import ImageInput
 from services.core.images.references import ImageLimits
 from services.score.engine import Cosines
-from services.score.model.heatmaps import Heatmaps
+from services.score.model.features import Heatmaps
 
 
 @dataclass(frozen=True)

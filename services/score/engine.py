@@ -28,8 +28,7 @@ from services.nn.two_towers import SELF_CHECK_TOLERANCE, CollatedBatch, Pixels, 
 from services.score.model.checkpoint import FscClipCheckpoint, load_fsc_clip
 from services.score.model.dense_features import end_of_text, missing_for_tokens
 from services.score.model.encoder import Encoder, GlobalEncoder
-from services.score.model.features import Features
-from services.score.model.heatmaps import readable_pieces
+from services.score.model.features import Features, readable_pieces
 from services.score.model.pairing import PairEngine, PairItem, Similarities
 
 Cosines = np.ndarray[Any, np.dtype[np.float32]]

@@ -21,7 +21,6 @@ from torch import Tensor
 
 # In the place of a token that there is not.
 IGNORED = -100
-LAMBDA_RECONSTRUCTION, LAMBDA_ALIGNMENT = 0.1, 0.5
 
 
 def reconstruction_loss(logits: Tensor, labels: Tensor) -> Tensor:

@@ -28,12 +28,11 @@ from services.core.serving.served_models import ServedModels
 from services.nn.clip_texts import Text
 from services.score.call import CallLimits, Caption, Explained, ScoreCall, Scored
 from services.score.engine import Item, ModelFacts, ScoreEngine
-from services.score.model.features import BYTES_FORMAT, Features
-from services.score.model.heatmaps import as_heatmaps
+from services.score.model.features import BYTES_FORMAT, Features, as_heatmaps
 from services.score.model.pairing import PairItem, Similarities, Weights
 from services.score.negatives.negative_maker import NegativeMaker
 from services.score.negatives.written_negatives import NegativeWriter
-from services.score.second_opinion.client import SecondOpinion
+from services.score.second_opinion import SecondOpinion
 
 # Below these limits, hashing and tokenising take less time than waking a thread for them.
 MAX_INLINE_BYTES = 256 * 1024

@@ -17,8 +17,7 @@ import typer
 
 from services.core.durable_files import write_durably
 from services.curate.evaluation.attacks import Attack
-from services.curate.evaluation.blind_and_seeing import Correlation, correlation_table
-from services.curate.evaluation.gains import Scores, form_accuracies, gains_table
+from services.curate.evaluation.measure import Correlation, Scores, correlation_table, form_accuracies, gains_table
 from services.jobs.options import command_line, output_file
 from services.jobs.tables import MISSING, Table
 from starters.curate.recorded import attacks_of, cell_of

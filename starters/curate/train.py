@@ -13,9 +13,9 @@ import torch
 import typer
 
 from services.core.refusals import Refused
+from services.jobs.checkpoints import check_publication, publish_trained
 from services.jobs.interruption import interruptible, resumable
 from services.jobs.options import MAX_SEED, StoreUrl, command_line, multiple_of, output_folder, positive
-from services.jobs.publication import check_publication, publish_trained
 from services.jobs.training import Run, train
 from services.score.negatives.annotation import Annotation, TextBlobAnnotator
 from starters.curate.blind_network import (

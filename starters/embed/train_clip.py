@@ -12,9 +12,9 @@ from torch import nn
 
 from services.core.refusals import Refused
 from services.jobs import training_options as options
+from services.jobs.checkpoints import check_publication, publish_trained
 from services.jobs.interruption import interruptible, resumable
 from services.jobs.options import StoreUrl, command_line, finite, multiple_of
-from services.jobs.publication import check_publication, publish_trained
 from services.jobs.training import Run, rank, train
 from services.nn.clip_model import MERGES, ClipModel, create_clip, load_clip, save_clip
 from services.nn.clip_tokenizer import vocabulary_size, write_merges

@@ -22,10 +22,10 @@ from services.embed.model.checkpoint import load_focallens, save_focallens
 from services.embed.training.objectives import Rows, TripletLoss
 from services.embed.training.train import KIND, NAME, Base, ConditionLayer, Start, VisibilityOption
 from services.jobs import training_options as options
+from services.jobs.checkpoints import check_publication, publish_trained
 from services.jobs.clip_base import load_base
 from services.jobs.interruption import interruptible, resumable
 from services.jobs.options import StoreUrl, among, command_line, finite
-from services.jobs.publication import check_publication, publish_trained
 from services.jobs.training import Run, rank, train
 from services.nn.clip_tokenizer import Tokenizer
 from services.nn.image_transform import ImageTransform

@@ -13,9 +13,9 @@ from accelerate.utils import set_seed
 
 from services.embed.model.mllm_checkpoint import IMAGE, MLLM_KIND, MllmPrompt
 from services.jobs import training_options as options
+from services.jobs.checkpoints import check_publication, publish_trained
 from services.jobs.interruption import interruptible, resumable
 from services.jobs.options import StoreUrl, command_line, multiple_of
-from services.jobs.publication import check_publication, publish_trained
 from services.jobs.training import Run, rank, train
 from services.nn.image_transform import ImageTransform
 from starters.embed.llava_objectives import AnswerLoss, ConversationData, PictureData, SeeingLoss

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from typer.testing import CliRunner
 
-from services.cli.references import NoReference, write_reference
 from services.cli.store import app
+from services.cli.store_import import NoReference, write_reference
 from services.core.store.errors import InvalidCheckpoint
 from services.core.store.manifest import CheckpointInfo
 from services.core.store.store import Store

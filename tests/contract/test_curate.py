@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from services.jobs.sugarcrepe import read_pairs
-from services.score.negatives.prompting.forms import WRITTEN_KINDS
+from services.score.negatives.prompting.checks import WRITTEN_KINDS
 from tests.contract.generate_processes import running_system
 from tests.curate.scene_captions import write_scene_captions
 from tests.generate.served_tiny import MODEL

@@ -19,12 +19,11 @@ from services.core.batching.compute_thread import ComputeThread
 from services.core.errors import FoveaError, InvalidRequest, NotFound, Overloaded, RateLimited
 from services.core.exchange import context_of
 from services.core.http.app import AppParts, create_app
-from services.core.http.dialects import TeiError, tei_error_body
-from services.core.http.error_responses import error_responses
+from services.core.http.error_responses import TeiError, error_responses, tei_error_body
 from services.core.http.health import Health
 from services.core.metrics import Metrics
 from services.core.serving import server
-from services.core.serving.candidates import Candidate
+from services.core.serving.served_checkpoint import Candidate
 from services.core.settings import ProcessSettings
 
 SECRET = "the cause that nobody may read"

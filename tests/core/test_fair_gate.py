@@ -5,8 +5,7 @@ import pytest
 
 from services.core.errors import Overloaded
 from services.core.exchange import Caller, set_caller
-from services.core.fair_gate import FairGate, Permit
-from services.core.full_queue import in_the_way
+from services.core.fair_gate import FairGate, Permit, in_the_way
 
 
 def gate_of(capacity: int, max_waiting: int = 1000) -> FairGate:

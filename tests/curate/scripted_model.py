@@ -17,7 +17,7 @@ from aiohttp import web
 
 from services.jobs.colorshape import COLORS, RELATIONS, SHAPES
 from services.score.negatives.inflection import article, plural
-from services.score.negatives.prompting.forms import WrittenKind
+from services.score.negatives.prompting.checks import WrittenKind
 from services.score.negatives.prompting.prompt_files import Step, load_prompts
 from tests.predict.teacher_server import Dropped, Halved, TeacherServer, error
 

@@ -11,12 +11,11 @@ import pytest
 import torch
 
 from services.core.store.checkpoint_files import packaged_starters, read_description
-from services.curate.data.pairs import write_pairs
 from services.curate.intervals import wilson
 from services.curate.model.blind_model import BlindModel
 from services.curate.refinement.loading import STARTERS
 from services.curate.refinement.scores import blind_results, refine_pairs, score_pairs
-from services.jobs.sugarcrepe import Pair, published_pairs
+from services.jobs.sugarcrepe import Pair, published_pairs, write_pairs
 from tests.published_data import published
 
 FOLDER = Path(__file__).parents[2] / "services" / "curate" / "starter"

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.hard_negative_trainings import BASE, CONTROL, PACKAGED, TESTS, TUNINGS
-from services.curate.evaluation.gains import form_accuracies
+from services.curate.evaluation.measure import form_accuracies
 from services.predict.evaluation.results import RESULT_FILES as STUDENT_FILES
 from services.score.fsc_clip import mean_local_similarity, token_cosines
 from services.score.model.checkpoint import FscClipCheckpoint, load_fsc_clip

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from starlette.testclient import TestClient
 
-from services.cli.references import write_reference
+from services.cli.store_import import write_reference
 from services.core.errors import InvalidRequest
 from services.core.store.manifest import CheckpointInfo
 from services.core.store.store import Store

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from services.cli.references import write_reference
+from services.cli.store_import import write_reference
 from services.core.store.manifest import CheckpointInfo
 from services.core.store.store import Store
 from services.embed.app import create_embed

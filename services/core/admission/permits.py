@@ -19,8 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from services.core.errors import Overloaded
-from services.core.fair_gate import FairGate, Permit
-from services.core.full_queue import in_the_way
+from services.core.fair_gate import FairGate, Permit, in_the_way
 
 if TYPE_CHECKING:
     from prometheus_client import Counter

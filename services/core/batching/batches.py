@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar
 import structlog
 
 from services.core.errors import FoveaError, InternalError, no_memory
-from services.core.full_queue import in_the_way
+from services.core.fair_gate import in_the_way
 from services.core.metrics import Metrics
 
 ItemT = TypeVar("ItemT")
@@ -156,7 +156,7 @@ class BatchQueue(Generic[ItemT]):
         return self.cost if num_clients == 1 else min(self.cost, (self.cost_of(client) + cost) * num_clients)
 
     def in_the_way(self, client: str, cost: int, max_cost: int) -> Sequence[Request[Any]] | None:
-        """Return the requests that must leave for one of this client, see `services.core.full_queue.in_the_way`."""
+        """Return the requests that must leave for one of this client, see `services.core.fair_gate.in_the_way`."""
 
         def newest(name: str) -> Iterator[tuple[Request[Any], float]]:
             for request, items in groupby(reversed(self._lines[name]), key=attrgetter("request")):

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Iterator,
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from services.core.errors import DeadlineExceeded, FoveaError
-from services.core.full_queue import in_the_way
+from services.core.fair_gate import in_the_way
 from services.core.metrics import Metrics
 
 ItemT = TypeVar("ItemT")
@@ -282,7 +282,7 @@ class StepQueue(Generic[ItemT, EventT]):
         return cleared
 
     def in_the_way(self, client: str, cost: int, max_cost: int, max_size: int) -> Sequence[Work[ItemT, EventT]] | None:
-        """Return what must leave for an item of this client, see `services.core.full_queue.in_the_way`; what has begun
+        """Return what must leave for an item of this client, see `services.core.fair_gate.in_the_way`; what has begun
         stays."""
         with self._lock:
 

@@ -1,4 +1,7 @@
-"""Rendering of errors: the framework's exceptions as ours, the bodies a route can choose, their OpenAPI."""
+"""Rendering of errors: the framework's exceptions as ours, the bodies a route can choose, their OpenAPI.
+
+Clients of text-embeddings-inference read error bodies and headers of its own form.
+"""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +25,7 @@ from services.core.errors import (
     is_out_of_memory,
     no_memory,
 )
-from services.core.exchange import exchange_of
+from services.core.exchange import context_of, exchange_of
 
 # A route's function from an error to its body. It is on the route's class (`route_class.error_body`), or, once the
 # handler knows its client's dialect, in `request.state.error_body`.
@@ -140,3 +143,36 @@ def _holds(value: Any, part: str | int) -> bool:
     if isinstance(value, list):
         return isinstance(part, int) and part < len(value)
     return isinstance(value, Mapping) and part in value
+
+
+class TeiError(BaseModel):
+    """The shape that clients of text-embeddings-inference read."""
+
+    error: str
+    error_type: str
+
+
+_TEI_ERROR_TYPES = {422: "Validation", 413: "Validation", 429: "Overloaded", 503: "Overloaded"}
+
+
+def tei_error_body(error: FoveaError) -> dict[str, Any]:
+    """Return an error in the shape of TeiError."""
+    fallback = "Validation" if error.status < 500 else "Backend"
+    return TeiError(error=error.message, error_type=_TEI_ERROR_TYPES.get(error.status, fallback)).model_dump()
+
+
+def tei_headers(request: Request, *, num_characters: int, num_tokens: int, seconds: float) -> dict[str, str]:
+    """Return TEI's headers: milliseconds, characters and tokens; `seconds` is the duration of the whole request."""
+    stages = context_of(request.scope).timing.stages
+    milliseconds = {
+        "x-compute-time": seconds,
+        "x-total-time": seconds,
+        "x-tokenization-time": stages.get("tokenize", 0.0),
+        "x-queue-time": stages.get("queue", 0.0),
+        "x-inference-time": stages.get("infer", 0.0),
+    }
+    return {
+        "x-compute-characters": str(num_characters),
+        "x-compute-tokens": str(num_tokens),
+        **{name: str(round(1000 * value)) for name, value in milliseconds.items()},
+    }

@@ -15,9 +15,14 @@ from services.core.cache.result_cache import ResultCache, open_cache
 from services.core.http.app import AppParts, create_app
 from services.core.http.health import CheckResult, Health
 from services.core.metrics import Metrics
-from services.core.serving.candidates import CheckpointEngine
 from services.core.serving.model_settings import ModelSettings
-from services.core.serving.served_checkpoint import Answering, FollowOptions, MemoryBudget, ServedCheckpoint
+from services.core.serving.served_checkpoint import (
+    Answering,
+    CheckpointEngine,
+    FollowOptions,
+    MemoryBudget,
+    ServedCheckpoint,
+)
 from services.core.serving.served_models import ServedModels, StoredModels, told_kinds
 from services.core.store.checkpoint_files import packaged_starters
 from services.core.store.errors import UnservedKind

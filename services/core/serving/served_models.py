@@ -20,11 +20,11 @@ from services.core.errors import DeadlineExceeded, NotFound, Overloaded
 from services.core.exchange import RequestContext
 from services.core.http.health import CheckResult
 from services.core.metrics import Metrics
-from services.core.serving.candidates import CheckpointEngine
 from services.core.serving.model_versions import ModelVersion, ModelVersionList
 from services.core.serving.served_checkpoint import (
     LOADING_RETRY_AFTER_S,
     Answering,
+    CheckpointEngine,
     MemoryBudget,
     Served,
     ServedCheckpoint,

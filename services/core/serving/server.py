@@ -18,10 +18,10 @@ import uvicorn
 from starlette.applications import Starlette
 
 from services.core.descriptors import ExhaustionLog, check_descriptors, raise_limit
-from services.core.http.connections import ConnectionLimits, LimitedProtocol, most_connections
 from services.core.http.health import Health
+from services.core.http.protocol import ConnectionLimits, LimitedProtocol, most_connections
 from services.core.logs import configure_logging
-from services.core.serving.candidates import is_loading
+from services.core.serving.served_checkpoint import is_loading
 from services.core.settings import ProcessSettings
 
 # Longer than clients keep idle connections, so that the server does not close one just as it is used again.

@@ -11,10 +11,8 @@ from pydantic import BaseModel, ConfigDict
 
 from services.core.durable_files import write_durably
 from services.curate.data.captions import Caption
-from services.curate.data.pairs import write_pairs
-from services.jobs.sugarcrepe import Pair, PairKind
-from services.score.negatives.prompting.checks import compared_words
-from services.score.negatives.prompting.forms import Problem
+from services.jobs.sugarcrepe import Pair, PairKind, write_pairs
+from services.score.negatives.prompting.checks import Problem, compared_words
 
 KEPT, REJECTED = "pairs.jsonl", "rejected.jsonl"
 DIGEST_CHARACTERS = 8

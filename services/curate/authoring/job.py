@@ -20,7 +20,7 @@ from services.curate.data.captions import Caption
 from services.jobs.inquiry.inquiry import Tokens
 from services.jobs.progress import Bars, counted
 from services.jobs.sugarcrepe import Pair, PairKind
-from services.score.negatives.prompting.forms import WRITTEN_KINDS, WrittenKind
+from services.score.negatives.prompting.checks import WRITTEN_KINDS, WrittenKind
 from services.score.negatives.prompting.prompt_files import load_prompts
 from services.score.negatives.prompting.writer import Requests, Steps, Style, Writer
 

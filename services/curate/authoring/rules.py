@@ -16,12 +16,10 @@ from services.curate.authoring.candidates import Candidate, Outcome
 from services.jobs.sugarcrepe import PairKind
 from services.score.negatives.agreement import MEASURES
 from services.score.negatives.annotation import Annotation, Annotator, best_annotator
-from services.score.negatives.denials import deny, is_joined
-from services.score.negatives.hard_negatives import HardNegatives, installed_hard_negatives
-from services.score.negatives.kinds import Kind
+from services.score.negatives.hard_negatives import HardNegatives, Kind, installed_hard_negatives
 from services.score.negatives.prompting.checks import compared_words, dressed_like, is_swap, replacement
 from services.score.negatives.relations import PICTURES, TIMES, Reading
-from services.score.negatives.swaps import inside_sentence, normalised
+from services.score.negatives.swaps import deny, inside_sentence, is_joined, normalised
 from services.score.negatives.tagging import ACTS
 
 T = TypeVar("T")

@@ -1,38 +1,352 @@
 """`fovea curate measure …`: the dissertation's tables and figures about hard negatives, on your own data."""
 
+import csv
 import json
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
+import numpy as np
 import typer
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
 from rich.console import Console
 
 from services.core.durable_files import write_durably
 from services.core.logs import log_warnings_to_stderr
 from services.core.refusals import Refused
-from services.curate.evaluation.blind_and_seeing import (
-    common_tasks,
-    comparison,
-    correlation_table,
-    correlations,
-    figure,
-    merged,
-    read_audit,
-    read_results,
-    scatter,
-)
-from services.curate.evaluation.gains import gains_table, read_scores
-from services.curate.evaluation.quality import count_judgements, qualities
+from services.curate.intervals import correlation_interval
+from services.curate.model.blind_model import BlindModel
 from services.curate.refinement.loading import DEFAULT_CACHE, CacheFolder, Models, load_models
+from services.curate.sugarcrepe import better_ratio, pearson
 from services.jobs.checkpoints import Device
+from services.jobs.json_lines import read_json_lines
 from services.jobs.options import StoreUrl, command_line, output_file
+from services.jobs.plots import Curve, Panel, draw
 from services.jobs.published_data import MissingData
-from services.jobs.sugarcrepe import FORMS, BadPairs, load_pairs
-from services.jobs.tables import MISSING, Table
+from services.jobs.sugarcrepe import FORMS, BadPairs, Pair, load_pairs
+from services.jobs.tables import MISSING, Cell, Table, ranked
+
+
+@dataclass(frozen=True)
+class Row:
+    """A model's accuracy in percent by task; a blind one has never seen an image."""
+
+    model: str
+    is_blind: bool
+    scores: Mapping[str, float]
+
+
+def read_audit(path: Path) -> list[Row]:
+    """Read the `audit.json` of `fovea curate audit`. Raises Refused for another file."""
+    try:
+        attacks = json.loads(path.read_text(encoding="utf-8"))["attacks"]
+        found: dict[str, dict[str, float]] = {}
+        for one in attacks:
+            if one["task"] != "all":
+                found.setdefault(one["attacker"], {})[one["task"]] = 100 * one["accuracy"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise Refused(f"{path} is no audit.json: {error!r}") from error
+    return [Row(name, True, scores) for name, scores in found.items()]
+
+
+def read_results(path: Path) -> list[Row]:
+    """Read the results of `fovea evaluate compositionality … --output`. Raises Refused for another file."""
+    try:
+        results = json.loads(path.read_text(encoding="utf-8"))
+        found: dict[str, dict[str, float]] = {}
+        for one in results:
+            found.setdefault(one["judge"], {}).update({task: float(score) for task, score in one["scores"].items()})
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise Refused(f"{path} holds no results of an evaluation: {error!r}") from error
+    return [Row(name, False, scores) for name, scores in found.items()]
+
+
+def merged(rows: Sequence[Row]) -> list[Row]:
+    """Merge rows of one model, in order of their first appearance."""
+    found: dict[tuple[str, bool], dict[str, float]] = {}
+    for row in rows:
+        found.setdefault((row.model, row.is_blind), {}).update(row.scores)
+    return [Row(model, is_blind, scores) for (model, is_blind), scores in found.items()]
+
+
+def common_tasks(rows: Sequence[Row]) -> list[str]:
+    """List the tasks that a blind model and a seeing one have. Raises Refused if there is none."""
+    blind = dict.fromkeys(task for row in rows if row.is_blind for task in row.scores)
+    seeing = {task for row in rows if not row.is_blind for task in row.scores}
+    tasks = [task for task in blind if task in seeing]
+    if not tasks:
+        raise Refused(
+            f"no task has both: blind models have {', '.join(blind)}; seeing ones {', '.join(sorted(seeing))}"
+        )
+    return tasks
+
+
+def comparison(rows: Sequence[Row], tasks: Sequence[str]) -> Table:
+    """Tell every model's accuracy by task, blind ones first, and mark the best."""
+    ordered = sorted(rows, key=lambda row: not row.is_blind)
+    columns = []
+    for task in tasks:
+        values = [round(row.scores[task], 2) if task in row.scores else None for row in ordered]
+        columns.append(ranked(values, ["" if value is None else f"{value:.2f}" for value in values]))
+    names = Table.of_texts("", (), [(row.model, "texts" if row.is_blind else "images and texts") for row in ordered])
+    cells = tuple((*name, *own) for name, own in zip(names.rows, zip(*columns, strict=True), strict=True))
+    return Table("Models with and without images (accuracy)", ("Model", "Reads", *tasks), cells, num_names=2)
+
+
+def figure(rows: Sequence[Row], tasks: Sequence[str]) -> str:
+    """Draw the best blind and the best seeing model of each task as SVG."""
+    curves = []
+    for name, is_blind in (("best without images", True), ("best with images", False)):
+        of_kind = [row for row in rows if row.is_blind is is_blind]
+        best = [max(row.scores[task] for row in of_kind if task in row.scores) for task in tasks]
+        points = tuple((float(place), score) for place, score in enumerate(best))
+        curves.append(Curve(name, points, is_joined=False))
+    # long names have a line for each part, or neighbours would overlap
+    names = {float(place): re.sub(r"[_-]", r"\g<0>\n", task) for place, task in enumerate(tasks)}
+    return draw([Panel("Accuracy by task", "task", "%", tuple(curves), x_names=names)])
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """Pearson's r of two columns of one row a model, (N,) each, with its 95 % interval."""
+
+    name: str
+    x: NDArray[np.float64]
+    y: NDArray[np.float64]
+
+    @property
+    def r(self) -> float:
+        return pearson(self.x, self.y)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        return correlation_interval(self.r, len(self.x))
+
+
+def correlations(path: Path, x: str, columns: Sequence[str]) -> list[Correlation]:
+    """Correlate column `x` of a CSV file with other columns, all numeric ones if none are named (Figure 4.5).
+
+    Raises Refused for a column that is missing, holds other than numbers, or does not vary.
+    """
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    if not rows or x not in rows[0]:
+        raise Refused(f"{path} has no column {x!r}")
+    wanted = columns or [name for name in rows[0] if name != x and _is_number(rows[0][name])]
+    values = {name: _column(path, rows, name) for name in (x, *wanted)}
+    found = [Correlation(name, values[x], values[name]) for name in wanted]
+    try:
+        for one in found:
+            pearson(one.x, one.y)
+    except ValueError as error:
+        raise Refused(f"{path}: {error}") from error
+    return found
+
+
+def correlation_table(found: Sequence[Correlation], x: str) -> Table:
+    """Tell r, its 95 % interval and the number of models."""
+    rows = [
+        (one.name, f"{one.r:.2f}", f"{one.interval[0]:.2f} to {one.interval[1]:.2f}", str(len(one.x))) for one in found
+    ]
+    return Table.of_texts(f"Correlation with {x}", ("Column", "r", "95 %", "Models"), rows)
+
+
+def scatter(found: Sequence[Correlation], x: str) -> str:
+    """Draw the models as points, a panel for each column, as SVG."""
+    return draw(
+        [
+            Panel(
+                f"{one.name}: r = {one.r:.2f}",
+                x,
+                one.name,
+                (Curve("one model each", tuple(zip(one.x.tolist(), one.y.tolist(), strict=True)), is_joined=False),),
+                has_zero=False,
+                labels_points=False,
+            )
+            for one in found
+        ]
+    )
+
+
+def _column(path: Path, rows: Sequence[Mapping[str, str]], name: str) -> NDArray[np.float64]:
+    if name not in rows[0]:
+        raise Refused(f"{path} has no column {name!r}")
+    for number, row in enumerate(rows, 2):
+        if not _is_number(row[name]):
+            raise Refused(f"{path}:{number}: {name}: {row[name]!r} is not a number")
+    return np.array([float(row[name]) for row in rows])
+
+
+def _is_number(text: str | None) -> bool:
+    try:
+        return bool(np.isfinite(float(text or "")))
+    except ValueError:
+        return False
+
+
+# The forms of the comparison, with the types of each. Denials and additions both ask whether something is there.
+COMPARED: Mapping[str, tuple[str, ...]] = {
+    "REPLACE": ("replace_obj", "replace_att", "replace_rel"),
+    "SWAP": ("swap_obj", "swap_att"),
+    "NEGATE / ADD": ("negate", "add_obj", "add_att"),
+    "SHUFFLE": ("shuffle",),
+}
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Mean scores × 100 of the negatives of one form, theirs and ours, and of captions that both have, where ours win.
+
+    A value is None where a set has no negative of the form, or the two share no caption.
+    """
+
+    form: str
+    model: str
+    theirs: float | None
+    ours: float | None
+    better: float | None
+    num_compared: int
+
+
+def qualities(ours: Sequence[Pair], theirs: Sequence[Pair], models: Iterable[BlindModel]) -> list[Quality]:
+    """Compare the negatives of two sets by each model: their mean scores, and the captions where ours scores higher.
+
+    Where a set has several negatives of a caption and form, all combinations are compared. Scores of likelihoods are
+    the mean probability of a token, eˢ.
+    """
+    found: dict[str, list[Quality]] = {form: [] for form in COMPARED}
+    for model in models:
+        texts = [pair.negative_caption for pair in (*ours, *theirs)]
+        scores = model.scores(texts)
+        values = np.exp(scores) if model.scorer.kind == "likelihood" else scores
+        of_ours, of_theirs = values[: len(ours)].tolist(), values[len(ours) :].tolist()
+        for form, kinds in COMPARED.items():
+            one = [(pair.caption, score) for pair, score in zip(ours, of_ours, strict=True) if pair.kind in kinds]
+            two = [(pair.caption, score) for pair, score in zip(theirs, of_theirs, strict=True) if pair.kind in kinds]
+            if one or two:
+                found[form].append(_quality(form, model.name, one, two))
+    return [quality for of_form in found.values() for quality in of_form]
+
+
+def _quality(form: str, model: str, ours: Sequence[tuple[str, float]], theirs: Sequence[tuple[str, float]]) -> Quality:
+    by_caption: dict[str, list[float]] = {}
+    for caption, score in theirs:
+        by_caption.setdefault(_same(caption), []).append(score)
+    both = [(score, other) for caption, score in ours for other in by_caption.get(_same(caption), ())]
+    better = 100 * better_ratio(*np.array(both).T) if both else None
+    return Quality(form, model, _mean(theirs), _mean(ours), better, len(both))
+
+
+def _mean(scores: Sequence[tuple[str, float]]) -> float | None:
+    return 100 * float(np.mean([score for _, score in scores])) if scores else None
+
+
+def _same(caption: str) -> str:
+    """Tell captions apart by their words alone, since sets differ in white space, capitals and full stops."""
+    return " ".join(caption.lower().split()).rstrip(" .")
+
+
+class Judgement(BaseModel):
+    """A person's comparison of two negatives of one caption, by one quality."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    form: str
+    quality: Literal["commonsense", "grammar"]
+    better: Literal["ours", "theirs", "tie"]
+
+
+def count_judgements(path: Path) -> dict[tuple[str, str], Counter[str]]:
+    """Count the judgements of a file of JSON lines by form and quality. Raises Refused, naming the line."""
+    counts: dict[tuple[str, str], Counter[str]] = {}
+    for _, one in read_json_lines(path, Judgement, Refused):
+        counts.setdefault((one.form, one.quality), Counter())[one.better] += 1
+    return counts
+
+
+# The dissertation marks gains of more than this, in percentage points.
+MARKED_GAIN = 10.0
+
+# A benchmark and a form of hard negatives.
+Part = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """A judge's accuracy in percent over all pairs of each part, and the numbers of these."""
+
+    judge: str
+    accuracy: dict[Part, float]
+    sizes: dict[Part, int]
+
+
+def read_scores(paths: Iterable[Path]) -> list[Scores]:
+    """Read results of `fovea evaluate compositionality … --output`, by judge in order of appearance.
+
+    Raises Refused for another file, and for results that have no type of pairs.
+    """
+    results: list[dict[str, Any]] = []
+    for path in paths:
+        try:
+            loaded = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(loaded, list):
+                raise TypeError("not a list")
+            form_accuracies(loaded)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise Refused(f"{path} holds no results of an evaluation: {error!r}") from error
+        results += loaded
+    found = form_accuracies(results)
+    if not any(one.accuracy for one in found):
+        raise Refused(f"none of these results is of pairs: {', '.join(sorted({one['benchmark'] for one in results}))}")
+    return found
+
+
+def form_accuracies(results: Sequence[Mapping[str, Any]]) -> list[Scores]:
+    """Compute each judge's accuracy by benchmark and form, weighted by the numbers of pairs of the form's types."""
+    found: dict[str, Scores] = {}
+    for one in results:
+        own, sizes = found.setdefault(one["judge"], Scores(one["judge"], {}, {})), one["sizes"]
+        for form, kinds in FORMS.items():
+            tested = [kind for kind in kinds if kind in one["scores"]]
+            if tested:
+                right = sum(one["scores"][kind] * sizes[kind] for kind in tested)
+                part, total = (one["benchmark"], form), sum(sizes[kind] for kind in tested)
+                own.accuracy[part], own.sizes[part] = right / total, total
+    return list(found.values())
+
+
+def gains_table(scores: Sequence[Scores], control: str) -> Table:
+    """Tell accuracies, and in brackets the difference to the control's; gains of more than MARKED_GAIN are bold.
+
+    The last row has the number of pairs. Raises Refused if the control is not among the judges.
+    """
+    of_control = next((one.accuracy for one in scores if one.judge == control), None)
+    if of_control is None:
+        raise Refused(f"the control {control!r} is none of {', '.join(one.judge for one in scores)}")
+    parts = list(dict.fromkeys(part for one in scores for part in one.accuracy))
+    rows = []
+    for one in scores:
+        base = {} if one.judge == control else of_control
+        rows.append((Cell(one.judge), *(_cell(one.accuracy.get(part), base.get(part)) for part in parts)))
+    sizes = {part: size for one in scores for part, size in one.sizes.items()}
+    rows.append((Cell("pairs"), *(Cell(f"{sizes[part]:,}") for part in parts)))
+    header = ("\nModel", *(f"{benchmark}\n{form.upper()}" for benchmark, form in parts))
+    return Table(f"Accuracy, and gains on {control}", header, tuple(rows))
+
+
+def _cell(value: float | None, control: float | None) -> Cell:
+    if value is None:
+        return Cell(MISSING)
+    if control is None:
+        return Cell(f"{value:.1f}")
+    gain = value - control
+    return Cell(f"{value:.1f} ({gain:+.1f})", "best" if gain > MARKED_GAIN else "")
+
 
 app = command_line(no_args_is_help=True)
 

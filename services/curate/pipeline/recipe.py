@@ -11,7 +11,7 @@ from services.core.refusals import Refused, first_complaint
 from services.curate.authoring.job import GenerateOptions
 from services.curate.data.captions import Fields
 from services.curate.refinement.loading import named_references
-from services.curate.refinement.step import RefineOptions
+from services.curate.refinement.scores import RefineOptions
 from services.jobs.options import output_folder
 
 

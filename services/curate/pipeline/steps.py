@@ -1,25 +1,99 @@
-"""The steps from captions to a published data set; run again, each continues or reads what it wrote before."""
+"""The steps from captions to a published data set; run again, each continues or reads what it wrote before.
+
+People's verdicts are lines of JSON: an id and a verdict, and optionally who gave it in which round.
+"""
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from pydantic import BaseModel, ConfigDict, Field
 from rich.console import Console
 
 from services.core.durable_files import write_durably
 from services.curate.authoring.job import Generated, run_generation
 from services.curate.data.captions import read_captions
-from services.curate.data.pairs import write_pairs
-from services.curate.pipeline.accounts import REFINED_AWAY, REFUSED, REJECTED, Accounts
-from services.curate.pipeline.publishing import publish
+from services.curate.pipeline.publishing import REFINED_AWAY, REFUSED, REJECTED, Accounts, publish
 from services.curate.pipeline.recipe import Recipe, ReviewOptions
-from services.curate.pipeline.verdicts import read_verdicts, reviewed
 from services.curate.refinement.report import scarce
-from services.curate.refinement.step import RefineOptions, refined
+from services.curate.refinement.scores import RefineOptions, refined
+from services.jobs.json_lines import read_json_lines
 from services.jobs.progress import counted
-from services.jobs.sugarcrepe import Pair, read_pairs
+from services.jobs.sugarcrepe import Pair, read_pairs, write_pairs
+
+# The negative is false of the image; it is true of it as well; neither can be told.
+Verdict = Literal["valid", "false_negative", "unclear"]
+UNREVIEWED = "unreviewed"
+
+
+class BadVerdicts(ValueError):
+    """A file that does not hold verdicts; the message names the file, the line and the field."""
+
+
+class _Line(BaseModel):
+    """A line; what else a review's export tells is of no concern here."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    id: str = Field(min_length=1)
+    verdict: Verdict
+    reviewer: str | None = None
+    round: int = 1
+
+
+@dataclass(frozen=True)
+class Reviewed:
+    """Pairs that people accept, and the ids of the others with the reasons; `num_unknown` verdicts are on no pair."""
+
+    accepted: list[Pair]
+    refused: Mapping[str, str]
+    num_unknown: int
+
+
+def read_verdicts(path: Path) -> dict[str, Counter[Verdict]]:
+    """Count the verdicts on each id: each reviewer's last one of the latest round, and all without a reviewer.
+
+    Raises BadVerdicts, and OSError.
+    """
+    latest: dict[tuple[str, str | int], _Line] = {}
+    for number, line in read_json_lines(path, _Line, BadVerdicts):
+        key = (line.id, number if line.reviewer is None else line.reviewer)
+        if key not in latest or latest[key].round <= line.round:
+            latest[key] = line
+    found: defaultdict[str, Counter[Verdict]] = defaultdict(Counter)
+    for line in latest.values():
+        found[line.id][line.verdict] += 1
+    return dict(found)
+
+
+def reviewed(
+    pairs: Sequence[Pair], verdicts: Mapping[str, Mapping[Verdict, int]], *, unreviewed: Literal["keep", "refuse"]
+) -> Reviewed:
+    """Accept the pairs that most of the people who judged them found valid."""
+    accepted: list[Pair] = []
+    refused: dict[str, str] = {}
+    for pair in pairs:
+        given = verdicts.get(pair.id)
+        if given is None:
+            reason = None if unreviewed == "keep" else UNREVIEWED
+        else:
+            reason = None if 2 * given.get("valid", 0) > sum(given.values()) else _most_frequent(given)
+        if reason is None:
+            accepted.append(pair)
+        else:
+            refused[pair.id] = reason
+    known = {pair.id for pair in pairs}
+    return Reviewed(accepted, refused, sum(one not in known for one in verdicts))
+
+
+def _most_frequent(given: Mapping[Verdict, int]) -> Verdict:
+    """Return the most frequent verdict other than `valid`."""
+    return max(("false_negative", "unclear"), key=lambda verdict: given.get(verdict, 0))
+
 
 GENERATED, PUBLISHED = "generated", "published"
 REFINED, REBALANCED, TO_REVIEW = "refined", "rebalanced", "to-review.jsonl"

@@ -14,7 +14,6 @@ from services.core.durable_files import write_durably
 from services.core.logs import log_warnings_to_stderr
 from services.core.refusals import Refused
 from services.core.store.errors import StoreError
-from services.curate.data.pairs import write_pairs, write_published
 from services.curate.refinement.loading import DEFAULT_CACHE, CacheFolder, Models, load_models, named_references
 from services.curate.refinement.report import accuracy_table, count_table, data_card, histograms, report, scarce
 from services.curate.refinement.scores import Scored, blind_results, refine_pairs, score_pairs
@@ -22,7 +21,7 @@ from services.curate.sugarcrepe import MAX_MODELS
 from services.jobs.checkpoints import Device
 from services.jobs.options import MAX_SEED, StoreUrl, command_line, output_folder
 from services.jobs.published_data import MissingData
-from services.jobs.sugarcrepe import BadPairs, load_pairs
+from services.jobs.sugarcrepe import BadPairs, load_pairs, write_pairs, write_published
 
 app = command_line()
 

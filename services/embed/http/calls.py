@@ -17,7 +17,7 @@ from services.core.http.bodies import (
     unsupported,
     validate,
 )
-from services.core.http.dialects import tei_error_body
+from services.core.http.error_responses import tei_error_body
 from services.core.images.inputs import ImageInput, image_input
 from services.embed.call import CallLimits, EmbedCall, Input, TextInput
 from services.embed.http.cohere import cohere_call, is_cohere

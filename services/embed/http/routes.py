@@ -11,8 +11,7 @@ from pydantic import BaseModel
 
 from services.core.exchange import context_of
 from services.core.http.bodies import check_query, request_schema
-from services.core.http.dialects import TeiError, tei_headers
-from services.core.http.error_responses import ErrorEnvelope, error_responses
+from services.core.http.error_responses import ErrorEnvelope, TeiError, error_responses, tei_headers
 from services.core.serving.model_object import model_fields, models_router
 from services.core.serving.served_models import Resident
 from services.embed.call import CallLimits, EmbedCall, Embedded, EncodingFormat, TextInput

@@ -14,10 +14,10 @@ from services.embed.focallens import FocalLens, Visibility
 from services.embed.model.checkpoint import load_focallens, save_focallens
 from services.embed.training.objectives import TripletData, TripletLoss
 from services.jobs import training_options as options
+from services.jobs.checkpoints import check_publication, publish_trained
 from services.jobs.clip_base import load_base
 from services.jobs.interruption import interruptible, resumable
 from services.jobs.options import StoreUrl, command_line
-from services.jobs.publication import check_publication, publish_trained
 from services.jobs.training import Run, rank, train
 
 NAME = "focallens-shapes"

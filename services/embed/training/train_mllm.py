@@ -16,11 +16,10 @@ from services.embed.model.mllm_checkpoint import MLLM_KIND, is_llava, load_mllm,
 from services.embed.training.mllm_objective import MllmData, MllmLoss, merge, prepare_tuning, recompute_activations
 from services.embed.training.train import ImageFolder, LlavaFile
 from services.jobs import training_options as options
-from services.jobs.checkpoints import find_checkpoint
+from services.jobs.checkpoints import check_publication, find_checkpoint, publish_trained
 from services.jobs.clip_base import load_base
 from services.jobs.interruption import interruptible, resumable
 from services.jobs.options import StoreUrl, command_line
-from services.jobs.publication import check_publication, publish_trained
 from services.jobs.training import Precision, Run, rank, train
 from services.nn.plain_clip import embedding_width
 

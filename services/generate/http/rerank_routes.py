@@ -13,8 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Fiel
 from services.core.errors import FoveaError, InvalidRequest, check_count
 from services.core.exchange import context_of
 from services.core.http.bodies import JsonList, JsonRoute, OpenRequest, refuse_misspelt, refuse_unsupported
-from services.core.http.dialects import TeiError, tei_error_body, tei_headers
-from services.core.http.error_responses import ErrorDetail, error_responses
+from services.core.http.error_responses import ErrorDetail, TeiError, error_responses, tei_error_body, tei_headers
 from services.generate.generation.ranking import Ranking
 from services.generate.http.generate_schemas import check_length
 from services.generate.prompts.ranking import RankMethod

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from services.jobs.imports.clip_architecture import clip_config, text_tower_config, with_counters
 from services.jobs.imports.hugging_face_clip import open_clip_config, open_clip_state, own_merges
-from services.jobs.imports.torch_script import read_torch_script
-from services.jobs.imports.weights import separate
+from services.jobs.imports.weights import read_torch_script, separate
 from services.jobs.released_weights import (
     State,
     UnusableWeights,

@@ -14,8 +14,7 @@ from pydantic import Discriminator, Tag
 from services.core.errors import InvalidField, check_count
 from services.core.exchange import context_of
 from services.core.http.bodies import JsonRoute, check_known, check_query
-from services.core.http.dialects import TeiError, tei_error_body, tei_headers
-from services.core.http.error_responses import ErrorEnvelope, error_responses
+from services.core.http.error_responses import ErrorEnvelope, TeiError, error_responses, tei_error_body, tei_headers
 from services.core.serving.model_object import model_fields, models_router
 from services.predict.engine import Prediction
 from services.predict.http.schemas import (

@@ -16,10 +16,10 @@ from rich.console import Console
 
 from services.core.store.errors import StoreError
 from services.core.store.manifest import MAX_NAME_LENGTH, NAME_PATTERN
+from services.jobs.checkpoints import check_publication, publish_trained
 from services.jobs.inquiry.record_file import OutputError
 from services.jobs.interruption import interruptible, resumable
 from services.jobs.options import StoreUrl, command_line, output_folder
-from services.jobs.publication import check_publication, publish_trained
 from services.predict.data.rows import BadData, LabelSource
 from services.predict.data.task_file import read_task_file
 from services.predict.training.initialisation import SHAPES

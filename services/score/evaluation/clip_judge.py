@@ -18,8 +18,7 @@ from torch import Tensor
 from services.jobs.progress import standard_bars
 from services.nn.clip_model import ClipModel, load_clip, open_clip, uses_quick_gelu
 from services.nn.clip_tokenizer import Tokenizer
-from services.score.evaluation.embeddings import Features, numbered
-from services.score.evaluation.judges import CannotJudge, OnScores, Similarity, open_image
+from services.score.evaluation.judges import CannotJudge, Features, OnScores, Similarity, numbered, open_image
 from services.score.evaluation.records import ImageFile, Record, Task
 from services.score.fsc_clip import TextFeatures, mean_local_similarity, token_cosines
 from services.score.model.checkpoint import FSC_CLIP_CONFIG, load_fsc_clip

@@ -28,11 +28,10 @@ from services.score.evaluation.benchmarks.caption_choices import (
 )
 from services.score.evaluation.benchmarks.image_choices import load_imagecode, load_winoground
 from services.score.evaluation.benchmarks.record_files import load_pairs_tasks, load_records
-from services.score.evaluation.judges import CannotJudge, Resampling
+from services.score.evaluation.judges import RESULT_FILES, CannotJudge, Resampling, Result
 from services.score.evaluation.judges import evaluate as evaluate_judge
 from services.score.evaluation.loading import JudgeKind, JudgeOptions, Limit, SimilarityOption, exits, load_judges
 from services.score.evaluation.records import Task, count
-from services.score.evaluation.results import RESULT_FILES, Result
 from services.score.evaluation.tables import make_tables, numbers_of, print_tables
 
 STARTER = "fsc-clip-scenes"

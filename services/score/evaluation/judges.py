@@ -1,17 +1,23 @@
-"""Judges behind one interface, and the results of their scores.
+"""Judges behind one interface, and the results of their scores, stored as JSON so that runs share one table.
 
-Shapes: R records of a task, O orders, I images and C captions of a record.
+Shapes: R records of a task, O orders, I images and C captions of a record, N images or texts, E embedding width.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+import json
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from pydantic import TypeAdapter, ValidationError
 
+from services.core.refusals import first_complaint
 from services.jobs.progress import standard_bars
+from services.jobs.result_files import ResultFiles
 from services.score.evaluation.aggregates import IMAGE, TEXT, aggregates
 from services.score.evaluation.records import (
     ImageFile,
@@ -23,7 +29,49 @@ from services.score.evaluation.records import (
     percent,
     read_image_file,
 )
-from services.score.evaluation.results import Result
+
+# What settings also tell of the records: parts of a benchmark differ in it and belong together nevertheless.
+NOTES = ("captions_cut", "left_out")
+
+
+@dataclass(frozen=True)
+class Result:
+    """One judge on one benchmark: percent and number of records by task, and the settings.
+
+    `intervals` are of scores and of the benchmark's aggregates, by their names: [lower, upper] of 95 %. `data` tells,
+    by part of the suite, which data the scores are of.
+    """
+
+    judge: str
+    benchmark: str
+    scores: dict[str, float]
+    sizes: dict[str, int]
+    settings: dict[str, Any] = field(default_factory=dict)
+    intervals: dict[str, list[float]] = field(default_factory=dict)
+    data: dict[str, str] = field(default_factory=dict)
+
+
+def _combine(earlier: Result, later: Result) -> Result:
+    if not earlier.scores.keys() - later.scores.keys():
+        return later
+    scores = {**earlier.scores, **later.scores}
+    intervals = {**earlier.intervals, **later.intervals}
+    return replace(
+        later,
+        scores=scores,
+        sizes={**earlier.sizes, **later.sizes},
+        # an aggregate's interval is only valid for the tasks it was computed from
+        intervals={name: intervals[name] for name in intervals if name in scores},
+        data={**earlier.data, **later.data},
+    )
+
+
+def _settings(result: Result) -> dict[str, Any]:
+    return {name: value for name, value in result.settings.items() if name not in NOTES}
+
+
+RESULT_FILES = ResultFiles(Result, attrgetter("judge", "benchmark"), _combine, _settings)
+
 
 Similarity = Literal["mix", "global", "local"]
 
@@ -145,3 +193,111 @@ def _intervals(
             drawn.setdefault(name, []).append(value)
     tail = 100 * (1 - CONFIDENCE) / 2
     return {name: np.percentile(values, [tail, 100 - tail]).tolist() for name, values in drawn.items()}
+
+
+Features = NDArray[np.float32]
+NameT = TypeVar("NameT", bound=Hashable)
+
+
+class Embedder(Judge, Protocol):
+    """A judge whose scores are, or contain, the cosine of an image's and a text's embedding.
+
+    `only_pooled` tells that they are nothing else.
+    """
+
+    @property
+    def only_pooled(self) -> bool: ...
+
+    def embed_images(self, images: Sequence[ImageFile], title: str) -> Features:
+        """Embed images, (N, E) of length 1, with a progress bar. Raises CannotJudge for a file that is no image."""
+        ...
+
+    def embed_texts(self, texts: Sequence[str], title: str) -> Features:
+        """Embed texts, (N, E) of length 1. Equal texts have equal rows."""
+        ...
+
+
+class EmbeddedBenchmark:
+    """A judge of a benchmark's tasks by embeddings, made once for all of its tasks when the first one is asked."""
+
+    reads_images = True
+
+    def __init__(self, embedder: Embedder, tasks: Sequence[Task]) -> None:
+        self.name = embedder.name
+        self._embedder = embedder
+        self._tasks = tasks
+        self._images: Mapping[ImageFile, int] = {}
+        self._texts: Mapping[str, int] = {}
+        self._image_features: Features = np.empty((0, 0), np.float32)
+        self._text_features: Features = np.empty((0, 0), np.float32)
+
+    def notes(self) -> Mapping[str, Any]:
+        """Return the embedder's notes."""
+        return self._embedder.notes()
+
+    def score(self, task: Task, on_scores: OnScores) -> None:
+        """Score one order of each record."""
+        if not self._images:
+            self._embed(task.benchmark)
+        for place, record in enumerate(task.records):
+            images = self._image_features[[self._images[image] for image in record.images]]
+            texts = self._text_features[[self._texts[text] for text in record.captions]]
+            # in doubles and rounded, so that equal captions tie whatever their places
+            scores = images.astype(np.float64) @ texts.astype(np.float64).T
+            on_scores(place, scores.astype(np.float32)[None])
+
+    def _embed(self, benchmark: str) -> None:
+        records = [record for task in self._tasks for record in task.records]
+        self._images = numbered(image for record in records for image in record.images)
+        self._texts = numbered(text for record in records for text in record.captions)
+        self._image_features = self._embedder.embed_images(list(self._images), f"{benchmark}, images")
+        self._text_features = self._embedder.embed_texts(list(self._texts), f"{benchmark}, texts")
+
+
+def numbered(names: Iterable[NameT]) -> dict[NameT, int]:
+    """Number the distinct names in the order of their first appearance."""
+    return {name: place for place, name in enumerate(dict.fromkeys(names))}
+
+
+Answers = dict[str, dict[str, dict[str, bool]]]
+
+
+class ReleasedAnswers:
+    """A judge that is right where its file says so. Raises CannotJudge for a bad or unreadable file."""
+
+    reads_images = False
+
+    def __init__(self, path: Path, *, name: str) -> None:
+        self.name = name
+        self._path = path
+        try:
+            self._by_order = TypeAdapter(Answers).validate_python(json.loads(path.read_text(encoding="utf-8")))
+        except OSError as error:
+            raise CannotJudge(f"{path}: {error.strerror}") from error
+        except ValidationError as error:
+            raise CannotJudge(f"{path}: {first_complaint(error, 'the file')}") from error
+        except ValueError as error:
+            raise CannotJudge(f"{path}: not JSON ({error})") from error
+        if not self._by_order:
+            raise CannotJudge(f"{path} holds no answers")
+
+    def notes(self) -> Mapping[str, Any]:
+        """Return the orders in which it was asked."""
+        return {"orders": list(self._by_order)}
+
+    def score(self, task: Task, on_scores: OnScores) -> None:
+        """Score 1 for matching pairs and 0 for others if the answer was right, else a tie.
+
+        Raises CannotJudge for a record without an answer.
+        """
+        for place, record in enumerate(task.records):
+            right = [self._is_right(order, task.name, record.id) for order in self._by_order]
+            pairs = np.eye(len(record.images), len(record.captions))
+            pairs[0, : task.num_true] = 1
+            on_scores(place, np.stack([pairs * is_right for is_right in right]))
+
+    def _is_right(self, order: str, task: str, record: str) -> bool:
+        try:
+            return self._by_order[order][task][record]
+        except KeyError as error:
+            raise CannotJudge(f"{self._path} has no answer for {order}.{task}.{record}: there is no {error}") from error

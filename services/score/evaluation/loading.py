@@ -126,7 +126,7 @@ def _load(named: Named, place: Path | str, options: JudgeOptions) -> Judge:
     if isinstance(place, str) and options.kind in ENDPOINT_KINDS:
         return _load_endpoint_judge(named, place, options)
     if isinstance(place, Path) and options.kind == "answers":
-        from services.score.evaluation.released_answers import ReleasedAnswers
+        from services.score.evaluation.judges import ReleasedAnswers
 
         return ReleasedAnswers(place, name=named.name)
     if isinstance(place, Path) and options.kind in ("vera", "grammar"):
@@ -151,9 +151,7 @@ def load_clip_judge(named: Named, place: Path | str, options: JudgeOptions) -> "
 
 
 def _load_endpoint_judge(named: Named, model: str, options: JudgeOptions) -> Judge:
-    from services.score.evaluation.endpoint.chat_judge import ChatJudge
-    from services.score.evaluation.endpoint.questions import ChatModel
-    from services.score.evaluation.endpoint.vqa_judge import VqaJudge
+    from services.score.evaluation.endpoint import ChatJudge, ChatModel, VqaJudge
 
     endpoint = Endpoint(options.base_url, key=options.key)
     behind = ChatModel(endpoint, model, named.name, options.concurrency, options.log)

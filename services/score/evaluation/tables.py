@@ -25,7 +25,7 @@ from services.score.evaluation.aggregates import (
     comp,
     mean_of,
 )
-from services.score.evaluation.results import RESULT_FILES, Result
+from services.score.evaluation.judges import RESULT_FILES, Result
 
 # One judge's numbers, by benchmark and name of a task or an aggregate.
 Numbers = Mapping[str, Mapping[str, float]]

@@ -7,8 +7,8 @@ from services.core.errors import InvalidField, TooLarge, check_count
 from services.core.exchange import RequestContext
 from services.score.call import CallLimits, Caption, captions_of
 from services.score.http.schemas import AnyKind, Negative, NegativesAnswer, NegativesRequest, RejectedNegative
-from services.score.negatives.kinds import KINDS, PAPER_KINDS, Kind
-from services.score.negatives.prompting.forms import WRITTEN_KINDS, WrittenKind
+from services.score.negatives.hard_negatives import KINDS, PAPER_KINDS, Kind
+from services.score.negatives.prompting.checks import WRITTEN_KINDS, WrittenKind
 from services.score.negatives.written_negatives import NegativeWriter, WrittenNegative
 from services.score.service import ScoreService
 

@@ -29,8 +29,8 @@ from services.score.http.schemas import (
     VllmScoreAnswer,
     VllmScoreRequest,
 )
-from services.score.negatives.kinds import KINDS
-from services.score.negatives.prompting.forms import WRITTEN_KINDS
+from services.score.negatives.hard_negatives import KINDS
+from services.score.negatives.prompting.checks import WRITTEN_KINDS
 from services.score.service import ScoreService
 
 # Larger responses are rendered in a thread, so that they do not block the event loop.

@@ -7,8 +7,8 @@ from pydantic import BaseModel, Field, JsonValue
 from services.core.http.bodies import JsonList, StrictRequest
 from services.core.images.references import JsonImage
 from services.core.serving.model_object import ModelObject
-from services.score.negatives.kinds import PAPER_KINDS, Kind
-from services.score.negatives.prompting.forms import WrittenKind
+from services.score.negatives.hard_negatives import PAPER_KINDS, Kind
+from services.score.negatives.prompting.checks import WrittenKind
 from services.score.negatives.written_negatives import Lack
 
 # Seeds fit into eight bytes.

@@ -5,17 +5,24 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from random import Random
+from typing import Literal, get_args
 
 from services.score.negatives.agreement import agreeing_articles, agreeing_swap
 from services.score.negatives.annotation import Annotator, best_annotator
-from services.score.negatives.denials import deny
-from services.score.negatives.kinds import Kind
 from services.score.negatives.lexicon import FirstOf, Lexicon, Vocabulary
 from services.score.negatives.relations import Reading
 from services.score.negatives.replacements import replace
-from services.score.negatives.swaps import bigram_shuffle, negclip, normalised, turn
+from services.score.negatives.swaps import bigram_shuffle, deny, negclip, normalised, turn
 from services.score.negatives.wordnet import find_wordnet
 from services.score.negatives.wordnet_lexicon import WordNetLexicon
+
+# Two phrases of a caption exchanged, a word replaced, pairs of words shuffled, a spatial relation inverted, a verb or a
+# thing denied.
+Kind = Literal["negclip", "replace", "bigram_shuffle", "relation", "negate"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+# Kinds used in FSC-CLIP's published tuning.
+PAPER_KINDS: tuple[Kind, ...] = ("negclip", "replace", "bigram_shuffle")
+
 
 # A picture's caption takes about 4 KB, one as long as the annotation limit up to 60: usually 16 MB and at most 256 in
 # each process that makes negatives.

@@ -12,7 +12,7 @@ from services.core.errors import Overloaded
 from services.core.exchange import Timing
 from services.core.metrics import Metrics
 from services.core.serving.served_checkpoint import LOADING_RETRY_AFTER_S
-from services.score.negatives.kinds import Kind
+from services.score.negatives.hard_negatives import Kind
 
 
 class Negatives(Protocol):

@@ -13,7 +13,7 @@ from services.core.errors import Overloaded
 from services.core.exchange import Timing
 from services.core.metrics import Metrics
 from services.core.openai_client import Endpoint, EndpointClient, EndpointError, Patience
-from services.score.negatives.prompting.forms import Problem, WrittenKind
+from services.score.negatives.prompting.checks import Problem, WrittenKind
 from services.score.negatives.prompting.prompt_files import load_prompts
 from services.score.negatives.prompting.writer import Chat, Reply, Requests, Writer, reply_of
 

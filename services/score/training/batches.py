@@ -15,8 +15,7 @@ from torch import Tensor
 from services.nn.clip_tokenizer import Tokenizer
 from services.nn.image_transform import ImageTransform
 from services.score.data.captioned_images import CaptionedImages
-from services.score.negatives.hard_negatives import HardNegatives
-from services.score.negatives.kinds import Kind
+from services.score.negatives.hard_negatives import HardNegatives, Kind
 
 
 class Movable(Protocol):

@@ -13,8 +13,8 @@ from rich.console import Console
 
 from services.core.store.errors import StoreError
 from services.core.store.manifest import CheckpointInfo, check_model_name
+from services.jobs.checkpoints import publish_described
 from services.jobs.options import StoreUrl, command_line
-from services.jobs.publication import publish_described
 from services.jobs.released_weights import (
     UnusableWeights,
     leave_out,

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self, get_args
 
 from services.jobs.training import Run, world_size
 from services.score.fsc_clip import FscClipWeights, Missing
-from services.score.negatives.kinds import KINDS, PAPER_KINDS, Kind
+from services.score.negatives.hard_negatives import KINDS, PAPER_KINDS, Kind
 from services.score.training.objectives import METHODS, Method
 from services.score.training.reconstruction import ReadWeights
 

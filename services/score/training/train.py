@@ -15,16 +15,15 @@ import typer
 from accelerate.utils import set_seed
 from torch import Tensor, nn
 
+from services.jobs.checkpoints import check_publication, publish_trained
 from services.jobs.clip_base import load_base
 from services.jobs.interruption import interruptible, resumable
 from services.jobs.options import MAX_SEED, StoreUrl, command_line, output_folder
-from services.jobs.publication import check_publication, publish_trained
 from services.jobs.published_data import MissingData
 from services.jobs.training import Precision, Run, rank, train
 from services.nn.clip_model import ClipModel, create_clip
 from services.nn.text_transformer import MAX_LOG_SCALE
-from services.score.data.captioned_images import CaptionedImages, open_shards, open_table
-from services.score.data.stored_negatives import StoredNegatives, read_stored
+from services.score.data.captioned_images import CaptionedImages, StoredNegatives, open_shards, open_table, read_stored
 from services.score.fsc_clip import interpolate
 from services.score.model.checkpoint import FSC_CLIP_KIND, FscClipCheckpoint, save_fsc_clip
 from services.score.negatives.hard_negatives import installed_hard_negatives

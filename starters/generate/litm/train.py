@@ -8,9 +8,9 @@ import torch
 import typer
 from tokenizers import Tokenizer
 
+from services.jobs.checkpoints import check_publication, publish_trained
 from services.jobs.interruption import interruptible, resumable
 from services.jobs.options import MAX_SEED, StoreUrl, command_line, finite, output_folder
-from services.jobs.publication import check_publication, publish_trained
 from starters.generate.facts import KINDS, MAX_DOCUMENTS, QUALITIES, Naming
 from starters.generate.litm.initialisation import build_tokenizer, create_llama, tokenizer_config
 from starters.generate.litm.loop import Stage, accuracy_by_position, train

@@ -13,10 +13,10 @@ from tokenizers import Tokenizer
 
 from services.core.refusals import Refused
 from services.generate.model.profile import OFF, write_profile
+from services.jobs.checkpoints import check_publication, publish_trained
 from services.jobs.interruption import interruptible, resumable
 from services.jobs.options import MAX_SEED, StoreUrl, command_line, finite, output_folder
 from services.jobs.progress import standard_bars
-from services.jobs.publication import check_publication, publish_trained
 from starters.generate.facts import MAX_DOCUMENTS
 from starters.generate.reader.first_weights import set_first_weights
 from starters.generate.reader.loop import train

@@ -15,11 +15,10 @@ import typer
 from accelerate.utils import set_seed
 from torch import Tensor, nn
 
-from services.jobs.checkpoints import find_checkpoint
+from services.jobs.checkpoints import check_publication, find_checkpoint, publish_trained
 from services.jobs.interruption import interruptible, resumable
 from services.jobs.options import MAX_SEED, StoreUrl, output_folder, positive
 from services.jobs.progress import standard_bars
-from services.jobs.publication import check_publication, publish_trained
 from services.jobs.training import Run, rank, train
 from services.score.fsc_clip import TextFeatures
 from services.score.model.checkpoint import FSC_CLIP_KIND, FscClipCheckpoint, load_fsc_clip, save_fsc_clip

@@ -7,10 +7,10 @@ import torch
 import typer
 from accelerate.utils import set_seed
 
+from services.jobs.checkpoints import check_publication, publish_trained
 from services.jobs.clip_base import load_base
 from services.jobs.interruption import interruptible, resumable
 from services.jobs.options import StoreUrl, command_line, multiple_of, positive
-from services.jobs.publication import check_publication, publish_trained
 from services.jobs.training import Run, rank, train
 from services.nn.clip_model import ClipModel, save_clip
 from services.score.negatives.annotation import TextBlobAnnotator

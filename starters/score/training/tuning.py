@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 
 from services.jobs.colorshape import BACKGROUNDS, COLORS, SHAPES, SIZES, TEXTURES
-from services.score.negatives.kinds import Kind
+from services.score.negatives.hard_negatives import Kind
 from services.score.negatives.lexicon import Candidates
 from services.score.training.batches import Drawn
 from services.score.training.recipe import Recipe

@@ -15,11 +15,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from services.jobs.checkpoints import check_publication, publish_trained
 from services.jobs.clip_base import load_base
 from services.jobs.interruption import interruptible
 from services.jobs.options import StoreUrl, finite, output_folder
 from services.jobs.plots import Curve, Panel, draw
-from services.jobs.publication import check_publication, publish_trained
 from services.nn.clip_model import ClipModel
 from services.score.fsc_clip import interpolate
 from services.score.model.checkpoint import FSC_CLIP_KIND, FscClipCheckpoint, save_fsc_clip

@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 
 from services.core.exchange import client_network
-from services.core.http.connections import most_connections
+from services.core.http.protocol import most_connections
 from tests.core.served_process import ServedProcess, until
 
 Serve = Callable[..., ServedProcess]

@@ -15,8 +15,7 @@ from services.core.batching.batcher import Batcher, BatchLimits
 from services.core.batching.compute_thread import ComputeThread
 from services.core.errors import Overloaded
 from services.core.metrics import Metrics
-from services.core.serving.candidates import THREAD_NAME
-from services.core.serving.served_checkpoint import FollowOptions, Served, ServedCheckpoint
+from services.core.serving.served_checkpoint import THREAD_NAME, FollowOptions, Served, ServedCheckpoint
 from services.core.store.errors import StoreUnavailable
 from services.core.store.manifest import Manifest
 from services.core.store.store import Store

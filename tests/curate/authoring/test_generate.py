@@ -24,8 +24,7 @@ from services.curate.authoring.generation import generate as generated
 from services.curate.authoring.job import GenerateOptions
 from services.curate.data.captions import Caption
 from services.jobs.sugarcrepe import Pair, read_pairs
-from services.score.negatives.prompting.checks import problem_of
-from services.score.negatives.prompting.forms import WRITTEN_KINDS
+from services.score.negatives.prompting.checks import WRITTEN_KINDS, problem_of
 from services.score.negatives.prompting.prompt_files import OWN_PROMPTS, load_prompts
 from services.score.negatives.prompting.writer import Requests
 from tests.core.child_processes import running

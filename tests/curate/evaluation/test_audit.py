@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from services.curate.data.pairs import write_pairs
 from services.curate.evaluation.audit import app
-from services.jobs.sugarcrepe import Pair
+from services.jobs.sugarcrepe import Pair, write_pairs
 from tests.tiny_text_models import write_tiny_grammar
 
 RUNNER = CliRunner()

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from services.core.refusals import Refused
-from services.curate.data.pairs import write_pairs, write_published
 from services.curate.evaluation.choices import Choice, Fields, read_choices
-from services.jobs.sugarcrepe import BadPairs, Pair
+from services.jobs.sugarcrepe import BadPairs, Pair, write_pairs, write_published
 from tests.published_data import published
 
 PAIR = Pair(id="a", kind="negate", filename="1.jpg", caption="A dog.", negative_caption="No dog.")

@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from services.curate.data.pairs import write_pairs
-from services.curate.evaluation.measure import app
-from services.curate.evaluation.quality import qualities
+from services.curate.evaluation.measure import app, qualities
 from services.curate.model.blind_model import BlindModel
-from services.jobs.sugarcrepe import Pair, PairKind
+from services.jobs.sugarcrepe import Pair, PairKind, write_pairs
 from services.nn.sentence_scores import ScorerKind, SentenceScorer
 from tests.published_data import published
 from tests.tiny_text_models import write_tiny_grammar

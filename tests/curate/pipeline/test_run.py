@@ -13,17 +13,14 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from services.curate.pipeline.accounts import REFINED_AWAY, REFUSED, REJECTED, Accounts, DoesNotAddUp
 from services.curate.pipeline.command import app
+from services.curate.pipeline.publishing import REFINED_AWAY, REFUSED, REJECTED, Accounts, DoesNotAddUp
 from services.curate.pipeline.recipe import BadRecipe, read_recipe
-from services.curate.pipeline.steps import AwaitsReview, run
-from services.curate.pipeline.verdicts import read_verdicts, reviewed
+from services.curate.pipeline.steps import AwaitsReview, read_verdicts, reviewed, run
 from services.curate.refinement.loading import load_models
-from services.curate.refinement.scores import score_pairs
-from services.curate.refinement.step import RefineOptions
+from services.curate.refinement.scores import RefineOptions, score_pairs
 from services.jobs.sugarcrepe import Pair, published_pairs, read_pairs
-from services.score.negatives.prompting.checks import problem_of
-from services.score.negatives.prompting.forms import WRITTEN_KINDS
+from services.score.negatives.prompting.checks import WRITTEN_KINDS, problem_of
 from starters.curate.scenes import written_scenes
 from tests.core.child_processes import running
 from tests.curate.scene_captions import write_scene_captions

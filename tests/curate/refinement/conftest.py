@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.curate.data.pairs import write_pairs
-from services.jobs.sugarcrepe import Pair, PairKind
+from services.jobs.sugarcrepe import Pair, PairKind, write_pairs
 from tests.tiny_text_models import WORDS, write_tiny_causal, write_tiny_grammar, write_tiny_vera
 
 KINDS: tuple[PairKind, ...] = ("replace_obj", "swap_att", "negate")

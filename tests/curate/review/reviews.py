@@ -13,8 +13,7 @@ from typing import Any
 import httpx2
 import skimage
 
-from services.curate.data.pairs import write_pairs
-from services.jobs.sugarcrepe import Pair
+from services.jobs.sugarcrepe import Pair, write_pairs
 
 # The commands of this checkout, in whatever folder they run.
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from services.curate.review.access import BadToken, read_or_make_token
+from services.curate.review.routes import BadToken, read_or_make_token
 from tests.curate.review.conftest import Open
 from tests.curate.review.reviews import PAIRS
 

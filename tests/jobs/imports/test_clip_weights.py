@@ -27,7 +27,7 @@ from services.jobs.imports.clip_weights import (
     convert_openai_clip,
     convert_trained_clip,
 )
-from services.jobs.imports.torch_script import read_torch_script
+from services.jobs.imports.weights import read_torch_script
 from services.jobs.released_weights import UnusableWeights
 from services.nn.clip_model import MERGES, OPEN_CLIP_WEIGHTS, load_clip, open_clip, save_clip
 from services.nn.devices import DeviceOptions

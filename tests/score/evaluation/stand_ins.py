@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from services.jobs.published_data import Source
-from services.score.evaluation.embeddings import Features
-from services.score.evaluation.judges import OnScores
+from services.score.evaluation.judges import Features, OnScores
 from services.score.evaluation.records import ImageFile, Record, Task, read_image_file
 
 RED, GREEN, BLUE = (250, 10, 10), (10, 250, 10), (10, 10, 250)

@@ -15,8 +15,7 @@ from services.score.evaluation.benchmarks.caption_choices import (
     load_whatsup,
 )
 from services.score.evaluation.benchmarks.image_choices import load_eqben, load_spec, load_svo_probes
-from services.score.evaluation.recognition.elevater import SETS, load_classification_set
-from services.score.evaluation.recognition.retrieval import load_retrieval_set
+from services.score.evaluation.recognition import SETS, load_classification_set, load_retrieval_set
 from services.score.evaluation.records import Crop, count, read_image_file
 from tests.score.evaluation import tiny_suite
 from tests.score.evaluation.stand_ins import RED

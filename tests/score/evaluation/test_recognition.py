@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.score.evaluation.recognition.metrics import (
+from services.score.evaluation.recognition import (
     accuracy,
     best_ranks,
     mean_average_precision_11,

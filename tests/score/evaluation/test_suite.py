@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from services.score.evaluation.aggregates import AVERAGE, COMP, ELEVATER
-from services.score.evaluation.judges import CannotJudge
-from services.score.evaluation.results import RESULT_FILES
+from services.score.evaluation.judges import RESULT_FILES, CannotJudge
 from services.score.evaluation.suite.command import Outcome, Suite, run_suite
 from services.score.evaluation.suite.parts import PARTS, fingerprint
 from services.score.evaluation.tables import make_tables, numbers_of

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from services.jobs.tables import Table
 from services.score.evaluation.aggregates import COMP, ELEVATER, SUGARCREPE_SIZES, SUGARCREPE_SIZES_FIRST
-from services.score.evaluation.results import RESULT_FILES, Result
+from services.score.evaluation.judges import RESULT_FILES, Result
 from services.score.evaluation.suite.parts import PARTS
 from services.score.evaluation.tables import make_tables, name_of_share, numbers_of, print_tables
 

@@ -12,7 +12,7 @@ from typer.testing import Result as Invoked
 
 from services.nn.clip_model import OPEN_CLIP_WEIGHTS
 from services.score.evaluation.aggregates import AVERAGE, COMP, ELEVATER
-from services.score.evaluation.results import RESULT_FILES, Result
+from services.score.evaluation.judges import RESULT_FILES, Result
 from services.score.evaluation.suite.wise_ft import (
     COMP_PARTS,
     FIGURE,

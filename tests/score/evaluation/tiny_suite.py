@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from services.score.evaluation.aggregates import SPEC, VL_CHECKLIST_SOURCES
-from services.score.evaluation.recognition.elevater import SETS
+from services.score.evaluation.recognition import SETS
 from tests.score.evaluation.stand_ins import BLUE, GREEN, RED, write_image, write_sugarcrepe, write_valse
 
 COLORS = {"red": RED, "green": GREEN, "blue": BLUE}

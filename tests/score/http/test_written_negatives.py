@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from services.score.negatives.prompting.checks import problem_of
-from services.score.negatives.prompting.forms import WRITTEN_KINDS
+from services.score.negatives.prompting.checks import WRITTEN_KINDS, problem_of
 from services.score.settings import ScoreSettings
 from tests.curate.scripted_model import ScriptedModel
 from tests.score.served_tiny import publish_tiny, served_tiny

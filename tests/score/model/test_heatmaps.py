@@ -5,7 +5,7 @@ import pytest
 
 from services.nn.clip_texts import Text, tokenise
 from services.nn.clip_tokenizer import Tokenizer
-from services.score.model.heatmaps import as_heatmaps, readable_pieces
+from services.score.model.features import as_heatmaps, readable_pieces
 from tests.score.tiny import tiny_clip
 
 

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 
 from services.score.negatives.annotation import TextBlobAnnotator
 from services.score.negatives.hard_negatives import (
+    KINDS,
     MAX_CACHED,
     MAX_CACHED_CHARACTERS,
     HardNegatives,
+    Kind,
     installed_hard_negatives,
 )
 from services.score.negatives.inflection import article
-from services.score.negatives.kinds import KINDS, Kind
 from services.score.negatives.lexicon import FirstOf, Vocabulary
 from services.score.negatives.swaps import normalised
 from services.score.negatives.wordnet import WordNet, find_wordnet
@@ -75,7 +76,7 @@ def test_texts_are_the_same_in_every_process() -> None:
     program = f"""
 import json
 from services.score.negatives.hard_negatives import installed_hard_negatives
-from services.score.negatives.kinds import KINDS
+from services.score.negatives.hard_negatives import KINDS
 made = installed_hard_negatives()
 print(json.dumps([made.make(caption, KINDS, seed) for caption in {asked!r} for seed in (0, 7)]))
 """

@@ -13,10 +13,9 @@ from PIL import Image
 
 from services.core.openai_client import Endpoint
 from services.nn.loading import transformers
-from services.score.evaluation.endpoint.questions import ChatModel
-from services.score.evaluation.endpoint.vqa_judge import VqaJudge
+from services.score.evaluation.endpoint import ChatModel, VqaJudge
 from services.score.evaluation.records import Record, Scores, Task
-from services.score.second_opinion.vqa_score import jpeg_url, question
+from services.score.second_opinion import jpeg_url, question
 from tests.published_llava import write_llava
 from tests.score.evaluation.endpoint.chat_server import ChatServer
 from tests.score.evaluation.stand_ins import SOURCE

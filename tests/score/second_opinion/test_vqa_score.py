@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from services.score.second_opinion.vqa_score import jpeg_url, question, request_body, yes_probability
+from services.score.second_opinion import jpeg_url, question, request_body, yes_probability
 
 
 def test_the_question_quotes_the_caption_as_in_the_paper() -> None:

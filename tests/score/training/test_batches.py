@@ -13,11 +13,9 @@ import pytest
 import torch
 from PIL import Image
 
-from services.score.data.captioned_images import CaptionedImages, Unreadable, open_shards, open_table
-from services.score.data.stored_negatives import read_stored
+from services.score.data.captioned_images import CaptionedImages, Unreadable, open_shards, open_table, read_stored
 from services.score.negatives.annotation import TextBlobAnnotator
-from services.score.negatives.hard_negatives import HardNegatives
-from services.score.negatives.kinds import KINDS
+from services.score.negatives.hard_negatives import KINDS, HardNegatives
 from services.score.training.batches import ImageSource, Source, TuningData
 from starters.score.training.tuning import SceneLexicon, SceneSource
 from tests.score.tiny import IMAGE_SIZE, tiny_clip

@@ -13,8 +13,7 @@ from services.nn.text_transformer import MAX_LOG_SCALE
 from services.score.fsc_clip import FscClipWeights, Missing, clip_loss, fsc_clip_losses, negclip_loss
 from services.score.model.dense_features import encode_images, encode_texts
 from services.score.negatives.annotation import TextBlobAnnotator
-from services.score.negatives.hard_negatives import HardNegatives
-from services.score.negatives.kinds import KINDS
+from services.score.negatives.hard_negatives import KINDS, HardNegatives
 from services.score.training.batches import TuningBatch, TuningData
 from services.score.training.objectives import METHODS, Method, TuningLoss, method_weights
 from services.score.training.recipe import Recipe

@@ -9,7 +9,7 @@ import pytest
 
 from services.jobs.training import learning_rate
 from services.score.fsc_clip import FscClipWeights
-from services.score.negatives.kinds import KINDS
+from services.score.negatives.hard_negatives import KINDS
 from services.score.training.recipe import Recipe
 
 GOLDENS = Path(__file__).parents[2] / "goldens" / "lr_schedules.json"

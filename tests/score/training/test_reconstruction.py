@@ -15,8 +15,7 @@ from services.nn.clip_model import save_clip
 from services.nn.loading import transformers
 from services.score.model.dense_features import encode_texts
 from services.score.negatives.annotation import TextBlobAnnotator
-from services.score.negatives.hard_negatives import HardNegatives
-from services.score.negatives.kinds import KINDS
+from services.score.negatives.hard_negatives import KINDS, HardNegatives
 from services.score.read_clip import IGNORED, alignment_loss
 from services.score.training.batches import TuningBatch, TuningData
 from services.score.training.caption_states import caption_ends

@@ -17,15 +17,17 @@ from random import Random
 from typing import Any
 
 from services.jobs.published_data import Source
-from services.score.evaluation.benchmarks.captions import (
+from services.score.evaluation.benchmarks.reading import (
     COCO_2014,
     FLICKR30K,
     CaptionedImage,
     cleaned,
+    described,
     load_coco,
     load_flickr30k,
+    read_json,
+    read_rows,
 )
-from services.score.evaluation.benchmarks.reading import described, read_json, read_rows
 from services.score.evaluation.records import Crop, Record, Task
 from services.score.negatives.annotation import ADJECTIVE_TAGS, NOUN_TAGS, best_annotator
 

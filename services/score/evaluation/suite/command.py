@@ -13,8 +13,7 @@ from services.core.logs import log_warnings_to_stderr
 from services.jobs.checkpoints import Device
 from services.jobs.options import StoreUrl, among, command_line, results_file
 from services.jobs.published_data import MissingData
-from services.score.evaluation.embeddings import Embedder
-from services.score.evaluation.judges import CannotJudge
+from services.score.evaluation.judges import RESULT_FILES, CannotJudge, Embedder, Result
 from services.score.evaluation.loading import (
     EXIT_FAILED,
     JudgeOptions,
@@ -25,7 +24,6 @@ from services.score.evaluation.loading import (
     find_model,
     load_clip_judge,
 )
-from services.score.evaluation.results import RESULT_FILES, Result
 from services.score.evaluation.suite.parts import PARTS, Part, Prepared, fingerprint
 from services.score.evaluation.tables import numbers_of, print_tables
 

@@ -47,12 +47,14 @@ from services.score.evaluation.benchmarks.image_choices import (
     load_svo_probes,
     load_winoground,
 )
-from services.score.evaluation.embeddings import EmbeddedBenchmark, Embedder
-from services.score.evaluation.judges import evaluate
-from services.score.evaluation.recognition.elevater import evaluate_classification, load_classification_set
-from services.score.evaluation.recognition.retrieval import evaluate_retrieval, load_retrieval_set
+from services.score.evaluation.judges import EmbeddedBenchmark, Embedder, Result, evaluate
+from services.score.evaluation.recognition import (
+    evaluate_classification,
+    evaluate_retrieval,
+    load_classification_set,
+    load_retrieval_set,
+)
 from services.score.evaluation.records import ImageFile, Task, file_of
-from services.score.evaluation.results import Result
 
 
 def fingerprint(model: Path | str) -> str:

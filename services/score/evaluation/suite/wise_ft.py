@@ -16,15 +16,14 @@ from rich.console import Console
 from torch import Tensor
 
 from services.core.logs import log_warnings_to_stderr
-from services.jobs.checkpoints import Device
+from services.jobs.checkpoints import Device, check_publication, publish_trained
 from services.jobs.options import StoreUrl, among, command_line, finite, output_folder
 from services.jobs.plots import Curve, Panel, draw
-from services.jobs.publication import check_publication, publish_trained
 from services.jobs.tables import Cell, Table
 from services.nn.clip_model import OPEN_CLIP_CONFIG, OPEN_CLIP_WEIGHTS, ClipModel, load_clip
 from services.score.evaluation.aggregates import AVERAGE, COMP, ELEVATER, aggregates
 from services.score.evaluation.clip_judge import Clip, ClipJudge
-from services.score.evaluation.judges import CannotJudge, Similarity
+from services.score.evaluation.judges import RESULT_FILES, CannotJudge, Result, Similarity
 from services.score.evaluation.loading import (
     JudgeOptions,
     Limit,
@@ -34,7 +33,6 @@ from services.score.evaluation.loading import (
     exits,
     find_model,
 )
-from services.score.evaluation.results import RESULT_FILES, Result
 from services.score.evaluation.suite.command import DataFolder, Suite, is_of, run_suite
 from services.score.evaluation.suite.parts import PARTS, fingerprint
 from services.score.evaluation.tables import SHARE, name_of_share, print_tables

@@ -1,4 +1,4 @@
-"""Checks of a hard negative against its caption: whether it keeps what its type promises.
+"""Types of hard negatives that a language model writes (SugarCrepe, appendix C.3.1), and what each type promises.
 
     replace   caption = A x B, negative = A y B            x, y of 1 to MAX_PHRASE_WORDS words
     swap      caption = A x B y C, negative = A y B x C    x ≠ y
@@ -9,12 +9,42 @@ without what may have to agree with a changed word: the number of `is` and `has`
 dog` becomes `a woman with her dog`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Literal, get_args
 
 from services.score.negatives.annotation import split_words
 from services.score.negatives.inflection import article
-from services.score.negatives.prompting.forms import FORM_OF, Problem, WrittenKind
+
+# The form, and the category of the concept that is replaced, swapped or added.
+WrittenKind = Literal["replace_obj", "replace_att", "replace_rel", "swap_obj", "swap_att", "add_obj", "add_att"]
+WRITTEN_KINDS: tuple[WrittenKind, ...] = get_args(WrittenKind)
+
+Form = Literal["replace", "swap", "add"]
+
+# Why an answer makes no hard negative.
+Problem = Literal[
+    "truncated",  # the endpoint's limit of tokens ended it
+    "unreadable",  # not in the form that was asked for
+    "nothing_to_change",  # the model finds no concept of this category, or no two to swap
+    "not_in_caption",  # none of its concepts occurs in the caption
+    "same_concept",  # the new concept is the old one
+    "unchanged",  # the caption itself, but for case, marks and articles
+    "too_long",
+    "wrong_article",  # `a` before a vowel's sound, or `an` before another
+    "not_a_replacement",  # not one phrase replaced by another and the rest unchanged
+    "not_a_swap",  # not two phrases exchanged and the rest unchanged
+    "not_an_addition",  # not the caption's own words with others between them
+    "another_place",  # a replacement, but not of the chosen concept
+]
+
+
+FORM_OF: Mapping[WrittenKind, Form] = {
+    **{"replace_obj": "replace", "replace_att": "replace", "replace_rel": "replace"},
+    **{"swap_obj": "swap", "swap_att": "swap"},
+    **{"add_obj": "add", "add_att": "add"},
+}
+
 
 MAX_PHRASE_WORDS = 5
 MAX_ADDED_WORDS = 8

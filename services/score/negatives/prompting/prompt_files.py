@@ -12,8 +12,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from services.core.refusals import first_complaint
-from services.score.negatives.prompting.checks import problem_of
-from services.score.negatives.prompting.forms import FORM_OF, WRITTEN_KINDS, WrittenKind
+from services.score.negatives.prompting.checks import FORM_OF, WRITTEN_KINDS, WrittenKind, problem_of
 
 OWN_PROMPTS = Path(__file__).with_name("prompts")
 

@@ -8,11 +8,9 @@ import pytest
 from aiohttp import web
 
 from services.core.openai_client import MAX_MALFORMED, Endpoint, Patience
-from services.score.evaluation.endpoint.chat_judge import ChatJudge, choice, prompt
-from services.score.evaluation.endpoint.questions import AnswerLog, ChatModel
-from services.score.evaluation.judges import CannotJudge, evaluate
+from services.score.evaluation.endpoint import AnswerLog, ChatJudge, ChatModel, choice, prompt
+from services.score.evaluation.judges import CannotJudge, Result, evaluate
 from services.score.evaluation.records import Record, Task, file_of
-from services.score.evaluation.results import Result
 from tests.score.evaluation.endpoint.chat_server import ChatServer, error, options_of, seeing
 from tests.score.evaluation.stand_ins import SOURCE, color_task
 

@@ -9,12 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from services.core.openai_client import Endpoint, Patience
-from services.score.evaluation.endpoint.questions import ChatModel
-from services.score.evaluation.endpoint.vqa_judge import VqaJudge
+from services.score.evaluation.endpoint import ChatModel, VqaJudge
 from services.score.evaluation.evaluate import app
-from services.score.evaluation.judges import CannotJudge, evaluate
+from services.score.evaluation.judges import CannotJudge, Result, evaluate
 from services.score.evaluation.records import Record, Task
-from services.score.evaluation.results import Result
 from tests.score.evaluation.endpoint.chat_server import ChatServer, color_of, error
 from tests.score.evaluation.stand_ins import SOURCE, color_task
 

@@ -3,8 +3,7 @@
 import pytest
 
 from services.jobs.sugarcrepe import published_pairs
-from services.score.negatives.prompting.checks import dressed_like, problem_of
-from services.score.negatives.prompting.forms import WRITTEN_KINDS, Problem, WrittenKind
+from services.score.negatives.prompting.checks import WRITTEN_KINDS, Problem, WrittenKind, dressed_like, problem_of
 from tests.published_data import published
 
 CAPTION = "A man in a red hat holds an apple next to his dog."

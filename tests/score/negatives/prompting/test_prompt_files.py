@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from services.score.negatives.prompting.forms import FORM_OF, WRITTEN_KINDS
+from services.score.negatives.prompting.checks import FORM_OF, WRITTEN_KINDS
 from services.score.negatives.prompting.prompt_files import OWN_PROMPTS, STEPS_OF, PromptError, load_prompts
-from services.score.negatives.prompting.replies import concepts_of, labelled, one_text
+from services.score.negatives.prompting.writer import concepts_of, labelled, one_text
 
 
 def test_every_type_has_at_least_seven_demonstrations_and_one_without_anything_to_change() -> None:

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from services.score.negatives.annotation import TextBlobAnnotator
-from services.score.negatives.hard_negatives import HardNegatives
-from services.score.negatives.kinds import KINDS
+from services.score.negatives.hard_negatives import KINDS, HardNegatives
 from services.score.training.batches import TuningData
 from starters.score.data.claimed_pictures import ClaimedPictures, PictureBatch, Pictures
 from starters.score.training.tuning import ClaimedSource, SceneLexicon, SceneRecipe, SceneSource

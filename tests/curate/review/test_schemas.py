@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.curate.review.word_difference import word_difference
+from services.curate.review.schemas import word_difference
 from services.jobs.sugarcrepe import published_pairs
 from tests.curate.review.reviews import PAIRS
 from tests.published_data import published

@@ -5,7 +5,7 @@ import random
 import pytest
 from sklearn.metrics import cohen_kappa_score
 
-from services.curate.review.agreement import Agreement, UndefinedKappa, agreement, cohen_kappa, fleiss_kappa
+from services.curate.review.review import Agreement, UndefinedKappa, agreement, cohen_kappa, fleiss_kappa
 
 NAMES = ("valid", "false_negative", "unclear")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.score.negatives.prompting.replies import Unreadable, concepts_of, one_text
+from services.score.negatives.prompting.writer import Unreadable, concepts_of, one_text
 
 
 @pytest.mark.parametrize(

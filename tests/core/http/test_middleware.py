@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from services.core.http.cancellation import WATCH_AFTER_S
+from services.core.http.middleware import WATCH_AFTER_S
 from tests.core.served_process import ServedProcess, until
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from services.curate.refinement.step import RefineOptions, refined
+from services.curate.refinement.scores import RefineOptions, refined
 from services.jobs.sugarcrepe import read_pairs
 from tests.curate.refinement.test_command import refine
 

@@ -1,16 +1,25 @@
-"""Questions about the records of a task to a model behind an OpenAI-compatible address, none of them asked twice."""
+"""Vision-language models behind an OpenAI-compatible address as judges; none of their questions is asked twice.
+
+`ChatJudge` asks which caption describes the image best. Models prefer the first option, so each record is asked in two
+orders of its captions, each of which counts one half; an answer that names no option is wrong. `VqaJudge` asks whether
+the image shows each caption (VQAScore).
+
+Shapes: I images and C captions of a record.
+"""
 
 import asyncio
 import base64
 import hashlib
 import io
 import os
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+import re
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import orjson
 from PIL import Image
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -19,6 +28,7 @@ from services.core.openai_client import Answer, Endpoint, EndpointClient, Endpoi
 from services.jobs.inquiry.record_file import OutputError, append_durably, locked_file
 from services.score.evaluation.judges import CannotJudge, OnScores, open_image
 from services.score.evaluation.records import ImageFile, Record, Scores, Task
+from services.score.second_opinion import question, request_body, yes_probability
 
 
 class LoggedAnswer(BaseModel):
@@ -193,3 +203,127 @@ def data_url(image: ImageFile) -> str:
     except (OSError, KeyError) as error:
         raise CannotJudge(f"{image} can't be read as an image: {error}") from error
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+
+
+ORDERS = ("positive-first", "negative-first")
+MAX_TOKENS = 16
+
+_CHOICE = re.compile(r"\(?([0-9]{1,4})\)?\.?")
+
+
+def prompt(captions: Sequence[str]) -> str:
+    """The question that SugarCrepe's authors asked GPT-4V, for two or more captions."""
+    options = "\n".join(f"({number}) {caption}" for number, caption in enumerate(captions, start=1))
+    *others, last = (f"({number})" for number in range(1, len(captions) + 1))
+    return f"Which caption best describes the image?\n{options}\nOutput {', '.join(others)} or {last}."
+
+
+def choice(answer: str, num_captions: int) -> int | None:
+    """Parse an answer that is only the number of a caption, `(1)`, `1` or `(1).`, to its place; None for any other."""
+    match = _CHOICE.fullmatch(answer.strip())
+    if match is None or not 1 <= int(match[1]) <= num_captions:
+        return None
+    return int(match[1]) - 1
+
+
+class ChatJudge:
+    """A model that chooses one of an image's captions by its number."""
+
+    reads_images = True
+
+    def __init__(self, model: ChatModel, *, max_tokens: int = MAX_TOKENS) -> None:
+        self.name = model.name
+        self._model = model.model
+        self._max_tokens = max_tokens
+        self._questions = Questions(model, lambda answer: answer.text)
+        self._num_unreadable = 0
+
+    def notes(self) -> Mapping[str, Any]:
+        """Count the answers that name no option, and the questions that the endpoint rejected: all count as wrong."""
+        counts = {"unreadable_answers": self._num_unreadable, "refused_questions": self._questions.num_refused}
+        return {"model": self._model, "orders": list(ORDERS), "max_tokens": self._max_tokens, **counts}
+
+    def score(self, task: Task, on_scores: OnScores) -> None:
+        """Score both orders of each record's captions.
+
+        Raises CannotJudge for a choice of images or of several true captions, and if the endpoint fails.
+        """
+        if task.num_true > 1:
+            raise CannotJudge(f"{self.name} chooses one caption, but {task.name} has {task.num_true} true ones")
+        if task.kind != "image-to-text":
+            raise CannotJudge(f"{self.name} supports one image at a time, but {task.name} is a choice among images")
+        self._questions.score(task, self._both_orders, on_scores)
+
+    async def _both_orders(self, ask: Ask, record: Record) -> Scores:
+        """Ask in both orders: 1 for the chosen caption and 0 for the others, (2, 1, C); all 0 without a choice."""
+        places = range(len(record.captions))
+        scores = np.zeros((len(ORDERS), 1, len(places)))
+        for row, (order, shown) in enumerate(zip(ORDERS, (places, places[::-1]), strict=True)):
+            answer = await ask(record, order, self._body(record, [record.captions[place] for place in shown]))
+            if answer is None:
+                continue
+            chosen = choice(answer, len(shown))
+            if chosen is None:
+                self._num_unreadable += 1
+            else:
+                scores[row, 0, shown[chosen]] = 1.0
+        return scores
+
+    def _body(self, record: Record, captions: Sequence[str]) -> dict[str, Any]:
+        (path,) = record.images
+        parts = [
+            {"type": "image_url", "image_url": {"url": data_url(path)}},
+            {"type": "text", "text": prompt(captions)},
+        ]
+        return {
+            "model": self._model,
+            "messages": [{"role": "user", "content": parts}],
+            "temperature": 0,
+            "max_tokens": self._max_tokens,
+        }
+
+
+class VqaJudge:
+    """Asks about each image with each caption of a record, so that it can choose captions, images and both."""
+
+    reads_images = True
+
+    def __init__(self, model: ChatModel) -> None:
+        self.name = model.name
+        self._model = model.model
+        self._questions = Questions(model, self._read)
+        self._num_unreadable = 0
+
+    def notes(self) -> Mapping[str, Any]:
+        """Count the answers without yes or no, and the questions that the endpoint rejected: all count as wrong."""
+        counts = {"unreadable_answers": self._num_unreadable, "refused_questions": self._questions.num_refused}
+        return {"model": self._model, "question": question("…"), **counts}
+
+    def score(self, task: Task, on_scores: OnScores) -> None:
+        """Score each pair of an image and a caption.
+
+        Raises CannotJudge if the endpoint fails, or answers without log-probabilities.
+        """
+        self._questions.score(task, self._all_pairs, on_scores)
+
+    async def _all_pairs(self, ask: Ask, record: Record) -> Scores:
+        """Compute the probability of yes, (1, I, C); NaN, which is wrong, where there is none."""
+        scores = np.full((1, len(record.images), len(record.captions)), np.nan)
+        for row, path in enumerate(record.images):
+            url = data_url(path)
+            for column, caption in enumerate(record.captions):
+                what = f"image {row}, caption {column}"
+                answer = await ask(record, what, request_body(self._model, url, caption))
+                if answer is None:
+                    continue
+                probability = yes_probability(orjson.loads(answer))
+                if probability is None:
+                    self._num_unreadable += 1
+                else:
+                    scores[0, row, column] = probability
+        return scores
+
+    def _read(self, answer: Answer) -> str:
+        if not answer.first_token:
+            raise CannotJudge(f"{self.name} answers without log-probabilities, which its score needs")
+        return orjson.dumps(answer.first_token).decode()

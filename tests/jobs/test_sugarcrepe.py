@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from services.curate.data.pairs import write_pairs, write_published
-from services.jobs.sugarcrepe import BadPairs, Pair, published_pairs, read_pairs
+from services.jobs.sugarcrepe import BadPairs, Pair, published_pairs, read_pairs, write_pairs, write_published
 from tests.published_data import published
 
 PAIRS = [
