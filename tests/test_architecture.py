@@ -144,14 +144,14 @@ MAX_CHAIN = 13
 BUDGETS = {
     "gateway": 3_500,
     "services/cli": 2_700,
-    "services/core": 12_100,
+    "services/core": 12_000,
     "services/nn": 1_700,
-    "services/jobs": 3_700,
-    "services/curate": 4_500,
+    "services/jobs": 3_600,
+    "services/curate": 4_400,
     "services/embed": 20_100,
     "services/generate": 12_900,
     "services/predict": 7_300,
-    "services/score": 11_000,
+    "services/score": 10_900,
     "starters": 22_000,
     "vllm_plugin": 2_000,
 }

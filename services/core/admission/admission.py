@@ -36,7 +36,19 @@ BASELINE_SMOOTHING = 0.25
 
 
 class ConcurrencyLimit:
-    """Keeps `limit` between `floor` and `ceiling`; must be told of every request as it begins and as it is answered."""
+    """Keeps `limit` between `floor` and `ceiling`, at as many concurrent requests as raise the throughput.
+
+    Must be told of every request as it begins and as it is answered. Beyond what a service can work on at once, another
+    request in flight only makes all others wait. Where that begins is measured, as in Envoy's adaptive concurrency
+    filter (gradient controller): latency now is compared with that of few requests in flight, measured again from time
+    to time. Requests differ a thousandfold in cost, so each is compared with others of its kind.
+
+    Batches make two differences. The latency to compare with is that of `floor` requests, not of one: a request that
+    shares a batch takes longer than alone, and yet costs less. And latency may rise as long as Kleinrock's power,
+    throughput over latency, does not fall: with n times the floor in flight it may be sqrt(n) times as long.
+    L. Kleinrock, Power and deterministic rules of thumb for probabilistic problems, ICC 1979.
+    https://www.envoyproxy.io/docs/envoy/latest/configuration/http/http_filters/adaptive_concurrency_filter
+    """
 
     def __init__(self, *, floor: int, ceiling: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.floor = min(floor, ceiling)
