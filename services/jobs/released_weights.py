@@ -26,7 +26,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from services.core.refusals import Refused, shown_names
-from services.nn.weight_files import load_exactly
+from services.nn.weight_files import check_sizes, load_exactly
 
 State = dict[str, Tensor]
 
@@ -79,6 +79,10 @@ def read_state_dict(path: Path) -> State:
     if others:
         raise UnusableWeights(f"{path} contains no state dict: {shown_names(others)} is not a weight")
     state = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
+    try:
+        check_sizes(state)
+    except Refused as error:
+        raise UnusableWeights(f"{path}: {error}") from None
     for wrapper in WRAPPERS:
         if all(name.startswith(wrapper) for name in state):
             state = {name.removeprefix(wrapper): weight for name, weight in state.items()}

@@ -19,6 +19,9 @@ GIBIBYTE = 2**30
 MAX_WEIGHT = 1e6
 # Share of the numbers in matrices: some matrices are never trained, and keep their initial values.
 MAX_CONSTANT_SHARE = 0.5
+# How often a file may name the same numbers: T5's tied embeddings have four names. Small tensors may repeat more.
+MAX_SHARED = 8
+SMALL_BYTES = 2**20
 
 
 @contextmanager
@@ -28,6 +31,22 @@ def readable_weights(path: Path) -> Iterator[None]:
         yield
     except SafetensorError as error:
         raise Refused(f"{path}: the weights are damaged ({error})") from error
+
+
+def check_sizes(tensors: Mapping[str, Tensor]) -> None:
+    """Raises Refused for unpickled tensors that would take far more memory than is stored, once they are copied.
+
+    These are tensors that are not dense, and those that repeat the numbers of one storage more than MAX_SHARED times,
+    by a stride of 0 or under many names.
+    """
+    named = dict[int, int]()
+    for name, tensor in tensors.items():
+        if tensor.layout != torch.strided or tensor.device.type != "cpu":
+            raise Refused(f"{name} is not a dense tensor on the CPU")
+        storage = tensor.untyped_storage()
+        total = named[storage.data_ptr()] = named.get(storage.data_ptr(), 0) + tensor.nbytes
+        if total > max(MAX_SHARED * storage.nbytes(), SMALL_BYTES):
+            raise Refused(f"{name} {list(tensor.shape)} repeats {storage.nbytes()} stored bytes until they are {total}")
 
 
 def check_weights(directory: Path) -> None:

@@ -346,6 +346,28 @@ def test_a_snapshot_in_the_hubs_cache_is_imported_through_its_links(tmp_path: Pa
     assert manifest.source["chat_template"] == "the family's: vicuna_v1.1"
 
 
+@pytest.mark.parametrize("name", ["LICENSE", "NOTICE.md", "generation_config.json", "special_tokens_map.json", "more"])
+def test_a_link_out_of_a_source_is_refused_and_nothing_of_its_target_published(tmp_path: Path, name: str) -> None:
+    source = publish(tmp_path, "vicuna-7b-v1.5")
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private" / "key").write_text('{"secret": 1}')
+    (source / name).unlink(missing_ok=True)
+    (source / name).symlink_to(tmp_path / "private" if name == "more" else tmp_path / "private" / "key")
+    result = run(source)
+    assert result.exit_code == 1
+    assert f"{name} links to" in result.stderr
+    assert not (tmp_path / "store" / "models" / source.name).exists()
+
+
+def test_a_link_within_a_source_is_followed(tmp_path: Path) -> None:
+    source = publish(tmp_path, "vicuna-7b-v1.5")
+    (source / "licences").mkdir()
+    (source / "licences" / "ours").write_text("Do what you like.")
+    (source / "LICENSE").unlink(missing_ok=True)
+    (source / "LICENSE").symlink_to(Path("licences", "ours"))
+    assert (imported(tmp_path, source) / "LICENSE.txt").read_text() == "Do what you like."
+
+
 class Opens:
     """Pickles to a call of os.system."""
 
@@ -372,6 +394,25 @@ class Opens:
         (
             lambda source: (source / "pytorch_model-00001-of-00002.bin").write_bytes(pickle.dumps(Opens())),
             "nothing of it was run",
+        ),
+        (
+            lambda source: torch.save(
+                {"model.norm.weight": torch.zeros(1).expand(2**32)}, source / "pytorch_model-00001-of-00002.bin"
+            ),
+            "model.norm.weight [4294967296] repeats 4 stored bytes until they are 17179869184",
+        ),
+        (
+            lambda source: torch.save(
+                dict.fromkeys(map(str, range(9)), torch.zeros(2**18)), source / "pytorch_model-00001-of-00002.bin"
+            ),
+            "8 [262144] repeats 1048576 stored bytes until they are 9437184",
+        ),
+        (
+            lambda source: torch.save(
+                {"a": torch.eye(2).to_sparse()},
+                source / "pytorch_model-00001-of-00002.bin",
+            ),
+            "a is not a dense tensor",
         ),
     ],
 )

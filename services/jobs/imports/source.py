@@ -52,7 +52,7 @@ class Folder:
             self._root = path.parent
             self.files: Mapping[str, int] = {path.name: path.stat().st_size}
         else:
-            self.files = dict(sorted(_walk(self._root)))
+            self.files = dict(sorted(_walk(self._root, self._places())))
         if not self.files:
             raise Refused(f"{path} is an empty folder")
         for name in self.files:
@@ -62,8 +62,12 @@ class Folder:
         return self.fetch(path)
 
     def fetch(self, path: str) -> Path:
-        # Links are followed: the Hub's cache consists of them.
         return (self._root / path).resolve()
+
+    def _places(self) -> tuple[Path, ...]:
+        """Return the folders to which links may lead: this one and, for a snapshot of the Hub, that of its blobs."""
+        root = self._root.resolve()
+        return (root, root.parent.parent / "blobs") if root.parent.name == "snapshots" else (root,)
 
 
 class HubRepository:
@@ -154,9 +158,13 @@ def _snapshot_of(path: Path) -> Path:
     return path
 
 
-def _walk(root: Path) -> Iterator[tuple[str, int]]:
+def _walk(root: Path, places: tuple[Path, ...]) -> Iterator[tuple[str, int]]:
+    """Yield the files of a folder with their sizes. Raises Refused for a link that leads out of `places` or nowhere."""
     for folder, folders, names in os.walk(root, followlinks=True):
         folders[:] = sorted(name for name in folders if name not in BOOKKEEPING)
+        for linked in (Path(folder, name) for name in (*folders, *names) if Path(folder, name).is_symlink()):
+            if linked.exists() and not any(linked.resolve().is_relative_to(place) for place in places):
+                raise Refused(f"{linked} links to {linked.resolve()}, out of the source: put the file itself there")
         if Path(folder).resolve() in {parent.resolve() for parent in Path(folder).parents if parent != root.parent}:
             raise Refused(f"{folder} links to a folder that contains it")
         for name in names:

@@ -22,7 +22,7 @@ from services.core.refusals import Refused
 from services.jobs.imports.source import Source, read_object
 from services.jobs.progress import watched
 from services.jobs.released_weights import DAMAGED, State, UnusableWeights, is_torch_script
-from services.nn.weight_files import shapes_in
+from services.nn.weight_files import check_sizes, shapes_in
 
 INDEX = "model.safetensors.index.json"
 # In the order of preference: one file, or the shards of an index.
@@ -111,6 +111,10 @@ def read_pickle(path: Path) -> Mapping[str, Tensor]:
         content = content["state_dict"]
     if not isinstance(content, Mapping) or not content or not all(isinstance(v, Tensor) for v in content.values()):
         raise Refused(f"{path.name} is not a file of weights by name")
+    try:
+        check_sizes(content)
+    except Refused as error:
+        raise Refused(f"{path.name}: {error}") from None
     return content
 
 
@@ -159,7 +163,9 @@ def read_torch_script(path: Path) -> State:
             root = pickled.partition("/")[0]
             with archive.open(pickled) as file:
                 module = _ModuleTree(file, archive, root).load()
-            return dict(_tensors(module))
+            tensors = dict(_tensors(module))
+            check_sizes(tensors)
+            return tensors
     except UnusableWeights:
         raise
     except (*DAMAGED, pickle.UnpicklingError) as error:

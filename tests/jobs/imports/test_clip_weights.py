@@ -306,6 +306,24 @@ def test_nothing_of_an_archive_is_ever_run(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
+class Repeats(torch.nn.Module):
+    """Holds one stored number as four thousand million."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("ones", torch.ones(1).expand(2**32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_an_archive_that_repeats_few_numbers_as_many_is_refused(tmp_path: Path) -> None:
+    torch.jit.trace(Repeats(), torch.ones(1)).save(tmp_path / "repeats.pt")  # type: ignore[no-untyped-call]
+    with pytest.raises(UnusableWeights, match=r"ones \[4294967296\] repeats 4 stored bytes"):
+        read_torch_script(tmp_path / "repeats.pt")
+
+
 @pytest.mark.parametrize("share", [0.2, 0.9])
 def test_a_damaged_archive_is_refused(tmp_path: Path, share: float) -> None:
     body = write_openai(tmp_path / "ViT-B-32.pt").read_bytes()

@@ -205,6 +205,7 @@ def test_missing_misshapen_and_broken_weights_are_refused_by_name(convert: Calla
         ({"epoch": 3, "state_dict": {}}, "contains no state dict"),
         ({"epoch": 3, "name": "run"}, "epoch, name is not a weight"),
         ([1, 2], "contains no state dict"),
+        ({**state, "visual.proj": torch.ones(1).expand(2**32)}, "visual.proj [4294967296] repeats 4 stored bytes"),
     ):
         result = convert(content)
         assert result.exit_code == 1
