@@ -148,9 +148,9 @@ class PredictEngine:
         *,
         rationale: bool = False,
         probabilities: bool = True,
-        place: str = "inputs.0",
+        param: str = "inputs.0",
     ) -> Item:
-        """Tokenise an input; `place` is its name in the request.
+        """Tokenise an input; `param` is its name in the request.
 
         Without `probabilities`, candidates that cannot be the label are not scored.
 
@@ -162,27 +162,27 @@ class PredictEngine:
             raise InvalidField(
                 f"{self.description.task} has no rationales: its student was trained only on labels.", param="rationale"
             )
-        self._check_characters(fields, place)
+        self._check_characters(fields, param)
         plain = self._plain_texts.make_plain_values(fields)
         try:
             text = self._task.input_text(plain)
             texts, plain_texts = self._task.candidates(fields), self._task.candidates(plain)
         except FieldError as error:
-            raise InvalidField(f"{place}: {error}.", param=f"{place}.{error.field}") from None
+            raise InvalidField(f"{param}: {error}.", param=f"{param}.{error.field}") from None
         numbers = None
         if self._task.metric == "equal_value" or self._has_slots:
             numbers = hide_numbers(text)
             text = numbers.text if self._has_slots else text
-        label_ids = self._input_ids(self.description.label_prefix, text, place)
+        label_ids = self._input_ids(self.description.label_prefix, text, param)
         rationale_ids = None
         if rationale and self.description.rationale_prefix is not None:
-            rationale_ids = self._input_ids(self.description.rationale_prefix, text, place)
+            rationale_ids = self._input_ids(self.description.rationale_prefix, text, param)
         if texts is None or plain_texts is None or self._answers is not None:
             return Item(label_ids, rationale_ids, self._answers, probabilities, numbers)
         answers = self._answers_of(texts, plain_texts)
         longest = max(map(len, answers.trie.token_ids))
         if longest > self.description.max_target_tokens:
-            param = f"{place}.{self.description.choices}"
+            param = f"{param}.{self.description.choices}"
             limit = self.description.max_target_tokens
             raise TooLarge(f"{param}: A choice has {longest} tokens; the limit is {limit}.", param=param)
         return Item(label_ids, rationale_ids, answers, probabilities, numbers)
@@ -277,15 +277,15 @@ class PredictEngine:
 
     # Preparing
 
-    def _input_ids(self, prefix: str, text: str, place: str) -> tuple[int, ...]:
+    def _input_ids(self, prefix: str, text: str, param: str) -> tuple[int, ...]:
         input_ids = self.tokenizer(prefix + text).input_ids
         limit = self.description.max_input_tokens
         if len(input_ids) > limit:
-            raise TooLarge(f"{place}: The input has {len(input_ids)} tokens; the limit is {limit}.", param=place)
+            raise TooLarge(f"{param}: The input has {len(input_ids)} tokens; the limit is {limit}.", param=param)
         allowed = 1 + self._task.frame.count(EOS) + prefix.count(EOS)
         # a normaliser may turn similar characters into a control token
         if self._plain_texts.num_controls(input_ids) > allowed:
-            raise InvalidField(f"{place}: The text contains a control token of the model.", param=place)
+            raise InvalidField(f"{param}: The text contains a control token of the model.", param=param)
         return tuple(input_ids)
 
     def _answers_of(self, texts: Sequence[str], plain_texts: Sequence[str]) -> Answers:
@@ -293,14 +293,14 @@ class PredictEngine:
         tokenised = self.tokenizer(list(plain_texts)).input_ids
         return Answers(tuple(texts), Candidates(tokenised, self._student.config.decoder_start_token_id))
 
-    def _check_characters(self, fields: Mapping[str, Any], place: str) -> None:
+    def _check_characters(self, fields: Mapping[str, Any], param: str) -> None:
         """Refuse texts that cannot fit before they are tokenised, which takes more than linear time."""
         texts = [text for value in fields.values() for text in (value if isinstance(value, list | tuple) else [value])]
         num_characters = sum(len(text) for text in texts if isinstance(text, str))
         limit = self.description.max_input_tokens
         if num_characters > limit * self.max_token_characters:
             at_least = -(-num_characters // self.max_token_characters)
-            raise TooLarge(f"{place}: The input has at least {at_least} tokens; the limit is {limit}.", param=place)
+            raise TooLarge(f"{param}: The input has at least {at_least} tokens; the limit is {limit}.", param=param)
 
     def _sample(self, length: int) -> Item:
         """Make an input of `length` words per field, or fewer if the model's limit requires it."""
@@ -321,13 +321,13 @@ class PredictEngine:
         chosen: list[Label | None] = [None] * len(items)
         for is_all in (True, False):
             wanted = [
-                (place, item.answers)
-                for place, item in enumerate(items)
+                (index, item.answers)
+                for index, item in enumerate(items)
                 if item.answers is not None and item.has_probabilities == is_all
             ]
             if not wanted:
                 continue
-            those, tries = encoded.of([rows[place] for place, _ in wanted]), [answers.trie for _, answers in wanted]
+            those, tries = encoded.of([rows[index] for index, _ in wanted]), [answers.trie for _, answers in wanted]
             found: list[tuple[int, float, list[float] | None]]
             if is_all:
                 every = [scores.double().softmax(dim=0).tolist() for scores in self._student.score(those, tries)]
@@ -335,10 +335,10 @@ class PredictEngine:
                 found = [(number, shares[number], shares) for number, shares in zip(best, every, strict=True)]
             else:
                 found = [(one.candidate, math.exp(one.logprob), None) for one in self._student.best(those, tries)]
-            for (place, answers), (number, probability, shares) in zip(wanted, found, strict=True):
+            for (index, answers), (number, probability, shares) in zip(wanted, found, strict=True):
                 probabilities = None if shares is None else dict(zip(answers.texts, shares, strict=True))
                 num_tokens = len(answers.trie.token_ids[number])
-                chosen[place] = Label(answers.texts[number], probability, probabilities, num_tokens)
+                chosen[index] = Label(answers.texts[number], probability, probabilities, num_tokens)
         return chosen
 
     def _free_label(self, item: Item, decoded: Decoded) -> Label:

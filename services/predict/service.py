@@ -85,9 +85,9 @@ class PredictService:
             for value in fields.values()
         )
 
-        def prepare(engine: PredictEngine, place: int, fields: Mapping[str, FieldValue]) -> Item:
+        def prepare(engine: PredictEngine, index: int, fields: Mapping[str, FieldValue]) -> Item:
             return engine.prepare(
-                fields, rationale=call.rationale, probabilities=call.probabilities, place=f"inputs.{place}"
+                fields, rationale=call.rationale, probabilities=call.probabilities, param=f"inputs.{index}"
             )
 
         async with self.models.hold(resident, context, asked=call.model) as served:
@@ -106,11 +106,11 @@ class PredictService:
         """
         resident = await self._choose_classifier(call)
 
-        def prepare(engine: PredictEngine, place: int, texts: Sequence[str]) -> Item:
-            fields = _fields_of(engine.description, texts, f"inputs.{place}")
+        def prepare(engine: PredictEngine, index: int, texts: Sequence[str]) -> Item:
+            fields = _fields_of(engine.description, texts, f"inputs.{index}")
             if call.cut is None:
-                return engine.prepare(fields, place=f"inputs.{place}")
-            return prepare_cut(engine, fields, call.cut, f"inputs.{place}")
+                return engine.prepare(fields, param=f"inputs.{index}")
+            return prepare_cut(engine, fields, call.cut, f"inputs.{index}")
 
         async with self.models.hold(resident, context, asked=call.model) as served:
             prepare_one = partial(prepare, served.engine)
@@ -162,13 +162,13 @@ class PredictService:
         prepare: Callable[[int, T], Item],
         context: RequestContext,
     ) -> Predicted:
-        """Predict the items that `prepare` makes from the inputs and their places.
+        """Predict the items that `prepare` makes from the inputs and their indices.
 
         Prepares long texts in a thread, so that the event loop can serve other requests.
         """
 
         def prepare_from(start: int, num: int) -> list[Item]:
-            return [prepare(place, one) for place, one in enumerate(inputs[start : start + num], start)]
+            return [prepare(index, one) for index, one in enumerate(inputs[start : start + num], start)]
 
         began = time.perf_counter()
         if num_characters <= MAX_INLINE_CHARACTERS:
@@ -220,16 +220,16 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(map(repr, dict.fromkeys(names)))
 
 
-def _fields_of(description: TaskDescription, texts: Sequence[str], place: str) -> dict[str, str]:
+def _fields_of(description: TaskDescription, texts: Sequence[str], param: str) -> dict[str, str]:
     """Assign an input's texts to fields. Raises InvalidField if the model has no labels or another number of fields."""
     names = description.fields
     if description.labels is None or len(names) != len(texts):
         what = "no labels, and" if description.labels is None else "labels for"
-        raise InvalidField(f"{place}: {description.task} has {what} {len(names)} texts, not {len(texts)}.", param=place)
+        raise InvalidField(f"{param}: {description.task} has {what} {len(names)} texts, not {len(texts)}.", param=param)
     return dict(zip(names, texts, strict=True))
 
 
-def prepare_cut(engine: PredictEngine, fields: Mapping[str, str], side: Side, place: str) -> Item:
+def prepare_cut(engine: PredictEngine, fields: Mapping[str, str], side: Side, param: str) -> Item:
     """Prepare an input whose texts are cut to the model's limit at this side, the longer text first.
 
     Raises what `PredictEngine.prepare` raises, but TooLarge only if no text is left to cut.
@@ -242,11 +242,11 @@ def prepare_cut(engine: PredictEngine, fields: Mapping[str, str], side: Side, pl
     too_many = 0
     while True:
         try:
-            return engine.prepare(texts, place=place)
+            return engine.prepare(texts, param=param)
         except TooLarge:
             if not any(texts.values()):
                 raise
-        around = engine.prepare(dict.fromkeys(texts, ""), place=place).prompt_tokens
+        around = engine.prepare(dict.fromkeys(texts, ""), param=param).prompt_tokens
         texts = _cut(engine.tokenizer, texts, max(0, limit - around - too_many), side)
         too_many = 2 * too_many + 1  # joined texts may take a few tokens more than separate ones
 

@@ -11,7 +11,6 @@ from services.predict.training import initialisation
 from services.predict.training.initialisation import build_tokenizer
 from services.predict.training.loop import Teaching
 from services.predict.training.recipe import BatchSize, LearningRate, Recipe, RecipeFile, Steps, TeachingData
-from services.predict.training.runs import StudentRun, training_texts
 from services.predict.training.train import (
     Licence,
     MethodName,
@@ -20,9 +19,11 @@ from services.predict.training.train import (
     Publish,
     Seed,
     Statement,
+    StudentRun,
     one_line_errors,
     recipe_of,
     train_and_publish,
+    training_texts,
 )
 from starters.predict.generated import GENERATED_TASKS, GeneratedSource
 from starters.predict.matching_heads import SHAPES, add_matching_heads, create_matching_t5

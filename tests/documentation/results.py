@@ -5,7 +5,7 @@ import statistics
 from typing import Any
 
 from services.predict.evaluation.results import RESULT_FILES as STUDENT_FILES
-from services.predict.evaluation.tables import make_tables
+from services.predict.evaluation.results import make_tables
 from starters.curate import recorded, recorded_trainings
 from starters.score.evaluation.starter_tables import RESULT_FILES as CAPTION_FILES
 from starters.score.evaluation.starter_tables import tables as caption_tables

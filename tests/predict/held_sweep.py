@@ -9,7 +9,7 @@ from typing import Any
 import services.predict.evaluation.sweep
 from services.predict.evaluation.evaluate import app
 from services.predict.evaluation.sweep import Cell, run_cell
-from services.predict.training.state import STATE_FILE
+from services.predict.training.loop import STATE_FILE
 from tests.file_events import before, putting
 
 

@@ -148,7 +148,7 @@ def test_a_student_without_rationales_refuses_to_give_one() -> None:
 )
 def test_a_field_at_fault_is_named(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidField) as refusal:
-        engine_of(CQA).prepare(fields, place="inputs.3")
+        engine_of(CQA).prepare(fields, param="inputs.3")
     assert refusal.value.param == param
     assert refusal.value.message.startswith("inputs.3: ")
 

@@ -58,10 +58,17 @@ def opened_rationales(path: Path, arguments: Mapping[str, Any]) -> Iterator[Reco
     records.
     """
 
+    beside = path.with_name(path.name + ARGUMENTS_SUFFIX)
+
     def check(records: Sequence[Record], num_torn_bytes: int) -> Callable[[], None] | None:
-        begun = _begun_with(path)
+        begun = _begun_with(beside)
         if begun is not None and records:
-            _agree(path, begun, json.loads(json.dumps(arguments)))
+            names = option_names(*arguments.keys() - {"task"})
+            if changed := differences(begun, json.loads(json.dumps(arguments)), names):
+                raise OutputError(
+                    f"{path} belongs to an extraction with other arguments: {changed}. Use another --output, or"
+                    f" remove it and {beside} to begin again"
+                )
         own = digest_of(arguments)
         for number, record in enumerate(records, start=1):
             if record.arguments != own:
@@ -69,7 +76,7 @@ def opened_rationales(path: Path, arguments: Mapping[str, Any]) -> Iterator[Reco
         if begun is None and num_torn_bytes:
             raise OutputError(f"{path} exists but is not the output of an extraction")
         told = json.dumps(arguments, indent=1, ensure_ascii=False).encode() + b"\n"
-        return None if records and begun is not None else partial(write_durably, _beside(path), [told])
+        return None if records and begun is not None else partial(write_durably, beside, [told])
 
     with RecordFile.opened(path, Record, JOB, check) as file:
         yield file
@@ -93,28 +100,14 @@ def read_teacher_outputs(path: Path, task: str, num_rows: int) -> list[TeacherOu
     return outputs
 
 
-def _beside(path: Path) -> Path:
-    return path.with_name(path.name + ARGUMENTS_SUFFIX)
-
-
 def _begun_with(path: Path) -> dict[str, Any] | None:
-    """The arguments that a file was begun with; None if there are none. Raises OutputError."""
+    """Read the arguments that a file was begun with; None if there are none. Raises OutputError."""
     try:
-        begun = json.loads(_beside(path).read_bytes())
+        begun = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise OutputError(f"{_beside(path)}: not JSON ({error})") from None
+        raise OutputError(f"{path}: not JSON ({error})") from None
     if not isinstance(begun, dict):
-        raise OutputError(f"{_beside(path)}: not the arguments of an extraction")
+        raise OutputError(f"{path}: not the arguments of an extraction")
     return begun
-
-
-def _agree(path: Path, begun: dict[str, Any], now: dict[str, Any]) -> None:
-    """Raises OutputError, with the differences, if a file was begun with other arguments."""
-    changed = differences(begun, now, option_names(*now.keys() - {"task"}))
-    if changed:
-        raise OutputError(
-            f"{path} belongs to an extraction with other arguments: {changed}. Use another --output, or"
-            f" remove it and {_beside(path)} to begin again"
-        )

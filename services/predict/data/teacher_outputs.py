@@ -9,6 +9,7 @@ that nothing is lost silently; the rationale or label is then " " or "", also as
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 from services.predict.data.rows import Problem, TeacherOutput
@@ -82,16 +83,6 @@ def _problem(task: str, parsed: TeacherOutput) -> Problem | None:
     return None if parsed.rationale.strip() else "no_rationale"
 
 
-def _parse_choice(text: str, dialect: Dialect) -> TeacherOutput:
-    """Parse `… So the answer is (b) a choice.`; the label ends before the next letter in parentheses."""
-    return _parse_marked(text, dialect, "So the answer is", _choice_after_letter)
-
-
-def _parse_equation(text: str, dialect: Dialect) -> TeacherOutput:
-    """Parse `… The answer is (3 + (4 - 1)).`; the label extends from the first parenthesis of a line to its last."""
-    return _parse_marked(text, dialect, "The answer is", _outermost_parentheses)
-
-
 def _parse_marked(text: str, dialect: Dialect, marker: str, read: Callable[[str], str]) -> TeacherOutput:
     body = _outer_stripped(text.split("Q:")[0], dialect)
     parts = body.split(marker)
@@ -101,6 +92,7 @@ def _parse_marked(text: str, dialect: Dialect, marker: str, read: Callable[[str]
 
 
 def _choice_after_letter(text: str) -> str:
+    """Read ` (b) a choice.`, whose label ends before the next letter in parentheses."""
     found = re.split(r"\(.\)", text)
     if len(found) < 2 or not found[1].strip():
         return " "
@@ -108,6 +100,7 @@ def _choice_after_letter(text: str) -> str:
 
 
 def _outermost_parentheses(text: str) -> str:
+    """Read ` (3 + (4 - 1)).`, whose label extends from the first parenthesis of a line to its last."""
     for line in text.split("\n"):
         start, end = line.find("("), line.rfind(")")
         if 0 <= start < end:
@@ -145,7 +138,7 @@ def _outer_stripped(text: str, dialect: Dialect) -> str:
 _RULES: Mapping[str, Callable[[str, Dialect], TeacherOutput]] = {
     "esnli": _parse_esnli,
     "anli1": _parse_anli,
-    "cqa": _parse_choice,
-    "svamp": _parse_equation,
-    "asdiv": _parse_equation,
+    "cqa": partial(_parse_marked, marker="So the answer is", read=_choice_after_letter),
+    "svamp": partial(_parse_marked, marker="The answer is", read=_outermost_parentheses),
+    "asdiv": partial(_parse_marked, marker="The answer is", read=_outermost_parentheses),
 }

@@ -21,7 +21,7 @@ from services.jobs.plots import draw
 from services.predict.data.published import read_outputs, read_rows
 from services.predict.data.rows import BadData, LabelSource, join
 from services.predict.data.task_file import read_task_file
-from services.predict.evaluation.results import FEW_SHOT_COT, RESULT_FILES, Result
+from services.predict.evaluation.results import FEW_SHOT_COT, RESULT_FILES, Result, figures, make_tables, print_tables
 from services.predict.evaluation.sweep import (
     PALM,
     Cell,
@@ -33,7 +33,6 @@ from services.predict.evaluation.sweep import (
     path_of_task,
     run_shown,
 )
-from services.predict.evaluation.tables import figures, make_tables, print_tables
 from services.predict.tasks import SVAMP
 from services.predict.training import recipe as option
 from services.predict.training.recipe import METHODS, Recipe, read_recipe

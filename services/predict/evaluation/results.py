@@ -2,12 +2,16 @@
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, Literal
 
+from rich.console import Console
+
+from services.jobs.plots import MARK_RADIUS, Curve, Panel
 from services.jobs.result_files import ResultFiles
+from services.jobs.tables import MISSING, Table, with_error
 from services.predict.data.rows import LabelSource
 from services.predict.tasks import ANLI1, CQA, ESNLI, SVAMP
 from services.predict.training.recipe import Method
@@ -151,3 +155,260 @@ def series_names(results: Sequence[Result]) -> dict[tuple[str, str | None], str]
         teacher = f" ({result.teacher})" if result.teacher and has_several else ""
         names[result.series] = method_name(result.method, result.labels) + teacher
     return names
+
+
+LABELS = {"human": "human labels", "llm": "the teacher's labels"}
+NO_TEACHER = "N/A"
+LEAST_HEADER = (
+    "Data", "Method", "Model", "Parameters", "Share", "Examples", "Accuracy", "Few-shot CoT", "Better",
+)  # fmt: skip
+# Figures
+ACCURACY = "Accuracy (%)"
+SHARE = "Training data (%)"
+SIZE = "Parameters"
+COMPARED = ("standard", "step-by-step")
+# "explained" students are PINTO tuning in the figure of human labels
+COMPARED_BY_SIZE = {"human": ("standard", "explained", "step-by-step"), "llm": COMPARED}
+LARGEST_RADIUS = 21.0
+SHARE_AXIS = -10.0, 110.0  # with room for the large marks at both ends
+
+
+@dataclass(frozen=True)
+class Least:
+    """The smallest model, and for it the smallest share of the data, that outperforms the teacher itself.
+
+    If none does, `is_enough` is False and this is the best result.
+    """
+
+    result: Result
+    is_enough: bool
+
+
+def make_tables(results: Sequence[Result]) -> list[Table]:
+    """Make every table for which there are results."""
+    merged = RESULT_FILES.merge(results)
+    return [
+        *(_accuracies(merged, data, labels) for data, labels in sets_of(merged)),
+        *_teachers(merged),
+        *_single_task(merged),
+        *_least_resources(merged),
+    ]
+
+
+def print_tables(results: Sequence[Result], console: Console) -> None:
+    """Print every table on a terminal."""
+    for table in make_tables(results):
+        console.print(table.to_rich())
+
+
+def least_resources(results: Sequence[Result], teacher: Result) -> dict[tuple[str, str | None], Least]:
+    """Find for each series of students of a data set what it needs to outperform `teacher`, by the mean over seeds."""
+    model_sizes = sizes(results)
+    to_beat = estimate(teacher).mean
+    found = {}
+    for series in series_names(results):
+        own = [result for result in students(results) if result.series == series]
+        enough = [result for result in own if estimate(result).mean > to_beat]
+        if enough:
+            least = min(enough, key=lambda result: (model_sizes[result.model], result.model, result.fraction))
+        else:
+            least = max(own, key=lambda result: estimate(result).mean)
+        found[series] = Least(least, bool(enough))
+    return found
+
+
+def percent(share: float) -> str:
+    """Write a share of the data: 0.125 → 12.5 %."""
+    return f"{100 * share:g} %"
+
+
+def accuracy(result: Result | None, usual_seeds: int) -> str:
+    """Write mean ± standard error, with the number of seeds in parentheses if it is not the usual one."""
+    if result is None:
+        return MISSING
+    found = estimate(result)
+    seeds = "" if found.num_seeds == usual_seeds else f" ({found.num_seeds})"
+    return with_error(found.mean, found.error) + seeds
+
+
+def _accuracies(results: Sequence[Result], data: str, labels: LabelSource) -> Table:
+    """Make the table of size × method × share of the data, for one data set."""
+    own = [result for result in students(results) if (result.data, result.labels) == (data, labels)]
+    fractions = sorted({result.fraction for result in own})
+    usual = _usual_seeds(own)
+    teacher = few_shot_cot(results, data)
+    known = f"; {_of_teacher(teacher)}" if teacher else ""
+    rows = []
+    for model, size in sizes(own).items():
+        for series, name in series_names(own).items():
+            by_fraction = {
+                result.fraction: result for result in own if (result.model, result.series) == (model, series)
+            }
+            if by_fraction:
+                cells = [accuracy(by_fraction.get(fraction), usual) for fraction in fractions]
+                rows.append((model, size_name(size), name, *cells))
+    return Table.of_texts(
+        f"{data_name(data)}, {LABELS[labels]}: accuracy by share of the training data{_over(usual)}{known}",
+        ("Model", "Parameters", "Method", *map(percent, fractions)),
+        rows,
+        3,
+    )
+
+
+def _teachers(results: Sequence[Result]) -> Iterator[Table]:
+    """Table 2.1: students of several teachers."""
+    for model, own in _whole_data(results):
+        teachers = sorted({r.teacher for r in own if r.method == "step-by-step" and r.teacher})
+        if len(teachers) > 1:
+            rows = [("standard", None), *(("step-by-step", teacher) for teacher in teachers)]
+            yield _by_data(f"Table 2.1: {model}", own, rows, has_teacher=True)
+
+
+def _single_task(results: Sequence[Result]) -> Iterator[Table]:
+    """Table 2.2: rationale and label as one task or as two, with the teacher of the single-task students."""
+    for model, own in _whole_data(results):
+        for teacher in dict.fromkeys(result.teacher for result in own if result.method == "single-task"):
+            rows = [("standard", None), ("single-task", teacher), ("step-by-step", teacher)]
+            yield _by_data(f"Table 2.2: {model}", own, rows, has_teacher=False)
+
+
+def _whole_data(results: Sequence[Result]) -> Iterator[tuple[str, list[Result]]]:
+    """Yield the students of each model that learnt from all rows with human labels, for both tables."""
+    for model in sizes(results):
+        yield (
+            model,
+            [r for r in students(results) if (r.model, r.labels, r.fraction) == (model, "human", 1)],
+        )
+
+
+def _by_data(title: str, own: Sequence[Result], rows: Sequence[tuple[str, str | None]], *, has_teacher: bool) -> Table:
+    found = {(result.series, result.data): result for result in own}
+    sets = [data for data, _ in sets_of(own)]
+    usual = _usual_seeds(own)
+    lines = []
+    for method, teacher in rows:
+        name = "Multi-task training" if method == "step-by-step" and not has_teacher else method_name(method, "human")
+        names = (name, teacher or NO_TEACHER) if has_teacher else (name,)
+        lines.append((*names, *(accuracy(found.get(((method, teacher), data)), usual) for data in sets)))
+    header = ("Method", "LLM") if has_teacher else ("Method",)
+    return Table.of_texts(f"{title}, all data{_over(usual)}", (*header, *map(data_name, sets)), lines, len(header))
+
+
+def _least_resources(results: Sequence[Result]) -> Iterator[Table]:
+    """Make tables of the data of Figures 2.8 and 2.9, one for each source of labels."""
+    for figure, labels in (("2.8", "human"), ("2.9", "llm")):
+        rows = []
+        usual = _usual_seeds([result for result in students(results) if result.labels == labels])
+        for data, _ in (one for one in sets_of(results) if one[1] == labels):
+            own = [result for result in students(results) if (result.data, result.labels) == (data, labels)]
+            teacher = few_shot_cot(results, data)
+            if teacher is None:
+                continue
+            model_sizes, names = sizes(own), series_names(own)
+            for series, least in least_resources(own, teacher).items():
+                best = least.result
+                rows.append((
+                    data_name(data), names[series], best.model, size_name(model_sizes[best.model]),
+                    percent(best.fraction), f"{best.num_train:,}", accuracy(best, usual),
+                    f"{estimate(teacher).mean:.2f}", "yes" if least.is_enough else "no",
+                ))  # fmt: skip
+        if rows:
+            title = f"Figure {figure}: the least that is better than few-shot CoT, {LABELS[labels]}{_over(usual)}"
+            yield Table.of_texts(title, LEAST_HEADER, rows, 3)
+
+
+def _of_teacher(teacher: Result) -> str:
+    found: Estimate = estimate(teacher)
+    return f"few-shot CoT of {teacher.model}: {found.mean:.2f}"
+
+
+def _usual_seeds(results: Sequence[Result]) -> int:
+    """The greatest number of seeds, which most results have unless a sweep is unfinished; 0 without results."""
+    return max((len(result.scores) for result in results), default=0)
+
+
+def _over(num_seeds: int) -> str:
+    return ", one seed" if num_seeds == 1 else f", mean ± standard error over {num_seeds} seeds"
+
+
+def figures(results: Sequence[Result]) -> dict[str, list[Panel]]:
+    """Make the panels of each figure (`2.4` to `2.9`), one per data set and, in figures over shares, per model.
+
+    A panel needs two points of a curve or, in Figures 2.8 and 2.9, the accuracy of the teacher itself; otherwise it is
+    left out. Bars are standard errors over seeds.
+    """
+    merged = RESULT_FILES.merge(results)
+    found: dict[str, list[Panel]] = {}
+    for data, labels in sets_of(merged):
+        own = [result for result in students(merged) if (result.data, result.labels) == (data, labels)]
+        teacher = few_shot_cot(merged, data)
+        by_share, by_size, least = ("2.4", "2.6", "2.8") if labels == "human" else ("2.5", "2.7", "2.9")
+        found.setdefault(by_share, []).extend(_over_shares(own, teacher))
+        found.setdefault(by_size, []).extend(_over_sizes(own, teacher, COMPARED_BY_SIZE[labels]))
+        if teacher is not None:
+            found.setdefault(least, []).append(_least(own, teacher))
+    return {figure: found[figure] for figure in sorted(found) if found[figure]}
+
+
+def _over_shares(own: Sequence[Result], teacher: Result | None) -> Iterable[Panel]:
+    for model, size in sizes(own).items():
+        some = [result for result in own if result.model == model]
+        curves = _curves(some, COMPARED, lambda result: 100 * result.fraction)
+        if any(len(curve.points) > 1 for curve in curves):
+            title = f"{data_name(own[0].data)}, {model} ({size_name(size)})"
+            yield Panel(title, SHARE, ACCURACY, (*curves, *_level(teacher)), has_zero=False)
+
+
+def _over_sizes(own: Sequence[Result], teacher: Result | None, methods: Sequence[str]) -> Iterable[Panel]:
+    model_sizes = sizes(own)
+    curves = _curves([r for r in own if r.fraction == 1], methods, lambda result: model_sizes[result.model])
+    if any(len(curve.points) > 1 for curve in curves):
+        yield Panel(
+            data_name(own[0].data), SIZE, ACCURACY, (*curves, *_level(teacher)), has_zero=False,
+            x_names={size: size_name(size) for size in model_sizes.values()}, is_x_logarithmic=True,
+        )  # fmt: skip
+
+
+def _least(own: Sequence[Result], teacher: Result) -> Panel:
+    """Show what each method needs to outperform the teacher; the area of a mark is the size of the model."""
+    model_sizes, names = sizes(own), series_names(own)
+    largest = max(model_sizes.values())
+    curves = []
+    for series, least in least_resources(own, teacher).items():
+        if series[0] not in COMPARED:
+            continue
+        best = least.result
+        size = model_sizes[best.model]
+        found = estimate(best)
+        name = f"{names[series]}, {best.model} ({size_name(size)})" + ("" if least.is_enough else ": not enough")
+        radius = max(LARGEST_RADIUS * math.sqrt(size / largest), MARK_RADIUS + 1)
+        curves.append(Curve(name, ((100 * best.fraction, found.mean),), (found.error,), mark_radius=radius))
+    return Panel(
+        data_name(own[0].data),
+        SHARE,
+        ACCURACY,
+        (*curves, *_level(teacher)),
+        has_zero=False,
+        x_range=SHARE_AXIS,
+    )
+
+
+def _curves(own: Sequence[Result], methods: Sequence[str], x_of: Callable[[Result], float]) -> list[Curve]:
+    """Make a curve for each series of these methods, with its points from left to right."""
+    curves = []
+    for series, name in series_names(own).items():
+        if series[0] not in methods:
+            continue
+        results = sorted((result for result in own if result.series == series), key=x_of)
+        found = [estimate(result) for result in results]
+        points = tuple((x_of(result), one.mean) for result, one in zip(results, found, strict=True))
+        curves.append(Curve(name, points, tuple(one.error for one in found)))
+    return curves
+
+
+def _level(teacher: Result | None) -> list[Curve]:
+    if teacher is None:
+        return []
+    labels: LabelSource = "human"
+    name = f"{method_name(teacher.method, labels)} ({teacher.model})"
+    return [Curve(name, ((0.0, estimate(teacher).mean),), is_level=True)]

@@ -297,7 +297,7 @@ def run_cell(
     threading.Thread(target=_end_with_sweep, args=(connection,), daemon=True).start()
     import torch
 
-    from services.predict.training.runs import StudentRun, run_student
+    from services.predict.training.train import StudentRun, run_student
 
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK).open("w") as lock:

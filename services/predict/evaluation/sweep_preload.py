@@ -1,7 +1,7 @@
 """Imports for a sweep's cells, done once in the process from which theirs are forked."""
 
 from services.nn.loading import transformers
-from services.predict.training.runs import run_student
+from services.predict.training.train import run_student
 
 CLASSES = [
     getattr(transformers(), name)

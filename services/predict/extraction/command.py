@@ -23,8 +23,7 @@ from services.jobs.inquiry.inquiry import Inquiry, Interrupted, Tokens, attended
 from services.jobs.inquiry.record_file import OutputError, RecordFile, digest_of
 from services.jobs.options import command_line, json_object
 from services.jobs.progress import Bars
-from services.predict.data.inputs import Input, published_inputs, read_inputs
-from services.predict.data.own_rows import split_file
+from services.predict.data.inputs import Input, published_inputs, read_inputs, split_file
 from services.predict.data.published import Split
 from services.predict.data.rationale_file import Record, opened_rationales
 from services.predict.data.rows import BadData

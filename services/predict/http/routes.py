@@ -118,8 +118,8 @@ async def _check_names(service: PredictService, body: Any) -> None:
         inputs = body["inputs"]
         if not isinstance(inputs, list):
             raise InvalidField(f"inputs: Must be a list of objects with the fields {', '.join(known)}.", param="inputs")
-        for place, fields in enumerate(inputs):
-            param = f"inputs.{place}"
+        for index, fields in enumerate(inputs):
+            param = f"inputs.{index}"
             if not isinstance(fields, dict):
                 raise InvalidField(f"{param}: Must be an object with the fields {', '.join(known)}.", param=param)
             if len(fields) <= MAX_FIELDS:

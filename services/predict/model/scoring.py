@@ -67,8 +67,8 @@ class Candidates:
         self.start_id = start_id
         following: dict[tuple[int, ...], dict[int, None]] = {}
         for ids in self.token_ids:
-            for place, token in enumerate(ids):
-                following.setdefault(ids[:place], {})[token] = None
+            for depth, token in enumerate(ids):
+                following.setdefault(ids[:depth], {})[token] = None
         if any(ids in following for ids in self.token_ids):
             raise ValueError("a label must not begin with another one and its end")
         partings = [prefix for prefix, tokens in following.items() if len(tokens) > 1]
@@ -85,7 +85,7 @@ class Candidates:
         self._family_of = np.zeros(len(edges), dtype=np.int64)
         for number, parting in enumerate(partings):
             self._family_of[[number_of[parting, token] for token in following[parting]]] = number
-        steps = [[(ids[:place], token) for place, token in enumerate(ids)] for ids in self.token_ids]
+        steps = [[(ids[:depth], token) for depth, token in enumerate(ids)] for ids in self.token_ids]
         self._paths = _padded([[number_of[one] for one in some if one in number_of] for some in steps], len(edges))
         num_equal = Counter(self.token_ids)
         self._num_equal = np.array([num_equal[ids] for ids in self.token_ids], dtype=np.float32)

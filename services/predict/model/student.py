@@ -53,11 +53,11 @@ class Encoded:
     memory: Memory
     num_inputs: int
 
-    def of(self, places: Sequence[int]) -> "Encoded":
-        """Select the inputs at these places, in this order."""
-        if list(places) == list(range(self.num_inputs)):
+    def of(self, indices: Sequence[int]) -> "Encoded":
+        """Select the inputs of these indices, in this order."""
+        if list(indices) == list(range(self.num_inputs)):
             return self
-        return Encoded(self.memory.of(torch.tensor(places, device=self.memory.device)), len(places))
+        return Encoded(self.memory.of(torch.tensor(indices, device=self.memory.device)), len(indices))
 
 
 class Decoded(NamedTuple):
@@ -160,21 +160,21 @@ class Student:
         """
         _check_one_each(encoded, candidates)
         found: dict[int, Best] = {}
-        small = [place for place, some in enumerate(candidates) if some.num_nodes <= SMALL_TRIE]
-        for place, scores in zip(small, self._score(encoded, small, [candidates[p] for p in small]), strict=True):
+        small = [index for index, some in enumerate(candidates) if some.num_nodes <= SMALL_TRIE]
+        for index, scores in zip(small, self._score(encoded, small, [candidates[p] for p in small]), strict=True):
             logprob, candidate = scores.max(dim=0)
-            found[place] = Best(int(candidate), float(logprob))
-        large = [place for place in range(len(candidates)) if place not in found]
-        looks = self._score(encoded, large, [candidates[place].first for place in large])
+            found[index] = Best(int(candidate), float(logprob))
+        large = [index for index in range(len(candidates)) if index not in found]
+        looks = self._score(encoded, large, [candidates[index].first for index in large])
         searches = {
-            place: BestFirst(candidates[place], look.tolist()) for place, look in zip(large, looks, strict=True)
+            index: BestFirst(candidates[index], look.tolist()) for index, look in zip(large, looks, strict=True)
         }
-        while groups := {place: group for place, search in searches.items() if (group := search.next_group())}:
+        while groups := {index: group for index, search in searches.items() if (group := search.next_group())}:
             scored = self._score(encoded, list(groups), list(groups.values()))
-            for place, scores in zip(groups, scored, strict=True):
-                searches[place].add(scores.tolist())
-        found |= {place: search.best for place, search in searches.items()}
-        return [found[place] for place in range(len(candidates))]
+            for index, scores in zip(groups, scored, strict=True):
+                searches[index].add(scores.tolist())
+        found |= {index: search.best for index, search in searches.items()}
+        return [found[index] for index in range(len(candidates))]
 
     @torch.inference_mode()
     def logprobs(self, encoded: Encoded, answers: Sequence[Sequence[int]]) -> list[float]:
@@ -202,29 +202,29 @@ class Student:
         logprobs = torch.zeros(num_inputs, dtype=torch.float32, device=self.device)
         running = list(range(num_inputs))  # the input of each sequence that still runs; some of them have ended
         has_ended = [False] * num_inputs
-        places = torch.arange(num_inputs, device=self.device)
+        indices = torch.arange(num_inputs, device=self.device)
         newest = torch.full((num_inputs, 1), self.config.decoder_start_token_id, device=self.device)
         for step in range(max_tokens):
             bias = self._t5.last_row_bias(step + 1)
             logits = self._t5.logits(self._t5.decode(newest, bias, memory, cache)[:, 0])
             best, newest = _without(logits, forbidden, running).max(dim=1, keepdim=True)
             gained = (best - logits.logsumexp(dim=1, keepdim=True))[:, 0]
-            is_open = torch.tensor([not has_ended[place] for place in running], device=self.device)
-            logprobs[places] += gained * is_open
-            for place, token in zip(running, newest[:, 0].tolist(), strict=True):
-                if has_ended[place]:
+            is_open = torch.tensor([not has_ended[index] for index in running], device=self.device)
+            logprobs[indices] += gained * is_open
+            for index, token in zip(running, newest[:, 0].tolist(), strict=True):
+                if has_ended[index]:
                     continue
                 if token == self.config.eos_token_id:
-                    has_ended[place] = True
+                    has_ended[index] = True
                 else:
-                    tokens[place].append(token)
-            open_rows = [row for row, place in enumerate(running) if not has_ended[place]]
+                    tokens[index].append(token)
+            open_rows = [row for row, index in enumerate(running) if not has_ended[index]]
             if not open_rows:
                 break
             # only once half have ended, so that all copies together cost no more than one copy of everything
             if 2 * len(open_rows) <= len(running):
                 kept = torch.tensor(open_rows, device=self.device)
-                memory, newest, places = memory.of(kept), newest[kept], places[kept]
+                memory, newest, indices = memory.of(kept), newest[kept], indices[kept]
                 cache.keep(kept)
                 running = [running[row] for row in open_rows]
         return [
@@ -241,17 +241,17 @@ class Student:
         step = self._length_step
         lengths = [len(ids) for ids in inputs]
         padded = [-(-length // step) * step for length in lengths]
-        order = sorted(range(len(inputs)), key=lambda place: (padded[place], lengths[place]))
+        order = sorted(range(len(inputs)), key=lambda index: (padded[index], lengths[index]))
         starts = np.zeros(len(inputs), dtype=np.int64)
         packed: list[int] = []
         groups = []
-        for length, members in groupby(order, key=lambda place: padded[place]):
+        for length, members in groupby(order, key=lambda index: padded[index]):
             some = list(members)
             begin = len(packed)
-            for place in some:
-                starts[place] = len(packed)
-                packed += [*inputs[place], *[self.config.pad_token_id] * (length - lengths[place])]
-            keys = self._token_mask([lengths[place] for place in some], length)
+            for index in some:
+                starts[index] = len(packed)
+                packed += [*inputs[index], *[self.config.pad_token_id] * (length - lengths[index])]
+            keys = self._token_mask([lengths[index] for index in some], length)
             groups.append(Group(slice(begin, len(packed)), len(some), length, keys))
         longest = max(padded)
         rows = None
@@ -269,15 +269,15 @@ class Student:
 
     # Scoring
 
-    def _score(self, encoded: Encoded, places: Sequence[int], candidates: Sequence[Candidates]) -> list[Tensor]:
-        """Score the candidates of the inputs at these places."""
-        if not places:
+    def _score(self, encoded: Encoded, indices: Sequence[int], candidates: Sequence[Candidates]) -> list[Tensor]:
+        """Score the candidates of the inputs of these indices."""
+        if not indices:
             return []
         most = max(some.num_nodes for some in candidates)
         num_together = max(1, MAX_DECODER_ROWS // most)
         scores = []
-        for start in range(0, len(places), num_together):
-            those, some = places[start : start + num_together], candidates[start : start + num_together]
+        for start in range(0, len(indices), num_together):
+            those, some = indices[start : start + num_together], candidates[start : start + num_together]
             logits = self._edge_logits(encoded.of(those).memory, some)
             sizes = [len(one.edge_nodes) for one in some]
             scores += [one.log_probabilities(own) for one, own in zip(some, torch.split(logits, sizes), strict=True)]
@@ -321,8 +321,8 @@ def _without(logits: Tensor, forbidden: Sequence[Sequence[int]], inputs: Sequenc
     if not any(forbidden):
         return logits
     logits = logits.clone()
-    for row, place in enumerate(inputs):
-        logits[row, list(forbidden[place])] = -math.inf
+    for row, index in enumerate(inputs):
+        logits[row, list(forbidden[index])] = -math.inf
     return logits
 
 

@@ -3,15 +3,20 @@
 Batch t and its dropout depend only on t, and a state holds model, optimizer and step, so that a killed training that is
 started again ends with the same weights (bit for bit on a CPU with one thread). Launched as several processes by
 accelerate or torchrun, each with a copy of the model or, with accelerate's FSDP, with a part of it, it minimises the
-same loss.
+same loss. Its folder holds, until it has finished,
+
+    resume.pt       step, weights, optimizer and evaluations, with the arguments that they belong to
+    best-<step>.pt  the weights that were best on the validation examples, written before the state that names them
 
 Shapes: B examples, T tokens of an input, U of a target, N target tokens that count, D width, V vocabulary.
 """
 
 import copy
+import hashlib
+import json
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
@@ -23,9 +28,11 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, broadcast_object_list
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.tensorboard import SummaryWriter
 
 from services.jobs.interruption import Stopping
+from services.jobs.resumption import differences, flat, option_names
 from services.jobs.training import greatest, made_ahead
 from services.nn.loading import quiet_loading
 from services.predict.data.rows import Example
@@ -37,7 +44,6 @@ from services.predict.training.initialisation import add_lora
 from services.predict.training.lessons import Batch, Lesson, Lessons
 from services.predict.training.marking import accuracy, fit_confidence
 from services.predict.training.recipe import Evaluation, Outcome, Recipe, TeachingData
-from services.predict.training.state import Progress, arguments_of, load_weights
 
 CHECKPOINT = "checkpoint"
 # Seconds between reports of the progress between two evaluations.
@@ -151,7 +157,6 @@ class Teaching:
         self.began = time.monotonic()
 
     def make_lessons(self, model: Any) -> Lessons:
-        """Make the batches to learn from."""
         return Lessons(self.tokenizer, model.config, self.data.train, self.recipe)
 
     def make_loss(self, model: Any, alpha: float | None) -> TeachingLoss:
@@ -167,11 +172,9 @@ class Teaching:
         if saved is not None:
             self.evaluations = [Evaluation(**values) for values in saved["evaluations"]]
             self.earlier = saved["seconds"]
-            if self.is_main and "sums" in saved:
+            if self.is_main:
                 self.sums += torch.tensor(saved["sums"], device=self.sums.device)
-        first = self.evaluations[-1].step if self.evaluations else 0
-        if saved is not None:
-            first = saved.get("step", first)  # states of earlier versions are those of an evaluation
+        first: int = 0 if saved is None else saved["step"]
         if 0 < first < self.recipe.num_steps:
             report(f"continuing at step {first} of {self.recipe.num_steps}")
         told = time.monotonic()
@@ -200,7 +203,8 @@ class Teaching:
 
     def _step(self, step: int, batch: Batch) -> None:
         """Run one optimizer step. The processes' gradients are averaged; each has only its part of the batch's loss."""
-        torch.manual_seed(_dropout_seed(self.recipe.seed, step, self.accelerator.process_index))
+        of_step = np.random.SeedSequence((self.recipe.seed, step, self.accelerator.process_index))
+        torch.manual_seed(int(of_step.generate_state(1)[0]))  # 32 bits, the limit of a CPU's generator
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.recipe, step)
         for number, (labels, rationales) in enumerate(batch.parts, start=1):
@@ -208,17 +212,13 @@ class Teaching:
             part = labels.to(device), None if rationales is None else rationales.to(device)
             is_last = number == len(batch.parts)
             with nullcontext() if is_last else self.accelerator.no_sync(self.loss):
-                with self._autocast():
+                with torch.autocast(device.type, torch.bfloat16, enabled=self.recipe.precision == "bfloat16"):
                     losses = self.loss(part, batch)
                 self.accelerator.backward(losses[0] * self.num_processes)
             self.sums += torch.stack(losses).detach()
         self.accelerator.clip_grad_norm_(self.loss.parameters(), self.recipe.max_gradient_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
-
-    def _autocast(self) -> Any:
-        is_half = self.recipe.precision == "bfloat16"
-        return torch.autocast(self.accelerator.device.type, torch.bfloat16, enabled=is_half)
 
     def _evaluate(self, step: int, writer: SummaryWriter | None) -> None:
         """Evaluate the student on validation examples, and save the state."""
@@ -287,7 +287,9 @@ class Teaching:
         loss, lora = self.whole
         if self.is_main or not self.is_sharded:
             load_weights(loss, self.progress.best_weights(best.step))
-            self._average(loss.model)
+            with torch.no_grad():
+                for name, weight in loss.model.named_parameters() if self.start else ():
+                    weight.copy_(torch.lerp(self.start[name].to(weight), weight, self.recipe.average or 1.0))
         valid_accuracy = best.validation_accuracy
         if self.recipe.average is not None:
             valid_accuracy = self._accuracy(self.data.valid[: self.recipe.max_evaluated])
@@ -309,21 +311,14 @@ class Teaching:
             len(self.data.test),
         )
 
-    def _average(self, model: Any) -> None:
-        """Average a model's weights with those before the training, if the recipe says so."""
-        with torch.no_grad():
-            for name, weight in model.named_parameters() if self.start else ():
-                weight.copy_(torch.lerp(self.start[name].to(weight), weight, self.recipe.average or 1.0))
-
     def _write(self, model: Any) -> None:
         """Write the checkpoint's folder."""
-        recipe = self.recipe
         unfinished = self.folder / f"{CHECKPOINT}.partial"
         shutil.rmtree(unfinished, ignore_errors=True)
         with quiet_loading():
             model.save_pretrained(unfinished)
         self.tokenizer.save_pretrained(unfinished)
-        if recipe.method != "explained":
+        if self.recipe.method != "explained":
             self._described(model).write(unfinished)
         shutil.rmtree(self.folder / CHECKPOINT, ignore_errors=True)
         unfinished.replace(self.folder / CHECKPOINT)
@@ -368,11 +363,6 @@ def teach(
     return teaching(model, tokenizer, data, recipe, folder).run(report, num_workers)
 
 
-def _dropout_seed(*numbers: int) -> int:
-    """Make a seed of 32 bits, the limit of a CPU's generator."""
-    return int(np.random.SeedSequence(numbers).generate_state(1)[0])
-
-
 def describe(task: Task, recipe: Recipe) -> TaskDescription:
     """Describe a student's checkpoint. A single-task student's answer is free text: rationale and label together."""
     limits = {"max_input_tokens": recipe.max_input_tokens, "max_target_tokens": recipe.max_answer_tokens}
@@ -380,3 +370,158 @@ def describe(task: Task, recipe: Recipe) -> TaskDescription:
         task = replace(task, labels=None, choices=None, metric="exact_match")
     has_rationales = recipe.method == "step-by-step"
     return TaskDescription.of(task, recipe.used_prefixes, has_rationales=has_rationales, **limits)
+
+
+STATE_FILE = "resume.pt"
+# Options of `fovea train distill` and keys of its recipe, by the last part of an argument's name.
+OPTIONS = {
+    **{name: name for name in Recipe.__dataclass_fields__},
+    **option_names("method", "learning_rate", "batch_size", "seed", "fraction", "augment", "rationales"),
+    "num_steps": "--steps",
+    "prefixes.label": "label_prefix",
+    "prefixes.rationale": "rationale_prefix",
+    "recipe.prefixes.label": "label_prefix",
+    "recipe.prefixes.rationale": "rationale_prefix",
+    "data.folder": "--data",
+    "data.labels": "--labels",
+}
+
+
+class Progress:
+    """A training's files in a folder, for a module and its optimizer as prepared by accelerate.
+
+    All processes read the same folder; only the main one writes.
+    """
+
+    def __init__(
+        self, folder: Path, accelerator: Accelerator, module: nn.Module, optimizer: Any, arguments: Mapping[str, Any]
+    ) -> None:
+        """`arguments` must equal those with which a state was saved for it to be continued; JSON values."""
+        self._folder = folder
+        self._accelerator = accelerator
+        self._module = module
+        self._optimizer = optimizer
+        self._arguments = json.loads(json.dumps(arguments))
+
+    def load(self) -> dict[str, Any] | None:
+        """Load the last state's weights into the module, and return the values saved with it; None without a state.
+
+        Raises ValueError for a state with other arguments.
+        """
+        path = self._folder / STATE_FILE
+        if not path.is_file():
+            return None
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        agree(path, json.loads(state["arguments"]), self._arguments)
+        load_weights(self._accelerator.unwrap_model(self._module), state["weights"])
+        optimizer = state["optimizer"]
+        for number, weight in enumerate(self._trained().values()):
+            moments = optimizer["state"][number]
+            # all values except the step number have the weight's shape
+            optimizer["state"][number] = {
+                name: _part_of(weight, moment) if moment.dim() else moment for name, moment in moments.items()
+            }
+        self._optimizer.load_state_dict(optimizer)
+        values: dict[str, Any] = state["values"]
+        return values
+
+    def weights(self) -> dict[str, Tensor]:
+        """The full trained weights by name; every process must call this. Empty except on the main process."""
+        return {name: whole for name, weight in self._trained().items() if (whole := self._whole(weight)) is not None}
+
+    def save(self, values: Mapping[str, Any], *, best_step: int, is_best: bool) -> None:
+        """Save the state, and its weights as the best if `is_best`; every process must call this."""
+        weights, optimizer = self.weights(), self._optimizer.state_dict()
+        for number, moments in optimizer["state"].items():
+            optimizer["state"][number] = {name: self._whole(moment) for name, moment in moments.items()}
+        if not self._accelerator.is_main_process:
+            return
+        if is_best:
+            _write(self.best_path(best_step), weights)
+        state = {
+            "arguments": json.dumps(self._arguments),
+            "values": dict(values),
+            "weights": weights,
+            "optimizer": optimizer,
+        }
+        _write(self._folder / STATE_FILE, state)
+        for path in self._folder.glob("best-*.pt"):
+            if path != self.best_path(best_step):
+                path.unlink()
+
+    def best_weights(self, step: int) -> dict[str, Tensor]:
+        """Load the weights that were saved as the best, of this step."""
+        weights: dict[str, Tensor] = torch.load(self.best_path(step), map_location="cpu", weights_only=True)
+        return weights
+
+    def best_path(self, step: int) -> Path:
+        """The file of the best weights, of this step."""
+        return self._folder / f"best-{step}.pt"
+
+    def _trained(self) -> dict[str, Tensor]:
+        return trained_weights(self._accelerator.unwrap_model(self._module))
+
+    def _whole(self, tensor: Tensor) -> Tensor | None:
+        """Assemble a tensor from its parts, on the main process."""
+        if not isinstance(tensor, DTensor):
+            return tensor
+        whole: Tensor = tensor.full_tensor()
+        return whole.cpu() if self._accelerator.is_main_process else None
+
+
+def forget(folder: Path) -> None:
+    """Remove the files that a finished training no longer needs."""
+    for path in (folder / STATE_FILE, *folder.glob("best-*.pt")):
+        path.unlink(missing_ok=True)
+
+
+def trained_weights(module: nn.Module) -> dict[str, Tensor]:
+    """Return the weights that require a gradient, by name, each once."""
+    return {name: weight.detach() for name, weight in module.named_parameters() if weight.requires_grad}
+
+
+@torch.no_grad()
+def load_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Load full weights into a module's trained ones. Raises KeyError for a missing weight."""
+    for name, weight in trained_weights(module).items():
+        weight.copy_(_part_of(weight, weights[name]))
+
+
+def arguments_of(recipe: Recipe, data: TeachingData, model: nn.Module) -> dict[str, Any]:
+    """Summarise what affects the result of a training: the recipe, and digests of the examples and of the model.
+
+    The digest covers only the first numbers of each of the model's weights.
+    """
+    examples = hashlib.sha256(repr(data.task).encode())
+    for split in (data.train, data.valid, data.test, *([data.confided] if data.confided else [])):
+        examples.update(f"{len(split)}".encode())
+        for example in split:
+            examples.update(repr(example).encode())
+    first = hashlib.sha256()
+    for name, weight in model.named_parameters():
+        first.update(f"{name} {tuple(weight.shape)}".encode())
+        first.update(weight.detach().flatten()[:64].float().cpu().numpy().tobytes())
+    return {**asdict(recipe), "examples": examples.hexdigest()[:12], "model": first.hexdigest()[:12]}
+
+
+def agree(path: Path, begun: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raises ValueError, with the differences, if a file was begun with other arguments; JSON objects."""
+    changed = differences(flat(begun), flat(now), OPTIONS)
+    if changed:
+        raise ValueError(
+            f"{path} belongs to a training with other arguments ({changed}): remove it or choose another folder"
+        )
+
+
+def _part_of(like: Tensor, whole: Tensor) -> Tensor:
+    """Return the process's part of a tensor that is sharded like another one."""
+    if not isinstance(like, DTensor):
+        return whole
+    # every process has read the whole tensor, so nothing needs to be sent
+    return distribute_tensor(whole.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+
+
+def _write(path: Path, content: Any) -> None:
+    unfinished = path.with_suffix(".partial")
+    torch.save(content, unfinished)
+    unfinished.replace(path)  # a kill leaves the old file or the new one

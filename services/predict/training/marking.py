@@ -41,44 +41,47 @@ def fit_confidence(student: Student, task: Task, examples: Sequence[Example], re
     Probabilities are those that a service returns: of a label among the task's labels, or of exactly an answer's text.
     Raises ValueError for no examples.
     """
-    hidden, inputs = _inputs(student, task, examples, recipe)
-    trie = None
+    probabilities, is_right = [0.0] * len(examples), [False] * len(examples)
     if task.labels is not None:
         label_ids = tokenised(student.tokenizer, task.labels, recipe.max_target_tokens)
         trie = Candidates(label_ids, student.config.decoder_start_token_id)
-    probabilities, is_right = [0.0] * len(examples), [False] * len(examples)
-    for places in _together(inputs):
-        encoded = student.encode([inputs[place] for place in places])
-        if trie is not None and task.labels is not None:
-            for place, scores in zip(places, student.score(encoded, [trie] * len(places)), strict=True):
+        inputs = _inputs(student, task, examples, recipe)[1]
+        for indices in _together(inputs):
+            encoded = student.encode([inputs[index] for index in indices])
+            for index, scores in zip(indices, student.score(encoded, [trie] * len(indices)), strict=True):
                 shares = scores.double().softmax(dim=0).tolist()
                 best = max(range(len(shares)), key=shares.__getitem__)
-                probabilities[place], is_right[place] = shares[best], task.labels[best] == examples[place].label
-            continue
-        found = student.decode(encoded, recipe.max_answer_tokens, _forbidden(student, task, inputs, places))
-        for place, decoded in zip(places, found, strict=True):
-            answer, own = _text(student, decoded.token_ids).strip(), hidden[place]
-            answer = answer if own is None else own.restore_equation(answer)
-            probabilities[place] = math.exp(decoded.logprob)
-            is_right[place] = task.is_right(answer, examples[place].label)
+                probabilities[index], is_right[index] = shares[best], task.labels[best] == examples[index].label
+    else:
+        for index, answer, logprob in _answers(student, task, examples, recipe):
+            probabilities[index] = math.exp(logprob)
+            is_right[index] = task.is_right(answer.strip(), examples[index].label)
     return fit_calibration(probabilities, is_right)
 
 
 def predictions(student: Student, task: Task, examples: Sequence[Example], recipe: Recipe) -> list[str]:
     """Predict the labels of examples; empty if a single-task answer has none after its marker."""
+    answers = {index: answer for index, answer, _ in _answers(student, task, examples, recipe)}
+    in_order = [answers[index] for index in range(len(examples))]
+    return [split_joint(answer)[1] or "" for answer in in_order] if recipe.method == "single-task" else in_order
+
+
+def _answers(
+    student: Student, task: Task, examples: Sequence[Example], recipe: Recipe
+) -> Iterator[tuple[int, str, float]]:
+    """Yield the index of each example, its decoded answer with its own numbers, and the answer's log-probability.
+
+    An answer must not contain number slots without a number.
+    """
     hidden, inputs = _inputs(student, task, examples, recipe)
-    answers = [""] * len(examples)
-    for places in _together(inputs):
-        encoded = student.encode([inputs[place] for place in places])
-        found = student.decode(encoded, recipe.max_answer_tokens, _forbidden(student, task, inputs, places))
-        for place, decoded in zip(places, found, strict=True):
-            answers[place] = _text(student, decoded.token_ids)
-    answers = [
-        answer if one is None else one.restore_equation(answer) for answer, one in zip(answers, hidden, strict=True)
-    ]
-    if recipe.method == "single-task":
-        return [split_joint(answer)[1] or "" for answer in answers]
-    return answers
+    slots = SlotTokens(student.tokenizer) if task.numbers == "slots" else None
+    for indices in _together(inputs):
+        encoded = student.encode([inputs[index] for index in indices])
+        forbidden = [] if slots is None else [slots.forbidden(inputs[index], is_label=True) for index in indices]
+        found = student.decode(encoded, recipe.max_answer_tokens, forbidden)
+        for index, decoded in zip(indices, found, strict=True):
+            answer, own = _text(student, decoded.token_ids), hidden[index]
+            yield index, answer if own is None else own.restore_equation(answer), decoded.logprob
 
 
 def _inputs(
@@ -93,26 +96,16 @@ def _inputs(
     return hidden, tokenised(student.tokenizer, [recipe.input_text(one) for one in read], recipe.max_input_tokens)
 
 
-def _forbidden(
-    student: Student, task: Task, inputs: Sequence[TokenIds], places: Sequence[int]
-) -> list[tuple[int, ...]]:
-    """Tokens that labels must not contain: number slots without a number."""
-    if task.numbers != "slots":
-        return []
-    slots = SlotTokens(student.tokenizer)
-    return [slots.forbidden(inputs[place], is_label=True) for place in places]
-
-
 def _together(inputs: Sequence[TokenIds]) -> Iterator[list[int]]:
-    """Yield the places of inputs of similar length, the longest first."""
-    places: list[int] = []
-    for place in sorted(range(len(inputs)), key=lambda place: len(inputs[place]), reverse=True):
-        if places and (len(places) == MAX_INPUTS or (len(places) + 1) * len(inputs[places[0]]) > MAX_TOKENS):
-            yield places
-            places = []
-        places.append(place)
-    if places:
-        yield places
+    """Yield the indices of inputs of similar length, the longest first."""
+    indices: list[int] = []
+    for index in sorted(range(len(inputs)), key=lambda index: len(inputs[index]), reverse=True):
+        if indices and (len(indices) == MAX_INPUTS or (len(indices) + 1) * len(inputs[indices[0]]) > MAX_TOKENS):
+            yield indices
+            indices = []
+        indices.append(index)
+    if indices:
+        yield indices
 
 
 def _text(student: Student, token_ids: Sequence[int]) -> str:

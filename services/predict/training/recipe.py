@@ -4,7 +4,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import typer
 from pydantic import TypeAdapter, ValidationError
@@ -84,7 +84,8 @@ class Recipe:
             raise ValueError(f"average is a share above 0 and at most 1, not {self.average}")
         if self.average is not None and self.lora_rank is not None:
             raise ValueError("average is for all weights, and a lora_rank leaves most of them as they are: give one")
-        for name in _AT_LEAST_ONE:
+        at_least_one = ("batch_size", "num_steps", "evaluate_every", "micro_batch_size", "max_new_tokens")
+        for name in (*at_least_one, "max_evaluated", "lora_rank"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} is at least 1, not {value}")
@@ -133,9 +134,6 @@ class Recipe:
         return self.used_prefixes.rationale + example.input, example.rationale
 
 
-RecipeT = TypeVar("RecipeT", bound=Recipe)
-
-
 def recipe_keys(kind: type[Recipe] = Recipe) -> dict[str, Any]:
     """The types of the hyper-parameters that a file may set, by their keys; method and seed are a command's options."""
     hints = get_type_hints(kind)
@@ -163,7 +161,7 @@ LearningRate = Annotated[
 ]
 
 
-def read_recipe(kind: type[RecipeT], path: Path | None, options: Mapping[str, Any]) -> RecipeT:
+def read_recipe(kind: type[Recipe], path: Path | None, options: Mapping[str, Any]) -> Recipe:
     """Read a recipe from a TOML file, if there is one, and let the options that are not None replace its values.
 
     Raises OSError, and ValueError for unknown keys and invalid values.
@@ -190,17 +188,6 @@ def read_recipe(kind: type[RecipeT], path: Path | None, options: Mapping[str, An
         values.pop("label_prefix", RELEASED_PREFIXES.label), values.pop("rationale_prefix", RELEASED_PREFIXES.rationale)
     )
     return kind(**values, prefixes=prefixes)
-
-
-_AT_LEAST_ONE = (
-    "batch_size",
-    "num_steps",
-    "evaluate_every",
-    "micro_batch_size",
-    "max_new_tokens",
-    "max_evaluated",
-    "lora_rank",
-)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from services.jobs.inquiry.record_file import OutputError
-from services.predict.data.own_rows import content_digest, own_splits
+from services.predict.data.inputs import content_digest, own_splits
 from services.predict.data.published import Split, read_outputs, read_rows
 from services.predict.data.rationale_file import read_records, read_teacher_outputs
 from services.predict.data.rows import (
@@ -36,20 +36,15 @@ class Source(Protocol):
     """Data that a student learns from: a dataclass, by whose values runs and their results are told apart."""
 
     @property
-    def task(self) -> str:
-        """Name of the task."""
-
+    def task(self) -> str: ...
     @property
     def name(self) -> str:
         """Name of the data in tables."""
 
     @property
-    def labels(self) -> LabelSource:
-        """Author of the labels."""
-
+    def labels(self) -> LabelSource: ...
     @property
-    def fraction(self) -> float:
-        """Share of the training rows."""
+    def fraction(self) -> float: ...
 
     def settings(self) -> Mapping[str, object]:
         """Return what else tells results on this data from others."""
@@ -66,7 +61,7 @@ class DataSource:
     """Published data or a user's own rows.
 
     `task` is one of PUBLISHED_TASKS, whose files are in `folder` as `services.predict.data.published` reads them, or
-    that of `own`, whose rows are in `folder`, a file or a folder that `services.predict.data.own_rows` reads.
+    that of `own`, whose rows are in `folder`, a file or a folder that `services.predict.data.inputs` reads.
     Rationales, and labels if `labels` is "llm", are the released ones of PaLM beside the data, or those of `fovea
     distill extract` in `rationales`: the training rows' file, or a folder with `train.jsonl`, `valid.jsonl` and
     `test.jsonl`. With human labels, rows missing from this file teach only their labels; with the teacher's, they are
@@ -98,15 +93,12 @@ class DataSource:
 
     @property
     def name(self) -> str:
-        """Name of the data in tables."""
         return self.task + (AUGMENTED if self.augment else "")
 
     def settings(self) -> dict[str, object]:
-        """Return nothing: the name tells all."""
         return {}
 
     def content(self) -> str | None:
-        """Digest the files that may change from run to run; None if there are none. Raises BadData."""
         paths = [self.folder] if self.own is not None and self.folder is not None else []
         paths += [] if self.rationales is None else [self.rationales]
         return content_digest(paths) if paths else None

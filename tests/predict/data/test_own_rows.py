@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from services.predict.data.own_rows import own_splits
+from services.predict.data.inputs import own_splits
 from services.predict.data.rows import BadData, Row, Splits
 from services.predict.data.task_file import OwnTask, read_task_file
 from services.predict.data.teacher_outputs import read_output

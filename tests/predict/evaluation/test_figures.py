@@ -3,8 +3,7 @@
 import pytest
 
 from services.jobs.plots import Curve, Panel, draw
-from services.predict.evaluation.results import Result
-from services.predict.evaluation.tables import figures
+from services.predict.evaluation.results import Result, figures
 from tests.predict.evaluation.test_tables import BASE, LARGE, NEOX, PALM, SIZES, palm, result
 
 BY_SHARE = [

@@ -16,10 +16,12 @@ from services.predict.evaluation.results import (
     Result,
     estimate,
     few_shot_cot,
+    least_resources,
+    make_tables,
+    print_tables,
     size_name,
     sizes,
 )
-from services.predict.evaluation.tables import least_resources, make_tables, print_tables
 
 BASE, LARGE = "t5-base", "t5-large"
 SIZES = {BASE: 247_577_856, LARGE: 783_150_080}

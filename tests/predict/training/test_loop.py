@@ -23,10 +23,9 @@ from services.predict.model.student import Student
 from services.predict.model.task_description import TaskDescription
 from services.predict.tasks import NO_PREFIXES, SVAMP, Prefixes
 from services.predict.training.lessons import Lessons
-from services.predict.training.loop import CHECKPOINT, TeachingLoss, learning_rate, teach
+from services.predict.training.loop import CHECKPOINT, STATE_FILE, TeachingLoss, learning_rate, teach
 from services.predict.training.marking import accuracy
 from services.predict.training.recipe import METHODS, Method, Outcome, Recipe, TeachingData
-from services.predict.training.state import STATE_FILE
 from tests.predict.sharing_job import shared_recipe
 from tests.predict.tiny_students import tiny_tokenizer
 from tests.predict.toy_lessons import TOY, examples, toy_data, toy_recipe, toy_t5

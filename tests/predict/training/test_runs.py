@@ -14,8 +14,8 @@ from services.nn.devices import DeviceOptions
 from services.predict.data.rows import BadData, Example
 from services.predict.engine import PredictEngine
 from services.predict.training.recipe import TeachingData
-from services.predict.training.runs import RESULT, StudentRun, run_student
 from services.predict.training.sources import DataSource, Source
+from services.predict.training.train import RESULT, StudentRun, run_student
 from tests.predict.tiny_students import save_student
 from tests.predict.toy_data_sets import NUM_TEST, NUM_TRAIN, write_asdiv, write_esnli, write_rationales, write_svamp
 from tests.predict.toy_lessons import toy_recipe

@@ -12,8 +12,8 @@ from services.core.store.store import Store
 from services.nn.devices import DeviceOptions
 from services.predict.engine import PredictEngine
 from services.predict.tasks import Prefixes
+from services.predict.training.loop import STATE_FILE
 from services.predict.training.recipe import Recipe
-from services.predict.training.state import STATE_FILE
 from services.predict.training.train import app
 from tests.killed_job import run_until_killed
 from tests.predict.toy_data_sets import write_rationales, write_svamp
