@@ -150,7 +150,7 @@ BUDGETS = {
     "services/curate": 4_400,
     "services/embed": 20_100,
     "services/generate": 12_900,
-    "services/predict": 7_300,
+    "services/predict": 7_000,
     "services/score": 10_900,
     "starters": 22_000,
     "vllm_plugin": 2_000,

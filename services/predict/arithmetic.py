@@ -1,12 +1,10 @@
 """The value of an equation written by a model, such as `( 10.0 * 45.0 )`, without executing the text.
 
 An equation consists of decimal numbers as Python writes them, + - * / // % **, the signs + and -, and parentheses; its
-value is Python's, with its precedence and its difference between int and float. Anything else has no value: names,
-calls, comparisons, `and` and `or`, tuples, complex results, and anything too long, too deep or too large.
+value is Python's. Anything else has no value, nor has what is too long, too deep or too large.
 
 The work is bounded: an equation has at most MAX_LENGTH characters, and every intermediate and final value is within the
-range of a float, so that an int has at most 1,024 bits. Python's own parser reads the equation; its value is computed
-without recursion.
+range of a float, so that an int has at most 1,024 bits.
 """
 
 import ast

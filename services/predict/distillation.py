@@ -9,8 +9,8 @@ for the label, another for the rationale, so both losses use the same weights in
 pass is needed after training. The other methods apply the same loss to other texts: with the input [x, r̂] (Eq. 2.2),
 or with the single target [r̂, ŷ] (Eq. 2.5).
 
-ℓ is the cross-entropy of a target's tokens. As in the released code, the mean is over all target tokens of a batch,
-so that a long target weighs more than a short one; the mean over examples is different (`mean_over`).
+ℓ is the cross-entropy of a target's tokens. As in the released code, the mean is over all target tokens of a batch; the
+mean over examples is different (`mean_over`).
 
 Shapes: B batch, T target tokens, V vocabulary. Losses have the logits' dtype, or float32 if that is half precision.
 """

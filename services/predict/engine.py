@@ -77,12 +77,9 @@ class Item:
 
 @dataclass(frozen=True)
 class Prediction:
-    """An answer.
+    """An answer: the service's `Prediction`, and its tokens.
 
-    `probability` is the label's among the candidates, `probabilities` that of each in order, None if not requested. For
-    free text, `probability` is that of exactly these tokens among all texts, and `probabilities` is None. `value` is
-    that of a label which is an equation, and `unused_numbers` are the input's numbers that do not occur in it, None for
-    other tasks. `confidence` is the probability that the label is right, None if the student is not calibrated.
+    `probability` is the label's among the candidates or, for free text, that of exactly these tokens among all texts.
     `completion_tokens` counts label and rationale with their ends of sequence.
     """
 
@@ -118,7 +115,7 @@ class PredictEngine:
             raise ValueError("the tokenizer does not append the end-of-sequence token to a text")
         self._plain_texts = PlainTexts(self.tokenizer)
         self.max_token_characters = max(map(len, self.tokenizer.get_vocab()), default=1)
-        self._slot_tokens = SlotTokens(self.tokenizer) if self._has_slots else None
+        self._slot_tokens = SlotTokens(self.tokenizer) if description.numbers == "slots" else None
         self._answers = None if description.labels is None else self._answers_of(description.labels, description.labels)
         if self._answers is not None and len(set(self._answers.trie.token_ids)) < len(self._answers.texts):
             raise ValueError("two labels have the same tokens")
@@ -135,10 +132,6 @@ class PredictEngine:
     def has_rationales(self) -> bool:
         """Whether the student was trained to give rationales."""
         return self.description.rationale_prefix is not None
-
-    @property
-    def _has_slots(self) -> bool:
-        return self.description.numbers == "slots"
 
     # On any thread
 
@@ -170,9 +163,9 @@ class PredictEngine:
         except FieldError as error:
             raise InvalidField(f"{param}: {error}.", param=f"{param}.{error.field}") from None
         numbers = None
-        if self._task.metric == "equal_value" or self._has_slots:
+        if self._task.metric == "equal_value" or self._slot_tokens is not None:
             numbers = hide_numbers(text)
-            text = numbers.text if self._has_slots else text
+            text = text if self._slot_tokens is None else numbers.text
         label_ids = self._input_ids(self.description.label_prefix, text, param)
         rationale_ids = None
         if rationale and self.description.rationale_prefix is not None:
@@ -343,7 +336,7 @@ class PredictEngine:
 
     def _free_label(self, item: Item, decoded: Decoded) -> Label:
         text = self._text(decoded.token_ids)
-        if self._has_slots and item.numbers is not None:
+        if self._slot_tokens is not None and item.numbers is not None:
             text = item.numbers.restore_equation(text)
         return Label(text, math.exp(decoded.logprob), None, len(decoded.token_ids) + decoded.is_finished)
 
@@ -372,7 +365,7 @@ class PredictEngine:
         """Return the text of a rationale, which ends in "…" where it goes round in circles."""
         text, kept = (self._text(ids) for ids in (decoded.token_ids, before_circles(decoded.token_ids)))
         text = text if kept == text else f"{kept} …"
-        return item.numbers.restore_rationale(text) if self._has_slots and item.numbers is not None else text
+        return text if self._slot_tokens is None or item.numbers is None else item.numbers.restore_rationale(text)
 
     def _text(self, token_ids: Sequence[int]) -> str:
         text: str = self.tokenizer.decode(token_ids, skip_special_tokens=True)

@@ -128,7 +128,7 @@ class HiddenNumbers:
 
     def unused_in(self, equation: str) -> tuple[int | float, ...]:
         """Return the numbers of the text that do not occur in an equation of real numbers, in ascending order."""
-        used = {number.value for number in _numbers(equation)}
+        used = {number.value for _, number in _found(equation)}
         unused = [number.value for number in self.numbers.values() if not number.may_be_pronoun]
         return tuple(int(value) if value.denominator == 1 else float(value) for value in unused if value not in used)
 
@@ -136,7 +136,7 @@ class HiddenNumbers:
 def hide_numbers(text: str) -> HiddenNumbers:
     """Replace the numbers of a text by signs."""
     distinct: dict[Fraction, Number] = {}
-    for number in _numbers(text):
+    for _, number in _found(text):
         distinct.setdefault(number.value, number)
     ascending = sorted(distinct.values(), key=lambda number: number.value)
     numbers = dict(zip(SLOTS, ascending, strict=False))
@@ -181,10 +181,6 @@ def _substitute(text: str, sign_of: Callable[[Number], str | None]) -> str:
         parts += [text[end : found.start()], f"{left}{sign}{right}"]
         end = found.end()
     return "".join([*parts, text[end:]])
-
-
-def _numbers(text: str) -> list[Number]:
-    return [number for _, number in _found(text)]
 
 
 def _found(text: str) -> list[tuple[re.Match[str], Number]]:

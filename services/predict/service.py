@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 
 from services.core.batching.batcher import Batcher, Submission
 from services.core.batching.slices import map_slices
-from services.core.errors import InvalidField, InvalidRequest, NotFound, Overloaded, TooLarge
+from services.core.errors import InvalidField, InvalidRequest, NotFound, TooLarge
 from services.core.exchange import RequestContext
 from services.core.metrics import Metrics
 from services.core.serving.served_checkpoint import Served
@@ -133,7 +133,10 @@ class PredictService:
             if not fitting and model is not None:
                 raise InvalidRequest(f"task: {model!r} has another task: {known[0][1].task!r}.", param="task")
             if not fitting:
-                raise self._no_task(task)
+                if any(one.description is None for one in self.models.residents):
+                    raise self.models.loading()
+                message = f"There is no task {task!r}; available: {_listed(self._tasks())}."
+                raise NotFound(message, param="task", code="task_not_found")
             known = fitting
         tasks = {description.task for _, description in known}
         if len(tasks) > 1 and task is None:
@@ -204,13 +207,6 @@ class PredictService:
         context.timing.add("infer", time.perf_counter() - began - waited_s)
         self.metrics.prompt_tokens.inc(sum(one.prompt_tokens for one in predictions))
         return predictions
-
-    def _no_task(self, task: str) -> NotFound | Overloaded:
-        """Make the error for an unknown task: Overloaded if its model may be one that is being loaded."""
-        if any(one.description is None for one in self.models.residents):
-            return self.models.loading()
-        message = f"There is no task {task!r}; available: {_listed(self._tasks())}."
-        return NotFound(message, param="task", code="task_not_found")
 
     def _tasks(self) -> list[str]:
         return [description.task for _, description in self.models.described()]

@@ -44,7 +44,7 @@ def sweep(
 
 def _cells(options: dict[str, Any]) -> list[Cell]:
     """List every student once, all students of a seed before those of the next."""
-    given = evaluate.recipe_of(Recipe, options)
+    given = option.recipe_of(Recipe, options)
     numbers = {name: options[name] for name in ("num_train", "num_valid", "num_test")}
     return [
         Cell(

@@ -10,7 +10,7 @@ from services.jobs.options import StoreUrl, command_line
 from services.predict.training import initialisation
 from services.predict.training.initialisation import build_tokenizer
 from services.predict.training.loop import Teaching
-from services.predict.training.recipe import BatchSize, LearningRate, Recipe, RecipeFile, Steps, TeachingData
+from services.predict.training.recipe import BatchSize, LearningRate, Recipe, RecipeFile, Steps, TeachingData, recipe_of
 from services.predict.training.train import (
     Licence,
     MethodName,
@@ -21,7 +21,6 @@ from services.predict.training.train import (
     Statement,
     StudentRun,
     one_line_errors,
-    recipe_of,
     train_and_publish,
     training_texts,
 )

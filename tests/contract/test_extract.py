@@ -12,7 +12,7 @@ import requests
 from services.jobs.inquiry.record_file import digest_of
 from services.predict.data.rationale_file import read_records
 from services.predict.data.teacher_outputs import read_output
-from services.predict.extraction.prompts import load_prompts
+from services.predict.extraction.command import load_prompts
 from services.predict.tasks import ESNLI
 from tests.contract.generate_processes import running_system
 from tests.contract.served_system import System

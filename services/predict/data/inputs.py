@@ -61,7 +61,8 @@ def read_inputs(task: Task, path: Path) -> list[Input]:
         except UnicodeEncodeError as error:
             raise BadData(f"{location}: half of a surrogate pair, which is no character ({error.reason})") from None
         except FieldError as error:
-            raise BadData(f"{location}: {error}{_hint(error, record)}") from None
+            hint = f"; {nearest(error.field, record)}" if record and error.field not in record else ""
+            raise BadData(f"{location}: {error}{hint}") from None
         except BadData as error:
             raise BadData(f"{location}: {error}") from None
         one = Input(_id_of(task, record, row, text), row, values, record, location)
@@ -113,11 +114,6 @@ def _values(task: Task, record: Mapping[str, Any]) -> Mapping[str, FieldValue]:
         return split_input(task, record["input"])
     names = {name: name if name in record else name.capitalize() for name in task.fields}
     return {name: record[given] for name, given in names.items() if given in record}
-
-
-def _hint(error: FieldError, record: Mapping[str, Any]) -> str:
-    """Name the key that was probably meant as a missing field."""
-    return f"; {nearest(error.field, record)}" if record and error.field not in record else ""
 
 
 def _id_of(task: Task, record: Mapping[str, Any], row: int, text: bytes) -> str:

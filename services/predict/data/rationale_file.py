@@ -1,9 +1,7 @@
 """Teachers' outputs in a file that stays valid when an extraction is killed, so that the next one can continue it.
 
-    rationales.jsonl                  one output per line, in order of arrival
-    rationales.jsonl.arguments.json   the extraction's arguments; only one with the same arguments may continue the file
-
-A line counts once it is on disk. An incomplete line that a crash leaves at the end of the file is cut off.
+rationales.jsonl                  one output per line, in order of arrival
+rationales.jsonl.arguments.json   the extraction's arguments; only one with the same arguments may continue the file
 """
 
 import json

@@ -1,9 +1,8 @@
 """Rationale and label of a teacher's output, parsed by the rules behind the published results.
 
-A teacher continues a few-shot prompt with its rationale, its answer, and often further questions of its own, which are
-cut off. The rules are those of the released parser with their quirks; for example, ANLI's label loses its last
-character whether or not it is the full stop. An output that a rule cannot parse is kept together with its problem, so
-that nothing is lost silently; the rationale or label is then " " or "", also as in the released parser.
+The rules are those of the released parser with their quirks: questions of a teacher's own are cut off, and ANLI's label
+loses its last character whether or not it is the full stop. An output that a rule cannot parse is kept together with
+its problem; the rationale or label is then " " or "".
 """
 
 import re

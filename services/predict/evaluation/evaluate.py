@@ -1,8 +1,4 @@
-"""`fovea evaluate distill …`: evaluation of students by the dissertation's protocol (chapter 2), with its tables.
-
-`sweep` trains students over data sets, models, shares of the data, methods and seeds; `table` combines the results of
-several sweeps. Both also draw the dissertation's figures.
-"""
+"""`fovea evaluate distill …`: students by the dissertation's protocol (chapter 2), with its tables and figures."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,7 +31,7 @@ from services.predict.evaluation.sweep import (
 )
 from services.predict.tasks import SVAMP
 from services.predict.training import recipe as option
-from services.predict.training.recipe import METHODS, Recipe, read_recipe
+from services.predict.training.recipe import METHODS, Recipe, recipe_of
 from services.predict.training.sources import PUBLISHED_TASKS, DataSource
 
 EXIT_FAILED = 1
@@ -107,7 +103,12 @@ def sweep(
     Run the same command again to continue. The exit status is 1 if a student failed; the others are still trained.
     """
     options: dict[str, Any] = dict(locals())
-    run_sweep("fovea evaluate distill sweep", options, lambda: _grid(options).cells(), lambda: _published(options))
+
+    def few_shot_cot() -> list[Result]:
+        found = [few_shot_cot_of(task, data) for task in split(tasks) if task in PUBLISHED_TASKS and data is not None]
+        return [result for result in found if result is not None]
+
+    run_sweep("fovea evaluate distill sweep", options, lambda: _grid(options).cells(), few_shot_cot)
 
 
 def run_sweep(
@@ -201,12 +202,6 @@ def few_shot_cot_of(task: str, folder: Path) -> Result | None:
     return Result(task, "human", PALM, FEW_SHOT_COT, 0.0, PALM, {"-": {"test_accuracy": fmean(right)}})
 
 
-def _published(options: Mapping[str, Any]) -> list[Result]:
-    """The results of PaLM itself on the published tasks of a sweep, where its outputs are in the data folder."""
-    tasks = [task for task in split(options["tasks"]) if task in PUBLISHED_TASKS and options["data"] is not None]
-    return [result for task in tasks if (result := few_shot_cot_of(task, options["data"])) is not None]
-
-
 def _grid(options: Mapping[str, Any]) -> Grid:
     """Make the grid from the command's options. Raises BadParameter and ValueError."""
     return Grid(
@@ -231,13 +226,6 @@ def models_of(text: str) -> tuple[str, ...]:
             message = f"{model!r} is neither a folder with a config.json nor one of {', '.join(SHAPES)}"
             raise typer.BadParameter(message, param_hint="--models")
     return models
-
-
-def recipe_of(kind: type[Recipe], options: Mapping[str, Any]) -> Recipe:
-    """Make the recipe of a sweep's options, except for the method and the seed. Raises OSError and ValueError."""
-    return read_recipe(
-        kind, options["recipe"], {name: options[name] for name in ("steps", "batch_size", "learning_rate")}
-    )
 
 
 def _sources(options: Mapping[str, Any]) -> Iterator[DataSource]:

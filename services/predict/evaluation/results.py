@@ -71,11 +71,9 @@ class Estimate:
 
 def _combine(earlier: Result, later: Result) -> Result:
     """Merge the seeds in order; a seed that was run again replaces its earlier run."""
-    return replace(later, scores=dict(sorted({**earlier.scores, **later.scores}.items(), key=_by_number)))
-
-
-def _by_number(entry: tuple[str, Any]) -> tuple[int, str]:
-    return (int(entry[0]) if entry[0].isdigit() else -1), entry[0]
+    scores = {**earlier.scores, **later.scores}
+    order = sorted(scores, key=lambda seed: (int(seed) if seed.isdigit() else -1, seed))
+    return replace(later, scores={seed: scores[seed] for seed in order})
 
 
 RESULT_FILES = ResultFiles(Result, attrgetter("data", "labels", "model", "method", "fraction", "teacher"), _combine)
@@ -121,14 +119,11 @@ def few_shot_cot(results: Iterable[Result], data: str) -> Result | None:
 
 def sets_of(results: Iterable[Result]) -> list[tuple[str, LabelSource]]:
     """The students' data sets and sources of labels: human labels first, published data sets in their order."""
-    order = [*DATA_NAMES]
-
-    def place(data: str) -> int:
-        base = data.removesuffix(AUGMENTED)
-        return order.index(base) if base in order else len(order)
-
+    rank = {data: number for number, data in enumerate(DATA_NAMES)}
     found = {(result.data, result.labels) for result in students(results)}
-    return sorted(found, key=lambda pair: (pair[1] != "human", place(pair[0]), pair[0]))
+    return sorted(
+        found, key=lambda pair: (pair[1] != "human", rank.get(pair[0].removesuffix(AUGMENTED), len(rank)), pair[0])
+    )
 
 
 def data_name(data: str) -> str:
@@ -237,7 +232,7 @@ def _accuracies(results: Sequence[Result], data: str, labels: LabelSource) -> Ta
     fractions = sorted({result.fraction for result in own})
     usual = _usual_seeds(own)
     teacher = few_shot_cot(results, data)
-    known = f"; {_of_teacher(teacher)}" if teacher else ""
+    known = f"; few-shot CoT of {teacher.model}: {estimate(teacher).mean:.2f}" if teacher else ""
     rows = []
     for model, size in sizes(own).items():
         for series, name in series_names(own).items():
@@ -275,10 +270,7 @@ def _single_task(results: Sequence[Result]) -> Iterator[Table]:
 def _whole_data(results: Sequence[Result]) -> Iterator[tuple[str, list[Result]]]:
     """Yield the students of each model that learnt from all rows with human labels, for both tables."""
     for model in sizes(results):
-        yield (
-            model,
-            [r for r in students(results) if (r.model, r.labels, r.fraction) == (model, "human", 1)],
-        )
+        yield model, [r for r in students(results) if (r.model, r.labels, r.fraction) == (model, "human", 1)]
 
 
 def _by_data(title: str, own: Sequence[Result], rows: Sequence[tuple[str, str | None]], *, has_teacher: bool) -> Table:
@@ -315,11 +307,6 @@ def _least_resources(results: Sequence[Result]) -> Iterator[Table]:
         if rows:
             title = f"Figure {figure}: the least that is better than few-shot CoT, {LABELS[labels]}{_over(usual)}"
             yield Table.of_texts(title, LEAST_HEADER, rows, 3)
-
-
-def _of_teacher(teacher: Result) -> str:
-    found: Estimate = estimate(teacher)
-    return f"few-shot CoT of {teacher.model}: {found.mean:.2f}"
 
 
 def _usual_seeds(results: Sequence[Result]) -> int:
@@ -383,14 +370,8 @@ def _least(own: Sequence[Result], teacher: Result) -> Panel:
         name = f"{names[series]}, {best.model} ({size_name(size)})" + ("" if least.is_enough else ": not enough")
         radius = max(LARGEST_RADIUS * math.sqrt(size / largest), MARK_RADIUS + 1)
         curves.append(Curve(name, ((100 * best.fraction, found.mean),), (found.error,), mark_radius=radius))
-    return Panel(
-        data_name(own[0].data),
-        SHARE,
-        ACCURACY,
-        (*curves, *_level(teacher)),
-        has_zero=False,
-        x_range=SHARE_AXIS,
-    )
+    level = _level(teacher)
+    return Panel(data_name(own[0].data), SHARE, ACCURACY, (*curves, *level), has_zero=False, x_range=SHARE_AXIS)
 
 
 def _curves(own: Sequence[Result], methods: Sequence[str], x_of: Callable[[Result], float]) -> list[Curve]:
@@ -409,6 +390,5 @@ def _curves(own: Sequence[Result], methods: Sequence[str], x_of: Callable[[Resul
 def _level(teacher: Result | None) -> list[Curve]:
     if teacher is None:
         return []
-    labels: LabelSource = "human"
-    name = f"{method_name(teacher.method, labels)} ({teacher.model})"
+    name = f"{METHOD_NAMES[teacher.method]} ({teacher.model})"
     return [Curve(name, ((0.0, estimate(teacher).mean),), is_level=True)]

@@ -1,8 +1,7 @@
 """Sweeps: many students over data sets, models, methods, labels, teachers, shares of the data and seeds.
 
-Each student runs in its own process, which ends with the sweep, however the sweep ends. A killed student continues from
-its last state when this sweep, or another one over the same folder, is run again. Sweeps that run at the same time over
-one folder share its students, each of which has a folder of its own:
+Each student runs in its own process, which ends with the sweep, however the sweep ends, and continues from its last
+state in the next one. Sweeps that run at the same time over one folder share its students, each in a folder of its own:
 
 <folder>/scores.json   its result, written last: a student that has it is finished
 <folder>/log.txt       output of its process
@@ -21,6 +20,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
@@ -30,6 +30,7 @@ from rich.console import Console
 
 from services.jobs.interruption import ignore_interrupts
 from services.jobs.progress import Bars, duration
+from services.jobs.resumption import differences
 from services.predict.data.rows import BadData, LabelSource
 from services.predict.evaluation.results import RESULT_FILES, Result
 from services.predict.training.recipe import Method, Recipe
@@ -86,13 +87,8 @@ class Cell:
             return None
         expected = replace(self.result({}), scores=found.scores)
         if found != expected:
-            before, now = ({**asdict(one), **one.settings} for one in (found, expected))
-            differences = [
-                f"{name} was {before.get(name)!r}, and is {now.get(name)!r}"
-                for name in sorted({*before, *now} - {"settings"})
-                if before.get(name) != now.get(name)
-            ]
-            raise SweepError(f"{folder} was run with other settings: {'; '.join(differences)}")
+            before, now = ({**asdict(one), **one.settings, "settings": {}} for one in (found, expected))
+            raise SweepError(f"{folder} was run with other settings: {differences(before, now, {})}")
         return found
 
 
@@ -132,41 +128,18 @@ class Grid:
         Standard finetuning on human labels uses no teacher, so it is listed once for all teachers. Raises BadData for
         missing rationales.
         """
-        return list(dict.fromkeys(
-            self._cell(source, labels, model, fraction, method, teacher, seed)
-            for seed in self.seeds
-            for source in self.sources
-            for labels in self.labels
-            for model in self.models
-            for fraction in self.fractions
-            for method in self.methods
-            for teacher in self._teachers(source, labels, method)
-        ))  # fmt: skip
-
-    def _teachers(self, source: DataSource, labels: LabelSource, method: Method) -> Sequence[Teacher]:
-        teachers = self.teachers[:1] if _is_untaught(labels, method) else self.teachers
-        if source.own is None:
-            return teachers
-        return [Teacher(OWN_ROWS) if teacher.rationales is None else teacher for teacher in teachers]
-
-    def _cell(
-        self,
-        source: DataSource,
-        labels: LabelSource,
-        model: str,
-        fraction: float,
-        method: Method,
-        teacher: Teacher,
-        seed: int,
-    ) -> Cell:
-        rationales = None if teacher.rationales is None else path_of_task(teacher.rationales, source.task)
-        data = replace(source, labels=labels, fraction=fraction, rationales=rationales)
-        recipe = replace(self.recipe, method=method, seed=seed)
-        return Cell(data, model, recipe, None if _is_untaught(labels, method) else teacher.name)
-
-
-def _is_untaught(labels: LabelSource, method: Method) -> bool:
-    return labels == "human" and method == "standard"
+        cells = []
+        varied = (self.seeds, self.sources, self.labels, self.models, self.fractions, self.methods)
+        for seed, source, labels, model, fraction, method in product(*varied):
+            is_untaught = labels == "human" and method == "standard"
+            for teacher in self.teachers[:1] if is_untaught else self.teachers:
+                given = teacher.rationales
+                rationales = None if given is None else path_of_task(given, source.task)
+                data = replace(source, labels=labels, fraction=fraction, rationales=rationales)
+                name = OWN_ROWS if source.own is not None and given is None else teacher.name
+                recipe = replace(self.recipe, method=method, seed=seed)
+                cells.append(Cell(data, model, recipe, None if is_untaught else name))
+        return list(dict.fromkeys(cells))
 
 
 class Sweep:
@@ -347,8 +320,5 @@ def _context() -> BaseContext:
 
 def _last_line(log: Path) -> str:
     """Read the last line of a failed process's log."""
-    try:
-        lines = log.read_text(errors="replace").split("\n")
-    except FileNotFoundError:
-        lines = []
+    lines = log.read_text(errors="replace").split("\n") if log.is_file() else []
     return next((line.strip() for line in reversed(lines) if line.strip()), "it exited without a message")

@@ -1,20 +1,29 @@
 """`fovea distill extract`: ask a large model for the rationales and labels that students learn from.
 
 Running the same command again continues where it stopped: inputs with a written answer are not asked about again.
+
+Few-shot prompts contain demonstrations (x, r, y) before the input: chains of thought (Wei et al. 2022), as in
+Distilling step-by-step. Zero-shot prompts describe the form of the output in words. The rules of
+`services.predict.data.teacher_outputs` parse both forms.
 """
 
 import asyncio
+import hashlib
 import json
 import os
+import string
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
+import orjson
 import stamina
 import typer
+from pydantic import ValidationError
 from rich.console import Console
 
 from services.core.openai_client import Answer, Api, Endpoint, EndpointClient, EndpointError, Patience
@@ -27,10 +36,10 @@ from services.predict.data.inputs import Input, published_inputs, read_inputs, s
 from services.predict.data.published import Split
 from services.predict.data.rationale_file import Record, opened_rationales
 from services.predict.data.rows import BadData
-from services.predict.data.task_file import read_task_file
-from services.predict.data.teacher_outputs import read_output
-from services.predict.extraction.prompts import PromptError, Prompts, load_prompts, own_prompts
-from services.predict.tasks import TASKS, FieldValue, Task
+from services.predict.data.task_file import GivenDemonstration, TaskFile, parse_yaml, read_task_file
+from services.predict.data.teacher_outputs import OWN_INPUT, read_output
+from services.predict.model.task_description import StrictFile, complaint_of
+from services.predict.tasks import ANSWER_MARKER, TASKS, FieldError, FieldValue, Task
 
 EXIT_FAILED = 1
 EXIT_UNANSWERED = 3
@@ -42,20 +51,176 @@ MIN_JUDGED = 20
 MAX_SHOWN = 400
 # Unless a request's additional fields have another.
 TEMPERATURE = 0.0
+# Prompt file of each task; both data sets of word problems share one.
+PROMPT_FILES = {"esnli": "esnli", "anli1": "anli1", "cqa": "cqa", "svamp": "svamp", "asdiv": "svamp"}
+LETTERS = string.ascii_lowercase
+
+# For users' own tasks.
+OWN_QUESTION = f"{OWN_INPUT}\n{{input}}\n\nAnswer:"
+OWN_ANSWER = f"{{rationale}}{ANSWER_MARKER}{{label}}."
+OWN_FORM = """{instruction}
+{candidates}First give the reasoning in one or two sentences.
+Then end with one sentence of exactly this form, and nothing after it:
+{form}"""
+
+
+class PromptError(Exception):
+    """Prompts that can't be used; the message can be shown to users."""
+
+
+class PromptFile(StrictFile):
+    """The prompts of a task, as a YAML file holds them.
+
+    `question` and `answer` are the two halves of a demonstration, with names in braces for what is filled in: the
+    task's fields or `input`, all of them as a student reads them, and `rationale` and `label`. Where labels are
+    choices, `{label}` is the letter in parentheses and the choice. `few_shot` are a chat's instructions before the
+    demonstrations, `zero_shot` either route's instructions in place of them; `stop` ends an output. A demonstration
+    holds a value for every field, and `rationale` and `label`.
+    """
+
+    question: str
+    answer: str
+    stop: tuple[str, ...] = ()
+    few_shot: str
+    zero_shot: str
+    demonstrations: tuple[GivenDemonstration, ...]
+
+    def digest(self) -> str:
+        """Return the SHA-256 of its content in hexadecimal; comments and layout of the YAML do not count."""
+        return hashlib.sha256(orjson.dumps(self.model_dump(), option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+class Demonstration(NamedTuple):
+    """An input with its label and the rationale for it."""
+
+    values: Mapping[str, FieldValue]
+    rationale: str
+    label: str
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Prompts that ask a teacher for a task's rationales."""
+
+    task: Task
+    file: PromptFile
+    is_zero_shot: bool = False
+
+    def completion(self, values: Mapping[str, FieldValue]) -> str:
+        """Return a text to be continued by rationale and label. Raises FieldError."""
+        if self.is_zero_shot:
+            return f"{self.file.zero_shot.strip()}\n\n{self._question(values)}"
+        shown = [f"{question} {answer}" for question, answer in self._shown]
+        return "\n\n".join([*shown, self._question(values)])
+
+    def messages(self, values: Mapping[str, FieldValue]) -> list[dict[str, str]]:
+        """Return the same as a chat: each demonstration is a question and its answer. Raises FieldError."""
+        if self.is_zero_shot:
+            return [{"role": "user", "content": self.completion(values)}]
+        turns = [{"role": "system", "content": self.file.few_shot.strip()}]
+        for question, answer in self._shown:
+            turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        return [*turns, {"role": "user", "content": self._question(values)}]
+
+    def checked(self, path: Path) -> "Prompts":
+        """Return these prompts of a file.
+
+        Raises PromptError if a demonstration is incomplete, or its own output does not parse to its values.
+        """
+        for number, given in enumerate(self.file.demonstrations, start=1):
+            if missing := {"rationale", "label"} - given.keys():
+                raise PromptError(f"{path}: demonstration {number} has no {' and no '.join(sorted(missing))}")
+            one = _demonstration(given)
+            try:
+                candidates = self.task.candidates(one.values)
+                if candidates is not None and one.label not in candidates:
+                    listed = ", ".join(candidates)
+                    raise PromptError(f"{path}: demonstration {number}: {one.label!r} is not one of {listed}")
+                self._question(one.values)
+                read = read_output(self.task, one.values, self._answer(one))
+            except FieldError as error:
+                raise PromptError(f"{path}: demonstration {number}: {error}") from None
+            except (KeyError, IndexError, AttributeError, ValueError) as error:
+                raise PromptError(f"{path}: invalid braces in question or answer: {error}") from None
+            if (read.rationale, read.label, read.problem) != (one.rationale, one.label, None):
+                raise PromptError(f"{path}: demonstration {number}: it is parsed as {read}")
+        return self
+
+    @cached_property
+    def _shown(self) -> Sequence[tuple[str, str]]:
+        """Questions and answers of the demonstrations."""
+        demonstrations = [_demonstration(one) for one in self.file.demonstrations]
+        return [(self._question(one.values), self._answer(one)) for one in demonstrations]
+
+    def _question(self, values: Mapping[str, FieldValue]) -> str:
+        texts = {name: value for name, value in values.items() if isinstance(value, str)}
+        return self.file.question.strip().format_map({**texts, "input": self.task.input_text(values)})
+
+    def _answer(self, one: Demonstration) -> str:
+        label = one.label
+        if self.task.choices is not None:
+            letter = LETTERS[tuple(one.values[self.task.choices]).index(label)]
+            label = f"({letter}) {label}"
+        return self.file.answer.format(rationale=one.rationale, label=label)
+
+
+def load_prompts(task: Task, path: Path | None = None, *, is_zero_shot: bool = False) -> Prompts:
+    """Load the prompts of a file, or the built-in ones for the task. Raises PromptError."""
+    path = path or Path(__file__).with_name("demonstrations") / f"{PROMPT_FILES[task.name]}.yaml"
+    try:
+        file = PromptFile.model_validate(parse_yaml(path.read_bytes(), path))
+    except BadData as error:
+        raise PromptError(str(error)) from None
+    except OSError as error:
+        raise PromptError(f"{path}: {error.strerror}") from None
+    except ValidationError as error:
+        raise PromptError(f"{path}: {complaint_of(error)}") from None
+    if not file.demonstrations:
+        raise PromptError(f"{path}: demonstrations: at least one is needed")
+    return Prompts(task, file, is_zero_shot=is_zero_shot).checked(path)
+
+
+def own_prompts(given: TaskFile, path: Path, *, is_zero_shot: bool = False) -> Prompts:
+    """Make the prompts of a task file, zero-shot if it has no demonstrations. Raises PromptError."""
+    task, prompt = given.to_task(), given.prompt
+    if prompt is None:
+        raise PromptError(f"{path}: prompt is missing, which tells the teacher what to do")
+    candidates, form = "", "<answer>"
+    if task.labels is not None:
+        candidates, form = f"The answer is one of: {', '.join(task.labels)}.\n", "<label>"
+    if task.choices is not None:
+        candidates, form = "The answer is one of the choices of the input.\n", "(<letter>) <choice>"
+    said = OWN_FORM.format(
+        instruction=prompt.instruction.strip(),
+        candidates=candidates,
+        form=OWN_ANSWER.format(rationale="", label=form).strip(),
+    )
+    file = PromptFile(
+        question=OWN_QUESTION,
+        answer=OWN_ANSWER,
+        stop=(f"\n\n{OWN_INPUT}",),
+        few_shot=said,
+        zero_shot=said,
+        demonstrations=prompt.demonstrations,
+    )
+    return Prompts(task, file, is_zero_shot=is_zero_shot or not prompt.demonstrations).checked(path)
+
+
+def _demonstration(one: Mapping[str, str | tuple[str, ...]]) -> Demonstration:
+    values = {name: value for name, value in one.items() if name not in ("rationale", "label")}
+    return Demonstration(values, str(one["rationale"]), str(one["label"]))
+
 
 app = command_line()
 
-
 TaskName = Literal["esnli", "anli1", "cqa", "svamp", "asdiv"]
-
-
 Output = Annotated[Path, typer.Option(help="File of outputs, new or to be continued, as JSON lines.")]
 Data = Annotated[
     Path,
     typer.Option(help="Folder of `fovea train distill`'s data, or a file of inputs: JSON lines or a JSON list."),
 ]
 Limit = Annotated[int | None, typer.Option(min=1, help="Use at most this many inputs.")]
-PromptFile = Annotated[Path | None, typer.Option(help="YAML file of prompts.", show_default="the task's")]
+PromptsFile = Annotated[Path | None, typer.Option(help="YAML file of prompts.", show_default="the task's")]
 ZeroShot = Annotated[bool, typer.Option("--zero-shot", help="Use an instruction instead of demonstrations.")]
 KeyVariable = Annotated[
     str | None, typer.Option(help="Environment variable that holds the key.", show_default="no key")
@@ -192,7 +357,7 @@ def extract(
     base_url: Annotated[str, typer.Option(help="URL of an OpenAI-compatible endpoint.")] = "http://127.0.0.1:8080/v1",
     api: Annotated[Api, typer.Option(help="Route of the endpoint to use.")] = "chat",
     key_variable: KeyVariable = None,
-    prompts: PromptFile = None,
+    prompts: PromptsFile = None,
     zero_shot: ZeroShot = False,
     max_tokens: MaxTokens = 256,
     extra: Extra = "{}",
@@ -226,7 +391,13 @@ def extract(
                 )
         except UnparsedOutputs as error:
             _tell_totals(tally, console)
-            _tell_unparsed(error, plan, console)
+            other = "demonstrations" if loaded.is_zero_shot else "--zero-shot"
+            console.print(
+                f"fovea distill extract: {printable(str(error))}\nAll outputs are kept. Use another --output with"
+                f" {other}, other --prompts or more --max-tokens, or raise --max-unparsed to continue with this one.",
+                markup=False,
+                soft_wrap=True,
+            )
             raise typer.Exit(EXIT_UNPARSED) from None
     _tell_totals(tally, console)
     if num_failed:
@@ -297,16 +468,6 @@ def _tell_totals(tally: Tally, console: Console) -> None:
     console.print(f"{tally.num_records} outputs: {tally.told()}", markup=False, soft_wrap=True)
     for problem, number in tally.problems.most_common():
         console.print(f"  {problem}: {number}", markup=False, soft_wrap=True)
-
-
-def _tell_unparsed(error: UnparsedOutputs, plan: Plan, console: Console) -> None:
-    console.print(f"fovea distill extract: {printable(str(error))}", markup=False, soft_wrap=True)
-    other = "demonstrations" if plan.prompts.is_zero_shot else "--zero-shot"
-    console.print(
-        f"All outputs are kept. Use another --output with {other}, other --prompts or more --max-tokens, or raise"
-        " --max-unparsed to continue with this one.",
-        soft_wrap=True,
-    )
 
 
 def _prompts(name: TaskName | None, file: Path | None, prompts: Path | None, *, is_zero_shot: bool) -> Prompts:

@@ -13,9 +13,8 @@ node, C candidates, P the most edges of a candidate.
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,26 +24,18 @@ Numbers = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 Visible = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
 
 
-class DecoderRows(Protocol):
-    """The decoder rows of one input in a pass: (N,) tokens and depths, and which rows each row sees."""
+class DecoderRows(NamedTuple):
+    """The decoder rows of one input in a pass: tokens (N,), depths (N,), and whether a row sees a column (N, N)."""
 
     tokens: Numbers
     depths: Numbers
+    visible: Visible
 
-    def visible(self) -> Visible:
-        """Return whether the row sees the column, (N, N)."""
-
-
-class Chain:
-    """The rows of one answer; each gives the probability of the answer's next token."""
-
-    def __init__(self, token_ids: Sequence[int], start_id: int) -> None:
-        self.tokens: Numbers = np.array([start_id, *token_ids[:-1]])
-        self.depths: Numbers = np.arange(len(self.tokens))
-
-    def visible(self) -> Visible:
-        """Return a causal mask: each row sees the rows before it and itself."""
-        return np.tri(len(self.tokens), dtype=bool)
+    @classmethod
+    def of(cls, token_ids: Sequence[int], start_id: int) -> "DecoderRows":
+        """The rows of one answer; each gives the probability of the answer's next token."""
+        tokens = np.array([start_id, *token_ids[:-1]])
+        return cls(tokens, np.arange(len(tokens)), np.tri(len(tokens), dtype=bool))
 
 
 class Candidates:
@@ -95,12 +86,13 @@ class Candidates:
         """Number of rows that the decoder runs."""
         return len(self.tokens)
 
-    def visible(self) -> Visible:
-        """Return whether the column is the row's ancestor or the row itself, (N, N)."""
+    @property
+    def rows(self) -> DecoderRows:
+        """The rows of the nodes, each of which sees its ancestors and itself."""
         visible: Visible = np.eye(self.num_nodes, dtype=bool)
         for node in range(1, self.num_nodes):
             visible[node] |= visible[self.parents[node]]
-        return visible
+        return DecoderRows(self.tokens, self.depths, visible)
 
     def of(self, candidates: Sequence[int]) -> "Candidates":
         """Select some candidates, in this order."""
@@ -139,8 +131,7 @@ class Candidates:
         return list(members.values())
 
 
-@dataclass(frozen=True)
-class Best:
+class Best(NamedTuple):
     """The most probable candidate, as its index."""
 
     candidate: int

@@ -20,7 +20,7 @@ from services.nn.devices import DeviceOptions
 from services.nn.loading import quiet_loading, transformers
 from services.nn.packed_linear import can_pack
 from services.nn.weight_files import shapes_in
-from services.predict.model.scoring import Best, BestFirst, Candidates, Chain, DecoderRows
+from services.predict.model.scoring import Best, BestFirst, Candidates, DecoderRows
 from services.predict.model.t5 import T5, Cache, Group, Memory
 
 # Maximum number of rows in a decoder pass, unless a single input has more.
@@ -57,7 +57,7 @@ class Encoded:
         """Select the inputs of these indices, in this order."""
         if list(indices) == list(range(self.num_inputs)):
             return self
-        return Encoded(self.memory.of(torch.tensor(indices, device=self.memory.device)), len(indices))
+        return Encoded(self.memory.of(torch.tensor(indices, device=self.memory.layers[0][0].device)), len(indices))
 
 
 class Decoded(NamedTuple):
@@ -180,8 +180,8 @@ class Student:
     def logprobs(self, encoded: Encoded, answers: Sequence[Sequence[int]]) -> list[float]:
         """log p(answer | x) = Σ_t log p(y_t | y_<t, x) among all texts, for one non-empty answer per input."""
         _check_one_each(encoded, answers)
-        chains = [Chain(ids, self.config.decoder_start_token_id) for ids in answers]
-        decoded = self._run_rows(encoded.memory, chains)
+        rows_of_answers = [DecoderRows.of(ids, self.config.decoder_start_token_id) for ids in answers]
+        decoded = self._run_rows(encoded.memory, rows_of_answers)
         sums = []
         for rows, ids in zip(decoded, answers, strict=True):
             logits = self._t5.logits(rows[: len(ids)])
@@ -285,7 +285,8 @@ class Student:
 
     def _edge_logits(self, memory: Memory, candidates: Sequence[Candidates]) -> Tensor:
         """Compute the logits of all tries' edges, one trie after the other: (ΣE,) float32."""
-        decoded = self._run_rows(memory, candidates)
+        rows_of = {id(some): some.rows for some in candidates}  # inputs may share a trie
+        decoded = self._run_rows(memory, [rows_of[id(some)] for some in candidates])
         most = decoded.shape[1]
         nodes = np.concatenate([some.edge_nodes + number * most for number, some in enumerate(candidates)])
         tokens = np.concatenate([some.edge_tokens for some in candidates])
@@ -303,7 +304,7 @@ class Student:
         for number, (some, size) in enumerate(zip(distinct, sizes, strict=True)):
             tokens[number, :size] = some.tokens
             depths[number, :size] = some.depths
-            visible[number, :size, :size] = some.visible()
+            visible[number, :size, :size] = some.visible
         bias = self._t5.tree_bias(self._tensor(depths), self._tensor(visible))
         input_ids = self._tensor(tokens)
         if 1 < len(distinct) < len(rows):

@@ -49,11 +49,6 @@ class Memory:
     layers: Sequence[tuple[Tensor, Tensor]]
     mask: Tensor | None
 
-    @property
-    def device(self) -> torch.device:
-        """Device of the keys and values."""
-        return self.layers[0][0].device
-
     def of(self, inputs: Tensor) -> "Memory":
         """Select some inputs, (B',) int64, in this order."""
         mask = None if self.mask is None else self.mask[inputs]
@@ -132,7 +127,10 @@ class T5:
         """Encode (R,) int64 → (R, D), the groups' rows in order."""
         longest = max(group.num_tokens for group in groups)
         bias = self._bias_between(longest)
-        biases = [self._bias_of(group, bias) for group in groups]
+        biases = []
+        for group in groups:
+            own = bias[:, :, : group.num_tokens, : group.num_tokens]
+            biases.append(own if group.keys is None else own + group.keys)
         x = F.embedding(input_ids, self._embeddings)
         for layer in self._encoder:
             qkv = layer.qkv(layer.norm(x))
@@ -219,10 +217,6 @@ class T5:
         # row i begins at the distance −i
         windows = bias[:, centre - num_tokens + 1 : centre + num_tokens].unfold(1, num_tokens, 1)
         return windows.flip(1)[None]
-
-    def _bias_of(self, group: Group, bias: Tensor) -> Tensor:
-        own = bias[:, :, : group.num_tokens, : group.num_tokens]
-        return own if group.keys is None else own + group.keys
 
 
 class _Norm:

@@ -1,8 +1,7 @@
 """T5s from scratch in named shapes, their tokenizers, and low-rank matrices for the attention of large models.
 
-The initial weights are transformers', like the original T5's. AdamW learns from them only with a large learning rate,
-1e-3 to 3e-3 for "tiny", after a few warm-up steps; that of finetuning, 5e-5, hardly changes embeddings of length
-√d_model. The low-rank matrices are those of Hu et al. (2022), for models too large to be trained in full.
+The initial weights are transformers', from which AdamW learns only with a large learning rate, 1e-3 to 3e-3 for "tiny",
+after a few warm-up steps. The low-rank matrices are those of Hu et al. (2022).
 """
 
 from collections.abc import Iterable, Mapping

@@ -37,8 +37,7 @@ class Lesson:
 
     def to(self, device: torch.device) -> Self:
         """Move the tensors to a device."""
-        moved = {name: part.to(device) for name, part in vars(self).items() if part is not None}
-        return replace(self, **moved)
+        return replace(self, **{name: part.to(device) for name, part in vars(self).items()})
 
 
 @dataclass(frozen=True)

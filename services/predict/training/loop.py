@@ -39,13 +39,25 @@ from services.predict.data.rows import Example
 from services.predict.distillation import IGNORED, multi_task_loss, target_loss
 from services.predict.model.student import Student
 from services.predict.model.task_description import TaskDescription
-from services.predict.tasks import Task
 from services.predict.training.initialisation import add_lora
 from services.predict.training.lessons import Batch, Lesson, Lessons
 from services.predict.training.marking import accuracy, fit_confidence
 from services.predict.training.recipe import Evaluation, Outcome, Recipe, TeachingData
 
 CHECKPOINT = "checkpoint"
+STATE_FILE = "resume.pt"
+# Options of `fovea train distill` and keys of its recipe, by the last part of an argument's name.
+OPTIONS = {
+    **{name: name for name in Recipe.__dataclass_fields__},
+    **option_names("method", "learning_rate", "batch_size", "seed", "fraction", "augment", "rationales"),
+    "num_steps": "--steps",
+    "prefixes.label": "label_prefix",
+    "prefixes.rationale": "rationale_prefix",
+    "recipe.prefixes.label": "label_prefix",
+    "recipe.prefixes.rationale": "rationale_prefix",
+    "data.folder": "--data",
+    "data.labels": "--labels",
+}
 # Seconds between reports of the progress between two evaluations.
 REPORT_SECONDS = 30
 
@@ -324,9 +336,16 @@ class Teaching:
         unfinished.replace(self.folder / CHECKPOINT)
 
     def _described(self, model: Any) -> TaskDescription:
-        """Describe the checkpoint, with the confidence that other examples show, unless inputs have choices."""
+        """Describe the checkpoint, with the confidence that other examples show, unless inputs have choices.
+
+        A single-task student's answer is free text: rationale and label together.
+        """
         task, recipe = self.data.task, self.recipe
-        description = describe(task, recipe)
+        limits = {"max_input_tokens": recipe.max_input_tokens, "max_target_tokens": recipe.max_answer_tokens}
+        if recipe.method == "single-task":
+            task = replace(task, labels=None, choices=None, metric="exact_match")
+        has_rationales = recipe.method == "step-by-step"
+        description = TaskDescription.of(task, recipe.used_prefixes, has_rationales=has_rationales, **limits)
         if task.choices is not None or recipe.method == "single-task":
             return description
         examples = self.data.confided or self.data.valid[: recipe.max_evaluated]
@@ -347,11 +366,10 @@ def teach(
 ) -> Outcome:
     """Train transformers' T5ForConditionalGeneration, continuing from the last state in `folder` if there is one.
 
-    Evaluation uses greedy decoding. `folder` receives a state at every evaluation, the losses for TensorBoard and, at
-    the end, `checkpoint`, the best step as a folder that `PredictEngine.load` reads (not for "explained" students,
-    whose inputs are more than a task's fields). An average is made of that step, and evaluated again. The model itself
-    ends on the CPU with these weights, unless it is sharded over processes. `num_workers` processes make the batches
-    ahead of the steps, without which a GPU waits for them; `teaching` is the kind of training.
+    `folder` receives a state at every evaluation, the losses for TensorBoard and, at the end, `checkpoint`, the best
+    step as a folder that `PredictEngine.load` reads (not for "explained" students, whose inputs are more than a task's
+    fields). The model itself ends on the CPU with these weights, unless it is sharded over processes. `num_workers`
+    processes make the batches ahead of the steps.
 
     Raises ValueError for data that lacks a kind of example, a batch that can't be divided equally among the processes,
     a tokenizer that does not end texts, a state with other arguments, and a `lora_rank` without peft.
@@ -363,32 +381,8 @@ def teach(
     return teaching(model, tokenizer, data, recipe, folder).run(report, num_workers)
 
 
-def describe(task: Task, recipe: Recipe) -> TaskDescription:
-    """Describe a student's checkpoint. A single-task student's answer is free text: rationale and label together."""
-    limits = {"max_input_tokens": recipe.max_input_tokens, "max_target_tokens": recipe.max_answer_tokens}
-    if recipe.method == "single-task":
-        task = replace(task, labels=None, choices=None, metric="exact_match")
-    has_rationales = recipe.method == "step-by-step"
-    return TaskDescription.of(task, recipe.used_prefixes, has_rationales=has_rationales, **limits)
-
-
-STATE_FILE = "resume.pt"
-# Options of `fovea train distill` and keys of its recipe, by the last part of an argument's name.
-OPTIONS = {
-    **{name: name for name in Recipe.__dataclass_fields__},
-    **option_names("method", "learning_rate", "batch_size", "seed", "fraction", "augment", "rationales"),
-    "num_steps": "--steps",
-    "prefixes.label": "label_prefix",
-    "prefixes.rationale": "rationale_prefix",
-    "recipe.prefixes.label": "label_prefix",
-    "recipe.prefixes.rationale": "rationale_prefix",
-    "data.folder": "--data",
-    "data.labels": "--labels",
-}
-
-
 class Progress:
-    """A training's files in a folder, for a module and its optimizer as prepared by accelerate.
+    """The files that continue a training, for a module and its optimizer as prepared by accelerate.
 
     All processes read the same folder; only the main one writes.
     """
@@ -455,7 +449,6 @@ class Progress:
         return weights
 
     def best_path(self, step: int) -> Path:
-        """The file of the best weights, of this step."""
         return self._folder / f"best-{step}.pt"
 
     def _trained(self) -> dict[str, Tensor]:

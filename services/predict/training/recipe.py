@@ -32,20 +32,11 @@ Precision = Literal["float32", "bfloat16"]
 
 @dataclass(frozen=True)
 class Recipe:
-    """The hyper-parameters of a training; the defaults are the published ones.
+    """The hyper-parameters of a training, as docs/guide/distill.md explains them; the defaults are the published ones.
 
-    AdamW without weight decay; the learning rate rises linearly over `warmup_steps`, and falls linearly to 0 at
-    `num_steps`. `alpha` is the labels' share of the step-by-step loss, `prefixes` are those of step-by-step; the other
-    methods have neither. `micro_batch_size` examples run at a time in each process, or if it is None, all of its part
-    of the batch; the loss is always the whole batch's. An evaluation uses the first `max_evaluated` validation
-    examples. Sequence limits include the end of sequence, and longer sequences are cut; `max_new_tokens` limits a
-    label, but a single-task answer may have `max_target_tokens`. With a `lora_rank`, low-rank matrices are trained
-    beside the attention's weights, which are frozen. With an `average`, the student is the average of the
-    best step's weights, which have this share, and those before the training (Wortsman et al. 2022). A student from
-    scratch has a tokenizer of at most `vocab_size` tokens. `drop_empty` leaves out rows whose teacher's output can't be
-    parsed.
-
-    Raises ValueError for invalid values.
+    `micro_batch_size` examples run at a time in each process, or if it is None, all of its part of the batch. Sequence
+    limits include the end of sequence; `max_new_tokens` limits a label, but a single-task answer may have
+    `max_target_tokens`. `average` is the share of the best step's weights (Wortsman et al. 2022). Raises ValueError.
     """
 
     method: Method = "step-by-step"
@@ -161,11 +152,12 @@ LearningRate = Annotated[
 ]
 
 
-def read_recipe(kind: type[Recipe], path: Path | None, options: Mapping[str, Any]) -> Recipe:
-    """Read a recipe from a TOML file, if there is one, and let the options that are not None replace its values.
+def recipe_of(kind: type[Recipe], options: Mapping[str, Any]) -> Recipe:
+    """Make the recipe of a command's options, which replace values of its TOML file, if there is one.
 
     Raises OSError, and ValueError for unknown keys and invalid values.
     """
+    path: Path | None = options["recipe"]
     values = {} if path is None else tomllib.loads(path.read_text(encoding="utf-8-sig"))
     hints = recipe_keys(kind)
     if unknown := sorted(values.keys() - hints.keys()):
@@ -175,7 +167,8 @@ def read_recipe(kind: type[Recipe], path: Path | None, options: Mapping[str, Any
             TypeAdapter(hints[name]).validate_python(value, strict=True)
         except ValidationError as error:
             raise ValueError(f"recipe {path}: {name}: {error.errors()[0]['msg']}") from None
-    values |= {name: value for name, value in options.items() if value is not None}
+    given = {name: options.get(name) for name in ("method", "seed", "steps", "batch_size", "learning_rate")}
+    values |= {name: value for name, value in given.items() if value is not None}
     if "rationale_weight" in values:
         if "alpha" in values:
             raise ValueError(f"recipe {path}: give alpha or rationale_weight, and not both")
@@ -222,8 +215,7 @@ class Evaluation:
 class Outcome:
     """A finished training: the first step with the greatest validation accuracy, and its test.
 
-    `num_train` and `num_test` count examples, `num_parameters` those of the student; `seconds` is the total of an
-    interrupted training, without the work that was lost. Results of earlier versions have no `num_test`.
+    `seconds` is the total of an interrupted training, without the work that was lost.
     """
 
     evaluations: tuple[Evaluation, ...]

@@ -60,15 +60,11 @@ class Source(Protocol):
 class DataSource:
     """Published data or a user's own rows.
 
-    `task` is one of PUBLISHED_TASKS, whose files are in `folder` as `services.predict.data.published` reads them, or
-    that of `own`, whose rows are in `folder`, a file or a folder that `services.predict.data.inputs` reads.
+    `folder` holds the files of one of PUBLISHED_TASKS, or the rows of `own`, a user's task; it may be their one file.
     Rationales, and labels if `labels` is "llm", are the released ones of PaLM beside the data, or those of `fovea
-    distill extract` in `rationales`: the training rows' file, or a folder with `train.jsonl`, `valid.jsonl` and
-    `test.jsonl`. With human labels, rows missing from this file teach only their labels; with the teacher's, they are
-    left out.
-
-    The run's seed chooses the share `fraction` of the training rows. `augment` adds the same share of ASDiv's problems
-    to SVAMP's training rows; the teacher's outputs about them are `asdiv.jsonl` in the folder `rationales`.
+    distill extract` in `rationales`: the training rows' file, or a folder with a file for each split. With human
+    labels, rows missing from this file teach only their labels; with the teacher's, they are left out. `augment` adds
+    the same share of ASDiv's problems to SVAMP's training rows, with `asdiv.jsonl` of the folder `rationales`.
     """
 
     task: str
@@ -106,9 +102,8 @@ class DataSource:
     def read(self, recipe: Recipe) -> TeachingData:
         """Read the examples of a run, whose seed chooses the share of the training rows.
 
-        As published, the share is taken before the validation rows, and a teacher's labels are only for training. Only
-        the method "explained" needs a teacher's outputs for validation and test rows. Raises BadData for files that are
-        missing or of another form, or for too few rows, and OutputError for a bad file of rationales.
+        Only the method "explained" needs a teacher's outputs for validation and test rows. Raises BadData for files
+        that are missing or of another form, or for too few rows, and OutputError for a bad file of rationales.
         """
         if self.own is not None:
             assert self.folder is not None

@@ -38,7 +38,7 @@ from services.predict.training.recipe import (
     RecipeFile,
     Steps,
     TeachingData,
-    read_recipe,
+    recipe_of,
 )
 from services.predict.training.sources import DataSource, Source
 
@@ -67,11 +67,6 @@ class StudentRun:
             raise ValueError(f"average is for students of a directory, not for {self.model} from scratch")
         if self.recipe.vocab_size < MIN_VOCABULARY:
             raise ValueError(f"vocab_size is at least {MIN_VOCABULARY}, not {self.recipe.vocab_size}")
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the values that affect the result, as JSON values."""
-        values: dict[str, Any] = json.loads(json.dumps(asdict(self), default=str))
-        return values
 
     def load(self, data: TeachingData) -> tuple[Any, Any]:
         """The model before training, float32 on the CPU, and its tokenizer.
@@ -102,13 +97,11 @@ class StudentRun:
 def run_student(run: StudentRun, folder: Path, report: Callable[[str], None], *, num_workers: int = 0) -> Outcome:
     """Train a student, or continue an interrupted training; a finished one is read from `folder`.
 
-    `num_workers` processes tokenise its batches.
-
     Raises ValueError if another run was begun in `folder`, and as `teach` and `StudentRun.load` do; BadData and
     OutputError for data that can't be read.
     """
     path = folder / RESULT
-    described = {**run.as_json(), "content": run.data.content()}
+    described = json.loads(json.dumps({**asdict(run), "content": run.data.content()}, default=str))
     if path.is_file():
         result = json.loads(path.read_bytes())
         # results of earlier versions have no digest of the files
@@ -215,12 +208,6 @@ def distill(
         own = None if task_file is None else read_task_file(task_file).own()
         source = DataSource(own.task.name if own else str(task), data, rationales, labels, fraction, augment, own=own)
         train_and_publish(StudentRun(source, model, recipe_of(Recipe, options)), options)
-
-
-def recipe_of(kind: type[Recipe], options: Mapping[str, Any]) -> Recipe:
-    """Make the recipe of a command's options, some of which replace values of its file. Raises ValueError."""
-    given = {name: options[name] for name in ("method", "seed", "steps", "batch_size", "learning_rate")}
-    return read_recipe(kind, options["recipe"], given)
 
 
 def train_and_publish(run: StudentRun, options: Mapping[str, Any], num_workers: int = 0) -> None:

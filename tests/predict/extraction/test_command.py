@@ -20,8 +20,7 @@ from services.jobs.inquiry.record_file import OutputError
 from services.predict.data.inputs import published_inputs, read_inputs
 from services.predict.data.rationale_file import Record, opened_rationales, read_records, read_teacher_outputs
 from services.predict.data.rows import BadData
-from services.predict.extraction.command import MIN_JUDGED, TaskName, app
-from services.predict.extraction.prompts import load_prompts
+from services.predict.extraction.command import MIN_JUDGED, TaskName, app, load_prompts
 from services.predict.tasks import ANLI1, ASDIV, CQA, ESNLI, SVAMP, TASKS, Task
 from tests.predict.teacher_server import COMPLETION_TOKENS, OUTPUT, PROMPT_TOKENS, Dropped, TeacherServer, error
 

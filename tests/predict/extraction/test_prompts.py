@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from services.predict.data.teacher_outputs import Dialect, parse_output, read_output
-from services.predict.extraction.prompts import PROMPT_FILES, PromptError, load_prompts
+from services.predict.extraction.command import PROMPT_FILES, PromptError, load_prompts
 from services.predict.tasks import ANLI1, ASDIV, CQA, ESNLI, SVAMP, TASKS, FieldValue, Task
 
 INFERENCE: dict[str, FieldValue] = {"premise": "It rains {here}.", "hypothesis": "It is wet."}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from services.predict.model.scoring import BestFirst, Candidates, Chain
+from services.predict.model.scoring import BestFirst, Candidates, DecoderRows
 
 END = 1
 
@@ -28,13 +28,13 @@ def test_a_prefix_that_all_share_is_run_without_a_choice() -> None:
 def test_a_node_sees_its_ancestors_and_itself_alone() -> None:
     some = Candidates([[5, 6, END], [5, 8, 3, END], [5, 8, 4, END], [9, 1], [9, 2]], 0)
     assert some.tokens.tolist() == [0, 5, 8, 9]
-    assert some.visible().astype(int).tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 0, 0, 1]]
+    assert some.rows.visible.astype(int).tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 0, 0, 1]]
 
 
 def test_a_chain_sees_what_stands_ahead() -> None:
-    chain = Chain([5, 6, END], 0)
+    chain = DecoderRows.of([5, 6, END], 0)
     assert (chain.tokens.tolist(), chain.depths.tolist()) == ([0, 5, 6], [0, 1, 2])
-    assert chain.visible().tolist() == np.tri(3, dtype=bool).tolist()
+    assert chain.visible.tolist() == np.tri(3, dtype=bool).tolist()
 
 
 def test_a_candidate_has_the_product_of_its_choices() -> None:

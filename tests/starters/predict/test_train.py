@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from services.predict.training.recipe import read_recipe
+from services.predict.training.recipe import recipe_of
 from starters.predict.probes import ProbedRecipe
 from starters.predict.sweep import app as sweep
 from starters.predict.train import app
@@ -48,7 +48,7 @@ def test_a_recipe_may_have_probes_and_other_data_is_refused(recipe: Path, tmp_pa
 
 @pytest.mark.parametrize("name", ["word-problems", "inferences"])
 def test_a_packaged_student_has_its_recipe(name: str) -> None:
-    found = read_recipe(ProbedRecipe, RECIPES / f"{name}.toml", {})
+    found = recipe_of(ProbedRecipe, {"recipe": RECIPES / f"{name}.toml"})
     packaged = json.loads((ROOT / "services/predict/starter" / name / "checkpoint.json").read_text())["training"]
     for key in ("learning_rate", "batch_size", "warmup_steps", "alpha", "max_target_tokens", "probe_weight"):
         assert getattr(found, key) == packaged[key]
