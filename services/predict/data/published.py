@@ -27,8 +27,7 @@ SVAMP_TRAINING_ROWS = 800
 def read_rows(task: Task, folder: Path, split: Split) -> list[Row]:
     """Read all rows of a data set's published split, in order, with human labels.
 
-    Raises BadData, naming the file and the line, for a missing split and for records of another form, and KeyError for
-    a task that is not in TASKS.
+    Raises BadData, naming the file and the line, for a missing split and for records of another form.
     """
     if task.name == ASDIV.name:
         if split != "train":

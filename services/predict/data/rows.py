@@ -111,8 +111,6 @@ def to_examples(rows: Sequence[Row], labels: LabelSource = "human", *, drop_empt
     Rationales and labels that a rule could not read are kept as empty texts; `drop_empty` leaves out the rows whose
     rationale, or whose teacher's label if `labels` is "llm", is empty. Rows without an output have the rationale None.
     Raises BadData if a teacher's label is needed and there is no output.
-
-    Published runs use the teacher's labels for the training rows only.
     """
     examples = []
     for number, row in enumerate(rows):

@@ -2,9 +2,8 @@
 
 Running the same command again continues where it stopped: inputs with a written answer are not asked about again.
 
-Few-shot prompts contain demonstrations (x, r, y) before the input: chains of thought (Wei et al. 2022), as in
-Distilling step-by-step. Zero-shot prompts describe the form of the output in words. The rules of
-`services.predict.data.teacher_outputs` parse both forms.
+Few-shot prompts contain demonstrations (x, r, y) before the input: chains of thought (Wei et al. 2022). Zero-shot
+prompts describe the form of the output in words. `services.predict.data.teacher_outputs` parses both forms.
 """
 
 import asyncio
@@ -105,6 +104,15 @@ class Prompts:
     task: Task
     file: PromptFile
     is_zero_shot: bool = False
+
+    @property
+    def advice(self) -> str:
+        """What to do where too many outputs can't be parsed."""
+        other = "demonstrations" if self.is_zero_shot else "--zero-shot"
+        return (
+            f"All outputs are kept. Use another --output with {other}, other --prompts or more"
+            " --max-tokens, or raise --max-unparsed to continue with this one."
+        )
 
     def completion(self, values: Mapping[str, FieldValue]) -> str:
         """Return a text to be continued by rationale and label. Raises FieldError."""
@@ -391,13 +399,8 @@ def extract(
                 )
         except UnparsedOutputs as error:
             _tell_totals(tally, console)
-            other = "demonstrations" if loaded.is_zero_shot else "--zero-shot"
-            console.print(
-                f"fovea distill extract: {printable(str(error))}\nAll outputs are kept. Use another --output with"
-                f" {other}, other --prompts or more --max-tokens, or raise --max-unparsed to continue with this one.",
-                markup=False,
-                soft_wrap=True,
-            )
+            told = printable(str(error))
+            console.print(f"fovea distill extract: {told}\n{loaded.advice}", markup=False, soft_wrap=True)
             raise typer.Exit(EXIT_UNPARSED) from None
     _tell_totals(tally, console)
     if num_failed:
