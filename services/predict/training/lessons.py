@@ -37,7 +37,7 @@ class Lesson:
 
     def to(self, device: torch.device) -> Self:
         """Move the tensors to a device."""
-        return replace(self, **{name: part.to(device) for name, part in vars(self).items()})
+        return replace(self, **{name: part.to(device) for name, part in vars(self).items() if part is not None})
 
 
 @dataclass(frozen=True)
