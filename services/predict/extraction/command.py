@@ -107,7 +107,7 @@ class Prompts:
 
     @property
     def advice(self) -> str:
-        """What to do where too many outputs can't be parsed."""
+        """Advice for the case that too many outputs can't be parsed."""
         other = "demonstrations" if self.is_zero_shot else "--zero-shot"
         return (
             f"All outputs are kept. Use another --output with {other}, other --prompts or more"
