@@ -82,13 +82,6 @@ class EmbedSettings(ModelSettings, ImageSettings):
         description="Number of images that a search under a new condition encodes while the condition's index is being "
         "built; more if it must return more results.",
     )
-    share_index_cosine: float | None = Field(
-        None,
-        gt=0,
-        le=1,
-        description="Two conditions share an index if the embeddings of the same images under both have at least this "
-        "mean cosine. Unset: never.",
-    )
 
     @field_validator("collections_dir")
     @classmethod

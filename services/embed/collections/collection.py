@@ -33,7 +33,7 @@ from services.embed.collections.answers import (
 from services.embed.collections.index.vector_index import IndexOptions
 from services.embed.collections.indexes import AnyIndexes, Changes, ConditionIndex, OpenCheckpoint, OpenIndexes, Step
 from services.embed.collections.reader import FreshPixels, ImageReader, Prepared, Read, Wanted
-from services.embed.collections.search import Question, Searcher, SearchOptions, answered_by, kind_of
+from services.embed.collections.search import Question, Searcher, answered_by, kind_of
 from services.embed.collections.storage.catalog import CollectionKey, no_collection
 from services.embed.collections.storage.database import Ballast, DatabaseFailed, StorageFull
 from services.embed.collections.storage.image_store import (
@@ -71,13 +71,15 @@ def prepare_conditions(engine: EmbedModel, conditions: Sequence[str]) -> list[Te
 class CollectionOptions:
     """Options of every collection: its limits, its indexes, the size of its states on disk, and its search.
 
-    `poll_s` is the time between an idle collection's checks for another checkpoint, `save_every_s` the time between the
-    saves of a busy one, `follow_s` that between looks at what other processes do to it; None: there are none.
+    For one search `shortlist_size` images with a stored state are read, more only if the answer has to hold more
+    results. `poll_s` is the time between an idle collection's checks for another checkpoint, `save_every_s` the time
+    between the saves of a busy one, `follow_s` that between looks at what other processes do to it; None: there are
+    none.
     """
 
     limits: CollectionLimits
     index: IndexOptions
-    search: SearchOptions
+    shortlist_size: int
     max_state_bytes: int
     poll_s: float = 5.0
     save_every_s: float = 30.0
@@ -126,7 +128,9 @@ class Collection:
         self._serving = serving
         self._options = options
         self._changes = changes
-        self._searcher = Searcher(store, serving.embedder, serving.reader, options.search, serving.search_threads)
+        self._searcher = Searcher(
+            store, serving.embedder, serving.reader, options.shortlist_size, serving.search_threads
+        )
         self._indexes = OpenIndexes(open_checkpoint)
         self._wake = asyncio.Event()
         self._progress = asyncio.Condition()

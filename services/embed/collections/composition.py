@@ -17,7 +17,6 @@ from services.embed.collections.collection import CollectionOptions, OpenCollect
 from services.embed.collections.index.vector_index import IndexOptions, VectorIndex
 from services.embed.collections.local_collections import LocalCollections
 from services.embed.collections.reader import FreshPixels, ImageReader
-from services.embed.collections.search import SearchOptions
 from services.embed.collections.service import CollectionService
 from services.embed.collections.storage.database import Ballast
 from services.embed.collections.storage.folder_catalog import FolderCatalog
@@ -62,7 +61,7 @@ def create_collections(
             settings.collection_max_metadata_bytes,
         ),
         index=index,
-        search=SearchOptions(settings.shortlist_size, settings.share_index_cosine),
+        shortlist_size=settings.shortlist_size,
         max_state_bytes=settings.collection_state_bytes,
         poll_s=settings.store_poll_s,
         save_every_s=settings.index_save_every_s,

@@ -146,7 +146,6 @@ class CheckpointIndexes(ABC, Generic[IndexT, StepT]):
         self._identity = identity_of(served)
         self._stem = stem_of(served)
         self._width = served.engine.embedding_width
-        self._same_as: dict[str, str] = {}
         self.states: StateCache | None = None
         self.pace = StateTiming()
 
@@ -154,17 +153,8 @@ class CheckpointIndexes(ABC, Generic[IndexT, StepT]):
         return iter(list(self._indexes.values()))
 
     def get(self, text: Text | None) -> IndexT | None:
-        """Return the index that answers a condition: its own, or the one that it shares with another wording."""
-        key = key_of(text)
-        return self._indexes.get(self._same_as.get(key, key))
-
-    def share(self, text: Text, index: ConditionIndex) -> None:
-        """Let an index answer another wording as well."""
-        self._same_as[key_of(text)] = key_of(index.text)
-
-    def _forget_wordings(self, key: str) -> None:
-        """Let no wording share the index of this key any more."""
-        self._same_as = {wording: other for wording, other in self._same_as.items() if other != key}
+        """Return the index of a condition, if there is one."""
+        return self._indexes.get(key_of(text))
 
     @abstractmethod
     async def refresh(self) -> None:

@@ -102,7 +102,6 @@ class LocalIndexes(CheckpointIndexes[LocalIndex, Step[LocalIndex]]):
         """Do nothing: no other process changes anything."""
 
     def start(self, text: Text) -> LocalIndex:
-        self._same_as.pop(key_of(text), None)
         if key_of(text) not in self._indexes:
             vectors = VectorIndex(self._width, self._options)
             self._indexes[key_of(text)] = LocalIndex(text, vectors, path=self._path(text))
@@ -110,9 +109,7 @@ class LocalIndexes(CheckpointIndexes[LocalIndex, Step[LocalIndex]]):
 
     def drop(self, index: ConditionIndex) -> None:
         """Remove an index and its file."""
-        key = key_of(index.text)
-        dropped = self._indexes.pop(key, None)
-        self._forget_wordings(key)
+        dropped = self._indexes.pop(key_of(index.text), None)
         if dropped is not None:
             with suppress(OSError):
                 dropped.path.unlink(missing_ok=True)

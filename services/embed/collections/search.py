@@ -46,8 +46,6 @@ ENCODING_COST = 8
 MAX_SHORTLISTING_INDEXES = 8
 # The other indexes name this many candidates for each place on the short list.
 CANDIDATES = 8
-# With fewer images than this, a comparison cannot tell whether two wordings mean the same.
-MIN_COMPARED_IMAGES = 16
 # Images over the budget are read until this long before the deadline, at which no response could be sent.
 FINISHING_S = 2.0
 
@@ -111,16 +109,6 @@ def predict_cosines(
     return cosines
 
 
-@dataclass(frozen=True)
-class SearchOptions:
-    """For one search `shortlist_size` images with a stored state are read, more only if the answer has to hold more
-    results. Wordings under which the same images' embeddings have a mean cosine of `share_index_cosine` or more share
-    one index; with None, no wordings do."""
-
-    shortlist_size: int
-    share_index_cosine: float | None = None
-
-
 @dataclass(frozen=True, eq=False)
 class Question:
     """One search: the query, the condition, the number of results, and the rows to search (None: all)."""
@@ -150,13 +138,13 @@ class Searcher:
         store: ImageStore,
         embedder: Embedder,
         reader: ImageReader,
-        options: SearchOptions,
+        shortlist_size: int,
         threads: Executor,
     ) -> None:
         self._store = store
         self._embedder = embedder
         self._reader = reader
-        self._options = options
+        self._shortlist_size = shortlist_size
         self._threads = threads
 
     async def search(self, served: ServedEmbed, indexes: AnyIndexes, question: Question, *, last_row: int) -> Nearest:
@@ -164,8 +152,6 @@ class Searcher:
         index = indexes.get(question.text)
         if index is not None:
             index.used = time.time()
-            # all results of one answer are compared under one wording, the indexed one
-            question = replace(question, text=index.text)
         (query,) = await self._embed(served, question, [question.text])
         if index is not None and index.vectors.through >= last_row:
             rows, scores = await self._among_indexed(index, query, question)
@@ -175,10 +161,6 @@ class Searcher:
         scores_of = dict(zip(rows, held, strict=True))
         candidates = await self._candidates(served, indexes, question, lacking, question.k - len(rows))
         reads, left = await self._read_shortlist(served, indexes, question, query, candidates)
-        if index is None and (same := await self._same_in_other_words(indexes, question.text, reads)) is not None:
-            assert question.text is not None  # the unconditional embedding always has an index
-            indexes.share(question.text, same)
-            return await self.search(served, indexes, question, last_row=last_row)
         wanted = Wanted(left[: max(0, question.k - len(rows) - len(reads))], [question.text], indexes.sources)
         further, is_whole = await self._read_in_time(served, wanted, until=question.context.deadline - FINISHING_S)
         scores_of |= {read.row: float(read.vectors[0] @ query) for read in (*reads, *further)}
@@ -194,14 +176,14 @@ class Searcher:
         states = indexes.states
         kept = states.has(lacking.tolist()) if states is not None and indexes.pace.states_pay else set()
         cost = {row: 1 if row in kept else ENCODING_COST for row in lacking.tolist()}
-        if sum(cost.values()) <= self._options.shortlist_size:
+        if sum(cost.values()) <= self._shortlist_size:
             return Candidates(lacking.tolist(), cost)
         others = [
             other for other in indexes if other.vectors.num_vectors and key_of(other.text) != key_of(question.text)
         ]
         others = sorted(others, key=lambda other: (other.text is not None, -other.used))[:MAX_SHORTLISTING_INDEXES]
         queries = await self._embed(served, question, [other.text for other in others])
-        num_candidates = max(CANDIDATES * self._options.shortlist_size, num_wanted)
+        num_candidates = max(CANDIDATES * self._shortlist_size, num_wanted)
         among = replace(question, k=min(num_candidates, len(lacking)), among=lacking)
         found = [await self._among_indexed(o, q, among) for o, q in zip(others, queries, strict=True)]
         in_turns = chain.from_iterable(zip_longest(*[rows for rows, _ in found]))
@@ -218,7 +200,7 @@ class Searcher:
         candidates: Candidates,
     ) -> tuple[list[Read], Sequence[int]]:
         """Read the candidates that the budget pays for; also return those left, in order."""
-        budget, deadline = self._options.shortlist_size, question.context.deadline
+        budget, deadline = self._shortlist_size, question.context.deadline
         wanted = Wanted(candidates.sample(budget), [question.text], indexes.sources)
         reads = await self._reader.read(served, wanted, deadline=deadline)
         if len(reads) >= MIN_SAMPLE:
@@ -242,23 +224,6 @@ class Searcher:
     def _lacking(self, index: ConditionIndex | None, among: Rows | None) -> Rows:
         rows = self._store.rows(after=index.vectors.through if index is not None else 0)
         return rows if among is None else np.intersect1d(rows, among, assume_unique=True)
-
-    async def _same_in_other_words(
-        self, indexes: AnyIndexes, text: Text | None, reads: Sequence[Read]
-    ) -> ConditionIndex | None:
-        """Find an index under whose condition these images have nearly the same embeddings as under `text`."""
-        threshold = self._options.share_index_cosine
-        if threshold is None or text is None or len(reads) < MIN_COMPARED_IMAGES:
-            return None
-        rows = np.array([read.row for read in reads], dtype=np.int64)
-        vectors = np.stack([read.vectors[0] for read in reads])
-        alike: dict[float, ConditionIndex] = {}
-        for other in indexes:
-            theirs, is_held = await asyncio.to_thread(other.vectors.vectors, rows)
-            if other.text is not None and is_held.sum() >= MIN_COMPARED_IMAGES:
-                alike[float((theirs * vectors).sum(axis=1)[is_held].mean())] = other
-        closest = max(alike, default=-1.0)
-        return alike[closest] if closest >= threshold else None
 
     async def _among_indexed(
         self, index: ConditionIndex, query: Embeddings, question: Question

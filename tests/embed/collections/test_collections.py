@@ -465,44 +465,6 @@ def test_another_checkpoint_answers_with_its_own_embeddings(backend: Backend, ch
 
 
 @pytest.mark.slow
-def test_wordings_that_the_model_reads_alike_share_an_index_where_that_is_asked_for(
-    backend: Backend, checkpoint: Path, tmp_path: Path
-) -> None:
-    with running(backend.settings_in(tmp_path, checkpoint, share_index_cosine=0.5)) as service:
-        service.create(COLOR)
-        service.add(PICTURES)
-        answer = service.search(text="a thing", condition="Tell me about the color, please.")
-        assert answer["condition"] == "Tell me about the color, please."
-        assert answer["index"]["condition"] == COLOR
-        assert [index["condition"] for index in service.describe()["conditions"]] == [None, COLOR]
-
-
-@pytest.mark.slow
-def test_under_a_shared_wording_the_query_is_read_as_the_images_were(
-    backend: Backend, checkpoint: Path, tmp_path: Path
-) -> None:
-    other_words = "Tell me about the color, please."
-    query = as_base64(picture(109))
-    later = {f"later-{number}": picture(300 + number) for number in range(24)}
-    with running(backend.settings_in(tmp_path, checkpoint, share_index_cosine=0.5)) as service:
-        service.create(COLOR)
-        service.add(PICTURES)
-        expected = service.expected(picture(109), COLOR)
-        in_other_words = service.expected(picture(109), other_words)
-        assert max(abs(expected[name] - in_other_words[name]) for name in PICTURES) > 2 * COSINE_TOLERANCE
-        for _ in ("when the index is found", "from then on"):
-            answer = service.search(image=query, condition=other_words)
-            assert answer["index"]["condition"] == COLOR
-            assert answer["index"]["exact"]
-            assert_alike({hit["id"]: hit["score"] for hit in answer["results"]}, expected)
-        # also while the index lacks images, which are read for the search
-        expected |= service.expected(picture(109), COLOR, later)
-        images = [{"id": name, "image": as_base64(data)} for name, data in later.items()]
-        assert service.client.post("/collections/things/images", json={"images": images}).status_code == 201
-        assert_alike(service.scores(image=query, condition=other_words), expected)
-
-
-@pytest.mark.slow
 def test_the_index_asked_least_lately_makes_room_but_none_asked_for_ahead(
     backend: Backend, checkpoint: Path, tmp_path: Path
 ) -> None:

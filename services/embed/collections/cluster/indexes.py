@@ -1,7 +1,7 @@
 """The indexes of a collection that any number of processes fill and search: progress in PostgreSQL, vectors elsewhere.
 
-Which conditions are indexed is read from PostgreSQL before each use; only states and shared wordings are this
-process's own.
+Which conditions are indexed is read from PostgreSQL before each use; only states are this process's
+own.
 """
 
 import asyncio
@@ -272,7 +272,6 @@ class SharedIndexes(CheckpointIndexes[SharedIndex, LeasedStep]):
 
     def start(self, text: Text) -> SharedIndex:
         """Return the index of a condition; other processes learn of it when the condition is stored."""
-        self._same_as.pop(key_of(text), None)
         if key_of(text) not in self._indexes:
             vectors = SharedVectors(self._images, None, self._width)
             self._indexes = {**self._indexes, key_of(text): SharedIndex(text, vectors)}
@@ -282,7 +281,6 @@ class SharedIndexes(CheckpointIndexes[SharedIndex, LeasedStep]):
         """Forget an index; its progress and vectors are removed by `tidy`, once its condition is not stored either."""
         key = key_of(index.text)
         self._indexes = {own: other for own, other in self._indexes.items() if own != key}
-        self._forget_wordings(key)
 
     def next_step(self) -> LeasedStep | None:
         self._refresh()

@@ -29,8 +29,6 @@ from services.embed.collections.http.schemas import (
     ImageList,
     SearchRequest,
     SearchResults,
-    added_images,
-    collection_of,
     render_image_list,
     render_search,
 )
@@ -131,20 +129,18 @@ def _add_collection_routes(router: APIRouter, collections: Collections, limits: 
         """Create a collection, or confirm that it exists, index more conditions and change what it takes."""
         creation = await read_creation(request, limits)
         status, is_new = await collections.create(name, creation, context_of(request.scope))
-        body = collection_of(status).model_dump_json()
+        body = Collection.model_validate(status).model_dump_json()
         return Response(body, status_code=201 if is_new else 200, media_type="application/json")
 
     @router.get("/collections")
     async def list_collections() -> CollectionList:
         """List all collections of the key's tenant, by name."""
-        listing = await collections.list()
-        data = [collection_of(status) for status in listing.collections]
-        return CollectionList(data=data, unavailable=list(listing.unavailable))
+        return CollectionList.model_validate(await collections.list())
 
     @router.get("/collections/{name}")
     async def describe(name: Name) -> Collection:
         """Return the collection's size and the progress of its indexes."""
-        return collection_of(await collections.describe(name))
+        return Collection.model_validate(await collections.describe(name))
 
     @router.delete("/collections/{name}", status_code=204)
     async def delete(name: Name) -> None:
@@ -172,7 +168,7 @@ def _add_image_routes(router: APIRouter, collections: Collections, limits: CallL
         """Add all of the images or none. Images that already exist with the same content are left unchanged."""
         images = await read_images(request, id, limits)
         added = await collections.add(name, images, context_of(request.scope), wait=wait, fill=fill)
-        return added_images(added)
+        return AddedImages.model_validate(added)
 
     @router.get("/collections/{name}/images", responses={200: {"model": ImageList}})
     async def list_images(

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import BaseModel, Field, JsonValue
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
 from services.core.http.bodies import JsonList, StrictRequest
 from services.core.images.references import JsonImage
-from services.embed.collections.answers import CollectionStatus, IndexStatus, SearchAnswer, State, StatesStatus
+from services.embed.collections.answers import SearchAnswer, State
 from services.embed.collections.index.vector_index import IndexKind
-from services.embed.collections.storage.image_store import Access, Added, StoredImage
+from services.embed.collections.storage.image_store import Access, StoredImage
 
 Metadata = dict[str, JsonValue]
 
@@ -19,6 +19,15 @@ Metadata = dict[str, JsonValue]
 Created = Annotated[
     float | None, Field(ge=0, lt=253402300800, description="Unix time in seconds, of what moves here. Default: now.")
 ]
+
+
+WholeSeconds = Annotated[int, BeforeValidator(int)]
+
+
+class Described(BaseModel):
+    """A part of a response, read from the attributes of the service's result."""
+
+    model_config = ConfigDict(from_attributes=True)
 
 
 class CreateRequest(StrictRequest):
@@ -72,7 +81,7 @@ class SearchRequest(StrictRequest):
     model: str | None = Field(None, description="Refused if it is not the collection's.")
 
 
-class AddedImages(BaseModel):
+class AddedImages(Described):
     """Response to adding images, sent once they are stored durably."""
 
     added: int
@@ -96,45 +105,51 @@ class ImageList(BaseModel):
     has_more: bool
 
 
-class ConditionIndex(BaseModel):
+class ConditionIndex(Described):
     """Indexing progress of a condition; null is the unconditional embedding."""
 
     condition: str | None
     state: State
     kind: IndexKind = Field(description="`flat` compares every image; `ivf` selects candidates.")
-    indexed: int
-    waiting: int
-    bytes: int
+    indexed: int = Field(validation_alias="size")
+    waiting: int = Field(validation_alias="num_waiting")
+    bytes: int = Field(validation_alias="num_bytes")
     exact: bool
     recall_at_10: float | None = Field(description="Recall measured when an approximate index was built.")
-    pinned: bool = Field(description="Whether the condition is never dropped, as it was given in advance.")
+    pinned: bool = Field(
+        validation_alias="is_pinned", description="Whether the condition is never dropped, as it was given in advance."
+    )
 
 
-class ImageStates(BaseModel):
+class ImageStates(Described):
     """Stored states of images, which make new conditions cheaper to index."""
 
-    images: int
-    bytes: int
+    images: int = Field(validation_alias="num_images")
+    bytes: int = Field(validation_alias="num_bytes")
     bytes_per_image: int
     max_bytes: int
 
 
-class Collection(BaseModel):
+class Collection(Described):
     object: Literal["collection"] = "collection"
     name: str
     model: str
-    created: int = Field(description="Unix time in seconds.")
+    created: WholeSeconds = Field(description="Unix time in seconds.")
     access: Access = Field(description="A `read_only` collection refuses changes, a `copy` those that do not fill it.")
-    size: int = Field(description="Number of images.")
-    bytes: int = Field(description="Size of the image files; identical files are stored once.")
+    size: int = Field(validation_alias="num_images", description="Number of images.")
+    bytes: int = Field(
+        validation_alias="num_bytes", description="Size of the image files; identical files are stored once."
+    )
     state: State = Field(description="`ready` when every index holds every image.")
-    conditions: list[ConditionIndex]
-    image_states: ImageStates | None = Field(description="Null if the checkpoint does not support stored states.")
+    conditions: list[ConditionIndex] = Field(validation_alias="indexes")
+    image_states: ImageStates | None = Field(
+        validation_alias="states", description="Null if the checkpoint does not support stored states."
+    )
 
 
-class CollectionList(BaseModel):
+class CollectionList(Described):
     object: Literal["list"] = "list"
-    data: list[Collection]
+    data: list[Collection] = Field(validation_alias="collections")
     unavailable: list[str] = Field([], description="Names of collections that currently can't be read.")
 
 
@@ -147,10 +162,7 @@ class SearchResult(BaseModel):
 class SearchIndex(BaseModel):
     """The index used for the search."""
 
-    condition: str | None = Field(
-        description="Condition under which query and images were compared; it may be a similar one that shares the "
-        "index."
-    )
+    condition: str | None = Field(description="Condition under which query and images were compared.")
     kind: IndexKind
     size: int = Field(description="Number of images in the index.")
     exact: bool = Field(description="Whether every image was compared exactly.")
@@ -166,24 +178,6 @@ class SearchResults(BaseModel):
     condition: str | None
     results: list[SearchResult]
     index: SearchIndex
-
-
-def collection_of(status: CollectionStatus) -> Collection:
-    return Collection(
-        name=status.name,
-        model=status.model,
-        created=int(status.created),
-        access=status.access,
-        size=status.num_images,
-        bytes=status.num_bytes,
-        state=status.state,
-        conditions=[_condition_of(index) for index in status.indexes],
-        image_states=_states_of(status.states) if status.states is not None else None,
-    )
-
-
-def added_images(added: Added) -> AddedImages:
-    return AddedImages(added=added.added, unchanged=added.unchanged, ids=added.ids)
 
 
 def render_image_list(images: Sequence[StoredImage], *, has_more: bool) -> bytes:
@@ -224,26 +218,3 @@ def render_search(answer: SearchAnswer) -> bytes:
 def _cosine(score: float) -> float:
     """Clip a cosine: the dot product of two rounded unit vectors may slightly exceed 1."""
     return max(-1.0, min(1.0, score))
-
-
-def _condition_of(index: IndexStatus) -> ConditionIndex:
-    return ConditionIndex(
-        condition=index.condition,
-        state=index.state,
-        kind=index.kind,
-        indexed=index.size,
-        waiting=index.num_waiting,
-        bytes=index.num_bytes,
-        exact=index.exact,
-        recall_at_10=index.recall_at_10,
-        pinned=index.is_pinned,
-    )
-
-
-def _states_of(states: StatesStatus) -> ImageStates:
-    return ImageStates(
-        images=states.num_images,
-        bytes=states.num_bytes,
-        bytes_per_image=states.bytes_per_image,
-        max_bytes=states.max_bytes,
-    )
