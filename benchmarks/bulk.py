@@ -26,7 +26,7 @@ from benchmarks.record import record, summary
 from services.embed.bulk.image_sources import list_images
 from services.embed.bulk.to_files import OutputRequest, embed_into_files
 from services.embed.evaluation.colorshape import rendered
-from services.embed.model.checkpoint import load_focallens
+from services.embed.model.focallens_engine import load_focallens
 from services.jobs.colorshape import sample_scenes
 from services.jobs.progress import Bars
 

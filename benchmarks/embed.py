@@ -33,7 +33,7 @@ from benchmarks.served import served_embed
 from services.core.store.manifest import CheckpointInfo
 from services.core.store.store import Store
 from services.embed.focallens import FocalLens, Visibility
-from services.embed.model.checkpoint import FocalLensCheckpoint, load_focallens, save_focallens
+from services.embed.model.focallens_engine import FocalLensCheckpoint, load_focallens, save_focallens
 from services.nn.clip_model import create_clip, open_clip
 
 ARCHITECTURE = "ViT-B-32"

@@ -26,7 +26,7 @@ from benchmarks.photographs import Photographs
 from benchmarks.record import record, summary
 from benchmarks.scenes import png_files
 from benchmarks.served import served_embed
-from services.embed.model.checkpoint import load_focallens
+from services.embed.model.focallens_engine import load_focallens
 from services.jobs.colorshape import sample_scenes
 
 STARTER = Path(__file__).parents[1] / "services" / "embed" / "starter" / "focallens-shapes"

@@ -33,7 +33,7 @@ from services.embed.evaluation.colorshape import (
     labels_of,
     rendered,
 )
-from services.embed.evaluation.loading import load_embedder
+from services.embed.evaluation.embedders import load_embedder
 from services.jobs.colorshape import Scenes
 
 CONDITIONS = ("color", "shape", "both", "size", "background", "position", "texture", "size and color")

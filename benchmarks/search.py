@@ -38,7 +38,7 @@ from services.core.store.store import Store
 from services.embed.collections.index.snapshots import load_snapshot
 from services.embed.collections.index.vector_index import IndexOptions, VectorIndex
 from services.embed.focallens import FocalLens
-from services.embed.model.checkpoint import save_focallens
+from services.embed.model.focallens_engine import save_focallens
 from services.nn.clip_model import create_clip
 
 WIDTH = 512

@@ -148,7 +148,7 @@ BUDGETS = {
     "services/nn": 1_700,
     "services/jobs": 3_600,
     "services/curate": 4_400,
-    "services/embed": 20_100,
+    "services/embed": 19_800,
     "services/generate": 12_900,
     "services/predict": 7_000,
     "services/score": 10_900,

@@ -12,7 +12,7 @@ from torch import Tensor
 from services.core.store.manifest import CheckpointInfo
 from services.core.store.store import Store
 from services.embed.focallens import FocalLens
-from services.embed.model.checkpoint import save_focallens
+from services.embed.model.focallens_engine import save_focallens
 from services.nn.clip_model import ClipModel, create_clip, open_clip
 
 ARCHITECTURE = "ViT-B-32"

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from services.embed.model.mllm_checkpoint import INSTRUCTION, MllmPrompt
+from services.embed.model.mllm_engine import INSTRUCTION, MllmPrompt
 from services.nn.image_transform import ImageTransform
 from starters.embed.clip_objectives import AttributeHeads, Tokens
 from starters.embed.drawn_pictures import draw_batch

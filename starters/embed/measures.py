@@ -18,8 +18,7 @@ from services.embed.evaluation.colorshape import (
     rendered,
     summary,
 )
-from services.embed.evaluation.embedders import ImageEmbedder
-from services.embed.evaluation.loading import load_embedder
+from services.embed.evaluation.embedders import ImageEmbedder, load_embedder
 from services.embed.evaluation.metrics import cosine_rows, mean_average_precision
 from starters.embed.drawn_pictures import draw_batch
 from starters.embed.questions import draw_wording

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from services.embed.model.mllm_checkpoint import IMAGE
+from services.embed.model.mllm_engine import IMAGE
 from services.nn.image_transform import PREPROCESSOR
 from services.nn.loading import quiet_loading, transformers
 from starters.embed.questions import instruction_vocabulary

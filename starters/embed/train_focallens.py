@@ -16,9 +16,9 @@ from accelerate.utils import set_seed
 from torch import Tensor, nn
 
 from services.embed.evaluation.colorshape import UNSEEN_CONDITIONS
-from services.embed.evaluation.loading import load_embedder
+from services.embed.evaluation.embedders import load_embedder
 from services.embed.focallens import FocalLens, unique_answer_loss
-from services.embed.model.checkpoint import load_focallens, save_focallens
+from services.embed.model.focallens_engine import load_focallens, save_focallens
 from services.embed.training.objectives import Rows, TripletLoss
 from services.embed.training.train import KIND, NAME, Base, ConditionLayer, Start, VisibilityOption
 from services.jobs import training_options as options

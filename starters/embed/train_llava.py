@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from accelerate.utils import set_seed
 
-from services.embed.model.mllm_checkpoint import IMAGE, MLLM_KIND, MllmPrompt
+from services.embed.model.mllm_engine import IMAGE, MLLM_KIND, MllmPrompt
 from services.jobs import training_options as options
 from services.jobs.checkpoints import check_publication, publish_trained
 from services.jobs.interruption import interruptible, resumable

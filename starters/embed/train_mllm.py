@@ -6,7 +6,7 @@ import torch
 import typer
 from accelerate.utils import set_seed
 
-from services.embed.model.mllm_checkpoint import MLLM_KIND, load_mllm, save_mllm
+from services.embed.model.mllm_engine import MLLM_KIND, load_mllm, save_mllm
 from services.embed.training.mllm_objective import MllmData, MllmLoss, merge, prepare_tuning
 from services.embed.training.train_mllm import NAME, Base, LoraRank, TextTower
 from services.jobs import training_options as options

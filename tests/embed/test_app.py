@@ -16,8 +16,7 @@ from starlette.testclient import TestClient
 from services.core.store.manifest import CheckpointInfo
 from services.core.store.store import Store
 from services.embed.app import create_embed
-from services.embed.model.checkpoint import FOCALLENS_WEIGHTS
-from services.embed.model.focallens_engine import FocalLensEngine
+from services.embed.model.focallens_engine import FOCALLENS_WEIGHTS, FocalLensEngine
 from services.embed.model.items import Embeddings
 from services.embed.settings import EmbedSettings
 from services.nn.clip_texts import Text

@@ -13,8 +13,12 @@ from safetensors.torch import load_file, save_file
 from services.core.batching.batcher import CollatingEngine
 from services.core.errors import InvalidRequest, TooLarge
 from services.embed import focallens
-from services.embed.model.checkpoint import FOCALLENS_WEIGHTS, load_focallens
-from services.embed.model.focallens_engine import MAX_READOUTS_AT_ONCE, FocalLensEngine
+from services.embed.model.focallens_engine import (
+    FOCALLENS_WEIGHTS,
+    MAX_READOUTS_AT_ONCE,
+    FocalLensEngine,
+    load_focallens,
+)
 from services.embed.model.image_engine import SELF_CHECK_TOLERANCE
 from services.embed.model.items import Embeddings, ImageItem, ImageState, Item, StateItem
 from services.embed.model.stacking_engine import MAX_REMEMBERED_CONDITIONS

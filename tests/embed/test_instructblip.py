@@ -17,10 +17,13 @@ from typer.testing import CliRunner
 from services.cli.main import app
 from services.core.errors import InvalidRequest, TooLarge
 from services.core.store.store import Store
-from services.embed.evaluation.embedders import EngineEmbedder, NoTextSide
-from services.embed.evaluation.loading import load_embedder
-from services.embed.model.instructblip_checkpoint import INSTRUCTBLIP_KIND, load_instructblip, read_weights
-from services.embed.model.instructblip_engine import InstructBlipEngine
+from services.embed.evaluation.embedders import EngineEmbedder, NoTextSide, load_embedder
+from services.embed.model.instructblip_engine import (
+    INSTRUCTBLIP_KIND,
+    InstructBlipEngine,
+    load_instructblip,
+    read_weights,
+)
 from services.nn.devices import DeviceOptions
 from services.nn.loading import transformers
 from tests.core.image_files import scene

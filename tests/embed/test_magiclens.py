@@ -15,12 +15,10 @@ from services.cli.store_import import write_reference
 from services.core.errors import InvalidRequest
 from services.core.store.manifest import CheckpointInfo
 from services.core.store.store import Store
-from services.embed.evaluation.embedders import NoTextSide
-from services.embed.evaluation.loading import load_embedder
+from services.embed.evaluation.embedders import NoTextSide, load_embedder
 from services.embed.imports.magiclens import convert_magiclens
 from services.embed.model.items import ImageItem
-from services.embed.model.magiclens_checkpoint import MAGICLENS_KIND, load_magiclens
-from services.embed.model.magiclens_engine import MagicLensEngine
+from services.embed.model.magiclens_engine import MAGICLENS_KIND, MagicLensEngine, load_magiclens
 from services.jobs.released_weights import UnusableWeights, read_pickled_bytes
 from services.nn.devices import DeviceOptions
 from tests.core.image_files import scene

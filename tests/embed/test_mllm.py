@@ -13,11 +13,9 @@ from starlette.testclient import TestClient
 
 from services.core.errors import InvalidRequest, TooLarge
 from services.embed import focallens_mllm
-from services.embed.evaluation.embedders import NoTextSide
-from services.embed.evaluation.loading import load_embedder
+from services.embed.evaluation.embedders import NoTextSide, load_embedder
 from services.embed.model.items import ImageItem
-from services.embed.model.mllm_checkpoint import MLLM_KIND, MllmPrompt, load_mllm
-from services.embed.model.mllm_engine import MllmEngine
+from services.embed.model.mllm_engine import MLLM_KIND, MllmEngine, MllmPrompt, load_mllm
 from services.nn.devices import DeviceOptions
 from services.nn.loading import transformers
 from tests.core.image_files import scene

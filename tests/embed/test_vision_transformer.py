@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from services.embed.focallens import Readouts, Visibility
-from services.embed.model.checkpoint import load_focallens
+from services.embed.model.focallens_engine import load_focallens
 from services.nn.vision_transformer import pack_tower
 from tests.embed.tiny import IMAGE_SIZE, write_tiny_checkpoint
 

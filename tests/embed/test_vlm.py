@@ -12,8 +12,7 @@ import torch
 from PIL import Image
 
 from services.core.errors import InvalidRequest, TooLarge
-from services.embed.model.vlm_checkpoint import ImageFit
-from services.embed.model.vlm_engine import VlmEngine
+from services.embed.model.vlm_engine import ImageFit, VlmEngine
 from services.embed.model.vlm_prompts import INSTRUCTION, ONE_WORD, VLM_CONFIG, VlmPrompt
 from services.nn.devices import DeviceOptions
 from services.nn.loading import transformers

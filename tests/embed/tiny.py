@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from services.embed.focallens import FocalLens, Visibility
-from services.embed.model.checkpoint import save_focallens
+from services.embed.model.focallens_engine import save_focallens
 from services.nn.clip_model import create_clip
 
 IMAGE_SIZE = 32

@@ -27,7 +27,7 @@ PROGRAM = """
 import json, sys
 from pathlib import Path
 import torch
-from services.embed.evaluation.loading import load_embedder
+from services.embed.evaluation.embedders import load_embedder
 from services.nn.clip_model import create_clip, load_clip, open_clip, save_clip
 from services.score.evaluation.clip_judge import Clip
 from PIL import Image

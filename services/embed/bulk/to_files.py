@@ -1,18 +1,101 @@
 """The job that embeds listed images locally into a folder of files."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from services.embed.bulk.embedder import ModelChoice, devices, load_bulk_embedder
-from services.embed.bulk.folder import BulkFolder, BulkPlan, EmbeddingError, Precision, StoredDtype, planned_shards
+from services.core.store.errors import StoreError
+from services.embed.bulk.folder import (
+    BulkFolder,
+    BulkPlan,
+    EmbeddingError,
+    Precision,
+    Shard,
+    StoredDtype,
+    planned_shards,
+)
 from services.embed.bulk.image_sources import Listing
-from services.embed.bulk.on_ray import SharedModel, embed_on_ray
-from services.embed.bulk.ray_pool import Cluster, Pool, RayOptions, connected, num_cores
-from services.embed.bulk.workers import ShardImages, Throughput, embed_on, embed_shards
+from services.embed.bulk.ray_pool import Cluster, Pool, RayOptions, connected, mapped, num_cores
+from services.embed.bulk.workers import (
+    ModelChoice,
+    Report,
+    ShardImages,
+    Throughput,
+    devices,
+    embed_on,
+    embed_shards,
+    embedded,
+    joined,
+    load_bulk_embedder,
+)
 from services.jobs.checkpoints import CheckpointSource, find_checkpoint
 from services.jobs.progress import Bars
+
+# Long enough that handing a piece over costs little beside embedding it, short enough to share the end of a job.
+BATCHES_PER_PIECE = 8
+
+
+@dataclass(frozen=True)
+class SharedModel:
+    """A checkpoint that every machine finds by itself: a folder at the same place on all, or a version in the store.
+
+    `digest` is that of its content.
+    """
+
+    reference: str
+    digest: str
+    store_url: str | None
+    conditions: Sequence[str]
+    precision: Precision
+
+    def find(self) -> ModelChoice:
+        """Find it on another machine. Raises EmbeddingError for a folder with other content, and StoreError."""
+        source = find_checkpoint(self.reference, self.store_url)
+        if source.digest() != self.digest:
+            raise EmbeddingError(f"{self.reference} differs between this machine and a worker's")
+        return ModelChoice(source.directory, self.conditions, self.precision)
+
+
+def embed_on_ray(
+    model: SharedModel,
+    folder: BulkFolder,
+    shards: Sequence[ShardImages],
+    pace: Throughput,
+    pool: Pool,
+    report: Report,
+) -> None:
+    """Embed and write the shards; `connected` must hold.
+
+    Raises EmbeddingError if the model fails, StoreError if a worker lacks the checkpoint, RayError if Ray fails, and
+    OSError if a shard can't be written.
+    """
+    pieces = [piece for shard in shards for piece in _everywhere(shard).cut(pace.batch_size * BATCHES_PER_PIECE)]
+    num_missing = Counter(piece.index for piece in pieces)
+    arrived: dict[int, dict[int, Shard]] = {}
+    worker = partial(_worker, model, pool.device, pace)
+    for number, part in mapped(pieces, worker, pool, refusals=(EmbeddingError, StoreError)):
+        arrived.setdefault(part.index, {})[number] = part
+        report(part.num_images)
+        num_missing[part.index] -= 1
+        if not num_missing[part.index]:
+            parts = arrived.pop(part.index)
+            folder.write(joined(part.index, [parts[number] for number in sorted(parts)]))
+
+
+def _everywhere(shard: ShardImages) -> ShardImages:
+    """Name its files so that processes with other working folders find them."""
+    here = Path.cwd()
+    images = [replace(one, file=here / one.file) if isinstance(one.file, Path) else one for one in shard.images]
+    return ShardImages(shard.index, images)
+
+
+def _worker(model: SharedModel, device: str, pace: Throughput) -> Callable[[ShardImages], Shard]:
+    """Load the checkpoint in a worker. Raises EmbeddingError, StoreError."""
+    embedder = load_bulk_embedder(model.find(), device)
+    return lambda piece: joined(piece.index, list(embedded(embedder, piece.cut(pace.batch_size), pace)))
 
 
 @dataclass(frozen=True)
@@ -64,7 +147,17 @@ def _embed(
     is_here = pool is None and len(device_names) == 1
     # elsewhere it only provides the embedding width, and shows errors before processes start
     embedder = load_bulk_embedder(choice, device_names[0] if is_here else "cpu")
-    plan = _plan(request, source, choice, embedder.width, listing)
+    plan = BulkPlan(
+        model=source.label,
+        digest=source.digest(),
+        conditions=list(request.conditions),
+        width=embedder.width,
+        precision=choice.precision,
+        dtype=request.dtype,
+        shard_size=request.shard_size,
+        num_images=len(listing.images),
+        shards=planned_shards(listing.images, request.shard_size),
+    )
     folder = BulkFolder(request.directory, plan)
     with folder.opened(overwrite=request.overwrite):
         size = request.shard_size
@@ -95,22 +188,6 @@ def _uses_gpus(device_names: Sequence[str], cluster: Cluster) -> bool:
     if list(device_names) not in (["cpu"], ["cuda"]):
         raise EmbeddingError("with --ray a device is cpu or cuda: Ray gives each worker its GPU")
     return list(device_names) == ["cuda"]
-
-
-def _plan(
-    request: OutputRequest, source: CheckpointSource, choice: ModelChoice, width: int, listing: Listing
-) -> BulkPlan:
-    return BulkPlan(
-        model=source.label,
-        digest=source.digest(),
-        conditions=list(request.conditions),
-        width=width,
-        precision=choice.precision,
-        dtype=request.dtype,
-        shard_size=request.shard_size,
-        num_images=len(listing.images),
-        shards=planned_shards(listing.images, request.shard_size),
-    )
 
 
 def _precision(request: OutputRequest, device_names: Sequence[str]) -> Precision:

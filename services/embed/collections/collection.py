@@ -31,9 +31,9 @@ from services.embed.collections.answers import (
     StatesStatus,
 )
 from services.embed.collections.index.vector_index import IndexOptions
-from services.embed.collections.indexes import AnyIndexes, Changes, ConditionIndex, OpenCheckpoint, OpenIndexes, Step
+from services.embed.collections.indexes import AnyIndexes, Changes, OpenCheckpoint, OpenIndexes, Step
 from services.embed.collections.reader import FreshPixels, ImageReader, Prepared, Read, Wanted
-from services.embed.collections.search import Question, Searcher, answered_by, kind_of
+from services.embed.collections.search import Question, Searcher, answered_by, kind_of, status_of
 from services.embed.collections.storage.catalog import CollectionKey, no_collection
 from services.embed.collections.storage.database import Ballast, DatabaseFailed, StorageFull
 from services.embed.collections.storage.image_store import (
@@ -263,7 +263,7 @@ class Collection:
             await self._refresh()
             indexes = self._indexes.newest
             if indexes is not None:
-                statuses = [_described(index, num_images, self._changes.last_row) for index in indexes]
+                statuses = [status_of(index, num_images, self._changes.last_row) for index in indexes]
             else:
                 conditions = [None, *await asyncio.to_thread(store.conditions)]
                 statuses = [_not_open(condition, num_images) for condition in conditions]
@@ -490,23 +490,6 @@ class Collection:
     def _has_indexed(self, row: int) -> bool:
         indexes = self._indexes.newest
         return indexes is not None and all(index.vectors.through >= row for index in indexes)
-
-
-def _described(index: ConditionIndex, num_images: int, last_row: int) -> IndexStatus:
-    """Describe an index of a collection of so many images, of which `last_row` is the newest."""
-    vectors = index.vectors
-    is_ready = vectors.through >= last_row
-    return IndexStatus(
-        condition=index.condition,
-        kind=vectors.kind,
-        size=vectors.num_vectors,
-        exact=vectors.is_exact,
-        state="ready" if is_ready else "building",
-        num_waiting=0 if is_ready else max(0, num_images - vectors.num_vectors),
-        num_bytes=vectors.num_bytes,
-        recall_at_10=vectors.recall_at_10,
-        is_pinned=index.is_pinned,
-    )
 
 
 def _not_open(stored: StoredCondition | None, num_images: int) -> IndexStatus:

@@ -79,16 +79,15 @@ def create_collections(
         metrics,
         Ballast(settings.collections_dir / BALLAST_NAME),
     )
-    is_shared = settings.collections_url is not None
-    collections = (_shared if is_shared else _local)(settings, serving, options)
+    collections: OpenCollections
+    if settings.collections_url is None:
+        root = settings.collections_dir
+        collections = LocalCollections(
+            partial(FolderCatalog.open, root), str(root), serving, options, max_collections=settings.max_collections
+        )
+    else:
+        collections = _shared(settings, serving, options)
     return CollectionService(collections, serving, AuditLog(settings.audit_log))
-
-
-def _local(settings: EmbedSettings, serving: Serving, options: CollectionOptions) -> OpenCollections:
-    root = settings.collections_dir
-    return LocalCollections(
-        partial(FolderCatalog.open, root), str(root), serving, options, max_collections=settings.max_collections
-    )
 
 
 def _shared(settings: EmbedSettings, serving: Serving, options: CollectionOptions) -> OpenCollections:

@@ -19,7 +19,8 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from services.embed.call import ServedEmbed
+from services.core.errors import FoveaError
+from services.embed.call import EmbedModel, ServedEmbed
 from services.embed.collections.index.vector_index import SearchedVectors
 from services.embed.collections.reader import FreshPixels, Read, Source
 from services.embed.collections.storage.database import has_room_beside
@@ -60,6 +61,16 @@ class StateTiming:
 def key_of(text: Text | None) -> str:
     """Make a key that is equal for conditions that the model cannot distinguish."""
     return PLAIN if text is None else text.digest
+
+
+def prepared(engine: EmbedModel, condition: str) -> Text | None:
+    """Prepare a stored condition; None if this model can't: its context may be shorter, or it may be a plain CLIP."""
+    try:
+        return engine.prepare_condition(condition)
+    except FoveaError as error:
+        log = structlog.get_logger(__name__)
+        log.warning("condition not indexed", condition=condition, error=error.message)
+        return None
 
 
 def identity_of(served: ServedEmbed) -> dict[str, str]:

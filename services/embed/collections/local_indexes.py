@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import structlog
 
-from services.core.errors import FoveaError
 from services.embed.call import ServedEmbed
 from services.embed.collections.index.snapshots import CorruptSnapshot, load_snapshot, save_snapshot
 from services.embed.collections.index.vector_index import IndexOptions, VectorIndex
@@ -28,6 +27,7 @@ from services.embed.collections.indexes import (
     key_of,
     make_folder,
     missing,
+    prepared,
 )
 from services.embed.collections.reader import FreshPixels, Read
 from services.embed.collections.storage.database import has_room_beside
@@ -90,12 +90,8 @@ class LocalIndexes(CheckpointIndexes[LocalIndex, Step[LocalIndex]]):
         opened._open_states(served.engine.state_bytes, keeping.max_state_bytes, live)
         opened._load(None, live, is_pinned=True)
         for stored in store.conditions():
-            try:
-                text = served.engine.prepare_condition(stored.text)
-            except FoveaError as error:  # another model's context may be shorter, or it may be a plain CLIP
-                _log().warning("condition not indexed", condition=stored.text, error=error.message)
-                continue
-            opened._load(text, live, is_pinned=stored.is_pinned, used=stored.used)
+            if (text := prepared(served.engine, stored.text)) is not None:
+                opened._load(text, live, is_pinned=stored.is_pinned, used=stored.used)
         return opened
 
     async def refresh(self) -> None:

@@ -253,21 +253,29 @@ class Searcher:
         return [plain[0] if text is None else next(conditional) for text in texts]
 
 
-def answered_by(nearest: Nearest, text: Text | None, last_row: int) -> IndexStatus:
-    """Describe the index that has answered a search, as far as there is one."""
-    index = nearest.index
-    if index is None:
-        condition = text.text if text is not None else None
-        return IndexStatus(condition, "flat", 0, exact=nearest.is_exact, state="building")
+def status_of(index: ConditionIndex, num_images: int, last_row: int) -> IndexStatus:
+    """Describe an index of a collection of so many images, of which `last_row` is the newest."""
     vectors = index.vectors
+    is_ready = vectors.through >= last_row
     return IndexStatus(
         condition=index.condition,
         kind=vectors.kind,
         size=vectors.num_vectors,
-        exact=nearest.is_exact,
-        state="ready" if vectors.through >= last_row else "building",
+        exact=vectors.is_exact,
+        state="ready" if is_ready else "building",
+        num_waiting=0 if is_ready else max(0, num_images - vectors.num_vectors),
+        num_bytes=vectors.num_bytes,
         recall_at_10=vectors.recall_at_10,
+        is_pinned=index.is_pinned,
     )
+
+
+def answered_by(nearest: Nearest, text: Text | None, last_row: int) -> IndexStatus:
+    """Describe the index that has answered a search, as far as there is one."""
+    if nearest.index is None:
+        condition = text.text if text is not None else None
+        return IndexStatus(condition, "flat", 0, exact=nearest.is_exact, state="building")
+    return replace(status_of(nearest.index, 0, last_row), exact=nearest.is_exact)
 
 
 def kind_of(nearest: Nearest) -> str:

@@ -14,7 +14,7 @@ from rich.console import Console
 from services.core.store.errors import StoreError
 from services.embed.evaluation.celeba import SPLITS, evaluate_celeba, load_faces
 from services.embed.evaluation.colorshape import ColorShapeProtocol, evaluate_colorshape, print_table
-from services.embed.evaluation.embedders import ImageEmbedder, NoTextSide, Unconditioned
+from services.embed.evaluation.embedders import ImageEmbedder, NoTextSide, Unconditioned, load_embedder
 from services.embed.evaluation.genecis import Focus, evaluate_genecis, load_genecis
 from services.embed.evaluation.grid import (
     SCENE_CONDITIONS,
@@ -22,18 +22,16 @@ from services.embed.evaluation.grid import (
     Gallery,
     GridOptions,
     SceneGallery,
+    draw_grid,
     retrieve_grid,
 )
-from services.embed.evaluation.grid_picture import Names, draw_grid
 from services.embed.evaluation.linear_probe import (
     NoProjection,
     ProbeOptions,
     evaluate_linear_probe,
-    load_dogs,
     load_probe,
     points,
 )
-from services.embed.evaluation.loading import load_embedder
 from services.embed.evaluation.mmvp import evaluate_mmvp, load_mmvp
 from services.embed.evaluation.results import RESULT_FILES, Result
 from services.embed.evaluation.same_class import LOADERS, evaluate_category, evaluate_imagenet, read_nodes
@@ -245,7 +243,7 @@ def linear_probe(
 ) -> Scoring:
     """Train a linear classifier on the frozen tower with few images per class: top-1 accuracy (Figure 5.4)."""
     options = ProbeOptions(num_seeds=seeds)
-    images = load_dogs(data, options) if category is None else load_probe(data, category, options)
+    images = load_probe(data, category, options)
 
     def score(embedder: ImageEmbedder) -> Iterator[Result]:
         scores = evaluate_linear_probe(embedder, images, options)
@@ -287,7 +285,7 @@ def grid(
         options = GridOptions(condition or SCENE_CONDITIONS, queries, k, seed)
         blocks = retrieve_grid(gallery, clip, embedder, options)
     output.parent.mkdir(parents=True, exist_ok=True)
-    draw_grid(blocks, Names(clip.name, embedder.name)).save(output, format="PNG", optimize=True)
+    draw_grid(blocks, (clip.name, embedder.name)).save(output, format="PNG", optimize=True)
     typer.echo(output)
 
 

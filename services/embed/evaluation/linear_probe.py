@@ -24,11 +24,9 @@ from services.embed.evaluation.embedders import Array32, ClipEmbedder, FocalLens
 from services.embed.evaluation.instructions import type_of
 from services.embed.evaluation.metrics import Labels
 from services.embed.evaluation.results import DEVIATION
-from services.embed.evaluation.same_class import IMAGENET, LabelledImages, read_nodes
+from services.embed.evaluation.same_class import IMAGENET, LabelledImages, load_folders, read_nodes
 from services.jobs.progress import watched
 from services.jobs.published_data import MissingData, Source
-
-ENDINGS = (".jpeg", ".jpg", ".png", ".webp")
 
 
 class NoProjection(ValueError):
@@ -114,24 +112,24 @@ class Split:
     labels: Labels
 
 
-def load_dogs(directory: Path, options: ProbeOptions) -> ProbeData:
-    """Load ImageNet's dogs from `directory/train/<wnid>/*` and `directory/val/<wnid>/*`.
+def load_probe(directory: Path, category: str | None, options: ProbeOptions) -> ProbeData:
+    """Load `directory/train/<class>/*` and `directory/val/<class>/*` of every class that has a folder in `train`; of
+    ImageNet's dogs for None.
 
     Raises MissingData, also if a class has too few images for training or none for testing.
     """
-    (dog,) = [node for node in read_nodes() if node.node == "Dog"]
-    return _probe_data(directory, "dog", dog.classes, IMAGENET, options)
-
-
-def load_probe(directory: Path, category: str, options: ProbeOptions) -> ProbeData:
-    """Load every class that has a folder in `directory/train`, in the same layout. Raises MissingData."""
-    source = Source(f"the images of each {category}", "the folder that --data names")
-    classes = sorted(entry.name for entry in source.existing(directory / "train").iterdir() if entry.is_dir())
-    if len(classes) < 2:
-        raise MissingData(
-            f"{directory / 'train'} holds {len(classes)} folders of images: a classifier needs at least two"
-        )
-    return _probe_data(directory, category, classes, source, options)
+    if category is None:
+        (dog,) = [node for node in read_nodes() if node.node == "Dog"]
+        category, classes, source = "dog", dog.classes, IMAGENET
+    else:
+        source = Source(f"the images of each {category}", "the folder that --data names")
+        folders = source.existing(directory / "train").iterdir()
+        classes = tuple(sorted(entry.name for entry in folders if entry.is_dir()))
+        if len(classes) < 2:
+            held = f"{directory / 'train'} holds {len(classes)} folders of images"
+            raise MissingData(f"{held}: a classifier needs at least two")
+    train = load_folders(directory / "train", classes, source, max(options.shots))
+    return ProbeData(category, train, load_folders(directory / "val", classes, source), len(classes))
 
 
 def evaluate_linear_probe(embedder: ImageEmbedder, data: ProbeData, options: ProbeOptions) -> dict[int, ProbeScore]:
@@ -218,23 +216,3 @@ def _accuracies(train: Split, some: NDArray[np.int64], val: Split, seed: int, op
 def _split(embedder: ImageEmbedder, images: LabelledImages, category: str) -> Split:
     pictures = images.source.images(images.paths, f"{embedder.name}, {category}")
     return Split(embed_features(embedder, pictures, type_of(category)), images.labels)
-
-
-def _probe_data(
-    directory: Path, category: str, classes: Sequence[str], source: Source, options: ProbeOptions
-) -> ProbeData:
-    train = _labelled(directory / "train", classes, max(options.shots), source)
-    return ProbeData(category, train, _labelled(directory / "val", classes, 1, source), len(classes))
-
-
-def _labelled(directory: Path, classes: Sequence[str], least: int, source: Source) -> LabelledImages:
-    paths: list[Path] = []
-    labels: list[int] = []
-    for label, name in enumerate(classes):
-        folder = source.existing(directory / name)
-        found = sorted(path for path in folder.iterdir() if path.suffix.lower() in ENDINGS)
-        if len(found) < least:
-            raise MissingData(f"{folder} holds {len(found)} images, not {least}. It belongs to {source.name}")
-        paths += found
-        labels += [label] * len(found)
-    return LabelledImages(source, tuple(paths), np.array(labels))

@@ -18,6 +18,7 @@ from services.embed.evaluation.metrics import Labels, cosine_rows, mean_average_
 from services.jobs.published_data import MissingData, Source
 
 IMAGENET = Source("ILSVRC 2012, a folder of images for each class", "https://image-net.org/challenges/LSVRC/2012")
+ENDINGS = (".jpeg", ".jpg", ".png", ".webp")
 NODES_FILE = Path(__file__).parent / "imagenet_nodes.json"
 FLOWERS = Source("Oxford 102 Flowers", "https://www.robots.ox.ac.uk/~vgg/data/flowers/102")
 CARS = Source("Stanford Cars", "https://ai.stanford.edu/~jkrause/cars/car_dataset.html")
@@ -118,15 +119,17 @@ def read_nodes() -> list[Node]:
     return [Node(**entry) for entry in json.loads(NODES_FILE.read_text())]
 
 
-def load_node(directory: Path, node: Node) -> LabelledImages:
-    """Find the images of a category's classes: `directory/<wnid>/*.JPEG`. Raises MissingData."""
-    folders = [IMAGENET.existing(directory / wnid) for wnid in node.classes]
-    files = [sorted(folder.glob("*.JPEG")) for folder in folders]
-    for folder, found in zip(folders, files, strict=True):
-        if not found:
-            raise MissingData(f"{folder} holds no .JPEG. It belongs to {IMAGENET.name}, from {IMAGENET.address}")
+def load_folders(directory: Path, classes: Sequence[str], source: Source = IMAGENET, least: int = 1) -> LabelledImages:
+    """Find the images of each class: `directory/<class>/*`. Raises MissingData, also for fewer than `least` of one."""
+    files = []
+    for name in classes:
+        folder = source.existing(directory / name)
+        files.append(sorted(path for path in folder.iterdir() if path.suffix.lower() in ENDINGS))
+        if len(files[-1]) < least:
+            told = f"{folder} holds {len(files[-1])} images, not {least}"
+            raise MissingData(f"{told}. It belongs to {source.name}, from {source.address}")
     labels = np.repeat(np.arange(len(files)), [len(found) for found in files])
-    return LabelledImages(IMAGENET, tuple(path for found in files for path in found), labels)
+    return LabelledImages(source, tuple(path for found in files for path in found), labels)
 
 
 def evaluate_imagenet(
@@ -134,7 +137,7 @@ def evaluate_imagenet(
 ) -> dict[str, float]:
     """Compute the mAP in points by column of Table D.5. Raises MissingData."""
     # find all images before the first is embedded
-    images = [load_node(directory, node).first_of_each_class(images_per_class) for node in nodes]
+    images = [load_folders(directory, node.classes).first_of_each_class(images_per_class) for node in nodes]
     return {
         node.column: evaluate_category(embedder, of_node, node.node.lower())
         for node, of_node in zip(nodes, images, strict=True)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from services.core.refusals import Refused
 from services.embed.imports.published_folder import facts_of, image_settings, read_unquantised
-from services.embed.model.instructblip_checkpoint import (
+from services.embed.model.instructblip_engine import (
     INSTRUCTBLIP_KIND,
     PARTS,
     TOKENIZER_FOLDER,

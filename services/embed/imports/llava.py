@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from services.embed.imports.published_folder import TOKENIZER, facts_of, image_settings, read_unquantised
-from services.embed.model.mllm_checkpoint import (
+from services.embed.model.mllm_engine import (
     BESIDE_TOKENIZER,
     LLAVA,
     MLLM_CONFIG,

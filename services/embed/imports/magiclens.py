@@ -7,28 +7,65 @@ weight.
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import torch
 from pydantic import JsonValue
 from safetensors.torch import save_file
 from torch import Tensor
 
 from services.core.refusals import Refused, shown_names
-from services.embed.imports.flax_weights import read_arrays
 from services.embed.magiclens import MagicLensShape
-from services.embed.model.magiclens_checkpoint import MAGICLENS_CONFIG, MAGICLENS_KIND, MAGICLENS_WEIGHTS
+from services.embed.model.magiclens_engine import MAGICLENS_CONFIG, MAGICLENS_KIND, MAGICLENS_WEIGHTS
 from services.jobs.imports.plan import Plan
 from services.jobs.imports.source import Source
 from services.jobs.released_weights import UnusableWeights, read_pickled_bytes
 from services.nn.clip_model import OPEN_CLIP_CONFIG
 
+# flax's extensions for an array and for a number that was one of numpy's.
+ARRAY, NUMBER = 1, 3
+DAMAGED = (AttributeError, msgpack.exceptions.UnpackException, RuntimeError, TypeError, ValueError)
 PICKLE = ".pkl"
 LAYERS = "multimodal_encoder/x_layers_"
 POOLER = "contrastive_multimodal_pooler"
+
+
+def read_arrays(data: bytes) -> dict[str, Tensor]:
+    """Read nested maps of arrays, by their paths: `params/clip/logit_scale`. Raises UnusableWeights."""
+    try:
+        content = msgpack.unpackb(data, ext_hook=_array)
+        if not isinstance(content, dict):
+            raise ValueError("it is no map")
+        return dict(_paths(content))
+    except DAMAGED as error:
+        raise UnusableWeights(f"these are no arrays that flax serialised: {error!r}") from error
+
+
+def _paths(content: dict[str, Any], above: str = "") -> Iterator[tuple[str, Tensor]]:
+    for name, value in content.items():
+        path = f"{above}{name}"
+        if isinstance(value, dict):
+            yield from _paths(value, f"{path}/")
+        elif isinstance(value, Tensor):
+            yield path, value
+        else:
+            raise ValueError(f"{path} is a {type(value).__name__}")
+
+
+def _array(kind: int, data: bytes) -> Tensor:
+    if kind not in (ARRAY, NUMBER):
+        raise ValueError(f"extension {kind} is none of arrays")
+    shape, dtype, buffer = msgpack.unpackb(data)
+    known = getattr(torch, str(dtype))
+    if not isinstance(known, torch.dtype):
+        raise ValueError(f"{dtype!r} is no type of numbers")
+    if not buffer:
+        return torch.empty(shape, dtype=known)
+    return torch.frombuffer(bytearray(buffer), dtype=known).reshape(shape)  # torch warns of memory that is only read
 
 
 @dataclass(frozen=True)

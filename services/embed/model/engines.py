@@ -4,18 +4,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from services.embed.model.checkpoint import FOCALLENS_CONFIG
-from services.embed.model.focallens_engine import FocalLensEngine
+from services.embed.model.focallens_engine import FOCALLENS_CONFIG, FocalLensEngine
 from services.embed.model.image_engine import ImageEngine
-from services.embed.model.instructblip_checkpoint import INSTRUCTBLIP_KIND, is_instructblip
-from services.embed.model.instructblip_engine import InstructBlipEngine
-from services.embed.model.magiclens_checkpoint import MAGICLENS_CONFIG, MAGICLENS_KIND
-from services.embed.model.magiclens_engine import MagicLensEngine
-from services.embed.model.mllm_checkpoint import MLLM_KIND, is_llava
-from services.embed.model.mllm_engine import MllmEngine
+from services.embed.model.instructblip_engine import INSTRUCTBLIP_KIND, InstructBlipEngine, is_instructblip
+from services.embed.model.magiclens_engine import MAGICLENS_CONFIG, MAGICLENS_KIND, MagicLensEngine
+from services.embed.model.mllm_engine import MLLM_KIND, MllmEngine, is_llava
 from services.embed.model.plain_engine import PlainEngine
-from services.embed.model.vlm_checkpoint import VLM_KIND, is_vlm, says_how_asked
-from services.embed.model.vlm_engine import VlmEngine
+from services.embed.model.vlm_engine import VLM_KIND, VlmEngine, is_vlm, says_how_asked
 from services.nn.plain_clip import OPEN_CLIP_KIND
 
 ENGINES: Mapping[str, type[ImageEngine[Any]]] = {

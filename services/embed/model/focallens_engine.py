@@ -1,30 +1,70 @@
-"""A FocalLens checkpoint on a device.
+"""FocalLens-CLIP: its checkpoint directories, and the engine that runs one.
+
+A directory holds the configuration and the merges of an open_clip directory, `model.safetensors` (image tower, frozen
+text tower, condition tower) and `focallens.json`.
 
 Shapes: B images, S numbers in a state, R readouts (an image under a condition, or under none), C conditions,
 E embedding width, W text tokens, N texts.
 """
 
+import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from services.embed.focallens import Readouts
-from services.embed.model.checkpoint import FocalLensCheckpoint, load_focallens
+from services.embed.focallens import FocalLens, Readouts
 from services.embed.model.image_engine import to_rows
 from services.embed.model.items import Bytes, Embeddings
 from services.embed.model.stacking_engine import ConditionTokens, Costs, Pair, StackingEngine, half_precision, packed
+from services.nn.clip_model import ClipModel, create_clip, read_config, write_config
+from services.nn.clip_model import half_precision as half_precision_weights
 from services.nn.clip_texts import InputIds
+from services.nn.clip_tokenizer import Tokenizer
+from services.nn.image_transform import ImageTransform
 from services.nn.packed_linear import can_pack
 from services.nn.vision_transformer import pack_tower
 
+FOCALLENS_CONFIG = "focallens.json"
+FOCALLENS_WEIGHTS = "model.safetensors"
 # Reading a number of a state from memory, widening it and attending to it takes a CPU about as long as this many
 # multiplications of a forward pass.
 STATE_READ_COST = 32
 # A readout copies its image's keys and values, so a batch of many is read in slices.
 MAX_READOUTS_AT_ONCE = 256
+
+
+@dataclass(frozen=True)
+class FocalLensCheckpoint:
+    """A FocalLens model ready to embed."""
+
+    model: FocalLens
+    tokenizer: Tokenizer
+    transform: ImageTransform
+
+
+def save_focallens(model: FocalLens, clip: ClipModel, directory: Path) -> None:
+    """Write a FocalLens directory with `clip`'s configuration and tokenizer. Weights are stored as float16."""
+    directory.mkdir(parents=True, exist_ok=True)
+    write_config(clip, directory)
+    settings = {"condition_layer": model.condition_layer, "visibility": model.visibility}
+    (directory / FOCALLENS_CONFIG).write_text(json.dumps(settings, indent=2) + "\n")
+    save_file(half_precision_weights(model.state_dict()), directory / FOCALLENS_WEIGHTS)
+
+
+def load_focallens(
+    directory: Path, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+) -> FocalLensCheckpoint:
+    """Read a FocalLens directory for inference. Raises OSError, ValueError or RuntimeError if it is not one."""
+    clip = create_clip(*read_config(directory))
+    model = FocalLens(clip.model, **json.loads((directory / FOCALLENS_CONFIG).read_text()))
+    model.load_state_dict(load_file(directory / FOCALLENS_WEIGHTS))
+    model.eval().requires_grad_(False)
+    return FocalLensCheckpoint(model.to(device=device, dtype=dtype), clip.tokenizer, clip.transform)
 
 
 class FocalLensEngine(StackingEngine[FocalLensCheckpoint]):

@@ -1,4 +1,8 @@
-"""An InstructBLIP's image side on a device: images under instructions, which are conditions, to unit vectors.
+"""InstructBLIP: its folders, and the engine that runs the image side of one.
+
+A folder holds `config.json`, safetensors, the settings of images, and `qformer_tokenizer/`. Of the whole model's
+weights, only those of the image tower, the queries and the Q-Former are read. The tokenizer is transformers' own folder
+of it, or what an import makes of it.
 
 An image's state is what the image tower makes of it, in half precision: reading an image again under another condition
 costs only the Q-Former.
@@ -6,22 +10,143 @@ costs only the Q-Former.
 Shapes: B images, P tokens of an image, D width of the tower, R readouts, W text tokens.
 """
 
+import json
 import math
-from collections.abc import Mapping
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from PIL import Image
+from safetensors import safe_open
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from services.embed.model.instructblip_checkpoint import InstructBlipCheckpoint, load_instructblip
+from services.embed.instructblip import InstructBlip
 from services.embed.model.items import ImageItem, Item
 from services.embed.model.stacking_engine import NO_INSTRUCTION, Costs, FeatureEngine, half_precision
 from services.nn.clip_texts import InputIds, Text
+from services.nn.image_transform import ImageTransform, published_settings
+from services.nn.loading import MODEL_CONFIG, model_type_of, quiet_loading, transformers
 from services.nn.packed_linear import can_pack, pack_linear_layers
+from services.nn.weight_files import readable_weights
 
+# the kind of such a directory in manifests of the model store
+INSTRUCTBLIP_KIND = "instructblip"
+TOKENIZER_FOLDER = "qformer_tokenizer"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+PARTS = ("vision_model.", "qformer.", "query_tokens")
 # Each readout needs its image's tokens once more.
 MAX_READOUTS_AT_ONCE = 64
+
+
+class InstructionTokenizer:
+    """The Q-Former's tokenizer, BERT's."""
+
+    def __init__(self, tokenizer: Any, max_positions: int) -> None:
+        self._tokenizer = tokenizer
+        self._one_at_a_time = threading.Lock()  # its settings of truncation are those of all threads
+        self.context_length = max_positions
+        self.padding: int = tokenizer.pad_token_id
+
+    def num_tokens(self, text: str) -> int:
+        """Count the tokens of a text with its start and end, before any truncation."""
+        with self._one_at_a_time:
+            return len(self._tokenizer(text)["input_ids"])
+
+    def __call__(self, texts: Sequence[str]) -> Tensor:
+        """Tokenise texts → (N, W) int64, cut at the Q-Former's number of positions and padded."""
+        with self._one_at_a_time:
+            rows = self._tokenizer(list(texts), truncation=True, max_length=self.context_length)["input_ids"]
+        return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=self.padding)
+
+
+@dataclass(frozen=True)
+class InstructBlipCheckpoint:
+    """An InstructBLIP's image side, ready to embed."""
+
+    model: InstructBlip
+    tokenizer: InstructionTokenizer
+    transform: ImageTransform
+
+
+def is_instructblip(directory: Path) -> bool:
+    """Whether a folder contains an InstructBLIP according to its configuration."""
+    return model_type_of(directory) == INSTRUCTBLIP_KIND
+
+
+def load_instructblip(
+    directory: Path, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+) -> InstructBlipCheckpoint:
+    """Read an InstructBLIP's folder for inference.
+
+    Raises OSError, ValueError, TypeError or RuntimeError if it is not one.
+    """
+    config = instructblip_config(json.loads((directory / MODEL_CONFIG).read_text()))
+    kinds, options = transformers(), {"local_files_only": True, "trust_remote_code": False}
+    tokenizer = kinds.AutoTokenizer.from_pretrained(directory / TOKENIZER_FOLDER, **options)
+    transform = image_transform(directory)
+    with readable_weights(directory):
+        weights = read_weights(directory)
+    vision = _build(kinds.InstructBlipVisionModel, config.vision_config, weights, "vision_model.", dtype)
+    qformer = _build(kinds.InstructBlipQFormerModel, config.qformer_config, weights, "qformer.", dtype)
+    model = InstructBlip(vision, qformer, weights["query_tokens"].to(dtype))
+    model.eval().requires_grad_(False).to(device)
+    positions = config.qformer_config.max_position_embeddings
+    return InstructBlipCheckpoint(model, InstructionTokenizer(tokenizer, positions), transform)
+
+
+def instructblip_config(raw: Mapping[str, Any]) -> Any:
+    """Return transformers' configuration of a `config.json`. Raises ValueError for another kind of model."""
+    parts = (raw.get("vision_config"), raw.get("qformer_config"))
+    if raw.get("model_type") != INSTRUCTBLIP_KIND or not all(isinstance(part, Mapping) for part in parts):
+        raise ValueError(f"{MODEL_CONFIG} is not of an InstructBLIP (such as Salesforce/instructblip-vicuna-7b)")
+    with quiet_loading():
+        return transformers().InstructBlipConfig.from_dict(dict(raw))
+
+
+def read_weights(directory: Path) -> dict[str, Tensor]:
+    """Read the image side's tensors by their names in the whole model, from one file or several with an index.
+
+    Raises OSError for a file that is missing, ValueError for weights without queries.
+    """
+    index = directory / INDEX
+    if index.is_file():
+        files = {file for name, file in json.loads(index.read_text())["weight_map"].items() if name.startswith(PARTS)}
+    else:
+        files = {WEIGHTS}
+    weights = {}
+    for file in sorted(files):
+        with safe_open(directory / file, framework="pt") as tensors:
+            names = tensors.keys()
+            weights.update({name: tensors.get_tensor(name) for name in names if name.startswith(PARTS)})
+    if "query_tokens" not in weights:
+        raise ValueError(f"{directory} has no query tokens: it is not an InstructBLIP model")
+    return weights
+
+
+def image_transform(directory: Path) -> ImageTransform:
+    """Read how an image is prepared: squashed to the tower's size."""
+    settings = published_settings(directory)
+    return ImageTransform(
+        size=(settings["size"]["height"], settings["size"]["width"]),
+        mean=tuple(settings["image_mean"]),
+        std=tuple(settings["image_std"]),
+        interpolation=Image.Resampling(settings["resample"]).name.lower(),
+        resize_mode="squash",
+    )
+
+
+def _build(kind: Any, config: Any, weights: Mapping[str, Tensor], prefix: str, dtype: torch.dtype) -> Any:
+    """Build a part of the model with its weights, ready to run. Raises ValueError if some are missing."""
+    state = {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
+    with quiet_loading():
+        model, info = kind.from_pretrained(None, config=config, state_dict=state, dtype=dtype, output_loading_info=True)
+    if info["missing_keys"]:
+        raise ValueError(f"weights are missing: {prefix}{sorted(info['missing_keys'])[0]}")
+    return model
 
 
 class InstructBlipEngine(FeatureEngine[InstructBlipCheckpoint]):

@@ -1,25 +1,217 @@
-"""A FocalLens-MLLM on a device: an image passes once through the image tower and the language model for all its
-instructions.
+"""FocalLens-MLLM: its checkpoint directories, and the engine that runs one.
 
-Nothing of an image is kept between batches: the projected patches are what no instruction affects, and to read an image
-from them would save only the image tower, a small part of the model.
+A directory holds a LLaVA in transformers' layout (`config.json`, the weights, the tokenizer and
+`preprocessor_config.json` as `llava-hf` publishes them) and `focallens_mllm.json`, how it is asked; without that file,
+the published prompt of LLaVA-1.5 is meant. A tuned one also has `projection.safetensors`, the map to the space of
+CLIP's texts.
+
+An image passes once through the image tower and the language model for all its instructions. Nothing of it is kept
+between batches: to read it again from its projected patches would save only the image tower, a small part of the model.
 
 Shapes: B images, E embedding width, R readouts, W tokens after the image.
 """
 
+import json
+import shutil
+import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from services.core.errors import InvalidRequest
+from services.embed.focallens_mllm import FocalLensMllm
 from services.embed.model.image_engine import to_rows
 from services.embed.model.items import Embeddings, ImageItem, Item
-from services.embed.model.mllm_checkpoint import MllmCheckpoint, load_mllm
 from services.embed.model.stacking_engine import Costs, Pair, StackingEngine, with_last
 from services.nn.clip_texts import InputIds, tokenise
+from services.nn.image_transform import PREPROCESSOR, PROCESSOR, ImageTransform, published_settings
+from services.nn.loading import MODEL_CONFIG, model_type_of, quiet_loading, transformers
 from services.nn.packed_linear import can_pack, pack_linear_layers
+from services.nn.weight_files import check_room, readable_weights
+
+# the kind of such a directory in manifests of the model store
+MLLM_KIND = "focallens-mllm"
+MLLM_CONFIG = "focallens_mllm.json"
+MLLM_PROJECTION = "projection.safetensors"
+TOKENIZER = "tokenizer.json"
+BESIDE_TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+# The head that predicts words, which embeddings do not need.
+HEAD = "lm_head.weight"
+LLAVA, LANGUAGE_MODEL, IMAGE_TOWER = "llava", "llama", "clip_vision_model"
+IMAGE = "<image>"
+INSTRUCTION = "{instruction}"
+
+
+@dataclass(frozen=True)
+class MllmPrompt:
+    """The text around an image and an instruction, and the instruction of an image without one."""
+
+    prompt: str = f"USER: {IMAGE}\n{INSTRUCTION} ASSISTANT:"
+    no_instruction: str = "Describe the image."
+
+    def __post_init__(self) -> None:
+        if self.prompt.count(IMAGE) != 1 or INSTRUCTION not in self.prompt.partition(IMAGE)[2]:
+            raise ValueError(f"{MLLM_CONFIG}: the prompt needs one {IMAGE}, and {INSTRUCTION} after it")
+
+
+class InstructionTokenizer:
+    """The language model's tokenizer, for what stands after the image: instruction, end of the prompt, </s>."""
+
+    def __init__(self, tokenizer: Any, prompt: MllmPrompt, config: Any) -> None:
+        self._tokenizer = tokenizer
+        self._prompt = prompt
+        self._image: int = config.image_token_id
+        self._special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id} | {self._image}
+        self._one_at_a_time = threading.Lock()
+        self.end: int = tokenizer.eos_token_id
+        encoded = self._encode(prompt.no_instruction)
+        self.opening = tuple(encoded[: encoded.index(self._image)])
+        self.num_image_tokens = num_image_tokens(config)
+        taken = len(self.opening) + self.num_image_tokens
+        self.context_length = config.text_config.max_position_embeddings - taken
+
+    def num_tokens(self, text: str) -> int:
+        """Count the tokens after the image. Raises InvalidRequest for an instruction with a special token."""
+        return len(self._after_image(text))
+
+    def __call__(self, texts: Sequence[str]) -> Tensor:
+        """Tokenise instructions → (C, W) int64, each cut at the context length and padded with </s>.
+
+        Raises InvalidRequest for an instruction with a special token.
+        """
+        rows = [torch.tensor([*self._after_image(text)[:-1][: self.context_length - 1], self.end]) for text in texts]
+        return pad_sequence(rows, batch_first=True, padding_value=self.end)
+
+    def _after_image(self, instruction: str) -> list[int]:
+        input_ids = self._encode(instruction)
+        after = input_ids[input_ids.index(self._image) + 1 :]
+        if found := self._special.intersection(after):
+            token = self._tokenizer.convert_ids_to_tokens(found.pop())
+            raise InvalidRequest(f"the text contains {token}, which this model reads as a token of its own")
+        return [*after, self.end]
+
+    def _encode(self, instruction: str) -> list[int]:
+        with self._one_at_a_time:  # its settings of truncation are those of all threads
+            encoded: list[int] = self._tokenizer(self._prompt.prompt.replace(INSTRUCTION, instruction))["input_ids"]
+        return encoded
+
+
+@dataclass(frozen=True)
+class MllmCheckpoint:
+    """A FocalLens-MLLM ready to embed; `no_instruction` is the instruction of an image without one."""
+
+    model: FocalLensMllm
+    tokenizer: InstructionTokenizer
+    transform: ImageTransform
+    no_instruction: str
+
+
+def is_llava(directory: Path) -> bool:
+    """Whether a folder contains a LLaVA according to its configuration."""
+    return model_type_of(directory) == LLAVA
+
+
+def load_mllm(
+    directory: Path, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+) -> MllmCheckpoint:
+    """Read a FocalLens-MLLM directory for inference.
+
+    Raises OSError, ValueError, TypeError or RuntimeError if it is not one, and ValueError if its weights do not fit
+    into the device's memory.
+    """
+    config = llava_config(json.loads((directory / MODEL_CONFIG).read_text()))
+    prompt = read_prompt(directory)
+    transform = image_transform(directory, config.vision_config.image_size)
+    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    tokenizer = InstructionTokenizer(transformers().AutoTokenizer.from_pretrained(directory, **options), prompt, config)
+    check_room(directory, torch.device(device), dtype)
+    with quiet_loading(), readable_weights(directory):
+        whole, report = transformers().LlavaForConditionalGeneration.from_pretrained(
+            directory, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
+        )
+        projection = _read_projection(directory)
+    if missing := sorted(set(report["missing_keys"]) - {HEAD}):
+        raise ValueError(f"the checkpoint lacks weights of its model, {missing[0]!r} among them")
+    model = FocalLensMllm(whole.model, tokenizer.opening, tokenizer.end, projection)
+    model.eval().requires_grad_(False).to(device)
+    return MllmCheckpoint(model, tokenizer, transform, prompt.no_instruction)
+
+
+def save_mllm(model: FocalLensMllm, base: Path, directory: Path) -> None:
+    """Write a directory of a tuned model, with everything but the weights of `base`. They are stored as float16."""
+    with quiet_loading():
+        model.llava.half().save_pretrained(directory)
+    for name in (TOKENIZER, *BESIDE_TOKENIZER, PREPROCESSOR, PROCESSOR):
+        if (base / name).is_file():
+            shutil.copyfile(base / name, directory / name)
+    (directory / MLLM_CONFIG).write_text(json.dumps(asdict(read_prompt(base)), indent=2) + "\n")
+    if model.projection is not None:
+        save_file({"weight": model.projection.weight.detach().float().contiguous()}, directory / MLLM_PROJECTION)
+
+
+def _read_projection(directory: Path) -> nn.Linear | None:
+    path = directory / MLLM_PROJECTION
+    if not path.is_file():
+        return None
+    weight = load_file(path)["weight"].float()
+    projection = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    projection.load_state_dict({"weight": weight})
+    return projection
+
+
+def llava_config(raw: Mapping[str, Any]) -> Any:
+    """Return transformers' configuration of a `config.json`. Raises ValueError for another kind of model."""
+    text, vision = raw.get("text_config"), raw.get("vision_config")
+    if raw.get("model_type") != LLAVA or not isinstance(text, Mapping) or not isinstance(vision, Mapping):
+        raise ValueError(f"{MODEL_CONFIG} is not of a LLaVA in transformers' layout (such as llava-hf/llava-1.5-7b-hf)")
+    for part, given, known in (
+        ("language model", text.get("model_type", LANGUAGE_MODEL), LANGUAGE_MODEL),
+        ("image tower", vision.get("model_type", IMAGE_TOWER), IMAGE_TOWER),
+    ):
+        if given != known:
+            raise ValueError(f"{MODEL_CONFIG}: the {part} is a {given!r}, and only {known!r} is served")
+    with quiet_loading():
+        return transformers().LlavaConfig.from_dict(dict(raw))
+
+
+def num_image_tokens(config: Any) -> int:
+    """Count the tokens of an image."""
+    vision = config.vision_config
+    num_patches: int = (vision.image_size // vision.patch_size) ** 2
+    return num_patches + 1 if config.vision_feature_select_strategy == "full" else num_patches
+
+
+def read_prompt(directory: Path) -> MllmPrompt:
+    """Read how a directory's model is asked. Raises ValueError or TypeError for other settings."""
+    path = directory / MLLM_CONFIG
+    return MllmPrompt(**json.loads(path.read_text())) if path.is_file() else MllmPrompt()
+
+
+def image_transform(directory: Path, side: int) -> ImageTransform:
+    """Read how an image is prepared. The crop may lie one pixel beside that of transformers, where its margin is odd.
+
+    Raises OSError or ValueError for anything but the shorter side resized to the tower's and the centre cropped.
+    """
+    settings = published_settings(directory)
+    size, crop = settings.get("size"), settings.get("crop_size")
+    crops = isinstance(crop, Mapping) and {crop.get("height"), crop.get("width")} == {side}
+    if size != {"shortest_edge": side} or not crops:
+        raise ValueError(
+            f"{PREPROCESSOR}: images are resized to {size} and cropped to {crop}, not to the tower's {side}"
+        )
+    return ImageTransform(
+        size=(side, side),
+        mean=tuple(settings["image_mean"]),
+        std=tuple(settings["image_std"]),
+        interpolation=Image.Resampling(settings["resample"]).name.lower(),
+    )
 
 
 class MllmEngine(StackingEngine[MllmCheckpoint]):

@@ -1,25 +1,244 @@
-"""A vision-language model on a device: its processor makes the inputs of a batch off the compute thread.
+"""Vision-language models that embed: their checkpoint directories, and the engine that runs one.
 
-An image under several conditions costs one pass up to the condition where the prompt begins with the image and the
-model shares beginnings, and else one pass for each. Nothing of an image is kept between batches.
+A directory holds what its publisher's does (`config.json`, the weights, the tokenizer, the settings of images, the chat
+template) and `vlm_embedding.json`; without that file, one of the published prompts is meant.
+
+The processor makes the inputs of a batch off the compute thread. An image under several conditions costs one pass up to
+the condition where the prompt begins with the image and the model shares beginnings, and else one pass for each.
+Nothing of an image is kept between batches.
 """
 
-from collections.abc import Iterator, Sequence
+import functools
+import json
+import math
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from services.core.errors import InvalidRequest, TooLarge
-from services.embed.last_token import AT_ONCE
+from services.embed.last_token import AT_ONCE, LastTokenEmbedder
 from services.embed.model.image_engine import ImageEngine, to_rows
 from services.embed.model.items import Embeddings, ImageItem, Item, Pixels, Reading
-from services.embed.model.vlm_checkpoint import VlmCheckpoint, load_vlm
+from services.embed.model.vlm_prompts import VLM_CONFIG, VlmPrompt, WrittenPrompt, read_vlm_prompt
 from services.nn.clip_texts import Text, tokenise
+from services.nn.loading import MODEL_CONFIG, model_type_of, quiet_loading, transformers
+from services.nn.weight_files import check_room, readable_weights
+
+# the kind of such a directory in manifests of the model store
+VLM_KIND = "vlm-embedding"
+HEAD = "lm_head.weight"
+# Models of which a prompt's beginning was seen to give the same whatever follows it, and can be run on its own.
+SHARES_BEGINNING = ("llava", "qwen2_5_vl", "qwen3_vl")
+# Longer images are refused, as by Qwen's processors.
+MAX_ASPECT_RATIO = 200
+SAMPLE_SIDE = 224
+
+
+@dataclass(frozen=True)
+class ImageFit:
+    """Resizes RGB images of any size as a prompt asks; `factor` divides both sides where it counts pixels."""
+
+    prompt: VlmPrompt
+    factor: int
+    size: tuple[int, int] = (SAMPLE_SIDE, SAMPLE_SIDE)
+
+    def __call__(self, image: Image.Image) -> Pixels:
+        """Resize to (height, width, 3). Raises InvalidRequest for an image much longer than wide."""
+        width, height = self.fitted(*image.size)
+        if any(max(size) > MAX_ASPECT_RATIO * min(size) for size in (image.size, (width, height))):
+            raise InvalidRequest(f"the image is more than {MAX_ASPECT_RATIO} times as long as wide")
+        if (width, height) != image.size:
+            by_pixels = self.prompt.max_side is None
+            image = image.resize((width, height), Image.Resampling.BICUBIC if by_pixels else Image.Resampling.LANCZOS)
+        return np.asarray(image)
+
+    def fitted(self, width: int, height: int) -> tuple[int, int]:
+        """Return the width and height to which an image of this size is resized."""
+        if (side := self.prompt.max_side) is not None:
+            longer = max(width, height)
+            return (width, height) if longer <= side else (
+                max(1, side * width // longer), max(1, side * height // longer)
+            )  # fmt: skip
+        assert self.prompt.min_pixels is not None and self.prompt.max_pixels is not None
+        whole = [max(self.factor, round(one / self.factor) * self.factor) for one in (width, height)]
+        if math.prod(whole) > self.prompt.max_pixels:
+            beta = math.sqrt(width * height / self.prompt.max_pixels)
+            whole = [max(self.factor, math.floor(one / beta / self.factor) * self.factor) for one in (width, height)]
+        elif math.prod(whole) < self.prompt.min_pixels:
+            beta = math.sqrt(self.prompt.min_pixels / (width * height))
+            whole = [math.ceil(one * beta / self.factor) * self.factor for one in (width, height)]
+        return whole[0], whole[1]
+
+
+class VlmTokenizer:
+    """The model's own processor: written prompts and resized images to what the model is fed, counted before."""
+
+    def __init__(self, processor: Any, prompt: VlmPrompt, max_positions: int) -> None:
+        """Raises ValueError if image and prompt leave no room for a condition."""
+        self._processor = processor
+        self._tokenizer = processor.tokenizer
+        self._tokenizer.padding_side = "right"
+        if self._tokenizer.pad_token is None:
+            self._tokenizer.pad_token = self._tokenizer.eos_token or self._tokenizer.unk_token
+        self._one_at_a_time = threading.Lock()  # its settings of padding are those of all threads
+        self._own = set(self._tokenizer.added_tokens_decoder) - {self._tokenizer.unk_token_id}
+        self.prompt = prompt
+        self.written = WrittenPrompt.of(prompt, processor)
+        # the template may write the token that the tokenizer would put in front
+        opening = self._tokenizer.bos_token
+        self._adds_special = not (opening and self.written.bare.startswith(opening))
+        self._images = {"do_resize": False} if prompt.max_side is None else {}
+        self.num_image_tokens = functools.lru_cache(maxsize=4096)(self._count_image_tokens)
+        self.max_tokens = min(prompt.max_tokens, max_positions)
+        self.frame_tokens = max(len(self.input_ids(one)) for one in self._frames())
+        self.max_image_tokens = max(self.num_image_tokens(*one) for one in self._largest_images())
+        self.context_length = self.max_tokens - self.frame_tokens - self.max_image_tokens
+        if self.context_length < 1:
+            raise ValueError(
+                f"an image takes up to {self.max_image_tokens} tokens and the prompt {self.frame_tokens}: of "
+                f"{self.max_tokens} none are left for a condition"
+            )
+
+    def num_tokens(self, text: str) -> int:
+        """Count a text's own tokens. Raises InvalidRequest for one with a token of the prompt's or the image's."""
+        return len(self._own_tokens(text))
+
+    def __call__(self, texts: Sequence[str]) -> Tensor:
+        """Tokenise texts by themselves → (N, W) int64, cut at the context length and padded."""
+        rows = [torch.tensor(self._own_tokens(text)[: self.context_length]) for text in texts]
+        return pad_sequence(rows, batch_first=True, padding_value=self._tokenizer.pad_token_id)
+
+    def decode(self, input_ids: Sequence[int]) -> str:
+        """Return the text of some tokens."""
+        text: str = self._tokenizer.decode(input_ids)
+        return text
+
+    def input_ids(self, written: str) -> list[int]:
+        """Tokenise a written prompt, its image still one token."""
+        with self._one_at_a_time:
+            ids: list[int] = self._tokenizer(written, add_special_tokens=self._adds_special)["input_ids"]
+        return ids
+
+    def inputs(self, written: Sequence[str], images: Sequence[Pixels] = ()) -> dict[str, Tensor]:
+        """Make the model's inputs of written prompts, each with its image, if any, padded on the right."""
+        shown = {"images": [[Image.fromarray(image)] for image in images], **self._images} if images else {}
+        with self._one_at_a_time:
+            made = self._processor(
+                text=list(written),
+                padding=True,
+                add_special_tokens=self._adds_special,
+                return_tensors="pt",
+                **shown,
+            )
+        return dict(made)
+
+    def _count_image_tokens(self, height: int, width: int) -> int:
+        """Count what an image of this size adds to a prompt."""
+        written = self.written.bare
+        made = self.inputs([written], [np.zeros((height, width, 3), np.uint8)])
+        return int(made["input_ids"].shape[1]) - len(self.input_ids(written))
+
+    def _frames(self) -> list[str]:
+        around = [self.written.condition, *([self.written.text] if self.written.text else [])]
+        return [self.written.bare, *(frame.around("x") for frame in around)]
+
+    def _largest_images(self) -> list[tuple[int, int]]:
+        if (side := self.prompt.max_side) is not None:
+            return [(side, side), (side, side // 2), (side // 2, side)]
+        fit = ImageFit(self.prompt, image_factor(self._processor))
+        width, height = fit.fitted(1 << 14, 1 << 14)
+        return [(height, width)]
+
+    def _own_tokens(self, text: str) -> list[int]:
+        with self._one_at_a_time:
+            ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        if found := self._own.intersection(ids):
+            token = self._tokenizer.convert_ids_to_tokens(found.pop())
+            raise InvalidRequest(f"the text contains {token}, which this model reads as a token of its own")
+        return ids
+
+
+@dataclass(frozen=True)
+class VlmCheckpoint:
+    """A vision-language model ready to embed; `shares_beginning` tells whether a prompt's beginning can be shared."""
+
+    model: LastTokenEmbedder
+    tokenizer: VlmTokenizer
+    transform: ImageFit
+    shares_beginning: bool
+
+
+def says_how_asked(directory: Path) -> bool:
+    """Whether a folder says how its vision-language model is asked for embeddings."""
+    return (directory / VLM_CONFIG).is_file()
+
+
+def is_vlm(directory: Path) -> bool:
+    """Whether a folder contains a vision-language model according to its configuration."""
+    return model_type_of(directory) in vlm_types()
+
+
+def vlm_types() -> Collection[str]:
+    """Name the architectures that transformers has for images and texts."""
+    names: Mapping[str, str] = transformers().models.auto.modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    return names.keys()
+
+
+def vlm_config(raw: Mapping[str, Any]) -> Any:
+    """Return transformers' configuration of a `config.json`. Raises ValueError for a model without images and texts."""
+    if (kind := raw.get("model_type")) not in vlm_types():
+        raise ValueError(f"{MODEL_CONFIG} is of a {kind!r}, which is no vision-language model that transformers knows")
+    with quiet_loading():
+        return transformers().CONFIG_MAPPING[kind].from_dict(dict(raw))
+
+
+def load_vlm(
+    directory: Path, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+) -> VlmCheckpoint:
+    """Read the directory of a vision-language model for inference.
+
+    Raises OSError, ValueError, TypeError or RuntimeError if it is not one, and ValueError if its weights do not fit
+    into the device's memory.
+    """
+    prompt = read_vlm_prompt(directory)
+    config = vlm_config(json.loads((directory / MODEL_CONFIG).read_text()))
+    text = config.get_text_config()
+    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    with quiet_loading():
+        processor = transformers().AutoProcessor.from_pretrained(directory, **options)
+    tokenizer = VlmTokenizer(processor, prompt, int(text.max_position_embeddings))
+    transform = ImageFit(prompt, 1 if prompt.max_side is not None else image_factor(processor))
+    check_room(directory, torch.device(device), dtype)
+    with quiet_loading(), readable_weights(directory):
+        whole, report = transformers().AutoModelForImageTextToText.from_pretrained(
+            directory, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
+        )
+    if missing := sorted(set(report["missing_keys"]) - {HEAD}):
+        raise ValueError(f"the checkpoint lacks weights of its model, {missing[0]!r} among them")
+    if not hasattr(whole, "model"):
+        raise ValueError(f"the last hidden states of a {config.model_type!r} can't be read")
+    model = LastTokenEmbedder(whole.model, int(text.hidden_size))
+    model.eval().requires_grad_(False).to(device)
+    shares = prompt.is_image_first and config.model_type in SHARES_BEGINNING
+    return VlmCheckpoint(model, tokenizer, transform, shares)
+
+
+def image_factor(processor: Any) -> int:
+    """Return the pixels of a token's side. Raises ValueError for a model whose images are not of any size."""
+    images = processor.image_processor
+    patch, merged = getattr(images, "patch_size", None), getattr(images, "merge_size", None)
+    if not isinstance(patch, int) or not isinstance(merged, int):
+        raise ValueError(f"{VLM_CONFIG}: min_pixels and max_pixels are for models that read images of any size")
+    return patch * merged
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,11 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from services.embed.data.triplets import TripletSource
-from services.embed.focallens import unique_answer_loss
 from services.embed.focallens_mllm import FocalLensMllm
-from services.embed.model.mllm_checkpoint import InstructionTokenizer
-from services.embed.training.objectives import distinct
-from services.jobs.training import gather_rows
+from services.embed.model.mllm_engine import InstructionTokenizer
+from services.embed.training.objectives import contrast
 from services.nn.clip_model import ClipModel
 from services.nn.clip_tokenizer import Tokenizer
 from services.nn.image_transform import ImageTransform
@@ -74,12 +72,11 @@ class MllmLoss(nn.Module):
 
     def forward(self, batch: MllmRows) -> Tensor:
         features = self.model(self.transform.normalise(batch.images), batch.input_ids, batch.image_index)
-        everyone, start = gather_rows(batch.answer_ids)
-        representative, index = distinct(everyone)
-        with torch.no_grad():
-            answers = F.normalize(encode_text(self.texts, everyone[representative]).float(), dim=-1)
         scale = clamped_scale(self.logit_scale) if self.scale is None else self.scale
-        return unique_answer_loss(features, answers, index[start : start + len(features)], scale)
+        return contrast(features, batch.answer_ids, self._encode_answers, scale)
+
+    def _encode_answers(self, answer_ids: Tensor) -> Tensor:
+        return F.normalize(encode_text(self.texts, answer_ids).float(), dim=-1)
 
 
 def prepare_tuning(model: FocalLensMllm, width: int, lora_rank: int, dtype: torch.dtype) -> None:

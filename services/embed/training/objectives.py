@@ -4,6 +4,7 @@ Shapes: B images, R rows (an image under a condition, and its answer), C distinc
 E embedding width.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Self
 
@@ -74,16 +75,21 @@ class TripletLoss(nn.Module):
 
     def contrast(self, features: Tensor, answer_ids: Tensor) -> Tensor:
         """Contrast rows (R, E) with the distinct answers (R, W) of all processes → scalar."""
-        # the text tower is frozen: other processes' answers serve as negatives without any gradient
-        everyone, start = gather_rows(answer_ids)
-        representative, index = distinct(everyone)
-        with torch.no_grad():
-            answers = self.model.encode_texts(everyone[representative])
-        return unique_answer_loss(features, answers, index[start : start + len(answer_ids)], self.logit_scale)
+        return contrast(features, answer_ids, self.model.encode_texts, self.logit_scale)
 
     @property
     def logit_scale(self) -> Tensor | float:
         return clamped_scale(self.model.clip.logit_scale) if self.scale is None else self.scale
+
+
+def contrast(features: Tensor, answer_ids: Tensor, encode: Callable[[Tensor], Tensor], scale: Tensor | float) -> Tensor:
+    """Contrast rows (R, E) with the distinct answers (R, W) of all processes, which `encode` embeds → scalar."""
+    # the text tower is frozen: other processes' answers serve as negatives without any gradient
+    everyone, start = gather_rows(answer_ids)
+    representative, index = distinct(everyone)
+    with torch.no_grad():
+        answers = encode(everyone[representative])
+    return unique_answer_loss(features, answers, index[start : start + len(answer_ids)], scale)
 
 
 def distinct(input_ids: Tensor) -> tuple[Tensor, Tensor]:

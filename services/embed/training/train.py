@@ -11,7 +11,7 @@ from accelerate.utils import set_seed
 
 from services.embed.data.triplets import LlavaData, LlavaTriplets
 from services.embed.focallens import FocalLens, Visibility
-from services.embed.model.checkpoint import load_focallens, save_focallens
+from services.embed.model.focallens_engine import load_focallens, save_focallens
 from services.embed.training.objectives import TripletData, TripletLoss
 from services.jobs import training_options as options
 from services.jobs.checkpoints import check_publication, publish_trained

@@ -12,7 +12,7 @@ import typer
 from accelerate.utils import set_seed
 
 from services.embed.data.triplets import LlavaData, LlavaTriplets
-from services.embed.model.mllm_checkpoint import MLLM_KIND, is_llava, load_mllm, save_mllm
+from services.embed.model.mllm_engine import MLLM_KIND, is_llava, load_mllm, save_mllm
 from services.embed.training.mllm_objective import MllmData, MllmLoss, merge, prepare_tuning, recompute_activations
 from services.embed.training.train import ImageFolder, LlavaFile
 from services.jobs import training_options as options

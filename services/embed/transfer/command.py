@@ -22,13 +22,11 @@ from services.core.store.errors import StoreError
 from services.embed.bulk.collection_client import CollectionClient, Refused, Unavailable
 from services.embed.collections.storage.catalog import CatalogInUse, check_name
 from services.embed.collections.storage.database import DatabaseFailed, DatabaseUnreachable, IncompatibleDatabase
-from services.embed.transfer.backup import BackupRun, Restore
-from services.embed.transfer.backup_folder import BackupFolder
+from services.embed.transfer.backup import BackupFolder, BackupRun, Restore, Storage
 from services.embed.transfer.entries import TransferError
 from services.embed.transfer.files import Import, export
 from services.embed.transfer.migration import Migrated, migrate
 from services.embed.transfer.portable import open_form, read_description
-from services.embed.transfer.storage import Storage
 from services.jobs.options import command_line
 from services.jobs.progress import Bars, counted
 

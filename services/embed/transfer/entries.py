@@ -3,10 +3,11 @@
 Both are listed in ascending order of id, so that neither has to fit into memory.
 """
 
+import asyncio
 import base64
 import hashlib
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -76,12 +77,6 @@ def canonical(metadata: Any) -> str:
     return json.dumps(metadata, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
 
 
-def check_version(described: dict[str, Any]) -> None:
-    """Raises TransferError for the description of a collection by a service that is too old to tell what is needed."""
-    if "access" not in described:
-        raise TransferError("the service is of an older version, which lists images without their SHA-256; update it")
-
-
 def listed_entry(image: dict[str, Any]) -> Entry:
     """Read an entry of a service's listing."""
     return Entry(image["id"], image["sha256"], image["bytes"], canonical(image["metadata"]), image["created"])
@@ -92,6 +87,15 @@ async def listed(client: CollectionClient) -> AsyncIterator[Entry]:
     async with aclosing(client.listed()) as images:
         async for image in images:
             yield listed_entry(image)
+
+
+async def fetched(client: CollectionClient, batch: Sequence[Entry]) -> list[tuple[Entry, bytes | None]]:
+    """Fetch the bytes of images, None for one that has changed since it was listed. Raises Unavailable, Refused."""
+    found = await asyncio.gather(*(client.data(entry.id) for entry in batch))
+    return [
+        (entry, data if data is not None and hashlib.sha256(data).hexdigest() == entry.sha256 else None)
+        for entry, data in zip(batch, found, strict=True)
+    ]
 
 
 async def compared(

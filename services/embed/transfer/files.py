@@ -14,7 +14,7 @@ import orjson
 
 from services.embed.bulk.collection_client import CollectionClient, in_batches, in_workers
 from services.embed.bulk.image_sources import Skipped
-from services.embed.transfer.entries import Entry, Total, TransferError, check_version, compared, listed, listed_entry
+from services.embed.transfer.entries import Entry, Total, TransferError, compared, fetched, listed, listed_entry
 from services.embed.transfer.portable import (
     FORMAT,
     MANIFEST,
@@ -44,7 +44,6 @@ async def export(client: CollectionClient, name: str, path: Path, bars: Bars) ->
     if any(path.name.endswith(ending) for ending in COMPRESSED):
         raise TransferError(f"{path}: an export is a folder or an uncompressed {TAR}")
     described = await client.describe()
-    check_version(described)
     origin = {"collection": name, "service": client.service}
     writer: Writer = TarWriter(path) if path.suffix == TAR else FolderWriter(path, origin)
     try:
@@ -101,9 +100,8 @@ async def _listed(client: CollectionClient, lines: IO[bytes], writer: Writer, ba
 
 
 async def _fetch(client: CollectionClient, batch: list[Entry], writer: Writer, missed: set[str]) -> None:
-    found = await asyncio.gather(*(client.data(entry.id) for entry in batch))
-    for entry, data in zip(batch, found, strict=True):
-        if data is None or hashlib.sha256(data).hexdigest() != entry.sha256:
+    for entry, data in await fetched(client, batch):
+        if data is None:
             missed.add(entry.id)
         else:
             # the loop waits, so that two never write to a tar at once
@@ -142,7 +140,7 @@ class Import:
         asked = {"model": model or description.model, "created": description.created}
         pinned = [one.text for one in description.conditions if one.pinned]
         known = {key: value for key, value in asked.items() if value is not None}
-        check_version(await self._client.put({**known, "conditions": pinned}))
+        await self._client.put({**known, "conditions": pinned})
         with self._bars.bar("Importing", "images", total=num_images) as bar:
             await self._add(ordered, bar)
         num_added, self._num_added, self._total = self._num_added, 0, Total()

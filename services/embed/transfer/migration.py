@@ -6,14 +6,13 @@ during a pass is found by the next one. For the last passes the original is read
 """
 
 import asyncio
-import hashlib
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from services.embed.bulk.collection_client import BATCH_SIZE, CollectionClient, Refused, in_batches, in_workers
-from services.embed.transfer.entries import Entry, Total, TransferError, check_version, compared, listed
+from services.embed.transfer.entries import Entry, Total, TransferError, compared, fetched, listed
 from services.jobs.progress import Bar, Bars
 
 NUM_WORKERS = 4
@@ -62,7 +61,6 @@ async def migrate(original: CollectionClient, copy: CollectionClient, bars: Bars
     Raises TransferError, Unavailable, Refused. If it fails, the original takes changes again.
     """
     before = await original.describe()
-    check_version(before)
     if before["access"] == "copy":
         raise TransferError("the original is itself a copy that is being filled")
     await _prepare(before, copy)
@@ -161,8 +159,8 @@ async def _copy(
 ) -> None:
     """Copy images, except those that have changed since they were listed, which the next pass finds."""
     found: list[tuple[Entry, bytes]] = []
-    for entry, data in zip(batch, await asyncio.gather(*(original.data(entry.id) for entry in batch)), strict=True):
-        if data is not None and hashlib.sha256(data).hexdigest() == entry.sha256:
+    for entry, data in await fetched(original, batch):
+        if data is not None:
             found.append((entry, data))
         elif is_last:
             raise TransferError(f"the bytes of the original's image {entry.id!r} are damaged or missing")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from services.embed.bulk.embedder import ModelChoice, load_bulk_embedder
 from services.embed.bulk.folder import EmbeddingError
+from services.embed.bulk.workers import ModelChoice, load_bulk_embedder
 from services.embed.model.engines import engine_of
 from services.nn.devices import DeviceOptions
 from tests.core.image_files import encode

@@ -1,4 +1,4 @@
-"""A library at the interface that the routes use; and what the tests of the wire send and read."""
+"""Collections in memory, as the routes use them; and what the tests of the wire send and read."""
 
 import base64
 import dataclasses
@@ -21,6 +21,7 @@ from services.embed.collections.answers import (
     SearchQuery,
     StatesStatus,
 )
+from services.embed.collections.service import CollectionService
 from services.embed.collections.storage.image_store import Access, Added, StoredImage
 from tests.core.image_files import encode, scene
 
@@ -33,8 +34,8 @@ UNCONDITIONAL = IndexStatus(None, "flat", 2, exact=True, state="ready", num_byte
 COLORS = IndexStatus(COLOR, "ivf", 1, exact=False, state="building", num_waiting=1, num_bytes=96, recall_at_10=0.98)
 
 
-class InMemory:
-    """It keeps what it is asked."""
+class InMemory(CollectionService):
+    """Collections that keep what they are asked."""
 
     def __init__(self) -> None:
         self.stored: dict[str, dict[str, StoredImage]] = {}
@@ -80,7 +81,7 @@ class InMemory:
         del self.stored[name]
 
     async def add(
-        self, name: str, images: Sequence[ImageToAdd], context: RequestContext, *, wait: bool, fill: bool
+        self, name: str, images: Sequence[ImageToAdd], context: RequestContext, *, wait: bool, fill: bool = False
     ) -> Added:
         stored = self._images(name)
         self.added, self.deadline, self.waited, self.fills = images, context.deadline, wait, fill
@@ -102,7 +103,7 @@ class InMemory:
         self._image(name, image_id)
         return self.data[image_id]
 
-    async def delete_image(self, name: str, image_id: str, *, fill: bool) -> None:
+    async def delete_image(self, name: str, image_id: str, *, fill: bool = False) -> None:
         self._image(name, image_id)
         self.fills = fill
         del self.stored[name][image_id]

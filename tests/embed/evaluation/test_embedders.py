@@ -15,9 +15,9 @@ from services.embed.evaluation.embedders import (
     FocalLensEmbedder,
     ImageEmbedder,
     Unconditioned,
+    load_embedder,
 )
-from services.embed.evaluation.loading import load_embedder
-from services.embed.model.checkpoint import load_focallens
+from services.embed.model.focallens_engine import load_focallens
 from services.nn.clip_model import create_clip, load_clip, open_clip, save_clip
 from tests.embed.evaluation.data_sets import hues
 from tests.embed.tiny import CONFIG, EMBEDDING_WIDTH, IMAGE_SIZE, write_tiny_checkpoint

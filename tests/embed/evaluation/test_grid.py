@@ -10,30 +10,27 @@ from PIL import Image
 
 from services.embed.evaluation.colorshape import TEST_INSTRUCTIONS
 from services.embed.evaluation.grid import (
-    SCENE_CONDITIONS,
-    FolderGallery,
-    GridOptions,
-    SceneGallery,
-    nearest_others,
-    retrieve_grid,
-)
-from services.embed.evaluation.grid_picture import (
     ALIKE,
     PAPER,
     QUERY,
+    SCENE_CONDITIONS,
     THUMBNAIL,
     UNLIKE,
     Block,
-    Names,
+    FolderGallery,
+    GridOptions,
     Neighbour,
     Row,
+    SceneGallery,
     draw_grid,
+    nearest_others,
+    retrieve_grid,
 )
 from services.jobs.published_data import MissingData
 from tests.embed.evaluation.data_sets import BLUE, RED, write_image
 from tests.embed.evaluation.embedders import MeanColor
 
-NAMES = Names("CLIP", "FocalLens")
+NAMES = ("CLIP", "FocalLens")
 
 
 class Scripted:

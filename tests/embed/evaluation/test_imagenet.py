@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from services.embed.evaluation.same_class import evaluate_imagenet, load_node, read_nodes
+from services.embed.evaluation.same_class import evaluate_imagenet, load_folders, read_nodes
 from services.jobs.published_data import MissingData
 from tests.embed.evaluation.data_sets import write_imagenet
 from tests.embed.evaluation.embedders import MeanColor
@@ -65,10 +65,10 @@ def test_a_class_without_images_is_named(tmp_path: Path) -> None:
     (piano,) = (node for node in read_nodes() if node.node == "Piano")
     write_imagenet(tmp_path, nodes=["Piano"])
     (tmp_path / piano.classes[0] / "ILSVRC2012_val_00000000.JPEG").unlink()
-    assert len(load_node(tmp_path, piano).paths) == 3
+    assert len(load_folders(tmp_path, piano.classes).paths) == 3
     (tmp_path / piano.classes[0] / "ILSVRC2012_val_00000001.JPEG").unlink()
-    with pytest.raises(MissingData, match=rf"{piano.classes[0]} holds no .JPEG.*image-net.org"):
-        load_node(tmp_path, piano)
+    with pytest.raises(MissingData, match=rf"{piano.classes[0]} holds 0 images, not 1.*image-net.org"):
+        load_folders(tmp_path, piano.classes)
     (tmp_path / piano.classes[0]).rmdir()
     with pytest.raises(MissingData, match=rf"{piano.classes[0]} is missing"):
-        load_node(tmp_path, piano)
+        load_folders(tmp_path, piano.classes)

@@ -21,13 +21,12 @@ from services.embed.evaluation.linear_probe import (
     embed_features,
     evaluate_linear_probe,
     fit_probe,
-    load_dogs,
     load_probe,
     points,
     top1_accuracy,
 )
 from services.embed.evaluation.same_class import read_nodes
-from services.embed.model.checkpoint import load_focallens
+from services.embed.model.focallens_engine import load_focallens
 from services.jobs.published_data import MissingData
 from services.nn.clip_model import create_clip, load_clip, save_clip
 from tests.embed.evaluation.data_sets import RED, write_image, write_probe
@@ -176,7 +175,7 @@ def test_without_a_category_the_classes_are_imagenets_dogs(tmp_path: Path) -> No
     for part in ("train", "val"):
         for wnid in (*dog.classes, "n01440764"):
             write_image(tmp_path / part / wnid / f"{wnid}_1.JPEG", RED, size=(8, 8))
-    data = load_dogs(tmp_path, replace(OPTIONS, shots=(1,)))
+    data = load_probe(tmp_path, None, replace(OPTIONS, shots=(1,)))
     assert (data.category, data.num_classes, len(data.val.paths)) == ("dog", 118, 118)
 
 
@@ -190,4 +189,4 @@ def test_folders_that_are_missing_or_hold_too_little_are_named(tmp_path: Path) -
     with pytest.raises(MissingData, match=r"train/blue holds 3 images, not 4"):
         load_probe(tmp_path, "colour", replace(OPTIONS, shots=(4,)))
     with pytest.raises(MissingData, match=r"train/n02085620 is missing. It belongs to ILSVRC"):
-        load_dogs(tmp_path, OPTIONS)
+        load_probe(tmp_path, None, OPTIONS)

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from services.cli.main import app
 from services.core.store.store import Store
-from services.embed.model.mllm_checkpoint import MLLM_CONFIG, MLLM_KIND, MllmPrompt, load_mllm, read_prompt
+from services.embed.model.mllm_engine import MLLM_CONFIG, MLLM_KIND, MllmPrompt, load_mllm, read_prompt
 from tests.published_llava import NUM_IMAGE_TOKENS, SHARDS, SIDE, write_llava
 
 

@@ -9,8 +9,7 @@ from typer.testing import CliRunner
 
 from services.cli.main import app
 from services.core.store.store import Store
-from services.embed.imports.flax_weights import read_arrays
-from services.embed.imports.magiclens import convert_magiclens
+from services.embed.imports.magiclens import convert_magiclens, read_arrays
 from services.jobs.released_weights import UnusableWeights
 from tests.published_magiclens import packed, random_parameters, write_magiclens
 

@@ -12,10 +12,8 @@ from typer.testing import CliRunner
 
 from services.cli.main import app
 from services.core.store.store import Store
-from services.embed.evaluation.embedders import NoTextSide
-from services.embed.evaluation.loading import load_embedder
-from services.embed.model.vlm_checkpoint import VLM_KIND
-from services.embed.model.vlm_engine import VlmEngine
+from services.embed.evaluation.embedders import NoTextSide, load_embedder
+from services.embed.model.vlm_engine import VLM_KIND, VlmEngine
 from services.embed.model.vlm_prompts import INSTRUCTION, ONE_WORD, VLM_CONFIG, read_vlm_prompt
 from services.nn.devices import DeviceOptions
 from tests.core.image_files import scene

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from services.core.store.checkpoint_files import packaged_starters
 from services.core.store.store import Store
 from services.embed.focallens import FocalLens
-from services.embed.model.checkpoint import FOCALLENS_CONFIG, FOCALLENS_WEIGHTS, load_focallens, save_focallens
+from services.embed.model.focallens_engine import FOCALLENS_CONFIG, FOCALLENS_WEIGHTS, load_focallens, save_focallens
 from services.nn.clip_model import (
     MERGES,
     OPEN_CLIP_WEIGHTS,

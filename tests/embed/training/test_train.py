@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from services.core.store.store import Store
-from services.embed.model.checkpoint import load_focallens
+from services.embed.model.focallens_engine import load_focallens
 from services.embed.training.train import app
 from services.jobs.training import Run, learning_rate
 from services.nn.clip_model import create_clip, save_clip

@@ -13,9 +13,15 @@ from typer.testing import CliRunner
 from services.cli.main import app as fovea
 from services.core.store.store import Store
 from services.embed.data.triplets import LlavaData, LlavaTriplets
-from services.embed.evaluation.loading import load_embedder
-from services.embed.model.mllm_checkpoint import MLLM_CONFIG, MLLM_PROJECTION, MllmCheckpoint, load_mllm, save_mllm
-from services.embed.model.mllm_engine import MllmEngine
+from services.embed.evaluation.embedders import load_embedder
+from services.embed.model.mllm_engine import (
+    MLLM_CONFIG,
+    MLLM_PROJECTION,
+    MllmCheckpoint,
+    MllmEngine,
+    load_mllm,
+    save_mllm,
+)
 from services.embed.training.mllm_objective import MllmData, MllmLoss, MllmRows, merge, prepare_tuning
 from services.embed.training.train_mllm import app
 from services.jobs.checkpoints import find_checkpoint

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from services.embed.collections.storage.catalog import Catalog
-from services.embed.transfer.storage import Storage
+from services.embed.transfer.backup import Storage
 from services.jobs.progress import Bars
 from tests.conftest import empty_schema
 

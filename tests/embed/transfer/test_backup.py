@@ -17,11 +17,9 @@ from services.embed.collections.storage.database import IncompatibleDatabase
 from services.embed.collections.storage.image_store import CollectionInfo, ImageStore
 from services.embed.collections.storage.sqlite_store import DATABASE_NAME
 from services.embed.transfer import backup as backing_up
-from services.embed.transfer.backup import BackupRun, Restore
-from services.embed.transfer.backup_folder import BackupFolder
+from services.embed.transfer.backup import BackupFolder, BackupRun, Restore, Storage
 from services.embed.transfer.command import app
 from services.embed.transfer.entries import TransferError
-from services.embed.transfer.storage import Storage
 from services.jobs.progress import Bars
 from tests.embed.collections.stored import INFO, LIMITS, content, everything, new_image
 

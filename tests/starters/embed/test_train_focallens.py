@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from services.core.store.store import Store
-from services.embed.model.checkpoint import load_focallens
+from services.embed.model.focallens_engine import load_focallens
 from services.nn.clip_model import OPEN_CLIP_WEIGHTS
 from starters.embed import train_clip, train_focallens
 from tests.killed_job import run_until_killed

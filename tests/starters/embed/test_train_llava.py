@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from services.cli.main import app as fovea
 from services.core.store.store import Store
 from services.embed.evaluation.colorshape import TEST_INSTRUCTIONS
-from services.embed.evaluation.loading import load_embedder
-from services.embed.model.mllm_checkpoint import MllmPrompt, load_mllm
+from services.embed.evaluation.embedders import load_embedder
+from services.embed.model.mllm_engine import MllmPrompt, load_mllm
 from services.nn.image_transform import ImageTransform
 from starters.embed import train_mllm
 from starters.embed.llava_objectives import NOT_LEARNT, AnswerLoss, ConversationData

@@ -40,6 +40,13 @@ TO_INDEX = (
     " OR EXISTS (SELECT 1 FROM claims WHERE claims.collection = collections.collection"
     " AND claims.checkpoint = served.checkpoint AND expires < clock_timestamp()))"
 )
+EMPTY = "DELETE FROM {table} WHERE ctid = ANY (ARRAY(SELECT ctid FROM {table} WHERE collection = %s LIMIT %s))"
+# Lets the objects of a deleted collection's images be swept.
+CONDEMN = (
+    f"WITH gone AS ({EMPTY.format(table='contents')} RETURNING *)"
+    " INSERT INTO loose_objects (object_key, collection, num_bytes, is_condemned)"
+    " SELECT object_key, collection, num_bytes, true FROM gone"
+)
 # Any number, the same in all replicas.
 SWEEP_LOCK = 0x0F0FEB
 # The vectors of a deleted image are removed once more after this time, and then forgotten.
@@ -160,8 +167,8 @@ class PostgresCatalog(Catalog):
         for (collection,) in deleted:
             with self._connections.reading() as connection:
                 for table in OWN_TABLES:
-                    _empty(connection, table, collection)
-                _condemn_contents(connection, collection)
+                    _in_steps(connection, EMPTY.format(table=table), collection)
+                _in_steps(connection, CONDEMN, collection)
             contents = Contents(self._connections, self._objects, collection)
             while contents.sweep(grace_s=0.0):
                 pass
@@ -178,21 +185,8 @@ class PostgresCatalog(Catalog):
         return PostgresImageStore(self._connections, contents, collection, info)
 
 
-def _empty(connection: Connection, table: str, collection: int) -> None:
-    """Remove a deleted collection's lines in small transactions."""
-    statement = f"DELETE FROM {table} WHERE ctid = ANY (ARRAY(SELECT ctid FROM {table} WHERE collection = %s LIMIT %s))"
-    while connection.execute(statement, (collection, SWEPT_LINES)).rowcount:
-        pass
-
-
-def _condemn_contents(connection: Connection, collection: int) -> None:
-    """Let the objects of a deleted collection's images be swept."""
-    statement = (
-        "WITH gone AS (DELETE FROM contents WHERE ctid ="
-        " ANY (ARRAY(SELECT ctid FROM contents WHERE collection = %s LIMIT %s)) RETURNING *)"
-        " INSERT INTO loose_objects (object_key, collection, num_bytes, is_condemned)"
-        " SELECT object_key, collection, num_bytes, true FROM gone"
-    )
+def _in_steps(connection: Connection, statement: str, collection: int) -> None:
+    """Repeat a statement about a deleted collection's lines until it finds none, each time a small transaction."""
     while connection.execute(statement, (collection, SWEPT_LINES)).rowcount:
         pass
 

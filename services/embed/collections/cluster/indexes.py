@@ -32,6 +32,7 @@ from services.embed.collections.indexes import (
     Step,
     key_of,
     make_folder,
+    prepared,
 )
 from services.embed.collections.reader import FreshPixels, Read
 from services.embed.collections.storage.image_store import Rows
@@ -391,11 +392,7 @@ class SharedIndexes(CheckpointIndexes[SharedIndex, LeasedStep]):
     def _text(self, condition: str) -> Text | None:
         """Prepare a condition; None if this model can't."""
         if condition not in self._texts:
-            try:
-                self._texts[condition] = self._engine.prepare_condition(condition)
-            except FoveaError as error:  # another model's context may be shorter, or it may be a plain CLIP
-                self._log().warning("condition not indexed", condition=condition, error=error.message)
-                self._texts[condition] = None
+            self._texts[condition] = prepared(self._engine, condition)
         return self._texts[condition]
 
     def _note_uses(self) -> None:

@@ -31,7 +31,7 @@ from services.embed.collections.cluster.milvus import (
     reason_of,
 )
 from services.embed.collections.cluster.vectors import VectorsLost
-from services.embed.collections.index.recall import RECALL_AT, fewest_lists, recall
+from services.embed.collections.index.inverted_lists import RECALL_AT, fewest_lists, recall
 from services.embed.collections.index.vector_index import Found, IndexOptions
 from services.embed.collections.index.vector_table import Nearest, Rows, Vectors, merged, ordered, padded
 

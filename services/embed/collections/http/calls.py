@@ -1,7 +1,6 @@
 """Conversion of requests about a collection, with any of the accepted body formats, into calls of the library."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -32,16 +31,6 @@ EVERY_FORM = "image/*, multipart/form-data or application/json"
 DEFAULT_K = 10
 # Fields that can hold the query of a search; exactly one of them is set.
 QUERIES = ("image", "text", "id")
-
-
-@dataclass(frozen=True)
-class SearchParameters:
-    """Query parameters of a search."""
-
-    conditions: Sequence[str]
-    k: int | None
-    model: str | None
-    filter: str | None
 
 
 async def read_creation(request: Request, limits: CallLimits) -> Creation:
@@ -79,11 +68,11 @@ async def read_images(request: Request, image_id: str | None, limits: CallLimits
     raise await unsupported(request, EVERY_FORM)
 
 
-async def read_search(request: Request, collection: str, in_url: SearchParameters, limits: CallLimits) -> SearchQuery:
-    """Read `POST /collections/{name}/search`: the query is an image, a form with one, or JSON.
-
-    Raises what `read_images` raises.
+async def read_search(request: Request, collection: str, url: Mapping[str, Any], limits: CallLimits) -> SearchQuery:
+    """Read `POST /collections/{name}/search`: the query is an image, a form with one, or JSON; `url` has the URL's
+    parameters. Raises what `read_images` raises.
     """
+    in_url = _options(url)
     media_type = media_type_of(request)
     query: ImageInput | TextInput
     if media_type.startswith("image/"):
@@ -99,9 +88,9 @@ async def read_search(request: Request, collection: str, in_url: SearchParameter
         raise await unsupported(request, EVERY_FORM)
     return SearchQuery(
         input=query,
-        condition=_one_condition(agreed("condition", in_url.conditions, conditions_of(asked.condition))),
+        condition=_one_condition(agreed("condition", conditions_of(in_url.condition), conditions_of(asked.condition))),
         k=_within(agreed("k", in_url.k, asked.k) or DEFAULT_K, limits),
-        filter=agreed("filter", _filter_of_url(in_url), asked.filter),
+        filter=agreed("filter", in_url.filter, asked.filter),
         model=agreed("model", in_url.model, asked.model),
     )
 
@@ -165,16 +154,14 @@ def _query_of_form(form: Form) -> ImageInput:
 
 
 def _options_of_form(form: Form) -> SearchRequest:
-    options: dict[str, Any] = {name: form.fields[name][-1] for name in ("k", "filter", "model") if form.fields[name]}
-    if "filter" in options:
-        options["filter"] = _json_field("filter", options["filter"])
-    return validate(SearchRequest, {**options, "condition": form.fields["condition"]})
+    given = {name: form.fields[name][-1] for name in ("k", "filter", "model") if form.fields[name]}
+    return _options({**given, "condition": form.fields["condition"]})
 
 
-def _filter_of_url(in_url: SearchParameters) -> Metadata | None:
-    if in_url.filter is None:
-        return None
-    return validate(SearchRequest, {"filter": _json_field("filter", in_url.filter)}).filter
+def _options(given: Mapping[str, Any]) -> SearchRequest:
+    """Validate options of which the filter is JSON as text."""
+    parsed = {} if given.get("filter") is None else {"filter": _json_field("filter", given["filter"])}
+    return validate(SearchRequest, {**given, **parsed})
 
 
 def _query_of_json(asked: SearchRequest, collection: str, limits: CallLimits) -> ImageInput | TextInput:

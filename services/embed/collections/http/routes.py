@@ -1,25 +1,17 @@
 """The routes of collections: images stored with metadata, and searched under a condition."""
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Protocol
+from collections.abc import Callable
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from services.core.cache.result_cache import content_digest
-from services.core.exchange import RequestContext, context_of
+from services.core.exchange import context_of
 from services.core.http.bodies import MAX_INLINE_BYTES, check_query, request_schema
 from services.core.images.headers import media_type_of
 from services.embed.call import CallLimits
-from services.embed.collections.answers import (
-    CollectionListing,
-    CollectionStatus,
-    Creation,
-    ImageToAdd,
-    SearchAnswer,
-    SearchQuery,
-)
-from services.embed.collections.http.calls import SearchParameters, read_creation, read_images, read_search
+from services.embed.collections.http.calls import read_creation, read_images, read_search
 from services.embed.collections.http.schemas import (
     AddedImages,
     AddRequest,
@@ -32,7 +24,7 @@ from services.embed.collections.http.schemas import (
     render_image_list,
     render_search,
 )
-from services.embed.collections.storage.image_store import Added, StoredImage
+from services.embed.collections.service import CollectionService
 
 MAX_PAGE = 1000
 # Larger responses are rendered in a thread, so that they do not block the event loop.
@@ -77,37 +69,7 @@ Fill = Annotated[
 ]
 
 
-class Collections(Protocol):
-    """The collections of the current request's tenant, as the routes use them.
-
-    Methods raise NotFound for a collection or an image that does not exist, Overloaded while the collections are being
-    opened, and other errors for other invalid requests.
-    """
-
-    async def create(self, name: str, creation: Creation, context: RequestContext) -> tuple[CollectionStatus, bool]:
-        """Return the collection, and whether it is new."""
-        ...
-
-    async def list(self) -> CollectionListing: ...
-
-    async def describe(self, name: str) -> CollectionStatus: ...
-
-    async def delete(self, name: str) -> None: ...
-
-    async def add(
-        self, name: str, images: Sequence[ImageToAdd], context: RequestContext, *, wait: bool, fill: bool
-    ) -> Added: ...
-
-    async def image(self, name: str, image_id: str) -> bytes: ...
-
-    async def delete_image(self, name: str, image_id: str, *, fill: bool) -> None: ...
-
-    async def images(self, name: str, *, after: str | None, limit: int) -> Sequence[StoredImage]: ...
-
-    async def search(self, name: str, query: SearchQuery, context: RequestContext) -> SearchAnswer: ...
-
-
-def collections_router(collections: Collections, limits: CallLimits) -> APIRouter:
+def collections_router(collections: CollectionService, limits: CallLimits) -> APIRouter:
     """Create the routes of collections."""
     router = APIRouter(tags=["collections"], dependencies=[Depends(check_query)])
     _add_collection_routes(router, collections, limits)
@@ -116,7 +78,7 @@ def collections_router(collections: Collections, limits: CallLimits) -> APIRoute
     return router
 
 
-def _add_collection_routes(router: APIRouter, collections: Collections, limits: CallLimits) -> None:
+def _add_collection_routes(router: APIRouter, collections: CollectionService, limits: CallLimits) -> None:
     @router.put(
         "/collections/{name}",
         responses={
@@ -148,7 +110,7 @@ def _add_collection_routes(router: APIRouter, collections: Collections, limits: 
         await collections.delete(name)
 
 
-def _add_image_routes(router: APIRouter, collections: Collections, limits: CallLimits) -> None:
+def _add_image_routes(router: APIRouter, collections: CollectionService, limits: CallLimits) -> None:
     @router.post(
         "/collections/{name}/images",
         status_code=201,
@@ -209,7 +171,7 @@ def _add_image_routes(router: APIRouter, collections: Collections, limits: CallL
         await collections.delete_image(name, id, fill=fill)
 
 
-def _add_search_route(router: APIRouter, collections: Collections, limits: CallLimits) -> None:
+def _add_search_route(router: APIRouter, collections: CollectionService, limits: CallLimits) -> None:
     @router.post(
         "/collections/{name}/search",
         responses={200: {"model": SearchResults}},
@@ -234,7 +196,8 @@ def _add_search_route(router: APIRouter, collections: Collections, limits: CallL
 
         A search under a new condition is answered at once; the condition is then indexed.
         """
-        query = await read_search(request, name, SearchParameters(condition or [], k, model, filter), limits)
+        in_url = {"condition": condition or [], "k": k, "filter": filter, "model": model}
+        query = await read_search(request, name, in_url, limits)
         context = context_of(request.scope)
         answer = await collections.search(name, query, context)
         context.model = answer.model

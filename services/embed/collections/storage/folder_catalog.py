@@ -110,7 +110,11 @@ class FolderCatalog(Catalog):
             except BaseException as error:
                 shutil.rmtree(staged, ignore_errors=True)
                 if isinstance(error, OSError) and error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                    raise _taken(info.name) from error
+                    raise Conflict(
+                        f"The folder of a collection {info.name!r} contains something else.",
+                        param="name",
+                        code="collection_folder_taken",
+                    ) from error
                 raise
             sync_folder(folder.parent)
             return SqliteImageStore.open(folder)
@@ -165,9 +169,3 @@ def _is_collection(folder: Path) -> bool:
         return False
     except OSError:
         return True
-
-
-def _taken(name: str) -> Conflict:
-    return Conflict(
-        f"The folder of a collection {name!r} contains something else.", param="name", code="collection_folder_taken"
-    )

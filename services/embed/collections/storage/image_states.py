@@ -273,13 +273,14 @@ class StateCache:
         with self._changed:
             if self._coming:
                 return
-            used = {place.slot for place in self._places.values()}
-            self._num_slots = max(used, default=-1) + 1
-            self._free = [slot for slot in range(self._num_slots) if slot not in used]
             with contextlib.suppress(OSError):
-                os.ftruncate(descriptor, self._end(used))
+                os.ftruncate(descriptor, self._count_slots())
 
-    def _end(self, used: set[int]) -> int:
+    def _count_slots(self) -> int:
+        """Count the slots up to the last record, list the free ones, and return where the file then ends."""
+        used = {place.slot for place in self._places.values()}
+        self._num_slots = max(used, default=-1) + 1
+        self._free = [slot for slot in range(self._num_slots) if slot not in used]
         return self._layout.record(self._num_slots - 1) + self.record_bytes if used else PAGE_BYTES
 
     def _scan(self, descriptor: int) -> None:
@@ -293,10 +294,7 @@ class StateCache:
                 slot = group * SLOTS_PER_GROUP + place
                 if is_used == 1 and slot < num_slots:
                     self._places[row] = _Place(slot, checksum)
-        used = {place.slot for place in self._places.values()}
-        self._num_slots = max(used, default=-1) + 1
-        self._free = [slot for slot in range(self._num_slots) if slot not in used]
-        os.ftruncate(descriptor, self._end(used))
+        os.ftruncate(descriptor, self._count_slots())
 
 
 def _checksum(row: int, state: State) -> int:

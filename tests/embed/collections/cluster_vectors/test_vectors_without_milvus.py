@@ -27,7 +27,7 @@ from services.embed.collections.cluster.milvus_index import (
     tuned,
 )
 from services.embed.collections.cluster.vectors import VectorsLost
-from services.embed.collections.index.recall import recall
+from services.embed.collections.index.inverted_lists import recall
 from services.embed.collections.index.vector_index import IndexOptions
 from services.embed.collections.index.vector_table import Nearest
 from tests.core.milvus_server import free_ports
