@@ -21,7 +21,7 @@ from services.core.printable import printable
 from services.core.store.errors import StoreError
 from services.embed.bulk.collection_client import Refused, Unavailable
 from services.embed.bulk.folder import EmbeddingError, OutputError, StoredDtype
-from services.embed.bulk.image_sources import IMAGE_SUFFIXES, Skipped, SourceError, list_images
+from services.embed.bulk.image_sources import IMAGE_SUFFIXES, SourceError, list_images
 from services.embed.bulk.ray_pool import RayError, RayOptions, import_ray
 from services.embed.bulk.to_collection import UploadTarget, upload
 from services.jobs.options import command_line
@@ -149,7 +149,9 @@ def embed_bulk(
             target = UploadTarget(
                 url, collection, api_key, conditions, batch_size or 64, skips_present=not no_skip, waits=not no_wait
             )
-            num_skipped = asyncio.run(upload(target, listing, Bars(console), _print_skipped))
+            num_skipped = asyncio.run(
+                upload(target, listing, Bars(console), lambda skipped: typer.echo(json.dumps(asdict(skipped))))
+            )
         else:
             from services.embed.bulk.to_files import OutputRequest, embed_into_files
 
@@ -194,10 +196,6 @@ def _one_line_errors(console: Console) -> Iterator[None]:
     except KeyboardInterrupt:
         console.print("Stopped. Run the same command to continue.")
         raise typer.Exit(EXIT_INTERRUPTED) from None
-
-
-def _print_skipped(skipped: Skipped) -> None:
-    typer.echo(json.dumps(asdict(skipped)))
 
 
 if __name__ == "__main__":

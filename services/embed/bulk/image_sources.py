@@ -232,7 +232,7 @@ def _list_source(source: str, endings: tuple[str, ...]) -> Iterator[ListedImage 
     elif (path := Path(source)).is_dir():
         for tar in sorted(path.glob("*.tar")):
             yield from _list_tar(tar, endings)
-        yield from _list_folder(path, endings)
+        yield from sorted(_walk(path, "", (), endings), key=lambda found: found.id)
     elif path.exists():
         yield from _list_tar(path, endings)
     else:
@@ -255,10 +255,6 @@ def _list_url(url: str, endings: tuple[str, ...]) -> Iterator[ListedImage | Skip
         is_hidden = any(part.startswith(".") for part in file.key.split("/"))
         if not is_hidden and file.key.lower().endswith(endings):
             yield ListedImage(file.key, file.key, file, file.num_bytes, file.modified_ns)
-
-
-def _list_folder(folder: Path, endings: tuple[str, ...]) -> Iterator[ListedImage | Skipped]:
-    return iter(sorted(_walk(folder, "", (), endings), key=lambda found: found.id))
 
 
 def _walk(

@@ -20,8 +20,8 @@ class Result:
     settings: dict[str, Any] = field(default_factory=dict)
 
 
-def _combine(earlier: Result, later: Result) -> Result:
-    return replace(later, scores={**earlier.scores, **later.scores})
-
-
-RESULT_FILES = ResultFiles(Result, attrgetter("embedder", "benchmark"), _combine)
+RESULT_FILES = ResultFiles(
+    Result,
+    attrgetter("embedder", "benchmark"),
+    lambda earlier, later: replace(later, scores={**earlier.scores, **later.scores}),
+)

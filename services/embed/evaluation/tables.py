@@ -52,10 +52,6 @@ def average(scores: Mapping[str, float], num_tasks: int) -> float | None:
     return sum(scores.values()) / num_tasks if len(scores) == num_tasks else None
 
 
-def _heading(kind: str) -> str:
-    return kind.capitalize().replace("_", "-")
-
-
 def _same(*names: str) -> dict[str, str]:
     return {name: name for name in names}
 
@@ -91,7 +87,15 @@ LAYOUTS = (
     Layout("Table 5.4: CelebA-Identity (mAP)", (Group("celeba-identity", "", _same("CelebA-Identity")),)),
     Layout(
         "Table 5.5: SugarCrepe (accuracy)",
-        (Group("sugarcrepe", "", {_heading(kind): kind for kind in SUGARCREPE}, "Avg.", len(SUGARCREPE)),),
+        (
+            Group(
+                "sugarcrepe",
+                "",
+                {kind.capitalize().replace("_", "-"): kind for kind in SUGARCREPE},
+                "Avg.",
+                len(SUGARCREPE),
+            ),
+        ),
     ),
     Layout("Table 5.6: MMVP-VLM (pairs that are right)", (Group("mmvp", "", _same(*MMVP), "Avg.", len(MMVP)),)),
     Layout(

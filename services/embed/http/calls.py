@@ -1,5 +1,6 @@
 """Conversion of request bodies in any of the accepted formats into calls of the model."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -58,7 +59,7 @@ async def read_embed(request: Request, query: EmbedCall, limits: CallLimits) -> 
             request.state.error_body = tei_error_body
             call = _tei_call(body)
         elif is_cohere(body):
-            call = await off_loop(request, lambda: cohere_call(body, "1", limits))
+            call = await off_loop(request, lambda: cohere_call(body, limits, "1"))
         else:
             call = await off_loop(request, lambda: _embed_call(body, limits))
     else:
@@ -66,20 +67,14 @@ async def read_embed(request: Request, query: EmbedCall, limits: CallLimits) -> 
     return _within(_merge(query, call), limits)
 
 
-async def read_embeddings(request: Request, limits: CallLimits) -> EmbedCall:
-    """Read `POST /v1/embeddings` in OpenAI's format. Raises what `read_embed` raises."""
+async def read_json_call(
+    request: Request, limits: CallLimits, convert: Callable[[dict[str, Any], CallLimits], EmbedCall]
+) -> EmbedCall:
+    """Read a body that has to be JSON, which `convert` makes a call of. Raises what `read_embed` raises."""
     if media_type_of(request) != "application/json":
         raise await unsupported(request, "application/json")
     body = await read_json(request)
-    return _within(await off_loop(request, lambda: _openai_call(body, limits)), limits)
-
-
-async def read_cohere(request: Request, limits: CallLimits) -> EmbedCall:
-    """Read `POST /v2/embed` in Cohere's format. Raises what `read_embed` raises."""
-    if media_type_of(request) != "application/json":
-        raise await unsupported(request, "application/json")
-    body = await read_json(request)
-    return _within(await off_loop(request, lambda: cohere_call(body, "2", limits)), limits)
+    return _within(await off_loop(request, lambda: convert(body, limits)), limits)
 
 
 def _embed_call(body: dict[str, Any], limits: CallLimits) -> EmbedCall:
@@ -91,7 +86,8 @@ def _embed_call(body: dict[str, Any], limits: CallLimits) -> EmbedCall:
     return EmbedCall([*images, *texts], conditions_of(parsed.condition), parsed.model, parsed.encoding_format)
 
 
-def _openai_call(body: dict[str, Any], limits: CallLimits) -> EmbedCall:
+def openai_call(body: dict[str, Any], limits: CallLimits) -> EmbedCall:
+    """Convert the body of `POST /v1/embeddings`, OpenAI's. Raises InvalidField and InvalidRequest."""
     _refuse_token_ids(body.get("input"), "input")
     parsed = validate(EmbeddingsRequest, body)
     refuse_unsupported(parsed.model_extra, UNSUPPORTED)

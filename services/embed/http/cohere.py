@@ -79,7 +79,7 @@ def is_cohere(body: dict[str, Any]) -> bool:
     return any(name in body for name in COHERES)
 
 
-def cohere_call(body: dict[str, Any], version: Version, limits: CallLimits) -> CohereCall:
+def cohere_call(body: dict[str, Any], limits: CallLimits, version: Version = "2") -> CohereCall:
     """Convert Cohere's request into a call. Raises InvalidField and InvalidRequest for invalid requests."""
     parsed = validate(CohereRequest, body)
     refuse_unsupported(parsed.model_extra, UNSUPPORTED)

@@ -15,8 +15,8 @@ from services.core.http.error_responses import ErrorEnvelope, TeiError, error_re
 from services.core.serving.model_object import model_fields, models_router
 from services.core.serving.served_models import Resident
 from services.embed.call import CallLimits, EmbedCall, Embedded, EncodingFormat, TextInput
-from services.embed.http.calls import read_cohere, read_embed, read_embeddings
-from services.embed.http.cohere import CohereAnswer, CohereCall, CohereRequest, render_cohere
+from services.embed.http.calls import openai_call, read_embed, read_json_call
+from services.embed.http.cohere import CohereAnswer, CohereCall, CohereRequest, cohere_call, render_cohere
 from services.embed.http.schemas import (
     EmbeddingList,
     EmbeddingsRequest,
@@ -104,7 +104,7 @@ def embed_router(service: EmbedService) -> APIRouter:
     )
     async def embed_v2(request: Request) -> Response:
         """Version 2 of Cohere's embed: texts or images; `condition` applies to the images."""
-        return await _answer(service, request, await read_cohere(request, service.limits))
+        return await _answer(service, request, await read_json_call(request, service.limits, cohere_call))
 
     @router.post(
         "/v1/embeddings",
@@ -113,7 +113,7 @@ def embed_router(service: EmbedService) -> APIRouter:
     )
     async def embeddings(request: Request) -> Response:
         """Embed texts, and images given as `{"image": …}`, in OpenAI's format; `condition` applies only to images."""
-        return await _answer(service, request, await read_embeddings(request, service.limits))
+        return await _answer(service, request, await read_json_call(request, service.limits, openai_call))
 
     return router
 
@@ -155,7 +155,15 @@ async def _answer(service: EmbedService, request: Request, call: EmbedCall) -> R
     with service.metrics.stage_seconds.labels("serialize").time():
         is_short = embedded.rows.size <= MAX_INLINE_NUMBERS
         body = _body(embedded, call) if is_short else await asyncio.to_thread(_body, embedded, call)
-    headers = _tei_headers(request, call, embedded, time.perf_counter() - began) if call.is_tei else None
+    headers = None
+    if call.is_tei:
+        num_characters = sum(len(one.text) for one in call.inputs if isinstance(one, TextInput))
+        headers = tei_headers(
+            request,
+            num_characters=num_characters,
+            num_tokens=embedded.prompt_tokens,
+            seconds=time.perf_counter() - began,
+        )
     return Response(body, headers=headers, media_type="application/json")
 
 
@@ -168,11 +176,6 @@ def _body(embedded: Embedded, call: EmbedCall) -> bytes:
     usage = Usage(images=embedded.num_images, prompt_tokens=embedded.prompt_tokens, total_tokens=embedded.prompt_tokens)
     rows = render_rows(embedded.rows, call.encoding_format)
     return render_embedding_list(rows, embedded.conditions, embedded.model, usage)
-
-
-def _tei_headers(request: Request, call: EmbedCall, embedded: Embedded, seconds: float) -> dict[str, str]:
-    num_characters = sum(len(one.text) for one in call.inputs if isinstance(one, TextInput))
-    return tei_headers(request, num_characters=num_characters, num_tokens=embedded.prompt_tokens, seconds=seconds)
 
 
 def _model(limits: CallLimits, resident: Resident[Any, ModelFacts], facts: ModelFacts) -> Model:

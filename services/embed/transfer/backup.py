@@ -468,15 +468,12 @@ class Restore:
     def _next_images(self, entries: Iterator[Entry]) -> list[NewImage]:
         images, num_bytes = [], 0
         for entry in islice(entries, BATCH_SIZE):
-            images.append(self._image(entry))
+            data, metadata = self._folder.data(entry.sha256), json.loads(entry.metadata or "{}")
+            images.append(NewImage(entry.id, data, entry.sha256, metadata, entry.id, entry.created))
             num_bytes += entry.num_bytes
             if num_bytes >= MAX_BATCH_BYTES:
                 break
         return images
-
-    def _image(self, entry: Entry) -> NewImage:
-        metadata = json.loads(entry.metadata or "{}")
-        return NewImage(entry.id, self._folder.data(entry.sha256), entry.sha256, metadata, entry.id, entry.created)
 
     def _check(self, store: ImageStore, saved: SavedCollection) -> None:
         found = _total(store)

@@ -142,7 +142,8 @@ class Import:
         known = {key: value for key, value in asked.items() if value is not None}
         await self._client.put({**known, "conditions": pinned})
         with self._bars.bar("Importing", "images", total=num_images) as bar:
-            await self._add(ordered, bar)
+            async with aclosing(in_batches(self._lacking(ordered, bar))) as found:
+                await in_workers(found, self._send, NUM_WORKERS)
         num_added, self._num_added, self._total = self._num_added, 0, Total()
         missing = [one async for one in self._lacking(ordered, None)]
         if missing:
@@ -154,10 +155,6 @@ class Import:
             "rejected": len(self._rejected),
             "digest": self._total.digest,
         }
-
-    async def _add(self, ordered: list[Entry] | int, bar: Bar) -> None:
-        async with aclosing(in_batches(self._lacking(ordered, bar))) as found:
-            await in_workers(found, self._send, NUM_WORKERS)
 
     async def _lacking(self, ordered: list[Entry] | int, bar: Bar | None) -> AsyncIterator[Entry]:
         """Yield the images that the collection lacks; those that it has with other content are rejected."""

@@ -87,7 +87,8 @@ class Connections:
         connections = cls(url)
         try:
             with connections.reading() as connection:
-                _check_encoding(connection)
+                if (encoding := connection.info.parameter_status("server_encoding")) != "UTF8":
+                    raise IncompatibleDatabase(f"The database's encoding is {encoding}, not UTF8.")
                 _migrate(connection, is_migrating=is_migrating)
         except BaseException:
             connections.close()
@@ -165,11 +166,6 @@ def alone(connections: Connections, *lock: int) -> Iterator[bool]:
         finally:
             if is_alone and not connection.broken:
                 connection.execute(f"SELECT pg_advisory_unlock({given})", lock)
-
-
-def _check_encoding(connection: Connection) -> None:
-    if (encoding := connection.info.parameter_status("server_encoding")) != "UTF8":
-        raise IncompatibleDatabase(f"The database's encoding is {encoding}, not UTF8.")
 
 
 def _migrate(connection: Connection, *, is_migrating: bool) -> None:

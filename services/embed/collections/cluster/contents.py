@@ -138,7 +138,7 @@ class Contents:
                 (self._collection, grace_s, MAX_SWEPT),
             ).fetchall()
         keys = [key for key, _ in due]
-        self._at_once(self._delete, keys)
+        self._at_once(lambda key: self._objects.delete([key]), keys)
         with self._connections.reading() as connection:
             connection.execute("DELETE FROM loose_objects WHERE object_key = ANY (%s)", (keys,))
         return sum(num_bytes for _, num_bytes in due)
@@ -168,9 +168,6 @@ class Contents:
             return b"".join(self._objects.read_chunks(object_key))
         except NotFoundInStore:
             return None
-
-    def _delete(self, object_key: str) -> None:
-        self._objects.delete([object_key])
 
 
 def take(connection: Connection, uploads: Iterable[Upload]) -> None:

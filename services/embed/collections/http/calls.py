@@ -79,7 +79,8 @@ async def read_search(request: Request, collection: str, url: Mapping[str, Any],
         query, asked = ImageInput(await request.body(), "body"), SearchRequest()
     elif media_type == "multipart/form-data":
         form = await read_form(request, max_files=1, fields=("condition", "k", "filter", "model", *QUERIES))
-        query, asked = _query_of_form(form), _options_of_form(form)
+        given = {name: form.fields[name][-1] for name in ("k", "filter", "model") if form.fields[name]}
+        query, asked = _query_of_form(form), _options({**given, "condition": form.fields["condition"]})
     elif media_type == "application/json":
         body = await read_json(request)
         asked = await off_loop(request, lambda: validate(SearchRequest, body))
@@ -151,11 +152,6 @@ def _query_of_form(form: Form) -> ImageInput:
     if len(form.files) > 1:
         raise InvalidField(f"file.1: A search has one query; the form has {len(form.files)} files.", param="file.1")
     return ImageInput(form.files[0].data, form.files[0].param)
-
-
-def _options_of_form(form: Form) -> SearchRequest:
-    given = {name: form.fields[name][-1] for name in ("k", "filter", "model") if form.fields[name]}
-    return _options({**given, "condition": form.fields["condition"]})
 
 
 def _options(given: Mapping[str, Any]) -> SearchRequest:

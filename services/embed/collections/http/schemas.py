@@ -202,7 +202,10 @@ def render_search(answer: SearchAnswer) -> bytes:
         "object": "search",
         "model": answer.model,
         "condition": answer.condition,
-        "results": [{"id": hit.id, "score": _cosine(hit.score), "metadata": hit.metadata} for hit in answer.hits],
+        # the dot product of two rounded unit vectors may slightly exceed 1
+        "results": [
+            {"id": hit.id, "score": max(-1.0, min(1.0, hit.score)), "metadata": hit.metadata} for hit in answer.hits
+        ],
         "index": {
             "condition": index.condition,
             "kind": index.kind,
@@ -213,8 +216,3 @@ def render_search(answer: SearchAnswer) -> bytes:
         },
     }
     return orjson.dumps(body)
-
-
-def _cosine(score: float) -> float:
-    """Clip a cosine: the dot product of two rounded unit vectors may slightly exceed 1."""
-    return max(-1.0, min(1.0, score))

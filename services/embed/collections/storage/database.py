@@ -417,7 +417,8 @@ class Ballast:
     def take_room(self) -> None:
         """Reserve the space if there is enough; otherwise a later call may."""
         with suppress(OSError):
-            if self._held_bytes() >= self._num_bytes or free_bytes(self._path.parent) < self._num_bytes:
+            held_bytes = self._path.stat().st_size if self._path.exists() else 0
+            if held_bytes >= self._num_bytes or free_bytes(self._path.parent) < self._num_bytes:
                 return
             descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600)
             try:
@@ -435,6 +436,3 @@ class Ballast:
                 yield
             finally:
                 self.take_room()
-
-    def _held_bytes(self) -> int:
-        return self._path.stat().st_size if self._path.exists() else 0
