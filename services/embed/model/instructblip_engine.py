@@ -26,7 +26,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from services.embed.instructblip import InstructBlip
 from services.embed.model.items import ImageItem, Item
-from services.embed.model.stacking_engine import NO_INSTRUCTION, Costs, FeatureEngine, half_precision
+from services.embed.model.stacking_engine import Costs, FeatureEngine, half_precision
 from services.nn.clip_texts import InputIds, Text
 from services.nn.image_transform import ImageTransform, published_settings
 from services.nn.loading import MODEL_CONFIG, model_type_of, quiet_loading, transformers
@@ -167,7 +167,6 @@ class InstructBlipEngine(FeatureEngine[InstructBlipCheckpoint]):
             dtype,
             Costs(num_patches),
             features_shape=(num_patches, int(vision.hidden_size)),
-            no_instruction=checkpoint.tokenizer([NO_INSTRUCTION])[0].numpy(),
         )
         self._model = checkpoint.model
         self._padding = checkpoint.tokenizer.padding

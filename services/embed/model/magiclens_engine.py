@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from services.embed.magiclens import MagicLens, MagicLensShape
-from services.embed.model.stacking_engine import NO_INSTRUCTION, ConditionTokens, Costs, FeatureEngine
+from services.embed.model.stacking_engine import ConditionTokens, Costs, FeatureEngine
 from services.nn.clip_model import create_clip, read_config
 from services.nn.clip_texts import InputIds
 from services.nn.clip_tokenizer import Tokenizer
@@ -95,7 +95,6 @@ class MagicLensEngine(FeatureEngine[MagicLensCheckpoint]):
             dtype,
             Costs(int(model.clip.visual.positional_embedding.shape[0]) - 1),
             features_shape=(self.embedding_width,),
-            no_instruction=checkpoint.tokenizer([NO_INSTRUCTION])[0].numpy(),
         )
         if can_pack(device, dtype):
             pack_tower(model.clip.visual)

@@ -209,7 +209,7 @@ class ReadoutPlan:
 class FeatureEngine(StackingEngine[CheckpointT]):
     """Runs a model that computes an image's features whatever the condition; these are the image's state.
 
-    `features_shape` is the shape of one image's. An image without a condition is read under `no_instruction`.
+    `features_shape` is the shape of one image's. An image without a condition is read under an empty instruction.
     """
 
     def __init__(
@@ -220,11 +220,10 @@ class FeatureEngine(StackingEngine[CheckpointT]):
         costs: Costs,
         *,
         features_shape: tuple[int, ...],
-        no_instruction: InputIds,
     ) -> None:
         super().__init__(checkpoint, device, dtype, costs)
         self._features_shape = features_shape
-        self._no_instruction = no_instruction
+        self._no_instruction: InputIds = checkpoint.tokenizer([NO_INSTRUCTION])[0].numpy()
 
     @property
     def state_bytes(self) -> int:

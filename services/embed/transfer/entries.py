@@ -40,10 +40,6 @@ class Entry:
         parts = [self.id, self.sha256, int(self.created or 0)]
         return f"{json.dumps(parts, separators=(',', ':'))} {self.metadata}\n".encode()
 
-    def is_same(self, other: "Entry") -> bool:
-        """Whether a service would list both alike."""
-        return self.line() == other.line()
-
     def as_json(self, data: bytes) -> dict[str, Any]:
         """Describe the image to a service that is to add it."""
         image: dict[str, Any] = {"id": self.id, "image": base64.b64encode(data).decode()}

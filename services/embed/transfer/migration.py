@@ -130,7 +130,7 @@ async def _to_copy(original: CollectionClient, copy: CollectionClient, done: Pas
                 bar.advance()
             if other is not None:
                 done.copy.add(other)
-            if one is not None and other is not None and one.is_same(other):
+            if one is not None and other is not None and one.line() == other.line():
                 continue
             if other is not None:
                 if one is not None:  # its successor is added afterwards

@@ -39,7 +39,7 @@ from tests.embed.tiny import wait_until_ready, write_tiny_checkpoint
 pytest.importorskip("psycopg_pool", reason="needs the extra `cluster`")
 
 from services.embed.collections.cluster import connections
-from services.embed.collections.cluster.catalog import PostgresCatalog, Sweeper
+from services.embed.collections.cluster.catalog import PostgresCatalog, sweep
 from services.embed.collections.cluster.connections import Connections
 from services.embed.collections.cluster.leases import IndexWork
 
@@ -206,7 +206,7 @@ def test_deleted_images_whose_vectors_remain_are_not_found_and_take_nobody_s_pla
         (stored,) = vectors.indexes.values()
         assert len(stored) == len(PICTURES)
         catalog = catalog_of(settings)
-        assert Sweeper(catalog, vectors).sweep(forget_after_s=0.0)
+        assert sweep(catalog, vectors, forget_after_s=0.0)
         assert len(stored) == len(PICTURES) - len(best)
         catalog.close()
         assert set(ids(b.search(text="a thing"))) == NAMES - set(best)
@@ -346,7 +346,7 @@ def test_versions_side_by_side_answer_each_with_its_own_vectors(
                 "UPDATE indexes SET used = used - interval '2 days' WHERE index IN"
                 " (SELECT max(index) FROM indexes UNION SELECT max(index) - 1 FROM indexes)"
             )
-        Sweeper(catalog, vectors).sweep()
+        sweep(catalog, vectors)
         assert len({checkpoint for _, checkpoint, _ in vectors.indexes}) == 1
         catalog.close()
         assert_alike(a.scores(image=as_base64(query)), a.expected(query, None, PICTURES | {"late": picture(301)}))

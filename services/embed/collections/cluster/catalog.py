@@ -64,7 +64,7 @@ class PostgresCatalog(Catalog):
     """
 
     def __init__(self, connections: Connections, objects: Objects) -> None:
-        self.connections = self._connections = connections
+        self.connections = connections
         self._objects = objects
         self._own_store = OwnStore(connections, objects)
 
@@ -82,16 +82,16 @@ class PostgresCatalog(Catalog):
 
     def close(self) -> None:
         """End the connections; open stores fail from now on."""
-        self._connections.close()
+        self.connections.close()
 
     def tenants(self) -> list[str]:
-        with self._connections.reading() as connection:
+        with self.connections.reading() as connection:
             found = connection.execute("SELECT DISTINCT tenant FROM collections WHERE NOT is_deleted")
             return sorted({DEFAULT_TENANT, *(tenant for (tenant,) in found)})
 
     def names(self, tenant: str = DEFAULT_TENANT) -> list[str]:
         check_tenant(tenant)
-        with self._connections.reading() as connection:
+        with self.connections.reading() as connection:
             found = connection.execute(
                 "SELECT name FROM collections WHERE tenant = %s AND NOT is_deleted ORDER BY name", (tenant,)
             )
@@ -100,7 +100,7 @@ class PostgresCatalog(Catalog):
     def create(self, info: CollectionInfo, tenant: str = DEFAULT_TENANT) -> PostgresImageStore:
         check_name(info.name)
         check_tenant(tenant)
-        with self._connections.reading() as connection:
+        with self.connections.reading() as connection:
             made = connection.execute(
                 "INSERT INTO collections (tenant, name, model, created) VALUES (%s, %s, %s, %s)"
                 " ON CONFLICT (tenant, name) WHERE NOT is_deleted DO NOTHING RETURNING collection",
@@ -113,7 +113,7 @@ class PostgresCatalog(Catalog):
     def open_store(self, name: str, tenant: str = DEFAULT_TENANT) -> PostgresImageStore:
         check_name(name)
         check_tenant(tenant)
-        with self._connections.reading() as connection:
+        with self.connections.reading() as connection:
             found = connection.execute(
                 "SELECT collection, name, model, created FROM collections"
                 " WHERE tenant = %s AND name = %s AND NOT is_deleted",
@@ -125,13 +125,13 @@ class PostgresCatalog(Catalog):
 
     def identity(self) -> str:
         """Return a name of the database that no other one has."""
-        with self._connections.reading() as connection:
+        with self.connections.reading() as connection:
             (identity,) = connection.execute("SELECT id FROM identity").fetchone() or ("",)
             return str(identity)
 
     def open_stores(self, tenant: str | None) -> list[PostgresImageStore]:
         """Open all stores of a tenant in the order of their names, or those of all tenants."""
-        with self._connections.reading() as connection:
+        with self.connections.reading() as connection:
             found = connection.execute(
                 "SELECT collection, name, model, created FROM collections"
                 " WHERE (tenant = %s OR %s) AND NOT is_deleted ORDER BY name",
@@ -141,7 +141,7 @@ class PostgresCatalog(Catalog):
 
     def to_index(self, checkpoints: Mapping[str, str]) -> list[CollectionKey]:
         """List the collections that have something to do for a process that serves these checkpoints, by model."""
-        with self._connections.reading() as connection:
+        with self.connections.reading() as connection:
             found = connection.execute(TO_INDEX, (list(checkpoints), list(checkpoints.values()))).fetchall()
             return [CollectionKey(tenant, name) for tenant, name in found]
 
@@ -149,7 +149,7 @@ class PostgresCatalog(Catalog):
         """Free the name at once; what is left of the collection is removed by `sweep`. Raises NotFound."""
         check_name(name)
         check_tenant(tenant)
-        with self._connections.reading() as connection:
+        with self.connections.reading() as connection:
             deleted = connection.execute(
                 "UPDATE collections SET is_deleted = true WHERE tenant = %s AND name = %s AND NOT is_deleted",
                 (tenant, name),
@@ -162,27 +162,27 @@ class PostgresCatalog(Catalog):
 
         It may end at any point, and run in several processes.
         """
-        with self._connections.reading() as connection:
+        with self.connections.reading() as connection:
             deleted = connection.execute("SELECT collection FROM collections WHERE is_deleted").fetchall()
         for (collection,) in deleted:
-            with self._connections.reading() as connection:
+            with self.connections.reading() as connection:
                 for table in OWN_TABLES:
                     _in_steps(connection, EMPTY.format(table=table), collection)
                 _in_steps(connection, CONDEMN, collection)
-            contents = Contents(self._connections, self._objects, collection)
+            contents = Contents(self.connections, self._objects, collection)
             while contents.sweep(grace_s=0.0):
                 pass
             # what is being uploaded to it is swept later, and the collection's line with that
-            with suppress(ForeignKeyViolation), self._connections.reading() as connection:
+            with suppress(ForeignKeyViolation), self.connections.reading() as connection:
                 connection.execute("DELETE FROM collections WHERE collection = %s", (collection,))
-        with self._connections.reading() as connection:
+        with self.connections.reading() as connection:
             loose = connection.execute("SELECT DISTINCT collection FROM loose_objects").fetchall()
         for (collection,) in loose:
-            Contents(self._connections, self._objects, collection).sweep()
+            Contents(self.connections, self._objects, collection).sweep()
 
     def _store(self, collection: int, info: CollectionInfo) -> PostgresImageStore:
-        contents = Contents(self._connections, self._objects, collection, self._own_store)
-        return PostgresImageStore(self._connections, contents, collection, info)
+        contents = Contents(self.connections, self._objects, collection, self._own_store)
+        return PostgresImageStore(self.connections, contents, collection, info)
 
 
 def _in_steps(connection: Connection, statement: str, collection: int) -> None:
@@ -191,69 +191,69 @@ def _in_steps(connection: Connection, statement: str, collection: int) -> None:
         pass
 
 
-class Sweeper:
-    """Sweeps on behalf of all processes; it may end at any point, and only one sweeps at a time.
+def sweep(
+    catalog: PostgresCatalog,
+    vectors: VectorDatabase,
+    *,
+    forget_after_s: float = FORGET_AFTER_S,
+    unused_after_s: float = UNUSED_AFTER_S,
+) -> bool:
+    """Remove what no process needs; False if another process does so at the moment. It may end at any point.
 
-    Methods raise what Connections, the object store and the vector database raise.
+    Raises what Connections, the object store and the vector database raise.
     """
+    connections = catalog.connections
+    with alone(connections, SWEEP_LOCK) as is_alone:
+        if is_alone:
+            catalog.sweep()
+            _forget_indexes(connections, unused_after_s)
+            _drop_unknown_vectors(connections, vectors)
+            _forget_rows(connections, vectors, forget_after_s)
+        return is_alone
 
-    def __init__(self, catalog: PostgresCatalog, vectors: VectorDatabase) -> None:
-        self._catalog = catalog
-        self._connections = catalog.connections
-        self._vectors = vectors
 
-    def sweep(self, *, forget_after_s: float = FORGET_AFTER_S, unused_after_s: float = UNUSED_AFTER_S) -> bool:
-        """Remove what is not needed; False if another process does so at the moment."""
-        with alone(self._connections, SWEEP_LOCK) as is_alone:
-            if is_alone:
-                self._catalog.sweep()
-                self._forget_indexes(unused_after_s)
-                self._drop_unknown_vectors()
-                self._forget_rows(forget_after_s)
-            return is_alone
+def _forget_indexes(connections: Connections, unused_after_s: float) -> None:
+    with connections.reading() as connection:
+        connection.execute(
+            "DELETE FROM indexes WHERE used < clock_timestamp() - make_interval(secs => %s)", (unused_after_s,)
+        )
+        connection.execute(
+            "DELETE FROM claims WHERE expires < clock_timestamp() AND NOT EXISTS"
+            " (SELECT 1 FROM indexes WHERE index = ANY (claims.indexes))"
+        )
 
-    def _forget_indexes(self, unused_after_s: float) -> None:
-        with self._connections.reading() as connection:
-            connection.execute(
-                "DELETE FROM indexes WHERE used < clock_timestamp() - make_interval(secs => %s)", (unused_after_s,)
-            )
-            connection.execute(
-                "DELETE FROM claims WHERE expires < clock_timestamp() AND NOT EXISTS"
-                " (SELECT 1 FROM indexes WHERE index = ANY (claims.indexes))"
-            )
 
-    def _drop_unknown_vectors(self) -> None:
-        # an index is noted before it has vectors, so those that are seen first and not noted then are not needed
-        stored = list(self._vectors.stored())
-        with self._connections.reading() as connection:
-            known = set(connection.execute("SELECT collection, checkpoint, index FROM indexes").fetchall())
-        used = {(collection, checkpoint) for collection, checkpoint, _ in known}
-        for collection, checkpoint, number in stored:
-            if (collection, checkpoint) in used and (collection, checkpoint, number) not in known:
-                self._vectors.index(collection, checkpoint, number).drop()
-        for collection, checkpoint in {(collection, checkpoint) for collection, checkpoint, _ in stored} - used:
-            self._vectors.drop_checkpoint(collection, checkpoint)
+def _drop_unknown_vectors(connections: Connections, vectors: VectorDatabase) -> None:
+    # an index is noted before it has vectors, so those that are seen first and not noted then are not needed
+    stored = list(vectors.stored())
+    with connections.reading() as connection:
+        known = set(connection.execute("SELECT collection, checkpoint, index FROM indexes").fetchall())
+    used = {(collection, checkpoint) for collection, checkpoint, _ in known}
+    for collection, checkpoint, number in stored:
+        if (collection, checkpoint) in used and (collection, checkpoint, number) not in known:
+            vectors.index(collection, checkpoint, number).drop()
+    for collection, checkpoint in {(collection, checkpoint) for collection, checkpoint, _ in stored} - used:
+        vectors.drop_checkpoint(collection, checkpoint)
 
-    def _forget_rows(self, forget_after_s: float) -> None:
-        """Remove the vectors of deleted images, as those who deleted them may not have come to it."""
-        with self._connections.reading() as connection:
-            deleted = connection.execute(
-                "SELECT collection, row FROM deleted_rows"
-                " WHERE since < clock_timestamp() - make_interval(secs => %s) AND NOT EXISTS"
-                " (SELECT 1 FROM claims WHERE claims.collection = deleted_rows.collection"
-                " AND row BETWEEN first_row AND last_row) LIMIT %s",
-                (forget_after_s, MAX_FORGOTTEN),
-            ).fetchall()
-            rows: dict[int, list[int]] = defaultdict(list)
-            for collection, row in deleted:
-                rows[collection].append(row)
-            indexes = connection.execute(
-                "SELECT collection, checkpoint, index FROM indexes WHERE collection = ANY (%s)", (list(rows),)
-            ).fetchall()
-        for collection, checkpoint, number in indexes:
-            self._vectors.index(collection, checkpoint, number).delete(np.array(rows[collection], dtype=np.int64))
-        with self._connections.reading() as connection:
-            for collection, some in rows.items():
-                connection.execute(
-                    "DELETE FROM deleted_rows WHERE collection = %s AND row = ANY (%s)", (collection, some)
-                )
+
+def _forget_rows(connections: Connections, vectors: VectorDatabase, forget_after_s: float) -> None:
+    """Remove the vectors of deleted images, as those who deleted them may not have come to it."""
+    with connections.reading() as connection:
+        deleted = connection.execute(
+            "SELECT collection, row FROM deleted_rows"
+            " WHERE since < clock_timestamp() - make_interval(secs => %s) AND NOT EXISTS"
+            " (SELECT 1 FROM claims WHERE claims.collection = deleted_rows.collection"
+            " AND row BETWEEN first_row AND last_row) LIMIT %s",
+            (forget_after_s, MAX_FORGOTTEN),
+        ).fetchall()
+        rows: dict[int, list[int]] = defaultdict(list)
+        for collection, row in deleted:
+            rows[collection].append(row)
+        indexes = connection.execute(
+            "SELECT collection, checkpoint, index FROM indexes WHERE collection = ANY (%s)", (list(rows),)
+        ).fetchall()
+    for collection, checkpoint, number in indexes:
+        vectors.index(collection, checkpoint, number).delete(np.array(rows[collection], dtype=np.int64))
+    with connections.reading() as connection:
+        for collection, some in rows.items():
+            connection.execute("DELETE FROM deleted_rows WHERE collection = %s AND row = ANY (%s)", (collection, some))

@@ -22,7 +22,7 @@ import structlog
 from services.core.backoff import backoff_s
 from services.core.errors import FoveaError, NotFound, Overloaded
 from services.core.http.health import CheckResult
-from services.embed.collections.cluster.catalog import PostgresCatalog, Sweeper
+from services.embed.collections.cluster.catalog import PostgresCatalog, sweep
 from services.embed.collections.cluster.image_store import PostgresImageStore
 from services.embed.collections.cluster.indexes import SharedIndexes, Sharing
 from services.embed.collections.cluster.vectors import VectorDatabase
@@ -155,7 +155,6 @@ class _Opened:
     catalog: PostgresCatalog
     vectors: VectorDatabase
     sharing: Sharing
-    sweeper: Sweeper
     own_folder: OwnFolder | None
 
 
@@ -317,7 +316,7 @@ class SharedCollections(OpenCollections):
             self._cluster.lease_s,
             self._options.max_state_bytes if own_folder is not None else 0,
         )
-        return _Opened(catalog, vectors, sharing, Sweeper(catalog, vectors), own_folder)
+        return _Opened(catalog, vectors, sharing, own_folder)
 
     def _open_folder(self) -> OwnFolder | None:
         try:
@@ -346,7 +345,7 @@ class SharedCollections(OpenCollections):
 
     async def _sweep(self, opened: _Opened) -> None:
         try:
-            await asyncio.to_thread(opened.sweeper.sweep)
+            await asyncio.to_thread(sweep, opened.catalog, opened.vectors)
         except DatabaseUnreachable:
             raise
         except Overloaded as error:  # of the vectors or the objects: the collections can be used
