@@ -7,8 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar, get_args
 from urllib.parse import quote
 
-from fastapi import APIRouter, FastAPI, Request
-from fastapi.responses import JSONResponse
+from fastapi import APIRouter, FastAPI, Request, Response
 from pydantic import BaseModel, ConfigDict
 
 from gateway.routes import PUBLIC_PATHS, RouteTable
@@ -159,7 +158,7 @@ class Directory:
         self._upstreams = upstreams
         self._needs_key = needs_key
         self._routes = routes
-        self._document = Kept[Document](DOCUMENT_AGE_S)
+        self._document = Kept[bytes](DOCUMENT_AGE_S)
         self._models = Kept[list[tuple[Upstream, Model]]](MODELS_AGE_S)
         self._tasks = Kept[list[Entry]](MODELS_AGE_S)
 
@@ -205,17 +204,17 @@ class Directory:
 
         return await self._tasks.get(ask)
 
-    async def document(self, own: Document) -> Document:
-        """Return the merged OpenAPI document."""
+    async def document(self, own: Document) -> bytes:
+        """Return the merged OpenAPI document as JSON, written once in a while since anybody may ask for it."""
 
-        async def ask() -> Document:
+        async def ask() -> bytes:
             branches = self._upstreams.branches
             found = await asyncio.gather(*(_first_answer(branch, "/openapi.json") for branch in branches))
             documents: dict[str, Document] = {
                 branch.service: one for branch, one in zip(branches, found, strict=True) if one is not None
             }
             merged = merge_documents(own, documents, self._belongs)
-            return require_key(merged, PUBLIC_PATHS) if self._needs_key else merged
+            return json.dumps(require_key(merged, PUBLIC_PATHS) if self._needs_key else merged).encode()
 
         return await self._document.get(ask)
 
@@ -278,8 +277,8 @@ def directory_router(directory: Directory) -> APIRouter:
         return {"object": "list", "data": await directory.tasks()}
 
     @router.get("/openapi.json", include_in_schema=False)
-    async def openapi(request: Request) -> JSONResponse:
+    async def openapi(request: Request) -> Response:
         app: FastAPI = request.app
-        return JSONResponse(await directory.document(app.openapi()))
+        return Response(await directory.document(app.openapi()), media_type="application/json")
 
     return router

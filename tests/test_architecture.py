@@ -144,7 +144,7 @@ MAX_CHAIN = 13
 BUDGETS = {
     "gateway": 3_500,
     "services/cli": 2_700,
-    "services/core": 12_000,
+    "services/core": 12_100,
     "services/nn": 1_700,
     "services/jobs": 3_600,
     "services/curate": 4_400,

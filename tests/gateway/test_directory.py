@@ -150,6 +150,7 @@ async def test_the_documentation_needs_no_key_and_no_other_host() -> None:
     async with gateway(keys=keys) as client:
         async with client.get("/docs") as response:
             page = await response.text()
+            assert "frame-ancestors 'none'" in response.headers["content-security-policy"]
         addresses = re.findall(r"""(?:src|href|url)(?:=|: )["']([^"']+)""", page)
         assert len(addresses) == 4
         for address in addresses:

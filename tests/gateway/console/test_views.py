@@ -342,3 +342,14 @@ def test_what_was_asked_is_copied_as_a_command_that_answers_the_same(page: Any, 
     page.get_by_role("button", name="Copy as Python").click()
     page.get_by_text("Copied as Python.").wait_for()
     compile(page.evaluate("navigator.clipboard.readText()"), "copied", "exec")
+
+
+def test_the_documentation_of_the_api_sends_a_request_under_its_policy(page: Any, fovea: Fovea) -> None:
+    page.goto("/docs")
+    page.locator(".opblock-get", has_text="/v1/models").first.click()
+    page.get_by_role("button", name="Try it out").click()
+    page.get_by_role("button", name="Execute").click()
+    page.locator(".live-responses-table .response-col_status", has_text="200").wait_for()
+    policy = httpx2.get(f"{fovea.url}/docs").headers["content-security-policy"]
+    assert "frame-ancestors 'none'" in policy
+    assert "script-src 'self' 'sha256-" in policy
