@@ -39,7 +39,7 @@ from services.generate.calibrate.search import (
 )
 from services.generate.calibration import relevance
 from services.generate.data.questions import Example, Part, QuestionSet, at_positions, question_set
-from services.generate.evaluation.hypotheses import similarities
+from services.generate.evaluation.protocols import similarities
 from services.generate.generation.bias import EstimateKind
 from services.generate.generation.ranking import rank, run_rankings
 from services.generate.model.language_model import LanguageModel

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from services.generate.imports.sentencepiece_tokenizer import make_fast
+from services.generate.imports.language_model import make_fast
 from services.nn.loading import transformers
 from tests.published_models import DOCUMENTS, LLAMA2_SPECIAL, sentencepiece_model, write_shards
 

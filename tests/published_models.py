@@ -252,7 +252,7 @@ def _sentencepiece_tokenizer(folder: Path, **settings: Any) -> None:
 
 def _fast_of_sentencepiece(folder: Path) -> None:
     """Write the tokenizer.json that transformers' earlier converters wrote, with Llama's normalisation."""
-    from services.generate.imports.sentencepiece_tokenizer import make_fast
+    from services.generate.imports.language_model import make_fast
 
     make_fast(folder / "tokenizer.model", LLAMA2_SPECIAL, {}).backend_tokenizer.save(str(folder / "tokenizer.json"))
 

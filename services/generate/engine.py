@@ -19,8 +19,13 @@ from services.generate.generation.running_batch import (
     RunningBatch,
     needs_many_passes,
 )
-from services.generate.model.language_model import MAX_PASS_TOKENS, LanguageModel, fitting_tokens
-from services.generate.model.model_checks import check_last_token, next_logits
+from services.generate.model.language_model import (
+    MAX_PASS_TOKENS,
+    LanguageModel,
+    check_last_token,
+    fitting_tokens,
+    next_logits,
+)
 from services.generate.model.profile import OFF, CalibrationProfile, read_profile
 from services.generate.prompts.ranking import RankingJob
 from services.generate.prompts.templates import Document

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.generate.calibration import Documents, attend_calibrated, log_alpha, merge_parts, row_scores
+from services.generate.calibration import Documents, attend_calibrated, log_alpha, row_scores
 from tests.generate.calibrated_weights import SPANS, alphas
+from tests.generate.merged_parts import merge_parts
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 Spans = list[tuple[int, int]]

@@ -222,7 +222,8 @@ class Bench:
                     for place, answer in zip(
                         places, self._answers(batch, profiles[number], estimates, texts), strict=True
                     ):
-                        text = self._before_stop(texts[answer])
+                        ends = [end for stop in self.questions.stop if (end := texts[answer].find(stop)) >= 0]
+                        text = texts[answer][: min(ends, default=None)]
                         right[number][place] = self.questions.is_right(text, examples[place].answers)
                     self.on_progress(len(places))
         return right
@@ -251,9 +252,6 @@ class Bench:
         for answer in answers:
             self._text(answer, texts)
         return answers
-
-    def _before_stop(self, text: str) -> str:
-        return text[: min((place for stop in self.questions.stop if (place := text.find(stop)) >= 0), default=None)]
 
     def _text(self, answer: tuple[int, ...], texts: dict[tuple[int, ...], str]) -> str:
         """Detokenise an answer once: most settings' answers are equal, and decoding all took longer than the model."""

@@ -4,14 +4,13 @@ An answer has several choices if the request has several prompts or `n` is above
 """
 
 import codecs
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from services.generate.generation.answer_text import TokenOut
 from services.generate.generation.generation import Progress, PromptFacts
-from services.generate.http.generate_routes import applied_of, without_leading_space
-from services.generate.http.generate_schemas import DocumentReport
+from services.generate.http.generate_routes import DocumentReport, applied_of, without_leading_space
 
 
 @dataclass(frozen=True)
@@ -25,13 +24,7 @@ class Identity:
 
     def head(self, object_name: str) -> dict[str, Any]:
         """The fields before `choices`."""
-        return {
-            "id": self.id,
-            "object": object_name,
-            "created": self.created,
-            "model": self.model,
-            "system_fingerprint": self.system_fingerprint,
-        }
+        return {"id": self.id, "object": object_name, **vars(self)}
 
 
 @dataclass
@@ -139,7 +132,7 @@ class ChatForm(Form):
     whole_name = "chat.completion"
     chunk_name = "chat.completion.chunk"
     has_logprobs: bool = False
-    reports: "Reports | None" = None
+    reports: Callable[[PromptFacts], Sequence[DocumentReport]] | None = None
 
     def whole(self, identity: Identity, choices: Sequence[ChoiceSoFar]) -> dict[str, Any]:
         return {**super().whole(identity, choices), **self._documents(choices[0])}
@@ -225,12 +218,6 @@ class CompletionForm(Form):
                 *(shift + min(offset, len(choice.text)) for offset in offsets),
             ],
         }
-
-
-class Reports(Protocol):
-    """Function that makes an answer's reports on each document of its prompt."""
-
-    def __call__(self, facts: PromptFacts) -> Sequence[DocumentReport]: ...
 
 
 def _message(choice: ChoiceSoFar) -> dict[str, Any]:

@@ -33,7 +33,6 @@ from services.generate.http.openai_schemas import (
     CompletionRequest,
     Messages,
     SamplingRequest,
-    Tool,
 )
 from services.generate.http.streaming import DONE, EventStream, event, event_stream_content
 from services.generate.service import CallLimits, Charged, GenerateService
@@ -123,19 +122,11 @@ def tools_of(body: ChatRequest) -> dict[str, Any]:
     """The tools and the rest that makes vLLM call them; empty without tools."""
     if not body.tools:
         return {}
-    tools = [tool.model_dump(exclude=_unset(tool)) for tool in body.tools]
+    # vLLM's templates do not see a `strict` that was not given, though they see other nulls
+    unset: dict[str, set[str]] = {"function": {"strict"}}
+    tools = [tool.model_dump(exclude=unset if tool.function.strict is None else {}) for tool in body.tools]
     asked = {"tools": tools, "tool_choice": body.tool_choice, "parallel_tool_calls": body.parallel_tool_calls}
     return {name: value for name, value in asked.items() if value is not None}
-
-
-def is_with_tools(body: ChatRequest) -> bool:
-    """Whether the conversation has tools, or calls of them."""
-    return bool(body.tools) or any(message.tool_calls for message in body.messages)
-
-
-def _unset(tool: Tool) -> dict[str, set[str]]:
-    """Leave out what vLLM's templates do not see: a `strict` that was not given, though they see other nulls."""
-    return {"function": {"strict"}} if tool.function.strict is None else {}
 
 
 def _check_for_vllm(given: Mapping[str, Any], *, is_over_vllm: bool) -> None:
@@ -184,11 +175,6 @@ def charges(costs: Sequence[int], num_choices: int, *, max_waiting: int, max_que
     return [charged for cost in costs for charged in (cost, *[1] * (num_choices - 1))]
 
 
-def stops_of(body: SamplingRequest) -> tuple[str, ...]:
-    """The strings before which an answer ends."""
-    return (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
-
-
 def sampling_of(
     body: SamplingRequest, num_logprobs: int | None, vocab_size: int, *, is_greedy: bool = False
 ) -> Sampling:
@@ -200,8 +186,10 @@ def sampling_of(
     for token_id, _ in logit_bias:
         if token_id >= vocab_size:
             raise _unknown_token("logit_bias", token_id, vocab_size)
+    # OpenAI's default; over documents, which are our extension, greedy as in `/generate`
+    default = 0.0 if is_greedy or (isinstance(body, ChatRequest) and body.documents) else 1.0
     return Sampling(
-        temperature=_default_temperature(body, is_greedy=is_greedy) if body.temperature is None else body.temperature,
+        temperature=default if body.temperature is None else body.temperature,
         top_p=1.0 if body.top_p is None else body.top_p,
         seed=body.seed,
         num_logprobs=num_logprobs,
@@ -209,11 +197,6 @@ def sampling_of(
         frequency_penalty=body.frequency_penalty or 0.0,
         logit_bias=logit_bias,
     )
-
-
-def _default_temperature(body: SamplingRequest, *, is_greedy: bool) -> float:
-    """Return OpenAI's default; over documents, which are our extension, decode greedily like `/generate`."""
-    return 0.0 if is_greedy or (isinstance(body, ChatRequest) and body.documents) else 1.0
 
 
 def messages_of(messages: Sequence[ChatMessage], *, has_tools: bool = False) -> list[dict[str, Any]]:
@@ -288,19 +271,13 @@ def openai_router(service: GenerateService) -> APIRouter:
     """Create OpenAI's routes for chat completions and completions."""
     router = APIRouter(tags=["openai"], route_class=JsonRoute)
 
-    @router.post(
-        "/v1/chat/completions",
-        responses=_responses(ChatCompletion, ChatCompletionChunk),
-    )
+    @router.post("/v1/chat/completions", responses=_responses(ChatCompletion, ChatCompletionChunk))
     async def chat_completions(request: Request, body: ChatRequest) -> Response:
         """OpenAI's chat completions; the user's last message asks about `documents`, with `calibration` applied."""
         check_chat(body, is_over_vllm=service.limits.is_over_vllm)
         return await _answer(service, request, body)
 
-    @router.post(
-        "/v1/completions",
-        responses=_responses(Completion, CompletionChunk),
-    )
+    @router.post("/v1/completions", responses=_responses(Completion, CompletionChunk))
     async def completions(request: Request, body: CompletionRequest) -> Response:
         """OpenAI's completions: each prompt is continued verbatim."""
         check_completion(body, is_over_vllm=service.limits.is_over_vllm)
@@ -416,13 +393,14 @@ def _prepare_chat(limits: CallLimits, processor: InputProcessor, body: ChatReque
     options = AnswerOptions(
         max_tokens=_max_tokens(limits, body.max_completion_tokens or body.max_tokens),
         sampling=sampling_of(body, num_logprobs, processor.vocab_size, is_greedy=processor.is_greedy),
-        stop=stops_of(body),
+        stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
         calibration=calibration_of(body.calibration, processor.profile, processor.num_layers),
         reorder=body.reorder,
         ignore_eos=body.ignore_eos,
         for_vllm={**for_vllm(body), **tools_of(body), "stream": bool(body.stream)},
     )
-    messages = messages_of(body.messages, has_tools=is_with_tools(body))
+    has_tools = bool(body.tools) or any(message.tool_calls for message in body.messages)
+    messages = messages_of(body.messages, has_tools=has_tools)
     generation = processor.prepare_chat(messages, documents, options)
     # if the request has no `max_tokens`, the service's limit applies as well as the context
     return replace(generation, max_tokens=min(generation.max_tokens, limits.max_tokens))
@@ -432,7 +410,7 @@ def _prepare_completion(limits: CallLimits, processor: InputProcessor, body: Com
     options = AnswerOptions(
         max_tokens=_max_tokens(limits, COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens),
         sampling=sampling_of(body, body.logprobs, processor.vocab_size, is_greedy=processor.is_greedy),
-        stop=stops_of(body),
+        stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
         ignore_eos=body.ignore_eos,
         echo=bool(body.echo),
         for_vllm=for_vllm(body),

@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 from services.core.errors import InvalidRequest, check_count
 from services.core.http.bodies import JsonList, OpenRequest
 from services.generate.generation.generation import Reorder
-from services.generate.http.generate_schemas import (
+from services.generate.http.generate_routes import (
     APPLIED_DESCRIPTION,
     MAX_LISTED,
     REORDER_DESCRIPTION,

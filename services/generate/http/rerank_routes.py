@@ -15,7 +15,7 @@ from services.core.exchange import context_of
 from services.core.http.bodies import JsonList, JsonRoute, OpenRequest, refuse_misspelt, refuse_unsupported
 from services.core.http.error_responses import ErrorDetail, TeiError, error_responses, tei_error_body, tei_headers
 from services.generate.generation.ranking import Ranking
-from services.generate.http.generate_schemas import check_length
+from services.generate.http.generate_routes import check_length
 from services.generate.prompts.ranking import RankMethod
 from services.generate.prompts.templates import Document
 from services.generate.service import CallLimits, GenerateService, RankCall
@@ -143,18 +143,17 @@ def render_answer(
     body: RerankRequest, ranking: Ranking, *, id: str, model: str, cut: Sequence[int] = ()
 ) -> dict[str, Any]:
     """Render a RerankAnswer."""
-    results: list[dict[str, Any]] = []
-    for k in _best(body, ranking):
-        document = {} if body.return_documents is False else {"document": _as_sent(body.documents[k])}
-        results.append({"index": k, "relevance_score": ranking.relevance_scores[k], **document})
+    results: list[dict[str, Any]] = _scores(body, ranking)
+    for result in results if body.return_documents is not False else ():
+        given = body.documents[result["index"]]
+        result["document"] = {"text": given} if isinstance(given, str) else given.model_dump(exclude_unset=True)
     usage = {"prompt_tokens": ranking.prompt_tokens, "total_tokens": ranking.prompt_tokens}
     return {"id": id, "model": model, "results": results, "usage": usage, "meta": _meta("1", body, cut)}
 
 
 def render_answer_v2(body: RerankRequest, ranking: Ranking, *, id: str, cut: Sequence[int] = ()) -> dict[str, Any]:
     """Render a RerankAnswerV2."""
-    results = [{"index": k, "relevance_score": ranking.relevance_scores[k]} for k in _best(body, ranking)]
-    return {"id": id, "results": results, "meta": _meta("2", body, cut)}
+    return {"id": id, "results": _scores(body, ranking), "meta": _meta("2", body, cut)}
 
 
 def render_tei(body: TeiRerankRequest, ranking: Ranking) -> list[dict[str, Any]]:
@@ -165,12 +164,9 @@ def render_tei(body: TeiRerankRequest, ranking: Ranking) -> list[dict[str, Any]]
     ]
 
 
-def _best(body: RerankRequest, ranking: Ranking) -> Sequence[int]:
-    return ranking.order[: body.top_n or None]
-
-
-def _as_sent(document: str | RerankDocument) -> dict[str, Any]:
-    return {"text": document} if isinstance(document, str) else document.model_dump(exclude_unset=True)
+def _scores(body: RerankRequest, ranking: Ranking) -> list[dict[str, Any]]:
+    best = ranking.order[: body.top_n or None]
+    return [{"index": k, "relevance_score": ranking.relevance_scores[k]} for k in best]
 
 
 def _meta(version: Literal["1", "2"], body: RerankRequest, cut: Sequence[int]) -> dict[str, Any]:
@@ -244,7 +240,9 @@ def rerank_router(service: GenerateService) -> APIRouter:
         """
         if isinstance(body, TeiRerankRequest):
             began = time.perf_counter()
-            ranked = await service.rank(_call_of_texts(body, service.limits), context_of(request.scope))
+            _check_count(body.texts, "texts", service.limits)
+            call = RankCall(body.query, [Document(text) for text in body.texts], body.method)
+            ranked = await service.rank(call, context_of(request.scope))
             headers = tei_headers(
                 request,
                 num_characters=len(body.query) + sum(map(len, body.texts)),
@@ -272,24 +270,14 @@ def _call(body: RerankRequest, limits: CallLimits) -> RankCall:
     if body.rank_fields is not None and not READ_FIELDS.issuperset(body.rank_fields):
         raise InvalidRequest("rank_fields: Only text and title are supported.", param="rank_fields")
     _check_count(body.documents, "documents", limits)
-    documents = [_document(one) for one in body.documents]
+    documents = [Document(one) if isinstance(one, str) else Document(one.text, one.title) for one in body.documents]
     return RankCall(body.query, documents, body.method, body.model, body.max_tokens_per_doc)
-
-
-def _call_of_texts(body: TeiRerankRequest, limits: CallLimits) -> RankCall:
-    """Convert a TEI request. Raises what `_call` raises."""
-    _check_count(body.texts, "texts", limits)
-    return RankCall(body.query, [Document(text) for text in body.texts], body.method)
 
 
 def _check_count(documents: Sequence[Any], param: str, limits: CallLimits) -> None:
     if not documents:
         raise InvalidRequest(f"{param}: The list is empty.", param=param)
     check_count(param, len(documents), limits.max_documents)
-
-
-def _document(given: str | RerankDocument) -> Document:
-    return Document(given) if isinstance(given, str) else Document(given.text, given.title)
 
 
 def _new_id() -> str:

@@ -153,7 +153,6 @@ RANDOM_ORDER = Template(
     tail=f"\n{_QUESTION}",
     closed_book=_QUESTION,
 )
-TEMPLATES = {"plain": PLAIN, "query_aware": QUERY_AWARE, "random_order": RANDOM_ORDER}
 
 # The dummy document's text, which is irrelevant to any question.
 FILLER = " This passage was left blank on purpose and says nothing about the matter."

@@ -12,8 +12,7 @@ from services.generate.generation.answer_text import Vocabulary
 from services.generate.generation.generation import Progress, ReorderedGeneration
 from services.generate.generation.input_processor import InputProcessor, Item
 from services.generate.generation.ranking import Ranking
-from services.generate.model.language_model import ModelConfig, describe_model
-from services.generate.model.model_checks import reference_token_ids
+from services.generate.model.language_model import ModelConfig, describe_model, reference_token_ids
 from services.generate.model.profile import OFF, CalibrationProfile, read_profile
 from services.generate.prompts.ranking import RankingJob
 from services.generate.prompts.templates import Piece, tokenise

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from services.generate.evaluation.hypotheses import (
+from services.generate.evaluation.protocols import (
     Array,
     Form,
     condition_1,

@@ -4,7 +4,7 @@ import pytest
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.metrics.pairwise import cosine_similarity
 
-from services.generate.evaluation.hypotheses import similarities
+from services.generate.evaluation.protocols import similarities
 
 DOCUMENTS = (
     "Mercy Mercy Me (The Ecology) became one of popular music's most poignant anthems.",

@@ -6,8 +6,13 @@ import pytest
 
 from services.core.errors import InvalidField, TooLarge
 from services.generate.generation.generation import PromptFacts
-from services.generate.http.generate_routes import calibration_of, documents_of, reports_of
-from services.generate.http.generate_schemas import CalibrationOptions, DocumentInput
+from services.generate.http.generate_routes import (
+    CalibrationOptions,
+    DocumentInput,
+    calibration_of,
+    documents_of,
+    reports_of,
+)
 from services.generate.model.profile import OFF, PAPER_TEMPERATURE, BiasTable, CalibrationProfile
 from services.generate.prompts.templates import Document
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fovea_vllm.attention.attend import attend_documents, merge_weights
 from fovea_vllm.attention.rows import DocumentRows
-from services.generate.calibration import merge_parts
+from tests.generate.merged_parts import merge_parts
 from tests.vllm_plugin.attention.reference import Shape, Trial, attend, random_shape, random_trial
 
 GOLDENS = Path(__file__).parents[2] / "goldens"
