@@ -149,7 +149,7 @@ BUDGETS = {
     "services/jobs": 3_600,
     "services/curate": 4_400,
     "services/embed": 19_800,
-    "services/generate": 12_900,
+    "services/generate": 12_700,
     "services/predict": 7_000,
     "services/score": 10_900,
     "starters": 22_000,
