@@ -14,12 +14,11 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from gateway.access import Access, KeyRing
 from gateway.addresses import Resolve, resolve_host
-from gateway.client_body import BodyMemory
 from gateway.console.routes import console_paths, console_router
 from gateway.directory import Directory, directory_router
 from gateway.followed_file import FollowedFile
 from gateway.keys.own_key import UsageCounts, own_key_router
-from gateway.proxy import Proxy
+from gateway.proxy import BodyMemory, Proxy
 from gateway.rate_limits import REDIS_TIMEOUT_S, RateLimits
 from gateway.routes import PUBLIC_PATHS, REVIEW_ROUTES, ROUTES, RouteTable
 from gateway.routing.destinations import PoolFile, follow_pools

@@ -16,6 +16,7 @@ from services.core.store.checkpoint_files import packaged_starters, read_descrip
 from services.core.store.errors import InvalidCheckpoint, NotFoundInStore
 from services.core.store.store import Store
 from services.generate.capacity import DEFAULT_SHARE, DTYPE_BYTES, CacheSize, Capacity, weights_as_served
+from services.jobs.options import StoreUrl, command_line
 
 CONFIG_FILE = "config.json"
 # In the order in which a loader looks for them: one file, or an index that names the files.
@@ -25,7 +26,7 @@ DEFAULT_CONTEXT = 4096
 # Of a config without one.
 DEFAULT_STORED_DTYPE = "float32"
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
+app = command_line()
 
 
 @dataclass(frozen=True)
@@ -111,9 +112,7 @@ def capacity(  # noqa: PLR0913 - one parameter an option
         Literal["bfloat16", "float16", "float32"],
         typer.Option(help="Precision on the device; `auto` on CUDA is bfloat16."),
     ] = "bfloat16",
-    store_url: Annotated[
-        str | None, typer.Option("--store-url", envvar="FOVEA_STORE_URL", help="Store to use. Default: ~/.fovea/store.")
-    ] = None,
+    store_url: StoreUrl = None,
     *,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document instead.")] = False,
 ) -> None:

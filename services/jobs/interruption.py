@@ -3,17 +3,23 @@
 A training ends after the current step, with its state saved; a second signal ends it at once.
 """
 
+import asyncio
 import functools
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
 
 import typer
+from rich.console import Console
 
+from services.core.printable import printable
+
+EXIT_FAILED = 1
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # A Python signal handler may interrupt code that is printing, so it writes directly to the descriptor.
 NOTICE = b"\nStopping at the end of this step; press again to stop at once.\n"
@@ -23,6 +29,29 @@ NOTHING_SAVED = "Stopped before any step was saved; run the same command to begi
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class Interrupted(Exception):
+    """A signal has asked the job to end."""
+
+
+@contextmanager
+def one_line_errors(
+    command: str,
+    console: Console,
+    errors: tuple[type[Exception], ...],
+    told: Callable[[Exception], str] = str,
+    stopped: str = "Stopped. Run the same command to continue.",
+) -> Iterator[None]:
+    """End a command with status 1 and one line at these errors, and at Ctrl-C with status 130 and what is `stopped`."""
+    try:
+        yield
+    except errors as error:
+        console.print(f"{command}: {printable(told(error))}", markup=False, soft_wrap=True)
+        raise typer.Exit(EXIT_FAILED) from None
+    except (Interrupted, KeyboardInterrupt, asyncio.CancelledError):
+        console.print(stopped, markup=False, soft_wrap=True)
+        raise typer.Exit(128 + signal.SIGINT) from None
 
 
 class Stopped(KeyboardInterrupt):

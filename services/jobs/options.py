@@ -16,7 +16,12 @@ import typer
 NameT = TypeVar("NameT", bound=str)
 NumberT = TypeVar("NumberT", int, float)
 
-StoreUrl = Annotated[str | None, typer.Option(envvar="FOVEA_STORE_URL", help="URL of the model store.")]
+StoreUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--store-url", envvar="FOVEA_STORE_URL", help="Model store (file://, s3://, gs://). Default: ~/.fovea/store."
+    ),
+]
 
 # Seeds that torch and numpy both accept, with room for the numbers that jobs add to them.
 MAX_SEED = 2**31

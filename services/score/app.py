@@ -18,8 +18,7 @@ from services.score.engine import ModelFacts, ScoreEngine
 from services.score.http.routes import negatives_router, score_models_router, score_router
 from services.score.model.checkpoint import FSC_CLIP_KIND
 from services.score.negatives.hard_negatives import installed_hard_negatives
-from services.score.negatives.negative_maker import NegativeMaker
-from services.score.negatives.written_negatives import NegativeWriter
+from services.score.negatives.negative_maker import NegativeMaker, NegativeWriter
 from services.score.second_opinion import OpinionLimits, SecondOpinion
 from services.score.service import ScoreBatchers, Scorer, ScoreService
 from services.score.settings import ScoreSettings

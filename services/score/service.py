@@ -30,8 +30,7 @@ from services.score.call import CallLimits, Caption, Explained, ScoreCall, Score
 from services.score.engine import Item, ModelFacts, ScoreEngine
 from services.score.model.features import BYTES_FORMAT, Features, as_heatmaps
 from services.score.model.pairing import PairItem, Similarities, Weights
-from services.score.negatives.negative_maker import NegativeMaker
-from services.score.negatives.written_negatives import NegativeWriter
+from services.score.negatives.negative_maker import NegativeMaker, NegativeWriter
 from services.score.second_opinion import SecondOpinion
 
 # Below these limits, hashing and tokenising take less time than waking a thread for them.

@@ -16,7 +16,7 @@ import numpy as np
 import typer
 
 from services.core.durable_files import write_durably
-from services.curate.evaluation.attacks import Attack
+from services.curate.evaluation.audit import Attack
 from services.curate.evaluation.measure import Correlation, Scores, correlation_table, form_accuracies, gains_table
 from services.jobs.options import command_line, output_file
 from services.jobs.tables import MISSING, Table

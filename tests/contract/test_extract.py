@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from services.jobs.inquiry.record_file import digest_of
+from services.jobs.inquiry import digest_of
 from services.predict.data.rationale_file import read_records
 from services.predict.data.teacher_outputs import read_output
 from services.predict.extraction.command import load_prompts

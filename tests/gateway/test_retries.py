@@ -10,7 +10,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from gateway.addresses import EjectionPolicy
-from gateway.client_body import UNCOUNTED_BYTES
+from gateway.proxy import UNCOUNTED_BYTES
 from gateway.upstream import MAX_ONE_WRITE_BYTES
 from tests.gateway.servers import (
     Service,

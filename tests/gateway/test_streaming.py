@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from gateway.client_body import UNCOUNTED_BYTES
+from gateway.proxy import UNCOUNTED_BYTES
 from gateway.upstream import MAX_ONE_WRITE_BYTES
 from tests.gateway.raw_client import connected, url_of
 from tests.gateway.servers import (

@@ -93,7 +93,7 @@ class Stepper(Intake[Call[EventT]], Generic[ItemT, EventT]):
         num_running = len(self._runner.running)
         wait_s = self._queue.cost_ahead(current_caller().client) / rate
         if deadline is not None and time.monotonic() + wait_s >= deadline:
-            raise self._refusal("The request would wait longer than its deadline.", wait_s)
+            raise self._refusal("The request would wait longer than its deadline.", wait_s, "deadline_too_near")
         if wait_s > self._limits.max_wait_s and len(self._queue) + num_running > MIN_IN_FLIGHT:
             raise self._refusal("The request would wait too long.", wait_s)
 

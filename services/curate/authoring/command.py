@@ -21,18 +21,16 @@ from services.curate.authoring.candidates import reasons_told
 from services.curate.authoring.generation import UnusableAnswers
 from services.curate.authoring.job import Generated, GenerateOptions, NoKey, run_generation
 from services.curate.data.captions import CaptionFile, Fields, read_captions
-from services.jobs.inquiry.inquiry import Interrupted
-from services.jobs.inquiry.record_file import OutputError
+from services.jobs.inquiry import OutputError
+from services.jobs.interruption import one_line_errors
 from services.jobs.options import MAX_SEED, among, command_line, json_object, output_folder
 from services.jobs.progress import counted
 from services.jobs.sugarcrepe import PairKind
 from services.score.negatives.prompting.prompt_files import PromptError
 from services.score.negatives.prompting.writer import Chat, Reply, Requests, Steps
 
-EXIT_FAILED = 1
 EXIT_UNANSWERED = 3
 EXIT_UNUSABLE = 4
-EXIT_INTERRUPTED = 130
 
 app = command_line()
 
@@ -87,7 +85,7 @@ def generate(
     given = dict(locals())
     stamina.instrumentation.set_on_retry_hooks(())  # a line for each retry would break the progress bar
     console = Console(stderr=True, highlight=False)
-    with one_line_errors("fovea curate generate", console):
+    with generation_errors("fovea curate generate", console):
         found = read_captions(captions, _fields(_named(field, "--field")), limit=limit)
         tell_captions(found, console)
         options = _options(given)
@@ -141,20 +139,16 @@ def first_request(caption: str, options: GenerateOptions) -> dict[str, Any]:
 
 
 @contextmanager
-def one_line_errors(command: str, console: Console) -> Iterator[None]:
-    """Print an error as one line, and end with the status that belongs to it."""
-    try:
-        yield
-    except (PromptError, OutputError, EndpointError, NoKey, ValueError, OSError, ModuleNotFoundError) as error:
-        console.print(f"{command}: {printable(_told(error))}", markup=False, soft_wrap=True)
-        raise typer.Exit(EXIT_FAILED) from None
-    except UnusableAnswers as error:
-        console.print(f"{command}: {printable(str(error))}", markup=False, soft_wrap=True)
-        console.print("All answers are kept. Try another model or other prompts, or raise the limit to continue.")
-        raise typer.Exit(EXIT_UNUSABLE) from None
-    except (Interrupted, KeyboardInterrupt, asyncio.CancelledError):
-        console.print("Stopped. Run the same command to continue.")
-        raise typer.Exit(EXIT_INTERRUPTED) from None
+def generation_errors(command: str, console: Console) -> Iterator[None]:
+    """End with one line and the status that belongs to the error."""
+    refused = (PromptError, OutputError, EndpointError, NoKey, ValueError, OSError, ModuleNotFoundError)
+    with one_line_errors(command, console, refused, _told):
+        try:
+            yield
+        except UnusableAnswers as error:
+            console.print(f"{command}: {printable(str(error))}", markup=False, soft_wrap=True)
+            console.print("All answers are kept. Try another model or other prompts, or raise the limit to continue.")
+            raise typer.Exit(EXIT_UNUSABLE) from None
 
 
 def _told(error: Exception) -> str:

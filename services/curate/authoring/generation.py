@@ -14,8 +14,16 @@ from rich.console import Console
 from services.core.openai_client import Endpoint, EndpointClient, EndpointError, Patience
 from services.curate.authoring.candidates import Candidate, Outcome
 from services.curate.data.captions import Caption
-from services.jobs.inquiry.inquiry import MAX_FAILURES_IN_A_ROW, Inquiry, Tokens, attended
-from services.jobs.inquiry.record_file import Identified, OutputError, RecordFile, digest_of
+from services.jobs.inquiry import (
+    MAX_FAILURES_IN_A_ROW,
+    Identified,
+    Inquiry,
+    OutputError,
+    RecordFile,
+    Tokens,
+    attended,
+    digest_of,
+)
 from services.jobs.progress import Bar, Bars
 from services.score.negatives.prompting.checks import FORM_OF, WRITTEN_KINDS, WrittenKind
 from services.score.negatives.prompting.writer import Chat, Reply, Requests, Writer

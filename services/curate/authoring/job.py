@@ -17,7 +17,7 @@ from services.core.openai_client import Api, Endpoint, Patience
 from services.curate.authoring.candidates import Candidate, Outcome, Rejected, separated, write_outcomes
 from services.curate.authoring.generation import Progress, Teacher, candidates_of, generate
 from services.curate.data.captions import Caption
-from services.jobs.inquiry.inquiry import Tokens
+from services.jobs.inquiry import Tokens
 from services.jobs.progress import Bars, counted
 from services.jobs.sugarcrepe import Pair, PairKind
 from services.score.negatives.prompting.checks import WRITTEN_KINDS, WrittenKind

@@ -4,11 +4,11 @@ import csv
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import typer
@@ -41,29 +41,37 @@ class Row:
     scores: Mapping[str, float]
 
 
+T = TypeVar("T")
+NO_RESULTS = "holds no results of an evaluation"
+
+
+def _parsed(path: Path, what: str, parse: Callable[[Any], T]) -> T:
+    """Parse a JSON file. Raises Refused, saying what the file is not, for another one."""
+    try:
+        return parse(json.loads(path.read_text(encoding="utf-8")))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise Refused(f"{path} {what}: {error!r}") from error
+
+
 def read_audit(path: Path) -> list[Row]:
     """Read the `audit.json` of `fovea curate audit`. Raises Refused for another file."""
-    try:
-        attacks = json.loads(path.read_text(encoding="utf-8"))["attacks"]
-        found: dict[str, dict[str, float]] = {}
-        for one in attacks:
-            if one["task"] != "all":
-                found.setdefault(one["attacker"], {})[one["task"]] = 100 * one["accuracy"]
-    except (KeyError, TypeError, ValueError) as error:
-        raise Refused(f"{path} is no audit.json: {error!r}") from error
-    return [Row(name, True, scores) for name, scores in found.items()]
+
+    def rows(audit: Any) -> list[Row]:
+        attacks = [one for one in audit["attacks"] if one["task"] != "all"]
+        return merged([Row(one["attacker"], True, {one["task"]: 100 * one["accuracy"]}) for one in attacks])
+
+    return _parsed(path, "is no audit.json", rows)
 
 
 def read_results(path: Path) -> list[Row]:
     """Read the results of `fovea evaluate compositionality … --output`. Raises Refused for another file."""
-    try:
-        results = json.loads(path.read_text(encoding="utf-8"))
-        found: dict[str, dict[str, float]] = {}
-        for one in results:
-            found.setdefault(one["judge"], {}).update({task: float(score) for task, score in one["scores"].items()})
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise Refused(f"{path} holds no results of an evaluation: {error!r}") from error
-    return [Row(name, False, scores) for name, scores in found.items()]
+
+    def rows(results: Any) -> list[Row]:
+        return [
+            Row(one["judge"], False, {task: float(score) for task, score in one["scores"].items()}) for one in results
+        ]
+
+    return _parsed(path, NO_RESULTS, rows)
 
 
 def merged(rows: Sequence[Row]) -> list[Row]:
@@ -290,16 +298,14 @@ def read_scores(paths: Iterable[Path]) -> list[Scores]:
 
     Raises Refused for another file, and for results that have no type of pairs.
     """
-    results: list[dict[str, Any]] = []
-    for path in paths:
-        try:
-            loaded = json.loads(path.read_text(encoding="utf-8"))
-            if not isinstance(loaded, list):
-                raise TypeError("not a list")
-            form_accuracies(loaded)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise Refused(f"{path} holds no results of an evaluation: {error!r}") from error
-        results += loaded
+
+    def checked(loaded: Any) -> list[dict[str, Any]]:
+        if not isinstance(loaded, list):
+            raise TypeError("not a list")
+        form_accuracies(loaded)
+        return loaded
+
+    results = [one for path in paths for one in _parsed(path, NO_RESULTS, checked)]
     found = form_accuracies(results)
     if not any(one.accuracy for one in found):
         raise Refused(f"none of these results is of pairs: {', '.join(sorted({one['benchmark'] for one in results}))}")

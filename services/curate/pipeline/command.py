@@ -9,7 +9,7 @@ from rich.console import Console
 
 from services.core.logs import log_warnings_to_stderr
 from services.core.printable import printable
-from services.curate.authoring.command import EXIT_UNANSWERED, one_line_errors
+from services.curate.authoring.command import EXIT_UNANSWERED, generation_errors
 from services.curate.pipeline.recipe import read_recipe
 from services.curate.pipeline.steps import AwaitsReview, Unanswered
 from services.curate.pipeline.steps import run as run_steps
@@ -33,7 +33,7 @@ def run(
     log_warnings_to_stderr()
     stamina.instrumentation.set_on_retry_hooks(())  # a line for each retry would break the progress bar
     console = Console(stderr=True, highlight=False)
-    with one_line_errors(COMMAND, console):
+    with generation_errors(COMMAND, console):
         try:
             read = read_recipe(recipe)
             if read.refine is not None:

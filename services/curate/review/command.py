@@ -15,9 +15,9 @@ from services.core.http.health import Health
 from services.core.metrics import Metrics
 from services.core.serving.server import run
 from services.core.settings import ProcessSettings
-from services.curate.review.image_folder import ImageFolder
 from services.curate.review.review import Review, export_lines
 from services.curate.review.routes import Access, own_page_router, read_or_make_token, review_router, session_router
+from services.curate.review.schemas import ImageFolder
 from services.curate.review.verdicts import VerdictFile
 from services.jobs.options import command_line, output_file
 from services.jobs.published_data import MissingData

@@ -17,9 +17,9 @@ from services.core.errors import Unauthenticated
 from services.core.exchange import caller_of, header_of
 from services.core.http.browsers import is_loopback
 from services.core.http.pages import page_router
-from services.curate.review.image_folder import ImageFolder
 from services.curate.review.review import Review, export_lines
 from services.curate.review.schemas import (
+    ImageFolder,
     Reviewer,
     SummaryAnswer,
     TokenBody,

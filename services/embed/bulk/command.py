@@ -5,8 +5,7 @@ The same command continues an interrupted job. Torch is imported only if embeddi
 
 import asyncio
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -17,19 +16,18 @@ from rich.console import Console
 from typer.core import TyperCommand
 
 from services.core.logs import log_warnings_to_stderr
-from services.core.printable import printable
 from services.core.store.errors import StoreError
 from services.embed.bulk.collection_client import Refused, Unavailable
 from services.embed.bulk.folder import EmbeddingError, OutputError, StoredDtype
 from services.embed.bulk.image_sources import IMAGE_SUFFIXES, SourceError, list_images
 from services.embed.bulk.ray_pool import RayError, RayOptions, import_ray
 from services.embed.bulk.to_collection import UploadTarget, upload
+from services.jobs.interruption import one_line_errors
 from services.jobs.options import command_line
 from services.jobs.progress import Bars
 
-EXIT_FAILED = 1
 EXIT_SKIPPED = 3
-EXIT_INTERRUPTED = 130
+ERRORS = (SourceError, EmbeddingError, OutputError, StoreError, Refused, Unavailable, RayError)
 
 # Parameters of the options that apply to only one of the two targets.
 ONLY_COLLECTION = ("url", "api_key", "no_skip", "no_wait")
@@ -141,7 +139,7 @@ def embed_bulk(
     conditions = _conditions(condition or [])
     log_warnings_to_stderr()
     console = Console(stderr=True, highlight=False)
-    with _one_line_errors(console):
+    with one_line_errors("fovea embed-bulk", console, ERRORS):
         with console.status("Listing the images …"):
             listing = list_images(sources, suffix or IMAGE_SUFFIXES)
         if output is None:
@@ -183,19 +181,6 @@ def _conditions(given: Sequence[str]) -> list[str]:
     if twice := [condition for i, condition in enumerate(conditions) if condition in conditions[:i]]:
         raise typer.BadParameter(f"{twice[0]!r} is given twice", param_hint="--condition")
     return conditions
-
-
-@contextmanager
-def _one_line_errors(console: Console) -> Iterator[None]:
-    """Print an error as one line."""
-    try:
-        yield
-    except (SourceError, EmbeddingError, OutputError, StoreError, Refused, Unavailable, RayError) as error:
-        console.print(f"fovea embed-bulk: {printable(str(error))}", markup=False, soft_wrap=True)
-        raise typer.Exit(EXIT_FAILED) from None
-    except KeyboardInterrupt:
-        console.print("Stopped. Run the same command to continue.")
-        raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
 if __name__ == "__main__":

@@ -27,12 +27,12 @@ from services.embed.transfer.entries import TransferError
 from services.embed.transfer.files import Import, export
 from services.embed.transfer.migration import Migrated, migrate
 from services.embed.transfer.portable import open_form, read_description
-from services.jobs.options import command_line
+from services.jobs.interruption import one_line_errors
+from services.jobs.options import StoreUrl, command_line
 from services.jobs.progress import Bars, counted
 
-EXIT_FAILED = 1
 EXIT_REJECTED = 3
-EXIT_INTERRUPTED = 130
+ERRORS = (*(FoveaError, TransferError, StoreError, Refused, Unavailable, CatalogInUse, IncompatibleDatabase, OSError),)
 # More would keep a service from answering others.
 NUM_CONNECTIONS = 8
 LOCAL_URL = "http://127.0.0.1:8080"
@@ -61,7 +61,6 @@ CollectionsStoreUrl = Annotated[
         show_default="the model store",
     ),
 ]
-StoreUrl = Annotated[str | None, typer.Option(envvar="FOVEA_STORE_URL", help="URL of the model store.")]
 
 BackupsAt = Annotated[str, typer.Argument(help="Folder or URL (file://, s3://, gs://) of the backups.")]
 
@@ -268,23 +267,19 @@ def _reporting(command: str) -> Iterator[Console]:
     """Print an error as one line. Yields the console for progress."""
     log_warnings_to_stderr()
     console = Console(stderr=True, highlight=False)
-    try:
+    with one_line_errors(f"fovea collections {command}", console, ERRORS, _message):
         yield console
-    except KeyboardInterrupt:
-        console.print("Stopped. Run the same command to continue.")
-        raise typer.Exit(EXIT_INTERRUPTED) from None
-    except DatabaseFailed as error:
-        message = f"{error.message} {error.reason}."
-    except DatabaseUnreachable as error:
-        message = f"{error.message} {error.reason} (--collections-url or FOVEA_EMBED_COLLECTIONS_URL)"
-    except FoveaError as error:
-        message = error.message
-    except (TransferError, StoreError, Refused, Unavailable, CatalogInUse, IncompatibleDatabase, OSError) as error:
-        message = str(error)
-    else:
-        return
-    console.print(f"fovea collections {command}: {printable(message)}", markup=False, soft_wrap=True)
-    raise typer.Exit(EXIT_FAILED)
+
+
+def _message(error: Exception) -> str:
+    match error:
+        case DatabaseFailed():
+            return f"{error.message} {error.reason}."
+        case DatabaseUnreachable():
+            return f"{error.message} {error.reason} (--collections-url or FOVEA_EMBED_COLLECTIONS_URL)"
+        case FoveaError():
+            return error.message
+    return str(error)
 
 
 if __name__ == "__main__":

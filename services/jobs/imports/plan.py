@@ -105,6 +105,8 @@ def _reason(path: str) -> str:
     return "not needed for serving"
 
 
+# An interrupted import continues with the shards in its folder, <name>-<digest of the source's files>, which is removed
+# when the import is published; one process at a time works on it, which holds <name>-<digest>.lock beside it.
 IMPORTS = Path("~/.fovea/imports")
 
 

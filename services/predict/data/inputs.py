@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from services.jobs.inquiry.record_file import OutputError
+from services.jobs.inquiry import OutputError
 from services.predict.data.published import Split, read_rows
 from services.predict.data.rationale_file import read_records
 from services.predict.data.rows import VALIDATION_SHARE, BadData, Row, Splits, TeacherOutput, split_off, subsample

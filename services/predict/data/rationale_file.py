@@ -14,8 +14,8 @@ from typing import Any
 from pydantic import ConfigDict
 
 from services.core.durable_files import write_durably
-from services.jobs.inquiry import record_file
-from services.jobs.inquiry.record_file import Identified, OutputError, RecordFile, digest_of
+from services.jobs import inquiry
+from services.jobs.inquiry import Identified, OutputError, RecordFile, digest_of
 from services.jobs.resumption import differences, option_names
 from services.predict.data.rows import TeacherOutput
 from services.predict.data.teacher_outputs import parse_output
@@ -82,7 +82,7 @@ def opened_rationales(path: Path, arguments: Mapping[str, Any]) -> Iterator[Reco
 
 def read_records(path: Path) -> list[Record]:
     """Read the records of a file in order, except one left incomplete by a crash. Raises OutputError."""
-    return record_file.read_records(path, Record, JOB)
+    return inquiry.read_records(path, Record, JOB)
 
 
 def read_teacher_outputs(path: Path, task: str, num_rows: int) -> list[TeacherOutput | None]:

@@ -11,7 +11,8 @@ import typer
 from rich.console import Console
 
 from services.core.durable_files import write_durably
-from services.jobs.inquiry.record_file import OutputError
+from services.jobs.inquiry import OutputError
+from services.jobs.interruption import EXIT_FAILED, one_line_errors
 from services.jobs.options import among, command_line, output_folder, parse_numbers, results_file, split
 from services.jobs.plots import draw
 from services.predict.data.published import read_outputs, read_rows
@@ -33,9 +34,6 @@ from services.predict.tasks import SVAMP
 from services.predict.training import recipe as option
 from services.predict.training.recipe import METHODS, Recipe, recipe_of
 from services.predict.training.sources import PUBLISHED_TASKS, DataSource
-
-EXIT_FAILED = 1
-EXIT_INTERRUPTED = 130
 
 RESULTS, TABLES = "results.json", "tables.md"
 TASK_FILE_SUFFIXES = (".yaml", ".yml", ".json")
@@ -123,17 +121,11 @@ def run_sweep(
     """
     console = Console(stderr=True, highlight=False)
     output, num_failed = options["output"], 0
-    try:
+    with one_line_errors(command, console, (BadData, OutputError, SweepError, OSError, ValueError)):
         if not options["report_only"]:
             work = Sweep(cells(), output, is_lean=options["scores_only"])
             num_failed = run_shown(work, options["workers"], console)
         results = report(known(), output, options["save"])
-    except (BadData, OutputError, SweepError, OSError, ValueError) as error:
-        console.print(f"{command}: {error}", markup=False, soft_wrap=True)
-        raise typer.Exit(EXIT_FAILED) from None
-    except KeyboardInterrupt:
-        console.print("Stopped. Run the same command to continue.")
-        raise typer.Exit(EXIT_INTERRUPTED) from None
     typer.echo(json.dumps([asdict(result) for result in results]))
     if num_failed:
         raise typer.Exit(EXIT_FAILED)

@@ -12,8 +12,7 @@ import json
 import os
 import string
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -27,8 +26,8 @@ from rich.console import Console
 
 from services.core.openai_client import Answer, Api, Endpoint, EndpointClient, EndpointError, Patience
 from services.core.printable import printable
-from services.jobs.inquiry.inquiry import Inquiry, Interrupted, Tokens, attended
-from services.jobs.inquiry.record_file import OutputError, RecordFile, digest_of
+from services.jobs.inquiry import Inquiry, OutputError, RecordFile, Tokens, attended, digest_of
+from services.jobs.interruption import one_line_errors
 from services.jobs.options import command_line, json_object
 from services.jobs.progress import Bars
 from services.predict.data.inputs import Input, published_inputs, read_inputs, split_file
@@ -40,10 +39,8 @@ from services.predict.data.teacher_outputs import OWN_INPUT, read_output
 from services.predict.model.task_description import StrictFile, complaint_of
 from services.predict.tasks import ANSWER_MARKER, TASKS, FieldError, FieldValue, Task
 
-EXIT_FAILED = 1
 EXIT_UNANSWERED = 3
 EXIT_UNPARSED = 4
-EXIT_INTERRUPTED = 130
 # Outputs needed to judge a teacher before all outputs have arrived.
 MIN_JUDGED = 20
 # Characters of an unparsed output that are shown.
@@ -383,7 +380,7 @@ def extract(
     """
     stamina.instrumentation.set_on_retry_hooks(())  # a line for each retry would break the progress bar
     console = Console(stderr=True, highlight=False)
-    with _one_line_errors(console):
+    with one_line_errors("fovea distill extract", console, (BadData, PromptError, OutputError, EndpointError)):
         loaded = _prompts(task, task_file, prompts, is_zero_shot=zero_shot)
         endpoint = Endpoint(base_url, api, _key(key_variable))
         plan = Plan(loaded, endpoint, model, max_tokens, json_object(extra, "--extra"))
@@ -452,19 +449,6 @@ async def _extract(
     if tally.num_records == 0 and len(set(reasons)) == 1:
         raise EndpointError(f"every input was rejected for the same reason, {reasons[0]}")
     return len(reasons)
-
-
-@contextmanager
-def _one_line_errors(console: Console) -> Iterator[None]:
-    """Print an error as one line."""
-    try:
-        yield
-    except (BadData, PromptError, OutputError, EndpointError) as error:
-        console.print(f"fovea distill extract: {printable(str(error))}", markup=False, soft_wrap=True)
-        raise typer.Exit(EXIT_FAILED) from None
-    except (Interrupted, KeyboardInterrupt, asyncio.CancelledError):
-        console.print("Stopped. Run the same command to continue.")
-        raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
 def _tell_totals(tally: Tally, console: Console) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from services.jobs.inquiry.record_file import OutputError
+from services.jobs.inquiry import OutputError
 from services.predict.data.inputs import content_digest, own_splits
 from services.predict.data.published import Split, read_outputs, read_rows
 from services.predict.data.rationale_file import read_records, read_teacher_outputs

@@ -19,7 +19,7 @@ from services.core.durable_files import write_durably
 from services.core.store.errors import StoreError
 from services.core.store.manifest import MAX_NAME_LENGTH, NAME_PATTERN
 from services.jobs.checkpoints import check_publication, publish_trained
-from services.jobs.inquiry.record_file import OutputError
+from services.jobs.inquiry import OutputError
 from services.jobs.interruption import interruptible, resumable
 from services.jobs.options import StoreUrl, command_line, output_folder
 from services.nn.loading import transformers

@@ -11,96 +11,36 @@ import asyncio
 import base64
 import hashlib
 import io
-import os
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import orjson
 from PIL import Image
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ConfigDict, Field
 
 from services.core.openai_client import Answer, Endpoint, EndpointClient, EndpointError, Patience
-from services.jobs.inquiry.record_file import OutputError, append_durably, locked_file
+from services.jobs.inquiry import Identified, OutputError, RecordFile
 from services.score.evaluation.judges import CannotJudge, OnScores, open_image
 from services.score.evaluation.records import ImageFile, Record, Scores, Task
 from services.score.second_opinion import question, request_body, yes_probability
 
 
-class LoggedAnswer(BaseModel):
-    """An answer and its question: `question` is a digest of the request's body; the rest is for people."""
+class LoggedAnswer(Identified):
+    """An answer and its question: the id is a digest of the request's body; the rest is for people."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", serialize_by_alias=True)
 
-    question: str
+    id: str = Field(alias="question")
     task: str
     record: str
     order: str
     model: str
     answer: str
-
-
-class AnswerLog:
-    """Answers by their questions. Without a file, the log is only in memory."""
-
-    def __init__(self, descriptor: int | None, answers: dict[str, str]) -> None:
-        self._descriptor = descriptor
-        self._answers = answers
-
-    @classmethod
-    @contextmanager
-    def opened(cls, path: Path | None) -> Iterator[Self]:
-        """Open the log in a file, or create it if there is none.
-
-        Raises CannotJudge if another process writes to it, or it contains anything else.
-        """
-        if path is None:
-            yield cls(None, {})
-            return
-        with ExitStack() as held:
-            try:
-                descriptor = held.enter_context(locked_file(path, "evaluation"))
-            except OutputError as error:
-                raise CannotJudge(str(error)) from error
-            answers, num_bytes = _parsed(path)
-            os.ftruncate(descriptor, num_bytes)
-            yield cls(descriptor, answers)
-
-    def find(self, question: str) -> str | None:
-        """The recorded answer, if there is one."""
-        return self._answers.get(question)
-
-    def keep(self, answer: LoggedAnswer) -> None:
-        """Write an answer; it is on disk when this returns. Raises CannotJudge."""
-        self._answers[answer.question] = answer.answer
-        if self._descriptor is None:
-            return
-        try:
-            append_durably(self._descriptor, answer.model_dump_json().encode() + b"\n")
-        except OSError as error:
-            raise CannotJudge(f"answers can't be saved: {error.strerror}") from error
-
-
-def _parsed(path: Path) -> tuple[dict[str, str], int]:
-    """Parse the answers of a file, and count the bytes that hold them."""
-    answers, num_bytes = {}, 0
-    lines = path.read_bytes().splitlines(keepends=True)
-    for number, line in enumerate(lines, start=1):
-        try:
-            logged = LoggedAnswer.model_validate_json(line)
-        except ValidationError as error:
-            if number == len(lines) and not line.endswith(b"\n"):
-                break
-            raise CannotJudge(f"{path}, line {number}: not a saved answer") from error
-        if not line.endswith(b"\n"):
-            break
-        answers[logged.question] = logged.answer
-        num_bytes += len(line)
-    return answers, num_bytes
 
 
 # After this many rejected requests and no answer, the endpoint is assumed to reject all.
@@ -128,6 +68,18 @@ class ChatModel:
     patience: Patience = PATIENCE
 
 
+@contextmanager
+def opened_log(path: Path | None) -> Iterator[RecordFile[LoggedAnswer] | None]:
+    """Open a file of answers, or create it; None without one. Raises CannotJudge if it is in use or holds others."""
+    with ExitStack() as held:
+        try:
+            opened = path and RecordFile.opened(path, LoggedAnswer, "evaluation", lambda found, num_torn_bytes: None)
+            log = held.enter_context(opened) if opened else None
+        except OutputError as error:
+            raise CannotJudge(str(error)) from error
+        yield log
+
+
 class Questions:
     """The questions of one judge; `read` turns an answer into the text that is logged."""
 
@@ -146,7 +98,7 @@ class Questions:
 
     async def _score(self, task: Task, score_record: ScoreRecord, on_scores: OnScores) -> None:
         records = iter(enumerate(task.records))
-        with AnswerLog.opened(self._model.log) as log:
+        with opened_log(self._model.log) as log:
             async with EndpointClient(self._model.endpoint, self._model.patience) as client:
                 ask = self._asking(client, log, task.name)
 
@@ -161,12 +113,13 @@ class Questions:
                 except* CannotJudge as failed:
                     raise failed.exceptions[0] from None
 
-    def _asking(self, client: EndpointClient, log: AnswerLog, task: str) -> Ask:
+    def _asking(self, client: EndpointClient, log: RecordFile[LoggedAnswer] | None, task: str) -> Ask:
         """Make a function that asks one question, or finds the answer in the log."""
+        known = {one.id: one.answer for one in log.found} if log is not None else {}
 
         async def ask(record: Record, what: str, body: Mapping[str, Any]) -> str | None:
             question = hashlib.sha256(orjson.dumps(body)).hexdigest()
-            answer = log.find(question)
+            answer = known.get(question)
             if answer is None:
                 try:
                     answer = self._read(await client.ask(body))
@@ -176,11 +129,19 @@ class Questions:
                     self._count_refused(record, error)
                     return None
                 about = {"task": task, "record": record.id, "order": what, "model": self._model.model}
-                log.keep(LoggedAnswer(question=question, answer=answer, **about))
+                if log is not None and question not in known:
+                    known[question] = answer
+                    await self._keep(log, LoggedAnswer(question=question, answer=answer, **about))
             self._num_answers += 1
             return answer
 
         return ask
+
+    async def _keep(self, log: RecordFile[LoggedAnswer], answer: LoggedAnswer) -> None:
+        try:
+            await log.append(answer)
+        except OutputError as error:
+            raise CannotJudge(str(error)) from error
 
     def _count_refused(self, record: Record, refused: EndpointError) -> None:
         self.num_refused += 1

@@ -263,7 +263,12 @@ Answers = dict[str, dict[str, dict[str, bool]]]
 
 
 class ReleasedAnswers:
-    """A judge that is right where its file says so. Raises CannotJudge for a bad or unreadable file."""
+    """A judge that is right where its file says so, for each order of the captions, as SugarCrepe's GPT-4V.
+
+        {"positive-first": {"replace_obj": {"0": 1, "1": 0, …}, …}, "negative-first": {…}}
+
+    Raises CannotJudge for a bad or unreadable file.
+    """
 
     reads_images = False
 

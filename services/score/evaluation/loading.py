@@ -1,17 +1,19 @@
 """Judges from references on the command line, and what the commands that evaluate them share."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich.console import Console
 from safetensors import SafetensorError
 
 from services.core.openai_client import Endpoint
 from services.core.store.errors import StoreError
 from services.jobs.checkpoints import find_checkpoint
+from services.jobs.interruption import one_line_errors
 from services.nn.devices import DeviceName, DeviceOptions
 from services.score.evaluation.judges import CannotJudge, Judge, Similarity
 
@@ -23,8 +25,6 @@ if TYPE_CHECKING:
 JudgeKind = Literal["clip", "vera", "grammar", "chat", "vqa", "answers"]
 ENDPOINT_KINDS: tuple[JudgeKind, ...] = ("chat", "vqa")
 
-EXIT_FAILED = 1
-EXIT_INTERRUPTED = 130
 
 Limit = Annotated[int | None, typer.Option(min=1, help="Use at most this many records of each task.")]
 SimilarityOption = Annotated[
@@ -36,17 +36,10 @@ SimilarityOption = Annotated[
 ]
 
 
-@contextmanager
-def exits(command: str, stopped: str) -> Iterator[None]:
-    """End with a line and a status of its own where a judge can't go on, and at Ctrl-C, which tells what is kept."""
-    try:
-        yield
-    except CannotJudge as error:
-        typer.echo(f"{command}: {error}", err=True)
-        raise typer.Exit(EXIT_FAILED) from None
-    except KeyboardInterrupt:
-        typer.echo(f"Stopped. {stopped}", err=True)
-        raise typer.Exit(EXIT_INTERRUPTED) from None
+def exits(command: str, stopped: str) -> AbstractContextManager[None]:
+    """End with one line where a judge can't go on, and at Ctrl-C, which tells what is kept."""
+    console = Console(stderr=True, highlight=False)
+    return one_line_errors(command, console, (CannotJudge,), stopped=f"Stopped. {stopped}")
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from services.core.http.bodies import JsonList, StrictRequest
 from services.core.images.references import JsonImage
 from services.core.serving.model_object import ModelObject
 from services.score.negatives.hard_negatives import PAPER_KINDS, Kind
+from services.score.negatives.negative_maker import Lack
 from services.score.negatives.prompting.checks import WrittenKind
-from services.score.negatives.written_negatives import Lack
 
 # Seeds fit into eight bytes.
 MAX_SEED = 2**63 - 1

@@ -2,13 +2,115 @@
 
 import json
 from pathlib import Path
+from random import Random
 
 import pytest
 from typer.testing import CliRunner
 
-from services.curate.evaluation.audit import app
+from services.curate.evaluation.audit import (
+    Attack,
+    app,
+    attack,
+    giveaways,
+    learned_scores,
+    length_scores,
+    marks_of,
+    words_of,
+)
+from services.curate.evaluation.choices import Choice
 from services.jobs.sugarcrepe import Pair, write_pairs
 from tests.tiny_text_models import write_tiny_grammar
+
+NOUNS = ("dog", "cat", "bus", "tree", "cup", "man", "woman", "kite", "bed", "cake")
+
+
+def drawn(number: int, *, is_hackable: bool, seed: int = 0) -> list[Choice]:
+    """Draw choices of two nouns: false captions of hackable ones have a `no`."""
+    generator = Random(seed)
+    choices = []
+    for place in range(number):
+        true, false = generator.choice(NOUNS), generator.choice(NOUNS)
+        ending = "no people" if is_hackable else generator.choice(("people", "grass"))
+        own = "people" if is_hackable else generator.choice(("people", "grass"))
+        choices.append(Choice("task", str(place), f"a {true} and {own} {place}", (f"a {false} and {ending} {place}",)))
+    return choices
+
+
+def accuracy(attacks: list[Attack]) -> tuple[float, str]:
+    (one,) = attacks
+    return one.accuracy, one.verdict
+
+
+def test_words_of_other_items_give_away_what_a_rule_has_put_into_all_of_them() -> None:
+    choices = drawn(400, is_hackable=True)
+    found, verdict = accuracy(attack("words", choices, learned_scores(choices)))
+    assert found > 0.95 and verdict == "hackable"
+    (most, *_) = giveaways(choices, num_words=3)
+    assert (most.word, most.num_true, most.num_false) == ("no", 0, 400)
+    assert most.deviations == pytest.approx(20)
+
+
+def test_words_give_nothing_away_where_both_captions_are_drawn_alike() -> None:
+    verdicts = []
+    for seed in range(10):
+        choices = drawn(400, is_hackable=False, seed=seed)
+        found, verdict = accuracy(attack("words", choices, learned_scores(choices)))
+        # equal captions tie, one pair in twenty
+        assert 0.4 < found < 0.55
+        verdicts.append(verdict)
+    assert verdicts.count("hackable") <= 1
+
+
+def test_words_are_never_learned_from_the_item_that_they_judge() -> None:
+    # each word occurs in one choice, so that its side is known from this choice alone
+    choices = [Choice("task", str(n), f"true{n} thing", (f"false{n} thing",)) for n in range(50)]
+    (one,) = attack("words", choices, learned_scores(choices))
+    assert (one.num_right, one.num_ties) == (0, 50)
+    # nor from others of the same true caption
+    choices = [Choice("task", str(n), f"word{n // 5} thing", ("thing thing",)) for n in range(50)]
+    assert attack("words", choices, learned_scores(choices))[0].num_right == 0
+
+
+def test_a_shorter_caption_is_found_by_its_length() -> None:
+    choices = [Choice("add", "1", "a dog", ("a small dog",)), Choice("add", "2", "a small dog", ("a dog", "two dogs"))]
+    (one,) = attack("shorter", choices, length_scores(choices))
+    assert (one.num_right, one.num_wrong, one.num_ties) == (1, 1, 0)
+    assert one.chance == pytest.approx((1 / 2 + 1 / 3) / 2)
+
+
+def test_tasks_are_told_one_by_one_and_all_together() -> None:
+    choices = [Choice(f"t{n % 2}", str(n), "x", ("y",)) for n in range(10)]
+    attacks = attack("m", choices, [(float(n % 2), 0.0) for n in range(10)])
+    assert [(one.task, one.num_right, one.num_ties) for one in attacks] == [("t0", 0, 5), ("t1", 5, 0), ("all", 5, 5)]
+
+
+def test_an_attack_that_is_always_wrong_between_two_captions_is_as_good_as_one_that_is_right() -> None:
+
+    assert Attack("m", "t", 600, 400, 0, 0.5).verdict == "hackable"
+    assert Attack("m", "t", 400, 600, 0, 0.5).verdict == "reversed"
+    assert Attack("m", "t", 510, 490, 0, 0.5).verdict == ""
+    # on ties an attacker guesses
+    assert Attack("m", "t", 200, 200, 600, 0.5).verdict == ""
+    assert Attack("m", "t", 200, 2, 798, 0.5).verdict == "hackable"
+    assert Attack("m", "t", 200, 2, 798, 0.5).with_guesses == pytest.approx(0.599)
+    assert Attack("m", "t", 0, 0, 10, 0.5).verdict == ""
+    assert Attack("m", "t", 100, 900, 0, 1 / 3).verdict == ""
+
+
+def test_a_word_is_a_run_of_letters_and_digits_in_lower_case() -> None:
+    assert words_of("A man's T-shirt, No. 3 – café!") == {"a", "man's", "t-shirt", "no", "3", "café"}
+
+
+def test_capitals_and_marks_give_away_captions_that_another_hand_has_written() -> None:
+    choices = [Choice("t", str(n), f"a dog, {n}", (f"A dog {n}.",)) for n in range(50)]
+    assert marks_of("A  dog , here. ") == {
+        *("begins with a capital", "ends with a full stop", "ends with white space", "has two spaces"),
+        *("has a space before a mark", "has a comma"),
+    }
+    assert accuracy(attack("marks", choices, learned_scores(choices, marks_of))) == (1.0, "hackable")
+    alike = [Choice("t", str(n), f"A dog {n}.", (f"A cat {n}.",)) for n in range(50)]
+    assert attack("marks", alike, learned_scores(alike, marks_of))[0].num_ties == 50
+
 
 RUNNER = CliRunner()
 

@@ -8,9 +8,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from services.curate.review.command import ReviewSettings, create_review_app
-from services.curate.review.image_folder import ImageFolder
 from services.curate.review.review import Review
 from services.curate.review.routes import Access
+from services.curate.review.schemas import ImageFolder
 from services.curate.review.verdicts import VerdictFile
 from services.jobs.sugarcrepe import Pair
 from tests.curate.review.reviews import PAIRS, write_review

@@ -15,8 +15,7 @@ from typing import Any, get_args
 import pytest
 from typer.testing import CliRunner, Result
 
-from services.jobs.inquiry.inquiry import MAX_FAILURES_IN_A_ROW
-from services.jobs.inquiry.record_file import OutputError
+from services.jobs.inquiry import MAX_FAILURES_IN_A_ROW, OutputError
 from services.predict.data.inputs import published_inputs, read_inputs
 from services.predict.data.rationale_file import Record, opened_rationales, read_records, read_teacher_outputs
 from services.predict.data.rows import BadData

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from services.jobs.inquiry.record_file import OutputError
+from services.jobs.inquiry import OutputError
 from services.nn.devices import DeviceOptions
 from services.predict.data.rows import BadData, Example
 from services.predict.engine import PredictEngine

@@ -8,7 +8,7 @@ import pytest
 from services.core.errors import FoveaError, InvalidField, TooLarge
 from services.core.images.references import ImageLimits
 from services.score.call import ScoreCall
-from services.score.http.vllm_calls import is_vllm, read_pairs
+from services.score.http.calls import is_vllm, read_pairs
 from tests.core.image_files import every_kind
 
 PHOTO = every_kind()["png"]

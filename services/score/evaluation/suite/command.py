@@ -11,11 +11,11 @@ from rich.console import Console
 
 from services.core.logs import log_warnings_to_stderr
 from services.jobs.checkpoints import Device
+from services.jobs.interruption import EXIT_FAILED
 from services.jobs.options import StoreUrl, among, command_line, results_file
 from services.jobs.published_data import MissingData
 from services.score.evaluation.judges import RESULT_FILES, CannotJudge, Embedder, Result
 from services.score.evaluation.loading import (
-    EXIT_FAILED,
     JudgeOptions,
     Limit,
     Named,

@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 from services.core.openai_client import MAX_MALFORMED, Endpoint, Patience
-from services.score.evaluation.endpoint import AnswerLog, ChatJudge, ChatModel, choice, prompt
+from services.score.evaluation.endpoint import ChatJudge, ChatModel, choice, opened_log, prompt
 from services.score.evaluation.judges import CannotJudge, Result, evaluate
 from services.score.evaluation.records import Record, Task, file_of
 from tests.score.evaluation.endpoint.chat_server import ChatServer, error, options_of, seeing
@@ -130,7 +130,7 @@ def test_an_answer_that_a_crash_has_torn_is_asked_again_and_other_contents_are_r
         assert len(server.bodies) == 3
         assert log.read_text() == whole
         log.write_text("{}\n" + whole)
-        with pytest.raises(CannotJudge, match=r"answers\.jsonl, line 1: not a saved answer"):
+        with pytest.raises(CannotJudge, match=r"answers\.jsonl: line 1 is not an output of an evaluation"):
             ask(server, task, log=log)
 
 
@@ -245,5 +245,5 @@ def test_a_file_that_is_no_image_is_named(tmp_path: Path) -> None:
 
 def test_two_evaluations_do_not_write_to_one_log(tmp_path: Path) -> None:
     log, task = tmp_path / "answers.jsonl", color_task(tmp_path).first(1)
-    with AnswerLog.opened(log), pytest.raises(CannotJudge, match=r"another evaluation is writing to .*answers\.jsonl"):
+    with opened_log(log), pytest.raises(CannotJudge, match=r"another evaluation is writing to .*answers\.jsonl"):
         ask(ChatServer(url="http://127.0.0.1:1/v1"), task, log=log)

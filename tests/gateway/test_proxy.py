@@ -10,7 +10,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from gateway.client_body import CLIENT_SHARE, UNCOUNTED_BYTES
+from gateway.proxy import CLIENT_SHARE, UNCOUNTED_BYTES
 from gateway.settings import KeyRecord, Scope
 from tests.gateway.raw_client import RawConnection, connected, url_of
 from tests.gateway.servers import Service, echo, gateway, metric, serving, until
