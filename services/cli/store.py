@@ -27,7 +27,6 @@ from services.core.store.errors import CorruptCheckpoint, InvalidCheckpoint, Not
 from services.core.store.manifest import check_alias, check_model_name
 from services.core.store.store import ANYWHERE, DEFAULT_GRACE_S, DEFAULT_KEEP, Anywhere, Removal, Store
 from services.core.store.versions import Version
-from services.jobs.options import StoreUrl
 
 
 def text_of(value: Any) -> str:
@@ -81,6 +80,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+# The gateway's image has this command without `services.jobs`, whose options hold the same.
+StoreUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--store-url", envvar="FOVEA_STORE_URL", help="Model store (file://, s3://, gs://). Default: ~/.fovea/store."
+    ),
+]
 AuditOption = Annotated[
     Path | None,
     typer.Option("--audit-log", envvar="FOVEA_AUDIT_LOG", help="Audit log to which the change is appended."),

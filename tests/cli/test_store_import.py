@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -38,6 +39,7 @@ VICUNA = (
     "<s>A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, detailed,"
     " and polite answers to the user's questions. USER: Hello! ASSISTANT: Hi!</s>USER: How are you? ASSISTANT:"
 )
+PROGRESS = r"\w+: \d+ of \d+.*"  # which slow machines tell more often
 TALK = (("user", "Hello!"), ("assistant", "Hi!"), ("user", "How are you?"))
 DOCUMENTS = (
     Document("Three brothers lit the lighthouse.", title="The coast"),
@@ -422,7 +424,8 @@ def test_a_source_that_would_not_be_served_rightly_is_refused_in_one_line(tmp_pa
     result = run(source)
     assert result.exit_code == 1
     assert told in result.stderr
-    assert len(result.stderr.strip().splitlines()) <= 2  # and a line of progress
+    told_lines = [line for line in result.stderr.strip().splitlines() if not re.fullmatch(PROGRESS, line)]
+    assert len(told_lines) <= 2  # and where converted weights are
     assert not (tmp_path / "store" / "models" / source.name).exists()
 
 

@@ -313,10 +313,10 @@ async def test_a_client_that_leaves_gives_its_place_and_its_wait_back() -> None:
         assert [status for status, _ in await asyncio.gather(*again)] == [200, 200]
 
 
-async def test_every_response_tells_the_gateway_how_many_places_there_are() -> None:
+async def test_every_response_tells_the_gateway_how_many_permits_there_are() -> None:
     held = Held()
     held.may_end.set()
     async with service(held, min_concurrency=5) as (client, metrics):
         _, response = await ask(client)
-        assert response.headers["X-Fovea-Places"] == "5"
+        assert response.headers["X-Fovea-Permits"] == "5"
         assert metrics.registry.get_sample_value("fovea_concurrency_limit") == 5
