@@ -20,6 +20,7 @@ from starlette.types import Scope as AsgiScope
 from gateway.followed_file import FollowedFile, changes, parse_file
 from gateway.rate_limits import Allowance, RateLimits
 from gateway.settings import Backend, GatewaySettings, KeyRecord, Level, Scope
+from services.core.durable_files import read_regular_file
 from services.core.errors import PermissionDenied, RateLimited, Unauthenticated
 from services.core.exchange import DEFAULT_TENANT, Caller, client_network
 from services.core.metrics import Metrics
@@ -82,7 +83,7 @@ def digest(key: str) -> str:
 
 def read_key_file(path: Path) -> KeyFile:
     """Read a keys file. Raises OSError, and ValueError with one sentence for an invalid one."""
-    return parse_key_file(path.read_bytes(), str(path))
+    return parse_key_file(read_regular_file(path), str(path))
 
 
 def parse_key_file(content: bytes, source: str) -> KeyFile:

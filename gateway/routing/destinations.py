@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 
 from gateway.followed_file import FollowedFile, parse_file
 from gateway.settings import Backend, GatewaySettings, Service, check_base_urls
+from services.core.durable_files import read_regular_file
 
 COLLECTIONS = "collections"
 MAX_NAME_LENGTH = 256
@@ -87,7 +88,7 @@ def follow_pools(settings: GatewaySettings) -> FollowedFile[PoolFile] | None:
 
 
 def _read(path: Path) -> PoolFile:
-    return parse_file(PoolFile, path.read_bytes(), str(path), "file of pools")
+    return parse_file(PoolFile, read_regular_file(path), str(path), "file of pools")
 
 
 def _check_unique(field: str, whose: str, values: Iterable[str]) -> None:

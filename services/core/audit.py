@@ -17,6 +17,7 @@ from typing import Any
 import orjson
 import structlog
 
+from services.core.durable_files import opened_file
 from services.core.errors import FoveaError, Overloaded
 from services.core.exchange import current_caller
 
@@ -94,18 +95,14 @@ class AuditLog:
         if self._path is None:
             return
         line = orjson.dumps({"time": datetime.now(UTC).isoformat(), **entry}, default=str) + b"\n"
-        with self._writing:
-            # opened each time, so that the file may be rotated
-            descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                # a truncated line must not swallow this one
-                written = os.write(descriptor, b"\n" + line if self._is_torn else line)
-                self._is_torn = written < len(line)
-                if self._is_torn:
-                    raise OSError(f"only {written} of {len(line)} bytes could be written")
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        # opened each time, so that the file may be rotated
+        with self._writing, opened_file(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT) as descriptor:
+            # a truncated line must not swallow this one
+            written = os.write(descriptor, b"\n" + line if self._is_torn else line)
+            self._is_torn = written < len(line)
+            if self._is_torn:
+                raise OSError(f"only {written} of {len(line)} bytes could be written")
+            os.fsync(descriptor)
 
 
 def _ended(entry: Entry, error: BaseException | None) -> Entry:

@@ -1,6 +1,7 @@
 """Every change is recorded, on disk before it is made, or it is not made."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,26 @@ async def test_what_can_not_be_recorded_is_not_done(tmp_path: Path) -> None:
     with pytest.raises(AuditFailed), audit.command("key.create"):
         is_done = True
     assert not is_done
+
+
+async def test_a_pipe_in_place_of_the_file_is_refused_at_once_and_a_file_is_written_again_later(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "audit.jsonl"
+    audit = AuditLog(path)
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with pytest.raises(AuditFailed), audit.command("key.create"):
+            raise AssertionError("made without a record")
+    finally:
+        os.close(reader)
+    with pytest.raises(AuditFailed), audit.command("key.create"):
+        raise AssertionError("made without a record")
+    path.unlink()
+    with audit.command("key.create"):
+        pass
+    assert [line["outcome"] for line in lines(path)] == ["begun", "done"]
 
 
 async def test_a_change_stays_made_where_its_end_can_not_be_recorded(tmp_path: Path) -> None:

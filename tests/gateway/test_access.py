@@ -8,6 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 from fastapi.routing import APIRoute
+from structlog.testing import capture_logs
 
 from gateway.access import KeyRing, digest, new_key
 from gateway.app import create_gateway
@@ -178,6 +179,31 @@ async def test_an_admin_key_opens_everything() -> None:
         for path in OWN_SCOPES:
             async with client.get(path, headers=bearer()) as response:
                 assert response.status == 200
+
+
+async def test_a_pipe_in_place_of_the_keys_file_holds_nothing_up_and_a_key_revoked_later_is_out(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    write_keys(path, record(KEY, "embed"))
+    with capture_logs() as logs:
+        async with (
+            serving(Service()) as url,
+            gateway(embed_urls=url, keys_file=path, keys_poll_s=0.01) as client,
+        ):
+            path.unlink()
+            os.mkfifo(path)  # whose opening would wait for a writer
+
+            async def is_reported() -> bool:
+                return any(one["event"] == "keys_not_reloaded" and "regular" in one["reason"] for one in logs)
+
+            await until(is_reported)
+            assert await status(client, "/embed", bearer()) == 200
+            path.unlink()
+            write_keys(path)
+
+            async def is_out() -> bool:
+                return await status(client, "/embed", bearer()) == 401
+
+            await until(is_out)
 
 
 async def test_a_changed_keys_file_is_followed_and_a_broken_one_leaves_the_keys_as_they_were(tmp_path: Path) -> None:
