@@ -134,7 +134,8 @@ def test_who_would_wait_too_long_is_refused_before_anything_is_tokenised(fresh_c
             with pytest.MonkeyPatch.context() as patch:
                 for name in ("prepare_question", "prepare_chat", "prepare_completion", "prepare_ranking"):
                     patch.setattr(InputProcessor, name, prepared)
-                response = client.post(path, json=body, headers=HOG)
+                # a deadline that is far away also where a slow machine answers
+                response = client.post(path, json=body, headers={**HOG, "X-Request-Timeout": "300"})
             assert response.status_code == 503, response.text
             assert response.json()["error"]["code"] == "queue_full" and int(response.headers["retry-after"]) >= 1
         completed(client, HONEST, "the lighthouse", 2)
