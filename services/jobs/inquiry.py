@@ -22,6 +22,11 @@ from services.core.durable_files import make_folder_durably
 from services.core.openai_client import EndpointClient, EndpointError
 from services.jobs.interruption import SIGNALS, Interrupted
 
+# After this many consecutive inputs without an answer, the fault is probably not in the inputs.
+MAX_FAILURES_IN_A_ROW = 8
+
+T = TypeVar("T")
+
 
 class OutputError(Exception):
     """A file that can't be written or continued; the message can be shown to users."""
@@ -175,12 +180,6 @@ def _record(line: bytes, kind: type[RecordT]) -> RecordT | None:
 
 def _article(noun: str) -> str:
     return "an" if noun[0] in "aeiou" else "a"
-
-
-# After this many consecutive inputs without an answer, the fault is probably not in the inputs.
-MAX_FAILURES_IN_A_ROW = 8
-
-T = TypeVar("T")
 
 
 @dataclass
