@@ -26,6 +26,8 @@ ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
+    # longer than any test, so that no request meets a connection that the server is closing
+    "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "3600",
     "PYTHONPATH": str(ROOT / "vllm_plugin"),  # the plug-in of this checkout, whichever the environment holds
 }
 
