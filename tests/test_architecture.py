@@ -149,7 +149,7 @@ BUDGETS = {
     "services/jobs": 3_700,
     "services/curate": 4_300,
     "services/embed": 19_800,
-    "services/generate": 12_700,
+    "services/generate": 13_100,
     "services/predict": 7_000,
     "services/score": 10_800,
     "starters": 22_000,

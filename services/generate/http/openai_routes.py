@@ -36,6 +36,7 @@ from services.generate.http.openai_schemas import (
 )
 from services.generate.http.streaming import DONE, EventStream, event, event_stream_content
 from services.generate.service import CallLimits, Charged, GenerateService
+from services.generate.vllm.guides import check_guides
 
 # Chat templates only know OpenAI's original role.
 TEMPLATE_ROLES = {"developer": "system"}
@@ -136,6 +137,7 @@ def _check_for_vllm(given: Mapping[str, Any], *, is_over_vllm: bool) -> None:
     form = given.get("response_format")
     if form is not None and not (isinstance(form, dict) and form.get("type") in FORMATS):
         raise _refusal("response_format", f"Its type must be text, {' or '.join(FORMATS)}.")
+    check_guides(given)
 
 
 def check_completion(body: CompletionRequest, *, is_over_vllm: bool = False) -> None:

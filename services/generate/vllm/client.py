@@ -115,7 +115,7 @@ class VllmClient:
     """Sends requests to a server for the model at `address`.
 
     Methods raise Unavailable where vLLM does not answer, InvalidRequest with its reason where it refuses a request, and
-    InternalError for an answer that is none of vLLM's. Cancelling a call ends its request.
+    InternalError where it fails at one, and for an answer that is none of vLLM's. Cancelling a call ends its request.
     """
 
     def __init__(self, address: VllmAddress, session: aiohttp.ClientSession) -> None:
@@ -341,6 +341,8 @@ def _refusal(status: int, answer: bytes | dict[str, Any]) -> Exception:
     reason = _reason(answer)
     if status in (400, 413, 422):
         return InvalidRequest(f"vLLM refused the request: {reason}")
+    if status == 500:  # of this request: it may be the only one that fails
+        return InternalError("vLLM failed to answer this request (status 500).")
     return Unavailable(f"vLLM cannot answer now (status {status}).")
 
 

@@ -1,21 +1,22 @@
 """Items answered by vLLM, in place of the own engine's `Stepper`: vLLM batches, this bounds what it is sent.
 
-At most `max_running` items are at vLLM at a time; others wait at a fair gate, where clients take turns. vLLM is asked
-every few seconds whether it runs: while it does not, nothing is accepted, and what runs ends with an error instead of
-waiting.
+At most `max_running` items are at vLLM at a time; others wait at a fair gate, where clients take turns, and new guides
+at another. vLLM is asked every few seconds whether it runs: while it does not, nothing is accepted, and what runs ends
+with an error instead of waiting.
 """
 
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from typing import Any
 
 import structlog
 
 from services.core.batching.step_queue import Event
 from services.core.batching.stepper import StepLimits
-from services.core.errors import DeadlineExceeded, FoveaError, InternalError, Overloaded
+from services.core.errors import DeadlineExceeded, FoveaError, InternalError, InvalidRequest, Overloaded
 from services.core.exchange import current_caller
 from services.core.fair_gate import FairGate
 from services.core.metrics import Metrics
@@ -24,6 +25,7 @@ from services.generate.generation.input_processor import Item
 from services.generate.generation.ranking import ItemResult, Ranking
 from services.generate.vllm.client import RETRY_AFTER_S, Gone, Unavailable, VllmClient
 from services.generate.vllm.engine import VllmEngine
+from services.generate.vllm.guides import GuideTurns, blamed
 
 PROBE_S = 2.0
 # What runs is given up once vLLM has not answered for so long.
@@ -41,6 +43,7 @@ class VllmStepper:
         self._client = VllmClient(engine.address, self._session)
         self._answering = engine.answering(self._client)
         self._gate = FairGate(max_running)
+        self._guides = GuideTurns()
         self._waiting: dict[object, tuple[int, float]] = {}  # cost and beginning of each item that waits at the gate
         self._running: set[asyncio.Task[None]] = set()
         self._is_idle = asyncio.Event()
@@ -126,19 +129,22 @@ class VllmStepper:
         self, item: Item, cost: int, tenant: str, outbox: "asyncio.Queue[Event[ItemResult] | FoveaError]"
     ) -> None:
         """Put an item's events into its outbox, and the error that ends them."""
-        began = time.monotonic()
+        began, guides = time.monotonic(), getattr(item, "for_vllm", {})
         try:
-            async with self._let_in(cost):
+            async with self._let_in(cost, guides) as compiled:
                 queue_s = time.monotonic() - began
                 self._metrics.stage_seconds.labels("queue").observe(queue_s)
                 async with aclosing(self._answering.run(item, tenant)) as outcomes:
                     async for outcome in outcomes:
+                        compiled()
                         is_last = isinstance(outcome, Ranking) or outcome.finish_reason is not None
                         outbox.put_nowait(Event(outcome, is_last, queue_s, time.monotonic() - began))
             self._metrics.stage_seconds.labels("infer").observe(time.monotonic() - began - queue_s)
         except FoveaError as error:
             if isinstance(error, Gone):
                 self._engine.trouble = self._engine.trouble or error.message
+            if isinstance(error, InvalidRequest):
+                error.param = error.param or blamed(guides, error.message)
             outbox.put_nowait(error)
         except asyncio.CancelledError:
             # of a reader that has gone, or because vLLM has been given up
@@ -149,22 +155,24 @@ class VllmStepper:
             outbox.put_nowait(InternalError("The service failed before it answered this request."))
 
     @asynccontextmanager
-    async def _let_in(self, cost: int) -> AsyncIterator[None]:
-        """Wait for a permit, and hold it until the block ends. Raises Overloaded if the service stops meanwhile."""
-        key = object()
-        self._waiting[key] = cost, time.monotonic()
-        try:
-            permit = await self._gate.take()
-        finally:
-            del self._waiting[key]
-        self._metrics.running_items.inc()
-        try:
+    async def _let_in(self, cost: int, guides: Mapping[str, Any]) -> AsyncIterator[Callable[[], None]]:
+        """Wait for a permit, and hold it until the block ends, which calls what it is given once vLLM has begun.
+
+        Raises Overloaded if the service stops meanwhile.
+        """
+        async with AsyncExitStack() as stack:
+            key = object()
+            self._waiting[key] = cost, time.monotonic()
+            try:
+                compiled = await stack.enter_async_context(self._guides.turn(guides))
+                await stack.enter_async_context(self._gate.holding())
+            finally:
+                del self._waiting[key]
+            self._metrics.running_items.inc()
+            stack.callback(self._metrics.running_items.dec)
             if self._is_closing:
                 raise Overloaded("The service stopped before it processed this request.")
-            yield
-        finally:
-            self._metrics.running_items.dec()
-            self._gate.give_back(permit)
+            yield compiled
 
     @property
     def _waiting_cost(self) -> int:

@@ -22,8 +22,9 @@ NUM_LAYERS, NUM_HEADS = 4, 4
 @dataclass(eq=False)
 class ScriptedServer:
     """`requests` are the completions that came; `breaks_after` tokens a stream's connection is cut, and `ends_after`
-    tokens it ends; `is_held` streams wait before each token but the first until `release`, and `num_left` of them were
-    left by their client. `refusal` is a status and message for every completion."""
+    tokens it ends; `is_held` streams wait before each token but the first until `release`, all completions before their
+    first if it `is_compiling`, and `num_left` of them were left by their client. `refusal` is a status and message for
+    every completion."""
 
     url: str = ""
     requests: list[dict[str, Any]] = field(default_factory=list)
@@ -32,6 +33,7 @@ class ScriptedServer:
     refusal: tuple[int, str] | None = None
     is_healthy: bool = True
     is_held: bool = False
+    is_compiling: bool = False
     release: asyncio.Event = field(default_factory=asyncio.Event)
     num_left: int = 0
     name: str = NAME
@@ -79,6 +81,12 @@ class ScriptedServer:
         if self.refusal is not None:
             status, message = self.refusal
             return web.json_response({"error": {"message": message, "code": status}}, status=status)
+        if self.is_compiling:
+            try:
+                await self.release.wait()
+            except asyncio.CancelledError:
+                self.num_left += 1
+                raise
         fields = body.get("vllm_xargs", {})
         if "fovea_measure" in fields:
             self._measured[fields["fovea_measure"]] = len(fields["fovea_documents"]) // 2

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from services.core.batching.stepper import StepLimits
-from services.core.errors import DeadlineExceeded, FoveaError, InvalidRequest, Overloaded
+from services.core.errors import DeadlineExceeded, FoveaError, InternalError, InvalidRequest, Overloaded
+from services.core.exchange import Caller, set_caller
 from services.core.metrics import Metrics
 from services.generate.generation.generation import AnswerOptions, Generation, Progress
 from services.generate.generation.ranking import Ranking
@@ -154,7 +155,8 @@ async def test_a_client_that_leaves_and_a_deadline_end_vllm_s_request(checkpoint
         ({"breaks_after": 2}, Unavailable, "broke off"),
         ({"ends_after": 2}, Unavailable, "before its end"),
         ({"refusal": (400, "too many log-probabilities")}, InvalidRequest, "too many log-probabilities"),
-        ({"refusal": (500, "a secret")}, Unavailable, "status 500"),
+        ({"refusal": (500, "a secret")}, InternalError, "status 500"),
+        ({"refusal": (503, "a secret")}, Unavailable, "status 503"),
         ({"refusal": (404, "no such model")}, Unavailable, "status 404"),
     ],
 )
@@ -167,6 +169,77 @@ async def test_what_goes_wrong_at_vllm_is_an_error_of_the_request(
         with pytest.raises(error, match=message) as raised:
             await answers(stepper, question(engine))
         assert "secret" not in raised.value.message
+
+
+def guided(engine: VllmEngine, choice: str) -> Generation:
+    """A completion that vLLM guides to one choice."""
+    options = AnswerOptions(max_tokens=4, for_vllm={"structured_outputs": {"choice": [choice]}})
+    return engine.processor.prepare_completion("the keeper", options)
+
+
+async def test_a_client_that_leaves_while_vllm_has_sent_nothing_ends_its_request(
+    checkpoint: Path, server: ScriptedServer
+) -> None:
+    async with stepping(checkpoint, server) as (engine, stepper):
+        server.is_compiling = True
+        for number, item in enumerate((question(engine), guided(engine, "otter")), 1):  # whole, and as a stream
+            asking = asyncio.create_task(answers(stepper, item))
+            await until(lambda: len(server.requests) == number)  # noqa: B023
+            asking.cancel()
+            await until(lambda: server.num_left == number)  # noqa: B023
+
+
+async def test_clients_take_turns_with_new_guides_and_known_ones_need_none(
+    checkpoint: Path, server: ScriptedServer
+) -> None:
+    async with stepping(checkpoint, server) as (engine, stepper):
+
+        async def ask(client: str, choice: str) -> list[Progress]:
+            set_caller(Caller(client))
+            return await answers(stepper, guided(engine, choice))
+
+        server.is_compiling = True
+        asked = [("one", "otter"), ("one", "parrot"), ("one", "heron"), ("two", "crane")]
+        asking = [asyncio.create_task(ask(*one)) for one in asked]
+        await until(lambda: len(server.requests) == 2)
+        await asyncio.sleep(0.05)
+        assert [one["structured_outputs"]["choice"] for one in server.requests] == [["otter"], ["crane"]]
+        server.release.set()
+        assert [len(steps) for steps in await asyncio.gather(*asking)] == [4] * 4
+        server.release.clear()
+        server.requests.clear()
+        again = [asyncio.create_task(ask("three", choice)) for _, choice in asked]
+        await until(lambda: len(server.requests) == 4)
+        server.release.set()
+        await asyncio.gather(*again)
+
+
+async def test_a_guide_that_was_left_counts_while_vllm_may_still_compile_it(
+    checkpoint: Path, server: ScriptedServer
+) -> None:
+    async with stepping(checkpoint, server) as (engine, stepper):
+        server.is_compiling = True
+        left = asyncio.create_task(answers(stepper, guided(engine, "otter")))
+        await until(lambda: len(server.requests) == 1)
+        left.cancel()
+        await until(lambda: server.num_left == 1)
+        waiting = asyncio.create_task(answers(stepper, guided(engine, "parrot")))
+        await asyncio.sleep(0.05)
+        assert len(server.requests) == 1
+        waiting.cancel()
+
+
+@pytest.mark.parametrize(
+    ("message", "param"), [("Grammar error: no rule", "structured_outputs"), ("too many log-probabilities", None)]
+)
+async def test_a_guide_that_vllm_refuses_is_named(
+    checkpoint: Path, server: ScriptedServer, message: str, param: str | None
+) -> None:
+    async with stepping(checkpoint, server) as (engine, stepper):
+        server.refusal = 400, message
+        with pytest.raises(InvalidRequest, match=message) as raised:
+            await answers(stepper, guided(engine, "otter"))
+        assert raised.value.param == param
 
 
 async def test_more_than_can_wait_are_refused_and_those_that_wait_are_answered(
