@@ -53,13 +53,14 @@ def write_reference(kind: str, directory: Path) -> None:
     if find_spec("torch") is None:
         raise NoReference("torch is not installed")
     from services.nn.broken_model import BrokenModel
+    from services.nn.model_configs import unexpected
     from services.nn.reference_outputs import REFERENCE_FILE, make_reference
 
     try:
         engine = _load(kind, directory)
     except (ImportError, MemoryError) as error:
         raise NoReference(f"it can't be loaded here: {error!r}") from error
-    except (OSError, ValueError, RuntimeError, LookupError, TypeError) as error:
+    except (OSError, *unexpected()) as error:
         reason = str(error).splitlines()[0] if str(error) else repr(error)
         raise InvalidCheckpoint(
             f"{directory} can't be loaded as {kind}: {reason} (--no-reference: publish unchecked)"
@@ -216,6 +217,9 @@ def recognise(text: str, options: ImportOptions) -> Import:
 
     source = open_source(text)
     config = read_object(source, "config.json")
+    for name, kind in (("model_type", str), ("architectures", list)):
+        if not isinstance(config.get(name) or kind(), kind):
+            raise Refused(f"config.json: {name} is {config[name]!r}: it must be a {kind.__name__}")
     importer: Any
     given = {
         "--task": options.task,

@@ -18,13 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from services.core.refusals import Refused
 from services.nn.clip_tokenizer import Tokenizer, read_hugging_face_tokenizer
 from services.nn.image_transform import ImageTransform
-from services.nn.loading import declare_torchvision_operators
+from services.nn.loading import MODEL_CONFIG, declare_torchvision_operators
+from services.nn.model_configs import StoredWeights, faults_of, read_config
 from services.nn.weight_files import readable_weights
 
 OPEN_CLIP_CONFIG = "open_clip_config.json"
@@ -71,11 +73,7 @@ def create_clip(config: dict[str, Any], merges: Path | None = None, directory: P
     A Hugging Face tokenizer or text tower is read from `directory`. Raises Refused for a model whose files are not
     there, and for one that open_clip would have to download.
     """
-    model_config = _buildable(config["model_cfg"], directory)
-    custom_text = model_config.pop("custom_text", False)
-    model = (open_clip().CustomTextCLIP if custom_text else open_clip().CLIP)(**model_config)
-    if "conv_stem" in config:
-        model.visual.conv1 = _conv_stem(config["conv_stem"], config.get("conv_stem_blocks", 0), model.visual)
+    model = _build(config, directory)
     preprocess = config.get("preprocess_cfg", {})
     size = model.visual.image_size
     return ClipModel(
@@ -112,7 +110,7 @@ def load_clip(name: str, pretrained: str | None = None) -> ClipModel:
     """
     directory = Path(name.removeprefix("local-dir:"))
     if (directory / OPEN_CLIP_CONFIG).is_file():
-        clip = create_clip(*read_config(directory))
+        clip = build_clip(directory)
         with readable_weights(directory):
             clip.model.load_state_dict(load_file(directory / OPEN_CLIP_WEIGHTS))
         return clip
@@ -134,8 +132,8 @@ def save_clip(clip: ClipModel, directory: Path) -> None:
     save_file(half_precision(clip.model.state_dict()), directory / OPEN_CLIP_WEIGHTS)
 
 
-def read_config(directory: Path) -> tuple[dict[str, Any], Path | None, Path]:
-    """Read the configuration of a directory, and its merges if it has any, for `create_clip`.
+def _read_config(directory: Path) -> tuple[dict[str, Any], Path | None]:
+    """Read the configuration of a directory, and name its merges if it has any.
 
     Raises ValueError for JSON of another form.
     """
@@ -144,11 +142,26 @@ def read_config(directory: Path) -> tuple[dict[str, Any], Path | None, Path]:
     if not isinstance(model_config, dict) or not {"embed_dim", "vision_cfg", "text_cfg"} <= model_config.keys():
         raise ValueError(f"{directory / OPEN_CLIP_CONFIG} has no model_cfg with embed_dim, vision_cfg and text_cfg")
     merges = directory / MERGES
-    return config, merges if merges.is_file() else None, directory
+    return config, merges if merges.is_file() else None
+
+
+def build_clip(directory: Path) -> ClipModel:
+    """Build the model that a directory describes, without its weights.
+
+    Raises ValueError for a description of another form, and Refused for one that asks for more than its weights hold.
+    """
+    stored = StoredWeights.in_folder(directory)
+    config, merges = _read_config(directory)
+    stored.check(config, OPEN_CLIP_CONFIG)
+    if (tower := directory / TEXT_TOWER / MODEL_CONFIG).is_file():
+        read_config(tower.parent, stored, may_choose=False)  # open_clip reads it anew
+    with faults_of(OPEN_CLIP_CONFIG), stored.bound(OPEN_CLIP_CONFIG), torch.device("meta"):
+        _build(config, directory)
+    return create_clip(config, merges, directory)
 
 
 def write_config(clip: ClipModel, directory: Path) -> None:
-    """Write what `read_config` reads."""
+    """Write what `build_clip` reads."""
     (directory / OPEN_CLIP_CONFIG).write_text(json.dumps(clip.config, indent=2) + "\n")
     if clip.merges is not None and clip.merges != directory / MERGES:
         shutil.copyfile(clip.merges, directory / MERGES)
@@ -165,6 +178,15 @@ def half_precision(state: dict[str, Tensor]) -> dict[str, Tensor]:
         name: (tensor.half() if tensor.is_floating_point() else tensor).contiguous().cpu()
         for name, tensor in state.items()
     }
+
+
+def _build(config: dict[str, Any], directory: Path | None) -> Any:
+    model_config = _buildable(config["model_cfg"], directory)
+    custom_text = model_config.pop("custom_text", False)
+    model = (open_clip().CustomTextCLIP if custom_text else open_clip().CLIP)(**model_config)
+    if "conv_stem" in config:
+        model.visual.conv1 = _conv_stem(config["conv_stem"], config.get("conv_stem_blocks", 0), model.visual)
+    return model
 
 
 class ResidualConvolutions(nn.Module):

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 
-from services.nn.clip_model import OPEN_CLIP_WEIGHTS, ClipModel, create_clip, read_config
+from services.nn.clip_model import OPEN_CLIP_WEIGHTS, ClipModel, build_clip
 from services.nn.clip_texts import InputIds
 from services.nn.clip_tokenizer import Tokenizer
 from services.nn.image_transform import ImageTransform
@@ -67,7 +67,7 @@ def load_plain_clip(
     directory: Path, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> PlainClip:
     """Read an `open-clip` folder for inference. Raises OSError, ValueError or RuntimeError if it is not one."""
-    clip = create_clip(*read_config(directory))
+    clip = build_clip(directory)
     with readable_weights(directory):
         load_exactly(clip.model, load_file(directory / OPEN_CLIP_WEIGHTS))
     clip.model.eval().requires_grad_(False)

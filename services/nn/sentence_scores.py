@@ -15,6 +15,7 @@ from torch import Tensor
 
 from services.core.refusals import Refused
 from services.nn.loading import quiet_loading, transformers
+from services.nn.model_configs import StoredWeights, read_config
 
 ScorerKind = Literal["vera", "classifier", "likelihood"]
 
@@ -167,9 +168,12 @@ def _loaded(kind: str, directory: Path, **options: Any) -> tuple[Any, Any]:
     device = options.pop("device")
     with quiet_loading():
         try:
-            model, loaded = getattr(transformers(), kind).from_pretrained(
-                directory, local_files_only=True, output_loading_info=True, **options
-            )
+            stored = StoredWeights.in_folder(directory)
+            config = read_config(directory, stored)
+            with stored.bound():
+                model, loaded = getattr(transformers(), kind).from_pretrained(
+                    directory, config=config, local_files_only=True, output_loading_info=True, **options
+                )
             tokenizer = transformers().AutoTokenizer.from_pretrained(directory, local_files_only=True)
         except (OSError, ValueError) as error:
             raise Refused(f"{directory} can't be loaded as {kind}: {error}") from error

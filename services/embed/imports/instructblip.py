@@ -54,7 +54,7 @@ class InstructBlipImport:
         reasons = dict.fromkeys(weights.files, "weights of the language model, which has no part in embeddings")
         left = left_files(self.source, None, [*taken, *read], reasons)
         made = {WEIGHTS: "the image tower, the queries and the Q-Former of the weights"}
-        return Plan(INSTRUCTBLIP_KIND, ("embed",), tuple(taken), None, read, made, left, _facts(config))
+        return Plan(INSTRUCTBLIP_KIND, ("embed",), tuple(taken), None, read, made, left, _facts(self.source, config))
 
     def build(self, folder: Path) -> None:
         """Write the image side's weights into one file. Raises Refused."""
@@ -82,7 +82,7 @@ def _image_side(path: Path) -> dict[str, Tensor]:
         return {name: tensors.get_tensor(name) for name in names if name.startswith(PARTS)}
 
 
-def _facts(config: Any) -> dict[str, JsonValue]:
+def _facts(source: Source, config: Any) -> dict[str, JsonValue]:
     """Describe the image side."""
 
     def image_side() -> nn.ModuleList:
@@ -94,7 +94,7 @@ def _facts(config: Any) -> dict[str, JsonValue]:
             ]
         )
 
-    facts = facts_of(config, image_side)
+    facts = facts_of(source, config, image_side)
     size = getattr(torch, str(facts["dtype"])).itemsize
     return {
         **facts,

@@ -51,7 +51,7 @@ class LlavaImport:
         made = {} if MLLM_CONFIG in present else {MLLM_CONFIG: "LLaVA-1.5's prompt"}
         reasons = dict.fromkeys(CHAT, f"{MLLM_CONFIG} has the prompt") | {SENTENCEPIECE: f"{TOKENIZER} says the same"}
         left = left_files(self.source, weights, taken, reasons)
-        facts = {**_facts(config), "weight_bytes": sum(present[file] for file in weights.files)}
+        facts = {**_facts(self.source, config), "weight_bytes": sum(present[file] for file in weights.files)}
         return Plan(MLLM_KIND, ("embed",), tuple(taken), weights, (), made, left, facts)
 
     def build(self, folder: Path) -> None:
@@ -60,9 +60,9 @@ class LlavaImport:
             (folder / MLLM_CONFIG).write_text(json.dumps(asdict(MllmPrompt()), indent=2) + "\n")
 
 
-def _facts(config: Any) -> dict[str, JsonValue]:
+def _facts(source: Source, config: Any) -> dict[str, JsonValue]:
     return {
-        **facts_of(config, lambda: transformers().LlavaForConditionalGeneration(config)),
+        **facts_of(source, config, lambda: transformers().LlavaForConditionalGeneration(config)),
         "image_size": config.vision_config.image_size,
         "image_tokens": num_image_tokens(config),
         "context_length": config.text_config.max_position_embeddings,

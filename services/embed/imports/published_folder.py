@@ -8,21 +8,23 @@ from pydantic import JsonValue
 
 from services.core.refusals import Refused
 from services.jobs.imports.source import MODEL_CONFIG, Source, read_model_config
+from services.jobs.imports.weights import stored_weights
 from services.nn.image_transform import PREPROCESSOR, PROCESSOR
 from services.nn.loading import quiet_loading
+from services.nn.model_configs import StoredWeights, faults_of
 
 TOKENIZER = "tokenizer.json"
 
 
-def read_unquantised(source: Source, read: Callable[[Mapping[str, Any]], Any]) -> Any:
+def read_unquantised(source: Source, read: Callable[[Mapping[str, Any], StoredWeights], Any]) -> Any:
     """Read a source's configuration by `read`. Raises Refused, also for quantised weights."""
     raw = read_model_config(source)
     if "quantization_config" in raw:
         told = "quantised weights are not served; import the model that they were made from"
         raise Refused(f"{MODEL_CONFIG}: {told}")
     try:
-        return read(raw)
-    except (ValueError, TypeError) as error:
+        return read(raw, stored_weights(source))
+    except ValueError as error:
         raise Refused(str(error).splitlines()[0]) from None
 
 
@@ -35,9 +37,9 @@ def image_settings(source: Source, tokenizer: str = TOKENIZER) -> list[str]:
     return found
 
 
-def facts_of(config: Any, make: Callable[[], Any]) -> dict[str, JsonValue]:
+def facts_of(source: Source, config: Any, make: Callable[[], Any]) -> dict[str, JsonValue]:
     """Describe a model by its configuration: it is made without memory, and nothing of its weights is read."""
-    with torch.device("meta"), quiet_loading():
+    with faults_of(MODEL_CONFIG), stored_weights(source).bound(), torch.device("meta"), quiet_loading():
         model = make()
     return {
         "architecture": config.model_type,

@@ -54,7 +54,7 @@ class VlmImport:
         form = "its own prompt" if own else self._form()
         left = left_files(self.source, weights, [*taken, VLM_CONFIG], {})
         facts = {
-            **facts_of(config, lambda: transformers().AutoModelForImageTextToText.from_config(config)),
+            **facts_of(self.source, config, lambda: transformers().AutoModelForImageTextToText.from_config(config)),
             "context_length": config.get_text_config().max_position_embeddings,
             "embeds_by": form,
             "weight_bytes": sum(present[file] for file in weights.files),

@@ -21,7 +21,7 @@ from services.embed.focallens import FocalLens, Readouts
 from services.embed.model.image_engine import to_rows
 from services.embed.model.items import Bytes, Embeddings
 from services.embed.model.stacking_engine import ConditionTokens, Costs, Pair, StackingEngine, half_precision, packed
-from services.nn.clip_model import ClipModel, create_clip, read_config, write_config
+from services.nn.clip_model import ClipModel, build_clip, write_config
 from services.nn.clip_model import half_precision as half_precision_weights
 from services.nn.clip_texts import InputIds
 from services.nn.clip_tokenizer import Tokenizer
@@ -60,7 +60,7 @@ def load_focallens(
     directory: Path, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> FocalLensCheckpoint:
     """Read a FocalLens directory for inference. Raises OSError, ValueError or RuntimeError if it is not one."""
-    clip = create_clip(*read_config(directory))
+    clip = build_clip(directory)
     model = FocalLens(clip.model, **json.loads((directory / FOCALLENS_CONFIG).read_text()))
     model.load_state_dict(load_file(directory / FOCALLENS_WEIGHTS))
     model.eval().requires_grad_(False)

@@ -30,6 +30,7 @@ from services.embed.model.stacking_engine import Costs, FeatureEngine, half_prec
 from services.nn.clip_texts import InputIds, Text
 from services.nn.image_transform import ImageTransform, published_settings
 from services.nn.loading import MODEL_CONFIG, model_type_of, quiet_loading, transformers
+from services.nn.model_configs import StoredWeights, model_config
 from services.nn.packed_linear import can_pack, pack_linear_layers
 from services.nn.weight_files import readable_weights
 
@@ -84,27 +85,28 @@ def load_instructblip(
 
     Raises OSError, ValueError, TypeError or RuntimeError if it is not one.
     """
-    config = instructblip_config(json.loads((directory / MODEL_CONFIG).read_text()))
+    stored = StoredWeights.in_folder(directory)
+    config = instructblip_config(json.loads((directory / MODEL_CONFIG).read_text()), stored)
     kinds, options = transformers(), {"local_files_only": True, "trust_remote_code": False}
     tokenizer = kinds.AutoTokenizer.from_pretrained(directory / TOKENIZER_FOLDER, **options)
     transform = image_transform(directory)
     with readable_weights(directory):
         weights = read_weights(directory)
-    vision = _build(kinds.InstructBlipVisionModel, config.vision_config, weights, "vision_model.", dtype)
-    qformer = _build(kinds.InstructBlipQFormerModel, config.qformer_config, weights, "qformer.", dtype)
+    with stored.bound():
+        vision = _build(kinds.InstructBlipVisionModel, config.vision_config, weights, "vision_model.", dtype)
+        qformer = _build(kinds.InstructBlipQFormerModel, config.qformer_config, weights, "qformer.", dtype)
     model = InstructBlip(vision, qformer, weights["query_tokens"].to(dtype))
     model.eval().requires_grad_(False).to(device)
     positions = config.qformer_config.max_position_embeddings
     return InstructBlipCheckpoint(model, InstructionTokenizer(tokenizer, positions), transform)
 
 
-def instructblip_config(raw: Mapping[str, Any]) -> Any:
+def instructblip_config(raw: Mapping[str, Any], stored: StoredWeights) -> Any:
     """Return transformers' configuration of a `config.json`. Raises ValueError for another kind of model."""
     parts = (raw.get("vision_config"), raw.get("qformer_config"))
     if raw.get("model_type") != INSTRUCTBLIP_KIND or not all(isinstance(part, Mapping) for part in parts):
         raise ValueError(f"{MODEL_CONFIG} is not of an InstructBLIP (such as Salesforce/instructblip-vicuna-7b)")
-    with quiet_loading():
-        return transformers().InstructBlipConfig.from_dict(dict(raw))
+    return model_config(raw, stored)
 
 
 def read_weights(directory: Path) -> dict[str, Tensor]:

@@ -21,10 +21,11 @@ from torch import Tensor
 
 from services.embed.magiclens import MagicLens, MagicLensShape
 from services.embed.model.stacking_engine import ConditionTokens, Costs, FeatureEngine
-from services.nn.clip_model import create_clip, read_config
+from services.nn.clip_model import build_clip
 from services.nn.clip_texts import InputIds
 from services.nn.clip_tokenizer import Tokenizer
 from services.nn.image_transform import ImageTransform
+from services.nn.model_configs import StoredWeights
 from services.nn.packed_linear import can_pack
 from services.nn.plain_clip import tower_width
 from services.nn.text_transformer import encode_text
@@ -63,9 +64,11 @@ def load_magiclens(
 
     Raises OSError, ValueError, TypeError or RuntimeError if it is not one.
     """
-    clip = create_clip(*read_config(directory))
-    shape = MagicLensShape(**json.loads((directory / MAGICLENS_CONFIG).read_text()))
-    model = MagicLens(clip.model, shape, encode_image=encode_image, encode_text=encode_text)
+    clip = build_clip(directory)
+    sizes, stored = json.loads((directory / MAGICLENS_CONFIG).read_text()), StoredWeights.in_folder(directory)
+    stored.check(sizes, MAGICLENS_CONFIG)
+    with stored.bound(MAGICLENS_CONFIG):
+        model = MagicLens(clip.model, MagicLensShape(**sizes), encode_image=encode_image, encode_text=encode_text)
     with readable_weights(directory):
         load_exactly(model, load_file(directory / MAGICLENS_WEIGHTS))
     model.eval().requires_grad_(False).to(device)

@@ -33,6 +33,7 @@ from services.embed.model.stacking_engine import Costs, Pair, StackingEngine, wi
 from services.nn.clip_texts import InputIds, tokenise
 from services.nn.image_transform import PREPROCESSOR, PROCESSOR, ImageTransform, published_settings
 from services.nn.loading import MODEL_CONFIG, model_type_of, quiet_loading, transformers
+from services.nn.model_configs import StoredWeights, model_config
 from services.nn.packed_linear import can_pack, pack_linear_layers
 from services.nn.weight_files import check_room, readable_weights
 
@@ -126,13 +127,14 @@ def load_mllm(
     Raises OSError, ValueError, TypeError or RuntimeError if it is not one, and ValueError if its weights do not fit
     into the device's memory.
     """
-    config = llava_config(json.loads((directory / MODEL_CONFIG).read_text()))
+    stored = StoredWeights.in_folder(directory)
+    config = llava_config(json.loads((directory / MODEL_CONFIG).read_text()), stored)
     prompt = read_prompt(directory)
     transform = image_transform(directory, config.vision_config.image_size)
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     tokenizer = InstructionTokenizer(transformers().AutoTokenizer.from_pretrained(directory, **options), prompt, config)
     check_room(directory, torch.device(device), dtype)
-    with quiet_loading(), readable_weights(directory):
+    with quiet_loading(), readable_weights(directory), stored.bound():
         whole, report = transformers().LlavaForConditionalGeneration.from_pretrained(
             directory, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
         )
@@ -166,7 +168,7 @@ def _read_projection(directory: Path) -> nn.Linear | None:
     return projection
 
 
-def llava_config(raw: Mapping[str, Any]) -> Any:
+def llava_config(raw: Mapping[str, Any], stored: StoredWeights) -> Any:
     """Return transformers' configuration of a `config.json`. Raises ValueError for another kind of model."""
     text, vision = raw.get("text_config"), raw.get("vision_config")
     if raw.get("model_type") != LLAVA or not isinstance(text, Mapping) or not isinstance(vision, Mapping):
@@ -177,8 +179,7 @@ def llava_config(raw: Mapping[str, Any]) -> Any:
     ):
         if given != known:
             raise ValueError(f"{MODEL_CONFIG}: the {part} is a {given!r}, and only {known!r} is served")
-    with quiet_loading():
-        return transformers().LlavaConfig.from_dict(dict(raw))
+    return model_config(raw, stored)
 
 
 def num_image_tokens(config: Any) -> int:

@@ -31,6 +31,7 @@ from services.embed.model.items import Embeddings, ImageItem, Item, Pixels, Read
 from services.embed.model.vlm_prompts import VLM_CONFIG, VlmPrompt, WrittenPrompt, read_vlm_prompt
 from services.nn.clip_texts import Text, tokenise
 from services.nn.loading import MODEL_CONFIG, model_type_of, quiet_loading, transformers
+from services.nn.model_configs import StoredWeights, model_config
 from services.nn.weight_files import check_room, readable_weights
 
 # the kind of such a directory in manifests of the model store
@@ -193,12 +194,11 @@ def vlm_types() -> Collection[str]:
     return names.keys()
 
 
-def vlm_config(raw: Mapping[str, Any]) -> Any:
+def vlm_config(raw: Mapping[str, Any], stored: StoredWeights) -> Any:
     """Return transformers' configuration of a `config.json`. Raises ValueError for a model without images and texts."""
     if (kind := raw.get("model_type")) not in vlm_types():
         raise ValueError(f"{MODEL_CONFIG} is of a {kind!r}, which is no vision-language model that transformers knows")
-    with quiet_loading():
-        return transformers().CONFIG_MAPPING[kind].from_dict(dict(raw))
+    return model_config(raw, stored)
 
 
 def load_vlm(
@@ -210,7 +210,8 @@ def load_vlm(
     into the device's memory.
     """
     prompt = read_vlm_prompt(directory)
-    config = vlm_config(json.loads((directory / MODEL_CONFIG).read_text()))
+    stored = StoredWeights.in_folder(directory)
+    config = vlm_config(json.loads((directory / MODEL_CONFIG).read_text()), stored)
     text = config.get_text_config()
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     with quiet_loading():
@@ -218,7 +219,7 @@ def load_vlm(
     tokenizer = VlmTokenizer(processor, prompt, int(text.max_position_embeddings))
     transform = ImageFit(prompt, 1 if prompt.max_side is not None else image_factor(processor))
     check_room(directory, torch.device(device), dtype)
-    with quiet_loading(), readable_weights(directory):
+    with quiet_loading(), readable_weights(directory), stored.bound():
         whole, report = transformers().AutoModelForImageTextToText.from_pretrained(
             directory, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
         )

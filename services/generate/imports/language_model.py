@@ -20,8 +20,9 @@ from services.generate.capacity import context_length
 from services.generate.model.language_model import ARCHITECTURES, check_config
 from services.jobs.imports.plan import Plan, left_files
 from services.jobs.imports.source import Source, read_model_config, read_object
-from services.jobs.imports.weights import find_weights
+from services.jobs.imports.weights import find_weights, stored_weights
 from services.nn.loading import quiet_loading, transformers
+from services.nn.model_configs import StoredWeights, faults_of, model_config
 
 # By the part of a model's name that tells its family; Vicuna v0 had another format.
 FAMILIES: Mapping[str, str] = {"vicuna": "vicuna_v1.1", "tulu": "tulu"}
@@ -91,7 +92,7 @@ class LanguageModelImport:
         reasons = dict.fromkeys((SENTENCEPIECE, *BYTE_PAIRS), f"{TOKENIZER} says the same")
         left = left_files(self.source, weights, {*taken, *read}, reasons)
         size = sum(present[file] for file in weights.files)
-        facts = {**_facts(config), "weight_bytes": size, "chat_template": told}
+        facts = {**_facts(config, stored_weights(self.source)), "weight_bytes": size, "chat_template": told}
         return Plan(KIND, ("generate",), tuple(taken), weights, read, made, left, facts)
 
     def build(self, folder: Path) -> None:
@@ -112,12 +113,9 @@ class LanguageModelImport:
             how = quantised.get("quant_method") if isinstance(quantised, dict) else None
             told = f"quantised weights ({how})" if how else "quantised weights"
             raise Refused(f"{CONFIG}: {told} are not served; import the model that they were made from")
-        try:
-            with quiet_loading():
-                config = transformers().CONFIG_MAPPING[raw["model_type"]].from_dict(raw)
+        config = model_config(raw, stored_weights(self.source))
+        with faults_of(CONFIG):
             check_config(config)
-        except (ValueError, TypeError, KeyError) as error:
-            raise Refused(f"{CONFIG}: {str(error).splitlines()[0]}") from None
         return config
 
     def _tokenizer_files(self) -> tuple[str, ...]:
@@ -166,9 +164,9 @@ def _checked(file: Path) -> str:
     return text
 
 
-def _facts(config: Any) -> dict[str, JsonValue]:
+def _facts(config: Any, stored: StoredWeights) -> dict[str, JsonValue]:
     """Describe a model by its configuration: nothing of its weights is read."""
-    with torch.device("meta"), quiet_loading():
+    with faults_of(CONFIG), stored.bound(), torch.device("meta"), quiet_loading():
         model = transformers().AutoModelForCausalLM.from_config(config)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32

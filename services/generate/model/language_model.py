@@ -24,6 +24,7 @@ from services.generate.prompts.templates import Piece, tokenise
 from services.nn.broken_model import BrokenModel
 from services.nn.devices import DeviceOptions, memory_of
 from services.nn.loading import quiet_loading
+from services.nn.model_configs import StoredWeights, read_config
 from services.nn.packed_linear import can_pack, pack_linear_layers
 from services.nn.weight_files import GIBIBYTE, check_room, readable_weights
 
@@ -133,14 +134,15 @@ class LanguageModel:
         OSError if a file is missing.
         """
         register_attention()
-        from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        stored = StoredWeights.in_folder(directory)
+        config = read_config(directory, stored)
         check_config(config)
         device = options.choose_device()
         check_room(directory, device, options.choose_dtype(device))
         torch.set_num_threads(options.choose_num_threads(config.hidden_size))
-        with quiet_loading(), readable_weights(directory):
+        with quiet_loading(), readable_weights(directory), stored.bound():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 directory,
                 config=config,

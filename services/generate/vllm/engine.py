@@ -20,6 +20,7 @@ from services.generate.vllm.answers import VllmAnswers, VllmCalibrator, VllmRank
 from services.generate.vllm.client import ServedModel, VllmAddress, VllmClient, one_token
 from services.nn.broken_model import BrokenModel
 from services.nn.loading import transformers
+from services.nn.model_configs import UNKNOWN_WEIGHTS, read_config
 from services.nn.reference_outputs import TOLERANCES, check_outputs, read_reference
 
 
@@ -142,7 +143,7 @@ class VllmAnswering:
 def read_model(directory: Path) -> tuple[Any, ModelConfig]:
     """Read the tokenizer and the configuration of a Hugging Face folder, without its weights. Raises OSError."""
     library, options = transformers(), {"local_files_only": True, "trust_remote_code": False}
-    config = library.AutoConfig.from_pretrained(directory, **options)
+    config = read_config(directory, UNKNOWN_WEIGHTS)
     if (directory / "generation_config.json").exists():
         generation_config = library.GenerationConfig.from_pretrained(directory, local_files_only=True)
     else:

@@ -18,10 +18,11 @@ from services.jobs.imports.clip_weights import (
     convert_trained_clip,
 )
 from services.jobs.imports.plan import Plan, left_files
-from services.jobs.imports.source import Source
+from services.jobs.imports.source import Source, read_object
 from services.jobs.imports.weights import PICKLES, shards_of
 from services.jobs.released_weights import UnusableWeights, is_torch_script
 from services.nn.clip_model import OPEN_CLIP_CONFIG, OPEN_CLIP_WEIGHTS
+from services.nn.model_configs import StoredWeights, faults_of
 from services.nn.plain_clip import OPEN_CLIP_KIND
 
 FILES = (*PICKLES, ".safetensors")
@@ -53,6 +54,8 @@ class ClipImport:
             raise Refused(f"--architecture is for one file of a training, and {self.source.uri} says what it is")
         made = {OPEN_CLIP_CONFIG: "the source's configuration", OPEN_CLIP_WEIGHTS: "the source's weights"}
         size = sum(self.source.files[path] for path in read)
+        if layout in ("open-clip", "hugging-face"):
+            StoredWeights.in_bytes(size).check(read_object(self.source, read[0]), read[0])
         left = left_files(self.source, None, read, {})
         facts: dict[str, JsonValue] = {
             "layout": layout,
@@ -64,15 +67,16 @@ class ClipImport:
     def build(self, folder: Path) -> None:
         """Convert the source into the folder. Raises Refused."""
         layout = self._layout()
-        try:
-            if layout == "openai":
-                convert_openai_clip(self._only_file(), folder)
-            elif layout == "training":
-                convert_trained_clip(self._only_file(), folder, architecture=self.architecture)
-            else:
-                self._convert_folder(layout, folder)
-        except UnusableWeights as error:
-            raise Refused(str(error)) from None
+        with faults_of(self.source.uri):
+            try:
+                if layout == "openai":
+                    convert_openai_clip(self._only_file(), folder)
+                elif layout == "training":
+                    convert_trained_clip(self._only_file(), folder, architecture=self.architecture)
+                else:
+                    self._convert_folder(layout, folder)
+            except UnusableWeights as error:
+                raise Refused(str(error)) from None
 
     def _layout(self) -> Layout:
         if OPEN_CLIP_CONFIG in self.source.files:

@@ -22,6 +22,7 @@ from services.core.refusals import Refused
 from services.jobs.imports.source import Source, read_object
 from services.jobs.progress import watched
 from services.jobs.released_weights import DAMAGED, State, UnusableWeights, is_torch_script
+from services.nn.model_configs import StoredWeights
 from services.nn.weight_files import check_sizes, shapes_in
 
 INDEX = "model.safetensors.index.json"
@@ -68,6 +69,11 @@ def find_weights(source: Source) -> Weights:
         f"{source.uri} has no weights that can be imported: neither {' nor '.join(single for single, _ in FORMATS)}, "
         "nor an index of shards"
     )
+
+
+def stored_weights(source: Source) -> StoredWeights:
+    """Return the most that a source's weights can hold, from the sizes of their files. Raises as `find_weights`."""
+    return StoredWeights.in_bytes(sum(source.files[file] for file in find_weights(source).files))
 
 
 def shards_of(source: Source, index: str) -> tuple[str, ...]:

@@ -13,8 +13,9 @@ from pydantic import JsonValue
 from services.core.refusals import Refused
 from services.jobs.imports.plan import Plan, left_files
 from services.jobs.imports.source import Source, read_model_config, read_object
-from services.jobs.imports.weights import find_weights
+from services.jobs.imports.weights import find_weights, stored_weights
 from services.nn.loading import quiet_loading, transformers
+from services.nn.model_configs import StoredWeights, faults_of, model_config
 from services.predict.data.rows import BadData
 from services.predict.data.task_file import read_task_file
 from services.predict.model.task_description import TASK_FILE, TaskDescription
@@ -73,7 +74,10 @@ class T5Import:
             {*taken, *read},
             {SENTENCEPIECE: f"{TOKENIZER} says the same", TASK_FILE: "--task wins"},
         )
-        facts = {**_facts(config), "weight_bytes": sum(present[file] for file in weights.files)}
+        facts = {
+            **_facts(config, stored_weights(self.source)),
+            "weight_bytes": sum(present[file] for file in weights.files),
+        }
         return Plan(KIND, ("predict",), tuple(taken), weights, read, made, left, facts)
 
     def build(self, folder: Path) -> None:
@@ -99,12 +103,7 @@ class T5Import:
         return TaskDescription.of(task, prefixes, has_rationales=self.rationale_prefix is not None)
 
     def _config(self) -> Any:
-        raw = read_model_config(self.source)
-        try:
-            with quiet_loading():
-                return transformers().T5Config.from_dict(raw)
-        except (ValueError, TypeError, KeyError) as error:
-            raise Refused(f"{CONFIG}: {str(error).splitlines()[0]}") from None
+        return model_config(read_model_config(self.source), stored_weights(self.source))
 
     def _make_tokenizer(self, folder: Path) -> None:
         given = {**read_object(self.source, BESIDE_TOKENIZER[1]), **read_object(self.source, BESIDE_TOKENIZER[0])}
@@ -115,8 +114,8 @@ class T5Import:
             transformers().T5Tokenizer.from_pretrained(looked_in, **config).save_pretrained(folder)
 
 
-def _facts(config: Any) -> dict[str, JsonValue]:
-    with torch.device("meta"), quiet_loading():
+def _facts(config: Any, stored: StoredWeights) -> dict[str, JsonValue]:
+    with faults_of(CONFIG), stored.bound(), torch.device("meta"), quiet_loading():
         model = transformers().T5ForConditionalGeneration(config)
     is_gated = "gated" in config.feed_forward_proj
     return {

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from services.nn.devices import DeviceOptions
 from services.nn.loading import quiet_loading, transformers
+from services.nn.model_configs import StoredWeights, read_config
 from services.nn.packed_linear import can_pack
 from services.nn.weight_files import shapes_in
 from services.predict.model.scoring import Best, BestFirst, Candidates, DecoderRows
@@ -104,7 +105,8 @@ class Student:
         Raises ValueError for an architecture other than T5, for weights that are quantised or missing, for float16, in
         which T5's activations overflow, and for a device that this machine lacks; OSError if a file is missing.
         """
-        config = transformers().AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        stored = StoredWeights.in_folder(directory)
+        config = read_config(directory, stored)
         if config.model_type != "t5":
             raise ValueError(f"the architecture {config.model_type!r} is not t5")
         if getattr(config, "quantization_config", None) is not None:
@@ -113,7 +115,7 @@ class Student:
         dtype = options.choose_dtype(device)
         if dtype == torch.float16:
             raise ValueError("a T5 overflows in float16: choose bfloat16 or float32")
-        with quiet_loading():
+        with quiet_loading(), stored.bound():
             loaded: Any = transformers().T5ForConditionalGeneration.from_pretrained(
                 directory,
                 config=config,

@@ -23,6 +23,7 @@ from services.jobs.inquiry import OutputError
 from services.jobs.interruption import interruptible, resumable
 from services.jobs.options import StoreUrl, command_line, output_folder
 from services.nn.loading import transformers
+from services.nn.model_configs import StoredWeights, read_config
 from services.nn.weight_files import readable_weights
 from services.predict.data.rows import BadData, LabelSource
 from services.predict.data.task_file import read_task_file
@@ -82,10 +83,11 @@ class StudentRun:
             raise ValueError(
                 f"model {self.model!r} is neither a directory with a config.json nor one of {', '.join(SHAPES)}"
             )
-        config = transformers().AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        stored = StoredWeights.in_folder(directory)
+        config = read_config(directory, stored)
         if config.model_type != "t5":
             raise ValueError(f"{self.model}: the architecture {config.model_type!r} is not t5")
-        with readable_weights(directory):
+        with readable_weights(directory), stored.bound():
             model: Any = transformers().T5ForConditionalGeneration.from_pretrained(
                 directory, config=config, dtype="float32", local_files_only=True
             )

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from services.nn.clip_model import OPEN_CLIP_WEIGHTS, ClipModel, create_clip, read_config, save_clip
+from services.nn.clip_model import OPEN_CLIP_WEIGHTS, ClipModel, build_clip, save_clip
 from services.nn.text_transformer import clamped_scale
 from services.score.model.dense_features import check_towers
 
@@ -61,7 +61,7 @@ def load_fsc_clip(
 ) -> FscClipCheckpoint:
     """Read an FSC-CLIP directory for inference. Raises OSError, ValueError or RuntimeError if it is not one."""
     local_weight, temperature = _read_settings(directory / FSC_CLIP_CONFIG)
-    clip = create_clip(*read_config(directory))
+    clip = build_clip(directory)
     clip.model.load_state_dict(load_file(directory / OPEN_CLIP_WEIGHTS))
     clip.model.eval().requires_grad_(False)
     clip.model.to(device=device, dtype=dtype)

@@ -19,6 +19,7 @@ from services.jobs.training import Run, gather, train
 from services.nn.clip_model import ClipModel
 from services.nn.clip_tokenizer import Tokenizer
 from services.nn.loading import transformers
+from services.nn.model_configs import StoredWeights, read_config
 from services.nn.text_transformer import MAX_LOG_SCALE
 from services.score.read_clip import IGNORED, alignment_loss, reconstruction_loss
 from services.score.training.batches import OtherCaptions, TuningBatch, TuningData
@@ -106,7 +107,11 @@ def small_decoder(vocab_size: int, width: int) -> CaptionDecoder:
 def read_decoder(folder: Path, width: int, max_length: int) -> tuple[CaptionDecoder, Labels]:
     """Read the frozen decoder of a T5 in transformers' layout, and what makes its labels. Raises Refused."""
     try:
-        t5 = transformers().T5ForConditionalGeneration.from_pretrained(folder, local_files_only=True)
+        stored = StoredWeights.in_folder(folder)
+        with stored.bound():
+            t5 = transformers().T5ForConditionalGeneration.from_pretrained(
+                folder, config=read_config(folder, stored), local_files_only=True
+            )
         tokenizer = transformers().AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:
         raise Refused(f"{folder} can't be read as a T5: {error}") from error

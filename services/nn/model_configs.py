@@ -1,0 +1,250 @@
+"""Configurations of models, bounded by the weights that are stored with them before anything is built.
+
+A few lines of a configuration may ask for any number of layers. Its fields are compared with what the files of the
+weights hold, and what is built from it is counted meanwhile, which stops it before it takes memory and time.
+"""
+
+import json
+import math
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
+
+from services.core.printable import printable
+from services.core.refusals import Refused
+from services.nn.loading import MODEL_CONFIG, quiet_loading, transformers
+from services.nn.weight_files import MAX_SHARED, readable_weights, shapes_in
+
+# Numbers of what has a tensor each, at least.
+COUNTS = re.compile(r"(num|n)_(\w+_)?(layers?|blocks|experts)|n_layers?|layers|depths?|conv_stem_blocks")
+# Dimensions of weights.
+SIZES = re.compile(
+    r"(\w+_)?(vocab|hidden|intermediate)_size|d_(model|ff|kv)|n_embd|(embed|projection|head)_dim"
+    r"|(\w+_)?width|hidden|conv_stem"
+)
+OTHERS = re.compile(r"(num|n)_(\w+_)?heads?|heads|context_length|max_position_embeddings|(image|patch)_size")
+NEVER_ZERO = re.compile(
+    r"num_hidden_layers|num_layers|n_layers?|layers|((num|n)_(\w+_)?)?heads?|(vocab|hidden|image|patch)_size|d_model|n_embd|width"
+)
+# Those that some models have one of a layer or a side.
+LISTS = re.compile(r"layers|depths?|conv_stem(_blocks)?|(image|patch|intermediate)_size|(num|n)_(\w+_)?heads?")
+MAX_COUNT, MAX_OTHER = 10_000, 2**31 - 1
+# The fewest bytes of a tensor in a file: its entry in the header.
+ENTRY_BYTES = 50
+# What a model may have beside its weights: masks and positions that are computed, and modules without weights.
+FREE_NUMBERS, FREE_MODULES, MODULES_OF_A_TENSOR = 2**24, 10_000, 64
+# The engines choose these: those of a source may name code that transformers would download.
+CHOSEN = re.compile(r"_?(attn|experts)_implementation\w*|auto_map|kernel_config|use_kernels")
+MAX_SHOWN = 200
+
+
+class _TooLarge(Exception):
+    """More is built than the weights have."""
+
+
+@dataclass
+class _Budget:
+    """What a thread may still build."""
+
+    num_numbers: int
+    num_modules: int
+
+    def take(self, *, num_numbers: int = 0, num_modules: int = 0) -> None:
+        self.num_numbers -= num_numbers
+        self.num_modules -= num_modules
+        if self.num_numbers < 0 or self.num_modules < 0:
+            raise _TooLarge
+
+
+class _Building(threading.local):
+    budget: _Budget | None = None
+
+
+_building = _Building()
+
+
+@dataclass(frozen=True)
+class StoredWeights:
+    """What files of weights hold."""
+
+    num_numbers: int
+    num_tensors: int
+
+    @classmethod
+    def in_bytes(cls, num_bytes: int) -> "StoredWeights":
+        """Return the most that files of this size can hold."""
+        return cls(num_bytes, num_bytes // ENTRY_BYTES)
+
+    @classmethod
+    def in_folder(cls, directory: Path) -> "StoredWeights":
+        """Read the headers of safetensors files, and the sizes of others.
+
+        Raises Refused for damaged files, and FileNotFoundError if there are none.
+        """
+        files = [*directory.rglob("*.safetensors")]
+        pickles = [*directory.glob("*.bin")]
+        if not files and not pickles:
+            raise FileNotFoundError(f"{directory} has no weights")
+        with readable_weights(directory):
+            shapes = [shape for file in files for _, shape in shapes_in(file)]
+        pickled = cls.in_bytes(sum(file.stat().st_size for file in pickles))
+        return cls(sum(map(math.prod, shapes)) + pickled.num_numbers, len(shapes) + pickled.num_tensors)
+
+    def check(self, raw: Mapping[str, Any], file: str) -> None:
+        """Raises Refused, naming the field and its limit, for one that the weights can't have, or that is no size."""
+        for name, value in _fields(raw):
+            last = name.rpartition(".")[2]
+            if isinstance(value, float) and math.isnan(value):
+                raise Refused(f"{file}: {name} is not a number")
+            if (most := self._most(last)) is None:
+                continue
+            least = 1 if NEVER_ZERO.fullmatch(last) else 0
+            for size in value if isinstance(value, list) and LISTS.fullmatch(last) else [value]:
+                if size is None:
+                    continue
+                if not isinstance(size, int) or isinstance(size, bool) or size < least:
+                    raise Refused(f"{file}: {name} is {_shown(size)}: it must be a whole number from {least}")
+                if size > most:
+                    told = f"; its weights are {self.num_numbers} numbers in at most {self.num_tensors} tensors"
+                    raise Refused(f"{file}: {name} is {size}: it must be at most {most}{told}")
+
+    @contextmanager
+    def bound(self, file: str = MODEL_CONFIG) -> Iterator[None]:
+        """Raises Refused as soon as a model that this thread builds in this block is too large for the weights."""
+        _watch_modules()
+        _building.budget = _Budget(
+            MAX_SHARED * self.num_numbers + FREE_NUMBERS, MODULES_OF_A_TENSOR * self.num_tensors + FREE_MODULES
+        )
+        try:
+            yield
+        except _TooLarge:
+            told = f"{self.num_numbers} numbers in at most {self.num_tensors} tensors"
+            raise Refused(f"{file}: a model of these sizes is far larger than its weights, {told}") from None
+        finally:
+            _building.budget = None
+
+    def _most(self, name: str) -> int | None:
+        if COUNTS.fullmatch(name):
+            return min(self.num_tensors, MAX_COUNT)
+        if SIZES.fullmatch(name):
+            return self.num_numbers
+        return MAX_OTHER if OTHERS.fullmatch(name) else None
+
+
+# Of a folder whose weights another program reads.
+UNKNOWN_WEIGHTS = StoredWeights.in_bytes(2**50)
+
+
+def read_config(directory: Path, stored: StoredWeights, *, may_choose: bool = True) -> Any:
+    """Read the configuration of a folder in transformers' layout, as `model_config`. Raises OSError without one.
+
+    Without `may_choose`, also raises Refused for what a source must not choose.
+    """
+    try:
+        raw = json.loads((directory / MODEL_CONFIG).read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise Refused(f"{MODEL_CONFIG} is not JSON: {error}") from None
+    config = model_config(raw, stored)
+    if not may_choose and _without_choices(raw) != raw:
+        raise Refused(f"{MODEL_CONFIG} names code that computes it (attn_implementation, auto_map)")
+    return config
+
+
+def model_config(raw: Any, stored: StoredWeights) -> Any:
+    """Return transformers' configuration of the content of a `config.json`, without what a source must not choose.
+
+    Raises Refused, naming the field, for sizes that the weights can't have, and for values that transformers refuses.
+    """
+    if not isinstance(raw, Mapping):
+        raise Refused(f"{MODEL_CONFIG} is not a JSON object")
+    stored.check(raw, MODEL_CONFIG)
+    kinds, kind = transformers().CONFIG_MAPPING, raw.get("model_type")
+    if kind == "mistral" and "layer_types" in raw:
+        kind = "ministral"  # as AutoConfig does
+    if not isinstance(kind, str) or kind not in kinds:
+        raise Refused(f"{MODEL_CONFIG}: model_type is {_shown(kind)}, an architecture that transformers does not know")
+    with faults_of(MODEL_CONFIG), quiet_loading():
+        return kinds[kind].from_dict(_without_choices(raw))
+
+
+@contextmanager
+def faults_of(file: str) -> Iterator[None]:
+    """Raises Refused, naming the file and what is wrong in a line, where a library does not take what the file says."""
+    try:
+        yield
+    except Refused:
+        raise
+    except unexpected() as error:
+        told = " ".join(str(error).split())
+        told = told if " " in told else f"{type(error).__name__} {told}"
+        raise Refused(f"{file}: {_cut(told)}") from error
+
+
+def unexpected() -> tuple[type[Exception], ...]:
+    """Return what libraries raise for values of a configuration that they do not expect."""
+    from huggingface_hub.errors import StrictDataclassError  # known only where transformers was imported
+
+    of_values = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, RuntimeError)
+    return (*of_values, StrictDataclassError)
+
+
+def _fields(raw: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield all values that are no objects, by their path."""
+    waiting: list[tuple[str, Any]] = list(raw.items())
+    while waiting:
+        name, value = waiting.pop()
+        if isinstance(value, Mapping):
+            waiting += [(f"{name}.{inner}", one) for inner, one in value.items()]
+        else:
+            yield name, value
+
+
+def _without_choices(raw: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: _without_choices(value) if isinstance(value, Mapping) else value
+        for name, value in raw.items()
+        if not CHOSEN.fullmatch(name)
+    }
+
+
+def _shown(value: Any) -> str:
+    return _cut(repr(value))
+
+
+def _cut(text: str) -> str:
+    shown = printable(text)
+    return shown if len(shown) <= MAX_SHOWN else f"{shown[:MAX_SHOWN]}…"
+
+
+@cache
+def _watch_modules() -> None:
+    """Count what each thread builds, from now on. torch has these hooks for all modules alone."""
+    register_module_parameter_registration_hook(_count_tensor)
+    register_module_buffer_registration_hook(_count_tensor)
+    register_module_module_registration_hook(_count_module)
+
+
+def _count_tensor(module: nn.Module, name: str, tensor: Tensor | None) -> None:
+    budget = _building.budget
+    if budget is None or tensor is None:
+        return
+    before = module._parameters.get(name, module._buffers.get(name))
+    if before is None or before.shape != tensor.shape:  # tied and loaded weights take the place of others
+        budget.take(num_numbers=tensor.numel())
+
+
+def _count_module(module: nn.Module, name: str, part: nn.Module | None) -> None:
+    if _building.budget is not None:
+        _building.budget.take(num_modules=1)
