@@ -96,7 +96,7 @@ class StoredWeights:
         files = [*directory.rglob("*.safetensors")]
         pickles = [*directory.glob("*.bin")]
         if not files and not pickles:
-            raise FileNotFoundError(f"{directory} has no weights")
+            raise FileNotFoundError(f"{directory} has no model.safetensors, nor other weights")
         with readable_weights(directory):
             shapes = [shape for file in files for _, shape in shapes_in(file)]
         pickled = cls.in_bytes(sum(file.stat().st_size for file in pickles))
