@@ -56,11 +56,12 @@ def write_reference(kind: str, directory: Path) -> None:
     from services.nn.model_configs import unexpected
     from services.nn.reference_outputs import REFERENCE_FILE, make_reference
 
+    unreadable: tuple[type[Exception], ...] = (OSError, *unexpected())
     try:
         engine = _load(kind, directory)
     except (ImportError, MemoryError) as error:
         raise NoReference(f"it can't be loaded here: {error!r}") from error
-    except (OSError, *unexpected()) as error:
+    except unreadable as error:
         reason = str(error).splitlines()[0] if str(error) else repr(error)
         raise InvalidCheckpoint(
             f"{directory} can't be loaded as {kind}: {reason} (--no-reference: publish unchecked)"

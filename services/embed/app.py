@@ -18,8 +18,7 @@ from services.embed.http.routes import embed_models_router, embed_router
 from services.embed.model.engines import ENGINES
 from services.embed.service import Embedder, EmbedModels, EmbedService, ModelFacts
 from services.embed.settings import EmbedSettings
-from services.nn.devices import DeviceOptions
-from services.nn.weight_files import parameter_bytes
+from services.nn.devices import DeviceOptions, parameter_bytes
 
 if TYPE_CHECKING:
     from services.embed.collections.service import CollectionService

@@ -18,8 +18,7 @@ from services.generate.settings import GenerateSettings
 from services.generate.vllm.client import VllmAddress
 from services.generate.vllm.engine import VllmEngine
 from services.generate.vllm.stepper import VllmStepper
-from services.nn.devices import DeviceOptions
-from services.nn.weight_files import parameter_bytes
+from services.nn.devices import DeviceOptions, parameter_bytes
 
 CHECKPOINT_KIND = "causal-lm"
 

@@ -1,16 +1,20 @@
 """The device, dtype and threads that a checkpoint runs with."""
 
+import math
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 import torch
 
 from services.core.errors import is_out_of_memory as is_out_of_memory
 from services.core.memory import available_bytes
+from services.nn.weight_files import readable_weights, shapes_in
 
 DeviceName = Literal["auto", "cuda", "mps", "cpu"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 
+GIBIBYTE = 2**30
 # In a transformer of at most this width the operations are so short that threads lose more by waiting for each other
 # than they gain, especially if other processes share the cores.
 NARROW_WIDTH = 256
@@ -65,3 +69,33 @@ class DeviceOptions:
     def choose_num_threads(self, width: int) -> int:
         """Return the number of threads for a model of this width (numbers per token)."""
         return self.num_threads or (1 if width <= NARROW_WIDTH else self.all_threads)
+
+
+def check_room(directory: Path, device: torch.device, dtype: torch.dtype) -> None:
+    """Raises ValueError, naming both sizes, if weights in this dtype do not fit into the memory of a device.
+
+    Only the headers of the files are read.
+    """
+    memory, needed = memory_of(device), weight_bytes(directory, dtype)
+    if memory is not None and needed > memory:
+        named = str(dtype).removeprefix("torch.")
+        sizes = f"{needed / GIBIBYTE:.1f} GiB in {named}, and {device} has {memory / GIBIBYTE:.1f} GiB free"
+        raise ValueError(f"its weights take {sizes}")
+
+
+def weight_bytes(directory: Path, dtype: torch.dtype) -> int:
+    """Return the bytes of all weights in `directory` in this dtype, whatever that of the files, from their headers.
+
+    Raises ValueError for a file that is no safetensors file.
+    """
+    with readable_weights(directory):
+        files = directory.rglob("*.safetensors")
+        return sum(math.prod(shape) for file in files for _, shape in shapes_in(file)) * dtype.itemsize
+
+
+def parameter_bytes(directory: Path, options: DeviceOptions) -> int:
+    """Return the bytes that the weights in `directory` take on the device and in the dtype of these options.
+
+    Raises what `weight_bytes` and `DeviceOptions.choose_device` raise.
+    """
+    return weight_bytes(directory, options.choose_dtype(options.choose_device()))

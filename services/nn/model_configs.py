@@ -22,7 +22,6 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
-from services.core.printable import printable
 from services.core.refusals import Refused
 from services.nn.loading import MODEL_CONFIG, quiet_loading, transformers
 from services.nn.weight_files import MAX_SHARED, readable_weights, shapes_in
@@ -56,7 +55,7 @@ class _TooLarge(Exception):
 
 @dataclass
 class _Budget:
-    """What a thread may still build."""
+    """The numbers and modules that a thread may still build."""
 
     num_numbers: int
     num_modules: int
@@ -77,7 +76,7 @@ _building = _Building()
 
 @dataclass(frozen=True)
 class StoredWeights:
-    """What files of weights hold."""
+    """The numbers and tensors in files of weights."""
 
     num_numbers: int
     num_tensors: int
@@ -224,8 +223,7 @@ def _shown(value: Any) -> str:
 
 
 def _cut(text: str) -> str:
-    shown = printable(text)
-    return shown if len(shown) <= MAX_SHOWN else f"{shown[:MAX_SHOWN]}…"
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
 
 
 @cache

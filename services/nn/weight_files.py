@@ -1,6 +1,5 @@
 """Weights in files: detection of those that can't result from training, and of those that are not the model's."""
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,9 +11,7 @@ from torch import Tensor
 
 from services.core.refusals import Refused, shown_names
 from services.nn.broken_model import BrokenModel
-from services.nn.devices import DeviceOptions, memory_of
 
-GIBIBYTE = 2**30
 # Weights of trained models are far smaller; products of larger ones overflow.
 MAX_WEIGHT = 1e6
 # Share of the numbers in matrices: some matrices are never trained, and keep their initial values.
@@ -99,36 +96,6 @@ def _tensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
                     continue
                 # torch has no minimum and maximum of 8-bit numbers
                 yield name, tensor.float() if tensor.dtype.itemsize == 1 else tensor
-
-
-def check_room(directory: Path, device: torch.device, dtype: torch.dtype) -> None:
-    """Raises ValueError, naming both sizes, if weights in this dtype do not fit into the memory of a device.
-
-    Only the headers of the files are read.
-    """
-    memory, needed = memory_of(device), weight_bytes(directory, dtype)
-    if memory is not None and needed > memory:
-        named = str(dtype).removeprefix("torch.")
-        sizes = f"{needed / GIBIBYTE:.1f} GiB in {named}, and {device} has {memory / GIBIBYTE:.1f} GiB free"
-        raise ValueError(f"its weights take {sizes}")
-
-
-def weight_bytes(directory: Path, dtype: torch.dtype) -> int:
-    """Return the bytes of all weights in `directory` in this dtype, whatever that of the files, from their headers.
-
-    Raises ValueError for a file that is no safetensors file.
-    """
-    with readable_weights(directory):
-        files = directory.rglob("*.safetensors")
-        return sum(math.prod(shape) for file in files for _, shape in shapes_in(file)) * dtype.itemsize
-
-
-def parameter_bytes(directory: Path, options: DeviceOptions) -> int:
-    """Return the bytes that the weights in `directory` take on the device and in the dtype of these options.
-
-    Raises what `weight_bytes` and `DeviceOptions.choose_device` raise.
-    """
-    return weight_bytes(directory, options.choose_dtype(options.choose_device()))
 
 
 def shapes_in(file: Path) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -10,9 +10,8 @@ from services.core.images.references import ImageLimits
 from services.core.metrics import Metrics
 from services.core.openai_client import Endpoint
 from services.core.serving.model_service import ModelService
-from services.nn.devices import DeviceOptions
+from services.nn.devices import DeviceOptions, parameter_bytes
 from services.nn.plain_clip import OPEN_CLIP_KIND
-from services.nn.weight_files import parameter_bytes
 from services.score.call import CallLimits
 from services.score.engine import ModelFacts, ScoreEngine
 from services.score.http.routes import negatives_router, score_models_router, score_router

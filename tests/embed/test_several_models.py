@@ -13,9 +13,8 @@ from services.core.store.store import Store
 from services.embed.app import create_embed
 from services.embed.settings import EmbedSettings
 from services.jobs.imports.clip_weights import convert_openai_clip
-from services.nn.devices import DeviceOptions
+from services.nn.devices import DeviceOptions, parameter_bytes
 from services.nn.plain_clip import OPEN_CLIP_KIND
-from services.nn.weight_files import parameter_bytes
 from tests.core.image_files import encode, scene
 from tests.embed.tiny import wait_until_ready, write_tiny_checkpoint
 from tests.published_clips import write_openai

@@ -13,8 +13,7 @@ from services.core.store.manifest import CheckpointInfo
 from services.core.store.store import Store
 from services.generate.app import create_generate
 from services.generate.settings import GenerateSettings
-from services.nn.devices import DeviceOptions
-from services.nn.weight_files import parameter_bytes
+from services.nn.devices import DeviceOptions, parameter_bytes
 from tests.embed.tiny import wait_until_ready
 from tests.generate.tiny_models import save_tiny
 

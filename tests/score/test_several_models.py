@@ -10,9 +10,8 @@ from starlette.testclient import TestClient
 from services.core.store.manifest import CheckpointInfo
 from services.core.store.store import Store
 from services.jobs.imports.clip_weights import convert_openai_clip
-from services.nn.devices import DeviceOptions
+from services.nn.devices import DeviceOptions, parameter_bytes
 from services.nn.plain_clip import OPEN_CLIP_KIND
-from services.nn.weight_files import parameter_bytes
 from services.score.model.checkpoint import FSC_CLIP_KIND
 from tests.core.image_files import encode, scene
 from tests.published_clips import write_openai

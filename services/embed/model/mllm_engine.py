@@ -31,11 +31,12 @@ from services.embed.model.image_engine import to_rows
 from services.embed.model.items import Embeddings, ImageItem, Item
 from services.embed.model.stacking_engine import Costs, Pair, StackingEngine, with_last
 from services.nn.clip_texts import InputIds, tokenise
+from services.nn.devices import check_room
 from services.nn.image_transform import PREPROCESSOR, PROCESSOR, ImageTransform, published_settings
 from services.nn.loading import MODEL_CONFIG, model_type_of, quiet_loading, transformers
 from services.nn.model_configs import StoredWeights, model_config
 from services.nn.packed_linear import can_pack, pack_linear_layers
-from services.nn.weight_files import check_room, readable_weights
+from services.nn.weight_files import readable_weights
 
 # the kind of such a directory in manifests of the model store
 MLLM_KIND = "focallens-mllm"

@@ -30,9 +30,10 @@ from services.embed.model.image_engine import ImageEngine, to_rows
 from services.embed.model.items import Embeddings, ImageItem, Item, Pixels, Reading
 from services.embed.model.vlm_prompts import VLM_CONFIG, VlmPrompt, WrittenPrompt, read_vlm_prompt
 from services.nn.clip_texts import Text, tokenise
+from services.nn.devices import check_room
 from services.nn.loading import MODEL_CONFIG, model_type_of, quiet_loading, transformers
 from services.nn.model_configs import StoredWeights, model_config
-from services.nn.weight_files import check_room, readable_weights
+from services.nn.weight_files import readable_weights
 
 # the kind of such a directory in manifests of the model store
 VLM_KIND = "vlm-embedding"

@@ -22,11 +22,11 @@ from services.generate.model.kv_cache import CacheShape, KVCache, Slot
 from services.generate.model.packing import DecodePass, Interventions, PrefillPass, RerunPass, Stretch
 from services.generate.prompts.templates import Piece, tokenise
 from services.nn.broken_model import BrokenModel
-from services.nn.devices import DeviceOptions, memory_of
+from services.nn.devices import GIBIBYTE, DeviceOptions, check_room, memory_of
 from services.nn.loading import quiet_loading
 from services.nn.model_configs import StoredWeights, read_config
 from services.nn.packed_linear import can_pack, pack_linear_layers
-from services.nn.weight_files import GIBIBYTE, check_room, readable_weights
+from services.nn.weight_files import readable_weights
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 # Its position embeddings change with the longest sequence of a pass, so an answer would depend on its neighbours.
