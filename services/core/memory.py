@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-MEMINFO = Path("/proc/meminfo")
+MEMINFO, STATM = Path("/proc/meminfo"), Path("/proc/self/statm")
 
 
 def available_bytes() -> int | None:
@@ -20,6 +20,14 @@ def available_bytes() -> int | None:
         return None
     kibibytes = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
     return int(kibibytes[0]) * 1024 if kibibytes else None
+
+
+def resident_bytes() -> int:
+    """Return the memory that this process holds, 0 where the system does not tell (all but Linux)."""
+    try:
+        return int(STATM.read_text().split()[1]) * mmap.PAGESIZE
+    except OSError:
+        return 0
 
 
 def check_memory(num_bytes: int) -> None:

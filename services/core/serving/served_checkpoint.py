@@ -5,6 +5,7 @@ requests and is released. A version that fails any of these steps is rejected, a
 """
 
 import asyncio
+import ctypes
 import math
 import threading
 import time
@@ -19,7 +20,7 @@ import structlog
 
 from services.core.errors import Overloaded
 from services.core.http.health import CheckResult
-from services.core.memory import return_freed_memory
+from services.core.memory import resident_bytes, return_freed_memory
 from services.core.metrics import Metrics
 from services.core.settings import DEFAULT_CHECKPOINT_CACHE_BYTES
 from services.core.store.errors import CorruptCheckpoint, InvalidCheckpoint, StoreError, StoreUnavailable, UnservedKind
@@ -37,12 +38,23 @@ class CheckpointEngine(Protocol):
 
 
 THREAD_NAME = "load-checkpoint"
+# How often the memory is looked at while a version loads, and how often a thread is asked to end.
+LOOK_S = 0.5
+MAX_GIVE_UPS = 4
+# The memory that a version may take while it loads beside another one: a multiple of its files, which engines widen,
+# copy and pack, and what else the process may take meanwhile.
+GROWTH_OF_FILES = 8
+FREE_GROWTH_BYTES = 4 * 2**30
 
 EngineT = TypeVar("EngineT", bound=CheckpointEngine)
 
 
 class Refused(Exception):
     """A version that must not serve; the message may be shown to clients."""
+
+
+class _GivenUp(BaseException):
+    """Raised in a thread whose version has taken too long; nothing but the thread's end handles it."""
 
 
 def is_loading() -> bool:
@@ -56,12 +68,23 @@ class Candidate(Generic[EngineT]):
     Everything runs on a thread of its own, since any step may hang, while the compute thread runs the batches of the
     version that serves. That thread ends afterwards: a thread that has computed keeps a team of OpenMP workers, and
     while a process has more of them than cores, those of the compute thread sleep between two operations, which makes
-    a forward pass on a CPU a tenth longer. A thread can't be killed: one that was given up keeps what it holds until
-    the process ends, which it does not prevent.
+    a forward pass on a CPU a tenth longer.
+
+    One that takes too long, or more than `max_growth_bytes` of memory, is given up: _GivenUp is raised in its thread,
+    which ends at its next line of Python and lets go of what it holds. A thread that hangs in a library gets it as soon
+    as it comes back; it prevents neither later versions nor the end of the process.
     """
 
-    def __init__(self, label: str, load: Callable[[], EngineT], *, is_checked_before: bool = False) -> None:
+    def __init__(
+        self,
+        label: str,
+        load: Callable[[], EngineT],
+        *,
+        is_checked_before: bool = False,
+        max_growth_bytes: int | None = None,
+    ) -> None:
         self._label = label
+        self._max_growth_bytes = max_growth_bytes
         self._load = load
         self._is_checked_before = is_checked_before
         self._step = "load"
@@ -71,12 +94,14 @@ class Candidate(Generic[EngineT]):
         """Return the engine, ready to serve. Raises Refused for one that fails, or is not ready within `timeout_s`, and
         StoreUnavailable where something else is not there yet that the version needs.
         """
-        threading.Thread(target=self._work, name=THREAD_NAME, daemon=True).start()
+        thread = threading.Thread(target=self._work, name=THREAD_NAME, daemon=True)
+        thread.start()
         engine = asyncio.wrap_future(self._engine)
         try:
-            await asyncio.wait([engine], timeout=timeout_s)
-            if not engine.done():
-                raise Refused(f"{self._label}: it did not {self._step} within {timeout_s:g} s")
+            reason = await self._awaited(engine, timeout_s)
+            if reason is not None:
+                await _given_up(thread, engine)
+                raise Refused(f"{self._label}: {reason}")
             return engine.result()
         except (Refused, StoreUnavailable):
             raise
@@ -88,7 +113,23 @@ class Candidate(Generic[EngineT]):
         finally:
             engine.cancel()  # one that was given up has no waiter
 
+    async def _awaited(self, engine: asyncio.Future[EngineT], timeout_s: float) -> str | None:
+        """Return when the engine is there or its loading failed, or say why it must be given up."""
+        end, before = time.monotonic() + timeout_s, resident_bytes()
+        while True:
+            await asyncio.wait([engine], timeout=max(0.0, min(LOOK_S, end - time.monotonic())))
+            if engine.done():
+                return None
+            if time.monotonic() >= end:
+                return f"it did not {self._step} within {timeout_s:g} s"
+            if self._max_growth_bytes is not None and resident_bytes() - before > self._max_growth_bytes:
+                return f"it did not {self._step} within {self._max_growth_bytes} bytes of memory"
+
     def _work(self) -> None:
+        with suppress(_GivenUp):
+            self._work_until_given_up()
+
+    def _work_until_given_up(self) -> None:
         self._engine.set_running_or_notify_cancel()
         try:
             engine = self._load()
@@ -97,12 +138,25 @@ class Candidate(Generic[EngineT]):
             self._step = "pass its self-check"
             if not self._is_checked_before:
                 engine.self_check()
+        except _GivenUp:
+            self._engine.set_exception(_GivenUp())  # whose traceback holds nothing of what was loaded
         except BaseException as error:  # noqa: BLE001 - every error is the waiting caller's
             self._engine.set_exception(error)
         else:
             self._engine.set_result(engine)
             del engine
         return_freed_memory()  # the file's tensors, where the engine has converted copies
+
+
+async def _given_up(thread: threading.Thread, engine: asyncio.Future[Any]) -> None:
+    """Make a thread end, and return when it has, or hangs where it can't be reached."""
+    for _ in range(MAX_GIVE_UPS):  # a library's `except` without a class takes one
+        if thread.is_alive() and thread.ident is not None:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(_GivenUp))
+        await asyncio.wait([engine], timeout=LOOK_S)
+        if engine.done():
+            engine.exception()  # looked at: nobody waits for it
+            return
 
 
 LOADING_RETRY_AFTER_S = 5.0
@@ -426,8 +480,15 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
             f"{manifest.name}@{manifest.version}",
             lambda: self._load(folder, manifest),
             is_checked_before=manifest is self.manifest,
+            max_growth_bytes=self._max_growth_bytes(manifest),
         )
         return await candidate.ready(self._followed.load_timeout_s)
+
+    def _max_growth_bytes(self, manifest: Manifest) -> int | None:
+        """Return the limit for a version beside another one; the first one brings libraries and drivers as well."""
+        if self.manifest is None:
+            return None
+        return GROWTH_OF_FILES * manifest.size_bytes + FREE_GROWTH_BYTES
 
     async def _swap(self, generation: _Generation[EngineT, BatcherT]) -> None:
         before, self._current = self._current, generation

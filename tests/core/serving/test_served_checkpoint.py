@@ -15,7 +15,14 @@ from services.core.batching.batcher import Batcher, BatchLimits
 from services.core.batching.compute_thread import ComputeThread
 from services.core.errors import Overloaded
 from services.core.metrics import Metrics
-from services.core.serving.served_checkpoint import THREAD_NAME, FollowOptions, Served, ServedCheckpoint
+from services.core.serving.served_checkpoint import (
+    THREAD_NAME,
+    Candidate,
+    FollowOptions,
+    Refused,
+    Served,
+    ServedCheckpoint,
+)
 from services.core.store.errors import StoreUnavailable
 from services.core.store.manifest import Manifest
 from services.core.store.store import Store
@@ -55,6 +62,11 @@ class TinyEngine:
             raise RuntimeError(SECRET)
         if self.weights == f"hangs in {step}":
             self.hang.wait()
+        if self.weights == f"grows in {step}":
+            held = list[bytes]()
+            while True:  # as a model of 10⁹ layers does
+                held.append(bytes(1024))
+                time.sleep(0)
 
 
 class Place:
@@ -146,6 +158,11 @@ async def hasty_place(tmp_path: Path) -> AsyncIterator[Place]:
     await place.close()
 
 
+async def until_no_thread_loads() -> None:
+    while any(thread.name == THREAD_NAME for thread in threading.enumerate()):  # noqa: ASYNC110 - nothing tells
+        await asyncio.sleep(0.005)
+
+
 async def answer_of(served: Served[TinyEngine, Batcher[str, str]], item: str) -> str:
     [answer] = await served.batcher.submit([submission(item)])
     result: str = answer.result
@@ -223,6 +240,39 @@ async def test_a_version_that_hangs_is_given_up_and_the_old_one_answers_meanwhil
     assert await place.ask("a") == "better:a"
 
 
+@pytest.mark.parametrize("step", ["load", "warm up", "self-check"])
+async def test_a_version_that_never_ends_growing_is_stopped_and_the_next_good_one_serves(
+    hasty_place: Place, step: str
+) -> None:
+    place = hasty_place
+    place.publish("good")
+    await place.checkpoint.start()
+    bad = place.publish(f"grows in {step}")
+    looking = asyncio.create_task(place.checkpoint.look())
+    while not looking.done():
+        assert await place.ask("a") == "good:a"
+        await asyncio.sleep(0.01)
+
+    assert f"refused toy@{bad}" in place.checkpoint.check()[1]
+    await until_no_thread_loads()
+    place.publish("better")
+    await place.checkpoint.look()
+    assert await place.ask("a") == "better:a"
+
+
+async def test_a_version_that_takes_far_more_memory_than_its_files_is_refused_before_its_time_is_over() -> None:
+    held = list[bytes]()
+
+    def load() -> TinyEngine:
+        while True:
+            held.append(b"1" * 2**20)
+            time.sleep(0.001)
+
+    with pytest.raises(Refused, match="toy@v1: it did not load within 33554432 bytes of memory"):
+        await Candidate("toy@v1", load, max_growth_bytes=2**25).ready(3600)
+    await until_no_thread_loads()
+
+
 @pytest.mark.slow
 async def test_a_version_that_ends_after_it_was_given_up_does_not_serve(hasty_place: Place) -> None:
     place = hasty_place
@@ -232,8 +282,7 @@ async def test_a_version_that_ends_after_it_was_given_up_does_not_serve(hasty_pl
     await place.checkpoint.look()
     place.hang.set()
 
-    while any(thread.name == "load-checkpoint" for thread in threading.enumerate()):  # noqa: ASYNC110
-        await asyncio.sleep(0.005)
+    await until_no_thread_loads()
     assert await place.ask("a") == "good:a"
 
 
