@@ -111,8 +111,13 @@ class Tar:
         try:
             self._tar = tarfile.open(path, "r:")  # noqa: SIM115 - closed by `close`
             self._members = {str(PurePosixPath(one.name)): one for one in self._tar if one.isreg()}
-        except tarfile.TarError as error:
+        except (tarfile.TarError, ValueError, ArithmeticError) as error:
             raise TransferError(f"{path} is not an uncompressed tar: {error}") from None
+        size = path.stat().st_size
+        for name, one in self._members.items():
+            if one.issparse() or one.offset_data + one.size > size:
+                self._tar.close()
+                raise TransferError(f"{path}: {name} says that it has {one.size} bytes, which are not in the tar")
 
     def lines(self) -> Iterator[bytes]:
         yield from self._open(MANIFEST)

@@ -1,5 +1,6 @@
 """Errors in a form are named by file, line and field before anything is sent."""
 
+import io
 import json
 import tarfile
 from pathlib import Path
@@ -92,6 +93,18 @@ def test_a_tar_made_by_tar_is_read(tmp_path: Path) -> None:
     (tmp_path / "no.tar").write_bytes(b"no tar at all")
     with pytest.raises(TransferError, match="not an uncompressed tar"):
         open_form(tmp_path / "no.tar")
+
+
+@pytest.mark.parametrize("name", ["images.jsonl", "collection.json", "a.png"])
+def test_a_sparse_tar_that_says_that_it_has_more_than_it_has_is_refused_unread(tmp_path: Path, name: str) -> None:
+    with tarfile.open(tmp_path / "form.tar", "w", format=tarfile.PAX_FORMAT) as tar:
+        member = tarfile.TarInfo(name)
+        member.size = 1
+        member.pax_headers = {"GNU.sparse.map": "0,1", "GNU.sparse.size": str(2**37)}
+        tar.addfile(member, io.BytesIO(b"{"))
+    assert (tmp_path / "form.tar").stat().st_size < 2**14
+    with pytest.raises(TransferError, match=f"{name} says that it has {2**37} bytes, which are not in the tar"):
+        open_form(tmp_path / "form.tar")
 
 
 def test_commands_end_with_one_line_that_says_what_is_wrong(tmp_path: Path) -> None:
