@@ -52,6 +52,12 @@ export function Columns({ columns, onOpen, onRemove }) {
 // Whether it can be written as a filter.
 const isFilter = (name, value) => JSON.stringify(filterOf(`${name}=${value}`)) === JSON.stringify({ [name]: value });
 
+const LONG = 200;
+
+// A text of any length: what is long is cut, and shown in whole once it is opened.
+const Cut = ({ text }) => text.length <= LONG ? text
+  : html`<details class="cut"><summary>${text.slice(0, LONG)}…</summary>${text}</details>`;
+
 // `image` is a result with the condition of its column; arrows go to the column's other results.
 export function ImagePanel({ collection, image, columns, model, onOpen, onClose, onSearch, onFilter }) {
   const dialog = useRef(null);
@@ -81,9 +87,9 @@ export function ImagePanel({ collection, image, columns, model, onOpen, onClose,
             <td>${condition || "no condition"}</td><td class="number">${place + 1}</td><td class="number">${score.toFixed(3)}</td>
           </tr>`)}</tbody>
         </table>
-        <dl>${Object.entries(image.metadata ?? {}).map(([name, value]) => html`<dt>${name}</dt><dd>${isFilter(name, value)
+        <dl>${Object.entries(image.metadata ?? {}).map(([name, value]) => html`<dt><${Cut} text=${name} /></dt><dd>${isFilter(name, value) && String(value).length <= LONG
           ? html`<button class="plain" title="Only images with this" onClick=${() => leave(onFilter, name, value)}>${String(value)}</button>`
-          : typeof value === "string" ? value : JSON.stringify(value)}</dd>`)}</dl>
+          : html`<${Cut} text=${typeof value === "string" ? value : JSON.stringify(value)} />`}</dd>`)}</dl>
         <${Vectors}
           of=${image.id} conditions=${columns.map((one) => one.condition)} model=${model}
           input=${{ images: [{ id: `${collection}/${image.id}` }] }}

@@ -25,6 +25,7 @@ from tests.gateway.console.visits import (
     visit,
 )
 
+LONG_NOTE = "word" * 2000
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 MARKUP = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
 
@@ -187,7 +188,15 @@ def test_markup_in_texts_names_and_metadata_is_shown_and_never_run(page: Any, fo
     for name in ids:
         httpx2.post(
             f"{fovea.url}/collections/harm/images",
-            json={"images": [{"id": name, "image": encoded(picture + name.encode()), "metadata": {MARKUP: MARKUP}}]},
+            json={
+                "images": [
+                    {
+                        "id": name,
+                        "image": encoded(picture + name.encode()),
+                        "metadata": {MARKUP: MARKUP, "note": LONG_NOTE},
+                    }
+                ]
+            },
         ).raise_for_status()
 
     def with_harmful_models(route: Any) -> None:
@@ -227,7 +236,11 @@ def test_markup_in_texts_names_and_metadata_is_shown_and_never_run(page: Any, fo
     page.locator(".hit").first.click()
     assert MARKUP in page.locator(".panel h2").inner_text()
     assert MARKUP in page.locator(".panel dd").first.inner_text()
-    page.locator(".panel summary").click()
+    note = page.locator(".panel dd details")
+    assert note.inner_text() == f"{LONG_NOTE[:200]}…"
+    note.locator("summary").click()
+    assert LONG_NOTE in note.inner_text()
+    page.locator(".panel .more summary").click()
     page.locator(".panel .vectors li", has_text=MARKUP).wait_for()
     assert "owned" not in page.title()
     assert page.evaluate("document.querySelectorAll('main script, main img[src=x], dialog img[src=x]').length") == 0
