@@ -28,6 +28,7 @@ from services.core.metrics import Metrics
 KEY_PREFIX = "fovea-"
 # Longer than any key; anything longer is not hashed.
 MAX_KEY_LENGTH = 1024
+WHAT = "keys file"
 
 log = structlog.get_logger(__name__)
 
@@ -88,7 +89,7 @@ def read_key_file(path: Path) -> KeyFile:
 
 def parse_key_file(content: bytes, source: str) -> KeyFile:
     """Parse what a keys file holds. Raises ValueError with one sentence that names the source."""
-    return parse_file(KeyFile, content, source, "keys file")
+    return parse_file(KeyFile, content, source, WHAT)
 
 
 class KeyRing:
@@ -101,11 +102,11 @@ class KeyRing:
     def __init__(self, settings: GatewaySettings) -> None:
         self._poll_s = settings.keys_poll_s
         self._configured = settings.keys
-        self._file: FollowedFile[KeyFile] | None = None
+        self.file: FollowedFile[KeyFile] | None = None
         if settings.keys_file is not None:
             cure = "create it with `fovea keys create`"
             variable = "FOVEA_GATEWAY_KEYS_FILE"
-            self._file = FollowedFile(settings.keys_file, read_key_file, variable=variable, cure=cure)
+            self.file = FollowedFile(settings.keys_file, KeyFile, WHAT, variable=variable, cure=cure)
         self._visitors = self._known()
         self.is_required = settings.keys_file is not None or bool(settings.keys)
 
@@ -114,7 +115,7 @@ class KeyRing:
 
     def reload(self) -> bool:
         """Read the file if it has changed since, and return whether it had. Raises OSError and ValueError."""
-        if self._file is None or not self._file.reload():
+        if self.file is None or not self.file.reload():
             return False
         self._visitors = self._known()
         return True
@@ -125,7 +126,7 @@ class KeyRing:
             log.info("keys_reloaded", keys=len(self._visitors))
 
     def _known(self) -> dict[str, Visitor]:
-        in_file = self._file.content.keys if self._file is not None else ()
+        in_file = self.file.content.keys if self.file is not None else ()
         return _visitors([*self._configured, *in_file])
 
 
@@ -143,8 +144,7 @@ class Access:
         """Return the visitor. Raises Unauthenticated where a key is needed and no known one was sent."""
         if not self._keys.is_required:
             return self.stranger(asgi_scope)
-        key = presented_key(asgi_scope["headers"])
-        visitor = self._keys.find(key) if key and len(key) <= MAX_KEY_LENGTH else None
+        key, visitor = self._known(asgi_scope)
         if visitor is None:
             self._metrics.rejected.labels("unauthenticated").inc()
             problem = "The key is invalid." if key else "A key is required: send `Authorization: Bearer KEY`."
@@ -165,6 +165,22 @@ class Access:
             service, _, level = permission.partition(":")
             scopes = f"{service!r} or {permission!r}" if level else repr(permission)
             raise PermissionDenied(f"The key {visitor.name!r} lacks the scope {scopes}.", code="missing_scope")
+
+    async def count_public(self, asgi_scope: AsgiScope) -> None:
+        """Count a request that needs no key: against the limit of its key if it has one, else as one without a key.
+
+        Raises RateLimited.
+        """
+        _, visitor = self._known(asgi_scope)
+        if visitor is None and self._keys.is_required:
+            await self.count_failure(asgi_scope)
+        else:
+            await self.count(visitor or self.stranger(asgi_scope))
+
+    def _known(self, asgi_scope: AsgiScope) -> tuple[str | None, Visitor | None]:
+        """Return the key that was sent, and its visitor if it is known."""
+        key = presented_key(asgi_scope["headers"])
+        return key, self._keys.find(key) if key and len(key) <= MAX_KEY_LENGTH else None
 
     async def count_failure(self, asgi_scope: AsgiScope) -> None:
         """Count a failed authentication against its client's limit. Raises RateLimited."""

@@ -1,9 +1,8 @@
 """The gateway: the shared application with the proxy inside its middleware, and its upkeep in the background."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
@@ -16,35 +15,39 @@ from gateway.access import Access, KeyRing
 from gateway.addresses import Resolve, resolve_host
 from gateway.console.routes import console_paths, console_router
 from gateway.directory import Directory, directory_router
-from gateway.followed_file import FollowedFile
 from gateway.keys.own_key import UsageCounts, own_key_router
 from gateway.proxy import BodyMemory, Proxy
 from gateway.rate_limits import REDIS_TIMEOUT_S, RateLimits
 from gateway.routes import PUBLIC_PATHS, REVIEW_ROUTES, ROUTES, RouteTable
-from gateway.routing.destinations import PoolFile, follow_pools
+from gateway.routing.destinations import follow_pools
 from gateway.settings import GatewaySettings
 from gateway.upstream import CONNECT_TIMEOUT_S, Upstream, open_session
 from gateway.upstreams import Upstreams
 from services.core.http.app import AppParts, create_app
-from services.core.http.health import CheckReport, CheckResult, Health, HealthReport
+from services.core.http.health import Check, CheckReport, Health, HealthReport
 from services.core.metrics import Metrics
 
 
 class GatewayHealth(Health):
-    """Reports each service in `/readyz`, but is ready without them.
+    """Reports each service and each followed file in `/readyz`, but is ready without them.
 
     A gateway that became unready with its services would be taken out of its load balancer, and clients would get a
     refused connection where they now get a 503 that says what is missing and when to retry; and a service that scales
-    to zero comes back only because the gateway still accepts requests for it. A review is reported while it runs.
+    to zero comes back only because the gateway still accepts requests for it. A review is reported while it runs. What
+    a file said before it became unreadable holds on.
     """
 
-    def __init__(self, upstreams: Upstreams) -> None:
+    def __init__(self, upstreams: Upstreams, files: Mapping[str, Check]) -> None:
         super().__init__()
         self._upstreams = upstreams
+        self._files = files
 
     def ready(self) -> HealthReport:
         report = super().ready()
         found = {one.name: _describe(one) for one in self._upstreams if _is_reported(one)}
+        for name, check in self._files.items():
+            ok, detail = check()
+            found[name] = CheckReport(ok=ok, detail=detail)
         return HealthReport(status=report.status, checks={**report.checks, **found})
 
 
@@ -77,10 +80,8 @@ def create_gateway(
     limits = RateLimits(settings.redis_url, timeout_s=redis_timeout_s)
     # Connected when the application starts: a client session belongs to the event loop that it was opened in.
     upstreams = Upstreams(settings, metrics, resolve)
-    health = GatewayHealth(upstreams)
-    if pools is not None:
-        health.add_readiness_check("pools file", partial(_are_current, pools))
-
+    files = {"keys file": keys.file, "pools file": pools}
+    health = GatewayHealth(upstreams, {name: file.check for name, file in files.items() if file is not None})
     usage = UsageCounts()
     of_console = console_paths() if settings.console else frozenset[str]()
     routes = RouteTable(ROUTES + REVIEW_ROUTES if settings.review_url else ROUTES, PUBLIC_PATHS | of_console)
@@ -126,11 +127,6 @@ def _routers(settings: GatewaySettings, directory: Directory, usage: UsageCounts
     """Return the gateway's own routes."""
     routers = [directory_router(directory), own_key_router(usage, settings.rate_limit)]
     return [*routers, console_router()] if settings.console else routers
-
-
-def _are_current(pools: FollowedFile[PoolFile]) -> CheckResult:
-    """Report a file of pools that can't be read any more; requests still go to the pools that it had."""
-    return True, "as in their file" if pools.is_current else "as before: their file can't be read; the log says why"
 
 
 @asynccontextmanager

@@ -8,10 +8,11 @@ from typing import Generic, TypeVar
 import structlog
 from pydantic import BaseModel, ValidationError
 
+from services.core.durable_files import read_regular_file
+from services.core.http.health import CheckResult
 from services.core.refusals import first_complaint
 from services.core.settings import SettingsError
 
-ContentT = TypeVar("ContentT")
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 log = structlog.get_logger(__name__)
@@ -25,22 +26,22 @@ def parse_file(model: type[ModelT], content: bytes, source: str, what: str) -> M
         raise ValueError(f"{source} is not a {what}: {first_complaint(invalid, 'the file')}.") from None
 
 
-class FollowedFile(Generic[ContentT]):
-    """A file that a setting names, and its content as `read` returns it.
+class FollowedFile(Generic[ModelT]):
+    """A file of JSON that a setting names, and its content as `model`; `what` it is.
 
     A file that is missing or invalid at first prevents the start, with SettingsError. One that becomes so later leaves
     the content as it was.
     """
 
-    def __init__(self, path: Path, read: Callable[[Path], ContentT], *, variable: str, cure: str) -> None:
+    def __init__(self, path: Path, model: type[ModelT], what: str, *, variable: str, cure: str) -> None:
         """`variable` is the setting's name in the environment, `cure` what to do where there is no file."""
         self._path = path.expanduser()
-        self._read = read
-        # Whether the file could be read when it was last looked at; if not, `content` is that of before.
-        self.is_current = True
+        self._model = model
+        self._what = what
+        self._is_current = True
         try:
             self._stamp = self._look()
-            self.content = read(self._path)
+            self.content = self._read()
         except FileNotFoundError:
             raise SettingsError(f"{variable}: there is no file {self._path}; {cure}.") from None
         except (OSError, ValueError) as broken:
@@ -51,15 +52,25 @@ class FollowedFile(Generic[ContentT]):
 
         A file that could not be read counts as changed: restoring its owner or mode leaves no other trace.
         """
-        self.is_current = False
-        # Before reading, so that a change in between is seen at the next poll.
-        stamp = self._look()
-        has_changed = stamp != self._stamp
-        if has_changed:
-            self.content = self._read(self._path)
-            self._stamp = stamp
-        self.is_current = True
+        try:
+            # Before reading, so that a change in between is seen at the next poll.
+            stamp = self._look()
+            has_changed = stamp != self._stamp
+            if has_changed:
+                self.content = self._read()
+                self._stamp = stamp
+        except (OSError, ValueError):
+            self._is_current = False
+            raise
+        self._is_current = True
         return has_changed
+
+    def check(self) -> CheckResult:
+        """Return whether the file could be read when it was last looked at; if not, `content` is that of before."""
+        return self._is_current, "followed" if self._is_current else "as before: it can't be read; the log says why"
+
+    def _read(self) -> ModelT:
+        return parse_file(self._model, read_regular_file(self._path), str(self._path), self._what)
 
     def _look(self) -> tuple[int, int, int]:
         status = self._path.stat()

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.access import Access
 from gateway.headers import request_headers, response_headers
 from gateway.keys.own_key import STATE, Admitted, RequestCounts, UsageCounts
-from gateway.routes import OWN_SCOPES, Route, RouteTable, check_method
+from gateway.routes import COUNTED_PATHS, OWN_SCOPES, Route, RouteTable, check_method
 from gateway.routing.upstream_choice import UpstreamChoice
 from gateway.settings import GatewaySettings
 from gateway.upstream import Upstream, UpstreamRequest
@@ -108,7 +108,7 @@ async def _read_chunk(receive: Receive) -> tuple[bytes, bool]:
 class Proxy:
     """Innermost middleware: sends requests in the route table to their service, others to the gateway's own routes.
 
-    Every request passes `access`, except those to public paths and public routes.
+    Every request passes `access`, except those to public paths, most of which are not even counted, and public routes.
     """
 
     def __init__(
@@ -130,6 +130,8 @@ class Proxy:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in self.routes.public_paths:
+            if scope["type"] == "http" and scope["path"] in COUNTED_PATHS:
+                await self.access.count_public(scope)
             await self.app(scope, receive, send)
             return
         route = self.routes.find(scope["path"])

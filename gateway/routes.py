@@ -17,6 +17,8 @@ from services.core.http.pages import DOCS_PATHS
 
 # Answered by the gateway itself without a key; everything else needs one once keys are configured.
 PUBLIC_PATHS = PROBE_PATHS | DOCS_PATHS | {"/openapi.json"}
+# Not probes, whose refusal would have the gateway restarted, nor the console, whose page loads dozens of files.
+COUNTED_PATHS = PUBLIC_PATHS - PROBE_PATHS
 # The gateway's own paths that need a particular permission.
 OWN_SCOPES: dict[str, Scope] = {"/metrics": "metrics"}
 # A search is a POST, since its query may be an image, but only reads.

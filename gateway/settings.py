@@ -139,8 +139,8 @@ class GatewaySettings(ProcessSettings):
     )
     failed_key_limit: str | None = Field(
         "60/minute",
-        description="Rate limit of requests with a missing or invalid key from one client address; further requests "
-        "get 429. No effect if no key is required.",
+        description="Rate limit of requests with a missing or invalid key from one client address, those to `/docs` "
+        "and `/openapi.json` too; further requests get 429. No effect if no key is required.",
     )
     trusted_proxies: Annotated[tuple[str, ...], NoDecode] = Field(
         (),

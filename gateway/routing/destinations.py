@@ -2,14 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Literal, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
-from gateway.followed_file import FollowedFile, parse_file
+from gateway.followed_file import FollowedFile
 from gateway.settings import Backend, GatewaySettings, Service, check_base_urls
-from services.core.durable_files import read_regular_file
 
 COLLECTIONS = "collections"
 MAX_NAME_LENGTH = 256
@@ -84,11 +82,8 @@ def follow_pools(settings: GatewaySettings) -> FollowedFile[PoolFile] | None:
     """Open the file of pools, None where there is none. Raises SettingsError where it is missing or invalid."""
     if settings.pools is None:
         return None
-    return FollowedFile(settings.pools, _read, variable="FOVEA_GATEWAY_POOLS", cure="create it, or unset the setting")
-
-
-def _read(path: Path) -> PoolFile:
-    return parse_file(PoolFile, read_regular_file(path), str(path), "file of pools")
+    cure = "create it, or unset the setting"
+    return FollowedFile(settings.pools, PoolFile, "file of pools", variable="FOVEA_GATEWAY_POOLS", cure=cure)
 
 
 def _check_unique(field: str, whose: str, values: Iterable[str]) -> None:

@@ -135,6 +135,10 @@ class FairGate:
                 del self._held[key]
         self._let_in()
 
+    def has_others_waiting(self, client: str) -> bool:
+        """Whether clients other than this one wait."""
+        return len(self._lines) > (client in self._lines)
+
     def _num_waiting_of(self, client: str) -> int:
         return sum(map(len, self._lines[client].values())) if client in self._lines else 0
 

@@ -19,7 +19,7 @@ returns, and asks for the answer with α, which the plug-in applies in vLLM's at
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -33,9 +33,9 @@ from services.generate.generation.generation import Generation, Progress, Prompt
 from services.generate.generation.input_processor import InputProcessor, Item
 from services.generate.generation.ranking import ItemResult, Ranking
 from services.generate.model.profile import CalibrationProfile
-from services.generate.prompts.abandonment import in_thread
 from services.generate.prompts.ranking import RankMethod
 from services.generate.prompts.templates import Document, shorten
+from services.generate.prompts.turns import PreparationTurns
 
 T = TypeVar("T")
 
@@ -130,11 +130,13 @@ class Ranked:
 
 @dataclass(frozen=True)
 class GenerateService:
-    """Answers calls. A model is leased once per call and kept until the call is answered."""
+    """Answers calls. A model is leased once per call and kept until the call is answered; clients take `turns` at the
+    threads that prepare."""
 
     models: GenerateModels
     limits: CallLimits
     metrics: Metrics
+    turns: PreparationTurns = field(default_factory=PreparationTurns)
 
     async def generate(
         self, model: str | None, prepare: Callable[[InputProcessor], Sequence[Charged]], context: RequestContext
@@ -197,9 +199,12 @@ class GenerateService:
             yield served
 
     async def _in_thread(self, work: Callable[[], T], context: RequestContext) -> T:
-        """Tokenise in a thread, so that the event loop can serve other requests; cancelling a request ends its work."""
+        """Tokenise in a thread when it is the client's turn, so that the event loop and other clients are served.
+
+        Cancelling a request ends its work.
+        """
         began = asyncio.get_running_loop().time()
-        prepared = await in_thread(work)
+        prepared = await self.turns.run(work)
         seconds = asyncio.get_running_loop().time() - began
         self.metrics.stage_seconds.labels("tokenize").observe(seconds)
         context.timing.add("tokenize", seconds)

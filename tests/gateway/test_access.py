@@ -197,6 +197,9 @@ async def test_a_pipe_in_place_of_the_keys_file_holds_nothing_up_and_a_key_revok
 
             await until(is_reported)
             assert await status(client, "/embed", bearer()) == 200
+            async with client.get("/readyz") as response:
+                report = await response.json()
+            assert (response.status, report["checks"]["keys file"]["ok"]) == (200, False)
             path.unlink()
             write_keys(path)
 
@@ -263,6 +266,25 @@ def test_a_keys_file_that_could_not_be_read_is_read_as_soon_as_it_can_be(tmp_pat
     assert keys.reload()
     assert keys.find("other") is not None
     assert keys.find("first") is None
+
+
+@pytest.mark.parametrize(
+    "settings", [{"keys": keys("embed"), "failed_key_limit": "2/minute"}, {"rate_limit": "2/minute"}]
+)
+async def test_public_paths_count_against_the_limit_of_their_client_but_probes_do_not(
+    settings: dict[str, Any],
+) -> None:
+    async with gateway(**settings) as client:
+
+        async def asked(path: str, headers: dict[str, str]) -> int:
+            async with client.get(path, headers=headers) as response:
+                return response.status
+
+        assert [await asked("/livez", {}) for _ in range(4)] == [200] * 4
+        assert [await asked(path, {}) for path in ("/openapi.json", "/docs", "/openapi.json")] == [200, 200, 429]
+        if "keys" in settings:
+            assert await asked("/openapi.json", bearer()) == 200
+        assert [await asked(path, {}) for path in ("/livez", "/readyz")] == [200, 200]
 
 
 async def test_a_keys_file_without_keys_lets_nobody_in(tmp_path: Path) -> None:

@@ -357,6 +357,9 @@ class BoundedHeadProtocol(HttpToolsProtocol):
 
     def _linger(self) -> None:
         self._is_input_over = True
+        for cycle in (self.cycle, self._running):
+            if cycle is not None:
+                cycle.waiting_for_100_continue = False  # uvicorn would write it after the end of what is written
         self._cancel_timer()
         self._unset_keepalive_if_required()
         self.flow.resume_reading()

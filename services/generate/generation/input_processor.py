@@ -13,7 +13,7 @@ from services.generate.model.language_model import ModelConfig
 from services.generate.model.profile import CalibrationProfile, SpanRule
 from services.generate.prompts.chat import Message, render_chat, render_question, render_tool_chat
 from services.generate.prompts.ranking import RankingJob, RankMethod, prepare_ranking
-from services.generate.prompts.templates import Document, Piece, Prompt, tokenise, tokenise_whole
+from services.generate.prompts.templates import Document, Piece, Prompt, least_tokens, tokenise, tokenise_whole
 
 # Approximate cost of estimating a prompt's bias, in runs of the prompt; `exact` has one pass per document.
 BIAS_PROMPTS = {"tree": 2, "single": 1, "query": 0, "cached": 0}
@@ -166,13 +166,17 @@ class InputProcessor:
     def _tokenised(self, pieces: Sequence[Piece]) -> Prompt:
         """Tokenise rendered pieces. A template can turn few words into much text, so the result is checked again."""
         self._check_characters(*(piece.text for piece in pieces))
+        self._check_tokens(least_tokens(self.tokenizer, pieces, self.context_length))
         return tokenise(self.tokenizer, pieces)
 
     def _check_characters(self, *texts: str, documents: Sequence[Document] = ()) -> None:
         """Refuse texts that cannot fit before they are tokenised, which takes more than linear time."""
         num_characters = sum(map(len, texts)) + sum(len(one.title) + len(one.text) for one in documents)
         if num_characters > self.context_length * self._max_token_characters:
-            at_least = -(-num_characters // self._max_token_characters)
+            self._check_tokens(-(-num_characters // self._max_token_characters))
+
+    def _check_tokens(self, at_least: int) -> None:
+        if at_least > self.context_length:
             raise TooLarge(
                 f"The texts have at least {at_least} tokens; the limit is {self.context_length}.",
                 code="context_length_exceeded",

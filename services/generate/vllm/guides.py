@@ -92,7 +92,8 @@ class GuideTurns:
             yield lambda: None
             return
         digest = hashlib.sha256(orjson.dumps(guides)).digest()
-        permit = None if digest in self._compiled else await self._gate.take(1, {current_caller().client: 1})
+        one_of_client: dict[Hashable, int] = {("guide", current_caller().client): 1}
+        permit = None if digest in self._compiled else await self._gate.take(1, one_of_client)
 
         def compiled() -> None:
             nonlocal permit

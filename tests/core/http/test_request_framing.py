@@ -320,3 +320,15 @@ async def test_an_answer_of_known_length_has_it_for_http_1_0_too(connection: Raw
 async def test_nobody_is_told_to_continue_who_does_not_wait_for_it(connection: RawConnection, request_: bytes) -> None:
     connection.write(request_)
     assert (await connection.rest()).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+async def test_a_broken_chunk_of_a_client_that_waits_to_continue_is_its_fault_alone(
+    connection: RawConnection, recorder: Recorder
+) -> None:
+    head = (CHUNKED % b"leave").replace(b"Host: a", b"Host: a\r\nExpect: 100-continue")
+    connection.write(head + b"ZZ\r\n")
+    answer = await connection.answer()
+    assert answer is not None
+    assert answer.status == 400
+    async with asyncio.timeout(60):
+        await recorder.was_left.wait()  # the application reads on without an error

@@ -1,6 +1,7 @@
 """Requests before the queue: what fits is prepared, anything else is refused before it waits."""
 
 import json
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,41 @@ def test_texts_that_cannot_fit_are_refused_before_they_are_tokenised(processor: 
     ):
         with pytest.raises(TooLarge, match="at least"):
             prepare()
+
+
+class Counting:
+    """A tokenizer that counts the characters that it is given, with a token of many spaces, as large ones have it."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.num_characters = 0
+
+    def __call__(self, texts: str | list[str], **options: Any) -> Any:
+        self.num_characters += len(texts) if isinstance(texts, str) else sum(map(len, texts))
+        return self._tokenizer(texts, **options)
+
+    def get_vocab(self) -> dict[str, int]:
+        return {**self._tokenizer.get_vocab(), " " * 128: 0}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+
+def test_a_text_whose_beginning_is_too_long_is_refused_before_the_rest_is_tokenised(directory: Path) -> None:
+    model = LanguageModel.load(directory, DeviceOptions(device="cpu", dtype="float32"))
+    counting = Counting(model.tokenizer)
+    processor = InputProcessor(counting, model.config, PROFILE, 1024)
+    text = "the keeper " * 10_000
+    attempts: tuple[Callable[[], object], ...] = (
+        lambda: processor.prepare_completion(text, SHORT),
+        lambda: processor.prepare_chat([{"role": "user", "content": text}], (), SHORT),
+        lambda: processor.prepare_question(QUERY, [Document(text)], SHORT),
+    )
+    for prepare in attempts:
+        counting.num_characters = 0
+        with pytest.raises(TooLarge, match=r"at least \d+ tokens; the limit is 1024"):
+            prepare()
+        assert counting.num_characters <= 0.2 * len(text)
 
 
 def test_rankings_are_held_to_the_context(processor: InputProcessor) -> None:
