@@ -6,9 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
-from fastapi.routing import APIRoute
 from starlette.middleware import Middleware
-from starlette.routing import BaseRoute, Route
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from gateway.access import Access, KeyRing
@@ -112,8 +110,6 @@ def create_gateway(
             linked_paths=of_console,
         ),
     )
-    # The framework's own document covers only the gateway; the directory serves the merged one in its place.
-    app.router.routes = [route for route in app.router.routes if not _serves_own_document(route, app)]
     if settings.trusted_proxies:
         app.user_middleware.insert(0, Middleware(ProxyHeadersMiddleware, trusted_hosts=list(settings.trusted_proxies)))
     access = Access(keys, limits, settings, metrics)
@@ -139,8 +135,3 @@ async def _beside(work: Callable[[], Coroutine[Any, Any, None]], name: str, heal
     finally:
         task.cancel()
         await asyncio.wait([task])
-
-
-def _serves_own_document(route: BaseRoute, app: FastAPI) -> bool:
-    """Whether this is the route that the framework itself added for the application's OpenAPI document."""
-    return isinstance(route, Route) and not isinstance(route, APIRoute) and route.path == app.openapi_url

@@ -63,6 +63,7 @@ def create_app(settings: ProcessSettings, parts: AppParts) -> FastAPI:
         },
         responses=ERROR_RESPONSES,
         redirect_slashes=False,
+        openapi_url=None,
         docs_url=None,
         redoc_url=None,
         swagger_ui_oauth2_redirect_url=None,
@@ -71,7 +72,7 @@ def create_app(settings: ProcessSettings, parts: AppParts) -> FastAPI:
     app.state.health = parts.health
     app.state.metrics = parts.metrics
     # Routers are tried in this order; probes come last, since each miss costs time.
-    own = (health_router(parts.health), _metrics_router(parts.metrics), docs_router(parts.title))
+    own = (health_router(parts.health), _metrics_router(parts.metrics), docs_router(parts.title, app.openapi))
     for router in (*parts.routers, *own):
         app.include_router(router)
     return app

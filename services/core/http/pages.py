@@ -4,11 +4,13 @@ import base64
 import gzip
 import hashlib
 import re
-from collections.abc import Mapping
-from functools import lru_cache, partial
+from collections.abc import Callable, Mapping
+from functools import cache, lru_cache, partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+import orjson
 from fastapi import APIRouter, Request, Response
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import FileResponse, HTMLResponse
@@ -85,8 +87,8 @@ _FILES = {
 DOCS_PATHS = frozenset({"/docs", *_FILES})
 
 
-def docs_router(title: str) -> APIRouter:
-    """Return the routes of Swagger UI over `/openapi.json`.
+def docs_router(title: str, describe: Callable[[], dict[str, Any]]) -> APIRouter:
+    """Return the routes of `/openapi.json`, which `describe` returns, and of Swagger UI over it.
 
     Its addresses are relative, so that they hold behind a proxy that serves the process under a prefix.
     """
@@ -103,6 +105,12 @@ def docs_router(title: str) -> APIRouter:
         ).body
     )
     headers = {**PAGE_HEADERS, "content-security-policy": _policy_of(page)}
+
+    document = cache(lambda: orjson.dumps(describe()))
+
+    @router.get("/openapi.json")
+    async def openapi() -> Response:
+        return Response(document(), media_type="application/json")
 
     @router.get("/docs")
     async def docs() -> HTMLResponse:

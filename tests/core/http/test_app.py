@@ -4,8 +4,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 from starlette.testclient import TestClient
 
+from services.core.http.pages import docs_router
 from services.core.metrics import Metrics
 from services.core.settings import ProcessSettings
 from tests.core.served_app import SECRET, create
@@ -83,6 +85,20 @@ def test_another_version_is_another_route(client: TestClient) -> None:
 def test_path_parameters_survive_the_other_spelling(client: TestClient) -> None:
     response = client.put("/v1/items/a%2Bb", files={"file": ("x", b"123")})
     assert response.json() == {"name": "a+b", "size": 3}
+
+
+def test_the_openapi_document_is_rendered_once() -> None:
+    described: list[str] = []
+
+    def describe() -> dict[str, Any]:
+        described.append("once")
+        return {"openapi": "3.1.0", "paths": {}}
+
+    app = FastAPI(openapi_url=None)
+    app.include_router(docs_router("Served", describe))
+    with TestClient(app) as client:
+        assert [client.get("/openapi.json").json() for _ in range(3)] == [{"openapi": "3.1.0", "paths": {}}] * 3
+    assert described == ["once"]
 
 
 def test_the_openapi_document_has_each_route_once_with_every_status_it_can_give(client: TestClient) -> None:
