@@ -17,7 +17,7 @@ from services.generate.generation.running_batch import (
     HEADROOM_TOKENS,
     MAX_PREFILL_TOKENS,
     RunningBatch,
-    needs_many_passes,
+    num_calibration_tokens,
 )
 from services.generate.model.language_model import (
     MAX_PASS_TOKENS,
@@ -80,6 +80,7 @@ class GenerateEngine:
             headroom_tokens=options.headroom_tokens,
         )
         self._preparations: Preparations[Item, list[ItemEvent]] = Preparations()
+        self._max_tokens: int | None = None  # of the piece that is being run
         # The substitutes that run for reordered generations, by identity, and the reverse mapping with the order.
         self._stand_ins: dict[int, Item] = {}
         self._reordered: dict[int, tuple[Generation, tuple[int, ...]]] = {}
@@ -106,9 +107,14 @@ class GenerateEngine:
         return self._batch.cache_share
 
     @property
-    def preparing(self) -> list[Item]:
-        """The items that the next `prepare` works on."""
-        return [self._given(item) for item in self._preparations.first]
+    def num_computed(self) -> float:
+        """Number of tokens run so far."""
+        return self._model.num_computed
+
+    @property
+    def preparing(self) -> list[list[Item]]:
+        """The items that wait for `prepare`, with those of one work together."""
+        return [[self._given(item) for item in items] for items in self._preparations.works]
 
     def has_room(self, items: Sequence[Item], without: Sequence[Item] = ()) -> bool:
         """Whether the running batch has room for all of these now, in addition to those being prepared.
@@ -133,13 +139,15 @@ class GenerateEngine:
         waiting = [item for item in self._without_slot() if isinstance(item, Generation)]
         return [self._given(one) for one in self._batch.grow(waiting)]
 
-    def admit(self, items: Sequence[Item]) -> list[ItemEvent]:
+    def admit(self, items: Sequence[Item], max_cost: int | None = None) -> list[ItemEvent]:
         """Admit rankings and generations; returns complete rankings and first tokens.
 
-        Results that need many passes come later, from `prepare`.
+        Results that need many passes, or more tokens than `max_cost`, come later, from `prepare`.
         """
+        self._max_tokens = max_cost
+        max_tokens = MAX_PASS_TOKENS if max_cost is None else min(max_cost, MAX_PASS_TOKENS)
         jobs = [item for item in items if isinstance(item, RankingJob)]
-        is_long = [num_ranking_tokens(job, self.processor.profile) > MAX_PASS_TOKENS for job in jobs]
+        is_long = [num_ranking_tokens(job, self.processor.profile) > max_tokens for job in jobs]
         events = finish(self._ranking([job for job, is_prepared in zip(jobs, is_long, strict=True) if not is_prepared]))
         for job in itertools.compress(jobs, is_long):
             self._preparations.add([job], self._ranking([job]))
@@ -148,7 +156,7 @@ class GenerateEngine:
         for group in by_order([item for item in generations if not self._batch.is_paused(item)]):
             if not isinstance(group[0], ReorderedGeneration):
                 running += group
-            elif self.processor.cost(group[0]) <= MAX_PASS_TOKENS:
+            elif self.processor.cost(group[0]) <= max_tokens:
                 running += self._in_order(group, finish(self._ordering(group[0])))
             else:
                 waiting: list[Item] = list(group)
@@ -159,13 +167,15 @@ class GenerateEngine:
         """Generate one more token for each generation that has its first."""
         return self._told(self._batch.step())
 
-    def prepare(self) -> list[ItemEvent]:
-        """Run one pass for the `preparing` items."""
-        return self._preparations.advance() or []
+    def prepare(self, items: Sequence[Item], max_cost: int | None = None) -> list[ItemEvent]:
+        """Run one pass of a work of the `preparing` ones, of about `max_cost` tokens at most."""
+        self._max_tokens = max_cost
+        return self._preparations.advance(self._standing_in(items[0]), max_cost) or []
 
     def pause(self, item: Item) -> None:
         """Free an item's room now. When admitted again, an answer continues where it was; anything else starts over."""
         running = self._standing_in(item)
+        self._preparations.cancel(running)
         if not (isinstance(running, Generation) and self._batch.pause(running)):
             self.cancel(item)
 
@@ -214,13 +224,18 @@ class GenerateEngine:
 
     def _run(self, generations: Sequence[Generation], *, is_next: bool = False) -> list[ItemEvent]:
         """Return first tokens of those that need few passes; prepare the others, with `is_next` before waiting ones."""
-        long = [one for one in generations if needs_many_passes(one) and not self._batch.is_paused(one)]
+        long = [one for one in generations if self._is_long(one)]
         events = self._told(self._batch.admit([one for one in generations if one not in long]))
         for one in reversed(long) if is_next else long:
             passes = self._answering(one)
             next(passes)  # from now on, estimates that it may share are kept
             self._preparations.add([one], passes, is_next=is_next, has_begun=True)
         return events
+
+    def _is_long(self, generation: Generation) -> bool:
+        if self._max_tokens is not None and self._batch.num_first_tokens(generation) > self._max_tokens:
+            return True
+        return num_calibration_tokens(generation) > MAX_PASS_TOKENS and not self._batch.is_paused(generation)
 
     def _standing_in(self, item: Item) -> Item:
         """Return the substitute that runs for an item, or the item itself."""

@@ -8,8 +8,9 @@ admit it: `generation/running_batch.py` prefills the prompt, `generation/prompt_
 the documents' positions (`generation/bias.py`) and makes α of what remains, and the prompt's last row (or rows, by
 `row_scope`) runs once more (`LanguageModel.rerun`) with the documents' weights rescaled (`calibration.py`, called by
 `model/packing.py`). Its logits give the first token (`generation/sampling.py`), which comes back as `Progress`: the
-`Stepper` puts it into the call's outbox, and the route's `EventStream` sends it. Estimates of many passes are spread
-over turns of core's `StepRunner` (`GenerateEngine.prepare`), so that other streams go on meanwhile.
+`Stepper` puts it into the call's outbox, and the route's `EventStream` sends it. Estimates of many passes, and beside
+other clients all long prompts, are spread over turns of core's `StepRunner` (`GenerateEngine.prepare`), so that other
+streams go on meanwhile.
 
 Over vLLM, `vllm/stepper.py` takes the place of the `Stepper`: an answer waits at its gate, then `vllm/answers.py` has
 vLLM read the prompt and a prompt for each document, estimates the bias and α from the attention that the plug-in

@@ -147,7 +147,7 @@ def test_documents_are_located_exactly_in_a_published_models_prompt(tmp_path: Pa
         assert text.strip() == f"Document [{number}]{title} {document.text}"
     events = engine.admit([asked])
     while engine.num_running:
-        events += [*(engine.prepare() if engine.preparing else ()), *engine.step()]
+        events += [*(engine.prepare(engine.preparing[0]) if engine.preparing else ()), *engine.step()]
     assert events[-1][2]
 
 

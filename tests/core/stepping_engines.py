@@ -40,6 +40,7 @@ class CountingEngine:
         self.running: dict[Item, int] = {}
         self.pieces: dict[Item, int] = {}
         self.prepared: list[str] = []
+        self.cost_computed = 0.0
         self.entered = threading.Event()
         self.gate = threading.Event()
         self.gate.set()
@@ -64,7 +65,11 @@ class CountingEngine:
         num_lacking = self.num_lacking(list(self.running))
         return list(self.running)[:num_lacking]
 
-    def admit(self, items: Sequence[Item]) -> Came:
+    @property
+    def num_computed(self) -> float:
+        return self.cost_computed
+
+    def admit(self, items: Sequence[Item], max_cost: int | None = None) -> Came:
         assert not set(items) & set(self.running), "admitted twice"
         self.admitted.append([item.name for item in items])
         self.running.update({item: self.paused.pop(item, 0) for item in items})  # and holds them when the fault comes
@@ -81,11 +86,11 @@ class CountingEngine:
         return [self._advance(item) for item in stepping]
 
     @property
-    def preparing(self) -> list[Item]:
-        return list(self.pieces)[:1]
+    def preparing(self) -> list[list[Item]]:
+        return [[item] for item in self.pieces]
 
-    def prepare(self) -> Came:
-        (item,) = self.preparing
+    def prepare(self, items: Sequence[Item], max_cost: int | None = None) -> Came:
+        (item,) = items
         self.prepared.append(item.name)
         self._pass_gate("prepare", [item])
         self.pieces[item] -= 1

@@ -63,7 +63,7 @@ def run(engine: GenerateEngine, items: Sequence[Item]) -> list[list[ItemResult]]
                 ended.append(item)
         if not engine.num_running:
             break
-        events = [*engine.step(), *(engine.prepare() if engine.preparing else [])]
+        events = [*engine.step(), *(engine.prepare(engine.preparing[0]) if engine.preparing else [])]
     assert len(ended) == len(items)
     return [came[id(item)] for item in items]
 

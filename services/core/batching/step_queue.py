@@ -26,7 +26,7 @@ EventT = TypeVar("EventT")
 # Throughput is that of about the last half minute of computing.
 THROUGHPUT_MEMORY_S = 30.0
 # Seconds for which another client is expected after several have been active.
-SHARED_S = 1.0
+SHARED_S = 30.0
 # From this number of clients on, those that were served no more than others are forgotten.
 MAX_REMEMBERED_CLIENTS = 4096
 # Seconds after which an item of a client that has more is paused for a waiting client: mostly one ends sooner, and a
@@ -77,10 +77,14 @@ class Work(Generic[ItemT, EventT]):
     """A submitted item, for which its client is charged `cost`.
 
     `began_at` is when it first joined the batch, `runs_since` when it last did, `waits_since` when it last began to
-    wait. `has_come` tells whether it has delivered an event, after which its client waits for the others.
+    wait. `has_come` tells whether it has delivered an event, after which its client waits for the others. `is_begun`
+    tells of a running item whether anything was computed since it last joined.
     """
 
-    __slots__ = ("began_at", "call", "client", "cost", "counted_steps", "has_come", "item", "runs_since", "waits_since")
+    __slots__ = (
+        *("began_at", "call", "client", "cost", "counted_steps", "has_come"),
+        *("is_begun", "item", "runs_since", "waits_since"),
+    )
 
     def __init__(self, item: ItemT, cost: int, call: Call[EventT], client: str = "") -> None:
         self.item = item
@@ -91,6 +95,7 @@ class Work(Generic[ItemT, EventT]):
         self.runs_since = math.inf
         self.waits_since = call.queued_at
         self.has_come = False
+        self.is_begun = False
         self.counted_steps = 0  # the number of the last step that its client was charged for
 
     def is_wanted(self, now: float) -> bool:
@@ -182,9 +187,10 @@ class StepQueue(Generic[ItemT, EventT]):
         """The sum of the waiting items' costs."""
         return self._cost
 
-    def is_shared(self, now: float) -> bool:
-        """Whether several clients were active recently."""
-        return now < self._shared_until
+    def is_shared(self, now: float, running: Iterable[str]) -> bool:
+        """Whether several clients were active recently, or are now: those that wait and those of running items."""
+        with self._lock:
+            return now < self._shared_until or len({*self._lines, *running}) > 1
 
     def cost_ahead(self, client: str) -> float:
         """Return the cost that is served before an item of average cost that this client would add now.
@@ -340,14 +346,15 @@ class StepQueue(Generic[ItemT, EventT]):
 class Throughput:
     """Cost finished per second of computing; `cost_per_s` is 0 before anything was finished."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory_s: float = THROUGHPUT_MEMORY_S) -> None:
         self.cost_per_s = 0.0
+        self._memory_s = memory_s
         self._cost = 0.0
         self._seconds = 0.0
 
-    def note(self, cost: int, seconds: float) -> None:
+    def note(self, cost: float, seconds: float) -> None:
         """Note the cost that was finished in a turn of this length."""
-        kept = math.exp(-seconds / THROUGHPUT_MEMORY_S)
+        kept = math.exp(-seconds / self._memory_s)
         self._cost = kept * self._cost + cost
         self._seconds = kept * self._seconds + seconds
         self.cost_per_s = self._cost / self._seconds if self._seconds else 0.0
@@ -390,22 +397,12 @@ def giving_room(running: Collection[AnyWork], preparing: Collection[AnyWork]) ->
     return _latest_of_largest([work for work in running if work not in preparing] or list(running), shares)
 
 
-def stepping_aside(waiting: Collection[AnyWork], newcomers: Collection[AnyWork]) -> list[AnyWork]:
-    """Return the items that let newcomers be prepared first: the latest of clients that have more waiting."""
-    shares = Counter(work.client for work in waiting)
-    fewest = min((shares[work.client] for work in newcomers), default=len(waiting))
-    aside: list[AnyWork] = []
-    for work in sorted(waiting, key=_arrival, reverse=True):
-        if work not in newcomers and shares[work.client] > fewest:
-            aside.append(work)
-            shares[work.client] -= 1
-    return aside
-
-
 def _may_leave(work: AnyWork, newcomer: AnyWork, shares: Counter[str], now: float) -> bool:
     own, waited_s = shares[newcomer.client], now - newcomer.waits_since
     is_overdue = not own and waited_s >= PATIENCE_S and now - work.runs_since >= PATIENCE_S
-    return is_overdue or (shares[work.client] > own + 1 and waited_s >= SHORT_PATIENCE_S)
+    # an item of which nothing was computed loses nothing
+    patience_s = SHORT_PATIENCE_S if work.is_begun else 0.0
+    return is_overdue or (shares[work.client] > own + 1 and waited_s >= patience_s)
 
 
 def _latest_of_largest(works: Collection[AnyWork], shares: Counter[str]) -> AnyWork:

@@ -12,6 +12,7 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Generic, Protocol, TypeVar
 
 import structlog
@@ -24,7 +25,6 @@ from services.core.batching.step_queue import (
     Work,
     giving_room,
     making_way,
-    stepping_aside,
 )
 from services.core.errors import FoveaError, InternalError, TooLarge, no_memory
 from services.core.metrics import Metrics
@@ -46,8 +46,15 @@ WIDER = 1.4
 # The charge for a step of one item, in the unit of costs: a decoded token keeps the device busier than a token of a
 # prompt, which is run together with many others.
 STEP_COST = 2.0
-# Seconds that a turn's admissions take at most, roughly, while several clients are active: new requests wait for it.
-SHARED_ADMIT_S = 0.05
+# While several clients are active, a turn admits and prepares for about this many seconds: new requests wait for it.
+SLICE_S = 0.05
+# At most this many times as long as the turn's step took, for which running answers wait.
+STEPS_A_SLICE = 2.0
+# The least cost of a slice, as small pieces take longer in total, and the cost before anything was measured.
+MIN_SLICE_COST = 64
+FIRST_SLICE_COST = 256
+# A slice's cost is that of about the last seconds of admitting and preparing.
+PACE_MEMORY_S = 1.0
 # Seconds between two looks at everything that waits, for the metric.
 DEMAND_EVERY_S = 1.0
 # Number of clients whose next item is considered in one turn.
@@ -82,21 +89,28 @@ class SteppingEngine(Protocol[ItemT, EventT_co]):
     def lacking_room(self) -> Sequence[ItemT]:
         """Return running items that can't take a step before others leave; of a single one, for lack of memory."""
 
-    def admit(self, items: Sequence[ItemT]) -> Sequence[tuple[ItemT, EventT_co, bool]]:
+    @property
+    def num_computed(self) -> float:
+        """The cost of everything computed so far, in about the unit of the items' costs."""
+
+    def admit(self, items: Sequence[ItemT], max_cost: int | None = None) -> Sequence[tuple[ItemT, EventT_co, bool]]:
         """Let these run from now on; returns their first events, if any. A FoveaError is shown to the client.
 
-        Work that would occupy the thread for long is left to `prepare`.
+        Work that would occupy the thread for long, or that costs more than `max_cost`, is left to `prepare`.
         """
 
     def step(self) -> Sequence[tuple[ItemT, EventT_co, bool]]:
         """Make one step for every running item that is prepared."""
 
     @property
-    def preparing(self) -> Sequence[ItemT]:
-        """The running items that the next `prepare` is for; none where nothing is to be prepared."""
+    def preparing(self) -> Sequence[Sequence[ItemT]]:
+        """The running items that need `prepare`, in order, with those that are prepared together in one sequence."""
 
-    def prepare(self) -> Sequence[tuple[ItemT, EventT_co, bool]]:
-        """Do a bounded piece of the work that these need before their steps. A FoveaError is shown to their clients."""
+    def prepare(self, items: Sequence[ItemT], max_cost: int | None = None) -> Sequence[tuple[ItemT, EventT_co, bool]]:
+        """Do a piece of the work that these need before their steps, of about `max_cost` at most.
+
+        They are one of the sequences of `preparing`. A FoveaError is shown to their clients.
+        """
 
     def pause(self, item: ItemT) -> None:
         """Free the room of an item now; admitted again it continues where it was, and repeats no event."""
@@ -152,6 +166,11 @@ class StepRunner(Generic[ItemT, EventT]):
         self.running: dict[int, Work[ItemT, EventT]] = {}
         self.throughput = Throughput()
         self.full_throughput = Throughput()  # of the turns during which items waited
+        self._pace = Throughput(PACE_MEMORY_S)  # of admitting and preparing
+        self._step_s = 0.0  # of the last turn with a step
+        self._slice_cost: int | None = None  # that is left of this turn, while several clients are active
+        self._num_turns = 0
+        self._prepared_in: dict[str, int] = {}  # the last turn in which a client's items were prepared
         self._breadth = Breadth()
         self._demand = 0.0
         self._demand_at = -math.inf
@@ -176,14 +195,18 @@ class StepRunner(Generic[ItemT, EventT]):
         """
         began = time.monotonic()
         self._finished_cost = 0
+        self._num_turns += 1
+        self._slice_cost = self._max_slice_cost(began)
         try:
             self._drop_unwanted()
             yield from self._admit_waiting()
             admitted = time.monotonic()
             yield from self._step()
-            if len(self._queue):
-                self._breadth.note(len(self.running), admitted - began, time.monotonic() - admitted)
+            stepped = time.monotonic()
             yield from self._prepare()
+            if len(self._queue):
+                prepared_s = time.monotonic() - stepped
+                self._breadth.note(len(self.running), admitted - began + prepared_s, stepped - admitted)
             self._note_demand(began)
             if self.running and not self._engine.num_running:
                 raise LostItems(f"{len(self.running)} items had no last event")
@@ -217,7 +240,9 @@ class StepRunner(Generic[ItemT, EventT]):
         chosen: list[Work[ItemT, EventT]] = []
         held_up: set[str] = set()
         cost = 0
-        max_cost = self._max_admit_cost()
+        max_cost = self._budget.current
+        if self._slice_cost is not None:
+            max_cost = min(max_cost, self._slice_cost)
         running = self._running_by_client()
         while len(held_up) < MAX_LOOKS and (work := self._next_wanted(running, held_up)) is not None:
             if chosen and cost + work.cost > max_cost:
@@ -242,13 +267,15 @@ class StepRunner(Generic[ItemT, EventT]):
                     yield [(work, TooLarge("The request needs more memory than the service has."))]
         if chosen:
             yield from self._admit(chosen)
-            self._step_aside(chosen)
 
-    def _max_admit_cost(self) -> float:
-        rate = self.full_throughput.cost_per_s
-        if not rate or not self._queue.is_shared(time.monotonic()):
-            return self._budget.current
-        return min(self._budget.current, SHARED_ADMIT_S * rate)
+    def _max_slice_cost(self, now: float) -> int | None:
+        """Return what a turn may admit and prepare; None where nobody else waits for it."""
+        if not self._queue.is_shared(now, (work.client for work in self.running.values())):
+            return None
+        if not self._pace.cost_per_s:
+            return FIRST_SLICE_COST
+        seconds = min(SLICE_S, STEPS_A_SLICE * self._step_s) if self._step_s else SLICE_S
+        return max(MIN_SLICE_COST, int(seconds * self._pace.cost_per_s))
 
     def _next_wanted(self, running: Counter[str], held_up: set[str]) -> Work[ItemT, EventT] | None:
         now = time.monotonic()
@@ -271,15 +298,6 @@ class StepRunner(Generic[ItemT, EventT]):
         for one in leaving or ():
             self._pause(one)
         return leaving is not None
-
-    def _step_aside(self, admitted: list[Work[ItemT, EventT]]) -> None:
-        """Pause unprepared items for newcomers: clients take turns, though items are prepared in order of admission."""
-        unprepared = [work for work in self.running.values() if not work.has_come]
-        begun = set(map(id, self._engine.preparing)) if unprepared else set()
-        waiting = [work for work in unprepared if id(work.item) not in begun]
-        newcomers = [work for work in admitted if not work.has_come and id(work.item) in self.running]
-        for work in stepping_aside(waiting, newcomers) if newcomers else ():
-            self._pause(work)
 
     def _has_room(self, works: Sequence[Work[ItemT, EventT]], leaving: Sequence[Work[ItemT, EventT]] = ()) -> bool:
         if self._waits_for_memory or len(self.running) - len(leaving) + len(works) > self._breadth.limit:
@@ -325,11 +343,13 @@ class StepRunner(Generic[ItemT, EventT]):
             if not work.has_come:
                 work.began_at = began
             work.counted_steps = self._num_steps
+            work.is_begun = False
             self._paused.pop(id(work.item), None)
             self.running[id(work.item)] = work
             self._metrics.running_items.inc()
         try:
-            came = self._engine.admit([work.item for work in works])
+            with self._slicing():
+                came = self._engine.admit([work.item for work in works], self._slice_cost)
         except Exception as error:  # noqa: BLE001 - the step loop: whatever an engine raises, its items are answered
             self._note_refusal(works, error)
             self._cancel([work for work in works if not work.has_come])
@@ -338,6 +358,9 @@ class StepRunner(Generic[ItemT, EventT]):
                     self._suspend(work)
             # Its traceback would keep the prompts in memory until the client is answered.
             return error.with_traceback(None)
+        preparing = {id(item) for items in self._engine.preparing for item in items}
+        for work in works:
+            work.is_begun = id(work.item) not in preparing
         self._budget.recover(sum(work.cost for work in works))
         self._metrics.batch_cost_budget.set(self._budget.current)
         return self._outcomes(came)
@@ -364,31 +387,67 @@ class StepRunner(Generic[ItemT, EventT]):
             if len(self.running) == 1:
                 yield self._fail_alone()
             else:
-                preparing = set(map(id, self._engine.preparing))
+                preparing = {id(item) for items in self._engine.preparing for item in items}
                 works = self.running.values()
-                self._pause(giving_room(works, [work for work in works if id(work.item) in preparing]))
+                begun = [work for work in works if id(work.item) in preparing and work.is_begun]
+                self._pause(giving_room(works, begun))
         if self.running:
             self._num_steps += 1
-            yield self._outcomes(self._engine.step())
+            began = time.monotonic()
+            came = self._engine.step()
+            self._step_s = time.monotonic() - began if came else 0.0
+            yield self._outcomes(came)
 
     def _prepare(self) -> Iterator[list[Outcome[ItemT, EventT]]]:
         """Prepare one piece. Items at fault fail, or wait in front of all others until there is memory for them."""
-        preparing = [self.running[id(item)] for item in self._engine.preparing]
+        preparing = self._next_to_prepare()
         if not preparing:
             return
+        for work in preparing:
+            work.is_begun = True
         try:
-            came = self._engine.prepare()
+            max_cost = None if self._slice_cost is None else max(MIN_SLICE_COST, self._slice_cost)
+            with self._slicing():
+                came = self._engine.prepare([work.item for work in preparing], max_cost)
         except Exception as error:  # noqa: BLE001 - the step loop: whatever an engine raises, its items are answered
             self._note_refusal(preparing[:1], error)
-            self._cancel(preparing)
+            self._cancel([work for work in preparing if not work.has_come])
+            for work in preparing:
+                if work.has_come:
+                    self._suspend(work)
             if self._must_wait(error):
                 for work in reversed(preparing):
                     self._queue.put_back(work)
             else:
                 reason = error.with_traceback(None)
+                for work in preparing:
+                    self._forget(work)
                 yield [(work, self._error_for_client(reason)) for work in preparing]
             return
         yield self._outcomes(came)
+
+    def _next_to_prepare(self) -> list[Work[ItemT, EventT]]:
+        """Choose the items to be prepared now: clients take turns, each one's items in order."""
+        first: dict[str, list[Work[ItemT, EventT]]] = {}
+        for items in self._engine.preparing:
+            works = [self.running[id(item)] for item in items]
+            first.setdefault(works[0].client, works)
+        self._prepared_in = {client: self._prepared_in.get(client, 0) for client in first}
+        if not first:
+            return []
+        client = min(first, key=self._prepared_in.__getitem__)
+        self._prepared_in[client] = self._num_turns
+        return first[client]
+
+    @contextmanager
+    def _slicing(self) -> Iterator[None]:
+        """Note the pace of what is computed in this context, and take it from the turn's slice."""
+        began, before = time.monotonic(), self._engine.num_computed
+        yield
+        cost = self._engine.num_computed - before
+        self._pace.note(cost, time.monotonic() - began)
+        if self._slice_cost is not None:
+            self._slice_cost -= int(cost)
 
     def _outcomes(self, came: Sequence[tuple[ItemT, EventT, bool]]) -> list[Outcome[ItemT, EventT]]:
         now = time.monotonic()
@@ -399,11 +458,12 @@ class StepRunner(Generic[ItemT, EventT]):
                 self._log.error("event of an item that does not run")
                 continue
             queued_at = work.call.queued_at
+            if not work.has_come:
+                self._finished_cost += work.cost
             work.has_come = True
             outcomes.append((work, Event(value, is_last, work.began_at - queued_at, now - queued_at)))
         for work, event in outcomes:
             if event.is_last:
-                self._finished_cost += work.cost
                 self._remove(work)
         return list(outcomes)
 

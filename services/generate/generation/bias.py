@@ -35,7 +35,7 @@ from torch import Tensor
 
 from services.generate.generation.passes import Passes, finish
 from services.generate.model.branches import Branch, Range, Segment
-from services.generate.model.kv_cache import Slot
+from services.generate.model.kv_cache import KeyValues, Slot
 from services.generate.model.language_model import LanguageModel, in_passes
 from services.generate.model.profile import CalibrationProfile, DummyForm
 from services.generate.prompts.templates import CONTENT_FREE, Prompt, filler_ids, with_question
@@ -158,14 +158,44 @@ def estimating(
             planned.append((_exact if kind == "exact" else _single)(job, dummies))
     branches = [each.branch for some in planned for each in some]
     found: list[Tensor] = []
-    for together in in_passes(branches, [branch.num_tokens for branch in branches]):
-        yield
-        found += model.branch(together, num_layers=depth)
-    rest = iter(found)
+    while rest := branches[len(found) :]:
+        max_tokens = _within(depth, model, (yield))
+        if max_tokens is not None and rest[0].num_tokens > max_tokens and rest[0].sees_all:
+            found.append((yield from _in_pieces(model, rest[0], depth, max_tokens)))
+        else:
+            together = next(in_passes(rest, [branch.num_tokens for branch in rest], max_tokens))
+            found += model.branch(together, num_layers=depth)
+    each_found = iter(found)
     return [
-        _estimate(model, job, some, list(itertools.islice(rest, len(some))), depth)
+        _estimate(model, job, some, list(itertools.islice(each_found, len(some))), depth)
         for job, some in zip(jobs, planned, strict=True)
     ]
+
+
+def _within(num_layers: int, model: LanguageModel, max_tokens: int | None) -> int | None:
+    """Return how many tokens run through the first layers in the time of `max_tokens` through all."""
+    return None if max_tokens is None else max(1, max_tokens * model.config.num_layers // num_layers)
+
+
+def _in_pieces(model: LanguageModel, branch: Branch, num_layers: int, max_tokens: int | None) -> Passes[Tensor]:
+    """Measure a branch that sees all before it in a copy of its prompt, the first piece of at most `max_tokens`."""
+    prompt = branch.slot.cache.copy_out(branch.slot, branch.slot.length)
+    cache = model.new_cache(prompt.num_tokens, num_layers)
+    slot = cache.open(prompt.num_tokens)
+    cache.copy_in(slot, KeyValues(prompt.keys[:num_layers], prompt.values[:num_layers]))
+    del prompt
+    measured: Tensor | None = None
+    for place, segment in enumerate(branch.segments):
+        slot.length = segment.position
+        while slot.length < segment.stop:
+            if place or slot.length > segment.position:
+                max_tokens = _within(num_layers, model, (yield))
+            start = slot.length - segment.position
+            input_ids = segment.input_ids[start : None if max_tokens is None else start + max_tokens]
+            is_last = segment is branch.segments[-1] and slot.length + len(input_ids) == segment.stop
+            measured = model.measure(slot, input_ids, branch.spans if is_last else (), num_layers)
+    assert measured is not None  # every branch has spans
+    return measured
 
 
 def num_estimate_tokens(prompt: Prompt, kind: EstimateKind, options: DummyOptions) -> int:

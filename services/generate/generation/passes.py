@@ -1,18 +1,21 @@
 """Long work on a model, one bounded pass at a time, so that other work can use the model in between.
 
-`Preparations` are the passes that items need before their first event: first come, first served, one pass per turn.
+`Preparations` are the passes that items need before their first event.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-Passes = Generator[None, None, T]
+# Works at a time that have a cache of their own.
+MAX_APART = 4
+# Each `yield` stands before a pass, and returns the number of tokens that the pass may run; None is no bound.
+Passes = Generator[None, int | None, T]
 
 
 def finish(passes: Passes[T]) -> T:
-    """Run all passes. Raises what they raise."""
+    """Run all passes without a bound. Raises what they raise."""
     while True:
         try:
             next(passes)
@@ -30,10 +33,14 @@ class _Preparation(Generic[ItemT, ResultT]):
         self.items = items
         self.passes = passes
         self.has_begun = has_begun
+        self.is_apart = not has_begun
 
 
 class Preparations(Generic[ItemT, ResultT]):
-    """Work in order of arrival. Only the first work has run a pass on the model, so no other holds resources."""
+    """Work in order of arrival. Work of which no pass has run holds no resources.
+
+    Work that had not begun when it was added has a cache apart from the running batch's room: a few have one at a time.
+    """
 
     def __init__(self) -> None:
         self._waiting: list[_Preparation[ItemT, ResultT]] = []
@@ -44,9 +51,10 @@ class Preparations(Generic[ItemT, ResultT]):
         return [item for preparation in self._waiting for item in preparation.items]
 
     @property
-    def first(self) -> Sequence[ItemT]:
-        """The items of the next pass."""
-        return tuple(self._waiting[0].items) if self._waiting else ()
+    def works(self) -> list[list[ItemT]]:
+        """The items of each work that can advance now."""
+        has_room = sum(one.is_apart and one.has_begun for one in self._waiting) < MAX_APART
+        return [list(one.items) for one in self._waiting if one.has_begun or has_room]
 
     def add(
         self, items: list[ItemT], passes: Passes[ResultT], *, is_next: bool = False, has_begun: bool = False
@@ -57,21 +65,23 @@ class Preparations(Generic[ItemT, ResultT]):
         """
         self._waiting.insert(0 if is_next else len(self._waiting), _Preparation(items, passes, has_begun=has_begun))
 
-    def advance(self) -> ResultT | None:
-        """Run one pass of the first work; return its result once it has ended. Work whose pass raises is dropped.
+    def advance(self, item: ItemT, max_tokens: int | None = None) -> ResultT | None:
+        """Run one pass of the work of an item; return its result once it has ended. Work whose pass raises is dropped.
 
-        Raises IndexError if nothing waits.
+        Raises StopIteration for an item that does not wait.
         """
-        work = self._waiting.pop(0)
+        work = next(work for work in self._waiting if any(one is item for one in work.items))
+        place = self._waiting.index(work)
+        del self._waiting[place]
         try:
             if not work.has_begun:
                 work.has_begun = True
                 next(work.passes)
-            next(work.passes)
+            work.passes.send(max_tokens)
         except StopIteration as ended:
             result: ResultT = ended.value
             return result
-        self._waiting.insert(0, work)
+        self._waiting.insert(place, work)
         return None
 
     def cancel(self, item: ItemT) -> None:

@@ -24,6 +24,7 @@ from services.generate.calibration import log_alpha
 from services.generate.generation.bias import BiasJob, estimating, num_estimate_tokens
 from services.generate.generation.generation import Progress, Reorder
 from services.generate.generation.passes import Passes, finish
+from services.generate.generation.prefilling import prefilling
 from services.generate.generation.prompt_calibration import (
     answerable,
     by_document,
@@ -219,8 +220,8 @@ class _Group:
 
     def prefilled(self) -> Passes[list[Prefilled]]:
         """Run the prompts, with Attn(k) of each one's documents, (L, H, K)."""
-        yield
-        return self.model.prefill([Prefill(slot, prompt.input_ids, prompt.spans) for slot, prompt in self.prompts])
+        prompts = [Prefill(slot, prompt.input_ids, prompt.spans) for slot, prompt in self.prompts]
+        return (yield from prefilling(self.model, prompts, (yield)))
 
     def attention(self) -> Passes[list[Tensor]]:
         """Attn(k) of each prompt's documents, (L, H, K)."""
@@ -306,14 +307,12 @@ def _biases(group: _Group) -> Passes[list[Tensor | None]]:
 
 def _mean_log_probability(group: _Group) -> Passes[list[_Scores]]:
     """Average the log-probabilities of the tokens from each prompt's `tail_start` on."""
-    yield
+    max_tokens = yield
     # logits are as wide as the vocabulary, so the passage's own tokens get none
-    passages = group.model.prefill(
-        [Prefill(slot, prompt.input_ids[: prompt.tail_start]) for slot, prompt in group.prompts]
-    )
-    questions = group.model.prefill(
-        [Prefill(slot, prompt.input_ids[prompt.tail_start :], scores_all=True) for slot, prompt in group.prompts]
-    )
+    beginnings = [Prefill(slot, prompt.input_ids[: prompt.tail_start]) for slot, prompt in group.prompts]
+    passages = yield from prefilling(group.model, beginnings, max_tokens)
+    ends = [Prefill(slot, prompt.input_ids[prompt.tail_start :], scores_all=True) for slot, prompt in group.prompts]
+    questions = yield from prefilling(group.model, ends, None if max_tokens is None else (yield))
     scores = []
     for (_, prompt), passage, question in zip(group.prompts, passages, questions, strict=True):
         first = passage.logits.log_softmax(dim=-1)[prompt.input_ids[prompt.tail_start]]
@@ -323,8 +322,8 @@ def _mean_log_probability(group: _Group) -> Passes[list[_Scores]]:
 
 
 def _yes_over_no(group: _Group) -> Passes[list[_Scores]]:
-    yield
-    prefilled = group.model.prefill([Prefill(slot, prompt.input_ids) for slot, prompt in group.prompts])
+    prompts = [Prefill(slot, prompt.input_ids) for slot, prompt in group.prompts]
+    prefilled = yield from prefilling(group.model, prompts, (yield))
     scores = []
     for asked, one in zip(group.asked, prefilled, strict=True):
         assert asked.answer_ids is not None  # its method has them

@@ -19,6 +19,7 @@ from services.generate.generation.answer_text import AnswerText, Detokenizer, St
 from services.generate.generation.bias import num_estimate_tokens
 from services.generate.generation.generation import Generation, Progress, PromptFacts
 from services.generate.generation.passes import Passes, finish
+from services.generate.generation.prefilling import prefilling
 from services.generate.generation.prefix_cache import (
     MIN_REUSED_TOKENS,
     Prefix,
@@ -39,7 +40,7 @@ from services.generate.generation.prompt_calibration import (
 )
 from services.generate.generation.sampling import Chooser, TokenChoice, choose
 from services.generate.model.kv_cache import KeyValues, Slot
-from services.generate.model.language_model import MAX_PASS_TOKENS, LanguageModel, Prefill, Prefilled, Row, TokenScores
+from services.generate.model.language_model import LanguageModel, Prefill, Prefilled, Row, TokenScores
 from services.nn.devices import is_out_of_memory
 
 T = TypeVar("T")
@@ -70,16 +71,14 @@ class RunningSequence:
     text: AnswerText
     input_ids: list[int]
     calibration: Calibration | None = None
-    is_prefilled: bool = False
+    is_ready: bool = False  # for steps: it has had a token since it has its slot
     num_generated: int = 0
 
     @property
     def num_reusable(self) -> int:
         """Number of tokens whose keys and values are those of the plain model."""
-        if not self.is_prefilled:
-            return 0
         num_rerun = self.generation.num_rerun
-        return len(self.prefilled_ids) - num_rerun if num_rerun else self.slot.length
+        return min(self.slot.length, len(self.prefilled_ids) - num_rerun) if num_rerun else self.slot.length
 
     @property
     def is_full(self) -> bool:
@@ -304,7 +303,7 @@ class RunningBatch:
 
     def step(self) -> list[Progress]:
         """Generate one more token for each generation that has its first."""
-        running = [one for one in self._running.values() if one.num_generated and not one.is_full]
+        running = [one for one in self._running.values() if one.is_ready and not one.is_full]
         if not running:
             return []
         logits = self._model.decode([Row(one.slot, (one.input_ids[-1],), one.calibration) for one in running])
@@ -338,9 +337,9 @@ class RunningBatch:
         waiting = [self._arrival(one) for one in generations]
         progress = []
         while waiting:
-            yield
+            max_tokens = yield
             wave, waiting = self._next_wave(waiting)
-            progress += yield from self._start(wave)
+            progress += yield from self._start(wave, max_tokens)
         return progress
 
     def _arrival(self, generation: Generation) -> Arrival:
@@ -355,6 +354,15 @@ class RunningBatch:
         paused = self._paused.get(id(generation))
         known = generation.num_tokens - generation.max_tokens if paused is None else len(paused.input_ids)
         return min(generation.num_tokens, known + self._headroom_tokens)
+
+    def num_first_tokens(self, generation: Generation) -> int:
+        """Return about how many tokens run until the next token of one that is not running."""
+        arrival = self._arrival(generation)
+        num_tokens = self._with_source(arrival).num_new
+        paused = arrival.paused
+        if generation.num_rerun and paused is not None:
+            num_tokens += len(paused.input_ids) - len(arrival.input_ids)
+        return num_tokens + num_calibration_tokens(generation)
 
     def _has_grown(self, slot: Slot, capacity: int) -> bool:
         for _ in range(2):
@@ -401,13 +409,11 @@ class RunningBatch:
             return arrival
         return replace(arrival, num_reused=num_reused, source=best[1])
 
-    def _start(self, wave: Sequence[Arrival]) -> Passes[list[Progress]]:
+    def _start(self, wave: Sequence[Arrival], max_tokens: int | None) -> Passes[list[Progress]]:
         running = [self._open(arrival) for arrival in wave]
-        prefilled = self._model.prefill([one.prefill for one in running])
-        for one in running:
-            one.is_prefilled = True
+        prefilled = yield from prefilling(self._model, [one.prefill for one in running], max_tokens)
         calibrations = yield from self._calibrate(running, prefilled)
-        logits = self._first_logits(running, prefilled)
+        logits = yield from self._first_logits(running, prefilled, max_tokens)
         facts = [
             None if one.num_generated else facts_of(one, own, calibrations.get(id(one)), row, self._vocabulary)
             for one, own, row in zip(running, prefilled, logits, strict=True)
@@ -429,7 +435,7 @@ class RunningBatch:
             running = self._new(arrival, slot)
         else:
             running.slot, running.prefilled_ids = slot, arrival.input_ids
-            running.cached_tokens, running.is_prefilled = arrival.num_reused, False
+            running.cached_tokens, running.is_ready = arrival.num_reused, False
         self._paused.pop(id(generation), None)
         self._running[id(generation)] = running
         if arrival.source is not None:
@@ -463,28 +469,45 @@ class RunningBatch:
                 one.calibration = found[id(one)].calibration
         return found
 
-    def _first_logits(self, running: Sequence[RunningSequence], prefilled: Sequence[Prefilled]) -> Tensor:
+    def _first_logits(
+        self, running: Sequence[RunningSequence], prefilled: Sequence[Prefilled], max_tokens: int | None
+    ) -> Passes[Tensor]:
         """Return logits (B, V); for calibrated answers, the prompts' last rows and generated tokens run once more."""
         logits = torch.stack([one.logits for one in prefilled])
         again = [place for place, one in enumerate(running) if one.calibration is not None]
-        if again:
-            rows = [
-                Row(one.slot, one.generation.prompt.input_ids[-one.generation.num_rerun :], one.calibration)
-                for one in (running[place] for place in again)
-            ]
-            logits[again] = self._model.rerun(rows)
+        rows = [
+            Row(one.slot, one.generation.prompt.input_ids[-one.generation.num_rerun :], one.calibration)
+            for one in (running[place] for place in again)
+        ]
+        if rows:
+            if max_tokens is not None and sum(len(row.input_ids) for row in rows) > len(rows):
+                for place, row in zip(again, rows, strict=True):
+                    logits[place] = yield from self._rerun_in_pieces(row)
+            else:
+                logits[again] = self._model.rerun(rows)
         for place in again:
             if running[place].num_generated:
-                logits[place] = self._replayed(running[place])
+                logits[place] = yield from self._replayed(running[place])
         return logits
 
-    def _replayed(self, running: RunningSequence) -> Tensor:
+    def _rerun_in_pieces(self, row: Row) -> Passes[Tensor]:
+        """Run many rows of one sequence again, some at a time; returns the logits (V,) after the last."""
+        length, done = row.slot.length, 0
+        while done < len(row.input_ids):
+            input_ids = row.input_ids[done:][: (yield)]
+            done += len(input_ids)
+            row.slot.length = length - len(row.input_ids) + done
+            logits = self._model.rerun([replace(row, input_ids=input_ids)])
+        return logits[0]
+
+    def _replayed(self, running: RunningSequence) -> Passes[Tensor]:
         """Return the logits (V,) after the tokens that a calibrated answer had generated when it was paused."""
-        first = len(running.generation.prompt.input_ids)
-        for start in range(first, len(running.input_ids), REPLAYED_ROWS):
-            rows = tuple(running.input_ids[start : start + REPLAYED_ROWS])
+        done = len(running.generation.prompt.input_ids)
+        while done < len(running.input_ids):
+            rows = tuple(running.input_ids[done : done + min(REPLAYED_ROWS, (yield) or REPLAYED_ROWS)])
             self._model.prefill([Prefill(running.slot, rows)])
             logits = self._model.rerun([Row(running.slot, rows, running.calibration)])
+            done += len(rows)
         return logits[0]
 
     # Continuing and leaving
@@ -499,6 +522,7 @@ class RunningBatch:
         generation = running.generation
         running.input_ids.append(choice.token_id)
         running.num_generated += 1
+        running.is_ready = True
         is_end = choice.token_id in self._model.config.eos_token_ids and not generation.ignore_eos
         is_last = running.num_generated == generation.max_tokens
         piece, finish_reason = running.text.take(self._vocabulary.token(choice), is_end=is_end, is_last=is_last)
@@ -524,9 +548,9 @@ class RunningBatch:
         self.cancel(running.generation)
 
 
-def needs_many_passes(generation: Generation) -> bool:
-    """Whether the estimate for a generation's calibration needs more than one pass."""
+def num_calibration_tokens(generation: Generation) -> int:
+    """Return the number of tokens of the estimate for a generation's calibration, and of the rows that run again."""
     if generation.calibration is None or not generation.num_rerun:
-        return False
+        return 0
     needed = needed_estimate(generation.calibration, generation.prompt)
-    return needed is not None and num_estimate_tokens(generation.prompt, *needed) > MAX_PASS_TOKENS
+    return generation.num_rerun + (num_estimate_tokens(generation.prompt, *needed) if needed is not None else 0)

@@ -56,6 +56,11 @@ class Branch:
         """Number of tokens to run."""
         return sum(len(segment.input_ids) for segment in self.segments)
 
+    @property
+    def sees_all(self) -> bool:
+        """Whether each token sees all tokens before it, as in a prompt."""
+        return all(_seen(self, segment) == [(0, segment.stop)] for segment in self.segments)
+
 
 # Numbers of a mask, so that it and the products stay small beside the model; more are attended branch by branch.
 MAX_CELLS = 2**26

@@ -119,6 +119,7 @@ class LanguageModel:
             model.config, model.generation_config, tokenizer.eos_token_id, num_bytes=model.dtype.itemsize
         )
         self.weight_bytes = sum(weight.nbytes for weight in model.parameters())
+        self.num_computed = 0.0  # tokens run so far; one that ran through some of the layers counts in part
         self._interventions: Interventions | None = None
         # On a CPU the products that a mask hides would cost more than the operations that it saves.
         self.packs_branches = self.device.type != "cpu"
@@ -159,10 +160,12 @@ class LanguageModel:
         tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         return cls(model.eval().requires_grad_(False).to(device), tokenizer)
 
-    def new_cache(self, max_tokens: int) -> KVCache:
-        """Make a cache for sequences of this model; the passes below work on the slots of any one cache."""
+    def new_cache(self, max_tokens: int, num_layers: int | None = None) -> KVCache:
+        """Make a cache for sequences of this model, or of its first layers; the passes below work on the slots of any
+        one cache."""
         config = self.config
-        shape = CacheShape(config.num_layers, config.num_kv_heads, config.head_dim, self.device, self.dtype)
+        depth = config.num_layers if num_layers is None else num_layers
+        shape = CacheShape(depth, config.num_kv_heads, config.head_dim, self.device, self.dtype)
         return KVCache(shape, max_tokens)
 
     @torch.inference_mode()
@@ -175,6 +178,24 @@ class LanguageModel:
             for some in in_passes(prompts, [len(prompt.input_ids) for prompt in prompts])
             for prefilled in self._prefill(some)
         ]
+
+    @torch.inference_mode()
+    def measure(
+        self, slot: Slot, input_ids: tuple[int, ...], spans: Sequence[tuple[int, int]], num_layers: int
+    ) -> Tensor | None:
+        """Cache more tokens of a sequence in the first L' layers, and measure Attn(k) of the last one: (L', H, K).
+
+        None without spans. Raises ValueError if the tokens do not fit into the slot.
+        """
+        _check_room(slot, len(input_ids))
+        stretches = Stretch.side_by_side([(slot, len(input_ids), slot.length)])
+        forward_pass = PrefillPass(
+            stretches, [spans], last_rows_from=num_layers - 1, device=self.device, dtype=self.dtype
+        )
+        positions = self._packed([tuple(range(slot.length, slot.length + len(input_ids)))])
+        self._run_layers(self._packed([input_ids]), positions, forward_pass, num_layers, wanted=[])
+        slot.length += len(input_ids)
+        return forward_pass.measured(0)
 
     @torch.inference_mode()
     def rerun(self, rows: Sequence[Row]) -> Tensor:
@@ -291,6 +312,7 @@ class LanguageModel:
         The last layer then skips the computation that only the other rows need.
         """
         trunk = self._model.model
+        self.num_computed += input_ids.numel() * num_layers / self.config.num_layers
         hidden: Tensor = trunk.embed_tokens(input_ids)
         arguments = {
             "position_embeddings": trunk.rotary_emb(hidden, position_ids=positions),
@@ -331,12 +353,13 @@ class LanguageModel:
         return torch.tensor([[number for some in numbers for number in some]], device=self.device)
 
 
-def in_passes(items: Sequence[Any], costs: Sequence[int]) -> Iterator[list[Any]]:
-    """Group items in order, with as many per pass as `MAX_PASS_TOKENS` allows."""
+def in_passes(items: Sequence[Any], costs: Sequence[int], max_tokens: int | None = None) -> Iterator[list[Any]]:
+    """Group items in order, with as many per pass as `MAX_PASS_TOKENS`, or a smaller `max_tokens`, allows."""
+    limit = MAX_PASS_TOKENS if max_tokens is None else min(max_tokens, MAX_PASS_TOKENS)
     some: list[Any] = []
     total = 0
     for item, cost in zip(items, costs, strict=True):
-        if some and total + cost > MAX_PASS_TOKENS:
+        if some and total + cost > limit:
             yield some
             some, total = [], 0
         some.append(item)

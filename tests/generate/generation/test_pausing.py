@@ -211,7 +211,7 @@ def finish(engine: GenerateEngine, item: Item, pauses: Sequence[int] = ()) -> li
             came += [outcome for _, outcome, _ in engine.admit([item])]
         if not engine.num_running:
             return came
-        events = [*engine.step(), *(engine.prepare() if engine.preparing else [])]
+        events = [*engine.step(), *(engine.prepare(engine.preparing[0]) if engine.preparing else [])]
         assert all(one is item for one, _, _ in events)
         came += [outcome for _, outcome, _ in events]
     raise AssertionError("it never ended")
@@ -257,5 +257,5 @@ def test_what_is_prepared_finds_its_room_though_others_have_grown_meanwhile() ->
     while engine.preparing:
         lacking = engine.lacking_room()
         engine.step()
-        engine.prepare()
+        engine.prepare(engine.preparing[0])
     assert lacking == [beside]

@@ -83,7 +83,7 @@ class GoldenModel(LanguageModel):
         self._rows = rows
         self._seen: dict[Slot, tuple[int, ...]] = {}
 
-    def new_cache(self, max_tokens: int) -> KVCache:
+    def new_cache(self, max_tokens: int, num_layers: int | None = None) -> KVCache:
         return KVCache(CacheShape(1, 1, 1, torch.device("cpu"), torch.float32), max_tokens)
 
     def prefill(self, prompts: Sequence[Prefill]) -> list[Prefilled]:
