@@ -4,7 +4,6 @@ A call is processed in slices, so that the largest call needs no more memory or 
 shares the device with them.
 """
 
-import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -107,7 +106,7 @@ class Embedder:
 
         if _are_few_and_short(conditions):
             return tokenise()
-        return await asyncio.get_running_loop().run_in_executor(self._inputs.threads, tokenise)
+        return await self._inputs.threads.run(tokenise)
 
     async def _embed_slice(self, job: _Job, inputs: Sequence[Input]) -> tuple[Embeddings, int]:
         """Compute the rows of some inputs, and count the tokens of their texts."""
@@ -144,7 +143,7 @@ class Embedder:
         if _are_few_and_short(texts) and sum(map(len, fetched)) <= MAX_INLINE_BYTES:
             known = identify()
         else:
-            known = await asyncio.get_running_loop().run_in_executor(self._inputs.threads, identify)
+            known = await self._inputs.threads.run(identify)
         if texts:
             job.context.timing.add("tokenize", time.perf_counter() - began)
         return known

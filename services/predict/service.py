@@ -1,9 +1,8 @@
 """Predictions by the model that fits a request: inputs with the fields of a task, or bare texts to classify."""
 
-import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -11,6 +10,7 @@ from services.core.batching.batcher import Batcher, Submission
 from services.core.batching.slices import map_slices
 from services.core.errors import InvalidField, InvalidRequest, NotFound, TooLarge
 from services.core.exchange import RequestContext
+from services.core.fair_threads import FairThreads
 from services.core.metrics import Metrics
 from services.core.serving.served_checkpoint import Served
 from services.core.serving.served_models import Resident, ServedModels
@@ -29,7 +29,7 @@ Side = Literal["left", "right"]
 # Tokenising fewer characters than this takes less time than waking a thread.
 MAX_INLINE_CHARACTERS = 2048
 # Inputs that a thread prepares at once; a request can be abandoned between two such batches.
-PREPARED_AT_ONCE = 128
+PREPARED_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,13 @@ class Predicted:
 
 @dataclass(frozen=True)
 class PredictService:
-    """Answers calls; `max_inputs` is the maximum number of inputs in a call."""
+    """Answers calls; `max_inputs` is the maximum number of inputs in a call. `threads` prepare long ones."""
 
     models: TaskModels
     max_inputs: int
     metrics: Metrics
+    # one, since what it does holds Python's lock
+    threads: FairThreads = field(default_factory=partial(FairThreads, 1, "prepare"))
 
     async def predict(self, call: PredictCall, context: RequestContext) -> Predicted:
         """Label the inputs of a task.
@@ -179,7 +181,7 @@ class PredictService:
         else:
             items = []
             for start in range(0, len(inputs), PREPARED_AT_ONCE):
-                items += await asyncio.to_thread(prepare_from, start, PREPARED_AT_ONCE)
+                items += await self.threads.run(partial(prepare_from, start, PREPARED_AT_ONCE))
         seconds = time.perf_counter() - began
         self.metrics.stage_seconds.labels("tokenize").observe(seconds)
         context.timing.add("tokenize", seconds)

@@ -6,11 +6,11 @@ Images and captions wait for the model in one queue, pairs in another, which is 
 pairs never wait behind items that still have to be encoded.
 """
 
-import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -38,7 +38,7 @@ MAX_INLINE_BYTES = 256 * 1024
 MAX_INLINE_CAPTIONS = 8
 MAX_INLINE_CHARACTERS = 8 * 1024
 # Captions that a thread tokenises at once; a request can be abandoned between two such batches.
-TOKENISED_AT_ONCE = 128
+TOKENISED_AT_ONCE = 32
 
 
 @dataclass(frozen=True)
@@ -189,9 +189,8 @@ class Scorer:
         scored = await self._pair(job, pairs, explain=call.explain)
         explained = None
         if scored.weights is not None:
-            explained = await asyncio.get_running_loop().run_in_executor(
-                self._inputs.threads, _explained, engine, [texts[caption] for _, caption in call.pairs], scored.weights
-            )
+            rows = zip([texts[caption] for _, caption in call.pairs], scored.weights, strict=True)
+            explained = [await self._inputs.threads.run(partial(_explained, engine, *row)) for row in rows]
         prompt_tokens = sum(text.num_tokens for text in texts)
         self._prompt_tokens.inc(prompt_tokens)
         return Scored(
@@ -224,7 +223,7 @@ class Scorer:
             texts = []
             for start in range(0, len(call.captions), TOKENISED_AT_ONCE):
                 some = call.captions[start : start + TOKENISED_AT_ONCE]
-                texts += await asyncio.get_running_loop().run_in_executor(self._inputs.threads, tokenise, some)
+                texts += await self._inputs.threads.run(partial(tokenise, some))
         seconds = time.perf_counter() - began
         self._tokenize_seconds.observe(seconds)
         timing.add("tokenize", seconds)
@@ -244,8 +243,7 @@ class Scorer:
         if sum(map(len, fetched)) <= MAX_INLINE_BYTES:
             digests = [content_digest(data) for data in fetched]
         else:
-            loop = asyncio.get_running_loop()
-            digests = await loop.run_in_executor(self._inputs.threads, lambda: [content_digest(one) for one in fetched])
+            digests = await self._inputs.threads.run(lambda: [content_digest(one) for one in fetched])
         known = [_Image(data, digest, one.param) for data, digest, one in zip(fetched, digests, images, strict=True)]
 
         async def encode(indices: list[int]) -> list[bytes]:
@@ -320,10 +318,10 @@ def _taken(results: Sequence[Similarities], order: Sequence[int]) -> Similaritie
     )
 
 
-def _explained(engine: ScoreEngine, texts: Sequence[Text], weights: Sequence[Weights]) -> list[Explained]:
+def _explained(engine: ScoreEngine, text: Text, weights: Weights) -> Explained:
     grid = engine.grid
     assert grid is not None  # a model without one refuses to explain
-    return [Explained(engine.pieces(text), as_heatmaps(one, grid)) for text, one in zip(texts, weights, strict=True)]
+    return Explained(engine.pieces(text), as_heatmaps(weights, grid))
 
 
 async def _flat(slices: Awaitable[list[list[Features]]]) -> list[Features]:

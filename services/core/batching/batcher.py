@@ -256,7 +256,8 @@ class Batcher(Intake[Request[Answer[ResultT]]], Generic[ItemT, ResultT]):
             self._prepare_next()
 
     def _prepare_next(self) -> None:
-        if self._collating is None or self._prepared is not None:
+        """Cut and collate a full batch ahead of its turn, unless other clients would have to wait for it."""
+        if self._collating is None or self._prepared is not None or self._queue.is_shared(time.monotonic()):
             return
         budget = self._runner.budget.current
         if self._queue.fills_a_batch(budget) and (items := self._cut(budget)):
@@ -264,7 +265,7 @@ class Batcher(Intake[Request[Answer[ResultT]]], Generic[ItemT, ResultT]):
             self._prepared = _PreparedBatch(items, collated)
 
     def _cut(self, budget: int) -> list[QueuedItem[ItemT]]:
-        return self._queue.cut(budget, time.monotonic(), self._runner.times.efficient_cost)
+        return self._queue.cut(budget, time.monotonic(), self._runner.times.max_shared_cost)
 
     # On the compute thread
 

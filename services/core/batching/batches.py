@@ -37,7 +37,10 @@ RECOVERY_SHARE = 1 / 64
 THROUGHPUT_SMOOTHING = 0.2
 # Weight of a batch in the fitted batch times, relative to that of the next one.
 BATCH_MEMORY = 0.98
+# While several clients are active, the fixed part takes this share of a batch's time at least, and a batch takes about
+# these seconds at most, or twice the fixed part where that is longer: a request that arrives waits for it.
 FIXED_SHARE = 0.1
+SLICE_S = 0.05
 
 
 class Request(Generic[AnswerT]):
@@ -165,6 +168,10 @@ class BatchQueue(Generic[ItemT]):
         shares = {name: self.cost_of(name) for name in self._lines}
         return in_the_way(shares, (client, cost), newest, lambda freed, _: self.cost - freed + cost <= max_cost)
 
+    def is_shared(self, now: float) -> bool:
+        """Whether several clients were active recently."""
+        return now < self._shared_until
+
     def fills_a_batch(self, max_cost: int) -> bool:
         """Whether a batch cut now has no room for an item that arrives later."""
         return self.cost >= max_cost or len(self) >= self._max_batch_size
@@ -182,7 +189,7 @@ class BatchQueue(Generic[ItemT]):
             return []
         first = window[0]
         window.sort(key=attrgetter("length"))
-        limit = min(max_cost, max_shared_cost) if now < self._shared_until else max_cost
+        limit = min(max_cost, max_shared_cost) if self.is_shared(now) else max_cost
         batch = self._grow(window, window.index(first), limit)
         if self._given:
             for item in batch:
@@ -290,7 +297,7 @@ class BatchTimes:
     """A linear model of batch times: `fixed_s` for each batch, and `s_per_cost` for each unit of padded cost.
 
     The line is fitted to the latest batches by least squares, in which each counts a little less than the next one.
-    While all batches seen had the same cost, nothing is known: both are 0, and nothing is bounded by them.
+    While all batches seen had the same cost, neither is known: both are 0.
     """
 
     def __init__(self, max_batch_cost: int) -> None:
@@ -298,9 +305,6 @@ class BatchTimes:
         self.s_per_cost = 0.0
         # Seconds for a unit of cost in full batches.
         self.full_s_per_cost = 0.0
-        # The cost of a batch that spends FIXED_SHARE of its time on the fixed part: a larger one takes longer and
-        # hardly raises the throughput.
-        self.efficient_cost = math.inf
         self._max_batch_cost = max_batch_cost
         self._weight = 0.0
         self._mean_cost = 0.0
@@ -320,7 +324,18 @@ class BatchTimes:
             self.s_per_cost = min(self._joint_deviation / self._cost_deviation, self._mean_s / self._mean_cost)
             self.fixed_s = self._mean_s - self.s_per_cost * self._mean_cost
             self.full_s_per_cost = self.s_per_cost + self.fixed_s / self._max_batch_cost
-            self.efficient_cost = (1 / FIXED_SHARE - 1) * self.fixed_s / self.s_per_cost
+
+    @property
+    def max_shared_cost(self) -> float:
+        """The cost of the largest batch while several clients are active; infinite before the first batch.
+
+        A batch that spends FIXED_SHARE of its time on the fixed part is large enough: a larger one hardly raises the
+        throughput.
+        """
+        if self.s_per_cost:
+            variable_s = min((1 / FIXED_SHARE - 1) * self.fixed_s, max(SLICE_S - self.fixed_s, self.fixed_s))
+            return variable_s / self.s_per_cost
+        return SLICE_S * self._mean_cost / self._mean_s if self._mean_s else math.inf
 
 
 @dataclass(frozen=True)

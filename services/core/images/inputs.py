@@ -5,17 +5,14 @@ budget of pixels, on threads of their own. In both, requests take turns: one wit
 single image each decode one image per turn. An image that is cancelled while it waits is never decoded.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Self, TypeVar
 
 from PIL import Image
 
 from services.core.errors import InvalidField, InvalidRequest, NotFound, Overloaded
-from services.core.fair_gate import FairGate
+from services.core.fair_threads import FairThreads
 from services.core.images.decoding import load_image, read_image_header
 from services.core.images.fetch import FetchLimits, ImageFetcher
 from services.core.images.headers import ImageHeader
@@ -29,7 +26,6 @@ from services.core.images.references import (
 )
 from services.core.metrics import Metrics
 from services.core.settings import ImageSettings
-from services.core.thread_priority import step_back
 
 T = TypeVar("T")
 
@@ -69,37 +65,12 @@ def image_input(image: JsonImage, param: str, limits: ImageLimits) -> ImageInput
     return ImageInput(parse_image_reference(image, param=param, limits=limits), param)
 
 
-@dataclass(frozen=True)
-class _Lane:
-    """Threads, and the gate of their budget, which is held while one of them works."""
-
-    threads: ThreadPoolExecutor
-    gate: FairGate
-
-    async def run(self, amount: int, work: Callable[[], T]) -> T:
-        """Run `work` on a thread. Cancelled while it waits, it never begins; once begun it keeps its amount to the
-        end. Raises what `FairGate.take` raises."""
-        permit = await self.gate.take(amount)
-        loop = asyncio.get_running_loop()
-        try:
-            running = self.threads.submit(work)
-        except RuntimeError:  # the process is about to end
-            self.gate.give_back(permit)
-            raise
-
-        def give_back(_: object) -> None:
-            with suppress(RuntimeError):  # the loop has ended before the thread
-                loop.call_soon_threadsafe(self.gate.give_back, permit)
-
-        running.add_done_callback(give_back)
-        return await asyncio.wrap_future(running)
-
-
 class ImageInputs:
     """A service's image inputs, used inside an `async with` block.
 
     Without `fetch_limits` image URLs are rejected with an error that names `url_setting`, the variable that allows
-    them. `stored_image` looks up an image of a collection; the process that has collections sets it.
+    them. `stored_image` looks up an image of a collection; the process that has collections sets it. `threads` are for
+    the other work of requests, such as hashing images and tokenising texts.
     """
 
     def __init__(
@@ -112,19 +83,20 @@ class ImageInputs:
         metrics: Metrics,
     ) -> None:
         self.limits = limits
-        self.threads = ThreadPoolExecutor(decoding.num_threads, "decode", initializer=step_back)
+        self.threads = FairThreads(max(1, decoding.num_threads // 2), "prepare")
         self.stored_image: Callable[[StoredImage], Awaitable[bytes]] | None = None
         self._fetch_limits = fetch_limits
         self._url_setting = url_setting
         self._fetcher: ImageFetcher | None = None
-        self._small = _Lane(
-            self.threads,
-            FairGate(decoding.num_threads, max_waiting=decoding.max_waiting, refusal=self._refusal),
+        self._small = FairThreads(
+            decoding.num_threads, "decode", max_waiting=decoding.max_waiting, refusal=self._refusal
         )
-        waiting_pixels = MAX_WAITING_BUDGETS * decoding.max_pixels
-        self._large = _Lane(
-            ThreadPoolExecutor(max(1, decoding.num_threads // 2), "decode-large", initializer=step_back),
-            FairGate(decoding.max_pixels, max_waiting=waiting_pixels, refusal=self._refusal),
+        self._large = FairThreads(
+            max(1, decoding.num_threads // 2),
+            "decode-large",
+            capacity=decoding.max_pixels,
+            max_waiting=MAX_WAITING_BUDGETS * decoding.max_pixels,
+            refusal=self._refusal,
         )
         self._rejected = metrics.rejected.labels("decode_queue_full")
         self._decode_seconds = metrics.stage_seconds.labels("decode")
@@ -138,8 +110,8 @@ class ImageInputs:
     async def __aexit__(self, *failure: object) -> None:
         if self._fetcher is not None:
             await self._fetcher.close()
-        for threads in (self.threads, self._large.threads):
-            threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self.threads, self._small, self._large):
+            threads.close()
 
     async def bytes_of(self, reference: ImageReference, param: str) -> bytes:
         """Return the image's bytes. Raises NotFound, InvalidField for a stored image where there are no collections,
@@ -169,10 +141,10 @@ class ImageInputs:
             header = read_image_header(data, self.limits, param=param)
             return decode(header) if header.num_pixels <= SMALL_IMAGE_PIXELS else header
 
-        begun = await self._small.run(1, decode_small)
+        begun = await self._small.run(decode_small)
         if not isinstance(begun, ImageHeader):
             return begun
-        return await self._large.run(begun.num_pixels, lambda: decode(begun))
+        return await self._large.run(lambda: decode(begun), begun.num_pixels)
 
     def _refusal(self) -> Overloaded:
         self._rejected.inc()

@@ -1,0 +1,60 @@
+"""Threads for the work that requests need beside their batches; clients take turns for them."""
+
+import asyncio
+import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from contextvars import copy_context
+from typing import TypeVar
+
+from services.core.fair_gate import FairGate
+from services.core.thread_priority import step_back
+
+T = TypeVar("T")
+
+
+class FairThreads:
+    """Runs pieces of work on `num_threads` threads, in the order of a `FairGate`. Used on one event loop.
+
+    The pieces at work have amounts of up to `capacity` in sum, by default one for each thread. `max_waiting` and
+    `refusal` are as in `FairGate`. The threads have the compute thread's priority, so that they leave it its share of
+    the processor.
+    """
+
+    def __init__(
+        self,
+        num_threads: int,
+        name: str,
+        *,
+        capacity: int | None = None,
+        max_waiting: float = math.inf,
+        refusal: Callable[[], Exception] | None = None,
+    ) -> None:
+        self._threads = ThreadPoolExecutor(num_threads, name, initializer=step_back)
+        self._gate = FairGate(capacity or num_threads, max_waiting=max_waiting, refusal=refusal)
+
+    async def run(self, work: Callable[[], T], amount: int = 1) -> T:
+        """Run `work` on a thread, with the caller's context variables.
+
+        Cancelled while it waits, it never begins; once begun it keeps its amount to the end. Raises what `work` and
+        `FairGate.take` raise.
+        """
+        permit = await self._gate.take(amount)
+        loop = asyncio.get_running_loop()
+        try:
+            running = self._threads.submit(copy_context().run, work)
+        except RuntimeError:  # the process is about to end
+            self._gate.give_back(permit)
+            raise
+
+        def give_back(_: object) -> None:
+            with suppress(RuntimeError):  # the loop has ended before the thread
+                loop.call_soon_threadsafe(self._gate.give_back, permit)
+
+        running.add_done_callback(give_back)
+        return await asyncio.wrap_future(running)
+
+    def close(self) -> None:
+        """End the threads once they are done; what waits for one is cancelled."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
