@@ -36,7 +36,9 @@ class ScoreSettings(ModelSettings, ImageSettings):
 
     num_negative_threads: int = Field(1, ge=1, description="Threads that generate hard negatives.")
     max_waiting_negatives: int = Field(
-        256, ge=1, description="Maximum number of captions queued for hard negatives; further requests get 503."
+        256,
+        ge=1,
+        description="Maximum number of captions of one client queued for hard negatives; further requests get 503.",
     )
     max_negative_characters: int = Field(
         1000, ge=1, description="Maximum length of a caption for hard negatives, in characters."

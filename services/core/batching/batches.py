@@ -40,7 +40,7 @@ BATCH_MEMORY = 0.98
 # While several clients are active, the fixed part takes this share of a batch's time at least, and a batch takes about
 # these seconds at most, or twice the fixed part where that is longer: a request that arrives waits for it.
 FIXED_SHARE = 0.1
-SLICE_S = 0.05
+SLICE_S = 0.025
 
 
 class Request(Generic[AnswerT]):

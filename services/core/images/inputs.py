@@ -83,7 +83,7 @@ class ImageInputs:
         metrics: Metrics,
     ) -> None:
         self.limits = limits
-        self.threads = FairThreads(max(1, decoding.num_threads // 2), "prepare")
+        self.threads = FairThreads(1, "prepare")
         self.stored_image: Callable[[StoredImage], Awaitable[bytes]] | None = None
         self._fetch_limits = fetch_limits
         self._url_setting = url_setting

@@ -3,9 +3,9 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import PurePath
 from typing import Literal, Protocol
 
@@ -13,6 +13,7 @@ import structlog
 
 from services.core.errors import Overloaded
 from services.core.exchange import Timing
+from services.core.fair_threads import FairThreads
 from services.core.metrics import Metrics
 from services.core.openai_client import Endpoint, EndpointClient, EndpointError, Patience
 from services.core.serving.served_checkpoint import LOADING_RETRY_AFTER_S
@@ -32,16 +33,14 @@ class Negatives(Protocol):
 
 
 class NegativeMaker:
-    """Makes hard negatives in its own threads; at most `max_waiting` captions wait for one.
+    """Makes hard negatives in its own threads; at most `max_waiting` captions of a client wait for one.
 
     `load` is called once, by `start`, on one of the threads.
     """
 
     def __init__(self, load: Callable[[], Negatives], *, num_threads: int, max_waiting: int, metrics: Metrics) -> None:
         self._load = load
-        self._threads = ThreadPoolExecutor(num_threads, "negatives")
-        self._max_waiting = max_waiting
-        self._num_waiting = 0
+        self._threads = FairThreads(num_threads, "negatives", max_waiting=max_waiting, refusal=self._refusal)
         self._rejected = metrics.rejected
         self._seconds = metrics.stage_seconds.labels("negatives")
         self._negatives: Negatives | None = None
@@ -55,7 +54,7 @@ class NegativeMaker:
 
     async def start(self) -> None:
         """Load the tagger and the words, and use them once, so that no request waits for first-call costs."""
-        self._negatives = await asyncio.get_running_loop().run_in_executor(self._threads, self._load_warm)
+        self._negatives = await self._threads.run(self._load_warm)
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
@@ -63,7 +62,7 @@ class NegativeMaker:
         try:
             yield
         finally:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._threads.close()
 
     async def make(self, caption: str, kinds: Sequence[Kind], seed: int, timing: Timing) -> dict[Kind, str | None]:
         """Make hard negatives of a caption. Raises Overloaded if nothing is loaded yet or too many captions wait."""
@@ -71,17 +70,16 @@ class NegativeMaker:
         if negatives is None:
             self._rejected.labels("loading").inc()
             raise Overloaded("Hard negatives are not loaded yet.", code="loading", retry_after_s=LOADING_RETRY_AFTER_S)
-        if self._num_waiting >= self._max_waiting:
-            self._rejected.labels("queue_full").inc()
-            raise Overloaded("Too many captions are waiting for hard negatives.", code="queue_full")
-        self._num_waiting += 1
         began = time.perf_counter()
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, negatives.make, caption, kinds, seed)
+            return await self._threads.run(partial(negatives.make, caption, kinds, seed))
         finally:
-            self._num_waiting -= 1
             timing.add("negatives", time.perf_counter() - began)
             self._seconds.observe(time.perf_counter() - began)
+
+    def _refusal(self) -> Overloaded:
+        self._rejected.labels("queue_full").inc()
+        return Overloaded("Too many captions are waiting for hard negatives.", code="queue_full")
 
     def _load_warm(self) -> Negatives:
         negatives = self._load()

@@ -3,11 +3,12 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 import pytest
 
 from services.core.batching.batcher import Answer, Batcher, BatchLimits
-from services.core.batching.batches import BatchTimes
+from services.core.batching.batches import SLICE_S, BatchTimes
 from services.core.batching.compute_thread import ComputeThread
 from services.core.errors import Overloaded
 from services.core.exchange import Caller, set_caller
@@ -123,8 +124,25 @@ async def test_a_client_with_the_largest_share_gets_no_room_in_a_full_queue(shar
 
 @pytest.fixture
 async def slow() -> AsyncIterator[Shared]:
+    async with measured((1, 8, 2, 16, 4, 32)) as shared:
+        yield shared
+
+
+@pytest.fixture
+async def even() -> AsyncIterator[Shared]:
+    async with measured((64, 64, 64)) as shared:
+        yield shared
+
+
+@asynccontextmanager
+async def measured(sizes: Sequence[int]) -> AsyncIterator[Shared]:
+    """A Batcher that has computed batches of these sizes."""
     shared = Shared(SlowEngine(), BatchLimits(max_batch_cost=1000, max_batch_size=64, max_queue_cost=10_000))
-    await measure(shared)
+    for size in sizes:
+        await shared.ask("one", *["a"] * size)
+        await asyncio.gather(*shared.asked)
+    shared.asked.clear()
+    shared.engine.batches.clear()
     await shared.hold()
     yield shared
     for task in shared.asked:
@@ -148,6 +166,17 @@ async def test_while_several_clients_come_batches_are_no_larger_than_makes_them_
     assert max(map(len, batches)) < 64
 
 
+@pytest.mark.slow
+async def test_another_client_waits_for_no_full_batch_though_all_batches_before_had_the_same_size(
+    even: Shared,
+) -> None:
+    await even.ask("one", *["a"] * 128)
+    await even.ask("other", "b")
+    batches = await even.release()
+    assert sum(map(len, batches)) == 129
+    assert max(map(len, batches)) <= 10  # a slice's time if each item takes the 5 ms that it sleeps at least
+
+
 async def test_a_request_that_would_wait_past_its_deadline_is_refused_at_once_and_others_are_not(slow: Shared) -> None:
     await slow.ask("one", *["a"] * 5000)  # about 25 s
     hurried = await slow.ask("one", "hurried", deadline=time.monotonic() + 2)
@@ -163,31 +192,39 @@ async def test_a_request_that_would_wait_past_its_deadline_is_refused_at_once_an
     assert not other.done()
 
 
-async def measure(shared: Shared) -> None:
-    """Batches of several sizes, from which the Batcher knows what a batch takes."""
-    for size in (1, 8, 2, 16, 4, 32):
-        await shared.ask("one", *["a"] * size)
-        await asyncio.gather(*shared.asked)
-    shared.asked.clear()
-    shared.engine.batches.clear()
-
-
 def test_a_line_through_batches_tells_what_is_fixed_and_what_each_unit_costs() -> None:
     times = BatchTimes(max_batch_cost=100)
     for cost in (1, 10, 100, 30, 3):
         times.add(cost, 0.5 + 0.01 * cost)
     assert times.s_per_cost == pytest.approx(0.01)
     assert times.fixed_s == pytest.approx(0.5)
-    assert times.efficient_cost == pytest.approx(9 * 0.5 / 0.01)
     assert times.full_s_per_cost == pytest.approx(0.01 + 0.5 / 100)
 
 
-def test_batches_of_one_cost_alone_tell_nothing_of_larger_ones() -> None:
+@pytest.mark.parametrize(
+    ("fixed_s", "expected"),
+    [
+        pytest.param(0.001, 9 * 0.001 / 0.0001, id="a tenth of the time is fixed"),
+        pytest.param(0.01, (SLICE_S - 0.01) / 0.0001, id="the whole takes a slice"),
+        pytest.param(0.5, 0.5 / 0.0001, id="half the time is fixed"),
+    ],
+)
+def test_a_shared_batch_takes_a_slice_at_most_unless_its_fixed_part_alone_takes_long(
+    fixed_s: float, expected: float
+) -> None:
+    times = BatchTimes(max_batch_cost=100_000)
+    for cost in (1, 10, 100, 3000, 3):
+        times.add(cost, fixed_s + 0.0001 * cost)
+    assert times.max_shared_cost == pytest.approx(expected)
+
+
+def test_batches_of_one_cost_alone_tell_only_what_that_cost_takes() -> None:
     times = BatchTimes(max_batch_cost=100)
+    assert times.max_shared_cost == float("inf")
     for _ in range(10):
         times.add(7, 0.1)
     assert times.full_s_per_cost == 0
-    assert times.efficient_cost == float("inf")
+    assert times.max_shared_cost == pytest.approx(7 * SLICE_S / 0.1)
 
 
 def test_what_batches_take_follows_a_device_that_becomes_slower() -> None:
