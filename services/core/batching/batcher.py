@@ -259,21 +259,23 @@ class Batcher(Intake[Request[Answer[ResultT]]], Generic[ItemT, ResultT]):
         """Cut and collate a full batch ahead of its turn, unless other clients would have to wait for it."""
         if self._collating is None or self._prepared is not None or self._queue.is_shared(time.monotonic()):
             return
-        budget = self._runner.budget.current
-        if self._queue.fills_a_batch(budget) and (items := self._cut(budget)):
+        if self._queue.fills_a_batch(self._max_cost) and (items := self._cut()):
             collated = self._collators.submit(self._collating.collate, [item.item for item in items])
             self._prepared = _PreparedBatch(items, collated)
 
-    def _cut(self, budget: int) -> list[QueuedItem[ItemT]]:
-        return self._queue.cut(budget, time.monotonic(), self._runner.times.max_shared_cost)
+    @property
+    def _max_cost(self) -> float:
+        return min(self._runner.budget.current, self._runner.times.max_lone_cost)
+
+    def _cut(self) -> list[QueuedItem[ItemT]]:
+        return self._queue.cut(self._max_cost, time.monotonic(), self._runner.times.max_shared_cost)
 
     # On the compute thread
 
     def _take_turn(self) -> None:
         with self._lock:
             prepared, self._prepared = self._prepared, None
-            budget = self._runner.budget.current
-            self._running = prepared.items if prepared else self._cut(budget)
+            self._running = prepared.items if prepared else self._cut()
             self._prepare_next()
         if self._running:
             run_prepared = partial(self._run_collated, prepared.collated) if prepared else None

@@ -37,10 +37,14 @@ RECOVERY_SHARE = 1 / 64
 THROUGHPUT_SMOOTHING = 0.2
 # Weight of a batch in the fitted batch times, relative to that of the next one.
 BATCH_MEMORY = 0.98
-# While several clients are active, the fixed part takes this share of a batch's time at least, and a batch takes about
-# these seconds at most, or twice the fixed part where that is longer: a request that arrives waits for it.
+# Seconds that a batch takes at most while several clients are active, or twice its fixed part where that is longer: a
+# request waits for the running batch, and then for its own. A batch whose fixed part takes FIXED_SHARE of its time is
+# large enough.
 FIXED_SHARE = 0.1
 SLICE_S = 0.025
+# The same for a client that is alone, whose throughput the limit leaves nearly as it is: another may come.
+LONE_BATCH_S = 0.5
+LONE_FIXED_SHARE = 0.02
 
 
 class Request(Generic[AnswerT]):
@@ -169,14 +173,14 @@ class BatchQueue(Generic[ItemT]):
         return in_the_way(shares, (client, cost), newest, lambda freed, _: self.cost - freed + cost <= max_cost)
 
     def is_shared(self, now: float) -> bool:
-        """Whether several clients were active recently."""
-        return now < self._shared_until
+        """Whether several clients wait, or were active recently."""
+        return len(self._lines) > 1 or now < self._shared_until
 
-    def fills_a_batch(self, max_cost: int) -> bool:
+    def fills_a_batch(self, max_cost: float) -> bool:
         """Whether a batch cut now has no room for an item that arrives later."""
         return self.cost >= max_cost or len(self) >= self._max_batch_size
 
-    def cut(self, max_cost: int, now: float, max_shared_cost: float = math.inf) -> list[QueuedItem[ItemT]]:
+    def cut(self, max_cost: float, now: float, max_shared_cost: float = math.inf) -> list[QueuedItem[ItemT]]:
         """Take out the next batch: the item whose turn it is with those nearest to it in length, sorted by length.
 
         It holds as many of the items next in turn as fit under `max_cost` (padded) and the batch size; the first
@@ -327,15 +331,19 @@ class BatchTimes:
 
     @property
     def max_shared_cost(self) -> float:
-        """The cost of the largest batch while several clients are active; infinite before the first batch.
+        """The cost of the largest batch while several clients are active; infinite before the first batch."""
+        if not self.s_per_cost:
+            return SLICE_S * self._mean_cost / self._mean_s if self._mean_s else math.inf
+        return min(self._cost_within(SLICE_S, 0.5), (1 / FIXED_SHARE - 1) * self.fixed_s / self.s_per_cost)
 
-        A batch that spends FIXED_SHARE of its time on the fixed part is large enough: a larger one hardly raises the
-        throughput.
-        """
-        if self.s_per_cost:
-            variable_s = min((1 / FIXED_SHARE - 1) * self.fixed_s, max(SLICE_S - self.fixed_s, self.fixed_s))
-            return variable_s / self.s_per_cost
-        return SLICE_S * self._mean_cost / self._mean_s if self._mean_s else math.inf
+    @property
+    def max_lone_cost(self) -> float:
+        """The cost of the largest batch of a client that is alone; infinite while nothing is known."""
+        return self._cost_within(LONE_BATCH_S, LONE_FIXED_SHARE) if self.s_per_cost else math.inf
+
+    def _cost_within(self, batch_s: float, fixed_share: float) -> float:
+        """Return the cost of a batch that takes `batch_s`, or of a longer one with this share of its time fixed."""
+        return max(batch_s - self.fixed_s, (1 / fixed_share - 1) * self.fixed_s) / self.s_per_cost
 
 
 @dataclass(frozen=True)
