@@ -144,7 +144,7 @@ MAX_CHAIN = 13
 BUDGETS = {
     "gateway": 3_500,
     "services/cli": 2_700,
-    "services/core": 12_200,
+    "services/core": 12_300,
     "services/nn": 1_980,
     "services/jobs": 3_700,
     "services/curate": 4_300,
