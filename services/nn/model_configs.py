@@ -8,7 +8,7 @@ import json
 import math
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -22,7 +22,7 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
-from services.core.refusals import Refused
+from services.core.refusals import Refused, shown_names
 from services.nn.loading import MODEL_CONFIG, quiet_loading, transformers
 from services.nn.weight_files import MAX_SHARED, readable_weights, shapes_in
 
@@ -39,6 +39,7 @@ NEVER_ZERO = re.compile(
 )
 # Those that some models have one of a layer or a side.
 LISTS = re.compile(r"layers|depths?|conv_stem(_blocks)?|(image|patch|intermediate)_size|(num|n)_(\w+_)?heads?")
+OBJECTS = re.compile(r"rope_(scaling|parameters)|(text|vision|qformer)_(config|cfg)|model_cfg")
 MAX_COUNT, MAX_OTHER = 10_000, 2**31 - 1
 # The fewest bytes of a tensor in a file: its entry in the header.
 ENTRY_BYTES = 50
@@ -107,6 +108,8 @@ class StoredWeights:
             last = name.rpartition(".")[2]
             if isinstance(value, float) and math.isnan(value):
                 raise Refused(f"{file}: {name} is not a number")
+            if OBJECTS.fullmatch(last) and value is not None:
+                raise Refused(f"{file}: {name} is {_shown(value)}: it must be an object")
             if (most := self._most(last)) is None:
                 continue
             least = 1 if NEVER_ZERO.fullmatch(last) else 0
@@ -174,13 +177,26 @@ def model_config(raw: Any, stored: StoredWeights) -> Any:
         kind = "ministral"  # as AutoConfig does
     if not isinstance(kind, str) or kind not in kinds:
         raise Refused(f"{MODEL_CONFIG}: model_type is {_shown(kind)}, an architecture that transformers does not know")
-    with faults_of(MODEL_CONFIG), quiet_loading():
+    with faults_of(MODEL_CONFIG, raw), quiet_loading():
         return kinds[kind].from_dict(_without_choices(raw))
 
 
+def check_loaded(report: Mapping[str, Any], prefix: str = "", unneeded: Collection[str] = ()) -> None:
+    """Raises Refused, naming a weight, if transformers' report lists weights that the files lack or have in another
+    shape than the configuration gives them.
+    """
+    if missing := sorted(set(report["missing_keys"]) - set(unneeded)):
+        raise Refused(f"the checkpoint lacks weights of its model, {prefix + missing[0]!r} among them")
+    for name, stored, wanted in sorted(report["mismatched_keys"]):
+        raise Refused(f"{prefix + name!r} is {list(stored)}, and {list(wanted)} by the {MODEL_CONFIG}")
+
+
 @contextmanager
-def faults_of(file: str) -> Iterator[None]:
-    """Raises Refused, naming the file and what is wrong in a line, where a library does not take what the file says."""
+def faults_of(file: str, config: Mapping[str, Any] | None = None) -> Iterator[None]:
+    """Raises Refused, naming the file and what is wrong in a line, where a library does not take what the file says.
+
+    Names the fields of `config` whose text the library complains of.
+    """
     try:
         yield
     except Refused:
@@ -188,6 +204,9 @@ def faults_of(file: str) -> Iterator[None]:
     except unexpected() as error:
         told = " ".join(str(error).split())
         told = told if " " in told else f"{type(error).__name__} {told}"
+        texts = {name: value for name, value in _fields(config or {}) if isinstance(value, str)}
+        if named := [name for name, value in texts.items() if value and value in told and name not in told]:
+            told = f"{shown_names(named)}: {told}"
         raise Refused(f"{file}: {_cut(told)}") from error
 
 

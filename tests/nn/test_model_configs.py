@@ -90,6 +90,7 @@ def test_a_size_that_the_weights_can_not_have_is_refused_by_its_name_before_anyt
         (("hidden_size", "d_model"), -8, r"(hidden_size|d_model) is -8: it must be a whole number from 1"),
         (("hidden_size", "d_model"), [32], r"config\.json: .*(hidden_size|d_model).*\[32\]"),
         (("rope_theta", "layer_norm_eps", "layer_norm_epsilon"), float("nan"), "is not a number"),
+        (("rope_scaling",), [1], r"rope_scaling is \[1\]: it must be an object"),
         (("model_type",), ["llama"], r"model_type is \['llama'\]: it must be a str"),
     ],
 )
@@ -105,6 +106,32 @@ def test_an_import_of_a_hostile_configuration_is_refused_in_one_line_that_names_
     result = CliRunner(env=environment).invoke(app, ["store", "import", str(folder), "--no-reference", *task])
     assert (result.exit_code, result.exception.__class__) == (1, SystemExit), result.output
     assert re.search(told, result.stderr.splitlines()[-1]), result.stderr
+
+
+@pytest.mark.parametrize("names", [("hidden_act",), ("dtype", "torch_dtype")])
+def test_an_import_names_the_field_of_a_text_that_no_library_knows(tmp_path: Path, names: tuple[str, ...]) -> None:
+    folder = publish(tmp_path, NAMES["llama"])
+    change(folder / MODEL_CONFIG, names, "__import__")
+    environment = {"FOVEA_STORE_URL": (tmp_path / "store").as_uri(), "HOME": str(tmp_path), "COLUMNS": "300"}
+    result = CliRunner(env=environment).invoke(app, ["store", "import", str(folder)])
+    assert (result.exit_code, result.exception.__class__) == (1, SystemExit), result.output
+    assert re.search(rf"config\.json: .*{names[0]}.*__import__", result.stderr)
+
+
+def test_weights_of_another_shape_than_the_configuration_gives_them_are_named_with_both(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(SERVICES / FOLDERS["t5-student"][0], tmp_path / "checkpoint"))
+    change(folder / MODEL_CONFIG, ("num_heads",), 3)
+    with pytest.raises(InvalidCheckpoint, match=r"SelfAttention.* is \[\d+, \d+\], and \[\d+, \d+\] by the config"):
+        write_reference("t5-student", folder)
+
+
+def test_a_text_tower_that_open_clip_reads_itself_names_no_code(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(SERVICES / FOLDERS["open-clip"][0], tmp_path / "checkpoint"))
+    (folder / "text_tower").mkdir()
+    tower = {"model_type": "roberta", "num_hidden_layers": 1, "attn_implementation": "attacker/kernel"}
+    (folder / "text_tower" / MODEL_CONFIG).write_text(json.dumps(tower))
+    with pytest.raises(InvalidCheckpoint, match="names code that computes it"):
+        write_reference("open-clip", folder)
 
 
 def test_a_model_that_grows_beyond_its_weights_is_stopped_while_it_is_built() -> None:

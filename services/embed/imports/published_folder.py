@@ -39,7 +39,8 @@ def image_settings(source: Source, tokenizer: str = TOKENIZER) -> list[str]:
 
 def facts_of(source: Source, config: Any, make: Callable[[], Any]) -> dict[str, JsonValue]:
     """Describe a model by its configuration: it is made without memory, and nothing of its weights is read."""
-    with faults_of(MODEL_CONFIG), stored_weights(source).bound(), torch.device("meta"), quiet_loading():
+    stored, described = stored_weights(source), config.to_dict()
+    with faults_of(MODEL_CONFIG, described), stored.bound(), torch.device("meta"), quiet_loading():
         model = make()
     return {
         "architecture": config.model_type,

@@ -30,7 +30,7 @@ from services.embed.model.stacking_engine import Costs, FeatureEngine, half_prec
 from services.nn.clip_texts import InputIds, Text
 from services.nn.image_transform import ImageTransform, published_settings
 from services.nn.loading import MODEL_CONFIG, model_type_of, quiet_loading, transformers
-from services.nn.model_configs import StoredWeights, model_config
+from services.nn.model_configs import StoredWeights, check_loaded, model_config
 from services.nn.packed_linear import can_pack, pack_linear_layers
 from services.nn.weight_files import readable_weights
 
@@ -145,9 +145,10 @@ def _build(kind: Any, config: Any, weights: Mapping[str, Tensor], prefix: str, d
     """Build a part of the model with its weights, ready to run. Raises ValueError if some are missing."""
     state = {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
     with quiet_loading():
-        model, info = kind.from_pretrained(None, config=config, state_dict=state, dtype=dtype, output_loading_info=True)
-    if info["missing_keys"]:
-        raise ValueError(f"weights are missing: {prefix}{sorted(info['missing_keys'])[0]}")
+        model, info = kind.from_pretrained(
+            None, config=config, state_dict=state, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+    check_loaded(info, prefix)
     return model
 
 

@@ -34,7 +34,7 @@ from services.nn.clip_texts import InputIds, tokenise
 from services.nn.devices import check_room
 from services.nn.image_transform import PREPROCESSOR, PROCESSOR, ImageTransform, published_settings
 from services.nn.loading import MODEL_CONFIG, model_type_of, quiet_loading, transformers
-from services.nn.model_configs import StoredWeights, model_config
+from services.nn.model_configs import StoredWeights, check_loaded, model_config
 from services.nn.packed_linear import can_pack, pack_linear_layers
 from services.nn.weight_files import readable_weights
 
@@ -137,11 +137,16 @@ def load_mllm(
     check_room(directory, torch.device(device), dtype)
     with quiet_loading(), readable_weights(directory), stored.bound():
         whole, report = transformers().LlavaForConditionalGeneration.from_pretrained(
-            directory, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
+            directory,
+            config=config,
+            dtype=dtype,
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **options,
         )
         projection = _read_projection(directory)
-    if missing := sorted(set(report["missing_keys"]) - {HEAD}):
-        raise ValueError(f"the checkpoint lacks weights of its model, {missing[0]!r} among them")
+    check_loaded(report, unneeded={HEAD})
     model = FocalLensMllm(whole.model, tokenizer.opening, tokenizer.end, projection)
     model.eval().requires_grad_(False).to(device)
     return MllmCheckpoint(model, tokenizer, transform, prompt.no_instruction)

@@ -32,7 +32,7 @@ from services.embed.model.vlm_prompts import VLM_CONFIG, VlmPrompt, WrittenPromp
 from services.nn.clip_texts import Text, tokenise
 from services.nn.devices import check_room
 from services.nn.loading import MODEL_CONFIG, model_type_of, quiet_loading, transformers
-from services.nn.model_configs import StoredWeights, model_config
+from services.nn.model_configs import StoredWeights, check_loaded, model_config
 from services.nn.weight_files import readable_weights
 
 # the kind of such a directory in manifests of the model store
@@ -222,10 +222,15 @@ def load_vlm(
     check_room(directory, torch.device(device), dtype)
     with quiet_loading(), readable_weights(directory), stored.bound():
         whole, report = transformers().AutoModelForImageTextToText.from_pretrained(
-            directory, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
+            directory,
+            config=config,
+            dtype=dtype,
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **options,
         )
-    if missing := sorted(set(report["missing_keys"]) - {HEAD}):
-        raise ValueError(f"the checkpoint lacks weights of its model, {missing[0]!r} among them")
+    check_loaded(report, unneeded={HEAD})
     if not hasattr(whole, "model"):
         raise ValueError(f"the last hidden states of a {config.model_type!r} can't be read")
     model = LastTokenEmbedder(whole.model, int(text.hidden_size))

@@ -166,7 +166,7 @@ def _checked(file: Path) -> str:
 
 def _facts(config: Any, stored: StoredWeights) -> dict[str, JsonValue]:
     """Describe a model by its configuration: nothing of its weights is read."""
-    with faults_of(CONFIG), stored.bound(), torch.device("meta"), quiet_loading():
+    with faults_of(CONFIG, config.to_dict()), stored.bound(), torch.device("meta"), quiet_loading():
         model = transformers().AutoModelForCausalLM.from_config(config)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32

@@ -24,7 +24,7 @@ from services.generate.prompts.templates import Piece, tokenise
 from services.nn.broken_model import BrokenModel
 from services.nn.devices import GIBIBYTE, DeviceOptions, check_room, memory_of
 from services.nn.loading import quiet_loading
-from services.nn.model_configs import StoredWeights, read_config
+from services.nn.model_configs import StoredWeights, check_loaded, read_config
 from services.nn.packed_linear import can_pack, pack_linear_layers
 from services.nn.weight_files import readable_weights
 
@@ -153,10 +153,10 @@ class LanguageModel:
                 local_files_only=True,
                 trust_remote_code=False,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,
             )
         model, report = loaded
-        if missing := sorted(report["missing_keys"]):
-            raise ValueError(f"the checkpoint lacks weights of its model, {missing[0]!r} among them")
+        check_loaded(report)
         tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         return cls(model.eval().requires_grad_(False).to(device), tokenizer)
 

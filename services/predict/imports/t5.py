@@ -115,7 +115,7 @@ class T5Import:
 
 
 def _facts(config: Any, stored: StoredWeights) -> dict[str, JsonValue]:
-    with faults_of(CONFIG), stored.bound(), torch.device("meta"), quiet_loading():
+    with faults_of(CONFIG, config.to_dict()), stored.bound(), torch.device("meta"), quiet_loading():
         model = transformers().T5ForConditionalGeneration(config)
     is_gated = "gated" in config.feed_forward_proj
     return {

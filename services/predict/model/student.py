@@ -18,7 +18,7 @@ from torch import Tensor
 
 from services.nn.devices import DeviceOptions
 from services.nn.loading import quiet_loading, transformers
-from services.nn.model_configs import StoredWeights, read_config
+from services.nn.model_configs import StoredWeights, check_loaded, read_config
 from services.nn.packed_linear import can_pack
 from services.nn.weight_files import shapes_in
 from services.predict.model.scoring import Best, BestFirst, Candidates, DecoderRows
@@ -123,10 +123,10 @@ class Student:
                 use_safetensors=True,
                 local_files_only=True,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,
             )
         model, report = loaded
-        if missing := sorted(report["missing_keys"]):
-            raise ValueError(f"the checkpoint lacks weights of its model, including {missing[0]!r}")
+        check_loaded(report)
         tokenizer = transformers().AutoTokenizer.from_pretrained(
             directory, local_files_only=True, trust_remote_code=False
         )
