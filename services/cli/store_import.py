@@ -17,6 +17,7 @@ from rich.filesize import decimal as human_bytes
 
 from services.core.audit import AuditLog
 from services.core.durable_files import write_durably
+from services.core.errors import FoveaError
 from services.core.memory import available_bytes
 from services.core.store.errors import InvalidCheckpoint
 from services.core.store.manifest import MAX_NAME_LENGTH, CheckpointInfo
@@ -56,12 +57,13 @@ def write_reference(kind: str, directory: Path) -> None:
     from services.nn.model_configs import unexpected
     from services.nn.reference_outputs import REFERENCE_FILE, make_reference
 
-    unreadable: tuple[type[Exception], ...] = (OSError, *unexpected())
+    faults: tuple[type[Exception], ...] = (FoveaError, BrokenModel, *unexpected())
+    faults_of_files: tuple[type[Exception], ...] = (OSError, *faults)
     try:
         engine = _load(kind, directory)
     except (ImportError, MemoryError) as error:
         raise NoReference(f"it can't be loaded here: {error!r}") from error
-    except unreadable as error:
+    except faults_of_files as error:
         reason = str(error).splitlines()[0] if str(error) else repr(error)
         raise InvalidCheckpoint(
             f"{directory} can't be loaded as {kind}: {reason} (--no-reference: publish unchecked)"
@@ -70,7 +72,7 @@ def write_reference(kind: str, directory: Path) -> None:
         engine.self_check()
         if not (directory / REFERENCE_FILE).exists():
             write_durably(directory / REFERENCE_FILE, [make_reference(engine)])
-    except BrokenModel as error:
+    except faults as error:
         raise InvalidCheckpoint(f"{directory}: {error}") from error
     except OSError as error:
         raise NoReference(f"{directory}: {error.strerror}") from error

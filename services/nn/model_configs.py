@@ -44,7 +44,7 @@ MAX_COUNT, MAX_OTHER = 10_000, 2**31 - 1
 # The fewest bytes of a tensor in a file: its entry in the header.
 ENTRY_BYTES = 50
 # What a model may have beside its weights: masks and positions that are computed, and modules without weights.
-FREE_NUMBERS, FREE_MODULES, MODULES_OF_A_TENSOR = 2**24, 10_000, 64
+FREE_NUMBERS, FREE_MODULES, MODULES_OF_A_TENSOR = 2**26, 10_000, 64
 # The engines choose these: those of a source may name code that transformers would download.
 CHOSEN = re.compile(r"_?(attn|experts)_implementation\w*|auto_map|kernel_config|use_kernels")
 MAX_SHOWN = 200

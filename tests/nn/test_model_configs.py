@@ -118,6 +118,16 @@ def test_an_import_names_the_field_of_a_text_that_no_library_knows(tmp_path: Pat
     assert re.search(rf"config\.json: .*{names[0]}.*__import__", result.stderr)
 
 
+def test_an_import_of_a_template_that_never_ends_is_refused_in_one_line(tmp_path: Path) -> None:
+    folder = publish(tmp_path, "Qwen2.5-7B-Instruct")
+    endless = "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}"
+    change(folder / "tokenizer_config.json", ("chat_template",), endless)
+    environment = {"FOVEA_STORE_URL": (tmp_path / "store").as_uri(), "HOME": str(tmp_path), "COLUMNS": "300"}
+    result = CliRunner(env=environment).invoke(app, ["store", "import", str(folder)])
+    assert (result.exit_code, result.exception.__class__) == (1, SystemExit), result.output
+    assert re.search("Qwen.*: the checkpoint's chat template refuses", result.stderr)
+
+
 def test_weights_of_another_shape_than_the_configuration_gives_them_are_named_with_both(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(SERVICES / FOLDERS["t5-student"][0], tmp_path / "checkpoint"))
     change(folder / MODEL_CONFIG, ("num_heads",), 3)
@@ -139,7 +149,7 @@ def test_a_model_that_grows_beyond_its_weights_is_stopped_while_it_is_built() ->
     with pytest.raises(Refused, match="far larger than its weights, 1000 numbers in at"), stored.bound("config.json"):
         while True:
             built.append(nn.Linear(4096, 1024, device="meta"))
-    assert len(built) < 8
+    assert len(built) < 32
     nn.Linear(4096, 8192, device="meta")
 
 
