@@ -1,0 +1,168 @@
+"""Small requests of one client beside the costly ones of another, at the services with their packaged models.
+
+    python -m benchmarks.fair_batches [--seconds 10] [--rows predict texts ...]
+
+One client sends small requests, four a second whatever the service does. Beside it, the other has eight costly ones
+under way at any time, of the largest size that the defaults allow. The seconds of a small request, alone and beside
+them, and their ratio. The row `refused` has prompts that are longer than the context, which end in a 413.
+"""
+
+import argparse
+import asyncio
+import base64
+import io
+import itertools
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import aiohttp
+import numpy as np
+from PIL import Image
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.fair_streams import TIMEOUT, beside
+from benchmarks.record import record
+from benchmarks.served import served
+
+RATE_PER_S = 4.0
+NUM_COSTLY = 8
+WORDS = ["a", "yellow", "square", "left", "of", "blue", "circle", "red", "green", "two", "one", "big", "small"]
+
+Body = dict[str, Any]
+_draw = np.random.default_rng(0)
+_numbers = itertools.count()
+
+
+def text(num_words: int = 8) -> str:
+    """Make a text that no cache knows."""
+    return f"{' '.join(_draw.choice(WORDS, num_words))} {next(_numbers)}"
+
+
+def image() -> str:
+    data = io.BytesIO()
+    Image.fromarray(_draw.integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(data, "PNG")
+    return "data:image/png;base64," + base64.b64encode(data.getvalue()).decode()
+
+
+def premises(number: int) -> Body:
+    return {"task": "inferences", "inputs": [{"premise": text(), "hypothesis": text()} for _ in range(number)]}
+
+
+def captions(number: int, **options: bool) -> Body:
+    return {"image": image(), "captions": [text() for _ in range(number)], **options}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A service's route, and makers of costly and of small bodies."""
+
+    service: str
+    path: str
+    costly: Callable[[], Body]
+    small: Callable[[], Body]
+
+
+ROWS = {
+    "predict": Row("predict", "/predict", lambda: premises(2048), lambda: premises(1)),
+    "captions": Row("score", "/score", lambda: captions(1024), lambda: captions(2)),
+    "explain": Row("score", "/score", lambda: captions(64, explain=True), lambda: captions(2)),
+    "negatives": Row(
+        "score",
+        "/hard-negatives",
+        lambda: {"captions": [text(200)[:1000] for _ in range(32)]},
+        lambda: {"caption": text()},
+    ),
+    "texts": Row("embed", "/embed", lambda: {"texts": [text() for _ in range(4096)]}, lambda: {"texts": [text()]}),
+    "conditions": Row(
+        "embed",
+        "/embed",
+        lambda: {"images": [image() for _ in range(32)], "condition": [text(3) for _ in range(64)]},
+        lambda: {"images": [image()], "condition": text(3)},
+    ),
+    "refused": Row(
+        "generate",
+        "/v1/completions",
+        lambda: {"prompt": text(20_000), "max_tokens": 1},
+        lambda: {"prompt": text(), "max_tokens": 2, "ignore_eos": True},
+    ),
+}
+
+
+async def ask(session: aiohttp.ClientSession, url: str, row: Row) -> float:
+    """Send a small request; returns its seconds."""
+    began = time.perf_counter()
+    async with session.post(url + row.path, json=row.small()) as response:
+        assert response.status == 200, await response.text()
+        await response.read()
+    return time.perf_counter() - began
+
+
+async def open_loop(session: aiohttp.ClientSession, url: str, row: Row, seconds: float) -> list[float]:
+    tasks = []
+    for _ in range(int(seconds * RATE_PER_S)):
+        tasks.append(asyncio.create_task(ask(session, url, row)))
+        await asyncio.sleep(1 / RATE_PER_S)
+    return list(await asyncio.gather(*tasks))
+
+
+async def measure(row: Row, seconds: float) -> dict[str, float]:
+    async def costly(session: aiohttp.ClientSession, url: str, _: int) -> None:
+        async with session.post(url + row.path, json=row.costly()) as response:
+            await response.read()
+            if response.status == 503:
+                await asyncio.sleep(0.2)
+
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {
+            "FOVEA_STORE_URL": (Path(folder) / "store").as_uri(),
+            "FOVEA_CHECKPOINT_CACHE_DIR": f"{folder}/checkpoints",
+            "FOVEA_EMBED_COLLECTIONS_DIR": f"{folder}/collections",
+        }
+        async with AsyncExitStack() as stack:
+            port = f"FOVEA_{row.service.upper()}_PORT"
+            url = await stack.enter_async_context(served(f"services.{row.service}", port, settings))
+            small, large = [
+                await stack.enter_async_context(
+                    aiohttp.ClientSession(timeout=TIMEOUT, headers={"x-fovea-client": client})
+                )
+                for client in ("small", "large")
+            ]
+            await open_loop(small, url, row, 1)
+            alone = await open_loop(small, url, row, seconds)
+            for _ in range(NUM_COSTLY):
+                await stack.enter_async_context(beside(costly, large, url))
+            together = await open_loop(small, url, row, seconds)
+    return {
+        "alone_s": round(median(alone), 4),
+        "beside_s": round(median(together), 4),
+        "worst_beside_s": round(max(together), 4),
+        "ratio": round(median(together) / median(alone), 2),
+    }
+
+
+async def measure_all(names: Sequence[str], seconds: float) -> dict[str, Any]:
+    return {name: await measure(ROWS[name], seconds) for name in names}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=10, help="of each part")
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
+    options = parser.parse_args()
+    result = asyncio.run(measure_all(options.rows, options.seconds))
+    table = Table("beside", "alone, median s", "beside, median s", "worst", "ratio")
+    for name, figures in result.items():
+        table.add_row(name, *map(str, figures.values()))
+    Console().print(table)
+    record("fair_batches", result)
+
+
+if __name__ == "__main__":
+    main()
