@@ -54,7 +54,7 @@ const isFilter = (name, value) => JSON.stringify(filterOf(`${name}=${value}`)) =
 
 const LONG = 200;
 
-// A text of any length: what is long is cut, and shown in whole once it is opened.
+// A text of any length: a long one is cut until it is opened.
 const Cut = ({ text }) => text.length <= LONG ? text
   : html`<details class="cut"><summary>${text.slice(0, LONG)}…</summary>${text}</details>`;
 

@@ -300,7 +300,7 @@ def test_a_folder_with_the_configuration_of_a_model_alone_is_refused(tmp_path: P
     listing = list_images([str(write_images(tmp_path / "images", 1))])
     (tmp_path / "llava").mkdir()
     (tmp_path / "llava" / "config.json").write_text('{"model_type": "llava"}')
-    with pytest.raises(EmbeddingError, match="is not of a LLaVA"):
+    with pytest.raises(EmbeddingError, match="has no model.safetensors"):
         embed_into_files(request_for(tmp_path / "other", tmp_path / "llava"), listing, bars)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from services.jobs.inquiry import OutputError
 from services.nn.devices import DeviceOptions
@@ -210,5 +210,6 @@ def test_what_is_no_t5_is_refused(folder: Path, tmp_path: Path) -> None:
         run_student(run_of(folder, "huge"), tmp_path / "run", told([]))
     (tmp_path / "bert").mkdir()
     (tmp_path / "bert" / "config.json").write_text('{"model_type": "bert"}')
+    save_file({"pooler.dense.bias": torch.zeros(8)}, tmp_path / "bert" / "model.safetensors")
     with pytest.raises(ValueError, match="'bert' is not t5"):
         run_student(run_of(folder, str(tmp_path / "bert")), tmp_path / "run", told([]))
