@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from rich.console import Console
+from safetensors.numpy import save_file
 
 from services.embed.bulk.folder import EmbeddingError, OutputError
 from services.embed.bulk.image_sources import list_images
@@ -300,7 +301,10 @@ def test_a_folder_with_the_configuration_of_a_model_alone_is_refused(tmp_path: P
     listing = list_images([str(write_images(tmp_path / "images", 1))])
     (tmp_path / "llava").mkdir()
     (tmp_path / "llava" / "config.json").write_text('{"model_type": "llava"}')
-    with pytest.raises(EmbeddingError, match="has no model.safetensors"):
+    with pytest.raises(EmbeddingError, match=r"has no model\.safetensors"):
+        embed_into_files(request_for(tmp_path / "other", tmp_path / "llava"), listing, bars)
+    save_file({"image_newline": np.zeros(8)}, tmp_path / "llava" / "model.safetensors")
+    with pytest.raises(EmbeddingError, match="is not of a LLaVA"):
         embed_into_files(request_for(tmp_path / "other", tmp_path / "llava"), listing, bars)
 
 
