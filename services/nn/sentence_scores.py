@@ -165,13 +165,16 @@ def _loaded(kind: str, directory: Path, **options: Any) -> tuple[Any, Any]:
 
     Raises Refused if the folder does not contain both.
     """
-    device = options.pop("device")
+    device, model_class = options.pop("device"), getattr(transformers(), kind)
     with quiet_loading():
         try:
             stored = StoredWeights.in_folder(directory)
             config = read_config(directory, stored)
+            config_class = getattr(model_class, "config_class", None)  # those that choose the model have none
+            if config_class is not None and not isinstance(config, config_class):
+                raise ValueError(f"it is of the architecture {config.model_type!r}")
             with stored.bound():
-                model, loaded = getattr(transformers(), kind).from_pretrained(
+                model, loaded = model_class.from_pretrained(
                     directory, config=config, local_files_only=True, output_loading_info=True, **options
                 )
             tokenizer = transformers().AutoTokenizer.from_pretrained(directory, local_files_only=True)

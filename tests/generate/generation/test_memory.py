@@ -16,7 +16,7 @@ KIBIBYTE = 1024
 
 def has_memory(monkeypatch: pytest.MonkeyPatch, num_bytes: int | None) -> None:
     """Pretend that every device has so much memory: no test can fill a real one."""
-    for module in ("services.generate.model.language_model", "services.nn.weight_files"):
+    for module in ("services.generate.model.language_model", "services.nn.devices"):
         monkeypatch.setattr(f"{module}.memory_of", lambda _: num_bytes)
 
 
