@@ -108,10 +108,11 @@ def read_decoder(folder: Path, width: int, max_length: int) -> tuple[CaptionDeco
     """Read the frozen decoder of a T5 in transformers' layout, and what makes its labels. Raises Refused."""
     try:
         stored = StoredWeights.in_folder(folder)
+        config = read_config(folder, stored)
+        if config.model_type != "t5":
+            raise ValueError(f"it is of the architecture {config.model_type!r}")
         with stored.bound():
-            t5 = transformers().T5ForConditionalGeneration.from_pretrained(
-                folder, config=read_config(folder, stored), local_files_only=True
-            )
+            t5 = transformers().T5ForConditionalGeneration.from_pretrained(folder, config=config, local_files_only=True)
         tokenizer = transformers().AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:
         raise Refused(f"{folder} can't be read as a T5: {error}") from error

@@ -175,6 +175,9 @@ def test_the_decoder_of_a_published_t5_is_read_frozen_with_its_own_tokens(tmp_pa
     assert not any(weight.requires_grad for weight in decoder.t5.parameters())
     with pytest.raises(Refused, match="can't be read as a T5"):
         read_decoder(tmp_path, CLIP_WIDTH, 24)
+    (folder / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(Refused, match="of the architecture 'bert'"):
+        read_decoder(folder, CLIP_WIDTH, 24)
 
 
 @pytest.mark.slow
