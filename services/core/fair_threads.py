@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
+from functools import partial
 from typing import TypeVar
 
 from services.core.fair_gate import FairGate
@@ -32,7 +33,7 @@ class FairThreads:
         refusal: Callable[[], Exception] | None = None,
     ) -> None:
         self._threads = ThreadPoolExecutor(num_threads, name, initializer=step_back)
-        self._gate = FairGate(capacity or num_threads, max_waiting=max_waiting, refusal=refusal)
+        self.gate = FairGate(capacity or num_threads, max_waiting=max_waiting, refusal=refusal)
 
     async def run(self, work: Callable[[], T], amount: int = 1) -> T:
         """Run `work` on a thread, with the caller's context variables.
@@ -40,20 +41,24 @@ class FairThreads:
         Cancelled while it waits, it never begins; once begun it keeps its amount to the end. Raises what `work` and
         `FairGate.take` raise.
         """
-        permit = await self._gate.take(amount)
+        permit = await self.gate.take(amount)
+        return await self.start(work, partial(self.gate.give_back, permit))
+
+    def start(self, work: Callable[[], T], ended: Callable[[], None]) -> "asyncio.Future[T]":
+        """Run `work` on a thread whatever the gate, and then `ended` on the event loop."""
         loop = asyncio.get_running_loop()
         try:
             running = self._threads.submit(copy_context().run, work)
         except RuntimeError:  # the process is about to end
-            self._gate.give_back(permit)
+            ended()
             raise
 
-        def give_back(_: object) -> None:
+        def end(_: object) -> None:
             with suppress(RuntimeError):  # the loop has ended before the thread
-                loop.call_soon_threadsafe(self._gate.give_back, permit)
+                loop.call_soon_threadsafe(ended)
 
-        running.add_done_callback(give_back)
-        return await asyncio.wrap_future(running)
+        running.add_done_callback(end)
+        return asyncio.wrap_future(running)
 
     def close(self) -> None:
         """End the threads once they are done; what waits for one is cancelled."""

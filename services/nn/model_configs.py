@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import (
     register_module_buffer_registration_hook,
@@ -189,6 +190,36 @@ def check_loaded(report: Mapping[str, Any], prefix: str = "", unneeded: Collecti
         raise Refused(f"the checkpoint lacks weights of its model, {prefix + missing[0]!r} among them")
     for name, stored, wanted in sorted(report["mismatched_keys"]):
         raise Refused(f"{prefix + name!r} is {list(stored)}, and {list(wanted)} by the {MODEL_CONFIG}")
+
+
+def load_model(
+    kind: str,
+    directory: Path,
+    config: Any,
+    stored: StoredWeights,
+    *,
+    dtype: torch.dtype,
+    unneeded: Collection[str] = (),
+    **options: Any,
+) -> Any:
+    """Read a model of transformers' class `kind` from the safetensors of a folder.
+
+    Raises what `StoredWeights.bound`, `readable_weights` and `check_loaded` raise.
+    """
+    with quiet_loading(), readable_weights(directory), stored.bound():
+        model, report = getattr(transformers(), kind).from_pretrained(
+            directory,
+            config=config,
+            dtype=dtype,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **options,
+        )
+    check_loaded(report, unneeded=unneeded)
+    return model
 
 
 @contextmanager

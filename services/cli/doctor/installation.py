@@ -19,6 +19,7 @@ from typing import Any
 from services.cli.delegation import MODULES
 from services.cli.doctor.findings import Configured, Finding, Status
 from services.core.byte_sizes import binary_size
+from services.core.thread_priority import num_cores
 
 # By the import name.
 TOLD = {"fovea": "services", "torch": "torch", "transformers": "transformers", "open_clip_torch": "open_clip"}
@@ -138,7 +139,7 @@ print(json.dumps({"build": torch.version.cuda, "version": torch.__version__, "de
 def find_memory() -> Iterator[Finding]:
     """Tell the memory and the processor."""
     total, available = _memory()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = num_cores()
     figures = {"total_bytes": total, "available_bytes": available, "cores": cores}
     told = f"{binary_size(available)} of {binary_size(total)} available, {cores} cores"
     if available < SCARCE_MEMORY_BYTES:

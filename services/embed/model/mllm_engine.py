@@ -34,7 +34,7 @@ from services.nn.clip_texts import InputIds, tokenise
 from services.nn.devices import check_room
 from services.nn.image_transform import PREPROCESSOR, PROCESSOR, ImageTransform, published_settings
 from services.nn.loading import MODEL_CONFIG, model_type_of, quiet_loading, transformers
-from services.nn.model_configs import StoredWeights, check_loaded, model_config
+from services.nn.model_configs import StoredWeights, load_model, model_config
 from services.nn.packed_linear import can_pack, pack_linear_layers
 from services.nn.weight_files import readable_weights
 
@@ -135,18 +135,9 @@ def load_mllm(
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     tokenizer = InstructionTokenizer(transformers().AutoTokenizer.from_pretrained(directory, **options), prompt, config)
     check_room(directory, torch.device(device), dtype)
-    with quiet_loading(), readable_weights(directory), stored.bound():
-        whole, report = transformers().LlavaForConditionalGeneration.from_pretrained(
-            directory,
-            config=config,
-            dtype=dtype,
-            use_safetensors=True,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-            **options,
-        )
+    whole = load_model("LlavaForConditionalGeneration", directory, config, stored, dtype=dtype, unneeded={HEAD})
+    with readable_weights(directory):
         projection = _read_projection(directory)
-    check_loaded(report, unneeded={HEAD})
     model = FocalLensMllm(whole.model, tokenizer.opening, tokenizer.end, projection)
     model.eval().requires_grad_(False).to(device)
     return MllmCheckpoint(model, tokenizer, transform, prompt.no_instruction)

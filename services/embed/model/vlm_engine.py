@@ -32,8 +32,7 @@ from services.embed.model.vlm_prompts import VLM_CONFIG, VlmPrompt, WrittenPromp
 from services.nn.clip_texts import Text, tokenise
 from services.nn.devices import check_room
 from services.nn.loading import MODEL_CONFIG, model_type_of, quiet_loading, transformers
-from services.nn.model_configs import StoredWeights, check_loaded, model_config
-from services.nn.weight_files import readable_weights
+from services.nn.model_configs import StoredWeights, load_model, model_config
 
 # the kind of such a directory in manifests of the model store
 VLM_KIND = "vlm-embedding"
@@ -220,17 +219,7 @@ def load_vlm(
     tokenizer = VlmTokenizer(processor, prompt, int(text.max_position_embeddings))
     transform = ImageFit(prompt, 1 if prompt.max_side is not None else image_factor(processor))
     check_room(directory, torch.device(device), dtype)
-    with quiet_loading(), readable_weights(directory), stored.bound():
-        whole, report = transformers().AutoModelForImageTextToText.from_pretrained(
-            directory,
-            config=config,
-            dtype=dtype,
-            use_safetensors=True,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-            **options,
-        )
-    check_loaded(report, unneeded={HEAD})
+    whole = load_model("AutoModelForImageTextToText", directory, config, stored, dtype=dtype, unneeded={HEAD})
     if not hasattr(whole, "model"):
         raise ValueError(f"the last hidden states of a {config.model_type!r} can't be read")
     model = LastTokenEmbedder(whole.model, int(text.hidden_size))

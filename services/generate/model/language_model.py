@@ -23,10 +23,8 @@ from services.generate.model.packing import DecodePass, Interventions, PrefillPa
 from services.generate.prompts.templates import Piece, tokenise
 from services.nn.broken_model import BrokenModel
 from services.nn.devices import GIBIBYTE, DeviceOptions, check_room, memory_of
-from services.nn.loading import quiet_loading
-from services.nn.model_configs import StoredWeights, check_loaded, read_config
+from services.nn.model_configs import StoredWeights, load_model, read_config
 from services.nn.packed_linear import can_pack, pack_linear_layers
-from services.nn.weight_files import readable_weights
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 # Its position embeddings change with the longest sequence of a pass, so an answer would depend on its neighbours.
@@ -135,7 +133,7 @@ class LanguageModel:
         OSError if a file is missing.
         """
         register_attention()
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoTokenizer
 
         stored = StoredWeights.in_folder(directory)
         config = read_config(directory, stored)
@@ -143,20 +141,10 @@ class LanguageModel:
         device = options.choose_device()
         check_room(directory, device, options.choose_dtype(device))
         torch.set_num_threads(options.choose_num_threads(config.hidden_size))
-        with quiet_loading(), readable_weights(directory), stored.bound():
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                directory,
-                config=config,
-                dtype=options.choose_dtype(device),
-                attn_implementation=ATTENTION,
-                use_safetensors=True,
-                local_files_only=True,
-                trust_remote_code=False,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,
-            )
-        model, report = loaded
-        check_loaded(report)
+        dtype = options.choose_dtype(device)
+        model = load_model(
+            "AutoModelForCausalLM", directory, config, stored, dtype=dtype, attn_implementation=ATTENTION
+        )
         tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         return cls(model.eval().requires_grad_(False).to(device), tokenizer)
 

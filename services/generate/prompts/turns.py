@@ -4,17 +4,14 @@ Threads can't be stopped, so work asks regularly whether its request was cancell
 """
 
 import asyncio
-import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from contextvars import copy_context
 from typing import TypeVar
 
 from services.core.exchange import current_caller
-from services.core.fair_gate import FairGate, Permit
-from services.core.thread_priority import step_back
+from services.core.fair_gate import Permit
+from services.core.fair_threads import FairThreads
+from services.core.thread_priority import num_cores
 from services.generate.prompts.abandonment import Abandoned, checked_by
 
 T = TypeVar("T")
@@ -30,9 +27,9 @@ class PreparationTurns:
     """
 
     def __init__(self, num_processors: int | None = None) -> None:
-        self._of_client = min(num_processors or _num_processors(), NUM_THREADS // 4)
-        self.gate = FairGate(self._of_client + 1)
-        self._threads = ThreadPoolExecutor(NUM_THREADS, "prepare", initializer=step_back)
+        self._of_client = min(num_processors or num_cores(), NUM_THREADS // 4)
+        self._threads = FairThreads(NUM_THREADS, "prepare", capacity=self._of_client + 1)
+        self.gate = self._threads.gate
         self.num_paused = 0
 
     async def run(self, work: Callable[[], T]) -> T:
@@ -43,15 +40,11 @@ class PreparationTurns:
         turn = _Turn(self, asyncio.get_running_loop(), await self.take())
         before = checked_by.set(turn.check)
         try:
-            running = self._threads.submit(copy_context().run, work)
-        except RuntimeError:  # the process is about to end
-            turn.end()
-            raise
+            running = self._threads.start(work, turn.end)
         finally:
             checked_by.reset(before)
-        running.add_done_callback(lambda _: turn.end_from_thread())
         try:
-            return await asyncio.wrap_future(running)
+            return await running
         except asyncio.CancelledError:
             turn.is_abandoned.set()
             raise
@@ -59,10 +52,6 @@ class PreparationTurns:
     async def take(self) -> Permit:
         """Wait for the turn of the caller's client."""
         return await self.gate.take(1, {("preparing", current_caller().client): self._of_client})
-
-
-def _num_processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class _Turn:
@@ -91,10 +80,6 @@ class _Turn:
         if self._permit is not None:
             self._turns.gate.give_back(self._permit)
             self._permit = None
-
-    def end_from_thread(self) -> None:
-        with suppress(RuntimeError):  # the loop has ended before the thread
-            self._loop.call_soon_threadsafe(self.end)
 
     async def _offer(self) -> None:
         # Work that holds a turn must always find a thread.

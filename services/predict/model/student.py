@@ -17,8 +17,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from services.nn.devices import DeviceOptions
-from services.nn.loading import quiet_loading, transformers
-from services.nn.model_configs import StoredWeights, check_loaded, read_config
+from services.nn.loading import transformers
+from services.nn.model_configs import StoredWeights, load_model, read_config
 from services.nn.packed_linear import can_pack
 from services.nn.weight_files import shapes_in
 from services.predict.model.scoring import Best, BestFirst, Candidates, DecoderRows
@@ -115,18 +115,7 @@ class Student:
         dtype = options.choose_dtype(device)
         if dtype == torch.float16:
             raise ValueError("a T5 overflows in float16: choose bfloat16 or float32")
-        with quiet_loading(), stored.bound():
-            loaded: Any = transformers().T5ForConditionalGeneration.from_pretrained(
-                directory,
-                config=config,
-                dtype=dtype,
-                use_safetensors=True,
-                local_files_only=True,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,
-            )
-        model, report = loaded
-        check_loaded(report)
+        model = load_model("T5ForConditionalGeneration", directory, config, stored, dtype=dtype)
         tokenizer = transformers().AutoTokenizer.from_pretrained(
             directory, local_files_only=True, trust_remote_code=False
         )
