@@ -49,7 +49,8 @@ def test_embed_finds_the_databases_and_the_bucket_under_the_names_that_they_have
 
 
 def test_embed_has_no_disk_of_its_own_and_any_number_of_pods() -> None:
-    assert cluster().of_kind("PersistentVolumeClaim", "StatefulSet") == []
+    kept = cluster().of_kind("PersistentVolumeClaim", "StatefulSet")
+    assert [one["metadata"]["name"] for one in kept] == ["vllm-cache"]
     spec = cluster().pod("embed").workload["spec"]
     assert "replicas" not in spec
     assert spec["strategy"] == {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}

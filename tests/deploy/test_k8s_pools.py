@@ -17,7 +17,12 @@ from tests.deploy.test_kubernetes import CHECKS, check_scaling_queries, check_ta
 OVERLAY = """\
 namespace: fovea
 resources: [{overlays}/%s]
-components: [{components}/pools, {components}/store-s3, {components}/gpu, {components}/images]
+components:
+  - {components}/pools
+  - {components}/store-s3
+  - {components}/gpu
+  - {components}/images
+  - {components}/vllm
 """
 
 
@@ -77,7 +82,9 @@ def test_a_pool_is_reached_by_the_gateway_and_differs_from_its_services_pod_in_i
     assert not network.may(service, pool, pool.ports["http"])
     assert comparable(pool, but_for={"FOVEA_GENERATE_MODELS"}) == comparable(service, but_for=set())
     assert pool.spec["terminationGracePeriodSeconds"] >= stopping_s(manifests, pool)
-    assert pool.container["resources"]["limits"]["nvidia.com/gpu"] == 1
+    beside = {one["name"]: one for one in pool.spec["initContainers"]}
+    assert {"name": "FOVEA_GENERATE_MODELS", "value": models_of(manifests, pool)[0]} in beside["checkpoint"]["env"]
+    assert beside["vllm"]["resources"]["limits"]["nvidia.com/gpu"] == 1
 
 
 def test_a_pool_scales_as_its_service_does_by_its_own_requests(manifests: Manifests) -> None:

@@ -1,5 +1,7 @@
 """Pods may do little and reach few."""
 
+from typing import Any
+
 import pytest
 
 from tests.deploy.kubernetes_manifests import JOBS, K8S, OVERLAYS, SITE, Manifests, Pod, overlay, render
@@ -8,6 +10,7 @@ from tests.deploy.kubernetes_network import Network
 
 SERVICES = SETTINGS.keys() - {"gateway"}
 PROMETHEUS = {"app.kubernetes.io/name": "prometheus"}
+GPU = "nvidia.com/gpu"
 MONITORING = {"kubernetes.io/metadata.name": "monitoring"}
 
 
@@ -28,7 +31,9 @@ def test_pods_run_as_nobody_in_particular_and_may_do_nothing(name: str) -> None:
         assert container["securityContext"]["allowPrivilegeEscalation"] is False
         assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
         # NVIDIA's hooks write into the root of a container with a GPU.
-        assert container["securityContext"]["readOnlyRootFilesystem"] is (not has_gpu(pod)), pod.name
+        assert container["securityContext"]["readOnlyRootFilesystem"] is (
+            GPU not in container["resources"]["limits"]
+        ), pod.name
         assert container["resources"]["limits"]["memory"]
         assert container["resources"]["requests"].keys() >= {"cpu", "memory"}
 
@@ -38,8 +43,8 @@ def test_every_service_and_training_has_gpus_where_there_are_some(name: str) -> 
     for pod in deployment(name).pods():
         assert has_gpu(pod) == (pod.program in {*SERVICES, "train"}), pod.name
         if has_gpu(pod):
-            resources = pod.container["resources"]
-            assert resources["requests"]["nvidia.com/gpu"] == resources["limits"]["nvidia.com/gpu"]
+            (resources,) = gpus(pod)
+            assert resources["requests"][GPU] == resources["limits"][GPU]
             assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in pod.spec["tolerations"]
 
 
@@ -48,7 +53,13 @@ def test_the_demonstration_asks_for_no_gpu() -> None:
 
 
 def has_gpu(pod: Pod) -> bool:
-    return "nvidia.com/gpu" in pod.container["resources"]["limits"]
+    return bool(gpus(pod))
+
+
+def gpus(pod: Pod) -> list[Any]:
+    """The resources of each container with a GPU: generate's is vLLM's, beside it."""
+    containers = [pod.container, *pod.spec.get("initContainers", ())]
+    return [one["resources"] for one in containers if GPU in one["resources"]["limits"]]
 
 
 @pytest.mark.parametrize("name", [*OVERLAYS, *JOBS])

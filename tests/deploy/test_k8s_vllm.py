@@ -1,4 +1,4 @@
-"""The component `vllm`: generate with vLLM beside it in its pods, in an overlay of the operator's own."""
+"""The component `vllm`: generate with vLLM beside it in its pods, in every overlay that has GPUs."""
 
 import json
 import subprocess
@@ -13,12 +13,11 @@ from services.cli.store import app
 from services.core.store.store import Store
 from tests.core.tiny_checkpoints import INFO, write_checkpoint
 from tests.deploy import kubernetes_names as names
-from tests.deploy.kubernetes_manifests import ROOT, SITE, Manifests, Pod, own_overlay
+from tests.deploy.kubernetes_manifests import ROOT, SITE, Manifests, Pod, overlay
 from tests.deploy.kubernetes_network import Network
 from tests.deploy.test_kubernetes import CHECKS, check_scaling_queries, check_targets
 from tests.vllm_plugin.engine import ENVIRONMENT, vllm_python
 
-OVERLAY = "namespace: fovea\nresources: [{overlays}/%s]\ncomponents: [{components}/vllm]\n"
 GPU = "nvidia.com/gpu"
 PARSE = (
     "import json, sys\n"
@@ -30,14 +29,9 @@ PARSE = (
 )
 
 
-@pytest.fixture(scope="module")
-def all_manifests(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Manifests]:
-    return {name: own_overlay(tmp_path_factory.mktemp(name), OVERLAY % name) for name in ("gpu", "production")}
-
-
-@pytest.fixture(params=["gpu", "production"])
-def manifests(request: pytest.FixtureRequest, all_manifests: dict[str, Manifests]) -> Manifests:
-    return all_manifests[request.param]
+@pytest.fixture(params=["gpu", "production", "production-canary", "cluster"])
+def manifests(request: pytest.FixtureRequest) -> Manifests:
+    return overlay(request.param)
 
 
 def beside(pod: Pod, name: str) -> Any:
@@ -82,7 +76,6 @@ def test_all_gpus_of_the_pod_are_vllms_and_it_uses_each(manifests: Manifests) ->
     assert resources["requests"][GPU] == resources["limits"][GPU]
     assert f"--tensor-parallel-size={resources['limits'][GPU]}" in arguments(pod)
     assert not any(GPU in part for part in pod.container["resources"].values())
-    assert names.settings_of(manifests, pod).device == "cpu"
 
 
 def test_the_images_are_those_that_the_site_names(manifests: Manifests) -> None:
@@ -140,11 +133,11 @@ def test_the_checkpoint_is_fetched_to_where_vllm_reads_it(
 
 
 @pytest.mark.slow
-def test_vllm_takes_the_arguments(all_manifests: dict[str, Manifests]) -> None:
-    given = [arguments(manifests.pod("generate")) for manifests in all_manifests.values()]
+def test_vllm_takes_the_arguments() -> None:
+    given = [arguments(overlay(name).pod("generate")) for name in ("gpu", "production")]
     parsed = subprocess.run(
         [vllm_python(), "-c", PARSE, json.dumps(given)], capture_output=True, text=True, env=ENVIRONMENT, cwd=ROOT
     )
     assert parsed.returncode == 0, parsed.stderr
-    expected = ["/models/checkpoint", 8000, 2]
+    expected = ["/models/checkpoint", 8000, 1]
     assert [json.loads(line) for line in parsed.stdout.splitlines()[-2:]] == [expected, expected]

@@ -250,6 +250,8 @@ def comparable(pod: Pod, *, but_for: Set[str]) -> Object:
     (container,) = spec["containers"]
     for part, field in ((container, "env"), (spec, "volumes")):
         part[field] = {one["name"]: one for one in part[field] if one["name"] not in but_for}
+    for beside in spec.get("initContainers", ()):
+        beside["env"] = {one["name"]: one for one in beside.get("env", ()) if one["name"] not in but_for}
     return spec
 
 
