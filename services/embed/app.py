@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def create_embed(settings: EmbedSettings) -> FastAPI:
     """Create the application. It does not access the store until it is started."""
     host = ModelService("embed", settings)
-    options = DeviceOptions(settings.device, settings.dtype, settings.num_threads)
+    options = DeviceOptions(settings.device, settings.dtype, settings.num_threads, settings.memory_share)
 
     load: dict[str, Callable[[Path], EmbedModel]] = {
         kind: partial(engine.load, options=options) for kind, engine in ENGINES.items()

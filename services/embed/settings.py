@@ -72,7 +72,14 @@ class EmbedSettings(ModelSettings, ImageSettings):
         0.95, gt=0, le=1, description="Recall@10 that an approximate index must reach; otherwise the index stays exact."
     )
     index_device: Literal["cpu", "cuda"] = Field(
-        "cpu", description="Device for searches; `cuda` needs the extra `search-gpu`."
+        "cpu",
+        description="Device for searches; `cuda` needs the extra `search-gpu`, and without a GPU is the same as `cpu`.",
+    )
+    index_device_bytes: NumBytes = Field(
+        8 * GIBIBYTE,
+        ge=0,
+        description="Most bytes of vectors of one index on the GPU, where search is exact; of more, lists of codes are "
+        "searched there, which take a quarter.",
     )
     index_save_every_s: float = Field(30.0, gt=0, description="Seconds between saves of changed indexes.")
     max_k: int = Field(1000, ge=1, description="Maximum number of results of one search.")

@@ -38,26 +38,31 @@ class DeviceOptions:
     """An operator's choice of device, dtype and threads.
 
     `auto` takes the first device of CUDA, MPS and CPU that exists, and bfloat16 on CUDA, float32 elsewhere.
-    `num_threads` 0 is one for a narrow model and `all_threads` for any other.
+    `num_threads` 0 is one for a narrow model and `all_threads` for any other. Of a CUDA device torch takes at most
+    `memory_share` in this process, so that others have room on it.
     """
 
     device: DeviceName = "auto"
     dtype: DtypeName = "auto"
     num_threads: int = 0
+    memory_share: float = 1.0
     all_threads: int = field(default_factory=torch.get_num_threads)
 
     def choose_device(self) -> torch.device:
-        """Return the device. Raises ValueError for one that this machine lacks."""
+        """Return the device, whose memory is limited from now on. Raises ValueError for one that this machine lacks."""
         available = {
             "cuda": torch.cuda.is_available(),
             "mps": torch.backends.mps.is_available(),
             "cpu": True,
         }
-        if self.device == "auto":
-            return torch.device(next(device for device, is_available in available.items() if is_available))
-        if not available[self.device]:
-            raise ValueError(f"device is {self.device!r}: torch finds no such device on this machine")
-        return torch.device(self.device)
+        chosen: str = self.device
+        if chosen == "auto":
+            chosen = next(device for device, is_available in available.items() if is_available)
+        if not available[chosen]:
+            raise ValueError(f"device is {chosen!r}: torch finds no such device on this machine")
+        if chosen == "cuda" and self.memory_share < 1:
+            torch.cuda.set_per_process_memory_fraction(self.memory_share)
+        return torch.device(chosen)
 
     def choose_dtype(self, device: torch.device) -> torch.dtype:
         """Return the dtype of weights and of the forward pass."""

@@ -18,7 +18,7 @@ CHECKPOINT_KIND = "t5-student"
 def create_predict(settings: PredictSettings) -> FastAPI:
     """Create the application. It does not access the store until it is started."""
     host = ModelService("predict", settings)
-    options = DeviceOptions(settings.device, settings.dtype, settings.num_threads)
+    options = DeviceOptions(settings.device, settings.dtype, settings.num_threads, settings.memory_share)
 
     models = host.follow(
         {CHECKPOINT_KIND: partial(PredictEngine.load, options=options, is_int8=settings.int8)},

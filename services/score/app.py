@@ -26,7 +26,7 @@ from services.score.settings import ScoreSettings
 def create_score(settings: ScoreSettings) -> FastAPI:
     """Create the application. It does not access the store until it is started."""
     host = ModelService("score", settings)
-    options = DeviceOptions(settings.device, settings.dtype, settings.num_threads)
+    options = DeviceOptions(settings.device, settings.dtype, settings.num_threads, settings.memory_share)
 
     def load(folder: Path) -> ScoreEngine:
         return ScoreEngine.load(folder, options)

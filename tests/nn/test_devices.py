@@ -38,3 +38,13 @@ def test_out_of_memory_is_told_from_other_errors() -> None:
     assert is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"))
     assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
     assert not is_out_of_memory(ValueError("out of memory"))
+
+
+def test_of_a_gpu_that_others_use_torch_takes_its_share_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares: list[float] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", shares.append)
+    for options in (DeviceOptions("cuda", memory_share=0.2), DeviceOptions("cuda"), DeviceOptions(memory_share=0.3)):
+        assert options.choose_device().type == "cuda"
+    DeviceOptions("cpu", memory_share=0.1).choose_device()
+    assert shares == [0.2, 0.3]

@@ -33,6 +33,12 @@ class ModelSettings(ServiceSettings):
     dtype: DtypeName = Field(
         "auto", description="Precision of the forward pass; `auto`: bfloat16 on CUDA, float32 elsewhere."
     )
+    memory_share: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="Share of a GPU's memory that torch may take in this process, for other processes on the same GPU.",
+    )
     num_threads: int = Field(
         0, ge=0, description="Threads of a forward pass on a CPU; 0: one for a small model, otherwise all."
     )

@@ -7,6 +7,8 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+import structlog
+
 from services.core.audit import AuditLog
 from services.core.images.inputs import ImageInputs
 from services.core.metrics import Metrics
@@ -14,7 +16,8 @@ from services.core.settings import MEBIBYTE
 from services.core.store.objects import Objects
 from services.core.thread_priority import step_back
 from services.embed.collections.collection import CollectionOptions, OpenCollections, Serving
-from services.embed.collections.index.vector_index import IndexOptions, VectorIndex
+from services.embed.collections.index.gpu import first_gpu
+from services.embed.collections.index.vector_index import IndexOptions
 from services.embed.collections.local_collections import LocalCollections
 from services.embed.collections.reader import FreshPixels, ImageReader
 from services.embed.collections.service import CollectionService
@@ -47,12 +50,16 @@ def create_collections(
 ) -> CollectionService:
     """Create the collections for the folder or the database in the settings, which is opened later.
 
-    Raises ValueError if indexes are to be on a GPU that is not available, or if a library that is needed is missing.
+    Raises ValueError if a library that is needed is missing.
     """
     index = IndexOptions(
-        max_exact=settings.index_max_exact, min_recall=settings.index_min_recall, device=settings.index_device
+        settings.index_max_exact, settings.index_min_recall, settings.index_device, settings.index_device_bytes
     )
-    VectorIndex(1, index)  # rejects a missing GPU before anything is served
+    if settings.index_device == "cuda" and first_gpu() is None:
+        structlog.get_logger(__name__).warning(
+            "collections are searched on the processor: FAISS finds no GPU; install the extra search-gpu in place of "
+            "search, or set FOVEA_EMBED_INDEX_DEVICE=cpu"
+        )
     options = CollectionOptions(
         limits=CollectionLimits(
             settings.collection_max_images,

@@ -14,6 +14,7 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
+from services.embed.collections.index.gpu import MAX_ANSWERS, Gpu, allowed, likely
 from services.embed.collections.index.vector_table import Nearest, Rows, TableView, Vectors, scan, scan_positions
 
 RECALL_AT = 10
@@ -28,6 +29,8 @@ LISTS_PER_ROOT = 1.5
 MIN_LIST_SIZE = 32
 TRAINING_VECTORS_PER_LIST = 64
 SAMPLE_SIZE = 512
+# Vectors are sorted into lists in pieces of this number on a GPU.
+PIECE_VECTORS = 65_536
 
 
 def recall(found: Nearest, best: Nearest, own: Rows) -> float:
@@ -70,13 +73,15 @@ def _without_self(found: Nearest, own: Rows) -> Vectors:
 class InvertedLists:
     """`index` is a FAISS IVF index of the positions below `size`, a multiple of 8; `num_trained` is the number of
     vectors from which its centroids were computed. `nprobe` lists are searched; `recall` is the recall@10 measured with
-    it."""
+    it. `gpu` has a copy of the index, `copy`, which is searched in its place."""
 
     index: Any
     size: int
     num_trained: int
     nprobe: int = 1
     recall: float = 0.0
+    gpu: Gpu | None = None
+    copy: Any = None
 
     @property
     def num_bytes(self) -> int:
@@ -93,12 +98,32 @@ class InvertedLists:
         nprobe = self._nprobe(k, share)
         if nprobe > max(self.nprobe, MAX_PROBED_SHARE * self.index.nlist):
             return None
-        selector = self._selector(table, among)
-        _, candidates = self.index.search(
-            queries, CANDIDATES * k, params=faiss.SearchParametersIVF(nprobe=nprobe, sel=selector)
-        )
+        candidates = self._candidates(queries, table, CANDIDATES * k, nprobe, among)
+        if candidates is None:
+            return None
         found = scan_positions(queries, table.vectors, candidates, k)
         return found if (found.positions >= 0).all() else None
+
+    def on_gpu(self, gpu: Gpu) -> "InvertedLists":
+        """Return these lists with a copy on the GPU, whose lock is held."""
+        return replace(self, gpu=gpu, copy=gpu.copy(self.index))
+
+    def _candidates(
+        self, queries: Vectors, table: TableView, num_wanted: int, nprobe: int, among: Rows | None
+    ) -> Rows | None:
+        """Return positions (Q, C) by their codes, ending in −1s; None if the GPU can't return as many."""
+        if self.gpu is None:
+            parameters = faiss.SearchParametersIVF(nprobe=nprobe, sel=self._selector(table, among))
+            candidates: Rows = self.index.search(queries, num_wanted, params=parameters)[1]
+            return candidates
+        num_allowed = table.num_live if among is None else len(among)
+        num_asked = likely(num_wanted, num_allowed, len(table))
+        if max(num_wanted, num_asked, nprobe) > MAX_ANSWERS:
+            return None
+        with self.gpu.lock:
+            found: Rows = self.copy.search(queries, num_asked, params=faiss.SearchParametersIVF(nprobe=nprobe))[1]
+        found[~allowed(found, table, among)] = -1
+        return np.take_along_axis(found, np.argsort(found < 0, axis=1, kind="stable"), axis=1)
 
     def keeping(self, keep: NDArray[np.bool_]) -> "InvertedLists":
         """Copy these lists for a table with only the positions of `keep`, bool (at least `size`,), in their order."""
@@ -113,13 +138,13 @@ class InvertedLists:
                 ids, bytes_ = moved[positions[stays]], codes[stays]
                 index.invlists.add_entries(number, len(ids), faiss.swig_ptr(ids), faiss.swig_ptr(bytes_))
         index.ntotal = size
-        return replace(self, index=index, size=size)
+        return replace(self, index=index, size=size, gpu=None, copy=None)
 
     def extended(self, table: TableView) -> "InvertedLists":
         """Sort the rest of the table into these lists, and return them; the old object must no longer be used."""
         size = len(table) // 8 * 8
         self.index.add(table.vectors[self.size : size])
-        return replace(self, size=size)
+        return replace(self, size=size, gpu=None, copy=None)
 
     def _nprobe(self, k: int, share: float) -> int:
         """Compute `nprobe` for k answers from a share of the vectors; the index's own is for ten answers from all."""
@@ -136,15 +161,31 @@ class InvertedLists:
         return faiss.IDSelectorBitmap(np.packbits(mask, bitorder="little"))
 
 
-def trained(table: TableView) -> InvertedLists:
-    """Make lists of all but the last few positions of a table without dead rows. Takes seconds to minutes."""
+def trained(table: TableView, gpu: Gpu | None = None) -> InvertedLists:
+    """Make lists of all but the last few positions of a table without dead rows. Takes seconds to minutes.
+
+    Centroids, and the nearest one of each vector, are found on the GPU if there is one.
+    """
     size = len(table) // 8 * 8
     num_lists = max(1, min(round(LISTS_PER_ROOT * math.sqrt(size)), size // MIN_LIST_SIZE))
     index = faiss.index_factory(table.vectors.shape[1], f"IVF{num_lists},SQ8", faiss.METRIC_INNER_PRODUCT)
     index.cp.max_points_per_centroid = TRAINING_VECTORS_PER_LIST
     index.cp.min_points_per_centroid = 1
-    index.train(table.vectors[:size])
-    index.add(table.vectors[:size])
+    vectors = table.vectors[:size]
+    if gpu is None:
+        index.train(vectors)
+        index.add(vectors)
+        return InvertedLists(index, size, num_trained=size)
+    centroids = gpu.apart().flat(index.d)
+    index.clustering_index = centroids
+    index.train(vectors)
+    index.clustering_index = None
+    centroids.reset()
+    centroids.add(index.quantizer.reconstruct_n(0, num_lists))
+    for start in range(0, size, PIECE_VECTORS):
+        piece, ids = vectors[start : start + PIECE_VECTORS], np.arange(start, min(start + PIECE_VECTORS, size))
+        nearest = centroids.search(piece, 1)[1]
+        index.add_core(len(piece), *map(faiss.swig_ptr, (piece, ids, nearest)))
     return InvertedLists(index, size, num_trained=size)
 
 

@@ -6,30 +6,27 @@ deletion clears a bit that readers check. Shapes: Q queries, N vectors, E width,
 
 import threading
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import faiss
 import numpy as np
 from numpy.typing import NDArray
 
+from services.embed.collections.index.gpu import DeviceVectors, Gpu, first_gpu
 from services.embed.collections.index.inverted_lists import MIN_LIST_SIZE, InvertedLists, trained, tuned
 from services.embed.collections.index.vector_table import (
-    LiveBits,
     Nearest,
     Rows,
     TableView,
     Vectors,
     VectorTable,
     merged,
-    ordered,
     padded,
     scan,
     scan_positions,
     shifted,
 )
 
-# FAISS's GPU kernels return at most this many results.
-MAX_ANSWERS = 2048
 # Centroids are used until there are this many times as many vectors as they were computed from.
 MAX_GROWTH = 2.0
 # A rebuild is due once this share of the vectors is dead, or is compared one by one because no list holds it.
@@ -37,46 +34,6 @@ MAX_DEAD_SHARE = 0.25
 MAX_TAIL_SHARE = 0.1
 # flat: every vector is compared. ivf: only those in the nearest inverted lists.
 IndexKind = Literal["flat", "ivf"]
-
-
-class DeviceVectors:
-    """A flat FAISS index over inner products that one thread may use at a time: `lock` is held during every call.
-
-    It does not know dead rows: they are searched too, and removed from the result.
-    """
-
-    def __init__(self, index: Any) -> None:
-        self.lock = threading.Lock()
-        self._index = index
-
-    @classmethod
-    def on_gpu(cls, width: int) -> "DeviceVectors":
-        """Make an index on the first GPU. Raises ValueError if FAISS has none."""
-        if faiss.get_num_gpus() == 0:
-            raise ValueError(
-                "device 'cuda' needs a GPU and a FAISS built for it: install the extra 'search-gpu' instead of "
-                "'search', or set the device to 'cpu'"
-            )
-        return cls(faiss.GpuIndexFlatIP(faiss.StandardGpuResources(), width))
-
-    def hold(self, vectors: Vectors) -> None:
-        """Extend to these vectors (N, E), which begin with those held already."""
-        self._index.add(vectors[self._index.ntotal :])
-
-    def clear(self) -> None:
-        """Remove all vectors."""
-        self._index.reset()
-
-    def search(self, queries: Vectors, k: int, live: LiveBits) -> Nearest | None:
-        """Find the k nearest live positions; None if that needs more results than the device can return."""
-        num_asked = min(k + live.num_dead, self._index.ntotal)
-        if not 0 < num_asked <= MAX_ANSWERS:
-            return None
-        scores, positions = self._index.search(queries, num_asked)
-        is_dead = (positions >= 0) & ~live.at(np.maximum(positions, 0))
-        positions[is_dead] = -1
-        found = ordered(positions, scores)
-        return Nearest(found.positions[:, :k], found.scores[:, :k])
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +97,13 @@ def catch_up(table: VectorTable, keep: NDArray[np.bool_], now: TableView) -> Non
 
 
 def lists_for(
-    table: TableView, old: InvertedLists | None, keep: NDArray[np.bool_], *, max_exact: int, min_recall: float
+    table: TableView,
+    old: InvertedLists | None,
+    keep: NDArray[np.bool_],
+    *,
+    max_exact: int,
+    min_recall: float,
+    gpu: Gpu | None = None,
 ) -> InvertedLists | None:
     """Make inverted lists of a table without dead rows; None if it is small or they would not reach `min_recall`.
 
@@ -152,17 +115,19 @@ def lists_for(
         extended = tuned(old.keeping(keep).extended(table), table, min_recall)
         if extended is not None:
             return extended
-    return tuned(trained(table), table, min_recall)
+    return tuned(trained(table, gpu), table, min_recall)
 
 
 @dataclass(frozen=True)
 class IndexOptions:
     """Search is exact up to `max_exact` vectors, and beyond that if no approximate index reaches the recall@10 of
-    `min_recall`. `device` cuda: exact, on the GPU."""
+    `min_recall`. `device` cuda: on the GPU, if there is one, and exact for all vectors that fit into `max_device_bytes`
+    of it."""
 
     max_exact: int = 50_000
     min_recall: float = 0.95
     device: Literal["cpu", "cuda"] = "cpu"
+    max_device_bytes: int = 8 * 2**30
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,13 +163,16 @@ class VectorIndex:
     """Unit vectors (N, E) by row, rows ascending. Any number of threads may search while others append, delete and
     rebuild; these three wait for each other only briefly, because a rebuild is published at its end."""
 
-    def __init__(self, width: int, options: IndexOptions, *, device: DeviceVectors | None = None) -> None:
-        """Create an empty index. `device` overrides where exact search runs. Raises ValueError for a missing GPU."""
+    def __init__(self, width: int, options: IndexOptions, *, gpu: Gpu | None = None) -> None:
+        """Create an empty index. `gpu` overrides where it is searched."""
         self.width = width
         self.options = options
-        if device is None and options.device == "cuda":
-            device = DeviceVectors.on_gpu(width)
-        self._device = device
+        if gpu is None and options.device == "cuda":
+            gpu = first_gpu()
+        self._device = None if gpu is None else DeviceVectors(gpu, width)
+        self._max_exact = options.max_exact
+        if gpu is not None:
+            self._max_exact = max(options.max_exact, options.max_device_bytes // (4 * width))
         self._writing = threading.Lock()
         self._rebuilding = threading.Lock()
         self._table = VectorTable(width)
@@ -216,10 +184,11 @@ class VectorIndex:
         exclude."""
         index = cls(contents.table.vectors.shape[1], options)
         lists = contents.lists
-        is_wanted = index._device is None and contents.table.num_live > options.max_exact
+        is_wanted = contents.table.num_live > index._max_exact
         if lists is not None and not (is_wanted and lists.recall >= options.min_recall):
             lists = None
         index._table = table
+        lists = index._placed(lists)
         index._publish(replace(contents, lists=lists, num_judged=0 if lists is None else lists.size))
         return index
 
@@ -272,7 +241,7 @@ class VectorIndex:
         size, num_dead = len(contents.table), contents.table.live.num_dead
         if num_dead > MAX_DEAD_SHARE * size:
             return True
-        is_large = self._device is None and size - num_dead > self.options.max_exact
+        is_large = size - num_dead > self._max_exact
         return is_large and size - contents.num_judged > MAX_TAIL_SHARE * size
 
     def append(self, rows: Rows, vectors: Vectors, *, through: int) -> None:
@@ -329,40 +298,50 @@ class VectorIndex:
             keep = seen.table.live.mask(len(seen.table))
             compact = None if keep.all() else compacted(seen.table, keep)
             table = seen.table if compact is None else compact.view
-            lists = (
-                None
-                if self._device
-                else lists_for(
-                    table, seen.lists, keep, max_exact=self.options.max_exact, min_recall=self.options.min_recall
-                )
+            gpu = None if self._device is None else self._device.gpu
+            made = lists_for(
+                table, seen.lists, keep, max_exact=self._max_exact, min_recall=self.options.min_recall, gpu=gpu
             )
+            lists = self._placed(made)
             with self._writing:
                 if compact is not None:
                     catch_up(compact, keep, self._contents.table)
                     self._table = compact
-                num_judged = len(table) if len(table) > self.options.max_exact else 0
+                num_judged = len(table) if len(table) > self._max_exact else 0
                 contents = Contents(self._table.view, self.through, lists, num_judged)
                 self._publish(contents, is_compacted=compact is not None)
 
     def _search(self, queries: Vectors, k: int, among: Rows | None) -> tuple[TableView, Nearest]:
         """Search, and return positions in a table."""
-        if self._device is not None and among is None:
-            with self._device.lock:
+        if self._device is not None:
+            with self._device.gpu.lock:
                 table = self._contents.table
-                found = self._device.search(queries, k, table.live)
-            if found is not None:
-                return table, found
+                positions = None if among is None else table.live_positions(among)
+                # none is held of what is too large, or is in lists
+                is_held = self._device.num_vectors == len(table)
+                held = self._device.search(queries, k, table, positions) if is_held else None
+            if held is not None:
+                return table, held
         contents = self._contents
         found = contents.search(queries, k, among=among, max_exact=self.options.max_exact)
         return contents.table, found
+
+    def _placed(self, lists: InvertedLists | None) -> InvertedLists | None:
+        """Copy lists to the GPU, if there is one."""
+        if lists is None or self._device is None:
+            return lists
+        with self._device.gpu.lock:
+            return lists.on_gpu(self._device.gpu)
 
     def _publish(self, contents: Contents, *, is_compacted: bool = False) -> None:
         """Publish new contents to readers, and update the device's vectors."""
         if self._device is None:
             self._contents = contents
             return
-        with self._device.lock:
-            if is_compacted:
+        with self._device.gpu.lock:
+            has_room = contents.lists is None and len(contents.table) <= self._max_exact
+            if is_compacted or not has_room:
                 self._device.clear()
-            self._device.hold(contents.table.vectors)
+            if has_room:
+                self._device.hold(contents.table.vectors)
             self._contents = contents

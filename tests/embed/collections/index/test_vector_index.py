@@ -4,12 +4,12 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-import faiss
 import numpy as np
 import pytest
 
-from services.embed.collections.index.vector_index import DeviceVectors, Found, IndexOptions, VectorIndex
+from services.embed.collections.index.vector_index import Found, IndexOptions, VectorIndex
 from services.embed.collections.index.vector_table import Rows, Vectors
+from tests.embed.collections.index.processor import device
 from tests.embed.collections.vectors import best_scores, clustered, rows_from, uniform
 
 WIDTH = 24
@@ -26,8 +26,8 @@ def approximate_index(width: int) -> VectorIndex:
 
 
 def device_index(width: int) -> VectorIndex:
-    """The path of a GPU, with an index of the same interface in its place."""
-    return VectorIndex(width, IndexOptions(), device=DeviceVectors(faiss.IndexFlatIP(width)))
+    """On a GPU, or where there is none with an index of the same interface in its place."""
+    return VectorIndex(width, IndexOptions(), gpu=device())
 
 
 def filled(vectors: Vectors, options: IndexOptions | None = None) -> VectorIndex:
