@@ -148,7 +148,7 @@ BUDGETS = {
     "services/nn": 2_100,
     "services/jobs": 3_700,
     "services/curate": 4_300,
-    "services/embed": 19_800,
+    "services/embed": 19_900,
     "services/generate": 13_400,
     "services/predict": 7_000,
     "services/score": 10_800,
