@@ -3,6 +3,7 @@
 Shapes: B images.
 """
 
+import functools
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,9 +72,15 @@ class ImageTransform:
 
     def normalise(self, pixels: Tensor) -> Tensor:
         """Normalise (B, height, width, 3) uint8 → (B, 3, height, width) float32, on the device of `pixels`."""
-        mean = torch.tensor(self.mean, device=pixels.device)
-        std = torch.tensor(self.std, device=pixels.device)
+        mean, std = _of_channels(self.mean, pixels.device), _of_channels(self.std, pixels.device)
         return ((pixels.float() / 255 - mean) / std).permute(0, 3, 1, 2).contiguous()
+
+
+@functools.cache
+def _of_channels(values: tuple[float, float, float], device: torch.device) -> Tensor:
+    """Copy a number of each channel to the device once, usable in training too."""
+    with torch.inference_mode(False):
+        return torch.tensor(values, device=device)
 
 
 def fitting(size: tuple[int, int], side: int) -> tuple[int, int]:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
@@ -22,6 +21,7 @@ from torch import Tensor
 from services.nn.clip_model import OPEN_CLIP_WEIGHTS, ClipModel, build_clip
 from services.nn.clip_texts import InputIds
 from services.nn.clip_tokenizer import Tokenizer
+from services.nn.devices import stack, to_device
 from services.nn.image_transform import ImageTransform
 from services.nn.packed_linear import can_pack
 from services.nn.text_transformer import encode_text, is_causal
@@ -100,12 +100,12 @@ class PlainEncoder:
 
     def encode_images(self, pixels: Tensor) -> Tensor:
         """Encode images (B, height, width, 3) uint8 → (B, E) float32, L2-normalised."""
-        x = self._clip.transform.normalise(pixels.to(self._device, non_blocking=True)).to(self._dtype)
+        x = self._clip.transform.normalise(to_device(pixels, self._device)).to(self._dtype)
         return _unit(self._encode_plain(x) if self._is_plain_vit else self._model.encode_image(x))
 
     def encode_texts(self, texts: Sequence[InputIds]) -> Tensor:
         """Encode token ids (W,) each → (N, E) float32, L2-normalised."""
-        return _unit(encode_text(self._model, torch.from_numpy(np.stack(texts)).to(self._device)))
+        return _unit(encode_text(self._model, stack(texts, self._device)))
 
     def _encode_plain(self, pixels: Tensor) -> Tensor:
         visual = self._model.visual

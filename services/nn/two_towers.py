@@ -15,6 +15,7 @@ from torch import Tensor
 from services.nn.broken_model import BrokenModel
 from services.nn.clip_model import ClipModel
 from services.nn.clip_texts import InputIds, Text
+from services.nn.devices import stack
 from services.nn.plain_clip import embedding_width, num_image_tokens
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
@@ -101,9 +102,7 @@ class TwoTowerEngine(Generic[ImageT, FeaturesT]):
     def collate(self, items: Sequence[ImageT | Text]) -> CollatedBatch[ImageT]:
         """Stack the images of a batch, in page-locked memory if the device is CUDA; on any thread."""
         distinct = {item.digest: item.pixels for item in items if not isinstance(item, Text)}
-        pixels = torch.from_numpy(np.stack(list(distinct.values()))) if distinct else torch.empty(0, dtype=torch.uint8)
-        if distinct and self._device.type == "cuda":
-            pixels = pixels.pin_memory()
+        pixels = stack(list(distinct.values()), self._device) if distinct else torch.empty(0, dtype=torch.uint8)
         return CollatedBatch(items, list(distinct), pixels)
 
     def encode(self, batch: CollatedBatch[ImageT]) -> list[FeaturesT]:

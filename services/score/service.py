@@ -246,7 +246,7 @@ class Scorer:
             digests = await self._inputs.threads.run(lambda: [content_digest(one) for one in fetched])
         known = [_Image(data, digest, one.param) for data, digest, one in zip(fetched, digests, images, strict=True)]
 
-        async def encode(indices: list[int]) -> list[bytes]:
+        async def encode(indices: list[int]) -> list[Features]:
             began = time.perf_counter()
             items = await all_or_first_failure(
                 [self._decode(job, known[index]) for index in indices], at_once=DECODED_AT_ONCE
@@ -263,29 +263,41 @@ class Scorer:
         )
 
     async def _caption_features(self, job: _Job, texts: Sequence[Text]) -> list[Features]:
-        async def encode(indices: list[int]) -> list[bytes]:
+        async def encode(indices: list[int]) -> list[Features]:
             return await self._encode(job, [texts[index] for index in indices])
 
         return await self._resolve(job, [f"text:{text.digest}" for text in texts], encode)
 
     async def _resolve(
-        self, job: _Job, names: Sequence[str], encode: Callable[[list[int]], Awaitable[list[bytes]]]
+        self, job: _Job, names: Sequence[str], encode: Callable[[list[int]], Awaitable[list[Features]]]
     ) -> list[Features]:
-        """Get features from the cache, or from `encode`, which receives the indices of the missing ones."""
+        """Get features from the cache, or from `encode`, which receives the indices of the missing ones.
+
+        Those that this call encoded itself stay on the device.
+        """
         engine = job.served.engine
         options = {"dtype": engine.dtype_name, "format": BYTES_FORMAT}
         keys = [result_key(job.served.digest, name, None, options) for name in names]
-        values = await self._cache.resolve(keys, encode)
-        return [Features.from_bytes(value, engine.embedding_width) for value in values]
+        encoded: dict[int, Features] = {}
 
-    async def _encode(self, job: _Job, items: Sequence[Item]) -> list[bytes]:
+        async def compute(indices: list[int]) -> list[bytes]:
+            encoded.update(zip(indices, await encode(indices), strict=True))
+            return [encoded[index].to_bytes() for index in indices]
+
+        values = await self._cache.resolve(keys, compute)
+        return [
+            encoded.get(index) or Features.from_bytes(value, engine.embedding_width)
+            for index, value in enumerate(values)
+        ]
+
+    async def _encode(self, job: _Job, items: Sequence[Item]) -> list[Features]:
         engine = job.served.engine
         costs = [engine.cost(item) for item in items]
         began = time.perf_counter()
         submissions = [Submission(item, cost, cost) for item, cost in zip(items, costs, strict=True)]
         answers = await job.served.batcher.encoding.submit(submissions, deadline=job.context.deadline)
         job.stage.note(began, answers)
-        return [answer.result.to_bytes() for answer in answers]
+        return [answer.result for answer in answers]
 
     async def _pair(self, job: _Job, pairs: Sequence[tuple[Features, Features]], *, explain: bool) -> Similarities:
         """Compute the similarities of images and captions, in order: all those of one image together, and those of

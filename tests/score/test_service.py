@@ -172,6 +172,21 @@ async def test_scores_are_those_of_the_engine_for_each_pair(engine: NotingEngine
         assert scored.prompt_tokens == sum(engine.prepare_caption(caption).num_tokens for caption in captions)
 
 
+async def test_what_a_call_encodes_is_compared_on_the_device_and_what_was_cached_is_brought_there(
+    engine: NotingEngine,
+) -> None:
+    async with service_of(engine) as service:
+        await service.score(about(picture(1), "a red square"))
+        await service.score(about(picture(1), "a blue circle"))
+        first, second = (item for item in engine.ran if isinstance(item, PairItem))
+        there = [one.tokens_on(torch.device("cpu")) is not None for one in (first.image, *first.captions)]
+        assert there == [True, True]
+        assert [one.tokens_on(torch.device("cpu")) is not None for one in (second.image, *second.captions)] == [
+            False,
+            True,
+        ]
+
+
 async def test_equal_captions_are_encoded_and_compared_once_and_score_the_same(engine: NotingEngine) -> None:
     async with service_of(engine) as service:
         captions = ["a red square", "it", "A  red square", "a blue circle", "it"] * 7

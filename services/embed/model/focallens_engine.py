@@ -25,6 +25,7 @@ from services.nn.clip_model import ClipModel, build_clip, write_config
 from services.nn.clip_model import half_precision as half_precision_weights
 from services.nn.clip_texts import InputIds
 from services.nn.clip_tokenizer import Tokenizer
+from services.nn.devices import stack, to_device
 from services.nn.image_transform import ImageTransform
 from services.nn.packed_linear import can_pack
 from services.nn.vision_transformer import pack_tower
@@ -88,7 +89,7 @@ class FocalLensEngine(StackingEngine[FocalLensCheckpoint]):
         self._model = model
         if can_pack(device, dtype):
             pack_tower(model.clip.visual)
-        self._tokens = ConditionTokens(lambda texts: model.encode_conditions(self._stacked(texts)))
+        self._tokens = ConditionTokens(lambda texts: model.encode_conditions(stack(texts, device)))
 
     @classmethod
     def read(cls, directory: Path, device: torch.device, dtype: torch.dtype) -> FocalLensCheckpoint:
@@ -131,13 +132,13 @@ class FocalLensEngine(StackingEngine[FocalLensCheckpoint]):
         return rows, packed(states, self.state_dtype)
 
     def read_states(self, states: Tensor, conditions: Mapping[str, InputIds], pairs: Sequence[Pair]) -> Embeddings:
-        unpacked = states.to(self._device, non_blocking=True).view(self.state_dtype)
+        unpacked = to_device(states, self._device).view(self.state_dtype)
         tokens = self._tokens_of(conditions)
         slices = [pairs[start : start + MAX_READOUTS_AT_ONCE] for start in range(0, len(pairs), MAX_READOUTS_AT_ONCE)]
         return to_rows(torch.cat([self._read_slice(unpacked, tokens, some) for some in slices]))
 
     def embed_texts(self, texts: Sequence[InputIds]) -> Embeddings:
-        return to_rows(self._model.encode_texts(self._stacked(texts)))
+        return to_rows(self._model.encode_texts(stack(texts, self._device)))
 
     def _encode_in_slices(
         self, pixels: Tensor, conditions: Mapping[str, InputIds], slices: Sequence[Sequence[Pair]], dtype: torch.dtype

@@ -24,6 +24,7 @@ from services.embed.model.stacking_engine import ConditionTokens, Costs, Feature
 from services.nn.clip_model import build_clip
 from services.nn.clip_texts import InputIds
 from services.nn.clip_tokenizer import Tokenizer
+from services.nn.devices import stack
 from services.nn.image_transform import ImageTransform
 from services.nn.model_configs import StoredWeights
 from services.nn.packed_linear import can_pack
@@ -103,7 +104,7 @@ class MagicLensEngine(FeatureEngine[MagicLensCheckpoint]):
             pack_tower(model.clip.visual)
             if has_plain_blocks(model.clip):
                 model.clip.transformer = PackedBlocks(model.clip)
-        self._texts = ConditionTokens(lambda texts: model.text_features(self._stacked(texts)))
+        self._texts = ConditionTokens(lambda texts: model.text_features(stack(texts, device)))
 
     @classmethod
     def read(cls, directory: Path, device: torch.device, dtype: torch.dtype) -> MagicLensCheckpoint:

@@ -17,13 +17,13 @@ from itertools import accumulate, pairwise
 from threading import Lock
 from typing import Protocol, Self, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from services.embed.model.image_engine import ImageCheckpoint, ImageEngine, to_rows
 from services.embed.model.items import Bytes, Embeddings, ImageItem, Item, Reading, StateItem
 from services.nn.clip_texts import InputIds, Text
+from services.nn.devices import stack, to_device
 from services.nn.image_transform import ImageTransform
 
 # Places of an image and a condition in a batch.
@@ -140,15 +140,10 @@ class StackingEngine(ImageEngine[CheckpointT]):
         return [readings[id(item)] for item in batch.items]
 
     def _normalised(self, pixels: Tensor) -> Tensor:
-        return self._normalise(pixels.to(self._device, non_blocking=True)).to(self._dtype)
-
-    def _stacked(self, texts: Sequence[InputIds]) -> Tensor:
-        return torch.from_numpy(np.stack(texts)).to(self._device)
+        return self._normalise(to_device(pixels, self._device)).to(self._dtype)
 
     def _stack(self, distinct: dict[str, Bytes]) -> Stack:
-        data = torch.from_numpy(np.stack(list(distinct.values()))) if distinct else torch.empty(0, dtype=torch.uint8)
-        if distinct and self._device.type == "cuda":
-            data = data.pin_memory()
+        data = stack(list(distinct.values()), self._device) if distinct else torch.empty(0, dtype=torch.uint8)
         return Stack({digest: place for place, digest in enumerate(distinct)}, data)
 
     def _run_images(self, items: Sequence[ImageItem], stack: Stack) -> list[Reading]:
@@ -239,7 +234,7 @@ class FeatureEngine(StackingEngine[CheckpointT]):
         return self._read(features, conditions, pairs), packed(features.flatten(1), self.state_dtype)
 
     def read_states(self, states: Tensor, conditions: Mapping[str, InputIds], pairs: Sequence[Pair]) -> Embeddings:
-        features = states.to(self._device, non_blocking=True).view(self.state_dtype)
+        features = to_device(states, self._device).view(self.state_dtype)
         return self._read(features.view(-1, *self._features_shape), conditions, pairs)
 
     def _read(self, features: Tensor, conditions: Mapping[str, InputIds], pairs: Sequence[Pair]) -> Embeddings:

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from services.nn.text_transformer import cut_at_end
 from services.nn.vision_transformer import advance, attend, by_head, embed, pool, project
 from services.score.fsc_clip import ImageFeatures, TextFeatures
 
@@ -64,13 +65,14 @@ def encode_texts(clip: Any, input_ids: Tensor) -> TextFeatures:
     """Encode token ids (N, W) int64, padded, with an open_clip model's text tower.
 
     A causal tower pooled at the end of text never sees the padding after it, so the batch is cut to its longest text:
-    equal results for a fraction of the work. Raises ValueError for a model without token features.
+    equal results for a fraction of the work. Ids in host memory are copied to the tower's device. Raises ValueError for
+    a model without token features.
     """
     check_towers(clip)
     tower = _text_tower(clip)
-    end = end_of_text(clip, input_ids)
-    num_tokens = int(end.max()) + 1
-    x = tower.token_embedding(input_ids[:, :num_tokens]) + tower.positional_embedding[:num_tokens]
+    input_ids, end = cut_at_end(input_ids, end_of_text(clip, input_ids), tower.positional_embedding.device)
+    num_tokens = input_ids.shape[1]
+    x = tower.token_embedding(input_ids) + tower.positional_embedding[:num_tokens]
     x = tower.transformer(x, attn_mask=tower.attn_mask[:num_tokens, :num_tokens])
     tokens = _projected(tower, tower.ln_final(x))
     pooled = _unit(tokens[torch.arange(len(end), device=end.device), end])

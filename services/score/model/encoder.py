@@ -4,7 +4,6 @@ Shapes: B images, N texts, P patches, W text tokens, D width, E embedding width.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,11 +13,12 @@ from torch import Tensor
 from services.nn.broken_model import BrokenModel
 from services.nn.clip_model import ClipModel
 from services.nn.clip_texts import InputIds
+from services.nn.devices import stack, to_device
 from services.nn.packed_linear import can_pack
 from services.nn.plain_clip import PlainEncoder
 from services.nn.vision_transformer import PackedBlocks, has_plain_blocks, pack_tower
-from services.score.model.dense_features import encode_images, encode_texts
-from services.score.model.features import Features
+from services.score.model.dense_features import encode_images, encode_texts, end_of_text
+from services.score.model.features import BatchPart, Features, TokenBatch
 
 
 class Encoder:
@@ -43,18 +43,20 @@ class Encoder:
 
     def encode_images(self, pixels: Tensor) -> list[Features]:
         """Encode images (B, height, width, 3) uint8."""
-        normalised = self._transform.normalise(pixels.to(self._device, non_blocking=True)).to(self._dtype)
+        normalised = self._transform.normalise(to_device(pixels, self._device)).to(self._dtype)
         features = encode_images(self._model, normalised)
         tokens = features.tokens.float()
         lengths = tokens.norm(dim=-1, keepdim=True).amax(dim=1, keepdim=True)  # the longest patch of each
-        return _to_features(features.pooled, list(_to_host(tokens / lengths)))
+        return _to_features(features.pooled, tokens / lengths, [(0, tokens.shape[1])] * len(tokens))
 
     def encode_texts(self, texts: Sequence[InputIds]) -> list[Features]:
         """Encode token ids (W,) each."""
-        features = encode_texts(self._model, torch.from_numpy(np.stack(texts)).to(self._device))
-        tokens = _to_host(F.normalize(features.tokens.float(), dim=-1))
-        mask = features.mask.cpu().numpy()
-        return _to_features(features.pooled, [one[counts] for one, counts in zip(tokens, mask, strict=True)])
+        input_ids = stack(texts, self._device)
+        features = encode_texts(self._model, input_ids)
+        tokens = F.normalize(features.tokens.float(), dim=-1).masked_fill(~features.mask[:, :, None], 0.0)
+        return _to_features(
+            features.pooled, tokens, [(1, end + 1) for end in end_of_text(self._model, input_ids).tolist()]
+        )
 
 
 class GlobalEncoder:
@@ -74,18 +76,20 @@ class GlobalEncoder:
 
 
 def _without_tokens(pooled: Tensor) -> list[Features]:
-    no_tokens = np.empty((0, pooled.shape[1]), np.float16)
-    return _to_features(pooled, [no_tokens] * len(pooled))
+    return _to_features(pooled, pooled.new_empty(len(pooled), 0, pooled.shape[1]), [(0, 0)] * len(pooled))
 
 
-def _to_host(tokens: Tensor) -> np.ndarray[Any, np.dtype[np.float16]]:
-    halves: np.ndarray[Any, np.dtype[np.float16]] = tokens.half().cpu().numpy()
-    return halves
+def _to_features(pooled: Tensor, tokens: Tensor, spans: Sequence[tuple[int, int]]) -> list[Features]:
+    """Combine `pooled` (B, E) or (N, E) of any dtype, normalised again in float32, with the tokens at the span of each.
 
-
-def _to_features(pooled: Tensor, tokens: Sequence[np.ndarray[Any, np.dtype[np.float16]]]) -> list[Features]:
-    """Combine `pooled` (B, E) or (N, E) of any dtype, normalised again in float32, with the tokens of each."""
-    rows = F.normalize(pooled.float(), dim=-1).cpu().numpy()
-    if not (np.isfinite(rows).all() and all(np.isfinite(one).all() for one in tokens)):
+    Tokens stay on the device; only whether they are finite, which their sum tells, is copied with the pooled features.
+    """
+    batch = TokenBatch(tokens.half())
+    rows = F.normalize(pooled.float(), dim=-1)
+    found = torch.cat([rows, tokens.sum(dim=(1, 2))[:, None]], dim=1).cpu().numpy()
+    if not np.isfinite(found).all():
         raise BrokenModel("a feature contains a number that is not finite")
-    return [Features(row, one) for row, one in zip(rows, tokens, strict=True)]
+    return [
+        Features(row, BatchPart(batch, place, *span))
+        for place, (row, span) in enumerate(zip(found[:, :-1], spans, strict=True))
+    ]

@@ -11,11 +11,15 @@ Shapes: P patches, W text tokens, E embedding width.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from services.nn.clip_tokenizer import Tokenizer
+from services.nn.devices import to_host
 
 Pooled = np.ndarray[Any, np.dtype[np.float32]]
 Tokens = np.ndarray[Any, np.dtype[np.float16]]
@@ -25,16 +29,58 @@ BYTES_FORMAT = "pooled-float32-tokens-float16"
 
 
 @dataclass(frozen=True, eq=False)
+class TokenBatch:
+    """The tokens of a batch of images (B, P, E) or captions (N, W, E), float16, on the device that computed them.
+
+    All of them are copied to the host together, once one of them is needed there.
+    """
+
+    on_device: Tensor
+
+    @cached_property
+    def on_host(self) -> Tokens:
+        return to_host(self.on_device)
+
+
+class BatchPart(NamedTuple):
+    """The tokens of one image or caption: those from `start` to `end` at a place in a batch."""
+
+    batch: TokenBatch
+    place: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, eq=False)
 class Features:
     """`pooled` (E,) of length 1; `tokens` (P, E) of an image, the longest of length 1, or (W, E) of a caption, from
     its first word to the end of the text, all of length 1."""
 
     pooled: Pooled
-    tokens: Tokens
+    kept: Tokens | BatchPart
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.kept) if isinstance(self.kept, np.ndarray) else self.kept.end - self.kept.start
+
+    @property
+    def tokens(self) -> Tokens:
+        """The tokens in host memory."""
+        if isinstance(self.kept, np.ndarray):
+            return self.kept
+        batch, place, start, end = self.kept
+        return batch.on_host[place, start:end]
+
+    def tokens_on(self, device: torch.device) -> Tensor | None:
+        """Return the tokens if a device of this type has them."""
+        if isinstance(self.kept, np.ndarray) or self.kept.batch.on_device.device.type != device.type:
+            return None
+        batch, place, start, end = self.kept
+        return batch.on_device[place, start:end]
 
     def to_bytes(self) -> bytes:
         """Convert to little-endian bytes, the pooled features first."""
-        return self.pooled.astype("<f4").tobytes() + self.tokens.astype("<f2").tobytes()
+        return b"".join((self.pooled.astype("<f4", copy=False).data, self.tokens.astype("<f2", copy=False).data))
 
     @classmethod
     def from_bytes(cls, data: bytes, width: int) -> "Features":

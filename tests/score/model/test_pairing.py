@@ -8,6 +8,8 @@ from services.score.model.features import Features
 from services.score.model.pairing import MAX_NUMBERS_AT_ONCE, PairEngine, PairItem, Similarities
 
 WIDTH, NUM_PATCHES = 24, 16
+# of the captions of five images
+LENGTHS = [(3, 1), (12, 7, 1), (2,), (5, 5, 5), (1,)]
 
 
 def features(num_tokens: int, seed: int, width: int = WIDTH) -> Features:
@@ -66,6 +68,18 @@ def test_items_of_a_batch_are_answered_each_for_its_own_image() -> None:
         np.testing.assert_array_equal(one.local_cosines, alone.local_cosines)
         np.testing.assert_array_equal(one.global_cosines, alone.global_cosines)
         assert (one.weights is None) == (not item.explains)
+
+
+def test_many_images_compared_at_once_answer_as_each_alone() -> None:
+    items = [PairItem(image(seed), captions(*lengths), explains=seed != 1) for seed, lengths in enumerate(LENGTHS)]
+    together = PairEngine(torch.device("cpu"), max_numbers=2 * WIDTH * WIDTH).run_batch(items)
+    for item, one in zip(items, together, strict=True):
+        alone = compare(item)
+        np.testing.assert_allclose(one.local_cosines, alone.local_cosines, atol=1e-6)
+        np.testing.assert_array_equal(one.global_cosines, alone.global_cosines)
+        assert (one.weights is None) == (alone.weights is None) == (not item.explains)
+        for own, expected in zip(one.weights or (), alone.weights or (), strict=True):
+            np.testing.assert_allclose(own, expected, atol=1e-6)
 
 
 def test_every_token_has_a_patch_that_it_attends_to_most_and_one_least() -> None:
