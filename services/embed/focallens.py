@@ -19,29 +19,16 @@ width, E embedding width, W text tokens, A answers. Features are float of the to
 """
 
 import copy
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from services.embed.visibility import Full, Questions, Readout
+from services.embed.visibility import Full, Readout, Readouts
 from services.nn.text_transformer import encode_text
 
 Visibility = Literal["full", "readout"]
-
-
-@dataclass(frozen=True)
-class Readouts:
-    """Pairs of images and conditions to read.
-
-    `image_index` (R,) int64 points into the batch of images, or is None if readout i is of image i; `condition_index`
-    (R,) int64 points into the batch of conditions, −1 for the unconditional embedding.
-    """
-
-    image_index: Tensor | None
-    condition_index: Tensor
 
 
 class FocalLens(nn.Module):
@@ -87,7 +74,7 @@ class FocalLens(nn.Module):
         Without `readouts` image i is read under condition i (C = B), or all without a condition if `conditions` is
         None.
         """
-        return self._tower.encode(pixels, self._questions(conditions, readouts))
+        return self._tower.encode(pixels, conditions, readouts)
 
     @property
     def state_size(self) -> int | None:
@@ -109,7 +96,7 @@ class FocalLens(nn.Module):
         if self.state_size is None:
             raise ValueError("full visibility from block 0: no state of an image is independent of the condition")
         states = pixels.new_empty(pixels.shape[0], self.state_size, dtype=dtype)
-        return self._tower.encode(pixels, self._questions(conditions, readouts), states), states
+        return self._tower.encode(pixels, conditions, readouts, states), states
 
     def read_states(self, states: Tensor, conditions: Tensor | None = None, readouts: Readouts | None = None) -> Tensor:
         """Encode like `encode_images`, but from states (B, S), possibly of a narrower dtype than the towers → (R, E).
@@ -118,23 +105,12 @@ class FocalLens(nn.Module):
         """
         if states.ndim != 2 or states.shape[1] != self.state_size:
             raise ValueError(f"states of the shape {list(states.shape)} are not this model's: (B, {self.state_size})")
-        return self._tower.read(states, self._questions(conditions, readouts))
+        return self._tower.read(states, conditions, readouts)
 
     @property
     def _tower(self) -> Full | Readout:
         tower = Readout if self.visibility == "readout" else Full
         return tower(self.clip.visual, self.condition_layer)
-
-    def _questions(self, conditions: Tensor | None, readouts: Readouts | None) -> Questions:
-        if readouts is None:
-            return Questions(tokens=conditions)
-        index = readouts.condition_index
-        has_token = index >= 0
-        num_conditional = int(has_token.sum())
-        if conditions is None or num_conditional == 0:
-            return Questions(readouts.image_index)
-        tokens = conditions[index.clamp(min=0)]
-        return Questions(readouts.image_index, tokens, None if num_conditional == len(index) else has_token)
 
 
 def unique_answer_loss(

@@ -7,19 +7,21 @@ before block n, where the condition joins them.
         Readout   the patches' keys and values in block n and all later ones, (L − n, 2, H, P, D/H), and for n > 0 the
                   class token, (D,)
 
-Shapes: B images, R readouts (an image under a condition, or under none), P patches, T tokens of a readout, D width,
-L blocks, H heads, E embedding width. Features are float of the tower's dtype.
+Shapes: B images, R readouts (an image under a condition, or under none), W places for the readouts of an image,
+C conditions, P patches, T tokens of a readout, D width, L blocks, H heads, E embedding width. Features are float of the
+tower's dtype.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from services.nn.devices import to_device
 from services.nn.vision_transformer import (
-    QueriesKeysValues,
     advance,
     attend,
     by_head,
@@ -29,6 +31,20 @@ from services.nn.vision_transformer import (
     pool,
     project,
 )
+
+Index = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True)
+class Readouts:
+    """Pairs of images and conditions to read, in host memory so that nobody has to wait for the device.
+
+    `image_index` (R,) int64 points into the batch of images, or is None if readout i is of image i; `condition_index`
+    (R,) int64 points into the batch of conditions, −1 for the unconditional embedding.
+    """
+
+    image_index: Tensor | None
+    condition_index: Tensor
 
 
 @dataclass(frozen=True)
@@ -43,6 +59,19 @@ class Questions:
     image_index: Tensor | None = None
     tokens: Tensor | None = None
     has_token: Tensor | None = None
+
+    @classmethod
+    def of(cls, conditions: Tensor | None, readouts: Readouts | None, like: Tensor) -> Self:
+        """Ask for `readouts` under `conditions` (C, D) on the device of `like`; without readouts, for each image under
+        its own condition."""
+        if readouts is None:
+            return cls(tokens=conditions)
+        asked = readouts.condition_index.cpu()
+        images = torch.arange(len(asked)) if readouts.image_index is None else readouts.image_index.cpu()
+        image_index, condition_index = to_device(torch.stack([images, asked]), like.device)
+        is_one_each = len(images) == len(like) and bool((images == torch.arange(len(images))).all())
+        tokens, has_token = _tokens(conditions, asked, condition_index)
+        return cls(None if is_one_each else image_index, tokens, has_token)
 
     def of_images(self, x: Tensor) -> Tensor:
         """Select each readout's image: (B, …) → (R, …)."""
@@ -59,6 +88,80 @@ class Questions:
         return F.pad(self.has_token[:, None], (num_others, 0), value=True)[:, None, None, :]
 
 
+@dataclass(frozen=True)
+class Grid:
+    """The readouts of each image, in W places: those of an image with fewer readouts are left empty.
+
+    `tokens` (B, W, D) are the condition tokens, None without any condition; `has_token` (B, W) bool is true in the
+    places that have one, None if all or none of them do. `places` (R,) int64 are those of the readouts among all of the
+    batch, or None if readout i is at place i.
+    """
+
+    num_places: int = 1
+    tokens: Tensor | None = None
+    has_token: Tensor | None = None
+    places: Tensor | None = None
+
+    @classmethod
+    def of(cls, conditions: Tensor | None, readouts: Readouts | None, like: Tensor) -> Self:
+        """Ask for `readouts` under `conditions` (C, D) on the device of `like` (B, …); without readouts, for each image
+        under its own condition."""
+        if readouts is None:
+            return cls(tokens=None if conditions is None else conditions[:, None])
+        asked = readouts.condition_index.cpu().numpy()
+        images = np.arange(len(asked)) if readouts.image_index is None else readouts.image_index.cpu().numpy()
+        ranks = ranks_within(images)
+        num_places = int(ranks.max()) + 1
+        grid = np.full((len(like), num_places), -1)
+        grid[images, ranks] = asked
+        places = images * num_places + ranks
+        index = to_device(torch.from_numpy(np.concatenate([grid.ravel(), places])), like.device)
+        tokens, has_token = _tokens(conditions, torch.from_numpy(grid), index[: grid.size].view(grid.shape))
+        is_in_order = np.array_equal(places, np.arange(grid.size))
+        return cls(num_places, tokens, has_token, None if is_in_order else index[grid.size :])
+
+    def readers(self, cls_tokens: Tensor) -> Tensor:
+        """Give each place the class token of its image, (B, 1, D), and its condition: (B, T · W, D), the class tokens
+        of all places first."""
+        classes = cls_tokens.expand(-1, self.num_places, -1)
+        return classes if self.tokens is None else torch.cat([classes, self.tokens.to(classes.dtype)], dim=1)
+
+    def mask(self, num_patches: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
+        """What is added to the logits of attention from `readers` to patches and `readers`, (B or 1, 1, T · W,
+        P + T · W): −∞ for those of other places, and for conditions that there are not. None to mask nothing."""
+        if self.num_places == 1 and self.has_token is None:
+            return None
+        num_kinds = 1 if self.tokens is None else 2
+        seen = torch.eye(self.num_places, dtype=torch.bool, device=device).repeat(num_kinds, num_kinds)[None]
+        if self.has_token is not None:
+            seen = seen & F.pad(self.has_token, (self.num_places, 0), value=True)[:, None]
+        num_keys = num_patches + seen.shape[-1]
+        # CUDA's kernel copies a mask in each block unless its rows begin at multiples of 16 numbers
+        seen = F.pad(seen, (num_patches, -num_keys % 16), value=True)
+        return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, -torch.inf)[:, None, :, :num_keys]
+
+    def chosen(self, x: Tensor) -> Tensor:
+        """Select the readouts among all places: (B, W, D) → (R, 1, D)."""
+        x = x.flatten(0, 1)
+        return (x if self.places is None else x[self.places])[:, None]
+
+
+def ranks_within(images: Index) -> Index:
+    """Number the readouts of each image: (R,) → (R,), 0 for the first one of an image."""
+    order = images.argsort(kind="stable")
+    counts = np.bincount(images)
+    ranks = np.empty_like(images)
+    ranks[order] = np.arange(len(images)) - np.repeat(counts.cumsum() - counts, counts)
+    return ranks
+
+
+def _tokens(conditions: Tensor | None, asked: Tensor, index: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Select the conditions (C, D) that are asked for, −1 for none; `index` are the same numbers on the device."""
+    if conditions is None or not bool((asked >= 0).any()):
+        return None, None
+    return conditions[index.clamp(min=0)], None if bool((asked >= 0).all()) else index >= 0
+
+
 class Full:
     """Every token attends to the condition, so images pass through block n and all later ones once per condition."""
 
@@ -73,19 +176,22 @@ class Full:
         num_tokens, width = self._visual.positional_embedding.shape
         return int(num_tokens * width) if len(self._below) else None
 
-    def encode(self, pixels: Tensor, questions: Questions, states: Tensor | None = None) -> Tensor:
+    def encode(
+        self, pixels: Tensor, conditions: Tensor | None, readouts: Readouts | None, states: Tensor | None = None
+    ) -> Tensor:
         """Encode (B, 3, height, width) → (R, E), and fill `states` (B, S), of any float dtype, if given."""
         x = embed(self._visual, pixels)
         for block in self._below:
             x = advance(block, x, attend(*by_head(block, project(block, x))))
         if states is not None:
             states.copy_(x.flatten(1))
-        return self._condition(x, questions)
+        return self._condition(x, Questions.of(conditions, readouts, x))
 
-    def read(self, states: Tensor, questions: Questions) -> Tensor:
+    def read(self, states: Tensor, conditions: Tensor | None, readouts: Readouts | None) -> Tensor:
         """Encode from the images' states with the same result as `encode`: (B, S) → (R, E)."""
         visual = self._visual
-        return self._condition(states.view(-1, *visual.positional_embedding.shape).to(visual.proj.dtype), questions)
+        x = states.view(-1, *visual.positional_embedding.shape).to(visual.proj.dtype)
+        return self._condition(x, Questions.of(conditions, readouts, x))
 
     def _condition(self, x: Tensor, questions: Questions) -> Tensor:
         """Run block n and all later ones: activations before block n (B, 1 + P, D) → (R, E)."""
@@ -116,45 +222,58 @@ class Readout:
         num_layers = len(self._blocks) - self._condition_layer
         return 2 * num_layers * self._num_patches * self._width + (self._width if self._condition_layer else 0)
 
-    def encode(self, pixels: Tensor, questions: Questions, states: Tensor | None = None) -> Tensor:
+    def encode(
+        self, pixels: Tensor, conditions: Tensor | None, readouts: Readouts | None, states: Tensor | None = None
+    ) -> Tensor:
         """Encode (B, 3, height, width) → (R, E), and fill `states` (B, S), of any float dtype, if given.
 
-        The patches and the tokens that read them are multiplied by each weight together, which halves the memory reads
-        of a small batch.
+        The patches and the tokens that read them stand in one sequence, so that each weight is read once for both.
         """
         keys_and_values, kept_cls = self._take_apart(states) if states is not None else (None, None)
-        x, patches = torch.split(embed(self._visual, pixels), [1, self._num_patches], dim=1)
-        asked = Questions()  # before block n the class token of each image
+        cls, patches = torch.split(embed(self._visual, pixels), [1, self._num_patches], dim=1)
+        x = torch.cat([patches, cls], dim=1)
+        asked, num_patches = Grid(), self._num_patches  # before block n the class token alone
+        mask = None
         for depth, block in enumerate(self._blocks):
             if depth == self._condition_layer:
                 if kept_cls is not None:
-                    kept_cls.copy_(x[:, 0])
-                asked, x = questions, questions.join(questions.of_images(x))
-            seen, own = _project_together(block, patches, x)
+                    kept_cls.copy_(x[:, -1])
+                asked = Grid.of(conditions, readouts, x)
+                mask = asked.mask(num_patches, x.dtype, x.device)
+                x = torch.cat([x[:, :num_patches], asked.readers(x[:, num_patches:])], dim=1)
+            query, key, value = by_head(block, project(block, x))
             if keys_and_values is not None and depth >= self._condition_layer:
-                for place, part in enumerate((seen.key, seen.value)):
-                    keys_and_values[:, depth - self._condition_layer, place] = part
+                for place, part in enumerate((key, value)):
+                    keys_and_values[:, depth - self._condition_layer, place] = part[:, :, :num_patches]
             if depth + 1 < len(self._blocks):
-                attended = attend(*seen), _look(own, seen.key, seen.value, asked)
-                patches, x = _advance_together(block, (patches, x), attended)
-            else:
-                x = advance(block, x[:, :1], _look(own.of_first(), seen.key, seen.value, asked))
-        return pool(self._visual, x)
+                of_patches = attend(*(part[:, :, :num_patches] for part in (query, key, value)))
+                x = advance(
+                    block, x, torch.cat([of_patches, attend(query[:, :, num_patches:], key, value, mask)], dim=1)
+                )
+        return self._finish(x[:, num_patches:], query[:, :, num_patches:], key, value, mask, asked)
 
-    def read(self, states: Tensor, questions: Questions) -> Tensor:
+    def read(self, states: Tensor, conditions: Tensor | None, readouts: Readouts | None) -> Tensor:
         """Encode from the images' states with the same result as `encode`: (B, S) → (R, E)."""
         dtype = self._visual.proj.dtype
         keys_and_values, cls = self._take_apart(states)
         if cls is None:
             cls = class_token(self._visual).expand(states.shape[0], -1)
-        x = questions.join(questions.of_images(cls.to(dtype)[:, None]))
+        asked = Grid.of(conditions, readouts, states)
+        mask = asked.mask(self._num_patches, dtype, states.device)
+        x = asked.readers(cls.to(dtype)[:, None])
         for depth, block in enumerate(self._blocks[self._condition_layer :]):
-            own = by_head(block, project(block, x))
-            if depth + 1 == keys_and_values.shape[1]:
-                x, own = x[:, :1], own.of_first()
+            query, key, value = by_head(block, project(block, x))
             keys, values = keys_and_values[:, depth].unbind(1)
-            x = advance(block, x, _look(own, keys, values, questions))
-        return pool(self._visual, x)
+            key, value = torch.cat([keys, key], dim=2), torch.cat([values, value], dim=2)
+            if depth + 1 < keys_and_values.shape[1]:
+                x = advance(block, x, attend(query, key, value, mask))
+        return self._finish(x, query, key, value, mask, asked)
+
+    def _finish(self, x: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, asked: Grid) -> Tensor:
+        """Run the last block for the class token of each place alone: readers (B, T · W, D) → (R, E)."""
+        first = slice(asked.num_places)
+        attended = attend(query[:, :, first], key, value, None if mask is None else mask[:, :, first])
+        return pool(self._visual, asked.chosen(advance(self._blocks[-1], x[:, first], attended)))
 
     def _take_apart(self, states: Tensor) -> tuple[Tensor, Tensor | None]:
         """View states (B, S) as keys and values (B, L − n, 2, H, P, D/H), and class token (B, D) for n > 0."""
@@ -163,32 +282,3 @@ class Readout:
         if not self._condition_layer:
             return states.view(shape), None
         return states[:, : -self._width].view(shape), states[:, -self._width :]
-
-
-def _look(own: QueriesKeysValues, patch_keys: Tensor, patch_values: Tensor, questions: Questions) -> Tensor:
-    """Attend from each readout's own tokens to the patches of its image and to each other: (R, H, T, D/H) and (B, H, P,
-    D/H), possibly of a narrower dtype → (R, T, D)."""
-    keys = torch.cat([questions.of_images(patch_keys), own.key], dim=2)
-    values = torch.cat([questions.of_images(patch_values), own.value], dim=2)
-    return attend(own.query, keys, values, questions.mask(keys.shape[2] - 1))
-
-
-def _project_together(block: Any, patches: Tensor, x: Tensor) -> tuple[QueriesKeysValues, QueriesKeysValues]:
-    """Project (B, P, D) and (R, T, D) in one matrix product."""
-    num_rows = patches.shape[0] * patches.shape[1]
-    projected = project(block, torch.cat([patches.flatten(0, 1), x.flatten(0, 1)]))
-    return (
-        by_head(block, projected[:num_rows].view(*patches.shape[:2], -1)),
-        by_head(block, projected[num_rows:].view(*x.shape[:2], -1)),
-    )
-
-
-def _advance_together(
-    block: Any, tokens: tuple[Tensor, Tensor], attended: tuple[Tensor, Tensor]
-) -> tuple[Tensor, Tensor]:
-    """Run both kinds of tokens through the rest of a block."""
-    advanced = advance(
-        block, torch.cat([x.flatten(0, 1) for x in tokens]), torch.cat([x.flatten(0, 1) for x in attended])
-    )
-    first, second = torch.split(advanced, [x.shape[0] * x.shape[1] for x in tokens])
-    return first.view_as(tokens[0]), second.view_as(tokens[1])

@@ -20,10 +20,6 @@ class QueriesKeysValues(NamedTuple):
     key: Tensor
     value: Tensor
 
-    def of_first(self) -> "QueriesKeysValues":
-        """Return them with only the first token's query."""
-        return self._replace(query=self.query[:, :, :1])
-
 
 def is_plain_vit(visual: Any) -> bool:
     """Whether the functions of this module compute what the image tower does: a ViT with a class token and default

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from services.embed.focallens import FocalLens, Readouts, Visibility, unique_answer_loss
+from services.embed.focallens import FocalLens, Visibility, unique_answer_loss
+from services.embed.visibility import Readouts
 from services.nn.clip_model import ClipModel, create_clip
 from services.nn.text_transformer import encode_text
 

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.embed.focallens import Readouts, Visibility
+from services.embed.focallens import Visibility
 from services.embed.model.focallens_engine import load_focallens
+from services.embed.visibility import Readouts
 from services.nn.vision_transformer import pack_tower
 from tests.embed.tiny import IMAGE_SIZE, write_tiny_checkpoint
 

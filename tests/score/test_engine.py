@@ -196,7 +196,7 @@ def test_a_batch_is_copied_to_the_device_and_back_as_often_whatever_its_size(pla
         features = plain.run_batch(batch(size))
         return [PairItem(one, features[size:], explains=True) for one in features[:size]]
 
-    few, many = (Copies.of(plain.run_batch, batch(size)) for size in (2, 5))
+    _, few, many = (Copies.of(plain.run_batch, batch(size)) for size in (1, 2, 5))
     assert few.names == many.names
     few, many = (Copies.of(plain.pairing.run_batch, pairs(size)) for size in (2, 5))
     assert few.names == many.names == ["cpu"]

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from services.embed.focallens import Readouts
 from services.embed.model.engines import engine_of
 from services.embed.model.focallens_engine import FocalLensCheckpoint, FocalLensEngine, load_focallens
 from services.embed.model.image_engine import ImageEngine
 from services.embed.model.plain_engine import PlainEngine
+from services.embed.visibility import Readouts
 from services.jobs.checkpoints import find_checkpoint
 from services.nn.clip_model import ClipModel, load_clip, open_clip, uses_quick_gelu
 from services.nn.clip_tokenizer import Tokenizer
@@ -85,8 +85,7 @@ class FocalLensEmbedder:
         for batch in batches(images, max(1, self._max_readouts // len(instructions))):
             pixels = preprocess(batch, self._checkpoint.transform, next(model.parameters()))
             readouts = Readouts(
-                torch.arange(len(batch)).repeat(len(instructions)).to(pixels.device),
-                condition_index.repeat_interleave(len(batch)).to(pixels.device),
+                torch.arange(len(batch)).repeat(len(instructions)), condition_index.repeat_interleave(len(batch))
             )
             features = model.encode_images(pixels, conditions, readouts)
             parts.append(features.view(len(instructions), len(batch), -1).float().cpu().numpy())

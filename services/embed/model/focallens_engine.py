@@ -12,15 +12,18 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from services.embed.focallens import FocalLens, Readouts
+from services.embed.focallens import FocalLens
 from services.embed.model.image_engine import to_rows
 from services.embed.model.items import Bytes, Embeddings
 from services.embed.model.stacking_engine import ConditionTokens, Costs, Pair, StackingEngine, half_precision, packed
+from services.embed.visibility import Index, Readouts, ranks_within
 from services.nn.clip_model import ClipModel, build_clip, write_config
 from services.nn.clip_model import half_precision as half_precision_weights
 from services.nn.clip_texts import InputIds
@@ -35,8 +38,10 @@ FOCALLENS_WEIGHTS = "model.safetensors"
 # Reading a number of a state from memory, widening it and attending to it takes a CPU about as long as this many
 # multiplications of a forward pass.
 STATE_READ_COST = 32
-# A readout copies its image's keys and values, so a batch of many is read in slices.
+# Readouts of an image in one pass, since the work of their attention grows with their square.
 MAX_READOUTS_AT_ONCE = 256
+# Images with less than a readout to this many patches share a pass, however unequal their numbers of readouts are.
+PATCHES_OF_A_READOUT = 8
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,19 @@ def load_focallens(
     model.load_state_dict(load_file(directory / FOCALLENS_WEIGHTS))
     model.eval().requires_grad_(False)
     return FocalLensCheckpoint(model.to(device=device, dtype=dtype), clip.tokenizer, clip.transform)
+
+
+class _Pass(NamedTuple):
+    """Pairs that pass the tower together: their places among all, the images that they are of, None for all images in
+    order, and what is read of these."""
+
+    rows: Index
+    images: Tensor | None
+    readouts: Readouts
+
+    def select(self, inputs: Tensor) -> Tensor:
+        """Select what belongs to the images of this pass: (B, …) → the same for fewer."""
+        return inputs if self.images is None else inputs[self.images]
 
 
 class FocalLensEngine(StackingEngine[FocalLensCheckpoint]):
@@ -117,50 +135,63 @@ class FocalLensEngine(StackingEngine[FocalLensCheckpoint]):
         return half_precision(self._dtype)
 
     def encode(self, pixels: Tensor, conditions: Mapping[str, InputIds], pairs: Sequence[Pair]) -> Embeddings:
-        slices = self._slices(pairs)
-        if len(slices) > 1:
-            return self._encode_in_slices(pixels, conditions, slices, self._dtype)[0]
-        readouts = self._readouts(pairs, len(pixels))
-        return to_rows(self._model.encode_images(self._normalised(pixels), self._tokens_of(conditions), readouts))
+        normalised, tokens = self._normalised(pixels), self._tokens_of(conditions)
+        passes = self._passes(pairs, len(pixels))
+        return _joined(
+            passes, [self._model.encode_images(one.select(normalised), tokens, one.readouts) for one in passes]
+        )
 
     def encode_with_states(
         self, pixels: Tensor, conditions: Mapping[str, InputIds], pairs: Sequence[Pair]
     ) -> tuple[Embeddings, list[Bytes | None]]:
-        slices = self._slices(pairs)
-        dtype = self.state_dtype if len(slices) == 1 else self._dtype  # rows are never read from rounded numbers
-        rows, states = self._encode_in_slices(pixels, conditions, slices, dtype)
-        return rows, packed(states, self.state_dtype)
+        normalised, tokens = self._normalised(pixels), self._tokens_of(conditions)
+        passes, rows = self._passes(pairs, len(pixels)), []
+        states = normalised.new_empty(0, dtype=self.state_dtype)
+        for one in passes:
+            found, own = self._model.encode_images_and_states(
+                one.select(normalised), tokens, one.readouts, dtype=self.state_dtype
+            )
+            rows.append(found)
+            if one.images is None:
+                states = own
+            else:
+                states = states if len(states) else own.new_empty(len(pixels), own.shape[1])
+                states[one.images] = own
+        return _joined(passes, rows), packed(states, self.state_dtype)
 
     def read_states(self, states: Tensor, conditions: Mapping[str, InputIds], pairs: Sequence[Pair]) -> Embeddings:
-        unpacked = to_device(states, self._device).view(self.state_dtype)
-        tokens = self._tokens_of(conditions)
-        slices = [pairs[start : start + MAX_READOUTS_AT_ONCE] for start in range(0, len(pairs), MAX_READOUTS_AT_ONCE)]
-        return to_rows(torch.cat([self._read_slice(unpacked, tokens, some) for some in slices]))
+        unpacked, tokens = to_device(states, self._device).view(self.state_dtype), self._tokens_of(conditions)
+        passes = self._passes(pairs, len(states))
+        return _joined(passes, [self._model.read_states(one.select(unpacked), tokens, one.readouts) for one in passes])
 
     def embed_texts(self, texts: Sequence[InputIds]) -> Embeddings:
         return to_rows(self._model.encode_texts(stack(texts, self._device)))
 
-    def _encode_in_slices(
-        self, pixels: Tensor, conditions: Mapping[str, InputIds], slices: Sequence[Sequence[Pair]], dtype: torch.dtype
-    ) -> tuple[Embeddings, Tensor]:
-        """Compute the first readouts together with the images' states (B, S) of `dtype`; read the others from these."""
-        tokens, readouts = self._tokens_of(conditions), self._readouts(slices[0], len(pixels))
-        first, states = self._model.encode_images_and_states(self._normalised(pixels), tokens, readouts, dtype=dtype)
-        return to_rows(torch.cat([first, *(self._read_slice(states, tokens, some) for some in slices[1:])])), states
-
-    def _read_slice(self, states: Tensor, tokens: Tensor | None, pairs: Sequence[Pair]) -> Tensor:
-        return self._model.read_states(states, tokens, self._readouts(pairs, len(states)))
-
-    def _slices(self, pairs: Sequence[Pair]) -> Sequence[Sequence[Pair]]:
-        """Cut pairs into slices; only one in `full`, where each readout is a pass and slices would save nothing."""
-        size = MAX_READOUTS_AT_ONCE if self._model.visibility == "readout" else len(pairs)
-        return [pairs[start : start + size] for start in range(0, len(pairs), size)]
-
     def _tokens_of(self, conditions: Mapping[str, InputIds]) -> Tensor | None:
         return self._tokens.of(conditions) if conditions else None
 
-    def _readouts(self, pairs: Sequence[Pair], num_images: int) -> Readouts:
-        images, conditions = zip(*pairs, strict=True)
-        is_one_each = images == tuple(range(num_images))
-        index = None if is_one_each else torch.tensor(images, device=self._device)
-        return Readouts(index, torch.tensor(conditions, device=self._device))
+    def _passes(self, pairs: Sequence[Pair], num_images: int) -> list[_Pass]:
+        """Share pairs out among passes: one for all, unless images have so different numbers of readouts that the
+        places left empty would cost more than further passes."""
+        images, conditions = np.array(pairs).T
+        group = np.zeros_like(images)
+        if self._model.visibility == "readout":
+            group = ranks_within(images) // MAX_READOUTS_AT_ONCE
+            sizes = np.minimum(np.bincount(images)[images] - group * MAX_READOUTS_AT_ONCE, MAX_READOUTS_AT_ONCE)
+            if sizes.max() * PATCHES_OF_A_READOUT > self._costs.num_patches:
+                group = group * MAX_READOUTS_AT_ONCE + np.frexp(sizes)[1]
+        passes = []
+        for one in np.unique(group):
+            rows = np.flatnonzero(group == one)
+            of_pass, places = np.unique(images[rows], return_inverse=True)
+            readouts = Readouts(torch.from_numpy(places), torch.from_numpy(conditions[rows]))
+            is_whole = len(of_pass) == num_images
+            chosen = None if is_whole else to_device(torch.from_numpy(of_pass), self._device)
+            passes.append(_Pass(rows, chosen, readouts))
+        return passes
+
+
+def _joined(passes: Sequence[_Pass], rows: Sequence[Tensor]) -> Embeddings:
+    """Put the rows of all passes in the order of their pairs."""
+    found = to_rows(torch.cat(list(rows)))
+    return found if len(passes) == 1 else found[np.argsort(np.concatenate([one.rows for one in passes]))]

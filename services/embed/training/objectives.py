@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from services.embed.data.triplets import TripletSource
-from services.embed.focallens import FocalLens, Readouts, unique_answer_loss
+from services.embed.focallens import FocalLens, unique_answer_loss
+from services.embed.visibility import Readouts
 from services.jobs.training import gather_rows
 from services.nn.clip_tokenizer import Tokenizer
 from services.nn.image_transform import ImageTransform
