@@ -12,6 +12,9 @@ from torch import Tensor, nn
 
 from services.nn.packed_linear import PackedLinear
 
+# The factor in QuickGELU.
+QUICK = 1.702
+
 
 class QueriesKeysValues(NamedTuple):
     """Queries, keys and values by head, (N, H, T, D/H) each; queries may be of fewer tokens."""
@@ -95,8 +98,19 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
 def advance(block: Any, x: Tensor, attended: Tensor) -> Tensor:
     """Run the rest of a block, token by token, after its attention: (…, D) and (…, D) → (…, D)."""
     x = x + block.ls_1(block.attn.out_proj(attended))
-    advanced: Tensor = x + block.ls_2(block.mlp(block.ln_2(x)))
+    normalised = block.ln_2(x)
+    is_quick = x.is_cuda and not torch.is_grad_enabled() and type(block.mlp.gelu).__name__ == "QuickGELU"
+    advanced: Tensor = x + block.ls_2(quick_gelu_mlp(block.mlp, normalised) if is_quick else block.mlp(normalised))
     return advanced
+
+
+def quick_gelu_mlp(mlp: Any, x: Tensor) -> Tensor:
+    """Run an MLP with QuickGELU, y σ(1.702 y) = silu(1.702 y) / 1.702, whose factors the matrix products take in: its
+    widest numbers are read once instead of three times, and rounded less often. For inference."""
+    first, second = mlp.c_fc, mlp.c_proj
+    y = torch.addmm(QUICK * first.bias, x.flatten(0, -2), first.weight.T, alpha=QUICK)
+    y = torch.addmm(second.bias, F.silu(y, inplace=True), second.weight.T, alpha=1 / QUICK)
+    return y.view(*x.shape[:-1], -1)
 
 
 def num_pooled(visual: Any) -> int:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from services.nn.text_transformer import cut_at_end
-from services.nn.vision_transformer import advance, attend, by_head, embed, pool, project
+from services.nn.vision_transformer import advance, attend, by_head, embed, is_plain_vit, pool, project
 from services.score.fsc_clip import ImageFeatures, TextFeatures
 
 
@@ -51,7 +51,7 @@ def encode_images(clip: Any, pixels: Tensor) -> ImageFeatures:
     """
     check_towers(clip)
     visual = clip.visual
-    if _is_packed(visual):
+    if _is_packed(visual) or (pixels.is_cuda and is_plain_vit(visual) and not torch.is_grad_enabled()):
         x = embed(visual, pixels)
         for block in visual.transformer.resblocks:
             x = advance(block, x, attend(*by_head(block, project(block, x))))
