@@ -148,10 +148,10 @@ BUDGETS = {
     "services/nn": 2_100,
     "services/jobs": 3_700,
     "services/curate": 4_300,
-    "services/embed": 19_900,
+    "services/embed": 19_950,
     "services/generate": 13_400,
     "services/predict": 7_000,
-    "services/score": 10_800,
+    "services/score": 10_910,
     "starters": 22_000,
     "vllm_plugin": 2_000,
 }
