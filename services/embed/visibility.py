@@ -127,8 +127,8 @@ class Grid:
         return classes if self.tokens is None else torch.cat([classes, self.tokens.to(classes.dtype)], dim=1)
 
     def mask(self, num_patches: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
-        """What is added to the logits of attention from `readers` to patches and `readers`, (B or 1, 1, T · W,
-        P + T · W): −∞ for those of other places, and for conditions that there are not. None to mask nothing."""
+        """Make what is added to the logits of attention from `readers` to patches and `readers`, (B or 1, 1, T · W,
+        P + T · W): −∞ for those of other places and for empty conditions. None to mask nothing."""
         if self.num_places == 1 and self.has_token is None:
             return None
         num_kinds = 1 if self.tokens is None else 2
