@@ -10,10 +10,12 @@ loaded here but not by open_clip.
 """
 
 import functools
+import importlib
 import json
 import re
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ from torch import Tensor, nn
 from services.core.refusals import Refused
 from services.nn.clip_tokenizer import Tokenizer, read_hugging_face_tokenizer
 from services.nn.image_transform import ImageTransform
-from services.nn.loading import MODEL_CONFIG, declare_torchvision_operators
+from services.nn.loading import MODEL_CONFIG, declare_torchvision_operators, light_imports, transformers
 from services.nn.model_configs import StoredWeights, faults_of, read_config
 from services.nn.weight_files import readable_weights
 
@@ -59,12 +61,26 @@ class ClipModel:
 
 
 @functools.cache
-def open_clip() -> Any:
-    """Import the open_clip package, which imports torchvision."""
+def plain_open_clip() -> Any:
+    """Import the open_clip package, which imports torchvision, without the libraries of towers that are not its own."""
     declare_torchvision_operators()
-    import open_clip
+    with light_imports("timm", "transformers"):
+        import open_clip
 
     return open_clip
+
+
+@functools.cache
+def open_clip() -> Any:
+    """Import the open_clip package with timm and transformers, as far as they are installed."""
+    library = plain_open_clip()
+    if library.hf_model.transformers is None or library.timm_model.timm is None:
+        with suppress(ModuleNotFoundError):
+            transformers()
+        with light_imports():
+            importlib.reload(library.hf_model)
+            importlib.reload(library.timm_model)
+    return library
 
 
 def create_clip(config: dict[str, Any], merges: Path | None = None, directory: Path | None = None) -> ClipModel:
@@ -81,8 +97,8 @@ def create_clip(config: dict[str, Any], merges: Path | None = None, directory: P
         tokenizer=_tokenizer(config["model_cfg"]["text_cfg"], merges, directory),
         transform=ImageTransform(
             size=(size, size) if isinstance(size, int) else tuple(size),
-            mean=tuple(preprocess.get("mean", open_clip().OPENAI_DATASET_MEAN)),
-            std=tuple(preprocess.get("std", open_clip().OPENAI_DATASET_STD)),
+            mean=tuple(preprocess.get("mean", plain_open_clip().OPENAI_DATASET_MEAN)),
+            std=tuple(preprocess.get("std", plain_open_clip().OPENAI_DATASET_STD)),
             interpolation=preprocess.get("interpolation", "bicubic"),
             resize_mode=preprocess.get("resize_mode", "shortest"),
         ),
@@ -183,7 +199,9 @@ def half_precision(state: dict[str, Tensor]) -> dict[str, Tensor]:
 def _build(config: dict[str, Any], directory: Path | None) -> Any:
     model_config = _buildable(config["model_cfg"], directory)
     custom_text = model_config.pop("custom_text", False)
-    model = (open_clip().CustomTextCLIP if custom_text else open_clip().CLIP)(**model_config)
+    is_plain = not (model_config["text_cfg"].get("hf_model_name") or model_config["vision_cfg"].get("timm_model_name"))
+    library = plain_open_clip() if is_plain else open_clip()
+    model = (library.CustomTextCLIP if custom_text else library.CLIP)(**model_config)
     if "conv_stem" in config:
         model.visual.conv1 = _conv_stem(config["conv_stem"], config.get("conv_stem_blocks", 0), model.visual)
     return model
@@ -264,5 +282,5 @@ def _tokenizer(text_config: dict[str, Any], merges: Path | None, directory: Path
     arguments = {name: value for name, value in options.items() if name == "clean"}
     if merges is not None:
         arguments["bpe_path"] = str(merges)
-    simple = open_clip().tokenizer.SimpleTokenizer(context_length=context_length, **arguments)
+    simple = plain_open_clip().tokenizer.SimpleTokenizer(context_length=context_length, **arguments)
     return Tokenizer(simple, context_length)

@@ -8,7 +8,7 @@ import json
 import math
 import re
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -22,11 +22,14 @@ from torch.nn.modules.module import (
     register_module_module_registration_hook,
     register_module_parameter_registration_hook,
 )
+from torch.overrides import TorchFunctionMode
 
 from services.core.refusals import Refused, shown_names
-from services.nn.loading import MODEL_CONFIG, quiet_loading, transformers
+from services.nn.loading import MODEL_CONFIG, light_imports, quiet_loading, transformers
 from services.nn.weight_files import MAX_SHARED, readable_weights, shapes_in
 
+# What towers are made with, and torch computes in Python on the meta device.
+RANDOM, SAME_SHAPE = {torch.rand, torch.randn}, {Tensor.mul, Tensor.triu_}
 # Numbers of what has a tensor each, at least.
 COUNTS = re.compile(r"(num|n)_(\w+_)?(layers?|blocks|experts)|n_layers?|layers|depths?|conv_stem_blocks")
 # Dimensions of weights.
@@ -131,7 +134,8 @@ class StoredWeights:
             MAX_SHARED * self.num_numbers + FREE_NUMBERS, MODULES_OF_A_TENSOR * self.num_tensors + FREE_MODULES
         )
         try:
-            yield
+            with light_imports(), _NothingInitialised():
+                yield
         except _TooLarge:
             told = f"{self.num_numbers} numbers in at most {self.num_tensors} tensors"
             raise Refused(f"{file}: a model of these sizes is far larger than its weights, {told}") from None
@@ -144,6 +148,24 @@ class StoredWeights:
         if SIZES.fullmatch(name):
             return self.num_numbers
         return MAX_OTHER if OTHERS.fullmatch(name) else None
+
+
+class _NothingInitialised(TorchFunctionMode):
+    """Leaves weights without memory uninitialised. torch would do nothing to them, and import its compiler for it."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        options = dict(kwargs or {})
+        if function in RANDOM and str(options.get("device")) == "meta":
+            return torch.empty(*args, **options)
+        if getattr(function, "__module__", "") == nn.init.__name__:
+            tensor: Tensor = options["tensor"] if "tensor" in options else args[0]
+            if tensor.is_meta:
+                return tensor
+        if function in SAME_SHAPE and args[0].is_meta and not isinstance(args[1], Tensor):
+            return args[0]
+        return function(*args, **options)
 
 
 # Of a folder whose weights another program reads.
