@@ -145,7 +145,7 @@ BUDGETS = {
     "gateway": 3_500,
     "services/cli": 2_700,
     "services/core": 12_300,
-    "services/nn": 2_100,
+    "services/nn": 2_230,
     "services/jobs": 3_700,
     "services/curate": 4_300,
     "services/embed": 19_950,
