@@ -52,7 +52,7 @@ RUN apt-get update \
     && groupadd --gid 10001 fovea \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin fovea \
     && install -d -o 10001 -g 10001 /var/cache/fovea /var/lib/fovea \
-        /var/lib/fovea/store /var/lib/fovea/collections /var/lib/fovea/runs
+        /var/lib/fovea/store /var/lib/fovea/collections /var/lib/fovea/runs /models
 COPY docker/probe.py /opt/fovea/probe.py
 # The root file system may be read-only. What is written goes to these folders, or to /tmp.
 ENV PATH=/opt/fovea/bin:$PATH \
@@ -81,9 +81,11 @@ COPY --from=code /code /
 
 FROM builder AS cuda-dependencies
 ARG EXTRAS=predict,generate,search,cluster,score,train,evaluate,telemetry
+# FAISS for GPUs takes the place of that for processors: both have one import name. It brings CUDA 12 beside torch's.
 # hadolint ignore=DL3013
 RUN pip --python /opt/fovea/bin/python install --only-binary=:all: ".[$EXTRAS]" \
-    && pip --python /opt/fovea/bin/python uninstall --yes fovea \
+    && pip --python /opt/fovea/bin/python uninstall --yes fovea faiss-cpu \
+    && pip --python /opt/fovea/bin/python install --only-binary=:all: faiss-gpu \
     && rm -rf /opt/fovea/lib/python3.*/site-packages/torch/include /opt/fovea/lib/python3.*/site-packages/torch/test \
     && find /opt/fovea/lib/python3.*/site-packages/torch/bin -type f ! -name torch_shm_manager -delete \
     && /opt/fovea/bin/python -m compileall -q -j 0 --invalidation-mode unchecked-hash -x py312_ /opt/fovea/lib

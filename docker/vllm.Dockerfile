@@ -75,7 +75,7 @@ RUN python3 -m pip install --no-deps --no-cache-dir --no-index --break-system-pa
     && rm -r /wheels \
     && groupadd --gid 10001 fovea \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin fovea \
-    && install -d -o 10001 -g 10001 /var/cache/vllm
+    && install -d -o 10001 -g 10001 /var/cache/vllm /models
 # What is compiled for a GPU takes minutes to compile, and is kept in one folder.
 ENV HOME=/tmp \
     PYTHONUNBUFFERED=1 \

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -43,6 +44,8 @@ from tests.documentation.reference import PROCESSES
 SECRET = re.compile(r"PASSWORD|SECRET|ACCESS_KEY")
 OURS = [name for name, service in SERVICES.items() if service["image"].startswith("localhost/fovea-")]
 ON_GPUS = [name for name in OURS if name.endswith("-gpu")]
+# What a service is told on a GPU alone.
+OF_GPUS = ("FOVEA_GENERATE_ENGINE", "FOVEA_GENERATE_VLLM_", "FOVEA_EMBED_INDEX_DEVICE")
 LISTENING = pytest.mark.parametrize("name", PROCESS)
 EVERY = pytest.mark.parametrize("name", SERVICES)
 
@@ -63,9 +66,11 @@ def test_every_process_runs_in_it_on_cpus_and_on_gpus() -> None:
         on_gpu = SERVICES[f"{name}-gpu"]
         assert SERVICES[name]["profiles"] == (["cpu"] if name == "embed" else ["cpu", "cluster"])
         assert on_gpu["profiles"] == ["gpu"]
-        assert [on_gpu[key] for key in ("command", "environment", "volumes")] == [
-            SERVICES[name][key] for key in ("command", "environment", "volumes")
+        assert [on_gpu[key] for key in ("command", "volumes")] == [
+            SERVICES[name][key] for key in ("command", "volumes")
         ]
+        of_gpu = {key: value for key, value in on_gpu["environment"].items() if not key.startswith(OF_GPUS)}
+        assert of_gpu == SERVICES[name]["environment"]
         # So that the gateway finds it under the same name.
         assert on_gpu["networks"] == {"inside": {"aliases": [name]}}
         assert SERVICES[name]["networks"] == ["inside"]
@@ -129,12 +134,34 @@ def test_nothing_has_rights_that_it_does_not_need(name: str) -> None:
 def test_each_start_waits_for_what_it_needs_to_be_healthy() -> None:
     for name, service in SERVICES.items():
         for needed, how in service.get("depends_on", {}).items():
-            assert how["condition"] == "service_healthy", (name, needed)
-            assert "test" in SERVICES[needed]["healthcheck"], (name, needed)
+            ends = SERVICES[needed]["healthcheck"] == {"disable": True}
+            assert how["condition"] == ("service_completed_successfully" if ends else "service_healthy"), (name, needed)
+            assert ends or "test" in SERVICES[needed]["healthcheck"], (name, needed)
     needs = SERVICES["gateway"]["depends_on"]
     assert needs.keys() == {"redis", *PROCESS} - {"gateway"}
     # Others of the same process are in a profile that is off.
     assert all(needs[name]["required"] is False for name in PROCESS if name != "gateway")
+
+
+def test_on_gpus_generate_answers_by_a_vllm_with_the_checkpoint_that_it_serves() -> None:
+    settings, vllm = environment("generate-gpu"), SERVICES["vllm-gpu"]
+    options = dict(option.removeprefix("--").partition("=")[::2] for option in vllm["command"])
+    assert settings["FOVEA_GENERATE_ENGINE"] == "vllm"
+    assert settings["FOVEA_GENERATE_VLLM_URL"] == f"http://vllm:{options['port']}"
+    assert settings["FOVEA_GENERATE_VLLM_MODEL"] == options["served-model-name"]
+    assert vllm["networks"] == {"inside": {"aliases": ["vllm"]}}
+    fetched = SERVICES["checkpoint-gpu"]
+    assert fetched["command"] == [SUGGESTED["FOVEA_GENERATE_MODELS"], options["model"]]
+    assert mounts("checkpoint-gpu")["/models"] == mounts("vllm-gpu")["/models"]
+    assert "attention-backend" not in options
+    assert "deploy" not in SERVICES["generate-gpu"]
+    assert environment("embed-gpu")["FOVEA_EMBED_INDEX_DEVICE"] == "cuda"
+
+
+def test_services_that_share_a_gpu_have_shares_of_it_that_sum_to_no_more_than_all() -> None:
+    shares = [float(value) for name, value in SUGGESTED.items() if name.endswith("_MEMORY_SHARE")]
+    assert sum(shares) == pytest.approx(1)
+    assert len(shares) == 4
 
 
 @LISTENING
@@ -238,7 +265,8 @@ def test_what_a_process_writes_outlives_its_container(name: str) -> None:
     folders = {value for variable, value in environment(name).items() if variable.endswith("_DIR")}
     if PROCESS.get(name) != "embed":
         folders.discard("/var/lib/fovea/collections")
-    assert folders <= mounts(name).keys()
+    mounted = mounts(name).keys()
+    assert all(folder in mounted or str(PurePosixPath(folder).parent) in mounted for folder in folders)
 
 
 def test_keys_are_read_where_they_are_made_and_the_gateway_cannot_change_them() -> None:
