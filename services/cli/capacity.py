@@ -1,7 +1,8 @@
 """`fovea capacity`: what of a language model's cache fits into a device's memory, from its files' names and sizes."""
 
 import json
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -25,6 +26,10 @@ INDEX = ".index.json"
 DEFAULT_CONTEXT = 4096
 # Of a config without one.
 DEFAULT_STORED_DTYPE = "float32"
+
+# Services that may share a GPU with generate, and what each takes beside its weights: CUDA's libraries and a batch.
+BESIDE = ("embed", "score", "predict")
+WORKING_BYTES = 2 * 1024**3
 
 app = command_line()
 
@@ -108,6 +113,13 @@ def capacity(  # noqa: PLR0913 - one parameter an option
             show_default=f"{DEFAULT_CONTEXT}, or the model's own if that is shorter",
         ),
     ] = None,
+    beside: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SERVICE=MODEL",
+            help="A model of embed, score or predict on the same GPU, which gets a share of its own; repeatable.",
+        ),
+    ] = None,
     dtype: Annotated[
         Literal["bfloat16", "float16", "float32"],
         typer.Option(help="Precision on the device; `auto` on CUDA is bfloat16."),
@@ -126,6 +138,10 @@ def capacity(  # noqa: PLR0913 - one parameter an option
         raise typer.BadParameter(str(error), param_hint="--memory") from None
     log_warnings_to_stderr()
     files = _find(model, store_url)
+    shares = _shares_beside(beside or (), memory_bytes, store_url)
+    share = min(share, round(1 - sum(shares.values()), 2))
+    if share <= 0:
+        raise typer.BadParameter(f"these models take all of {memory}", param_hint="--beside")
     found = measure(files, dtype, int(memory_bytes * share))
     if context is None:
         context = min(DEFAULT_CONTEXT, found.max_context)
@@ -133,14 +149,28 @@ def capacity(  # noqa: PLR0913 - one parameter an option
         raise typer.BadParameter(f"the model's own context is {found.max_context} tokens", param_hint="--context")
     if as_json:
         figures = {"model": files.label, "dtype": dtype, "memory_bytes": memory_bytes, **_figures(found, context)}
+        figures |= {"share": share, "shares": shares}
         typer.echo(json.dumps(figures, indent=2))
     elif found.fits:
-        typer.echo(printable(_report(files.label, found, dtype, context), keep="\n"))
+        typer.echo(printable(_report(files.label, found, dtype, context, {"generate": share, **shares}), keep="\n"))
     if not found.fits:
         weights, budget = binary_size(found.weight_bytes), binary_size(found.budget_bytes)
         told = f"its weights take {weights} in {dtype}, {share:.0%} of {binary_size(memory_bytes)} are {budget}"
         typer.echo(printable(f"fovea capacity: {files.label} does not fit: {told}"), err=True)
         raise typer.Exit(1)
+
+
+def _shares_beside(beside: Sequence[str], memory_bytes: int, store_url: str | None) -> dict[str, float]:
+    """Return the share of the memory that each service's models need: their weights as stored, and `WORKING_BYTES`."""
+    needed: dict[str, int] = {}
+    for one in beside:
+        service, _, model = one.partition("=")
+        if service not in BESIDE or not model:
+            raise typer.BadParameter(f"{one!r} is not SERVICE=MODEL of {', '.join(BESIDE)}", param_hint="--beside")
+        sizes = _find(model, store_url).sizes
+        weights = sum(size for path, size in sizes.items() if path.endswith((".safetensors", ".bin")))
+        needed[service] = needed.get(service, WORKING_BYTES) + weights
+    return {service: math.ceil(100 * num_bytes / memory_bytes) / 100 for service, num_bytes in needed.items()}
 
 
 def _find(model: str, store_url: str | None) -> ModelFiles:
@@ -174,7 +204,7 @@ def _figures(found: Capacity, context: int) -> dict[str, int | bool]:
     }
 
 
-def _report(label: str, found: Capacity, dtype: str, context: int) -> str:
+def _report(label: str, found: Capacity, dtype: str, context: int, shares: Mapping[str, float]) -> str:
     rows = {
         "model": f"{label} in {dtype}",
         "weights": f"{binary_size(found.weight_bytes)} of {binary_size(found.budget_bytes)}",
@@ -182,6 +212,8 @@ def _report(label: str, found: Capacity, dtype: str, context: int) -> str:
         "cache": f"{found.cache_tokens:,} tokens in {binary_size(found.cache_bytes)}",
         "streams": f"{found.streams(context):,} of {context:,} tokens",
         "longest context": f"{found.longest_context:,} tokens (the model's own limit: {found.max_context:,})",
-        "setting": f"FOVEA_GENERATE_MAX_CACHED_TOKENS={found.cache_tokens}",
+        "vLLM": f"--gpu-memory-utilization {shares['generate']:g} --max-model-len {found.longest_context}",
+        "own engine": f"FOVEA_GENERATE_MAX_CACHED_TOKENS={found.cache_tokens}",
+        "settings": " ".join(f"FOVEA_{name.upper()}_MEMORY_SHARE={share:g}" for name, share in shares.items()),
     }
     return "\n".join(f"{name:<17}{value}" for name, value in rows.items())

@@ -6,6 +6,7 @@ import runpy
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version as installed_version
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -183,8 +184,15 @@ def up(
             help="Restart a process that leaves /livez unanswered for this many seconds. 0: never.",
         ),
     ] = 60.0,
+    vllm: Annotated[
+        Path,
+        typer.Option(
+            envvar="FOVEA_UP_VLLM", help="Python with vLLM and the plug-in; on a GPU, generate answers by it."
+        ),
+    ] = Path(".venv-vllm/bin/python"),  # as in vllm_server, which is imported late
 ) -> None:
     """Start the gateway and every service, and stop them on Ctrl-C."""
+    from services.cli import vllm_server
     from services.cli.programs import BadPort, existing_names, plan_programs
     from services.cli.supervisor import PortTaken, RestartPolicy, Supervisor
 
@@ -195,6 +203,9 @@ def up(
 
     async def supervise() -> int:
         programs = plan_programs(names, environment)
+        vllm_server.check_shares(environment)
+        if "generate" in names and vllm_server.is_wanted(vllm, environment):
+            programs = vllm_server.with_vllm(programs, vllm, environment)
         policy = RestartPolicy(hung_after_s=restart_after)
         supervisor = Supervisor(programs, output=sys.stdout, drain_timeout_s=_drain_s(environment), policy=policy)
         gateway = programs[0].url
@@ -203,7 +214,7 @@ def up(
 
     try:
         raise typer.Exit(asyncio.run(supervise()))
-    except (BadPort, PortTaken) as refused:
+    except (BadPort, PortTaken, vllm_server.TooLargeShares) as refused:
         typer.echo(refused, err=True)
         raise typer.Exit(1) from None
 

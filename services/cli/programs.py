@@ -1,10 +1,12 @@
 """The processes that make up Fovea: their packages, addresses and ports."""
 
+import shutil
 import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
+from pathlib import Path
 
 # Each process's package and the default of its `port` setting.
 PACKAGES = {
@@ -27,7 +29,8 @@ class Program:
     """A package to run with `python -m`.
 
     `port_variable` is the setting to change where the port is in use. `needs` names checks of its `/readyz` that must
-    pass besides the whole: the gateway is ready without services, but `fovea up` is not.
+    pass besides the whole: the gateway is ready without services, but `fovea up` is not. `probe` is the one path that
+    a program which is not Fovea's answers in place of all of ours.
     """
 
     name: str
@@ -37,6 +40,7 @@ class Program:
     port_variable: str
     environment: dict[str, str] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
+    probe: str = ""
 
     @property
     def url(self) -> str:
@@ -97,12 +101,22 @@ def _program(name: str, environment: Mapping[str, str]) -> Program:
     own_prefix = f"FOVEA_{name.upper()}_"
     port_variable = f"{own_prefix}PORT"
     host = environment.get(f"{own_prefix}HOST") or environment.get("FOVEA_HOST") or "127.0.0.1"
-    given = environment.get(port_variable) or str(default_port)
-    if not given.isdecimal() or int(given) > 65535:
-        raise BadPort(f"{port_variable} must be a port number, not {given!r}.")
-    port = int(given) or _free_port(host)
+    port = port_in(environment, port_variable, default_port, host)
     settings = {f"{own_prefix}HOST": host, port_variable: str(port), **_log_format(environment)}
     return Program(name, package, host, port, port_variable, settings)
+
+
+def port_in(environment: Mapping[str, str], variable: str, default: int, host: str = "127.0.0.1") -> int:
+    """Return the port that a variable names, a free one for 0. Raises BadPort."""
+    given = environment.get(variable) or str(default)
+    if not given.isdecimal() or int(given) > 65535:
+        raise BadPort(f"{variable} must be a port number, not {given!r}.")
+    return int(given) or _free_port(host)
+
+
+def has_nvidia_gpu() -> bool:
+    """Whether this machine has an NVIDIA GPU, as far as can be told without its libraries."""
+    return shutil.which("nvidia-smi") is not None or Path("/dev/nvidiactl").exists()
 
 
 def _log_format(environment: Mapping[str, str]) -> dict[str, str]:

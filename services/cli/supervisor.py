@@ -198,7 +198,8 @@ class _Child:
 
     def kill(self) -> None:
         if self._process is not None and self._process.returncode is None:
-            self._process.kill()
+            # With what it has started, such as vLLM.
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def say(self, line: str) -> None:
         self._output.write(f"{self._prefix}{line}\n")
@@ -295,7 +296,9 @@ async def get(program: Program, path: str) -> tuple[int, bytes]:
     async with asyncio.timeout(PROBE_TIMEOUT_S):
         reader, writer = await asyncio.open_connection(program.reachable_host, program.port)
         with contextlib.closing(writer):
-            writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+            writer.write(
+                f"GET {program.probe or path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
+            )
             head, _, body = (await reader.read()).partition(b"\r\n\r\n")
     return int(head[9:12]), body
 

@@ -61,6 +61,23 @@ def test_people_are_told_the_same_and_the_setting_that_uses_it(vicuna: Path) -> 
     assert re.search(r"^cached token +512 KiB$", told, re.MULTILINE)
     assert re.search(r"^streams +9 of 2,048 tokens$", told, re.MULTILINE)
     assert "FOVEA_GENERATE_MAX_CACHED_TOKENS=18531" in told
+    assert "--gpu-memory-utilization 0.9 --max-model-len 4096" in told
+
+
+def test_models_beside_it_get_shares_of_the_gpu_and_it_the_rest(vicuna: Path, tmp_path: Path) -> None:
+    tower = tmp_path / "tower"
+    tower.mkdir()
+    sparse(tower / "model.safetensors", GIB)
+    beside = [f"--beside={service}={tower}" for service in ("embed", "embed", "score")]
+    found = capacity(vicuna, "--memory", "24GiB", *beside)
+    # (2 + 2 × 1) and (2 + 1) of 24
+    assert found["shares"] == {"embed": 0.17, "score": 0.13}
+    assert found["share"] == 0.7
+    assert found["budget_bytes"] == int(24 * GIB * 0.7)
+    told = CliRunner().invoke(app, [str(vicuna), "--memory", "24GiB", *beside]).output
+    assert "FOVEA_GENERATE_MEMORY_SHARE=0.7 FOVEA_EMBED_MEMORY_SHARE=0.17 FOVEA_SCORE_MEMORY_SHARE=0.13" in told
+    for wrong in ("generate=x", "embed"):
+        assert CliRunner().invoke(app, [str(vicuna), "--memory", "24GiB", f"--beside={wrong}"]).exit_code == 2
 
 
 def test_a_model_that_does_not_fit_is_told_with_both_sizes_and_status_1(vicuna: Path) -> None:

@@ -7,7 +7,6 @@ import json
 import os
 import platform
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,8 +15,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from services.cli import vllm_server
 from services.cli.delegation import MODULES
 from services.cli.doctor.findings import Configured, Finding, Status
+from services.cli.programs import has_nvidia_gpu
 from services.core.byte_sizes import binary_size
 from services.core.thread_priority import num_cores
 
@@ -153,10 +154,12 @@ def find_memory() -> Iterator[Finding]:
 def find_devices(configured: Configured) -> Iterator[Finding]:
     """Tell the GPUs that torch can use, and the services that are set to a device which is not there."""
     available = {"auto", "cpu"}
-    if _has_nvidia():
+    if has_nvidia_gpu():
         found, names = _nvidia()
         available |= names
         yield from found
+        if "generate" in configured.to_start:
+            yield _language_models()
     elif sys.platform == "darwin" and platform.machine() == "arm64":
         available.add("mps")
         yield Finding("devices", "ok", "an Apple GPU, which shares the memory of the machine")
@@ -169,6 +172,25 @@ def find_devices(configured: Configured) -> Iterator[Finding]:
                 variables = " ".join(f"FOVEA_{name.upper()}_{setting.upper()}" for name in services)
                 told = f"{', '.join(services)}: {setting} is {device!r}, which torch does not find here"
                 yield Finding("devices", "failure", told, f"unset {variables}")
+
+
+def _language_models() -> Finding:
+    """Tell what `fovea up` would have generate answer by, and whether the shares of the GPU fit."""
+    python = Path(os.environ.get("FOVEA_UP_VLLM", vllm_server.DEFAULT_PYTHON))
+    try:
+        if not vllm_server.is_wanted(python, os.environ):
+            vllm_server.check_shares(os.environ)
+            if os.environ.get("FOVEA_GENERATE_ENGINE") == "vllm":
+                return Finding("devices", "ok", "generate answers by the vLLM at FOVEA_GENERATE_VLLM_URL")
+            told = "generate computes with Fovea's own engine, which is for small models"
+            cure = f"make vllm, or set FOVEA_UP_VLLM, which is {python}; one model in FOVEA_GENERATE_MODELS"
+            return Finding("devices", "warning", told, cure)
+        shares = {**vllm_server.SHARES, **os.environ}
+        vllm_server.check_shares(shares)
+    except vllm_server.TooLargeShares as refused:
+        return Finding("devices", "failure", str(refused), "lower one of them")
+    told = ", ".join(f"{name.split('_')[1].lower()} {shares[name]}" for name in vllm_server.SHARES)
+    return Finding("devices", "ok", f"generate answers by vLLM ({python}); shares of the GPU: {told}")
 
 
 def _memory() -> tuple[int, int]:
@@ -184,10 +206,6 @@ def _memory() -> tuple[int, int]:
     except (OSError, ValueError):  # no container, or one without a limit
         return total, available
     return min(total, limit), min(available, max(0, limit - used))
-
-
-def _has_nvidia() -> bool:
-    return shutil.which("nvidia-smi") is not None or Path("/dev/nvidiactl").exists()
 
 
 def _nvidia() -> tuple[list[Finding], set[str]]:

@@ -243,16 +243,40 @@ def test_a_gpu_that_torch_can_not_use_is_a_warning_and_a_service_set_to_it_a_fai
 
     if torch.cuda.is_available():
         pytest.skip("torch can use this machine's GPU")
-    programs = tmp_path / "programs"
-    programs.mkdir()
-    (programs / "nvidia-smi").write_text("#!/bin/sh\n")
-    (programs / "nvidia-smi").chmod(0o755)
-    machine.environment["PATH"] = f"{programs}:{machine.environment['PATH']}"
+    with_gpu(machine, tmp_path)
     machine.environment["FOVEA_EMBED_DEVICE"] = "cuda"
     found = [one for one in machine.findings() if one["topic"] == "devices"]
-    assert [one["status"] for one in found] == ["warning", "failure"]
+    assert [one["status"] for one in found] == ["warning", "warning", "failure"]
     assert torch.__version__ in found[0]["found"]
-    assert "FOVEA_EMBED_DEVICE" in found[1]["cure"]
+    assert "FOVEA_EMBED_DEVICE" in found[2]["cure"]
+
+
+def with_gpu(machine: Machine, folder: Path) -> None:
+    """Give the machine a GPU, as far as can be told without its libraries."""
+    (folder / "programs").mkdir()
+    (folder / "programs/nvidia-smi").write_text("#!/bin/sh\n")
+    (folder / "programs/nvidia-smi").chmod(0o755)
+    machine.environment["PATH"] = f"{folder}/programs:{machine.environment['PATH']}"
+
+
+def test_on_a_gpu_it_tells_what_generate_answers_by_and_refuses_shares_of_more_than_all(
+    machine: Machine, tmp_path: Path
+) -> None:
+    def told() -> tuple[str, str]:
+        found = next(one for one in machine.findings() if one["topic"] == "devices" and "GPU, but" not in one["found"])
+        return found["status"], found["found"]
+
+    with_gpu(machine, tmp_path)
+    status, found = told()
+    assert (status, "own engine" in found) == ("warning", True)
+    machine.environment["FOVEA_UP_VLLM"] = sys.executable
+    status, found = told()
+    assert status == "ok"
+    assert f"vLLM ({sys.executable})" in found
+    machine.environment["FOVEA_EMBED_MEMORY_SHARE"] = "0.5"
+    status, found = told()
+    assert status == "failure"
+    assert "1.3 of a GPU" in found
 
 
 def test_a_package_that_is_older_than_needed_is_named_with_the_version_to_install(

@@ -1,0 +1,115 @@
+"""vLLM with Fovea's plug-in as a process of `fovea up`: where there is a GPU, generate answers by it.
+
+It has an environment of its own, since it needs other versions of shared packages.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+
+from services.cli.programs import Program, has_nvidia_gpu, port_in
+from services.core.settings import read_settings
+from services.core.store.checkpoint_files import packaged_starters
+from services.core.store.store import Store
+from services.generate.settings import GenerateSettings
+
+PORT_VARIABLE, DEFAULT_PORT = "FOVEA_UP_VLLM_PORT", 8000
+# Where `make vllm` installs it.
+DEFAULT_PYTHON = Path(".venv-vllm/bin/python")
+# Of the memory of a GPU that vLLM has with the three other services, where nothing else is set.
+SHARES = {
+    "FOVEA_GENERATE_MEMORY_SHARE": "0.6",
+    "FOVEA_EMBED_MEMORY_SHARE": "0.2",
+    "FOVEA_SCORE_MEMORY_SHARE": "0.1",
+    "FOVEA_PREDICT_MEMORY_SHARE": "0.1",
+}
+ENGINE, MODELS, DEVICE = "FOVEA_GENERATE_ENGINE", "FOVEA_GENERATE_MODELS", "FOVEA_GENERATE_DEVICE"
+
+
+class TooLargeShares(ValueError):
+    """Memory shares of processes on one GPU that sum to more than 1; the message names them."""
+
+
+def check_shares(environment: Mapping[str, str]) -> None:
+    """Raises TooLargeShares if those that are set sum to more than one GPU has; one that is no number is left alone."""
+    shares = {}
+    for name in SHARES:
+        is_on_gpu = environment.get(name.replace("MEMORY_SHARE", "DEVICE"), "auto") != "cpu"
+        if is_on_gpu and re.fullmatch(r"[0-9.]*[0-9]", environment.get(name, "")):
+            shares[name] = float(environment[name])
+    if (total := sum(shares.values())) > 1.0001:
+        told = ", ".join(f"{name}={share:g}" for name, share in shares.items())
+        raise TooLargeShares(f"{told} are {total:g} of a GPU together; they may be 1 at most.")
+
+
+def is_wanted(python: Path, environment: Mapping[str, str]) -> bool:
+    """Whether generate is to be answered by a vLLM that `fovea up` starts: nothing else is set, and both are there."""
+    is_left_open = ENGINE not in environment and environment.get(DEVICE, "auto") in ("auto", "cuda")
+    return is_left_open and "," not in environment.get(MODELS, "") and has_nvidia_gpu() and python.is_file()
+
+
+def with_vllm(programs: list[Program], python: Path, environment: Mapping[str, str]) -> list[Program]:
+    """Add vLLM to the programs, have generate answer by it, and share the GPU. Raises BadPort and TooLargeShares."""
+    port = port_in(environment, PORT_VARIABLE, DEFAULT_PORT)
+    given = {ENGINE: "vllm", "FOVEA_GENERATE_VLLM_URL": f"http://127.0.0.1:{port}"}
+    check_shares({**SHARES, **environment})
+    shares = {name: share for name, share in SHARES.items() if name not in environment}
+    vllm = Program(
+        "vllm",
+        "services.cli.vllm_server",
+        "127.0.0.1",
+        port,
+        PORT_VARIABLE,
+        {**given, **shares, "FOVEA_UP_VLLM": str(python.absolute()), PORT_VARIABLE: str(port)},
+        probe="/health",
+    )
+    changed = [
+        replace(one, environment={**one.environment, **shares, **(given if one.name == "generate" else {})})
+        for one in programs
+    ]
+    return [*changed, vllm]
+
+
+def command(settings: GenerateSettings, folder: Path, python: str, port: str) -> list[str]:
+    """Return the command line of a vLLM that serves the checkpoint in `folder` as the settings say."""
+    name, _ = settings.followed[0]
+    given = {
+        "--model": str(folder),
+        "--served-model-name": settings.vllm_model or name,
+        "--gpu-memory-utilization": f"{settings.memory_share:g}",
+        "--dtype": "bfloat16" if settings.dtype == "auto" else settings.dtype,
+        "--host": "127.0.0.1",
+        "--port": port,
+    }
+    options = [part for option in given.items() for part in option]
+    switches = ["--enable-prompt-tokens-details", "--disable-uvicorn-access-log"]  # or each probe would be a line
+    return [python, "-m", "vllm.entrypoints.openai.api_server", *options, *switches]
+
+
+def main() -> int:
+    """Fetch the checkpoint that generate serves, and run vLLM over it until SIGTERM."""
+    settings = read_settings(GenerateSettings)
+    name, alias = settings.followed[0]
+    store = Store.open(settings.store_url)
+    store.publish_starters(packaged_starters(), [name])
+    version = store.resolve(name, alias)
+    folder = store.fetch(name, version, settings.checkpoint_cache_dir, settings.checkpoint_cache_max_bytes)
+    line = command(settings, folder, os.environ["FOVEA_UP_VLLM"], os.environ[PORT_VARIABLE])
+    key = settings.vllm_key.get_secret_value()
+    vllm = subprocess.Popen(line, env={**os.environ, "VLLM_PLUGINS": "fovea", **({"VLLM_API_KEY": key} if key else {})})
+
+    def end(number: int, frame: FrameType | None) -> None:
+        vllm.terminate()
+
+    signal.signal(signal.SIGTERM, end)
+    return vllm.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
