@@ -267,6 +267,13 @@ def test_equal_images_conditions_and_texts_of_a_batch_are_encoded_once(
     assert sorted(model.seen) == [("encode_conditions", 2), ("encode_images", 2), ("encode_texts", 1)]
 
 
+def test_one_pass_over_the_images_serves_all_their_conditions(counted: tuple[FocalLensEngine, CountingModel]) -> None:
+    engine, model = counted
+    conditions = [f"condition {number}" for number in range(100)]
+    engine.run_batch([item for seed in (1, 2, 3) for item in items_of(engine, seed, conditions)])
+    assert sorted(model.seen) == [("encode_conditions", 100), ("encode_images", 3)]
+
+
 def test_a_condition_that_recurs_does_not_pass_its_tower_again(
     counted: tuple[FocalLensEngine, CountingModel],
 ) -> None:

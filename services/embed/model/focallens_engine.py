@@ -40,8 +40,8 @@ FOCALLENS_WEIGHTS = "model.safetensors"
 STATE_READ_COST = 32
 # Readouts of an image in one pass, since the work of their attention grows with their square.
 MAX_READOUTS_AT_ONCE = 256
-# Images with less than a readout to this many patches share a pass, however unequal their numbers of readouts are.
-PATCHES_OF_A_READOUT = 8
+# Tokens of empty places in a pass, as a share of its patches: images with fewer readouts than others have some.
+MAX_SHARE_OF_EMPTY = 1 / 16
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,8 @@ class FocalLensEngine(StackingEngine[FocalLensCheckpoint]):
         if self._model.visibility == "readout":
             group = ranks_within(images) // MAX_READOUTS_AT_ONCE
             sizes = np.minimum(np.bincount(images)[images] - group * MAX_READOUTS_AT_ONCE, MAX_READOUTS_AT_ONCE)
-            if sizes.max() * PATCHES_OF_A_READOUT > self._costs.num_patches:
+            num_empty = 2 * (num_images * sizes.max() - len(pairs))
+            if num_empty > MAX_SHARE_OF_EMPTY * num_images * self._costs.num_patches:
                 group = group * MAX_READOUTS_AT_ONCE + np.frexp(sizes)[1]
         passes = []
         for one in np.unique(group):

@@ -28,6 +28,7 @@ from services.embed.instructblip import InstructBlip
 from services.embed.model.items import ImageItem, Item
 from services.embed.model.stacking_engine import Costs, FeatureEngine, half_precision
 from services.nn.clip_texts import InputIds, Text
+from services.nn.devices import to_device
 from services.nn.image_transform import ImageTransform, published_settings
 from services.nn.loading import MODEL_CONFIG, model_type_of, quiet_loading, transformers
 from services.nn.model_configs import StoredWeights, check_loaded, model_config
@@ -205,8 +206,9 @@ class InstructBlipEngine(FeatureEngine[InstructBlipCheckpoint]):
         self, features: Tensor, conditions: Mapping[str, InputIds], images: list[int], texts: list[int]
     ) -> Tensor:
         asked = [torch.from_numpy(ids) for ids in conditions.values()]
-        input_ids = pad_sequence(asked, batch_first=True, padding_value=self._padding).to(self._device)
-        mask = pad_sequence([torch.ones_like(ids) for ids in asked], batch_first=True).to(self._device)
+        padded = pad_sequence(asked, batch_first=True, padding_value=self._padding)
+        mask = pad_sequence([torch.ones_like(ids) for ids in asked], batch_first=True)
+        input_ids, mask = to_device(torch.stack([padded, mask]), self._device)
         features = features.to(self._dtype)
         parts = []
         for start in range(0, len(images), MAX_READOUTS_AT_ONCE):

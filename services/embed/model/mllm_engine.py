@@ -31,7 +31,7 @@ from services.embed.model.image_engine import to_rows
 from services.embed.model.items import Embeddings, ImageItem, Item
 from services.embed.model.stacking_engine import Costs, Pair, StackingEngine, with_last
 from services.nn.clip_texts import InputIds, tokenise
-from services.nn.devices import check_room
+from services.nn.devices import check_room, to_device
 from services.nn.image_transform import PREPROCESSOR, PROCESSOR, ImageTransform, published_settings
 from services.nn.loading import MODEL_CONFIG, model_type_of, quiet_loading, transformers
 from services.nn.model_configs import StoredWeights, load_model, model_config
@@ -248,5 +248,5 @@ class MllmEngine(StackingEngine[MllmCheckpoint]):
 
     def encode(self, pixels: Tensor, conditions: Mapping[str, InputIds], pairs: Sequence[Pair]) -> Embeddings:
         asked = [torch.from_numpy(ids) for ids in (*conditions.values(), self._no_instruction.input_ids)]
-        input_ids = pad_sequence(asked, batch_first=True, padding_value=self._model.end).to(self._device)
+        input_ids = to_device(pad_sequence(asked, batch_first=True, padding_value=self._model.end), self._device)
         return to_rows(self._model.embed(self._normalised(pixels), input_ids, with_last(pairs, len(conditions))))
