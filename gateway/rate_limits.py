@@ -10,18 +10,18 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from limits import RateLimitItem, parse
 from limits.aio.storage import MemoryStorage, RedisStorage
 from limits.aio.strategies import SlidingWindowCounterRateLimiter
 from limits.errors import StorageError
-from redis.asyncio import BlockingConnectionPool, ConnectionPool
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
 from services.core.errors import RateLimited
+
+if TYPE_CHECKING:
+    from redis.asyncio import ConnectionPool
 
 # Seconds for which a failed Redis is skipped: a look-up that hangs would otherwise slow every request down.
 REDIS_PAUSE_S = 1.0
@@ -79,13 +79,7 @@ class RateLimits:
         self._pool: ConnectionPool | None = None
         self._shared: SlidingWindowCounterRateLimiter | None = None
         if redis_url:
-            self._pool = BlockingConnectionPool.from_url(
-                # One immediate retry, since the connection may have been idle for long.
-                redis_url,
-                max_connections=REDIS_CONNECTIONS,
-                timeout=timeout_s,
-                retry=Retry(NoBackoff(), 1),
-            )
+            self._pool = _redis_pool(redis_url, timeout_s)
             self._shared = SlidingWindowCounterRateLimiter(_redis_storage(self._pool))
         self._shared_again_at = -math.inf
         self._rates: dict[str, RateLimitItem] = {}
@@ -124,7 +118,18 @@ async def _take(limiter: SlidingWindowCounterRateLimiter, item: RateLimitItem, i
     return allowance
 
 
-def _redis_storage(pool: ConnectionPool) -> RedisStorage:
+def _redis_pool(url: str, timeout_s: float) -> "ConnectionPool":
+    # A process without Redis does not spend the time on importing its client.
+    from redis.asyncio import BlockingConnectionPool
+    from redis.asyncio.retry import Retry
+    from redis.backoff import NoBackoff
+
+    # One immediate retry, since the connection may have been idle for long.
+    retry = Retry(NoBackoff(), 1)
+    return BlockingConnectionPool.from_url(url, max_connections=REDIS_CONNECTIONS, timeout=timeout_s, retry=retry)
+
+
+def _redis_storage(pool: "ConnectionPool") -> RedisStorage:
     options: dict[str, Any] = {"connection_pool": pool}
     # The pool has the address; limits only reads the kind of server from the scheme.
     return RedisStorage(

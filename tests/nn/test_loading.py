@@ -6,10 +6,11 @@ import sys
 import pytest
 
 # Of these no packaged checkpoint needs anything; together they would take longer to import than all that is needed.
-UNNEEDED = ("torch._dynamo", "torch.distributed.tensor", "scipy", "accelerate", "timm", "sklearn", "pandas")
+UNNEEDED = ("torch._dynamo", "torch.distributed.tensor", "scipy", "accelerate", "timm", "redis")
 LOAD = """
 import sys
 from pathlib import Path
+import gateway.app, services.score.app
 from services.nn.devices import DeviceOptions
 from services.embed.model.engines import ENGINES
 from services.generate.engine import EngineOptions, GenerateEngine

@@ -157,6 +157,6 @@ def open_cache(
     if redis_url is None:
         return ResultCache(LruStore(max_bytes), metrics)
     # A process without Redis does not spend the time on importing its client.
-    from services.core.cache.stores import RedisStore
+    from services.core.cache.redis_store import RedisStore
 
     return ResultCache(RedisStore(redis_url, timeout_s=timeout_s, ttl_s=ttl_s, metrics=metrics), metrics)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
+from services.core.cache.redis_store import FAILURES_BEFORE_PAUSE, KEY_PREFIX, MAX_BACKLOG_BYTES
 from services.core.cache.result_cache import ResultCache, open_cache
-from services.core.cache.stores import FAILURES_BEFORE_PAUSE, KEY_PREFIX, MAX_BACKLOG_BYTES
 from services.core.metrics import Metrics
 from tests.core.redis_server import RedisServer, redis_executables
 
