@@ -72,7 +72,7 @@ class Embedder:
 
     def __init__(self, cache: ResultCache, inputs: ImageInputs, metrics: Metrics) -> None:
         self._cache = cache
-        self._inputs = inputs
+        self.inputs = inputs
         self._tokenize_seconds = metrics.stage_seconds.labels("tokenize")
 
     async def embed(self, served: ServedEmbed, call: EmbedCall, context: RequestContext) -> Embedded:
@@ -106,7 +106,7 @@ class Embedder:
 
         if _are_few_and_short(conditions):
             return tokenise()
-        return await self._inputs.threads.run(tokenise)
+        return await self.inputs.threads.run(tokenise)
 
     async def _embed_slice(self, job: _Job, inputs: Sequence[Input]) -> tuple[Embeddings, int]:
         """Compute the rows of some inputs, and count the tokens of their texts."""
@@ -127,7 +127,7 @@ class Embedder:
     async def _identify(self, job: _Job, inputs: Sequence[Input]) -> list[_Known]:
         """Fetch URLs, hash images, tokenise texts: only what a cache lookup needs."""
         images = [one for one in inputs if isinstance(one, ImageInput)]
-        fetched = await all_or_first_failure([self._inputs.bytes_of(image.reference, image.param) for image in images])
+        fetched = await all_or_first_failure([self.inputs.bytes_of(image.reference, image.param) for image in images])
         data_of = dict(zip(map(id, images), fetched, strict=True))
 
         def identify() -> list[_Known]:
@@ -143,7 +143,7 @@ class Embedder:
         if _are_few_and_short(texts) and sum(map(len, fetched)) <= MAX_INLINE_BYTES:
             known = identify()
         else:
-            known = await self._inputs.threads.run(identify)
+            known = await self.inputs.threads.run(identify)
         if texts:
             job.context.timing.add("tokenize", time.perf_counter() - began)
         return known
@@ -176,7 +176,7 @@ class Embedder:
     async def _prepare(self, engine: EmbedModel, one: _Known, conditions: Sequence[Text | None]) -> Sequence[Item]:
         if isinstance(one, Text):
             return [one]
-        return await self._inputs.decode(
+        return await self.inputs.decode(
             one.data, one.param, lambda pixels: engine.prepare_image(pixels, one.digest, conditions)
         )
 

@@ -158,7 +158,7 @@ class Scorer:
         self, cache: ResultCache, inputs: ImageInputs, metrics: Metrics, *, max_heatmap_numbers: int = 1_000_000
     ) -> None:
         self._cache = cache
-        self._inputs = inputs
+        self.inputs = inputs
         self._max_heatmap_numbers = max_heatmap_numbers
         self._tokenize_seconds = metrics.stage_seconds.labels("tokenize")
         self._prompt_tokens = metrics.prompt_tokens
@@ -190,7 +190,7 @@ class Scorer:
         explained = None
         if scored.weights is not None:
             rows = zip([texts[caption] for _, caption in call.pairs], scored.weights, strict=True)
-            explained = [await self._inputs.threads.run(partial(_explained, engine, *row)) for row in rows]
+            explained = [await self.inputs.threads.run(partial(_explained, engine, *row)) for row in rows]
         prompt_tokens = sum(text.num_tokens for text in texts)
         self._prompt_tokens.inc(prompt_tokens)
         return Scored(
@@ -223,7 +223,7 @@ class Scorer:
             texts = []
             for start in range(0, len(call.captions), TOKENISED_AT_ONCE):
                 some = call.captions[start : start + TOKENISED_AT_ONCE]
-                texts += await self._inputs.threads.run(partial(tokenise, some))
+                texts += await self.inputs.threads.run(partial(tokenise, some))
         seconds = time.perf_counter() - began
         self._tokenize_seconds.observe(seconds)
         timing.add("tokenize", seconds)
@@ -239,11 +239,11 @@ class Scorer:
             )
 
     async def _image_features(self, job: _Job, images: Sequence[ImageInput]) -> list[Features]:
-        fetched = await all_or_first_failure([self._inputs.bytes_of(one.reference, one.param) for one in images])
+        fetched = await all_or_first_failure([self.inputs.bytes_of(one.reference, one.param) for one in images])
         if sum(map(len, fetched)) <= MAX_INLINE_BYTES:
             digests = [content_digest(data) for data in fetched]
         else:
-            digests = await self._inputs.threads.run(lambda: [content_digest(one) for one in fetched])
+            digests = await self.inputs.threads.run(lambda: [content_digest(one) for one in fetched])
         known = [_Image(data, digest, one.param) for data, digest, one in zip(fetched, digests, images, strict=True)]
 
         async def encode(indices: list[int]) -> list[Features]:
@@ -258,7 +258,7 @@ class Scorer:
 
     async def _decode(self, job: _Job, image: _Image) -> Item:
         engine = job.served.engine
-        return await self._inputs.decode(
+        return await self.inputs.decode(
             image.data, image.param, lambda pixels: engine.prepare_image(pixels, image.digest)
         )
 

@@ -10,10 +10,10 @@ import asyncio
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
-from itertools import groupby, islice
+from itertools import accumulate, groupby, islice
 from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
@@ -92,6 +92,11 @@ class QueuedItem(Generic[ItemT]):
         return self.deadline > now and not self.request.is_settled
 
 
+def _cost_at_most(line: Iterable[QueuedItem[Any]], limit: float) -> bool:
+    """Whether the items of a line cost this at most together, without looking at many more."""
+    return all(cost <= limit for cost in accumulate(item.cost for item in line))
+
+
 def padded_cost(items: Sequence[QueuedItem[Any]]) -> int:
     return len(items) * max(item.cost for item in items)
 
@@ -102,6 +107,8 @@ class BatchQueue(Generic[ItemT]):
     With one client, the oldest item is always in the next batch. With several, it is the oldest item of the client that
     was served the least, by cost, and the rest of the batch is chosen likewise: start-time fair queueing (Goyal, Vin
     and Cheng, 1996). A new client starts at the least of those that wait, so that idle clients accumulate no credit.
+    Clients that have little waiting do not wait for a batch that is filled up with items of one that has much: they
+    have up to every second batch to themselves when it is their turn.
     """
 
     def __init__(self, max_batch_size: int) -> None:
@@ -113,6 +120,7 @@ class BatchQueue(Generic[ItemT]):
         self._lines: dict[str, OrderedDict[QueuedItem[ItemT], None]] = {}
         # Only while several clients wait: the cost of what each was served.
         self._given: dict[str, float] = {}
+        self._was_small = False  # whether the last batch left out the clients that fill batches alone
 
     def __len__(self) -> int:
         return sum(map(len, self._lines.values()))
@@ -188,12 +196,12 @@ class BatchQueue(Generic[ItemT]):
         that a request that arrives now does not wait for a large batch of another client. Expired items leave the
         queue too. Empty if none is left.
         """
-        window = self._next_in_turn(now) if len(self._lines) > 1 else self._oldest_wanted(now)
+        limit = min(max_cost, max_shared_cost) if self.is_shared(now) else max_cost
+        window = self._next_in_turn(now, limit) if len(self._lines) > 1 else self._oldest_wanted(now)
         if not window:
             return []
         first = window[0]
         window.sort(key=attrgetter("length"))
-        limit = min(max_cost, max_shared_cost) if self.is_shared(now) else max_cost
         batch = self._grow(window, window.index(first), limit)
         if self._given:
             for item in batch:
@@ -226,6 +234,7 @@ class BatchQueue(Generic[ItemT]):
     def _oldest_wanted(self, now: float) -> list[QueuedItem[ItemT]]:
         """Return enough of the only waiting client's oldest items to choose from."""
         self._given.clear()
+        self._was_small = False
         while self._lines:
             (line,) = self._lines.values()
             oldest = list(islice(line, WINDOW_BATCHES * self._max_batch_size))
@@ -238,28 +247,41 @@ class BatchQueue(Generic[ItemT]):
                 return wanted
         return []
 
-    def _next_in_turn(self, now: float) -> list[QueuedItem[ItemT]]:
+    def _next_in_turn(self, now: float, max_cost: float) -> list[QueuedItem[ItemT]]:
         """Return at most one batch of items, each of the client that was served the least by then.
 
         No more than one batch, so that choosing similar lengths does not put off one client's items for another's.
         """
-        for item in [item for line in self._lines.values() for item in line if item.deadline <= now]:
-            self._remove(item)
         known = [self._given[client] for client in self._lines if client in self._given]
         least = min(known, default=0.0)
         self._given = {client: self._given.get(client, least) for client in self._lines}
-        turns = [(self._given[client], order, iter(line)) for order, (client, line) in enumerate(self._lines.items())]
+        chosen = self._with_little(max_cost)
+        turns = [(self._given[client], order, iter(self._lines[client])) for order, client in enumerate(chosen)]
         heapify(turns)
         window: list[QueuedItem[ItemT]] = []
+        expired: list[QueuedItem[ItemT]] = []
         while turns and len(window) < self._max_batch_size:
             given, order, line = turns[0]
             for item in line:
+                if item.deadline <= now:
+                    expired.append(item)
+                    continue
                 window.append(item)
                 heapreplace(turns, (given + item.cost, order, line))
                 break
             else:
                 heappop(turns)
-        return window
+        for item in expired:
+            self._remove(item)
+        return window if window or not self._lines else self._next_in_turn(now, max_cost)
+
+    def _with_little(self, max_cost: float) -> Collection[str]:
+        """Return the clients of the next batch: those alone that wait for one item or half a batch, in their turn."""
+        small = [client for client, line in self._lines.items() if len(line) == 1 or _cost_at_most(line, max_cost / 2)]
+        self._was_small = not self._was_small and min(map(self._given.__getitem__, small), default=math.inf) <= min(
+            self._given.values()
+        )
+        return small if self._was_small else self._lines
 
     def _grow(self, window: list[QueuedItem[ItemT]], start: int, max_cost: float) -> list[QueuedItem[ItemT]]:
         """Extend a batch around one item: first by shorter ones, which add no padding to it, then by longer ones."""

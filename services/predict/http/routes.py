@@ -1,6 +1,5 @@
 """The routes of the predict service."""
 
-import asyncio
 import math
 import sys
 import time
@@ -133,7 +132,7 @@ async def _answer(service: PredictService, request: Request, body: PredictReques
         predictions = predicted.predictions
         num_numbers = len(predictions) * max(8, len(predictions[0].probabilities or ()))
         is_short = num_numbers <= MAX_INLINE_NUMBERS
-        content = _render(predicted) if is_short else await asyncio.to_thread(_render, predicted)
+        content = _render(predicted) if is_short else await service.threads.run(partial(_render, predicted))
     return Response(content, media_type="application/json")
 
 

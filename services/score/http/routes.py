@@ -1,6 +1,5 @@
 """The routes of the score service."""
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
@@ -157,7 +156,11 @@ def score_router(service: ScoreService) -> APIRouter:
         scored = await service.score(call, context_of(request.scope))
         with service.metrics.stage_seconds.labels("serialize").time():
             is_short = num_numbers(scored) <= MAX_INLINE_NUMBERS
-            content = render(call, scored) if is_short else await asyncio.to_thread(render, call, scored)
+            content = (
+                render(call, scored)
+                if is_short
+                else await service.scorer.inputs.threads.run(partial(render, call, scored))
+            )
         return Response(content, media_type="application/json")
 
     return router

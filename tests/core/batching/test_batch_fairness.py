@@ -1,14 +1,16 @@
 """Clients that share a Batcher: turns by cost, short batches, room in a full queue, and their deadlines."""
 
 import asyncio
+import math
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
 
 from services.core.batching.batcher import Answer, Batcher, BatchLimits
-from services.core.batching.batches import SLICE_S, BatchTimes
+from services.core.batching.batches import SLICE_S, BatchQueue, BatchTimes, QueuedItem, Request
 from services.core.batching.compute_thread import ComputeThread
 from services.core.errors import Overloaded
 from services.core.exchange import Caller, set_caller
@@ -233,3 +235,38 @@ def test_what_batches_take_follows_a_device_that_becomes_slower() -> None:
         for number in range(400):
             times.add(1 + number % 10, factor * (0.5 + 0.01 * (1 + number % 10)))
     assert times.fixed_s == pytest.approx(1.5, rel=0.05)
+
+
+def waiting(queue: BatchQueue[str], loop: asyncio.AbstractEventLoop, client: str, number: int) -> None:
+    """Let a client wait for so many items of cost 1."""
+    request: Request[str] = Request(loop.create_future(), number, math.inf, client)
+    request.items = [QueuedItem(client, 1, 1, request, index) for index in range(number)]
+    queue.add(request, number)
+
+
+def cut(queue: BatchQueue[str]) -> Counter[str]:
+    """Cut a batch of at most 10 items, and count each client's."""
+    return Counter(item.item for item in queue.cut(1000, time.monotonic(), 10))
+
+
+async def test_clients_with_little_waiting_share_a_batch_without_items_of_one_that_has_more_than_a_batch() -> None:
+    queue: BatchQueue[str] = BatchQueue(64)
+    loop = asyncio.get_running_loop()
+    waiting(queue, loop, "large", 4096)
+    waiting(queue, loop, "small", 2)
+    waiting(queue, loop, "other", 1)
+    assert cut(queue) == {"small": 2, "other": 1}
+    assert cut(queue) == {"large": 10}
+    waiting(queue, loop, "small", 1)
+    assert cut(queue) == {"small": 1}
+
+
+async def test_a_client_with_much_waiting_has_every_second_batch_at_least_however_many_others_come() -> None:
+    queue: BatchQueue[str] = BatchQueue(64)
+    loop = asyncio.get_running_loop()
+    waiting(queue, loop, "large", 4096)
+    batches = []
+    for number in range(20):
+        waiting(queue, loop, f"small {number}", 1)
+        batches.append(cut(queue)["large"])
+    assert batches[1::2] == [pytest.approx(9, abs=1)] * 10
