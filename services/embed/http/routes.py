@@ -153,11 +153,8 @@ async def _answer(service: EmbedService, request: Request, call: EmbedCall) -> R
     embedded = await service.embed(call, context_of(request.scope))
     with service.metrics.stage_seconds.labels("serialize").time():
         is_short = embedded.rows.size <= MAX_INLINE_NUMBERS
-        body = (
-            _body(embedded, call)
-            if is_short
-            else await service.embedder.inputs.threads.run(partial(_body, embedded, call))
-        )
+        rendered = partial(_body, embedded, call)
+        body = rendered() if is_short else await service.embedder.inputs.threads.run(rendered)
     headers = None
     if call.is_tei:
         num_characters = sum(len(one.text) for one in call.inputs if isinstance(one, TextInput))

@@ -156,11 +156,8 @@ def score_router(service: ScoreService) -> APIRouter:
         scored = await service.score(call, context_of(request.scope))
         with service.metrics.stage_seconds.labels("serialize").time():
             is_short = num_numbers(scored) <= MAX_INLINE_NUMBERS
-            content = (
-                render(call, scored)
-                if is_short
-                else await service.scorer.inputs.threads.run(partial(render, call, scored))
-            )
+            rendered = partial(render, call, scored)
+            content = rendered() if is_short else await service.scorer.inputs.threads.run(rendered)
         return Response(content, media_type="application/json")
 
     return router
