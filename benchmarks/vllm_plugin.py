@@ -1,0 +1,218 @@
+"""vLLM with the plug-in beside stock vLLM, at the shape of a 7B Llama with random weights; on CPUs, of a tiny one.
+
+    .venv-vllm/bin/python -m benchmarks.vllm_plugin
+
+The Python is that of an environment with vLLM and the plug-in. Each side is an engine in a process of its own, one
+after the other. Milliseconds of a first token and of a further one, for prompts of two lengths with 20 documents, alone
+and in a batch: on both sides of requests without documents, over the plug-in also of calibrated and measured ones, in
+turns. `checks` are the largest differences of log-probabilities: of calibrated answers from plain ones, of tokens
+decoded with captured graphs from the same tokens as a prompt, of a neighbour in the batch from itself alone, and of
+rows that are calibrated to the attention that they have from plain ones.
+"""
+
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+SHAPES = {
+    True: {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32},
+    False: {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8},
+}
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 32000,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "rope_theta": 10000.0,
+}
+NUM_DOCUMENTS = 20
+NUM_TOKENS = 64
+Prompt = tuple[list[int], list[tuple[int, int]]]
+Fields = dict[str, Any] | None
+
+
+class Engine:
+    """vLLM in this process, and prompts of random tokens for it."""
+
+    def __init__(self, folder: Path, *, is_gpu: bool) -> None:
+        from vllm import LLM
+
+        self.num_layers = SHAPES[is_gpu]["num_hidden_layers"]
+        self.num_heads = SHAPES[is_gpu]["num_attention_heads"]
+        (folder / "config.json").write_text(json.dumps({**CONFIG, **SHAPES[is_gpu]}))
+        own: dict[str, Any] = {"dtype": "bfloat16"} if is_gpu else {"dtype": "float32", "enforce_eager": True}
+        self._llm = LLM(
+            str(folder),
+            load_format="dummy",
+            max_model_len=8192,
+            skip_tokenizer_init=True,
+            max_num_seqs=64,
+            seed=0,
+            **own,
+        )
+        self._llm.apply_model(randomize)
+        self._random = random.Random(0)
+
+    def prompt(self, num_tokens: int) -> Prompt:
+        tokens = [self._random.randrange(300, 32000) for _ in range(num_tokens)]
+        length = (num_tokens - 48) // NUM_DOCUMENTS
+        return tokens, [(24 + k * length, 24 + (k + 1) * length) for k in range(NUM_DOCUMENTS)]
+
+    def calibrated(self, prompt: Prompt, number: int = 0) -> Fields:
+        """Calibrate the last half of the layers, as profiles do."""
+        layers = list(range(self.num_layers // 2, self.num_layers))
+        return documents(prompt) | {
+            "fovea_log_alpha": [float(-(k % 5)) for k in range(NUM_DOCUMENTS)],
+            "fovea_layers": layers,
+        }
+
+    def measured(self, prompt: Prompt, number: int) -> Fields:
+        return documents(prompt) | {"fovea_measure": str(number)}
+
+    def answer(self, prompts: Sequence[Sequence[int]], fields: Sequence[Fields], num_tokens: int) -> tuple[float, Any]:
+        """Return the seconds of the answers, and log-probabilities of each of their tokens."""
+        from vllm import SamplingParams
+
+        params = [
+            SamplingParams(
+                temperature=0, max_tokens=num_tokens, ignore_eos=True, detokenize=False, logprobs=20, extra_args=one
+            )
+            for one in fields
+        ]
+        begin = perf_counter()
+        outputs = self._llm.generate([{"prompt_token_ids": list(one)} for one in prompts], params, use_tqdm=False)
+        seconds = perf_counter() - begin
+        return seconds, [output.outputs[0] for output in outputs]
+
+    def forget(self) -> None:
+        self._llm.reset_prefix_cache()
+
+    def attention(self, key: str) -> Any:
+        return self._llm.collective_rpc("take_fovea_attention", args=(key,))[0]
+
+
+def randomize(model: Any) -> None:
+    """Draw weights with which attention is uneven and acts on the answer; vLLM's own dummies are nearly zero."""
+    import torch
+
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.data.normal_(0, 0.02)
+        else:
+            parameter.data.fill_(1)
+
+
+def documents(prompt: Prompt) -> dict[str, Any]:
+    return {"fovea_documents": [place for span in prompt[1] for place in span]}
+
+
+def times(engine: Engine, kinds: dict[str, Callable[[Prompt, int], Fields]], sizes: Sequence[int]) -> dict[str, Any]:
+    """Measure first and further tokens of each kind of request, in turns."""
+    found: dict[str, tuple[list[float], list[float]]] = {}
+    number = 0
+    for repeat in range(4):
+        for num_tokens in sizes:
+            for batch in (1, 32 if num_tokens == sizes[0] else 16):
+                for kind, fields_of in kinds.items():
+                    prompts = [engine.prompt(num_tokens) for _ in range(batch)]
+                    fields = [fields_of(prompt, number := number + 1) for prompt in prompts]
+                    tokens = [prompt[0] for prompt in prompts]
+                    first, _ = engine.answer(tokens, fields, 1)
+                    again, _ = engine.answer(tokens, fields, 1)  # out of the prefix cache, as the next
+                    whole, _ = engine.answer(tokens, fields, 1 + NUM_TOKENS)
+                    if repeat:  # the first time, kernels are compiled
+                        kept = found.setdefault(f"{kind}, {num_tokens} tokens, batch of {batch}", ([], []))
+                        kept[0].append(first)
+                        kept[1].append((whole - again) / NUM_TOKENS)
+    return {
+        name: {"first_ms": 1e3 * median(first), "further_ms": 1e3 * median(further)}
+        for name, (first, further) in found.items()
+    }
+
+
+def checks(engine: Engine, num_tokens: int) -> dict[str, float]:
+    """Compare log-probabilities of answers that ought to be equal, and of two that ought to differ."""
+    prompt = engine.prompt(num_tokens)
+    tokens, calibrated = prompt[0], engine.calibrated(prompt)
+    _, [plain] = engine.answer([tokens], [None], 9)
+    _, [answer] = engine.answer([tokens], [calibrated], 9)
+    _, [beside, neighbour] = engine.answer([tokens, tokens], [calibrated, None], 9)
+    engine.answer([tokens], [engine.measured(prompt, -1)], 1)
+    shares = [math.log(max(one, 1e-30)) for layer in engine.attention("-1") for head in layer for one in head]
+    own = documents(prompt) | {"fovea_log_alpha": shares, "fovea_layers": list(range(engine.num_layers))}
+    _, [same] = engine.answer([tokens], [own], 1)
+    engine.forget()
+    asked = [*tokens, *answer.token_ids[:8]]
+    _, [as_prompt] = engine.answer([asked], [(calibrated or {}) | {"fovea_first_row": len(tokens) - 1}], 1)
+    _, [plain_as_prompt] = engine.answer([[*tokens, *plain.token_ids[:8]]], [None], 1)
+    return {
+        "calibrated and plain": difference(answer.logprobs[0], plain.logprobs[0]),
+        "graphs and prompt, calibrated": difference(answer.logprobs[8], as_prompt.logprobs[0]),
+        "graphs and prompt, plain": difference(plain.logprobs[8], plain_as_prompt.logprobs[0]),
+        "in a batch and alone": difference(beside.logprobs[8], answer.logprobs[8]),
+        "neighbour and alone": difference(neighbour.logprobs[8], plain.logprobs[8]),
+        "calibrated to its own attention and plain": difference(same.logprobs[0], plain.logprobs[0]),
+    }
+
+
+def difference(some: Any, others: Any) -> float:
+    return float(max(abs(some[token].logprob - others[token].logprob) for token in some if token in others))
+
+
+def run_side(side: str) -> None:
+    """Measure one side and print a line of JSON."""
+    import torch
+
+    is_gpu = torch.cuda.is_available()
+    with tempfile.TemporaryDirectory() as folder:
+        engine = Engine(Path(folder), is_gpu=is_gpu)
+        kinds: dict[str, Callable[[Prompt, int], Fields]] = {"plain": lambda prompt, number: None}
+        sizes = (2048, 4096) if is_gpu else (256, 512)
+        if side == "plugin":
+            kinds |= {"calibrated": engine.calibrated, "measured": engine.measured}
+        found: dict[str, Any] = times(engine, kinds, sizes)
+        if side == "plugin":
+            found["checks"] = checks(engine, sizes[0])
+    print(json.dumps({side: found}))
+
+
+def main() -> None:
+    """Run both sides."""
+    if len(sys.argv) > 1:
+        run_side(sys.argv[1])
+        return
+    common = {
+        "VLLM_CPU_KVCACHE_SPACE": "2",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    for side, plugins in (("stock", "none"), ("plugin", "fovea")):
+        ran = subprocess.run(
+            [sys.executable, "-m", "benchmarks.vllm_plugin", side],
+            env={**os.environ, **common, "VLLM_PLUGINS": plugins},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        print(ran.stdout.splitlines()[-1], flush=True)
+
+
+if __name__ == "__main__":
+    main()
