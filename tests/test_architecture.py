@@ -153,7 +153,7 @@ BUDGETS = {
     "services/predict": 7_000,
     "services/score": 10_910,
     "starters": 22_000,
-    "vllm_plugin": 2_000,
+    "vllm_plugin": 2_700,
 }
 SAYS_NOTHING = {"utils", "util", "helpers", "helper", "common", "manager", "base", "misc"}
 # Here all errors must be caught: a batch is retried in halves, a request gets its answer, a checkpoint that does not

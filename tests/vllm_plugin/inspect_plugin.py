@@ -52,7 +52,8 @@ def main() -> None:
 
     from fovea_vllm.admission import why_not
 
-    backends = [AttentionBackendEnum.CPU_ATTN.get_class(), AttentionBackendEnum.CUSTOM.get_class()]
+    names = ("CPU_ATTN", "FLASH_ATTN", "TRITON_ATTN")
+    backends = [AttentionBackendEnum[name].get_class() for name in names]
     classes = [part for one in backends for part in (one, one.get_impl_cls(), one.get_builder_cls())]
     found = {
         "before": before,
@@ -61,12 +62,43 @@ def main() -> None:
         "classes": [one.__name__ for one in classes],
         "abstract": [one.__name__ for one in (*classes, CalibratedRequests) if inspect.isabstract(one)],
         "supported": why_not(_config(SUPPORTED), is_measured=True),
+        "replayed": _replayed(),
         "unmeasured": why_not(_config(_merged(SUPPORTED, REFUSED["data"]))),
         "refused": {
             name: why_not(_config(_merged(SUPPORTED, changes)), is_measured=True) for name, changes in REFUSED.items()
         },
     }
     print(json.dumps(found))
+
+
+def _replayed() -> list[int | None]:
+    """Runner V2's uniform number of tokens, without which it replays no graph of decoding, by what a request asks."""
+    import numpy as np
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+
+    from fovea_vllm.backends.tables import replay_only_what_fits
+    from fovea_vllm.batch import batch_of
+    from fovea_vllm.request import DocumentRequest
+
+    config = _config(
+        {
+            "compilation_config": {"static_forward_context": {}},
+            "model_config": {"hf_text_config": {"num_hidden_layers": 2}},
+        }
+    )
+    batch: Any = batch_of(config)
+    batch.tables.append(SimpleNamespace(fits=lambda requests: all(one.measure_key is None for one in requests)))
+    state = SimpleNamespace(idx_mapping_np=np.array([0]))
+    GPUModelRunner.gather_batch_req_state = lambda self, *arguments: (state, 1)
+    for _ in range(2):
+        replay_only_what_fits()
+    found: list[int | None] = []
+    measuring = {"fovea_documents": FIELDS["fovea_documents"], "fovea_measure": "a"}
+    for requests in ({}, {0: DocumentRequest.of(FIELDS)}, {0: DocumentRequest.of(measuring)}):
+        batch.requests = requests
+        runner = SimpleNamespace(vllm_config=config)
+        found.append(GPUModelRunner.gather_batch_req_state(runner, None, False)[1])
+    return found
 
 
 def _refusal(check: Any, params: Any) -> str | None:

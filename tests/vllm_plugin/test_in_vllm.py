@@ -24,10 +24,11 @@ def inspected(**environment: str) -> dict[str, Any]:
     return found
 
 
-def test_both_backends_and_both_runners_interfaces_are_complete_and_refusals_have_their_sentences() -> None:
+def test_all_backends_and_both_runners_interfaces_are_complete_and_refusals_have_their_sentences() -> None:
     found = inspected()
     assert found["classes"] == [
         *("FoveaCPUBackend", "FoveaCPUImpl", "FoveaCPUMetadataBuilder"),
+        *("FoveaFlashBackend", "FoveaFlashImpl", "FoveaFlashMetadataBuilder"),
         *("FoveaTritonBackend", "FoveaTritonImpl", "FoveaTritonMetadataBuilder"),
     ]
     assert found["abstract"] == []
@@ -35,6 +36,7 @@ def test_both_backends_and_both_runners_interfaces_are_complete_and_refusals_hav
     assert found["v2"] is None
     assert found["supported"] is None
     assert found["unmeasured"] is None
+    assert found["replayed"] == [1, 1, None]  # plain, calibrated, measured
     for name, sentence in found["refused"].items():
         assert sentence is not None and "calibrat" in sentence, name
 

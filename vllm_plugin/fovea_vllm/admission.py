@@ -4,11 +4,11 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from vllm.config import VllmConfig
+from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.exceptions import VLLMValidationError
 from vllm.platforms import current_platform
 from vllm.sampling_params import SamplingParams
-from vllm.v1.attention.backends.registry import AttentionBackendEnum
+from vllm.v1.attention.selector import get_attn_backend
 from vllm.v1.engine.input_processor import InputProcessor
 
 from fovea_vllm.request import NUM_PROMPT_TOKENS, BadRequest, DocumentRequest
@@ -60,6 +60,11 @@ def _admit(config: VllmConfig, request: Any) -> None:
 
 def why_not(config: VllmConfig, *, is_measured: bool = False) -> str | None:
     """Say why an engine cannot calibrate, or if `is_measured` cannot measure; None if it can."""
+    return unsupported(config, is_measured=is_measured) or _other_backend(config)
+
+
+def unsupported(config: VllmConfig, *, is_measured: bool = False) -> str | None:
+    """Say which property of a model or an engine, other than its attention backend, forbids it; None if none does."""
     parallel, model_type = config.parallel_config, config.model_config.hf_text_config.model_type
     refused = (
         (
@@ -82,9 +87,36 @@ def why_not(config: VllmConfig, *, is_measured: bool = False) -> str | None:
             config.cache_config.cache_dtype not in ("auto", str(config.model_config.dtype).removeprefix("torch.")),
             f"calibration does not work with a KV cache of another type ({config.cache_config.cache_dtype})",
         ),
-        (
-            not current_platform.is_cpu() and config.attention_config.backend is not AttentionBackendEnum.CUSTOM,
-            "vLLM must be started with --attention-backend CUSTOM to calibrate",
-        ),
     )
     return next((sentence for is_refused, sentence in refused if is_refused), None)
+
+
+def _other_backend(config: VllmConfig) -> str | None:
+    """Say that the engine computes attention with a backend that the plug-in does not extend; None if it extends it."""
+    if current_platform.is_cpu():
+        return None
+    backend = _backend_of(config)
+    if getattr(backend.get_impl_cls(), "is_calibrated_by_fovea", False):
+        return None
+    return (
+        f"vLLM computes attention with {backend.get_name()} here; to calibrate, start it with --attention-backend "
+        "FLASH_ATTN or TRITON_ATTN"
+    )
+
+
+_backends: dict[int, Any] = {}
+
+
+def _backend_of(config: VllmConfig) -> Any:
+    """The attention backend that vLLM chooses for an engine, asked once."""
+    key = id(config.compilation_config.static_forward_context)
+    if key not in _backends:
+        model = config.model_config
+        with set_current_vllm_config(config):
+            _backends[key] = get_attn_backend(
+                model.get_head_size(),
+                model.dtype,
+                config.cache_config.cache_dtype,
+                has_sliding_window=model.get_sliding_window() is not None,
+            )
+    return _backends[key]

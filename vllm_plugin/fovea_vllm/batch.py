@@ -4,7 +4,8 @@ Both model runners tell their logits processors of every request that joins, lea
 so this one, which leaves logits as they are, knows whose rows the attention backend is about to compute.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.config import VllmConfig
@@ -18,7 +19,10 @@ from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as Logits
 
 from fovea_vllm import loaded
 from fovea_vllm.request import BadRequest, DocumentRequest
-from fovea_vllm.step import Measurements, Step, rows_of
+from fovea_vllm.step import Measurements, Row, Step, rows_of
+
+if TYPE_CHECKING:
+    from fovea_vllm.tables import StepTables
 
 
 class Batch:
@@ -30,17 +34,27 @@ class Batch:
     def __init__(self, num_layers: int) -> None:
         self.requests: dict[int, DocumentRequest] = {}
         self.measurements = Measurements(num_layers)
+        self.tables: list[StepTables] = []
 
     def step(self, common: CommonAttentionMetadata) -> Step | None:
-        """Find the rows of a forward pass that are calibrated or measured; None if there are none."""
+        """Find the rows of a forward pass on a CPU; None if there are none."""
+        rows = self.rows(common)
+        return Step(tuple(rows), common.block_table_tensor) if rows else None
+
+    def fits_graphs(self, slots: Sequence[int]) -> bool:
+        """Whether a step of one token of each of these requests can replay a captured graph."""
+        requests = [self.requests[slot] for slot in slots if slot in self.requests]
+        return not requests or all(tables.fits(requests) for tables in self.tables)
+
+    def rows(self, common: CommonAttentionMetadata) -> list[Row]:
+        """Find the rows of a forward pass that are calibrated or measured."""
         if not self.requests:
-            return None
+            return []
         lengths = common.seq_lens if common.seq_lens.device.type == "cpu" else common.seq_lens_cpu_upper_bound
         slots = range(common.num_reqs) if common.req_idx is None else common.req_idx[: common.num_reqs].tolist()
         if lengths is None:
             raise RuntimeError("vLLM's model runner did not give the lengths of sequences on the CPU")
-        rows = rows_of(self.requests, slots, common.query_start_loc_cpu.tolist(), lengths.tolist())
-        return Step(tuple(rows), common.block_table_tensor) if rows else None
+        return rows_of(self.requests, slots, common.query_start_loc_cpu.tolist(), lengths.tolist())
 
 
 _batches: dict[int, Batch] = {}

@@ -22,7 +22,8 @@ def register() -> None:
     from fovea_vllm import admission, block_hashes
 
     register_backend(AttentionBackendEnum.CPU_ATTN, "fovea_vllm.backends.cpu.FoveaCPUBackend")
-    register_backend(AttentionBackendEnum.CUSTOM, "fovea_vllm.backends.triton.FoveaTritonBackend")
+    register_backend(AttentionBackendEnum.FLASH_ATTN, "fovea_vllm.backends.flash.FoveaFlashBackend")
+    register_backend(AttentionBackendEnum.TRITON_ATTN, "fovea_vllm.backends.triton.FoveaTritonBackend")
     block_hashes.install()
     admission.install()
     WorkerBase.take_fovea_attention = take_fovea_attention

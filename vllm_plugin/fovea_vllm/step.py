@@ -48,7 +48,8 @@ class Measurements:
 class Row:
     """A token of the step: row `token` of the queries, with `num_seen` tokens of its request up to itself.
 
-    `place` is the request's place in the batch, `is_measured` whether its attention is kept instead of changed.
+    `place` is the request's place in the batch, `is_measured` whether its attention is kept instead of changed, and
+    `is_alone` whether the step has no other token of the request.
     """
 
     token: int
@@ -56,6 +57,7 @@ class Row:
     num_seen: int
     request: DocumentRequest
     is_measured: bool
+    is_alone: bool = False
 
     def acts_in(self, layer: int) -> bool:
         """Whether the row is measured or calibrated in a layer."""
@@ -84,7 +86,14 @@ def rows_of(
         else:
             continue
         rows += [
-            Row(first + position - num_before, place, position + 1, request, request.measure_key is not None)
+            Row(
+                first + position - num_before,
+                place,
+                position + 1,
+                request,
+                request.measure_key is not None,
+                num_new == 1,
+            )
             for position in range(max(num_before, wanted.start), min(lengths[place], wanted.stop))
         ]
     return rows
@@ -138,7 +147,7 @@ class Step:
             output[chosen.tokens[chosen.changed]] = attended[chosen.changed].to(output.dtype)
         for place, row in enumerate(chosen.rows):
             if row.is_measured and row.request.measure_key is not None:
-                measurements.put(row.request.measure_key, layer, attention[place, : len(row.request.spans)].cpu())
+                measurements.put(row.request.measure_key, layer, attention[place, : len(row.request.spans)])
 
     def _layout(self, layer: int) -> LayerRows | None:
         pattern = tuple(row.acts_in(layer) for row in self.rows)

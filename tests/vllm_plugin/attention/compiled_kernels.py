@@ -1,4 +1,4 @@
-"""Compile the kernels for GPUs, none of which has to be there, as `attend_rows` calls them.
+"""Compile the kernels for GPUs, none of which has to be there, as `launch` calls them.
 
     python -m tests.vllm_plugin.attention.compiled_kernels cuda 90 bf16 128
 
@@ -13,21 +13,15 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from fovea_vllm.attention.kernels import attend_pieces, merge_pieces
+from fovea_vllm.attention.kernels import attend_table
 
 POINTERS = {
     "block_table": "*i32",
-    "piece_row": "*i32",
-    "piece_start": "*i32",
-    "piece_end": "*i32",
-    "piece_part": "*i32",
-    "first_piece": "*i32",
-    "num_tokens": "*i64",
+    "table": "*i32",
+    "arrived": "*i32",
     "lse": "*fp32",
     "outputs": "*fp32",
-    "log_alpha": "*fp32",
-    "out": "*fp32",
-    "attention": "*fp32",
+    "measured": "*fp32",
     "scale": "fp32",
 }
 HEADS = 32
@@ -43,15 +37,14 @@ def compile_kernel(kernel: Any, target: GPUTarget, types: dict[str, str], consta
 def main() -> None:
     backend, architecture, dtype, width = sys.argv[1:]
     target = GPUTarget(backend, int(architecture), 32) if backend == "cuda" else GPUTarget(backend, architecture, 64)
-    sizes = {"num_heads": HEADS, "width": int(width), "WIDTH": triton.next_power_of_2(int(width))}
-    caches = dict.fromkeys(("query", "key_cache", "value_cache"), f"*{dtype}")
-    strides = dict.fromkeys(("query_width", "key_width", "value_width", "table_block"), 1)
-    tiles = {"heads_per_group": 4, "block_size": 16, "IS_WIDENED": False, "HEADS": 16, "TILE": 32}
-    compile_kernel(attend_pieces, target, {**POINTERS, **caches}, {**sizes, **strides, **tiles})
-    for is_calibrated in (True, False):
-        merged = {"num_documents": 20, "PARTS": 32, "AT_ONCE": 16, "IS_CALIBRATED": is_calibrated}
-        compile_kernel(merge_pieces, target, POINTERS, {**sizes, **merged})
-    print("3 kernels")
+    tensors = dict.fromkeys(("query", "key_cache", "value_cache", "out"), f"*{dtype}")
+    strides = dict.fromkeys(("query_width", "key_width", "value_width", "out_width", "table_block"), 1)
+    sizes = {"width": int(width), "WIDTH": triton.next_power_of_2(int(width)), "block_size": 16, "HEADS": 16}
+    tiles = {"IS_WIDENED": False, "TILE": 32, "CHUNK": 32}
+    for num_groups in (HEADS, HEADS // 4):
+        heads = {"num_heads": HEADS, "num_groups": num_groups}
+        compile_kernel(attend_table, target, {**POINTERS, **tensors}, {**heads, **sizes, **strides, **tiles})
+    print("2 kernels")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ Each test is a process of its own: Triton decides on import whether it interpret
 """
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -59,4 +60,16 @@ def test_compiled_kernels_attend_random_rows_by_equation_3_5() -> None:
 )
 def test_the_kernels_compile(target: tuple[str, str], dtype: str, width: str, tmp_path: Path) -> None:
     environment = {"TRITON_CACHE_DIR": str(tmp_path)}
-    assert run("compiled_kernels", *target, dtype, width, environment=environment) == "3 kernels\n"
+    assert run("compiled_kernels", *target, dtype, width, environment=environment) == "2 kernels\n"
+
+
+@pytest.mark.parametrize(
+    ("first", "count"), [(0, 6), *(pytest.param(first, 30, marks=pytest.mark.slow) for first in (6, 36))]
+)
+def test_steps_and_graphs_captured_before_them_attend_every_layer_as_the_torch_path_does(
+    first: int, count: int
+) -> None:
+    found = json.loads(run("table_trials", str(first), str(count), environment={"TRITON_INTERPRET": "1"}))
+    of_one, of_six = found["operations"]
+    assert of_one == of_six
+    assert found["launches"] == [1, 1]

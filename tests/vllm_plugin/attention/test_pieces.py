@@ -3,10 +3,24 @@
 import random
 
 import pytest
-import torch
 
-from fovea_vllm.attention.rows import DocumentRows, cut
-from tests.vllm_plugin.attention.reference import random_shape
+from fovea_vllm.attention.pieces import CHUNK, OUTSIDE, cut, piece_size
+from tests.vllm_plugin.attention.reference import Spans, random_shape
+
+
+def assert_covers(spans: Spans, first: int, last: int, size: int) -> None:
+    pieces = cut(spans, first, last, size)
+    seen = set(range(first, last))
+    parts: dict[int, list[int]] = {part: [] for part in (*range(len(spans)), OUTSIDE)}
+    chunks: dict[int, set[int]] = {part: set() for part in parts}
+    for number, (start, end, part) in enumerate(zip(pieces.start, pieces.end, pieces.part, strict=True)):
+        assert 0 <= end - start <= piece_size(spans, size)
+        parts[int(part)] += range(int(start), int(end))
+        chunks[int(part)].add(number // CHUNK)
+    for part, span in enumerate(spans):
+        assert sorted(parts[part]) == sorted(set(range(*span)) & seen)
+        assert len(chunks[part]) <= 1
+    assert sorted(parts[OUTSIDE]) == sorted(seen.difference(*(range(*span) for span in spans)))
 
 
 @pytest.mark.parametrize("size", [1, 7, 48, 256])
@@ -14,21 +28,20 @@ def test_pieces_are_the_tokens_that_a_row_sees_by_document(size: int) -> None:
     random_numbers = random.Random(size)
     for _ in range(50):
         shape = random_shape(random_numbers)
-        table = torch.zeros(len(shape.lengths), 1, dtype=torch.int32)
-        rows = DocumentRows.of(table, shape.lengths, shape.spans)
-        pieces = cut(rows.starts, rows.ends, rows.seq_lens, shape.window, size)
-        assert pieces.first.shape == (len(shape.lengths), shape.num_documents + 2)
-        assert int(pieces.first[-1, -1]) == len(pieces.row) == len(pieces.part)
-        for row, (length, spans) in enumerate(zip(shape.lengths, shape.spans, strict=True)):
-            seen = set(range(0 if shape.window is None else max(0, length - shape.window), length))
-            parts = [set(range(*span)) & seen for span in spans]
-            parts += [set() for _ in range(shape.num_documents - len(spans))]
-            parts.append(seen.difference(*parts))
-            for part, expected in enumerate(parts):
-                tokens: list[int] = []
-                for piece in range(int(pieces.first[row, part]), int(pieces.first[row, part + 1])):
-                    assert (int(pieces.row[piece]), int(pieces.part[piece])) == (row, part)
-                    start, end = int(pieces.start[piece]), int(pieces.end[piece])
-                    assert 0 < end - start <= size
-                    tokens += range(start, end)
-                assert sorted(tokens) == sorted(expected)
+        for length, spans in zip(shape.lengths, shape.spans, strict=True):
+            first = 0 if shape.window is None else max(0, length - shape.window)
+            assert_covers(spans, first, length, size)
+
+
+def test_the_pieces_of_a_document_are_merged_at_once_however_long_it_is() -> None:
+    spans = ((0, 3), (3, 20_000), (20_001, 20_400), (20_400, 90_000))
+    assert_covers(spans, 0, 90_100, 256)
+    assert piece_size(spans) > 256
+
+
+def test_a_row_that_grows_has_the_pieces_that_it_would_have_had_from_the_start() -> None:
+    spans = ((5, 40), (40, 700))
+    grown = cut(spans, 0, 700).with_tail(700, 1000, piece_size(spans))
+    whole = cut(spans, 0, 1000)
+    for one, other in ((grown.start, whole.start), (grown.end, whole.end), (grown.part, whole.part)):
+        assert one.tolist() == other.tolist()

@@ -10,7 +10,7 @@
 rows are if `log_alpha` is None: `out` is then plain attention, and `attention` is Attn(k) per head in either case,
 without calibration.
 
-`rows` says which tokens a row sees and cuts them into units of a kernel's work; `attend` has the equations and computes
-in torch on any device, `kernels` in Triton. The package depends on torch alone, and on triton where it computes on a
-GPU.
+`rows` says which tokens a row sees; `attend` has the equations and computes in torch on any device. `kernels` computes
+in Triton, in units of work that `pieces` cuts and of which `table` tells it. The package depends on torch and numpy
+alone, and on triton where it computes on a GPU.
 """

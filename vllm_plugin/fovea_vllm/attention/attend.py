@@ -1,4 +1,4 @@
-"""Attention of document rows over a paged cache, calibrated or only measured: on a GPU in Triton, else in torch.
+"""Attention of document rows over a paged cache, calibrated or only measured, in torch.
 
 It is Eq. 3.5 of found-in-the-middle calibration as a merge of partial attentions (Hsieh et al. 2024).
 
@@ -30,7 +30,6 @@ block, T tokens that a row sees; index K on the axis of K + 1 partial attentions
 Head h reads the keys of group h // G.
 """
 
-import importlib.util
 from collections.abc import Iterator
 
 import torch
@@ -174,12 +173,7 @@ def attend_documents(  # noqa: PLR0913 (a layer's attention and what calibrates 
     _check(query, key_cache, value_cache, rows, log_alpha)
     if soft_cap:
         raise ValueError(f"logits with a soft cap ({soft_cap}) cannot be calibrated")
-    arguments = (query, key_cache, value_cache, rows, log_alpha)
-    if query.is_cuda and importlib.util.find_spec("triton") is not None:
-        from fovea_vllm.attention import kernels
-
-        return kernels.attend_rows(*arguments, scale=scale, window=window)
-    return attend_rows(*arguments, scale=scale, window=window)
+    return attend_rows(query, key_cache, value_cache, rows, log_alpha, scale=scale, window=window)
 
 
 def _check(query: Tensor, key_cache: Tensor, value_cache: Tensor, rows: DocumentRows, log_alpha: Tensor | None) -> None:

@@ -1,9 +1,8 @@
 """Query rows over a paged cache, and the documents among the tokens that they see.
 
-A row of K documents has K + 1 parts: the documents, and last the tokens outside of them. As units of a kernel's work, a
-part is cut at its gaps and then into pieces of at most a given number of tokens, none of which mixes two documents.
+A row of K documents has K + 1 parts: the documents, and last the tokens outside of them.
 
-Shapes: P pieces of all rows, R rows, K documents of the row with the most, M blocks of the longest row, B tokens of a
+Shapes: R rows, K documents of the row with the most, M blocks of the longest row, B tokens of a
 block.
 """
 
@@ -14,55 +13,6 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class Pieces:
-    """`row`, `part`, `start` and `end` (P,) int32 of each piece, in positions of its row's sequence, ordered by row and
-    part; `first` (R, K + 2) int32, part k of row r consists of the pieces from first[r, k] up to first[r, k + 1]."""
-
-    row: Tensor
-    part: Tensor
-    start: Tensor
-    end: Tensor
-    first: Tensor
-
-    def to(self, device: torch.device) -> "Pieces":
-        tensors = (self.row, self.part, self.start, self.end, self.first)
-        return Pieces(*(tensor.to(device, non_blocking=True) for tensor in tensors))
-
-
-def cut(starts: Tensor, ends: Tensor, seq_lens: Tensor, window: int | None, size: int) -> Pieces:
-    """Cut what each row sees, the last `window` tokens or None for all, into pieces of at most `size` tokens.
-
-    `starts` and `ends` (R, K) and `seq_lens` (R,) int64 as in `rows.DocumentRows`. A row's pieces cover each token that
-    it sees once; every piece has a token.
-    """
-    num_rows, num_documents = starts.shape
-    last = seq_lens[:, None]
-    first = torch.zeros_like(last) if window is None else (last - window).clamp_min(0)
-    # gaps lie between documents in their order; an empty one is put at the end, where it makes no gap
-    is_empty = starts == ends
-    ordered_starts, order = torch.where(is_empty, last, starts).sort(dim=1)
-    ordered_ends = torch.where(is_empty, last, ends).gather(1, order)
-    begins = torch.cat((starts, torch.zeros_like(last), ordered_ends), dim=1)
-    stops = torch.cat((ends, ordered_starts, last), dim=1)
-    begins, stops = begins.maximum(first), stops.minimum(last)
-    counts = ((stops - begins).clamp_min(0) + size - 1) // size
-    of_interval = torch.arange(counts.numel()).repeat_interleave(counts.flatten())
-    number = torch.arange(of_interval.numel()) - (counts.flatten().cumsum(0) - counts.flatten())[of_interval]
-    begin = begins.flatten()[of_interval] + number * size
-    num_intervals = 2 * num_documents + 1
-    per_part = torch.cat((counts[:, :num_documents], counts[:, num_documents:].sum(dim=1, keepdim=True)), dim=1)
-    bounds = torch.cat((torch.zeros(1, dtype=torch.int64), per_part.flatten().cumsum(0)))
-    parts = torch.arange(num_documents + 2) + torch.arange(num_rows)[:, None] * (num_documents + 1)
-    return Pieces(
-        (of_interval // num_intervals).int(),
-        (of_interval % num_intervals).clamp_max(num_documents).int(),
-        begin.int(),
-        (begin + size).minimum(stops.flatten()[of_interval]).int(),
-        bounds[parts].int(),
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +53,6 @@ class DocumentRows:
     starts: Tensor
     ends: Tensor
     _seen: dict[tuple[int, int | None], list[Seen]] = field(default_factory=dict, repr=False)
-    _pieces: dict[tuple[int | None, int], Pieces] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(
@@ -141,24 +90,14 @@ class DocumentRows:
         is narrower than a row.
         """
         if (block_size, window) not in self._seen:
-            self._check_view(block_size, window)
+            self.check_view(block_size, window)
             self._seen[block_size, window] = [
                 self._seen_by(row, length, block_size, window) for row, length in enumerate(self.seq_lens.tolist())
             ]
         return self._seen[block_size, window]
 
-    def pieces(self, block_size: int, window: int | None, size: int) -> Pieces:
-        """Cut what all rows see into pieces of at most `size` tokens, on the cache's device.
-
-        Kept and refused as for `seen`.
-        """
-        if (window, size) not in self._pieces:
-            self._check_view(block_size, window)
-            pieces = cut(self.starts, self.ends, self.seq_lens, window, size)
-            self._pieces[window, size] = pieces.to(self.block_table.device)
-        return self._pieces[window, size]
-
-    def _check_view(self, block_size: int, window: int | None) -> None:
+    def check_view(self, block_size: int, window: int | None) -> None:
+        """Raises ValueError for a window below 1 and for a block table that is narrower than a row."""
         if window is not None and window < 1:
             raise ValueError(f"the window must be at least 1, not {window}")
         longest = int(self.seq_lens.max()) if self.seq_lens.numel() else 0
