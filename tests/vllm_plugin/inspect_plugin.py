@@ -87,7 +87,8 @@ def _replayed() -> list[int | None]:
         }
     )
     batch: Any = batch_of(config)
-    batch.tables.append(SimpleNamespace(fits=lambda requests: all(one.measure_key is None for one in requests)))
+    tables = TablesWithoutMeasured()
+    batch.tables.add(tables)
     state = SimpleNamespace(idx_mapping_np=np.array([0]))
     GPUModelRunner.gather_batch_req_state = lambda self, *arguments: (state, 1)
     for _ in range(2):
@@ -98,7 +99,16 @@ def _replayed() -> list[int | None]:
         batch.requests = requests
         runner = SimpleNamespace(vllm_config=config)
         found.append(GPUModelRunner.gather_batch_req_state(runner, None, False)[1])
+    del tables
+    found.append(GPUModelRunner.gather_batch_req_state(runner, None, False)[1])
     return found
+
+
+class TablesWithoutMeasured:
+    """Tables that hold any rows but measured ones."""
+
+    def fits(self, requests: list[Any]) -> bool:
+        return all(one.measure_key is None for one in requests)
 
 
 def _refusal(check: Any, params: Any) -> str | None:

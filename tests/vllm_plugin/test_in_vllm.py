@@ -36,7 +36,7 @@ def test_all_backends_and_both_runners_interfaces_are_complete_and_refusals_have
     assert found["v2"] is None
     assert found["supported"] is None
     assert found["unmeasured"] is None
-    assert found["replayed"] == [1, 1, None]  # plain, calibrated, measured
+    assert found["replayed"] == [1, 1, None, 1]  # plain, calibrated, measured, and measured without tables
     for name, sentence in found["refused"].items():
         assert sentence is not None and "calibrat" in sentence, name
 

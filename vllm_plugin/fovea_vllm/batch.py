@@ -6,6 +6,7 @@ so this one, which leaves logits as they are, knows whose rows the attention bac
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import torch
 from vllm.config import VllmConfig
@@ -34,7 +35,8 @@ class Batch:
     def __init__(self, num_layers: int) -> None:
         self.requests: dict[int, DocumentRequest] = {}
         self.measurements = Measurements(num_layers)
-        self.tables: list[StepTables] = []
+        # weak, because vLLM builds its attention once more for real after it has tried how much memory graphs take
+        self.tables: WeakSet[StepTables] = WeakSet()
 
     def step(self, common: CommonAttentionMetadata) -> Step | None:
         """Find the rows of a forward pass on a CPU; None if there are none."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fovea_vllm.attention.kernels import Scratch, launch
-from fovea_vllm.attention.pieces import Ints, Pieces, cut, piece_size
+from fovea_vllm.attention.pieces import SIZE, Ints, Pieces, cut, piece_size
 from fovea_vllm.attention.table import ABSENT, HEADER, PLAIN, Floats, TableRow, lay_out, num_ints, shares_of
 from fovea_vllm.request import DocumentRequest
 from fovea_vllm.step import Measurements, Row
@@ -43,8 +43,8 @@ class Layout:
     share_stride: int
 
     @classmethod
-    def of(cls, request: DocumentRequest, num_layers: int, heads: range) -> "Layout":
-        """Lay out a request for the query heads of this worker."""
+    def of(cls, request: DocumentRequest, num_layers: int, heads: range, max_tokens: int) -> "Layout":
+        """Lay out a request for the query heads of this worker, in a context of at most `max_tokens`."""
         num_documents = len(request.spans)
         num_tokens = np.array([end - start for start, end in request.spans], dtype=np.int32)
         log_alpha = np.array(request.log_alpha, dtype=np.float64).reshape(-1, num_documents)
@@ -58,11 +58,13 @@ class Layout:
                 places = np.arange(len(request.layers), dtype=np.int32) * len(heads) * num_documents
             share_at[list(request.layers)] = places
         end = request.spans[-1][1]
+        # so that no row has more pieces than a launch, whatever the context
+        size = piece_size(request.spans, max(SIZE, 4 * max_tokens // MAX_PIECES))
         return cls(
             request,
-            cut(request.spans, 0, end),
+            cut(request.spans, 0, end, size),
             end,
-            piece_size(request.spans),
+            size,
             num_tokens,
             log_alpha,
             shares_of(log_alpha, num_tokens, num_tokens > 0),
@@ -77,7 +79,7 @@ class Layout:
             pieces, shares = self.pieces.with_tail(self.end, row.num_seen, self.size), self.shares
         else:
             spans = self.request.spans
-            pieces = cut(spans, first, row.num_seen)
+            pieces = cut(spans, first, row.num_seen, self.size)
             is_seen = np.array([max(start, first) < min(end, row.num_seen) for start, end in spans], dtype=np.bool_)
             shares = shares_of(self.log_alpha, self.num_tokens, is_seen)
         return TableRow(
@@ -252,7 +254,9 @@ class StepTables:
         if found is None or found.request is not request:
             if len(self._layouts) >= MAX_LAYOUTS:
                 self._layouts.clear()
-            found = self._layouts[id(request)] = Layout.of(request, self._num_layers, self._head_range)
+            found = self._layouts[id(request)] = Layout.of(
+                request, self._num_layers, self._head_range, self._max_tokens
+            )
         return found
 
 

@@ -43,7 +43,7 @@ class WritesTables:
             max_tokens=vllm_config.model_config.max_model_len,
             device=device,
         )
-        self._batch.tables.append(self._tables)
+        self._batch.tables.add(self._tables)
         if vllm_config.use_v2_model_runner:
             replay_only_what_fits()
 
