@@ -5,6 +5,7 @@ It has an environment of its own, since it needs other versions of shared packag
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -20,6 +21,8 @@ from services.core.store.store import Store
 from services.generate.settings import GenerateSettings
 
 PORT_VARIABLE, DEFAULT_PORT = "FOVEA_UP_VLLM_PORT", 8000
+# Further options of vLLM, as on a command line.
+OPTIONS_VARIABLE = "FOVEA_UP_VLLM_OPTIONS"
 # Where `make vllm` installs it.
 DEFAULT_PYTHON = Path(".venv-vllm/bin/python")
 # Of the memory of a GPU that vLLM has with the three other services, where nothing else is set.
@@ -101,6 +104,7 @@ def main() -> int:
     version = store.resolve(name, alias)
     folder = store.fetch(name, version, settings.checkpoint_cache_dir, settings.checkpoint_cache_max_bytes)
     line = command(settings, folder, os.environ["FOVEA_UP_VLLM"], os.environ[PORT_VARIABLE])
+    line += shlex.split(os.environ.get(OPTIONS_VARIABLE, ""))
     key = settings.vllm_key.get_secret_value()
     vllm = subprocess.Popen(line, env={**os.environ, "VLLM_PLUGINS": "fovea", **({"VLLM_API_KEY": key} if key else {})})
 

@@ -32,7 +32,15 @@ PROCESS_PREFIXES = tuple(
 # Read by commands only; a shell that exports them may still start a process.
 COMMAND_LINE_VARIABLES = frozenset(
     f"{SHARED_PREFIX}{name}"
-    for name in ("API_KEY", "CODE_REVISION", "CURATE_PORT", "UP_RESTART_AFTER_S", "UP_VLLM", "UP_VLLM_PORT")
+    for name in (
+        "API_KEY",
+        "CODE_REVISION",
+        "CURATE_PORT",
+        "UP_RESTART_AFTER_S",
+        "UP_VLLM",
+        "UP_VLLM_OPTIONS",
+        "UP_VLLM_PORT",
+    )
 )
 # Processes that shared one value would conflict.
 PROCESS_ONLY_FIELDS = frozenset({"port"})

@@ -21,6 +21,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SERVICES = [f"services.{name}" for name in ("nn", "jobs", "predict", "generate", "embed", "score")]
 
 
+# Of two packages with the same modules only one can be installed.
+INSTEAD = {"faiss-cpu": "faiss-gpu", "faiss-gpu": "faiss-cpu"}
 OWNERS = {module: {canonicalize_name(each) for each in owners} for module, owners in packages_distributions().items()}
 
 
@@ -31,7 +33,8 @@ def imported_by(extra: str) -> set[str]:
         if requirement.name == "fovea":
             names |= set().union(*map(imported_by, requirement.extras))
         else:
-            packages = {canonicalize_name(requirement.name), *packages_of_extras(requirement)}
+            name = canonicalize_name(requirement.name)
+            packages = {name, INSTEAD.get(name, name), *packages_of_extras(requirement)}
             names |= {module for module, owners in OWNERS.items() if packages & owners}
     return names
 

@@ -104,6 +104,7 @@ def test_it_runs_over_the_packaged_checkpoint_and_ends_when_it_is_told_to(python
         "FOVEA_GENERATE_ENGINE": "vllm",
         "FOVEA_UP_VLLM": str(python),
         "FOVEA_UP_VLLM_PORT": "8000",
+        "FOVEA_UP_VLLM_OPTIONS": "--max-model-len 8192 --chat-template 'my template.jinja'",
     }
     run = [sys.executable, "-P", "-m", "services.cli.child", "services.cli.vllm_server"]
     with subprocess.Popen(run, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -115,5 +116,6 @@ def test_it_runs_over_the_packaged_checkpoint_and_ends_when_it_is_told_to(python
     assert (folder / "model.safetensors").is_file()
     assert folder.is_relative_to(tmp_path / "checkpoints")
     assert plugins == "fovea"
+    assert arguments[-4:] == ["--max-model-len", "8192", "--chat-template", "my template.jinja"]
     while Path(f"/proc/{pid}").exists():
         time.sleep(0.02)
