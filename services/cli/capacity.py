@@ -143,14 +143,12 @@ def capacity(  # noqa: PLR0913 - one parameter an option
     if share <= 0:
         raise typer.BadParameter(f"these models take all of {memory}", param_hint="--beside")
     found = measure(files, dtype, int(memory_bytes * share))
-    if context is None:
-        context = min(DEFAULT_CONTEXT, found.max_context)
+    context = min(DEFAULT_CONTEXT, found.max_context) if context is None else context
     if context > found.max_context:
         raise typer.BadParameter(f"the model's own context is {found.max_context} tokens", param_hint="--context")
     if as_json:
         figures = {"model": files.label, "dtype": dtype, "memory_bytes": memory_bytes, **_figures(found, context)}
-        figures |= {"share": share, "shares": shares}
-        typer.echo(json.dumps(figures, indent=2))
+        typer.echo(json.dumps(figures | {"share": share, "shares": shares}, indent=2))
     elif found.fits:
         typer.echo(printable(_report(files.label, found, dtype, context, {"generate": share, **shares}), keep="\n"))
     if not found.fits:
