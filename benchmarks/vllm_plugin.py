@@ -41,7 +41,8 @@ CONFIG = {
     "rope_theta": 10000.0,
 }
 NUM_DOCUMENTS = 20
-NUM_TOKENS = 64
+# Tokens of prompts, sizes of batches for each, and further tokens: on a GPU, and on CPUs.
+SIZES = {True: ({2048: (1, 32), 4096: (1, 16)}, 64), False: ({256: (1, 4)}, 8)}
 Prompt = tuple[list[int], list[tuple[int, int]]]
 Fields = dict[str, Any] | None
 
@@ -51,7 +52,9 @@ class Engine:
 
     def __init__(self, folder: Path, *, is_gpu: bool) -> None:
         from vllm import LLM
+        from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 
+        DummyModelLoader.load_weights = lambda self, model, *_: randomize(model)
         self.num_layers = SHAPES[is_gpu]["num_hidden_layers"]
         self.num_heads = SHAPES[is_gpu]["num_attention_heads"]
         (folder / "config.json").write_text(json.dumps({**CONFIG, **SHAPES[is_gpu]}))
@@ -65,7 +68,6 @@ class Engine:
             seed=0,
             **own,
         )
-        self._llm.apply_model(randomize)
         self._random = random.Random(0)
 
     def prompt(self, num_tokens: int) -> Prompt:
@@ -113,7 +115,7 @@ def randomize(model: Any) -> None:
     torch.manual_seed(0)
     for parameter in model.parameters():
         if parameter.dim() > 1:
-            parameter.data.normal_(0, 0.02)
+            parameter.data.normal_(0, 1.5 / parameter.shape[-1] ** 0.5)
         else:
             parameter.data.fill_(1)
 
@@ -122,24 +124,25 @@ def documents(prompt: Prompt) -> dict[str, Any]:
     return {"fovea_documents": [place for span in prompt[1] for place in span]}
 
 
-def times(engine: Engine, kinds: dict[str, Callable[[Prompt, int], Fields]], sizes: Sequence[int]) -> dict[str, Any]:
+def times(engine: Engine, kinds: dict[str, Callable[[Prompt, int], Fields]], *, is_gpu: bool) -> dict[str, Any]:
     """Measure first and further tokens of each kind of request, in turns."""
     found: dict[str, tuple[list[float], list[float]]] = {}
     number = 0
+    sizes, num_further = SIZES[is_gpu]
     for repeat in range(4):
-        for num_tokens in sizes:
-            for batch in (1, 32 if num_tokens == sizes[0] else 16):
+        for num_tokens, batches in sizes.items():
+            for batch in batches:
                 for kind, fields_of in kinds.items():
                     prompts = [engine.prompt(num_tokens) for _ in range(batch)]
                     fields = [fields_of(prompt, number := number + 1) for prompt in prompts]
                     tokens = [prompt[0] for prompt in prompts]
                     first, _ = engine.answer(tokens, fields, 1)
                     again, _ = engine.answer(tokens, fields, 1)  # out of the prefix cache, as the next
-                    whole, _ = engine.answer(tokens, fields, 1 + NUM_TOKENS)
+                    whole, _ = engine.answer(tokens, fields, 1 + num_further)
                     if repeat:  # the first time, kernels are compiled
                         kept = found.setdefault(f"{kind}, {num_tokens} tokens, batch of {batch}", ([], []))
                         kept[0].append(first)
-                        kept[1].append((whole - again) / NUM_TOKENS)
+                        kept[1].append((whole - again) / num_further)
     return {
         name: {"first_ms": 1e3 * median(first), "further_ms": 1e3 * median(further)}
         for name, (first, further) in found.items()
@@ -183,12 +186,11 @@ def run_side(side: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         engine = Engine(Path(folder), is_gpu=is_gpu)
         kinds: dict[str, Callable[[Prompt, int], Fields]] = {"plain": lambda prompt, number: None}
-        sizes = (2048, 4096) if is_gpu else (256, 512)
         if side == "plugin":
             kinds |= {"calibrated": engine.calibrated, "measured": engine.measured}
-        found: dict[str, Any] = times(engine, kinds, sizes)
+        found: dict[str, Any] = times(engine, kinds, is_gpu=is_gpu)
         if side == "plugin":
-            found["checks"] = checks(engine, sizes[0])
+            found["checks"] = checks(engine, min(SIZES[is_gpu][0]))
     print(json.dumps({side: found}))
 
 
