@@ -2,8 +2,7 @@
 
 A row of K documents has K + 1 parts: the documents, and last the tokens outside of them.
 
-Shapes: R rows, K documents of the row with the most, M blocks of the longest row, B tokens of a
-block.
+Shapes: R rows, K documents of the row with the most, M blocks of the longest row, B tokens of a block.
 """
 
 import functools
@@ -90,14 +89,13 @@ class DocumentRows:
         is narrower than a row.
         """
         if (block_size, window) not in self._seen:
-            self.check_view(block_size, window)
+            self._check_view(block_size, window)
             self._seen[block_size, window] = [
                 self._seen_by(row, length, block_size, window) for row, length in enumerate(self.seq_lens.tolist())
             ]
         return self._seen[block_size, window]
 
-    def check_view(self, block_size: int, window: int | None) -> None:
-        """Raises ValueError for a window below 1 and for a block table that is narrower than a row."""
+    def _check_view(self, block_size: int, window: int | None) -> None:
         if window is not None and window < 1:
             raise ValueError(f"the window must be at least 1, not {window}")
         longest = int(self.seq_lens.max()) if self.seq_lens.numel() else 0

@@ -5,17 +5,25 @@ from typing import Any
 import torch
 from torch import Tensor
 from vllm import _custom_ops as ops
+from vllm.config import get_current_vllm_config
+from vllm.distributed import get_tensor_model_parallel_rank
+from vllm.model_executor.models.utils import extract_layer_index
+from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionBackend,
     CPUAttentionBackendImpl,
     CPUAttentionMetadataBuilder,
 )
 
-from fovea_vllm.backends.calibrated import AttendsRows, FindsRows
+from fovea_vllm.batch import batch_of
+from fovea_vllm.step import Step
 
 
-class FoveaCPUMetadataBuilder(FindsRows, CPUAttentionMetadataBuilder):
-    """Builds the metadata of `CPU_ATTN`. Raises RuntimeError if the plug-in cannot read how keys are stored."""
+class FoveaCPUMetadataBuilder(CPUAttentionMetadataBuilder):
+    """Builds the metadata of `CPU_ATTN`, with the step's rows as `fovea_step`.
+
+    Raises RuntimeError if the plug-in cannot read how keys are stored.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -25,18 +33,43 @@ class FoveaCPUMetadataBuilder(FindsRows, CPUAttentionMetadataBuilder):
                 "read; --dtype float32 has one that it can"
             )
 
+    def build(
+        self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Build the parent's metadata, of which the later arguments are."""
+        metadata = super().build(common_prefix_len, common_attn_metadata, *args, **kwargs)
+        metadata.fovea_step = batch_of(self.vllm_config).step(common_attn_metadata)
+        return metadata
 
-class FoveaCPUImpl(AttendsRows, CPUAttentionBackendImpl):
+
+class FoveaCPUImpl(CPUAttentionBackendImpl):
     """Lets `CPU_ATTN` compute all rows, then overwrites calibrated ones."""
 
-    def caches(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
-        """View the layer's keys and values as (blocks, block size, key heads, D)."""
-        return split_cache(kv_cache)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._batch = batch_of(get_current_vllm_config())
+        self._first_head: int | None = None
 
-    @property
-    def window(self) -> int | None:
-        """The number of tokens up to itself that a row sees, None for all."""
-        return self.sliding_window if self.sliding_window > 0 else None
+    def forward(self, layer: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Attend as the parent does, then overwrite the calibrated rows."""
+        output: Tensor = super().forward(layer, query, key, value, *args, **kwargs)
+        kv_cache, metadata = args[:2] if len(args) > 1 else (kwargs["kv_cache"], kwargs["attn_metadata"])
+        step: Step | None = getattr(metadata, "fovea_step", None)
+        if step is None:
+            return output
+        if self._first_head is None:
+            self._first_head = get_tensor_model_parallel_rank() * self.num_heads
+        step.attend(
+            extract_layer_index(layer.layer_name),
+            query.view(-1, self.num_heads, self.head_size),
+            *split_cache(kv_cache),
+            output.view(-1, self.num_heads, self.head_size),
+            self._batch.measurements,
+            scale=self.scale,
+            window=self.sliding_window if self.sliding_window > 0 else None,
+            first_head=self._first_head,
+        )
+        return output
 
 
 class FoveaCPUBackend(CPUAttentionBackend):
