@@ -127,7 +127,8 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 # The four services with their starters on a CPU, and something for requests.
 SCARCE_MEMORY_BYTES = 3 * 1024**3
-ASK_LIMIT_S = 10.0
+# A first import of torch and its CUDA libraries from a cold or busy disk takes tens of seconds.
+ASK_LIMIT_S = 60.0
 MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 ASK_TORCH = """
 import json, torch
