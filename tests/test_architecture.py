@@ -144,7 +144,7 @@ MAX_CHAIN = 13
 BUDGETS = {
     "gateway": 3_500,
     "services/cli": 2_900,
-    "services/core": 12_300,
+    "services/core": 12_400,
     "services/nn": 2_230,
     "services/jobs": 3_700,
     "services/curate": 4_300,

@@ -24,6 +24,7 @@ from services.core.serving.served_checkpoint import (
     ServedCheckpoint,
 )
 from services.core.serving.served_models import ServedModels, StoredModels, told_kinds
+from services.core.serving.tokenizer_trial import try_tokenizers
 from services.core.store.checkpoint_files import packaged_starters
 from services.core.store.errors import UnservedKind
 from services.core.store.manifest import Manifest
@@ -70,6 +71,7 @@ class ModelService:
                     f"{manifest.name}@{manifest.version} is a {manifest.kind} checkpoint, and this service runs "
                     f"{told_kinds(load)} checkpoints"
                 )
+            try_tokenizers(f"{manifest.name}@{manifest.version}", folder)
             return load[manifest.kind](folder)
 
         def follow_one(name: str, alias: str, room: MemoryBudget) -> ServedCheckpoint[EngineT, BatcherT]:

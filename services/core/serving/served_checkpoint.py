@@ -140,8 +140,10 @@ class Candidate(Generic[EngineT]):
                 engine.self_check()
         except _GivenUp:
             self._engine.set_exception(_GivenUp())  # whose traceback holds nothing of what was loaded
-        except BaseException as error:  # noqa: BLE001 - every error is the waiting caller's
+        except Exception as error:  # noqa: BLE001 - every error is the waiting caller's
             self._engine.set_exception(error)
+        except BaseException as error:  # noqa: BLE001 - a library's panic must not end the task that waits
+            self._engine.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
         else:
             self._engine.set_result(engine)
             del engine

@@ -33,6 +33,10 @@ from tests.core.unlimited_memory import Unlimited
 SECRET = "password of the loader"
 
 
+class Panic(BaseException):
+    """As libraries in Rust raise."""
+
+
 class TinyEngine:
     """Answers `item` with `weights:item`; weights named after a step make that step fail."""
 
@@ -60,6 +64,8 @@ class TinyEngine:
         self._events.append((step, threading.current_thread().name))
         if self.weights == f"fails to {step}":
             raise RuntimeError(SECRET)
+        if self.weights == f"panics in {step}":
+            raise Panic(SECRET)
         if self.weights == f"hangs in {step}":
             self.hang.wait()
         if self.weights == f"grows in {step}":
@@ -492,6 +498,7 @@ async def test_a_version_with_one_flipped_byte_is_refused_and_the_old_one_serves
     ("weights", "step"),
     [
         ("fails to load", "load"),
+        ("panics in load", "load"),
         ("fails to warm up", "warm up"),
         ("fails to self-check", "pass its self-check"),
     ],
