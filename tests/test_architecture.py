@@ -144,8 +144,8 @@ MAX_CHAIN = 13
 BUDGETS = {
     "gateway": 3_500,
     "services/cli": 2_900,
-    "services/core": 12_400,
-    "services/nn": 2_230,
+    "services/core": 12_420,
+    "services/nn": 2_240,
     "services/jobs": 3_700,
     "services/curate": 4_300,
     "services/embed": 19_950,

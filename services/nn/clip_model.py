@@ -10,6 +10,7 @@ loaded here but not by open_clip.
 """
 
 import functools
+import gzip
 import importlib
 import json
 import re
@@ -34,6 +35,8 @@ from services.nn.weight_files import readable_weights
 OPEN_CLIP_CONFIG = "open_clip_config.json"
 OPEN_CLIP_WEIGHTS = "open_clip_model.safetensors"
 MERGES = "bpe.txt.gz"
+# Five times as many as CLIP's.
+MAX_MERGES_BYTES = 2**24
 # The configuration of a text tower of Hugging Face's, in a folder of its own, as transformers reads it.
 TEXT_TOWER = "text_tower"
 HUGGING_FACE_FILES = (
@@ -281,6 +284,9 @@ def _tokenizer(text_config: dict[str, Any], merges: Path | None, directory: Path
         return read_hugging_face_tokenizer(directory, context_length, {**options, "tokenizer_mode": mode})
     arguments = {name: value for name, value in options.items() if name == "clean"}
     if merges is not None:
+        with gzip.open(merges) as file:
+            if len(file.read(MAX_MERGES_BYTES + 1)) > MAX_MERGES_BYTES:
+                raise Refused(f"{MERGES} unpacks to more than {MAX_MERGES_BYTES} bytes")
         arguments["bpe_path"] = str(merges)
     simple = plain_open_clip().tokenizer.SimpleTokenizer(context_length=context_length, **arguments)
     return Tokenizer(simple, context_length)

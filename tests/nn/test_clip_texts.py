@@ -1,7 +1,11 @@
+import gzip
+from pathlib import Path
+
 import pytest
 
 from services.core.errors import TooLarge
-from services.nn.clip_model import open_clip
+from services.core.refusals import Refused
+from services.nn.clip_model import MAX_MERGES_BYTES, create_clip, open_clip
 from services.nn.clip_texts import MAX_CHARACTERS, tokenise
 from services.nn.clip_tokenizer import Tokenizer
 
@@ -18,6 +22,14 @@ class Unread(str):
 @pytest.fixture
 def tokenizer() -> Tokenizer:
     return Tokenizer(open_clip().tokenizer.SimpleTokenizer(context_length=16), 16)
+
+
+def test_merges_that_unpack_to_far_more_than_a_vocabulary_has_are_refused(tmp_path: Path) -> None:
+    merges = tmp_path / "bpe.txt.gz"
+    merges.write_bytes(gzip.compress(b"\n" * (MAX_MERGES_BYTES + 1)))
+    config = {"embed_dim": 8, "vision_cfg": {"image_size": 16, "patch_size": 16, "width": 64, "layers": 1}}
+    with pytest.raises(Refused, match=r"bpe\.txt\.gz unpacks to more than 16777216 bytes"):
+        create_clip({"model_cfg": {**config, "text_cfg": {"width": 64, "heads": 1, "layers": 1}}}, merges)
 
 
 def test_a_text_far_too_long_is_refused_without_being_taken_apart(tokenizer: Tokenizer) -> None:

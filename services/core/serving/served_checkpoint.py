@@ -24,7 +24,7 @@ from services.core.memory import resident_bytes, return_freed_memory
 from services.core.metrics import Metrics
 from services.core.settings import DEFAULT_CHECKPOINT_CACHE_BYTES
 from services.core.store.errors import CorruptCheckpoint, InvalidCheckpoint, StoreError, StoreUnavailable, UnservedKind
-from services.core.store.manifest import Manifest
+from services.core.store.manifest import Manifest, check_sizes
 
 
 class CheckpointEngine(Protocol):
@@ -460,6 +460,7 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
             manifest = self.manifest
             if manifest is None or manifest.version != version:
                 manifest = await asyncio.to_thread(self._store.manifest, self.name, version)
+                check_sizes(f"{self.name}@{version}", manifest.files)
             followed = self._followed
             folder = await asyncio.to_thread(
                 self._store.fetch, self.name, version, followed.cache_dir, followed.cache_max_bytes

@@ -23,8 +23,12 @@ def main() -> None:
     with suppress(OSError):  # Linux: where memory lacks, this process is killed, not the service
         Path("/proc/self/oom_score_adj").write_text("1000")
     for path in map(Path, sys.argv[3:]):
-        with suppress(Exception):  # a panic of the library is none, and ends the process
+        try:
             _try(path)
+        except MemoryError:
+            sys.exit(1)
+        except Exception:  # noqa: BLE001 - a panic of the library is none, and ends the process
+            continue
 
 
 def _try(path: Path) -> None:

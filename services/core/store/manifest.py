@@ -27,6 +27,10 @@ TENSOR_SUFFIXES = frozenset({".safetensors"})
 OTHER_SUFFIXES = frozenset({".txt.gz", ".model"})
 ALLOWED_SUFFIXES = JSON_SUFFIXES | TEXT_SUFFIXES | TENSOR_SUFFIXES | OTHER_SUFFIXES
 
+# Python reads JSON in one go, in which nothing else runs: for a second or two at these sizes.
+MAX_JSON_BYTES, MAX_VOCABULARY_BYTES = 16 * 1024 * 1024, 64 * 1024 * 1024
+VOCABULARIES = ("tokenizer.json", "vocab.json", ".index.json")
+
 # Not `.` or `..`, not empty, no drive, no backslash, no control character.
 PATH_SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
@@ -89,6 +93,14 @@ class StoredFile(BaseModel):
 
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     size_bytes: int = Field(ge=0)
+
+
+def check_sizes(label: str, files: Mapping[str, StoredFile]) -> None:
+    """Raises InvalidCheckpoint, naming the file and its limit, for JSON of the version `label` that is long to read."""
+    for path, file in files.items():
+        limit = MAX_VOCABULARY_BYTES if path.endswith(VOCABULARIES) else MAX_JSON_BYTES
+        if path.endswith(tuple(JSON_SUFFIXES)) and file.size_bytes > limit:
+            raise InvalidCheckpoint(f"{label}: {path} has {file.size_bytes} bytes; a JSON file may have {limit}")
 
 
 class CheckpointInfo(BaseModel):

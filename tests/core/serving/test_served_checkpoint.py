@@ -24,7 +24,7 @@ from services.core.serving.served_checkpoint import (
     ServedCheckpoint,
 )
 from services.core.store.errors import StoreUnavailable
-from services.core.store.manifest import Manifest
+from services.core.store.manifest import MANIFEST_FILE, Manifest, StoredFile
 from services.core.store.store import Store
 from tests.core.engines import submission
 from tests.core.tiny_checkpoints import INFO, write_checkpoint
@@ -516,6 +516,21 @@ async def test_a_version_that_fails_on_its_way_is_refused_and_named_but_its_erro
     assert place.checkpoint.check() == (True, f"toy@{good}; refused toy@{bad}: it did not {step} (RuntimeError)")
     [refusal] = [log for log in logs if log["event"] == "checkpoint refused"]
     assert SECRET in str(refusal["exc_info"])
+
+
+async def test_a_version_with_json_that_takes_long_to_read_is_refused_and_not_fetched(place: Place) -> None:
+    """As a writer to the store's folder can make it."""
+    good = place.publish("good")
+    await place.checkpoint.start()
+    bad = Manifest.describe("toy", INFO, {"config.json": StoredFile(sha256="0" * 64, size_bytes=2**31)})
+    folder = place.folder / "store" / "models" / "toy" / "versions" / bad.version
+    folder.mkdir()
+    (folder / MANIFEST_FILE).write_bytes(bad.to_json())
+    place.store.promote("toy", bad.version, "latest")
+    await place.checkpoint.look()
+
+    told = f"refused toy@{bad.version}: config.json has {2**31} bytes; a JSON file may have 16777216"
+    assert place.checkpoint.check() == (True, f"toy@{good}; {told}")
 
 
 async def test_a_refused_version_is_tried_again_only_after_the_alias_has_moved(place: Place) -> None:

@@ -48,6 +48,15 @@ def test_a_tokenizer_is_tried_with_the_texts_beside_it_whatever_else_is_there(tm
         try_tokenizers("toy@v1", folder, cpu_s=1)
 
 
+@pytest.mark.slow
+def test_texts_that_can_not_be_read_within_the_memory_of_a_trial_are_not_passed_over(tmp_path: Path) -> None:
+    folder = write(tmp_path, hostile_tokenizer(Hostile({"type": "Lowercase"}, "token")))
+    try_tokenizers("toy@v1", folder)
+    (folder / "tokenizer_config.json").write_text(f"[{'[],' * (8 * 2**20)}0]")
+    with pytest.raises(Refused):
+        try_tokenizers("toy@v1", folder)
+
+
 def test_a_trial_that_was_killed_from_outside_says_nothing_of_the_version(tmp_path: Path) -> None:
     folder = write(tmp_path, hostile_tokenizer(HANGING))
 

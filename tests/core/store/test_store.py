@@ -9,7 +9,7 @@ from services.core.store.errors import (
     NotFoundInStore,
     StoreUnavailable,
 )
-from services.core.store.manifest import CheckpointInfo
+from services.core.store.manifest import MAX_JSON_BYTES, CheckpointInfo
 from services.core.store.store import Store
 from tests.core.s3_servers import S3Server, rclone_server
 from tests.core.store_places import StorePlace
@@ -66,6 +66,20 @@ def test_a_file_larger_than_one_request_is_published_and_verified_whole(place: S
     copy = store.fetch("toy", version.id, tmp_path / "cache")
 
     assert (copy / "model.safetensors").read_bytes() == (tmp_path / "a/model.safetensors").read_bytes()
+
+
+def test_json_that_takes_long_to_read_is_not_published(tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / "new")
+    long = " " * MAX_JSON_BYTES + "{}"
+    (directory / "tokenizer.json").write_text(long)  # vocabularies may be longer
+    store = Store.open((tmp_path / "store").as_uri())
+    store.publish("toy", directory, INFO)
+
+    (directory / "labels.json").write_text(long)
+    with pytest.raises(
+        InvalidCheckpoint, match=f"toy: labels.json has {len(long)} bytes; a JSON file may have 16777216"
+    ):
+        store.publish("toy", directory, INFO)
 
 
 def test_publishing_without_an_alias_moves_none(place: StorePlace, tmp_path: Path) -> None:
