@@ -80,10 +80,11 @@ class Memory:
     peak_bytes: int = 0
 
     def now(self) -> int:
-        total = 0
-        for one in (self.process, *self.process.children(recursive=True)):
+        total, own = self.process.memory_info().rss, self.process.cmdline()
+        for child in self.process.children(recursive=True):
             try:
-                total += one.memory_info().rss
+                # before it runs its own program, a child shares its parent's memory
+                total += child.memory_info().rss if child.cmdline() != own else 0
             except psutil.NoSuchProcess:
                 continue
         return total
