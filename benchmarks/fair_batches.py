@@ -2,9 +2,10 @@
 
     python -m benchmarks.fair_batches [--seconds 10] [--rows predict texts ...]
 
-One client sends small requests, four a second whatever the service does. Beside it, the other has eight costly ones
-under way at any time, of the largest size that the defaults allow. The seconds of a small request, alone and beside
-them, and their ratio. The row `refused` has prompts that are longer than the context, which end in a 413.
+One client sends small requests, four a second whatever the service does. Beside it, the other, a process of its own,
+has eight costly ones under way at any time, of the largest size that the defaults allow. The seconds of a small
+request, alone and beside them, and their ratio. The row `refused` has prompts that are longer than the context, which
+end in a 413.
 """
 
 import argparse
@@ -12,10 +13,11 @@ import asyncio
 import base64
 import io
 import itertools
+import multiprocessing
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -27,12 +29,13 @@ from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.fair_streams import TIMEOUT, beside
+from benchmarks.fair_streams import TIMEOUT
 from benchmarks.record import record
 from benchmarks.served import served
 
 RATE_PER_S = 4.0
 NUM_COSTLY = 8
+START_S = 4.0  # in which the costly requests begin one after the other
 WORDS = ["a", "yellow", "square", "left", "of", "blue", "circle", "red", "green", "two", "one", "big", "small"]
 
 Body = dict[str, Any]
@@ -61,12 +64,17 @@ def captions(number: int, **options: bool) -> Body:
 
 @dataclass(frozen=True)
 class Row:
-    """A service's route, and makers of costly and of small bodies."""
+    """A service's route, makers of costly and of small bodies, and the route of the costly ones where it is another."""
 
     service: str
     path: str
     costly: Callable[[], Body]
     small: Callable[[], Body]
+    costly_path: str = ""
+
+
+def answer() -> Body:
+    return {"prompt": text(), "max_tokens": 2, "ignore_eos": True}
 
 
 ROWS = {
@@ -86,11 +94,22 @@ ROWS = {
         lambda: {"images": [image() for _ in range(32)], "condition": [text(3) for _ in range(64)]},
         lambda: {"images": [image()], "condition": text(3)},
     ),
-    "refused": Row(
+    "refused": Row("generate", "/v1/completions", lambda: {"prompt": text(20_000), "max_tokens": 1}, answer),
+    "prompts": Row(
+        "generate", "/v1/completions", lambda: {"prompt": [text(100) for _ in range(128)], "max_tokens": 1}, answer
+    ),
+    "answers": Row(
         "generate",
         "/v1/completions",
-        lambda: {"prompt": text(20_000), "max_tokens": 1},
-        lambda: {"prompt": text(), "max_tokens": 2, "ignore_eos": True},
+        lambda: {"prompt": text(), "n": 16, "max_tokens": 4096, "ignore_eos": True, "temperature": 1},
+        answer,
+    ),
+    "documents": Row(
+        "generate",
+        "/v1/completions",
+        lambda: {"query": text(), "documents": [text(20) for _ in range(256)]},
+        answer,
+        "/v1/rerank",
     ),
 }
 
@@ -112,33 +131,55 @@ async def open_loop(session: aiohttp.ClientSession, url: str, row: Row, seconds:
     return list(await asyncio.gather(*tasks))
 
 
-async def measure(row: Row, seconds: float) -> dict[str, float]:
-    async def costly(session: aiohttp.ClientSession, url: str, _: int) -> None:
-        async with session.post(url + row.path, json=row.costly()) as response:
-            await response.read()
-            if response.status == 503:
-                await asyncio.sleep(0.2)
+async def send_costly(url: str, row: Row) -> None:
+    """Keep `NUM_COSTLY` requests under way."""
+    async with aiohttp.ClientSession(timeout=TIMEOUT, headers={"x-fovea-client": "large"}) as session:
 
+        async def again_and_again(first_s: float) -> None:
+            await asyncio.sleep(first_s)
+            while True:
+                async with session.post(url + (row.costly_path or row.path), json=row.costly()) as response:
+                    await response.read()
+                    if response.status == 503:
+                        await asyncio.sleep(0.2)
+
+        await asyncio.gather(*(again_and_again(START_S * k / NUM_COSTLY) for k in range(NUM_COSTLY)))
+
+
+def _send_costly(url: str, name: str) -> None:
+    asyncio.run(send_costly(url, ROWS[name]))
+
+
+@asynccontextmanager
+async def beside_costly(url: str, name: str) -> AsyncIterator[None]:
+    """Send the costly requests from a process of its own: making their bodies takes the small client no time."""
+    process = multiprocessing.get_context("spawn").Process(target=_send_costly, args=(url, name), daemon=True)
+    process.start()
+    try:
+        await asyncio.sleep(2 * START_S)
+        yield
+    finally:
+        process.kill()
+        process.join()
+
+
+async def measure(name: str, seconds: float) -> dict[str, float]:
+    row = ROWS[name]
     with tempfile.TemporaryDirectory() as folder:
         settings = {
             "FOVEA_STORE_URL": (Path(folder) / "store").as_uri(),
             "FOVEA_CHECKPOINT_CACHE_DIR": f"{folder}/checkpoints",
             "FOVEA_EMBED_COLLECTIONS_DIR": f"{folder}/collections",
         }
-        async with AsyncExitStack() as stack:
-            port = f"FOVEA_{row.service.upper()}_PORT"
-            url = await stack.enter_async_context(served(f"services.{row.service}", port, settings))
-            small, large = [
-                await stack.enter_async_context(
-                    aiohttp.ClientSession(timeout=TIMEOUT, headers={"x-fovea-client": client})
-                )
-                for client in ("small", "large")
-            ]
+        port = f"FOVEA_{row.service.upper()}_PORT"
+        async with (
+            served(f"services.{row.service}", port, settings) as url,
+            aiohttp.ClientSession(timeout=TIMEOUT, headers={"x-fovea-client": "small"}) as small,
+        ):
             await open_loop(small, url, row, 1)
             alone = await open_loop(small, url, row, seconds)
-            for _ in range(NUM_COSTLY):
-                await stack.enter_async_context(beside(costly, large, url))
-            together = await open_loop(small, url, row, seconds)
+            async with beside_costly(url, name):
+                together = await open_loop(small, url, row, seconds)
     return {
         "alone_s": round(median(alone), 4),
         "beside_s": round(median(together), 4),
@@ -148,7 +189,7 @@ async def measure(row: Row, seconds: float) -> dict[str, float]:
 
 
 async def measure_all(names: Sequence[str], seconds: float) -> dict[str, Any]:
-    return {name: await measure(ROWS[name], seconds) for name in names}
+    return {name: await measure(name, seconds) for name in names}
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from services.core.images.inputs import ImageInputs, image_inputs
 from services.core.images.references import ImageLimits
 from services.core.metrics import Metrics
 from services.core.serving.model_service import ModelService
-from services.embed.call import CallLimits, EmbedModel
+from services.embed.call import CallLimits, EmbedBatchers, EmbedModel
 from services.embed.http.routes import embed_models_router, embed_router
 from services.embed.model.engines import ENGINES
 from services.embed.service import Embedder, EmbedModels, EmbedService, ModelFacts
@@ -34,7 +34,7 @@ def create_embed(settings: EmbedSettings) -> FastAPI:
     }
     models = host.follow(
         load,
-        make_batcher=host.batcher,
+        make_batcher=lambda engine: EmbedBatchers(host.batcher(engine), host.batcher(engine)),
         measure=partial(parameter_bytes, options=options),
         describe=ModelFacts.of,
     )

@@ -2,14 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from PIL import Image
 
-from services.core.batching.batcher import Batcher, Engine
+from services.core.batching.batcher import Answer, Batcher, Batchers, Engine, Submission
+from services.core.batching.slices import all_or_first_failure
 from services.core.images.inputs import ImageInput
 from services.core.images.references import ImageLimits
 from services.core.serving.served_checkpoint import CheckpointEngine, Served
+from services.core.serving.served_models import Resident
 from services.embed.model.items import Embeddings, Item, Pixels, Reading
 from services.nn.clip_texts import Text
 
@@ -44,7 +46,32 @@ class EmbedModel(CheckpointEngine, Engine[Item, Reading], Protocol):
     def cost(self, item: Item) -> int: ...
 
 
-ServedEmbed = Served[EmbedModel, Batcher[Item, Reading]]
+@dataclass(frozen=True)
+class EmbedBatchers(Batchers):
+    """The queues of one engine, on one compute thread."""
+
+    images: Batcher[Item, Reading]
+    texts: Batcher[Item, Reading]
+
+    async def submit(
+        self, submissions: Sequence[Submission[Item]], *, deadline: float | None = None
+    ) -> list[Answer[Reading]]:
+        """Answer all items, in order; see `Batcher.submit`."""
+        by_kind: dict[bool, list[Submission[Item]]] = {}
+        for one in submissions:
+            by_kind.setdefault(isinstance(one.item, Text), []).append(one)
+        answers = await all_or_first_failure(
+            [
+                (self.texts if is_text else self.images).submit(own, deadline=deadline)
+                for is_text, own in by_kind.items()
+            ]
+        )
+        next_of = dict(zip(by_kind, map(iter, answers), strict=True))
+        return [next(next_of[isinstance(one.item, Text)]) for one in submissions]
+
+
+ServedEmbed = Served[EmbedModel, EmbedBatchers]
+EmbedResident = Resident[EmbedModel, Any, EmbedBatchers]
 
 
 @dataclass(frozen=True)

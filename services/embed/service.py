@@ -19,7 +19,16 @@ from services.core.exchange import RequestContext
 from services.core.images.inputs import DECODED_AT_ONCE, ImageInput, ImageInputs
 from services.core.metrics import Metrics
 from services.core.serving.served_models import ServedModels
-from services.embed.call import CallLimits, EmbedCall, Embedded, EmbedModel, Input, ServedEmbed, TextInput
+from services.embed.call import (
+    CallLimits,
+    EmbedBatchers,
+    EmbedCall,
+    Embedded,
+    EmbedModel,
+    Input,
+    ServedEmbed,
+    TextInput,
+)
 from services.embed.model.items import Embeddings, Item
 from services.nn.clip_texts import Text
 
@@ -42,7 +51,7 @@ class ModelFacts:
         return cls(engine.context_length, engine.embedding_width, engine.dtype_name)
 
 
-EmbedModels = ServedModels[EmbedModel, ModelFacts]
+EmbedModels = ServedModels[EmbedModel, ModelFacts, EmbedBatchers]
 
 
 @dataclass(frozen=True)

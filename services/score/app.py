@@ -35,7 +35,7 @@ def create_score(settings: ScoreSettings) -> FastAPI:
         return ScoreEngine.load_plain(folder, options)
 
     def make_batchers(engine: ScoreEngine) -> ScoreBatchers:
-        return ScoreBatchers(encoding=host.batcher(engine), pairing=host.batcher(engine.pairing))
+        return ScoreBatchers(host.batcher(engine), host.batcher(engine), host.batcher(engine.pairing))
 
     models = host.follow(
         {FSC_CLIP_KIND: load, OPEN_CLIP_KIND: load_plain},

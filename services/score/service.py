@@ -2,8 +2,8 @@
 
 A call passes through the cache, the decoding threads, batches of items that are not cached, and batches of pairs.
 
-Images and captions wait for the model in one queue, pairs in another, which is served after the running batch: encoded
-pairs never wait behind items that still have to be encoded.
+Images, captions and pairs wait for the model in queues of their own, which take turns batch by batch: encoded pairs
+never wait behind all items that still have to be encoded.
 """
 
 import time
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from services.core.batching.batcher import Answer, Batcher, Submission
+from services.core.batching.batcher import Answer, Batcher, Batchers, Submission
 from services.core.batching.slices import all_or_first_failure, map_slices
 from services.core.cache.result_cache import ResultCache, content_digest, result_key
 from services.core.errors import InvalidField, TooLarge, blaming
@@ -42,25 +42,12 @@ TOKENISED_AT_ONCE = 32
 
 
 @dataclass(frozen=True)
-class ScoreBatchers:
-    """The two queues of one engine, on one compute thread."""
+class ScoreBatchers(Batchers):
+    """The queues of one engine, on one compute thread."""
 
-    encoding: Batcher[Item, Features]
-    pairing: Batcher[PairItem, Similarities]
-
-    @property
-    def is_alive(self) -> bool:
-        return self.encoding.is_alive and self.pairing.is_alive
-
-    async def drain(self) -> None:
-        """Refuse new requests and return when all accepted ones are answered."""
-        await self.encoding.drain()
-        await self.pairing.drain()
-
-    async def close(self) -> None:
-        """Refuse new requests, fail waiting ones, and return when nothing is running."""
-        await self.encoding.close()
-        await self.pairing.close()
+    images: Batcher[Item, Features]
+    captions: Batcher[Item, Features]
+    pairs: Batcher[PairItem, Similarities]
 
 
 ServedScore = Served[ScoreEngine, ScoreBatchers]
@@ -252,7 +239,7 @@ class Scorer:
                 [self._decode(job, known[index]) for index in indices], at_once=DECODED_AT_ONCE
             )
             job.context.timing.add("decode", time.perf_counter() - began)
-            return await self._encode(job, items)
+            return await self._encode(job, job.served.batcher.images, items)
 
         return await self._resolve(job, [f"image:{digest}" for digest in digests], encode)
 
@@ -264,7 +251,7 @@ class Scorer:
 
     async def _caption_features(self, job: _Job, texts: Sequence[Text]) -> list[Features]:
         async def encode(indices: list[int]) -> list[Features]:
-            return await self._encode(job, [texts[index] for index in indices])
+            return await self._encode(job, job.served.batcher.captions, [texts[index] for index in indices])
 
         return await self._resolve(job, [f"text:{text.digest}" for text in texts], encode)
 
@@ -290,12 +277,12 @@ class Scorer:
             for index, value in enumerate(values)
         ]
 
-    async def _encode(self, job: _Job, items: Sequence[Item]) -> list[Features]:
+    async def _encode(self, job: _Job, batcher: Batcher[Item, Features], items: Sequence[Item]) -> list[Features]:
         engine = job.served.engine
         costs = [engine.cost(item) for item in items]
         began = time.perf_counter()
         submissions = [Submission(item, cost, cost) for item, cost in zip(items, costs, strict=True)]
-        answers = await job.served.batcher.encoding.submit(submissions, deadline=job.context.deadline)
+        answers = await batcher.submit(submissions, deadline=job.context.deadline)
         job.stage.note(began, answers)
         return [answer.result for answer in answers]
 
@@ -307,12 +294,12 @@ class Scorer:
             own = rows[id(image)]
             own.setdefault(id(caption), len(own))
         features = {id(one): one for pair in pairs for one in pair}
-        pairing, engine = job.served.batcher.pairing, job.served.engine.pairing
+        batcher, engine = job.served.batcher.pairs, job.served.engine.pairing
         items = [PairItem(features[image], [features[one] for one in own], explain) for image, own in rows.items()]
         costs = [engine.cost(item) for item in items]
         stage, began = _Stage(job.context.timing), time.perf_counter()
         submissions = [Submission(item, cost, cost) for item, cost in zip(items, costs, strict=True)]
-        answers = await pairing.submit(submissions, deadline=job.context.deadline)
+        answers = await batcher.submit(submissions, deadline=job.context.deadline)
         stage.note(began, answers)
         stage.end()
         first_row = dict(zip(rows, accumulate((len(own) for own in rows.values()), initial=0), strict=False))

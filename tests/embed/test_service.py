@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from services.core.images.references import ImageLimits
 from services.core.metrics import Metrics
 from services.core.serving.served_checkpoint import Served
 from services.core.store.manifest import CheckpointInfo, Manifest
-from services.embed.call import EmbedCall, Embedded, ServedEmbed, TextInput
+from services.embed.call import EmbedBatchers, EmbedCall, Embedded, Input, ServedEmbed, TextInput
 from services.embed.model.focallens_engine import FocalLensEngine
 from services.embed.model.items import Item, Reading
 from services.embed.service import Embedder
@@ -32,12 +33,14 @@ from tests.embed.tiny import CONTEXT_LENGTH, write_tiny_checkpoint
 
 
 class NotingEngine(FocalLensEngine):
-    """The real engine, which notes how many items it ran."""
+    """The real engine, which notes how many items it ran, and its batches."""
 
     num_run = 0
+    batches: ClassVar[list[Sequence[Item]]] = []
 
     def run_batch(self, items: Sequence[Item]) -> list[Reading]:
         self.num_run += len(items)
+        self.batches.append(items)
         return super().run_batch(items)
 
 
@@ -70,9 +73,9 @@ async def service_of(
 ) -> AsyncIterator[Service]:
     metrics, thread = Metrics("embed"), ComputeThread("test")
     thread.start()
-    batcher: Batcher[Item, Reading] = Batcher(
-        engine, thread=thread, limits=BatchLimits(4096, 64, 100_000), metrics=metrics
-    )
+    limits = BatchLimits(4096, 64, 100_000)
+    images, texts = (Batcher[Item, Reading](engine, thread=thread, limits=limits, metrics=metrics) for _ in range(2))
+    batchers = EmbedBatchers(images, texts)
     inputs = ImageInputs(
         ImageLimits(),
         fetch_limits=None,
@@ -83,9 +86,9 @@ async def service_of(
     embedder = Embedder(ResultCache(store or LruStore(2**20), metrics), inputs, metrics)
     try:
         async with inputs:
-            yield Service(embedder, Served(engine, batcher, manifest()), metrics)
+            yield Service(embedder, Served(engine, batchers, manifest()), metrics)
     finally:
-        await batcher.close()
+        await batchers.close()
         await thread.close()
 
 
@@ -114,6 +117,19 @@ async def test_only_what_is_new_in_a_call_is_computed(engine: NotingEngine) -> N
         again = EmbedCall([picture(1), TextInput("one", "t"), picture(2)], ["what color?"])
         await service.embed(again)
         assert engine.num_run == 1
+
+
+async def test_images_and_texts_of_a_call_come_back_in_their_order_from_batches_of_one_kind(
+    engine: NotingEngine,
+) -> None:
+    async with service_of(engine) as service:
+        inputs: list[Input] = [TextInput("one", "t"), picture(1), TextInput("two", "t"), picture(2)]
+        engine.batches.clear()
+        together = await service.embed(EmbedCall(inputs))
+        kinds = [{type(item) for item in batch} for batch in engine.batches]
+        assert sorted(map(len, kinds)) == [1, 1]
+        for row, one in zip(together.rows, inputs, strict=True):
+            np.testing.assert_array_equal(row, (await service.embed(EmbedCall([one]))).rows[0])
 
 
 async def test_another_checkpoint_never_answers_from_the_results_of_the_first(

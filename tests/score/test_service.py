@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from services.core.batching.batcher import Batcher, BatchLimits
+from services.core.batching.batcher import Batcher, BatchLimits, Engine
 from services.core.batching.compute_thread import ComputeThread
 from services.core.batching.slices import SLICE_INPUTS
 from services.core.cache.result_cache import ResultCache
@@ -109,9 +109,11 @@ async def service_of(
     metrics, thread = Metrics("score"), ComputeThread("test")
     thread.start()
     limits = BatchLimits(4096, 64, max_queue_cost)
-    encoding: Batcher[Any, Any] = Batcher(engine, thread=thread, limits=limits, metrics=metrics)
-    pairing: Batcher[Any, Any] = Batcher(engine.pairing, thread=thread, limits=limits, metrics=metrics)
-    batchers = ScoreBatchers(encoding, pairing)
+
+    def batcher(runs: Engine[Any, Any]) -> Batcher[Any, Any]:
+        return Batcher(runs, thread=thread, limits=limits, metrics=metrics)
+
+    batchers = ScoreBatchers(batcher(engine), batcher(engine), batcher(engine.pairing))
     inputs = ImageInputs(
         ImageLimits(),
         fetch_limits=None,
@@ -200,23 +202,24 @@ async def test_equal_captions_are_encoded_and_compared_once_and_score_the_same(e
             assert len(set(column.tolist())) == 3
 
 
-async def test_captions_of_one_request_and_images_of_another_share_a_batch(engine: NotingEngine) -> None:
+async def test_several_requests_share_batches_of_images_and_of_captions_but_none_of_both(engine: NotingEngine) -> None:
     async with service_of(engine) as service:
         engine.may_run.clear()
-        # The batch that is held back is another call's: it may hold captions alone, as images are decoded first.
+        # The batch that is held back is another call's: its captions, as its image is decoded first.
         calls = [asyncio.create_task(service.score(about(picture(9), "caption 9")))]
         await until(lambda: engine.num_begun > 0)
         calls += [
             asyncio.create_task(service.score(about(picture(number), f"caption {number}"))) for number in range(9)
         ]
-        await until(lambda: engine.num_begun + service.served.batcher.encoding.queue_depth == 2 * len(calls))
+        waiting = service.served.batcher
+        await until(lambda: waiting.captions.queue_depth == 9 and waiting.images.queue_depth == 10)
         engine.may_run.set()
         _, *together = await asyncio.gather(*calls)
         for number, scored in enumerate(together):
             alone = await service.score(about(picture(number), f"caption {number}"))
             np.testing.assert_array_equal(alone.scores, scored.scores)
-        kinds = [{type(item) for item in batch} for batch in engine.batches if len(batch) > 2]
-        assert {ImageItem, Text} in kinds
+        kinds = [({type(item) for item in batch}, len(batch)) for batch in engine.batches if len(batch) > 2]
+        assert kinds == [({ImageItem}, 10), ({Text}, 9)]
 
 
 async def test_pairs_of_several_images_come_back_in_their_order(engine: NotingEngine) -> None:
@@ -251,9 +254,9 @@ async def test_what_is_known_does_not_wait_behind_what_is_encoded(engine: Noting
         engine.ran.clear()
         engine.may_run.clear()
         cold = asyncio.create_task(service.score(about(picture(2), *numbered(512))))
-        await until(lambda: service.served.batcher.encoding.queue_depth >= SLICE_INPUTS)
+        await until(lambda: service.served.batcher.captions.queue_depth >= SLICE_INPUTS)
         warm = asyncio.create_task(service.score(known))
-        await until(lambda: service.served.batcher.pairing.queue_depth > 0)
+        await until(lambda: service.served.batcher.pairs.queue_depth > 0)
         engine.may_run.set()
         await asyncio.gather(cold, warm)
         of_the_warm = next(place for place, item in enumerate(engine.ran) if isinstance(item, PairItem))
@@ -398,14 +401,14 @@ async def test_a_cancelled_call_leaves_room_for_the_next(engine: NotingEngine) -
         engine.may_run.set()
         batchers = service.served.batcher
         assert (await service.score(about(picture(1), *numbered(70)))).scores.shape == (70,)
-        assert (batchers.encoding.queue_depth, batchers.pairing.queue_depth) == (0, 0)
+        assert (batchers.captions.queue_depth, batchers.pairs.queue_depth) == (0, 0)
 
 
 async def test_what_waits_when_the_service_closes_is_told_so(engine: NotingEngine) -> None:
     async with service_of(engine) as service:
         engine.may_run.clear()
         waiting = asyncio.create_task(service.score(about(picture(1), *numbered(200))))
-        await until(lambda: service.served.batcher.encoding.queue_depth >= SLICE_INPUTS)
+        await until(lambda: service.served.batcher.captions.queue_depth >= SLICE_INPUTS)
         closing = asyncio.create_task(service.served.batcher.close())
         await asyncio.sleep(0)
         engine.may_run.set()

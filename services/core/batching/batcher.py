@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
@@ -290,3 +290,30 @@ class Batcher(Intake[Request[Answer[ResultT]]], Generic[ItemT, ResultT]):
     def _run_collated(self, collated: Future[Any]) -> Sequence[ResultT]:
         assert self._collating is not None, "only a collating engine's batches are prepared"
         return self._collating.run_collated(collated.result())
+
+
+@dataclass(frozen=True)
+class Batchers:
+    """The batchers of one engine, a field for each kind of item.
+
+    A batch of several kinds would be charged as if all its items were padded to the most costly kind, and a time
+    fitted to such batches fits none of them.
+    """
+
+    @property
+    def is_alive(self) -> bool:
+        return all(batcher.is_alive for batcher in self._all)
+
+    async def drain(self) -> None:
+        """Refuse new requests and return when all accepted ones are answered."""
+        for batcher in self._all:
+            await batcher.drain()
+
+    async def close(self) -> None:
+        """Refuse new requests, fail waiting ones, and return when nothing is running."""
+        for batcher in self._all:
+            await batcher.close()
+
+    @property
+    def _all(self) -> "list[Batcher[Any, Any]]":
+        return [getattr(self, kind.name) for kind in fields(self)]

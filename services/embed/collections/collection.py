@@ -20,8 +20,7 @@ from services.core.http.health import CheckResult
 from services.core.images.inputs import ImageInput, ImageInputs
 from services.core.images.references import StoredImage as StoredImageReference
 from services.core.metrics import Metrics
-from services.core.serving.served_models import Resident
-from services.embed.call import EmbedModel, ServedEmbed
+from services.embed.call import EmbedModel, EmbedResident, ServedEmbed
 from services.embed.collections.answers import (
     CollectionStatus,
     IndexStatus,
@@ -212,7 +211,7 @@ class Collection:
             await self._indexes.delete(row)
 
     async def index_ahead(
-        self, conditions: Sequence[str], context: RequestContext, asked: Resident[EmbedModel, Any] | None = None
+        self, conditions: Sequence[str], context: RequestContext, asked: EmbedResident | None = None
     ) -> None:
         """Keep an index of each condition.
 
@@ -282,7 +281,7 @@ class Collection:
                 else None,
             )
 
-    def _model(self, asked: Resident[EmbedModel, Any] | None = None) -> Resident[EmbedModel, Any]:
+    def _model(self, asked: EmbedResident | None = None) -> EmbedResident:
         """Return the model that the collection was made for. Raises Conflict if it is not served, or another asked."""
         resident = self._serving.models.named(self.info.model)
         made_for = f"The collection {self.info.name!r} was made for the model {self.info.model!r}"
