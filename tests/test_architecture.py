@@ -144,11 +144,11 @@ MAX_CHAIN = 13
 BUDGETS = {
     "gateway": 3_500,
     "services/cli": 2_900,
-    "services/core": 12_420,
+    "services/core": 12_480,
     "services/nn": 2_240,
     "services/jobs": 3_700,
     "services/curate": 4_300,
-    "services/embed": 19_950,
+    "services/embed": 19_990,
     "services/generate": 13_400,
     "services/predict": 7_000,
     "services/score": 10_910,

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from PIL import Image
 
@@ -11,7 +11,6 @@ from services.core.batching.slices import all_or_first_failure
 from services.core.images.inputs import ImageInput
 from services.core.images.references import ImageLimits
 from services.core.serving.served_checkpoint import CheckpointEngine, Served
-from services.core.serving.served_models import Resident
 from services.embed.model.items import Embeddings, Item, Pixels, Reading
 from services.nn.clip_texts import Text
 
@@ -71,7 +70,6 @@ class EmbedBatchers(Batchers):
 
 
 ServedEmbed = Served[EmbedModel, EmbedBatchers]
-EmbedResident = Resident[EmbedModel, Any, EmbedBatchers]
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from services.core.http.health import CheckResult
 from services.core.images.inputs import ImageInput, ImageInputs
 from services.core.images.references import StoredImage as StoredImageReference
 from services.core.metrics import Metrics
-from services.embed.call import EmbedModel, EmbedResident, ServedEmbed
+from services.core.serving.served_models import Resident
+from services.embed.call import EmbedBatchers, EmbedModel, ServedEmbed
 from services.embed.collections.answers import (
     CollectionStatus,
     IndexStatus,
@@ -46,6 +47,7 @@ from services.embed.collections.storage.image_store import (
 from services.embed.service import Embedder, EmbedModels
 from services.nn.clip_texts import Text
 
+EmbedResident = Resident[EmbedModel, Any, EmbedBatchers]
 RETRY_S = 1.0
 # Maximum wait between attempts if indexing fails repeatedly.
 MAX_RETRY_S = 60.0
