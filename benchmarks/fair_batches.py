@@ -107,7 +107,7 @@ ROWS = {
     "documents": Row(
         "generate",
         "/v1/completions",
-        lambda: {"query": text(), "documents": [text(20) for _ in range(256)]},
+        lambda: {"query": text(), "documents": [text(6) for _ in range(256)]},
         answer,
         "/v1/rerank",
     ),

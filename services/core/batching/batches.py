@@ -355,16 +355,21 @@ class BatchTimes:
     def max_shared_cost(self) -> float:
         """The cost of the largest batch while several clients are active; infinite before the first batch."""
         if not self.s_per_cost:
-            return SLICE_S * self._mean_cost / self._mean_s if self._mean_s else math.inf
-        return min(self._cost_within(SLICE_S, 0.5), (1 / FIXED_SHARE - 1) * self.fixed_s / self.s_per_cost)
+            return self.cost_within(SLICE_S, 0.5)
+        return min(self.cost_within(SLICE_S, 0.5), (1 / FIXED_SHARE - 1) * self.fixed_s / self.s_per_cost)
 
     @property
     def max_lone_cost(self) -> float:
         """The cost of the largest batch of a client that is alone; infinite while nothing is known."""
-        return self._cost_within(LONE_BATCH_S, LONE_FIXED_SHARE) if self.s_per_cost else math.inf
+        return self.cost_within(LONE_BATCH_S, LONE_FIXED_SHARE) if self.s_per_cost else math.inf
 
-    def _cost_within(self, batch_s: float, fixed_share: float) -> float:
-        """Return the cost of a batch that takes `batch_s`, or of a longer one with this share of its time fixed."""
+    def cost_within(self, batch_s: float, fixed_share: float) -> float:
+        """Return the cost of a batch that takes `batch_s`, or of a longer one with this share of its time fixed.
+
+        Infinite before the first batch.
+        """
+        if not self.s_per_cost:
+            return batch_s * self._mean_cost / self._mean_s if self._mean_s else math.inf
         return max(batch_s - self.fixed_s, (1 / fixed_share - 1) * self.fixed_s) / self.s_per_cost
 
 

@@ -388,6 +388,26 @@ async def test_where_several_clients_come_a_turn_admits_no_more_than_takes_a_twe
     assert "honest" in next_turn
 
 
+async def test_while_another_client_waits_for_it_a_step_has_only_as_many_items_as_a_slice_has_time_for(
+    bench: Bench,
+) -> None:
+    engine = CountingEngine()
+    stepper = bench.stepper(engine)
+    engine.fault = lambda what, items: time.sleep(0.005 * len(items)) if what == "step" else None
+    asked = items("hog", 16, num_events=8)
+    hog = submit_as("hog", stepper, *asked)
+    first = [(await anext(hog[0])).value for _ in range(3)]
+    alone = [len(names) for names in engine.stepped]
+    late = await all_of(submit_as("late", stepper, Item("late", num_events=3)))
+    rest = await asyncio.gather(*(read(stream) for stream in hog))
+    assert max(alone) == 16
+    assert late == [events_of(Item("late"))]
+    assert [first + rest[0], *rest[1:]] == [events_of(one) for one in asked]
+    beside = [names for names in engine.stepped if "late" in names]
+    assert len(beside) == 2
+    assert all(len(names) <= 12 for names in beside)
+
+
 async def test_a_client_that_is_alone_has_turns_as_full_as_they_may_be(bench: Bench) -> None:
     engine, stepper = await measured(bench)
     engine.room = 1000
