@@ -37,6 +37,8 @@ RECOVERY_SHARE = 1 / 64
 THROUGHPUT_SMOOTHING = 0.2
 # Weight of a batch in the fitted batch times, relative to that of the next one.
 BATCH_MEMORY = 0.98
+# Growth of the least time of a batch with each later one, as a device may become slower.
+LEAST_GROWTH = 1.003
 # Seconds that a batch takes at most while several clients are active, or twice its fixed part where that is longer: a
 # request waits for the running batch, and then for its own. A batch whose fixed part takes FIXED_SHARE of its time is
 # large enough.
@@ -335,11 +337,13 @@ class BatchTimes:
         self._weight = 0.0
         self._mean_cost = 0.0
         self._mean_s = 0.0
+        self._least_s = math.inf
         self._cost_deviation = 0.0  # sums of squares and of products about the means
         self._joint_deviation = 0.0
 
     def add(self, cost: int, seconds: float) -> None:
         self._weight = self._weight * BATCH_MEMORY + 1
+        self._least_s = min(self._least_s * LEAST_GROWTH, seconds)
         from_cost, from_s = cost - self._mean_cost, seconds - self._mean_s
         self._mean_cost += from_cost / self._weight
         self._mean_s += from_s / self._weight
@@ -348,7 +352,9 @@ class BatchTimes:
         if self._cost_deviation > 0 and self._joint_deviation > 0:
             # A steeper line would make the fixed time negative.
             self.s_per_cost = min(self._joint_deviation / self._cost_deviation, self._mean_s / self._mean_cost)
-            self.fixed_s = self._mean_s - self.s_per_cost * self._mean_cost
+            # No batch takes less than the fixed part, of which batches of nearly equal cost tell little.
+            self.fixed_s = min(self._mean_s - self.s_per_cost * self._mean_cost, self._least_s)
+            self.s_per_cost = (self._mean_s - self.fixed_s) / self._mean_cost
             self.full_s_per_cost = self.s_per_cost + self.fixed_s / self._max_batch_cost
 
     @property

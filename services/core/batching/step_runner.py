@@ -305,9 +305,22 @@ class StepRunner(Generic[ItemT, EventT]):
         return leaving is not None
 
     def _has_room(self, works: Sequence[Work[ItemT, EventT]], leaving: Sequence[Work[ItemT, EventT]] = ()) -> bool:
-        if self._waits_for_memory or len(self.running) - len(leaving) + len(works) > self._breadth.limit:
+        """Whether the last of these has room beside the others.
+
+        While several clients are active, one that has items running leaves room for another like it, and the breadth
+        is doubled for one that has none: it need not wait until an item of the others ends.
+        """
+        if self._waits_for_memory:
             return False
-        return self._engine.has_room([work.item for work in works], [work.item for work in leaving])
+        newcomer = works[-1]
+        others = [*(work for work in self.running.values() if work not in leaving), *works[:-1]]
+        is_first = all(other.client != newcomer.client for other in others)
+        if len(others) >= (2 if is_first else 1) * self._breadth.limit:
+            return False
+        items = [work.item for work in works]
+        if not is_first and self._slice_cost is not None:
+            items.append(newcomer.item)  # what stays free for a client that has nothing running
+        return self._engine.has_room(items, [work.item for work in leaving])
 
     def _admit(self, works: list[Work[ItemT, EventT]]) -> Iterator[list[Outcome[ItemT, EventT]]]:
         """Admit all together or, where that fails, one by one; items for which there is no room wait at the front."""

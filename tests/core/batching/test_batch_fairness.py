@@ -237,6 +237,15 @@ def test_what_batches_take_follows_a_device_that_becomes_slower() -> None:
     assert times.fixed_s == pytest.approx(1.5, rel=0.05)
 
 
+def test_batches_of_nearly_equal_cost_do_not_hide_that_one_took_less_than_their_fixed_part() -> None:
+    times = BatchTimes(max_batch_cost=100)
+    times.add(1, 0.013)
+    for number in range(100):
+        times.add(40 + number % 2, 0.07 + 0.0005 * (number % 2))
+    assert times.fixed_s <= 0.013 * 1.003**101
+    assert times.fixed_s + 40.5 * times.s_per_cost == pytest.approx(0.07, rel=0.05)
+
+
 def waiting(queue: BatchQueue[str], loop: asyncio.AbstractEventLoop, client: str, number: int) -> None:
     """Let a client wait for so many items of cost 1."""
     request: Request[str] = Request(loop.create_future(), number, math.inf, client)

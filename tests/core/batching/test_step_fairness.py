@@ -408,6 +408,23 @@ async def test_while_another_client_waits_for_it_a_step_has_only_as_many_items_a
     assert all(len(names) <= 12 for names in beside)
 
 
+@pytest.mark.parametrize("limit", ["breadth", "room"])
+async def test_a_client_with_nothing_running_does_not_wait_for_an_end_of_anothers(bench: Bench, limit: str) -> None:
+    engine = CountingEngine(room=1000 if limit == "breadth" else 6)
+    stepper = bench.stepper(engine)
+    early = submit_as("early", stepper, Item("early"))
+    hog = submit_as("hog", stepper, *items("hog", 40, num_events=400))
+    await all_of(early)
+    running = [(await anext(stream)).value for stream in hog[:4]]
+    late = submit_as("late", stepper, Item("late"))
+    await all_of(late)
+    assert "hog39" not in admitted(engine)
+    assert not engine.pauses
+    assert [value.split("-")[1] for value in running] == ["0"] * 4
+    for stream in hog:
+        await stream.aclose()
+
+
 async def test_a_client_that_is_alone_has_turns_as_full_as_they_may_be(bench: Bench) -> None:
     engine, stepper = await measured(bench)
     engine.room = 1000
