@@ -48,9 +48,10 @@ WIDER = 1.4
 # The charge for a step of one item, in the unit of costs: a decoded token keeps the device busier than a token of a
 # prompt, which is run together with many others.
 STEP_COST = 2.0
-# While several clients are active, a turn admits and prepares for about this many seconds, and its step takes as long,
-# or longer where this share of it is its fixed part: new requests wait for both.
+# While several clients are active, a turn admits and prepares for about this many seconds, and its step takes the next
+# number, or longer where this share of its time is fixed: new requests wait for both.
 SLICE_S = 0.05
+STEP_SLICE_S = 0.05
 FIXED_SHARE = 0.5
 # At most this many times as long as the turn's step took, for which running answers wait.
 STEPS_A_SLICE = 2.0
@@ -63,6 +64,8 @@ PACE_MEMORY_S = 1.0
 DEMAND_EVERY_S = 1.0
 # Number of clients whose next item is considered in one turn.
 MAX_LOOKS = 8
+# A client with this many running items leaves room for another client's.
+MANY_RUNNING = 8
 
 # The outcome of a turn for an item: an event of it, or the error that ends it.
 Outcome = tuple[Work[ItemT, EventT], Event[EventT] | FoveaError]
@@ -307,18 +310,18 @@ class StepRunner(Generic[ItemT, EventT]):
     def _has_room(self, works: Sequence[Work[ItemT, EventT]], leaving: Sequence[Work[ItemT, EventT]] = ()) -> bool:
         """Whether the last of these has room beside the others.
 
-        While several clients are active, one that has items running leaves room for another like it, and the breadth
-        is doubled for one that has none: it need not wait until an item of the others ends.
+        While several clients are active, one that has many items running leaves room for another like it. For one that
+        has none the breadth is doubled: it need not wait until an item of the others ends.
         """
         if self._waits_for_memory:
             return False
         newcomer = works[-1]
         others = [*(work for work in self.running.values() if work not in leaving), *works[:-1]]
-        is_first = all(other.client != newcomer.client for other in others)
-        if len(others) >= (2 if is_first else 1) * self._breadth.limit:
+        num_own = sum(other.client == newcomer.client for other in others)
+        if len(others) >= (1 if num_own else 2) * self._breadth.limit:
             return False
         items = [work.item for work in works]
-        if not is_first and self._slice_cost is not None:
+        if num_own >= MANY_RUNNING and self._slice_cost is not None:
             items.append(newcomer.item)  # what stays free for a client that has nothing running
         return self._engine.has_room(items, [work.item for work in leaving])
 
@@ -429,7 +432,7 @@ class StepRunner(Generic[ItemT, EventT]):
         """
         preparing = {id(item) for items in self._engine.preparing for item in items}
         steppable = [work for key, work in self.running.items() if key not in preparing]
-        most = math.inf if self._slice_cost is None else self._step_times.cost_within(SLICE_S, FIXED_SHARE)
+        most = math.inf if self._slice_cost is None else self._step_times.cost_within(STEP_SLICE_S, FIXED_SHARE)
         if len(steppable) <= most:
             return steppable
         by_client: dict[str, list[Work[ItemT, EventT]]] = {}

@@ -410,7 +410,7 @@ async def test_while_another_client_waits_for_it_a_step_has_only_as_many_items_a
 
 @pytest.mark.parametrize("limit", ["breadth", "room"])
 async def test_a_client_with_nothing_running_does_not_wait_for_an_end_of_anothers(bench: Bench, limit: str) -> None:
-    engine = CountingEngine(room=1000 if limit == "breadth" else 6)
+    engine = CountingEngine(room=1000 if limit == "breadth" else 12)
     stepper = bench.stepper(engine)
     early = submit_as("early", stepper, Item("early"))
     hog = submit_as("hog", stepper, *items("hog", 40, num_events=400))
