@@ -25,7 +25,7 @@ from tests.core.serving.hostile_tokenizers import GROWING, HANGING, SOURCE, Host
 
 ROOT = Path(__file__).parents[2]
 # Enough to load a starter on a slow machine; the test waits as long for one that hangs.
-LOAD_TIMEOUT_S = 10
+LOAD_TIMEOUT_S = 25
 # What requests leave in the allocator and a process that reads a tokenizer take some 50 MB. A version that does not end
 # takes 40 to 230 MB more each second.
 FREE_BYTES = 150 * 2**20
