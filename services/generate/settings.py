@@ -36,7 +36,7 @@ class GenerateSettings(ModelSettings):
     max_body_bytes: NumBytes = Field(16 * MEBIBYTE, gt=0)
     max_documents: int = Field(256, ge=1, description="Most documents in one request.")
     max_tokens: int = Field(4096, ge=1, description="Most tokens of one answer that a request may ask for.")
-    max_choices: int = Field(16, ge=1, description="Most answers that one request may ask for.")
+    max_choices: int = Field(16, ge=1, description="Most answers to one prompt (`n`).")
     max_cached_tokens: int | None = Field(
         None,
         ge=1,

@@ -73,9 +73,15 @@ def settings() -> dict[str, SettingRow]:
 
 
 def settings_table() -> str:
+    """Return the table of all settings; a shared one names the services that have a default of their own."""
     rows = []
     for row in settings().values():
         default = f"`{row.default}`" if row.default not in (None, "None", "") else ""
+        for name, known in PROCESSES.items():
+            own = next((one.default for one in describe_settings(known) if one.variable == row.variable), row.default)
+            if own != row.default:
+                variable = own_prefix_of(known) + row.variable.removeprefix(SHARED_PREFIX)
+                default += f"; `{own}` for `{name.lower()}` (`{variable}`)"
         rows.append((f"`{row.variable}`", row.type.replace("|", "or"), default, row.description))
     return table(("variable", "type", "default", "meaning"), rows)
 
