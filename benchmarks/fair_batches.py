@@ -64,13 +64,17 @@ def captions(number: int, **options: bool) -> Body:
 
 @dataclass(frozen=True)
 class Row:
-    """A service's route, makers of costly and of small bodies, and the route of the costly ones where it is another."""
+    """A service's route, makers of costly and of small bodies, and the route of the costly ones where it is another.
+
+    A `gallery` is a collection of so many images, made before.
+    """
 
     service: str
     path: str
     costly: Callable[[], Body]
     small: Callable[[], Body]
     costly_path: str = ""
+    gallery: int = 0
 
 
 def answer() -> Body:
@@ -93,6 +97,14 @@ ROWS = {
         "/embed",
         lambda: {"images": [image() for _ in range(32)], "condition": [text(3) for _ in range(64)]},
         lambda: {"images": [image()], "condition": text(3)},
+    ),
+    "searches": Row(
+        "embed",
+        "/embed",
+        lambda: {"text": text(), "condition": text(3)},
+        lambda: {"images": [image()], "condition": text(3)},
+        "/collections/gallery/search",
+        gallery=1500,
     ),
     "refused": Row("generate", "/v1/completions", lambda: {"prompt": text(20_000), "max_tokens": 1}, answer),
     "prompts": Row(
@@ -163,6 +175,15 @@ async def beside_costly(url: str, name: str) -> AsyncIterator[None]:
         process.join()
 
 
+async def fill_gallery(session: aiohttp.ClientSession, url: str, num_images: int) -> None:
+    async with session.put(f"{url}/collections/gallery") as response:
+        assert response.status < 300, await response.text()
+    for start in range(0, num_images, 100):
+        images = [{"id": f"{number}", "image": image()} for number in range(start, start + 100)]
+        async with session.post(f"{url}/collections/gallery/images?wait=true", json={"images": images}) as response:
+            assert response.status == 201, await response.text()
+
+
 async def measure(name: str, seconds: float) -> dict[str, float]:
     row = ROWS[name]
     with tempfile.TemporaryDirectory() as folder:
@@ -176,6 +197,8 @@ async def measure(name: str, seconds: float) -> dict[str, float]:
             served(f"services.{row.service}", port, settings) as url,
             aiohttp.ClientSession(timeout=TIMEOUT, headers={"x-fovea-client": "small"}) as small,
         ):
+            if row.gallery:
+                await fill_gallery(small, url, row.gallery)
             await open_loop(small, url, row, 1)
             alone = await open_loop(small, url, row, seconds)
             async with beside_costly(url, name):
