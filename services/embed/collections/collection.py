@@ -15,7 +15,7 @@ import structlog
 
 from services.core.backoff import backoff_s
 from services.core.errors import Conflict, FoveaError, InternalError, NotFound, Overloaded, TooLarge, blaming
-from services.core.exchange import RequestContext
+from services.core.exchange import NOBODY, RequestContext, set_caller
 from services.core.http.health import CheckResult
 from services.core.images.inputs import ImageInput, ImageInputs
 from services.core.images.references import StoredImage as StoredImageReference
@@ -338,6 +338,8 @@ class Collection:
             return {(await asyncio.to_thread(self._store.image, reference.image_id)).row}
 
     async def _keep_indexing(self) -> None:
+        # Whoever opened the collection does not wait behind its images, and has no share of the model taken by them.
+        set_caller(NOBODY)
         num_failures = 0
         while True:
             pause_s = self._options.poll_s

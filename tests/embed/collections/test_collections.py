@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from structlog.testing import capture_logs
 
+from services.core.batching.batches import BatchQueue, Request
+from services.core.exchange import NOBODY
 from services.core.store.manifest import CheckpointInfo
 from services.core.store.store import Store
 from services.embed.app import create_embed
@@ -226,6 +228,23 @@ def test_a_condition_seen_for_the_first_time_is_answered_exactly_where_all_image
     assert_alike({hit["id"]: hit["score"] for hit in answer["results"]}, service.expected(query, condition))
     service.wait_until_ready(condition)
     assert_alike(service.scores(image=as_base64(query), condition=condition), service.expected(query, condition))
+
+
+def test_images_are_indexed_at_nobodys_expense(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    clients, add = set(), BatchQueue.add
+
+    def noting(queue: BatchQueue[Any], request: Request[Any], cost: int) -> None:
+        clients.add(request.client)
+        add(queue, request, cost)
+
+    monkeypatch.setattr(BatchQueue, "add", noting)
+    headers = {"X-Fovea-Client": "key:uploader"}
+    assert service.client.put("/collections/uploaded", headers=headers).status_code == 201
+    images = [{"id": name, "image": as_base64(data)} for name, data in PICTURES.items()]
+    added = service.client.post("/collections/uploaded/images?wait=true", json={"images": images}, headers=headers)
+    assert added.status_code == 201
+    assert clients == {NOBODY.client}
+    service.client.delete("/collections/uploaded")
 
 
 def test_a_filter_leaves_only_images_whose_metadata_agrees(service: Service) -> None:
