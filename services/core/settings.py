@@ -196,7 +196,7 @@ class ServiceSettings(ProcessSettings):
     max_batch_cost: int = Field(16_384, gt=0, description="Maximum padded cost of one batch (e.g. tokens).")
     max_batch_size: int = Field(64, gt=0, description="Maximum number of items in one batch.")
     max_queue_cost: int = Field(
-        262_144, gt=0, description="Maximum total cost of queued items; further requests get 503."
+        262_144, gt=0, description="Maximum total cost of queued items of a kind; further requests get 503."
     )
     min_concurrency: int = Field(
         32,

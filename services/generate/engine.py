@@ -163,12 +163,9 @@ class GenerateEngine:
                 self._preparations.add(waiting, self._answering_in_order(waiting))
         return [*events, *self._run(running)]
 
-    def step(self, items: Sequence[Item] | None = None) -> list[ItemEvent]:
-        """Generate one more token for each of these generations, all by default, that has its first."""
-        chosen = (
-            None if items is None else [one for item in items if isinstance(one := self._standing_in(item), Generation)]
-        )
-        return self._told(self._batch.step(chosen))
+    def step(self) -> list[ItemEvent]:
+        """Generate one more token for each generation that has its first."""
+        return self._told(self._batch.step())
 
     def prepare(self, items: Sequence[Item], max_cost: int | None = None) -> list[ItemEvent]:
         """Run one pass of a work of the `preparing` ones, of about `max_cost` tokens at most."""

@@ -3,7 +3,7 @@
 A call passes through the cache, the decoding threads, batches of items that are not cached, and batches of pairs.
 
 Images, captions and pairs wait for the model in queues of their own, which take turns batch by batch: encoded pairs
-never wait behind all items that still have to be encoded.
+wait for at most one batch of images and one of captions.
 """
 
 import time

@@ -77,9 +77,9 @@ class CountingEngine:
         self.pieces.update({item: item.num_pieces for item in items if item.num_pieces and not self.running[item]})
         return [self._advance(item) for item in items if item not in self.pieces]
 
-    def step(self, items: Sequence[Item]) -> Came:
-        assert items, "a step for nobody"
-        stepping = [item for item in items if item not in self.pieces]
+    def step(self) -> Came:
+        assert self.running, "a step for nobody"
+        stepping = [item for item in self.running if item not in self.pieces]
         if stepping:
             self.stepped.append([item.name for item in stepping])
         self._pass_gate("step", stepping)

@@ -1,7 +1,7 @@
 """The generate service in this process, over a store with a tiny calibrated checkpoint."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -60,9 +60,9 @@ def broken_off(client: TestClient, path: str, body: dict[str, Any]) -> Any:
     """
     step = GenerateEngine.step
 
-    def slow_step(engine: GenerateEngine, items: Sequence[Item]) -> list[tuple[Item, ItemResult, bool]]:
+    def slow_step(engine: GenerateEngine) -> list[tuple[Item, ItemResult, bool]]:
         time.sleep(STEP_S)  # so that no machine is fast enough to end in time
-        return step(engine, items)
+        return step(engine)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(GenerateEngine, "step", slow_step)

@@ -125,6 +125,10 @@ class Batcher(Intake[Request[Answer[ResultT]]], Generic[ItemT, ResultT]):
             return len(self._queue) + (len(self._prepared.items) if self._prepared else 0)
 
     @property
+    def clients(self) -> Collection[str]:
+        return self._queue.clients
+
+    @property
     def queue_cost(self) -> int:
         """The cost of the waiting items, without padding."""
         with self._lock:
@@ -185,6 +189,7 @@ class Batcher(Intake[Request[Answer[ResultT]]], Generic[ItemT, ResultT]):
         with self._lock:
             is_admitted = self._queue.cost == 0 or self._has_room(request, cost)
             if is_admitted:
+                self._thread.note_client(request.client, request.queued_at)
                 self._queue.add(request, cost)
                 self._ask_for_turn()
         if not is_admitted:
@@ -257,7 +262,7 @@ class Batcher(Intake[Request[Answer[ResultT]]], Generic[ItemT, ResultT]):
 
     def _prepare_next(self) -> None:
         """Cut and collate a full batch ahead of its turn, unless other clients would have to wait for it."""
-        if self._collating is None or self._prepared is not None or self._queue.is_shared(time.monotonic()):
+        if self._collating is None or self._prepared is not None or self._thread.is_shared(time.monotonic()):
             return
         if self._queue.fills_a_batch(self._max_cost) and (items := self._cut()):
             collated = self._collators.submit(self._collating.collate, [item.item for item in items])
@@ -268,7 +273,10 @@ class Batcher(Intake[Request[Answer[ResultT]]], Generic[ItemT, ResultT]):
         return min(self._runner.budget.current, self._runner.times.max_lone_cost)
 
     def _cut(self) -> list[QueuedItem[ItemT]]:
-        return self._queue.cut(self._max_cost, time.monotonic(), self._runner.times.max_shared_cost)
+        now, max_cost = time.monotonic(), self._max_cost
+        if self._thread.is_shared(now):  # a request that arrives now does not wait for a large batch of another client
+            max_cost = min(max_cost, self._runner.times.max_shared_cost)
+        return self._queue.cut(max_cost, now)
 
     # On the compute thread
 
@@ -316,4 +324,5 @@ class Batchers:
 
     @property
     def _all(self) -> "list[Batcher[Any, Any]]":
-        return [getattr(self, kind.name) for kind in fields(self)]
+        kinds = [getattr(self, kind.name) for kind in fields(self)]
+        return [batcher for batcher in kinds if isinstance(batcher, Batcher)]

@@ -29,16 +29,12 @@ ResultT = TypeVar("ResultT")
 
 # Large enough to find items of similar length, small enough that cutting takes microseconds.
 WINDOW_BATCHES = 4
-# Seconds for which another client is expected after requests of several clients have arrived.
-SHARED_S = 1.0
 # After running out of memory, each batch that nearly used up the budget raises it by this share of itself.
 RECOVERY_SHARE = 1 / 64
 # Weight of the newest batch in the measured throughput.
 THROUGHPUT_SMOOTHING = 0.2
 # Weight of a batch in the fitted batch times, relative to that of the next one.
 BATCH_MEMORY = 0.98
-# Growth of the least time of a batch with each later one, as a device may become slower.
-LEAST_GROWTH = 1.003
 # Seconds that a batch takes at most while several clients are active, or twice its fixed part where that is longer: a
 # request waits for the running batch, and then for its own. A batch whose fixed part takes FIXED_SHARE of its time is
 # large enough.
@@ -116,8 +112,6 @@ class BatchQueue(Generic[ItemT]):
     def __init__(self, max_batch_size: int) -> None:
         self.cost = 0
         self._max_batch_size = max_batch_size
-        self._newest_client = ""
-        self._shared_until = -math.inf
         # Items leave at the front, when cut, and anywhere, when cancelled; both are cheap in this kind of dict only.
         self._lines: dict[str, OrderedDict[QueuedItem[ItemT], None]] = {}
         # Only while several clients wait: the cost of what each was served.
@@ -133,10 +127,6 @@ class BatchQueue(Generic[ItemT]):
     def add(self, request: Request[Any], cost: int) -> None:
         """Add the items of a request; `cost` is the sum of theirs."""
         client = request.client
-        if client != self._newest_client:
-            if self._newest_client:
-                self._shared_until = request.queued_at + SHARED_S
-            self._newest_client = client
         line = self._lines.get(client)
         if line is None:
             line = self._lines[client] = OrderedDict()
@@ -182,29 +172,27 @@ class BatchQueue(Generic[ItemT]):
         shares = {name: self.cost_of(name) for name in self._lines}
         return in_the_way(shares, (client, cost), newest, lambda freed, _: self.cost - freed + cost <= max_cost)
 
-    def is_shared(self, now: float) -> bool:
-        """Whether several clients wait, or were active recently."""
-        return len(self._lines) > 1 or now < self._shared_until
+    @property
+    def clients(self) -> Collection[str]:
+        """The clients that wait, whatever other threads do meanwhile."""
+        return list(self._lines)
 
     def fills_a_batch(self, max_cost: float) -> bool:
         """Whether a batch cut now has no room for an item that arrives later."""
         return self.cost >= max_cost or len(self) >= self._max_batch_size
 
-    def cut(self, max_cost: float, now: float, max_shared_cost: float = math.inf) -> list[QueuedItem[ItemT]]:
+    def cut(self, max_cost: float, now: float) -> list[QueuedItem[ItemT]]:
         """Take out the next batch: the item whose turn it is with those nearest to it in length, sorted by length.
 
         It holds as many of the items next in turn as fit under `max_cost` (padded) and the batch size; the first
-        alone where that alone costs more. While several clients are active it costs at most `max_shared_cost`, so
-        that a request that arrives now does not wait for a large batch of another client. Expired items leave the
-        queue too. Empty if none is left.
+        alone where that alone costs more. Expired items leave the queue too. Empty if none is left.
         """
-        limit = min(max_cost, max_shared_cost) if self.is_shared(now) else max_cost
-        window = self._next_in_turn(now, limit) if len(self._lines) > 1 else self._oldest_wanted(now)
+        window = self._next_in_turn(now, max_cost) if len(self._lines) > 1 else self._oldest_wanted(now)
         if not window:
             return []
         first = window[0]
         window.sort(key=attrgetter("length"))
-        batch = self._grow(window, window.index(first), limit)
+        batch = self._grow(window, window.index(first), max_cost)
         if self._given:
             for item in batch:
                 self._given[item.request.client] += item.cost
@@ -337,13 +325,11 @@ class BatchTimes:
         self._weight = 0.0
         self._mean_cost = 0.0
         self._mean_s = 0.0
-        self._least_s = math.inf
         self._cost_deviation = 0.0  # sums of squares and of products about the means
         self._joint_deviation = 0.0
 
     def add(self, cost: int, seconds: float) -> None:
         self._weight = self._weight * BATCH_MEMORY + 1
-        self._least_s = min(self._least_s * LEAST_GROWTH, seconds)
         from_cost, from_s = cost - self._mean_cost, seconds - self._mean_s
         self._mean_cost += from_cost / self._weight
         self._mean_s += from_s / self._weight
@@ -352,30 +338,23 @@ class BatchTimes:
         if self._cost_deviation > 0 and self._joint_deviation > 0:
             # A steeper line would make the fixed time negative.
             self.s_per_cost = min(self._joint_deviation / self._cost_deviation, self._mean_s / self._mean_cost)
-            # No batch takes less than the fixed part, of which batches of nearly equal cost tell little.
-            self.fixed_s = min(self._mean_s - self.s_per_cost * self._mean_cost, self._least_s)
-            self.s_per_cost = (self._mean_s - self.fixed_s) / self._mean_cost
+            self.fixed_s = self._mean_s - self.s_per_cost * self._mean_cost
             self.full_s_per_cost = self.s_per_cost + self.fixed_s / self._max_batch_cost
 
     @property
     def max_shared_cost(self) -> float:
         """The cost of the largest batch while several clients are active; infinite before the first batch."""
         if not self.s_per_cost:
-            return self.cost_within(SLICE_S, 0.5)
-        return min(self.cost_within(SLICE_S, 0.5), (1 / FIXED_SHARE - 1) * self.fixed_s / self.s_per_cost)
+            return SLICE_S * self._mean_cost / self._mean_s if self._mean_s else math.inf
+        return min(self._cost_within(SLICE_S, 0.5), (1 / FIXED_SHARE - 1) * self.fixed_s / self.s_per_cost)
 
     @property
     def max_lone_cost(self) -> float:
         """The cost of the largest batch of a client that is alone; infinite while nothing is known."""
-        return self.cost_within(LONE_BATCH_S, LONE_FIXED_SHARE) if self.s_per_cost else math.inf
+        return self._cost_within(LONE_BATCH_S, LONE_FIXED_SHARE) if self.s_per_cost else math.inf
 
-    def cost_within(self, batch_s: float, fixed_share: float) -> float:
-        """Return the cost of a batch that takes `batch_s`, or of a longer one with this share of its time fixed.
-
-        Infinite before the first batch.
-        """
-        if not self.s_per_cost:
-            return batch_s * self._mean_cost / self._mean_s if self._mean_s else math.inf
+    def _cost_within(self, batch_s: float, fixed_share: float) -> float:
+        """Return the cost of a batch that takes `batch_s`, or of a longer one with this share of its time fixed."""
         return max(batch_s - self.fixed_s, (1 / fixed_share - 1) * self.fixed_s) / self.s_per_cost
 
 

@@ -24,6 +24,9 @@ from services.core.thread_priority import step_back
 
 T = TypeVar("T")
 
+# Seconds for which another client is expected after requests of several clients have arrived.
+SHARED_S = 1.0
+
 # Bounds of what a refused client is told to wait, in seconds: the time in which the queue empties, but at most the
 # first; the second before anything was measured.
 MAX_RETRY_AFTER_S = 30.0
@@ -41,6 +44,8 @@ class ComputeThread:
         self.name = name
         self.heartbeat = time.time()
         self.waiting: tuple[Intake[Any], ...] = ()
+        self._newest_client = ""
+        self._shared_until = -math.inf
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._unanswered: set[Future[Any]] = set()
         self._busy_since: float | None = None
@@ -101,6 +106,17 @@ class ComputeThread:
 
     def detach(self, waiting: "Intake[Any]") -> None:
         self.waiting = tuple(other for other in self.waiting if other is not waiting)
+
+    def note_client(self, client: str, now: float) -> None:
+        """Note that a request of this client has arrived."""
+        if client != self._newest_client:
+            if self._newest_client:
+                self._shared_until = now + SHARED_S
+            self._newest_client = client
+
+    def is_shared(self, now: float) -> bool:
+        """Whether several clients wait for this thread, in any of its queues, or were active recently."""
+        return now < self._shared_until or len({one for waiting in self.waiting for one in waiting.clients}) > 1
 
     def publish_load(self, metrics: Metrics) -> None:
         """Let the gauges show, whenever they are read, this thread's heartbeat and everything that waits for it."""
@@ -197,6 +213,11 @@ class Intake(ABC, Generic[RequestT]):
     @abstractmethod
     def queue_depth(self) -> int:
         """The number of waiting items."""
+
+    @property
+    def clients(self) -> Collection[str]:
+        """The clients whose requests wait."""
+        return ()
 
     @property
     @abstractmethod

@@ -82,8 +82,8 @@ class Work(Generic[ItemT, EventT]):
     """
 
     __slots__ = (
-        *("began_at", "call", "client", "cost", "has_come", "is_begun"),
-        *("item", "last_step", "runs_since", "uncharged_steps", "waits_since"),
+        *("began_at", "call", "client", "cost", "counted_steps", "has_come"),
+        *("is_begun", "item", "runs_since", "waits_since"),
     )
 
     def __init__(self, item: ItemT, cost: int, call: Call[EventT], client: str = "") -> None:
@@ -96,8 +96,7 @@ class Work(Generic[ItemT, EventT]):
         self.waits_since = call.queued_at
         self.has_come = False
         self.is_begun = False
-        self.last_step = 0  # the number of the last step that it took
-        self.uncharged_steps = 0
+        self.counted_steps = 0  # the number of the last step that its client was charged for
 
     def is_wanted(self, now: float) -> bool:
         """Whether its client still waits for it."""

@@ -13,13 +13,11 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice, zip_longest
-from operator import attrgetter
 from typing import Generic, Protocol, TypeVar
 
 import structlog
 
-from services.core.batching.batches import BatchTimes, CostBudget
+from services.core.batching.batches import CostBudget
 from services.core.batching.step_queue import (
     Event,
     StepQueue,
@@ -48,11 +46,8 @@ WIDER = 1.4
 # The charge for a step of one item, in the unit of costs: a decoded token keeps the device busier than a token of a
 # prompt, which is run together with many others.
 STEP_COST = 2.0
-# While several clients are active, a turn admits and prepares for about this many seconds, and its step takes the next
-# number, or longer where this share of its time is fixed: new requests wait for both.
+# While several clients are active, a turn admits and prepares for about this many seconds: new requests wait for it.
 SLICE_S = 0.05
-STEP_SLICE_S = 0.05
-FIXED_SHARE = 0.5
 # At most this many times as long as the turn's step took, for which running answers wait.
 STEPS_A_SLICE = 2.0
 # The least cost of a slice, as small pieces take longer in total, and the cost before anything was measured.
@@ -106,8 +101,8 @@ class SteppingEngine(Protocol[ItemT, EventT_co]):
         Work that would occupy the thread for long, or that costs more than `max_cost`, is left to `prepare`.
         """
 
-    def step(self, items: Sequence[ItemT]) -> Sequence[tuple[ItemT, EventT_co, bool]]:
-        """Make one step for each of these that is prepared."""
+    def step(self) -> Sequence[tuple[ItemT, EventT_co, bool]]:
+        """Make one step for every running item that is prepared."""
 
     @property
     def preparing(self) -> Sequence[Sequence[ItemT]]:
@@ -175,7 +170,6 @@ class StepRunner(Generic[ItemT, EventT]):
         self.full_throughput = Throughput()  # of the turns during which items waited
         self._pace = Throughput(PACE_MEMORY_S)  # of admitting and preparing
         self._step_s = 0.0  # of the last turn with a step
-        self._step_times = BatchTimes(1)  # by the number of items
         self._slice_cost: int | None = None  # that is left of this turn, while several clients are active
         self._num_turns = 0
         self._prepared_in: dict[str, int] = {}  # the last turn in which a client's items were prepared
@@ -214,7 +208,8 @@ class StepRunner(Generic[ItemT, EventT]):
             yield from self._prepare()
             if len(self._queue):
                 prepared_s = time.monotonic() - stepped
-                self._breadth.note(len(self.running), admitted - began + prepared_s, stepped - admitted)
+                num_running = min(len(self.running), int(self._breadth.limit))  # those beyond it are no sign
+                self._breadth.note(num_running, admitted - began + prepared_s, stepped - admitted)
             self._note_demand(began)
             if self.running and not self._engine.num_running:
                 raise LostItems(f"{len(self.running)} items had no last event")
@@ -310,8 +305,8 @@ class StepRunner(Generic[ItemT, EventT]):
     def _has_room(self, works: Sequence[Work[ItemT, EventT]], leaving: Sequence[Work[ItemT, EventT]] = ()) -> bool:
         """Whether the last of these has room beside the others.
 
-        While several clients are active, one that has many items running leaves room for another like it. For one that
-        has none the breadth is doubled: it need not wait until an item of the others ends.
+        While several clients are active, one that has many items running leaves room for another of that size. For one
+        that has none the breadth is doubled: it need not wait until an item of the others ends.
         """
         if self._waits_for_memory:
             return False
@@ -321,7 +316,7 @@ class StepRunner(Generic[ItemT, EventT]):
         if len(others) >= (1 if num_own else 2) * self._breadth.limit:
             return False
         items = [work.item for work in works]
-        if num_own >= MANY_RUNNING and self._slice_cost is not None:
+        if num_own >= MANY_RUNNING and not leaving and self._slice_cost is not None:
             items.append(newcomer.item)  # what stays free for a client that has nothing running
         return self._engine.has_room(items, [work.item for work in leaving])
 
@@ -363,6 +358,7 @@ class StepRunner(Generic[ItemT, EventT]):
             work.runs_since = began
             if not work.has_come:
                 work.began_at = began
+            work.counted_steps = self._num_steps
             work.is_begun = False
             self._paused.pop(id(work.item), None)
             self.running[id(work.item)] = work
@@ -408,38 +404,15 @@ class StepRunner(Generic[ItemT, EventT]):
                 yield self._fail_alone()
             else:
                 preparing = {id(item) for items in self._engine.preparing for item in items}
-                running = self.running.values()
-                begun = [work for work in running if id(work.item) in preparing and work.is_begun]
-                self._pause(giving_room(running, begun))
-        works = self._next_to_step()
-        self._step_s = 0.0
-        if works:
+                works = self.running.values()
+                begun = [work for work in works if id(work.item) in preparing and work.is_begun]
+                self._pause(giving_room(works, begun))
+        if self.running:
             self._num_steps += 1
-            for work in works:
-                work.last_step = self._num_steps
-                work.uncharged_steps += 1
             began = time.monotonic()
-            came = self._engine.step([work.item for work in works])
-            if came:
-                self._step_s = time.monotonic() - began
-                self._step_times.add(len(came), self._step_s)
+            came = self._engine.step()
+            self._step_s = time.monotonic() - began if came else 0.0
             yield self._outcomes(came)
-
-    def _next_to_step(self) -> list[Work[ItemT, EventT]]:
-        """Choose the items of this step: all, or while several clients are active as many as a slice has time for.
-
-        Clients have equal shares of such a step, in which the items of each take turns.
-        """
-        preparing = {id(item) for items in self._engine.preparing for item in items}
-        steppable = [work for key, work in self.running.items() if key not in preparing]
-        most = math.inf if self._slice_cost is None else self._step_times.cost_within(STEP_SLICE_S, FIXED_SHARE)
-        if len(steppable) <= most:
-            return steppable
-        by_client: dict[str, list[Work[ItemT, EventT]]] = {}
-        for work in sorted(steppable, key=attrgetter("last_step")):
-            by_client.setdefault(work.client, []).append(work)
-        in_turn = (work for some in zip_longest(*by_client.values()) for work in some if work is not None)
-        return list(islice(in_turn, max(1, int(most))))
 
     def _prepare(self) -> Iterator[list[Outcome[ItemT, EventT]]]:
         """Prepare one piece. Items at fault fail, or wait in front of all others until there is memory for them."""
@@ -560,8 +533,8 @@ class StepRunner(Generic[ItemT, EventT]):
 
     def _charge(self, work: Work[ItemT, EventT]) -> None:
         if work.has_come:
-            self._queue.charge(work.client, STEP_COST * work.uncharged_steps)
-        work.uncharged_steps = 0
+            self._queue.charge(work.client, STEP_COST * (self._num_steps - work.counted_steps))
+        work.counted_steps = self._num_steps
 
     def _fail_alone(self) -> list[Outcome[ItemT, EventT]]:
         (work,) = self.running.values()

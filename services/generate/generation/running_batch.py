@@ -301,11 +301,9 @@ class RunningBatch:
                 self.forget_prompts()
             raise
 
-    def step(self, generations: Sequence[Generation] | None = None) -> list[Progress]:
-        """Generate one more token for each of these, all by default, that has its first."""
-        keys = self._running if generations is None else map(id, generations)
-        chosen = [self._running[key] for key in keys if key in self._running]
-        running = [one for one in chosen if one.is_ready and not one.is_full]
+    def step(self) -> list[Progress]:
+        """Generate one more token for each generation that has its first."""
+        running = [one for one in self._running.values() if one.is_ready and not one.is_full]
         if not running:
             return []
         logits = self._model.decode([Row(one.slot, (one.input_ids[-1],), one.calibration) for one in running])

@@ -388,26 +388,6 @@ async def test_where_several_clients_come_a_turn_admits_no_more_than_takes_a_twe
     assert "honest" in next_turn
 
 
-async def test_while_another_client_waits_for_it_a_step_has_only_as_many_items_as_a_slice_has_time_for(
-    bench: Bench,
-) -> None:
-    engine = CountingEngine()
-    stepper = bench.stepper(engine)
-    engine.fault = lambda what, items: time.sleep(0.005 * len(items)) if what == "step" else None
-    asked = items("hog", 16, num_events=8)
-    hog = submit_as("hog", stepper, *asked)
-    first = [(await anext(hog[0])).value for _ in range(3)]
-    alone = [len(names) for names in engine.stepped]
-    late = await all_of(submit_as("late", stepper, Item("late", num_events=3)))
-    rest = await asyncio.gather(*(read(stream) for stream in hog))
-    assert max(alone) == 16
-    assert late == [events_of(Item("late"))]
-    assert [first + rest[0], *rest[1:]] == [events_of(one) for one in asked]
-    beside = [names for names in engine.stepped if "late" in names]
-    assert len(beside) == 2
-    assert all(len(names) <= 12 for names in beside)
-
-
 @pytest.mark.parametrize("limit", ["breadth", "room"])
 async def test_a_client_with_nothing_running_does_not_wait_for_an_end_of_anothers(bench: Bench, limit: str) -> None:
     engine = CountingEngine(room=1000 if limit == "breadth" else 12)

@@ -1,7 +1,7 @@
 """A crowded service: long answers of one client leave room for the short ones of another, and all come whole."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +12,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from services.generate.engine import GenerateEngine
-from services.generate.generation.input_processor import InputProcessor, Item
+from services.generate.generation.input_processor import InputProcessor
 from tests.contract.served_system import wait_until
 from tests.generate.served_tiny import served_tiny
 
@@ -70,9 +70,9 @@ def permitted_steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Semaphore]:
     """Make the engine take one permit for each step, and as many steps as it wants after the block."""
     permits, step = Semaphore(0), GenerateEngine.step
 
-    def permitted_step(engine: GenerateEngine, items: Sequence[Item]) -> Any:
+    def permitted_step(engine: GenerateEngine) -> Any:
         permits.acquire()
-        return step(engine, items)
+        return step(engine)
 
     with monkeypatch.context() as patch:
         patch.setattr(GenerateEngine, "step", permitted_step)
@@ -116,9 +116,9 @@ def test_who_would_wait_too_long_is_refused_before_anything_is_tokenised(fresh_c
     client, num_running, num_asked, num_tokens = fresh_client, 8, 48, 100
     step = GenerateEngine.step
 
-    def slow_step(engine: GenerateEngine, items: Sequence[Item]) -> Any:
+    def slow_step(engine: GenerateEngine) -> Any:
         time.sleep(0.02)
-        return step(engine, items)
+        return step(engine)
 
     def prepared(*arguments: Any) -> None:
         raise AssertionError("the refused request was prepared")
