@@ -35,7 +35,7 @@ from services.nn.weight_files import readable_weights
 OPEN_CLIP_CONFIG = "open_clip_config.json"
 OPEN_CLIP_WEIGHTS = "open_clip_model.safetensors"
 MERGES = "bpe.txt.gz"
-# Five times as many as CLIP's.
+# Five times as many bytes as CLIP's merges.
 MAX_MERGES_BYTES = 2**24
 # The configuration of a text tower of Hugging Face's, in a folder of its own, as transformers reads it.
 TEXT_TOWER = "text_tower"

@@ -5,6 +5,7 @@ import json
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -85,7 +86,7 @@ class Memory:
             try:
                 # before it runs its own program, a child shares its parent's memory
                 total += child.memory_info().rss if child.cmdline() != own else 0
-            except psutil.NoSuchProcess:
+            except psutil.NoSuchProcess:  # also a zombie
                 continue
         return total
 
@@ -99,13 +100,13 @@ class Memory:
             while not is_over.wait(0.02):
                 self.peak_bytes = max(self.peak_bytes, self.now())
 
-        thread = threading.Thread(target=watch)
-        thread.start()
-        try:
-            yield
-        finally:
-            is_over.set()
-            thread.join()
+        with ThreadPoolExecutor(1) as pool:
+            watching = pool.submit(watch)
+            try:
+                yield
+            finally:
+                is_over.set()
+            watching.result()
 
 
 @dataclass

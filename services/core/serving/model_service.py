@@ -64,6 +64,7 @@ class ModelService:
         """The models of the settings. `load` has what reads a verified folder, by the kind of its checkpoint;
         `measure` and `describe` are as in ServedModels."""
         settings = self._settings
+        tried: set[str] = set()  # digests of versions, which may be unloaded and loaded again
 
         def load_kind(folder: Path, manifest: Manifest) -> EngineT:
             if manifest.kind not in load:
@@ -71,7 +72,9 @@ class ModelService:
                     f"{manifest.name}@{manifest.version} is a {manifest.kind} checkpoint, and this service runs "
                     f"{told_kinds(load)} checkpoints"
                 )
-            try_tokenizers(f"{manifest.name}@{manifest.version}", folder)
+            if manifest.digest not in tried:
+                try_tokenizers(f"{manifest.name}@{manifest.version}", folder)
+                tried.add(manifest.digest)
             return load[manifest.kind](folder)
 
         def follow_one(name: str, alias: str, room: MemoryBudget) -> ServedCheckpoint[EngineT, BatcherT]:

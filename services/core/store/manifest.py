@@ -29,7 +29,7 @@ ALLOWED_SUFFIXES = JSON_SUFFIXES | TEXT_SUFFIXES | TENSOR_SUFFIXES | OTHER_SUFFI
 
 # Python reads JSON in one go, in which nothing else runs: for a second or two at these sizes.
 MAX_JSON_BYTES, MAX_VOCABULARY_BYTES = 16 * 1024 * 1024, 64 * 1024 * 1024
-VOCABULARIES = ("tokenizer.json", "vocab.json", ".index.json")
+VOCABULARIES = ("tokenizer.json", "vocab.json", "tekken.json", ".index.json")
 
 # Not `.` or `..`, not empty, no drive, no backslash, no control character.
 PATH_SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")

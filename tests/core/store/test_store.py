@@ -71,7 +71,8 @@ def test_a_file_larger_than_one_request_is_published_and_verified_whole(place: S
 def test_json_that_takes_long_to_read_is_not_published(tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "new")
     long = " " * MAX_JSON_BYTES + "{}"
-    (directory / "tokenizer.json").write_text(long)  # vocabularies may be longer
+    for vocabulary in ("tokenizer.json", "tekken.json"):  # may be longer
+        (directory / vocabulary).write_text(long)
     store = Store.open((tmp_path / "store").as_uri())
     store.publish("toy", directory, INFO)
 
