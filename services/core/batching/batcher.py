@@ -324,5 +324,4 @@ class Batchers:
 
     @property
     def _all(self) -> "list[Batcher[Any, Any]]":
-        kinds = [getattr(self, kind.name) for kind in fields(self)]
-        return [batcher for batcher in kinds if isinstance(batcher, Batcher)]
+        return [getattr(self, kind.name) for kind in fields(self)]
