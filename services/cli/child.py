@@ -5,6 +5,7 @@ ends, `kill -9` included, so no process is left behind; unlike Linux's parent-de
 system.
 """
 
+import gc
 import os
 import runpy
 import signal
@@ -26,6 +27,8 @@ def _end_with_starter() -> None:
 
 
 if __name__ == "__main__":
+    # Modules and their classes stay, so collections while they are imported find nothing; the server enables them.
+    gc.disable()
     threading.Thread(target=_end_with_starter, name="starter-watch", daemon=True).start()
     package = sys.argv[1]
     sys.argv = sys.argv[1:]

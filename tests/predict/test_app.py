@@ -588,6 +588,14 @@ def test_a_service_publishes_its_starter_to_a_store_that_holds_other_models(tmp_
     assert "word-problems" not in Store.open(store_url).names()
 
 
+def test_a_service_publishes_to_an_empty_store_only_the_starters_that_it_serves(tmp_path: Path) -> None:
+    store_url = (tmp_path / "store").as_uri()
+    settings = PredictSettings(store_url=store_url, checkpoint_cache_dir=tmp_path / "cache", models=("inferences",))
+    with TestClient(create_predict(settings), raise_server_exceptions=False, base_url="http://localhost") as client:
+        wait_until_ready(lambda: client.get("/readyz").status_code == 200)
+    assert Store.open(store_url).names() == ["inferences"]
+
+
 def test_a_process_without_settings_serves_the_starters() -> None:
     settings = PredictSettings()
     assert settings.models == ("word-problems", "inferences")

@@ -139,9 +139,9 @@ class ModelService:
         async def start() -> None:
             for prepare in warm_up:
                 await prepare()
-            # to an empty store all, to any other those that this service is to serve
             wanted = [name for name, _ in self._settings.followed]
-            await asyncio.to_thread(self._store.publish_starters, packaged_starters(), wanted)
+            starters = [directory for directory in packaged_starters() if directory.name in wanted]
+            await asyncio.to_thread(self._store.publish_starters, starters, wanted)
             await models.start()
 
         @asynccontextmanager

@@ -78,6 +78,9 @@ def run(create: Callable[[SettingsT], Starlette], settings: SettingsT, *, client
         drain_timeout_s=settings.drain_timeout_s,
     )
     gc.set_threshold(*GC_THRESHOLDS)
+    # What has been imported stays: no collection looks at it again.
+    gc.freeze()
+    gc.enable()
     host, port = listener.getsockname()[:2]
     structlog.get_logger("fovea.server").info("listening", host=host, port=port)
     server.run(sockets=[listener])
