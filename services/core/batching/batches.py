@@ -35,6 +35,9 @@ RECOVERY_SHARE = 1 / 64
 THROUGHPUT_SMOOTHING = 0.2
 # Weight of a batch in the fitted batch times, relative to that of the next one.
 BATCH_MEMORY = 0.98
+# The standard deviation of the latest batches' costs, as a share of their mean, below which a line through them tells
+# nothing about the fixed part of their time.
+LEAST_DEVIATION = 0.2
 # Seconds that a batch takes at most while several clients are active, or twice its fixed part where that is longer: a
 # request waits for the running batch, and then for its own. A batch whose fixed part takes FIXED_SHARE of its time is
 # large enough.
@@ -340,6 +343,11 @@ class BatchTimes:
             self.s_per_cost = min(self._joint_deviation / self._cost_deviation, self._mean_s / self._mean_cost)
             self.fixed_s = self._mean_s - self.s_per_cost * self._mean_cost
             self.full_s_per_cost = self.s_per_cost + self.fixed_s / self._max_batch_cost
+
+    @property
+    def are_costs_alike(self) -> bool:
+        """Whether the latest batches cost too nearly the same to tell what is fixed of their times."""
+        return self._cost_deviation < self._weight * (LEAST_DEVIATION * self._mean_cost) ** 2
 
     @property
     def max_shared_cost(self) -> float:

@@ -179,6 +179,29 @@ async def test_another_client_waits_for_no_full_batch_though_all_batches_before_
     assert max(map(len, batches)) <= 10  # a slice's time if each item takes the 5 ms that it sleeps at least
 
 
+class MostlyFixedEngine(RecordingEngine):
+    """Takes 20 ms for each batch and 1 ms for each item."""
+
+    def run_batch(self, items: Sequence[str]) -> list[str]:
+        time.sleep(0.02 + 0.001 * len(items))
+        return super().run_batch(items)
+
+
+@pytest.mark.slow
+async def test_items_of_many_clients_are_computed_together_though_all_cost_the_same() -> None:
+    """A batch of one item takes nearly a slice, and many such batches do not tell how long one of two would take."""
+    shared = Shared(MostlyFixedEngine(), BatchLimits(max_batch_cost=10_000, max_batch_size=64, max_queue_cost=100_000))
+    for number in range(5):
+        await shared.ask(f"client-{number}", "a", cost=92)
+        await asyncio.gather(*shared.asked)
+    await shared.hold()
+    for number in range(300):
+        await shared.ask(f"client-{number % 20}", "a", cost=92)
+    batches = await shared.release()
+    await shared.close()
+    assert max(map(len, batches)) >= 10
+
+
 @pytest.mark.slow
 async def test_another_client_waits_for_no_full_batch_of_another_queue_of_the_thread(even: Shared) -> None:
     engine = SlowEngine()
