@@ -14,6 +14,7 @@ import base64
 import io
 import itertools
 import multiprocessing
+import os
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -39,8 +40,9 @@ START_S = 4.0  # in which the costly requests begin one after the other
 WORDS = ["a", "yellow", "square", "left", "of", "blue", "circle", "red", "green", "two", "one", "big", "small"]
 
 Body = dict[str, Any]
-_draw = np.random.default_rng(0)
-_numbers = itertools.count()
+# Others in the process of the costly client, or what it has sent would be in the caches.
+_draw = np.random.default_rng(os.getpid())
+_numbers = itertools.count(os.getpid() * 1_000_000)
 
 
 def text(num_words: int = 8) -> str:

@@ -275,20 +275,9 @@ class Batcher(Intake[Request[Answer[ResultT]]], Generic[ItemT, ResultT]):
     def _cut(self) -> list[QueuedItem[ItemT]]:
         now, max_cost = time.monotonic(), self._max_cost
         if self._thread.is_shared(now):  # a request that arrives now does not wait for a large batch of another client
-            max_cost = min(max_cost, self._shared_cost())
+            oldest = self._queue.oldest()
+            max_cost = min(max_cost, self._runner.times.next_shared_cost(oldest.cost if oldest else 1))
         return self._queue.cut(max_cost, now)
-
-    def _shared_cost(self) -> float:
-        """Return the cost of the next batch of several clients.
-
-        It is twice the usual one where the latest batches were alike: if none was larger, it would stay unknown that
-        a larger one takes hardly longer.
-        """
-        times = self._runner.times
-        oldest = self._queue.oldest()
-        if oldest is None or not times.are_costs_alike:
-            return times.max_shared_cost
-        return 2 * max(times.max_shared_cost, oldest.cost)
 
     # On the compute thread
 

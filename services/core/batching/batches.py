@@ -9,12 +9,12 @@ that runs out of memory also lowers what later batches may cost.
 import asyncio
 import math
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 from itertools import accumulate, groupby, islice
-from operator import attrgetter
+from operator import attrgetter, mul
 from typing import Any, Generic, TypeVar
 
 import structlog
@@ -33,16 +33,16 @@ WINDOW_BATCHES = 4
 RECOVERY_SHARE = 1 / 64
 # Weight of the newest batch in the measured throughput.
 THROUGHPUT_SMOOTHING = 0.2
-# Weight of a batch in the fitted batch times, relative to that of the next one.
-BATCH_MEMORY = 0.98
-# The standard deviation of the latest batches' costs, as a share of their mean, below which a line through them tells
-# nothing about the fixed part of their time.
-LEAST_DEVIATION = 0.2
+# The latest batches of about one cost of which the fastest counts.
+NUM_LATEST = 9
+# Of the batches of several clients, every such one may cost twice as much: what larger ones take would stay unknown.
+TRIAL_EVERY = 16
+LEAST_S = 1e-6  # of a batch: times are divided by
 # Seconds that a batch takes at most while several clients are active, or twice its fixed part where that is longer: a
 # request waits for the running batch, and then for its own. A batch whose fixed part takes FIXED_SHARE of its time is
 # large enough.
 FIXED_SHARE = 0.1
-SLICE_S = 0.025
+SLICE_S = 0.015
 # The same for a client that is alone, whose throughput the limit leaves nearly as it is: another may come.
 LONE_BATCH_S = 0.5
 LONE_FIXED_SHARE = 0.02
@@ -315,8 +315,10 @@ class CostBudget:
 class BatchTimes:
     """A linear model of batch times: `fixed_s` for each batch, and `s_per_cost` for each unit of padded cost.
 
-    The line is fitted to the latest batches by least squares, in which each counts a little less than the next one.
-    While all batches seen had the same cost, neither is known: both are 0.
+    The line is fitted by least squares, relative to the times, to the fastest of the latest batches of about each cost
+    (between two powers of two): what else the machine does only makes batches slower. However many batches cost the
+    same, what others took is not forgotten. While all had about the same cost, or larger ones take no longer, neither
+    is known: both are 0.
     """
 
     def __init__(self, max_batch_cost: int) -> None:
@@ -325,35 +327,47 @@ class BatchTimes:
         # Seconds for a unit of cost in full batches.
         self.full_s_per_cost = 0.0
         self._max_batch_cost = max_batch_cost
-        self._weight = 0.0
-        self._mean_cost = 0.0
-        self._mean_s = 0.0
-        self._cost_deviation = 0.0  # sums of squares and of products about the means
-        self._joint_deviation = 0.0
+        self._latest: dict[int, deque[tuple[int, float]]] = {}
+        self._fastest: dict[int, tuple[int, float]] = {}
+        self._num_shared = 0
 
     def add(self, cost: int, seconds: float) -> None:
-        self._weight = self._weight * BATCH_MEMORY + 1
-        from_cost, from_s = cost - self._mean_cost, seconds - self._mean_s
-        self._mean_cost += from_cost / self._weight
-        self._mean_s += from_s / self._weight
-        self._cost_deviation = self._cost_deviation * BATCH_MEMORY + from_cost * (cost - self._mean_cost)
-        self._joint_deviation = self._joint_deviation * BATCH_MEMORY + from_cost * (seconds - self._mean_s)
-        if self._cost_deviation > 0 and self._joint_deviation > 0:
-            # A steeper line would make the fixed time negative.
-            self.s_per_cost = min(self._joint_deviation / self._cost_deviation, self._mean_s / self._mean_cost)
-            self.fixed_s = self._mean_s - self.s_per_cost * self._mean_cost
-            self.full_s_per_cost = self.s_per_cost + self.fixed_s / self._max_batch_cost
+        alike = cost.bit_length()
+        latest = self._latest.setdefault(alike, deque(maxlen=NUM_LATEST))
+        latest.append((cost, max(seconds, LEAST_S)))
+        self._fastest[alike] = min(latest, key=lambda one: one[1] / one[0])
+        costs, times = zip(*sorted(self._fastest.values(), reverse=True), strict=True)
+        self._fit(costs, list(accumulate(times, min)))  # one that took longer than a larger one was slowed down
 
-    @property
-    def are_costs_alike(self) -> bool:
-        """Whether the latest batches cost too nearly the same to tell what is fixed of their times."""
-        return self._cost_deviation < self._weight * (LEAST_DEVIATION * self._mean_cost) ** 2
+    def _fit(self, costs: Sequence[int], times: Sequence[float]) -> None:
+        weights = [1 / seconds**2 for seconds in times]
+        mean_cost = sum(map(mul, weights, costs)) / sum(weights)
+        mean_s = sum(map(mul, weights, times)) / sum(weights)
+        spread = joint = 0.0
+        for weight, cost, seconds in zip(weights, costs, times, strict=True):
+            spread += weight * (cost - mean_cost) ** 2
+            joint += weight * (cost - mean_cost) * (seconds - mean_s)
+        if joint <= 0:
+            self.fixed_s = self.s_per_cost = self.full_s_per_cost = 0.0
+            return
+        # A steeper line would make the fixed time negative.
+        self.s_per_cost = min(joint / spread, mean_s / mean_cost)
+        self.fixed_s = mean_s - self.s_per_cost * mean_cost
+        self.full_s_per_cost = self.s_per_cost + self.fixed_s / self._max_batch_cost
+
+    def next_shared_cost(self, item_cost: int) -> float:
+        """Return what the next batch of several clients may cost if an item costs `item_cost`."""
+        self._num_shared += 1
+        if self._num_shared % TRIAL_EVERY == 0:
+            return 2 * max(self.max_shared_cost, item_cost)
+        return self.max_shared_cost if self.s_per_cost else max(self.max_shared_cost, 2 * item_cost)
 
     @property
     def max_shared_cost(self) -> float:
         """The cost of the largest batch while several clients are active; infinite before the first batch."""
         if not self.s_per_cost:
-            return SLICE_S * self._mean_cost / self._mean_s if self._mean_s else math.inf
+            cost, seconds = max(self._fastest.values(), default=(math.inf, SLICE_S))
+            return SLICE_S * cost / seconds
         return min(self._cost_within(SLICE_S, 0.5), (1 / FIXED_SHARE - 1) * self.fixed_s / self.s_per_cost)
 
     @property

@@ -251,7 +251,7 @@ def test_a_line_through_batches_tells_what_is_fixed_and_what_each_unit_costs() -
     ("fixed_s", "expected"),
     [
         pytest.param(0.001, 9 * 0.001 / 0.0001, id="a tenth of the time is fixed"),
-        pytest.param(0.01, (SLICE_S - 0.01) / 0.0001, id="the whole takes a slice"),
+        pytest.param(0.004, (SLICE_S - 0.004) / 0.0001, id="the whole takes a slice"),
         pytest.param(0.5, 0.5 / 0.0001, id="half the time is fixed"),
     ],
 )
@@ -271,6 +271,32 @@ def test_batches_of_one_cost_alone_tell_only_what_that_cost_takes() -> None:
         times.add(7, 0.1)
     assert times.full_s_per_cost == 0
     assert times.max_shared_cost == pytest.approx(7 * SLICE_S / 0.1)
+
+
+def test_what_other_batches_took_is_known_after_any_number_that_cost_the_same() -> None:
+    times = BatchTimes(max_batch_cost=100)
+    for cost in (1, 8, *[64] * 500):
+        times.add(cost, 0.01 + 0.001 * cost)
+    assert times.s_per_cost == pytest.approx(0.001)
+    assert times.fixed_s == pytest.approx(0.01)
+
+
+def test_what_batches_take_is_told_by_those_that_nothing_else_slowed_down() -> None:
+    times = BatchTimes(max_batch_cost=100)
+    for number in range(200):
+        cost = 2 ** (number % 7)
+        times.add(cost, (0.01 + 0.001 * cost) * (1 if number % 3 else 5))
+    assert times.s_per_cost == pytest.approx(0.001, rel=0.01)
+    assert times.fixed_s == pytest.approx(0.01, rel=0.01)
+
+
+def test_now_and_then_a_shared_batch_is_twice_as_large_as_what_is_known_to_be_right() -> None:
+    times = BatchTimes(max_batch_cost=100_000)
+    for cost in (1, 10, 100, 3000):
+        times.add(cost, 0.004 + 0.0001 * cost)
+    costs = [times.next_shared_cost(1) for _ in range(100)]
+    assert set(costs) == {times.max_shared_cost, 2 * times.max_shared_cost}
+    assert costs.count(times.max_shared_cost) > 90
 
 
 def test_what_batches_take_follows_a_device_that_becomes_slower() -> None:
