@@ -40,7 +40,7 @@ START_S = 4.0  # in which the costly requests begin one after the other
 WORDS = ["a", "yellow", "square", "left", "of", "blue", "circle", "red", "green", "two", "one", "big", "small"]
 
 Body = dict[str, Any]
-# Others in the process of the costly client, or what it has sent would be in the caches.
+# Each process draws its own, or the small client's inputs would be in the caches after the costly client's.
 _draw = np.random.default_rng(os.getpid())
 _numbers = itertools.count(os.getpid() * 1_000_000)
 

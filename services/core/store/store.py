@@ -210,8 +210,9 @@ class Store:
     def publish_starters(self, directories: Sequence[Path], wanted: Collection[str] = ()) -> None:
         """Publish each of these folders (see `CheckpointDescription`) whose aliases are missing, to a store that holds
         no other models; to any other store only those named in `wanted`. Any number of processes may do so at once, if
-        all name the same starters, and the next one completes what a killed one left. A store that can't be written, or
-        reached, is left as it is, with a warning. Raises InvalidCheckpoint for a starter that can't be published.
+        all name the same starters or want all that they name, and the next one completes what a killed one left. A
+        store that can't be written, or reached, is left as it is, with a warning. Raises InvalidCheckpoint for a
+        starter that can't be published.
         """
         descriptions = {directory: read_description(directory) for directory in directories}
         own = {description.name for description in descriptions.values()}
