@@ -19,7 +19,7 @@ from services.core.audit import AuditLog
 from services.core.durable_files import write_durably
 from services.core.errors import FoveaError
 from services.core.memory import available_bytes
-from services.core.store.errors import InvalidCheckpoint
+from services.core.store.errors import InvalidCheckpoint, StoreUnavailable
 from services.core.store.manifest import MAX_NAME_LENGTH, CheckpointInfo
 from services.core.store.store import Store
 from services.core.store.versions import Version
@@ -53,6 +53,8 @@ def write_reference(kind: str, directory: Path) -> None:
         raise NoReference(f"no service of Fovea's own runs checkpoints of kind {kind!r}, only {', '.join(ENGINES)}")
     if find_spec("torch") is None:
         raise NoReference("torch is not installed")
+    from services.core.serving.served_checkpoint import Refused
+    from services.core.serving.tokenizer_trial import try_tokenizers
     from services.nn.broken_model import BrokenModel
     from services.nn.model_configs import unexpected
     from services.nn.reference_outputs import REFERENCE_FILE, make_reference
@@ -60,7 +62,12 @@ def write_reference(kind: str, directory: Path) -> None:
     faults: tuple[type[Exception], ...] = (FoveaError, BrokenModel, *unexpected())
     faults_of_files: tuple[type[Exception], ...] = (OSError, *faults)
     try:
+        try_tokenizers(str(directory), directory)
         engine = _load(kind, directory)
+    except Refused as error:
+        raise InvalidCheckpoint(str(error)) from error
+    except StoreUnavailable as error:
+        raise NoReference(str(error)) from error
     except (ImportError, MemoryError) as error:
         raise NoReference(f"it can't be loaded here: {error!r}") from error
     except faults_of_files as error:

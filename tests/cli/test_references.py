@@ -26,6 +26,7 @@ from services.nn.devices import DeviceOptions
 from services.nn.reference_outputs import REFERENCE_FILE, TOLERANCES
 from services.predict.engine import PredictEngine
 from services.score.engine import ScoreEngine
+from tests.core.serving.hostile_tokenizers import PANICKING, hostile_tokenizer
 from tests.core.tiny_checkpoints import write_checkpoint
 from tests.generate.tiny_models import tiny_tokenizer
 
@@ -189,6 +190,13 @@ def test_publishing_weights_that_are_not_those_of_the_reference_is_refused(tmp_p
     directory = changed("t5-student", tmp_path, shuffled, has_reference=True)
     with pytest.raises(InvalidCheckpoint, match="differs from its reference"):
         write_reference("t5-student", directory)
+
+
+def test_publishing_a_tokenizer_that_breaks_its_library_is_refused_before_it_is_read_here(tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(STARTERS["causal-lm"], tmp_path / "hostile"))
+    (directory / "tokenizer.json").write_text(json.dumps(hostile_tokenizer(PANICKING)))
+    with pytest.raises(InvalidCheckpoint, match=r"its tokenizer\.json takes more than .* or breaks its library"):
+        write_reference("causal-lm", directory)
 
 
 def test_a_kind_that_no_service_runs_is_published_without_a_reference(tmp_path: Path) -> None:
