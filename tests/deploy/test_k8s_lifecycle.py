@@ -46,6 +46,14 @@ def starting_s(pod: Pod) -> float:
     return float(probe["periodSeconds"] * probe["failureThreshold"])
 
 
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_a_first_version_that_hangs_is_refused_before_its_pod_is_killed(name: str) -> None:
+    manifests = overlay(name)
+    for pod in manifests.processes():
+        if pod.program != "gateway":
+            assert settings_of(manifests, pod).load_timeout_s < starting_s(pod), pod.name
+
+
 def gateways(manifests: Manifests) -> list[Any]:
     return [settings_of(manifests, pod) for pod in manifests.processes() if pod.program == "gateway"]
 
