@@ -144,7 +144,7 @@ MAX_CHAIN = 13
 BUDGETS = {
     "gateway": 3_500,
     "services/cli": 2_900,
-    "services/core": 12_540,
+    "services/core": 12_560,
     "services/nn": 2_240,
     "services/jobs": 3_700,
     "services/curate": 4_300,

@@ -205,13 +205,16 @@ class Batcher(Intake[Request[Answer[ResultT]]], Generic[ItemT, ResultT]):
         """Raises Overloaded where what is queued before it takes too long for the deadline."""
         if self._queue.cost + cost > self._limits.max_queue_cost:
             return False
-        if request.queued_at + (self._queue.cost + cost) * self._runner.times.full_s_per_cost > request.deadline:
+        if request.deadline < math.inf:
             self._check_deadline(request, cost)
         return True
 
     def _check_deadline(self, request: Request[Answer[ResultT]], cost: int) -> None:
+        s_per_cost = self._runner.times.s_per_cost_in(self._batch_cost(request.queued_at))
+        if request.queued_at + (self._queue.cost + cost) * s_per_cost <= request.deadline:
+            return
         ahead = self._queue.cost_ahead(request.client, cost)
-        expected_s = (ahead + cost) * self._runner.times.full_s_per_cost
+        expected_s = (ahead + cost) * s_per_cost
         if request.queued_at + expected_s > request.deadline:
             message = f"The expected wait is about {expected_s:.1f} s, which is longer than the request's deadline."
             wait_s = drain_s(self._queue.cost, self._runner.cost_per_s)
@@ -271,6 +274,11 @@ class Batcher(Intake[Request[Answer[ResultT]]], Generic[ItemT, ResultT]):
     @property
     def _max_cost(self) -> float:
         return min(self._runner.budget.current, self._runner.times.max_lone_cost)
+
+    def _batch_cost(self, now: float) -> float:
+        """Return what a full batch costs now."""
+        shared_cost = self._runner.times.max_shared_cost if self._thread.is_shared(now) else math.inf
+        return min(self._max_cost, shared_cost)
 
     def _cut(self) -> list[QueuedItem[ItemT]]:
         now, max_cost = time.monotonic(), self._max_cost

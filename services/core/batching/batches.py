@@ -321,12 +321,9 @@ class BatchTimes:
     is known: both are 0.
     """
 
-    def __init__(self, max_batch_cost: int) -> None:
+    def __init__(self) -> None:
         self.fixed_s = 0.0
         self.s_per_cost = 0.0
-        # Seconds for a unit of cost in full batches.
-        self.full_s_per_cost = 0.0
-        self._max_batch_cost = max_batch_cost
         self._latest: dict[int, deque[tuple[int, float]]] = {}
         self._fastest: dict[int, tuple[int, float]] = {}
         self._num_shared = 0
@@ -348,12 +345,15 @@ class BatchTimes:
             spread += weight * (cost - mean_cost) ** 2
             joint += weight * (cost - mean_cost) * (seconds - mean_s)
         if joint <= 0:
-            self.fixed_s = self.s_per_cost = self.full_s_per_cost = 0.0
+            self.fixed_s = self.s_per_cost = 0.0
             return
         # A steeper line would make the fixed time negative.
         self.s_per_cost = min(joint / spread, mean_s / mean_cost)
         self.fixed_s = mean_s - self.s_per_cost * mean_cost
-        self.full_s_per_cost = self.s_per_cost + self.fixed_s / self._max_batch_cost
+
+    def s_per_cost_in(self, batch_cost: float) -> float:
+        """Return the seconds for a unit of cost in batches that cost `batch_cost`; 0 while nothing is known."""
+        return self.s_per_cost + self.fixed_s / batch_cost
 
     def next_shared_cost(self, item_cost: int) -> float:
         """Return what the next batch of several clients may cost if an item costs `item_cost`."""
@@ -428,7 +428,7 @@ class BatchRunner(Generic[ItemT, ResultT]):
     ) -> None:
         self.budget = budget
         self.cost_per_s = 0.0
-        self.times = BatchTimes(budget.limit)
+        self.times = BatchTimes()
         self._run_batch = run_batch
         self._metrics = metrics
         self._is_out_of_memory = is_out_of_memory

@@ -239,12 +239,12 @@ async def test_a_request_that_would_wait_past_its_deadline_is_refused_at_once_an
 
 
 def test_a_line_through_batches_tells_what_is_fixed_and_what_each_unit_costs() -> None:
-    times = BatchTimes(max_batch_cost=100)
+    times = BatchTimes()
     for cost in (1, 10, 100, 30, 3):
         times.add(cost, 0.5 + 0.01 * cost)
     assert times.s_per_cost == pytest.approx(0.01)
     assert times.fixed_s == pytest.approx(0.5)
-    assert times.full_s_per_cost == pytest.approx(0.01 + 0.5 / 100)
+    assert times.s_per_cost_in(100) == pytest.approx(0.01 + 0.5 / 100)
 
 
 @pytest.mark.parametrize(
@@ -258,23 +258,23 @@ def test_a_line_through_batches_tells_what_is_fixed_and_what_each_unit_costs() -
 def test_a_shared_batch_takes_a_slice_at_most_unless_its_fixed_part_alone_takes_long(
     fixed_s: float, expected: float
 ) -> None:
-    times = BatchTimes(max_batch_cost=100_000)
+    times = BatchTimes()
     for cost in (1, 10, 100, 3000, 3):
         times.add(cost, fixed_s + 0.0001 * cost)
     assert times.max_shared_cost == pytest.approx(expected)
 
 
 def test_batches_of_one_cost_alone_tell_only_what_that_cost_takes() -> None:
-    times = BatchTimes(max_batch_cost=100)
+    times = BatchTimes()
     assert times.max_shared_cost == float("inf")
     for _ in range(10):
         times.add(7, 0.1)
-    assert times.full_s_per_cost == 0
+    assert times.s_per_cost_in(100) == 0
     assert times.max_shared_cost == pytest.approx(7 * SLICE_S / 0.1)
 
 
 def test_what_other_batches_took_is_known_after_any_number_that_cost_the_same() -> None:
-    times = BatchTimes(max_batch_cost=100)
+    times = BatchTimes()
     for cost in (1, 8, *[64] * 500):
         times.add(cost, 0.01 + 0.001 * cost)
     assert times.s_per_cost == pytest.approx(0.001)
@@ -282,7 +282,7 @@ def test_what_other_batches_took_is_known_after_any_number_that_cost_the_same() 
 
 
 def test_what_batches_take_is_told_by_those_that_nothing_else_slowed_down() -> None:
-    times = BatchTimes(max_batch_cost=100)
+    times = BatchTimes()
     for number in range(200):
         cost = 2 ** (number % 7)
         times.add(cost, (0.01 + 0.001 * cost) * (1 if number % 3 else 5))
@@ -291,7 +291,7 @@ def test_what_batches_take_is_told_by_those_that_nothing_else_slowed_down() -> N
 
 
 def test_now_and_then_a_shared_batch_is_twice_as_large_as_what_is_known_to_be_right() -> None:
-    times = BatchTimes(max_batch_cost=100_000)
+    times = BatchTimes()
     for cost in (1, 10, 100, 3000):
         times.add(cost, 0.004 + 0.0001 * cost)
     costs = [times.next_shared_cost(1) for _ in range(100)]
@@ -300,7 +300,7 @@ def test_now_and_then_a_shared_batch_is_twice_as_large_as_what_is_known_to_be_ri
 
 
 def test_what_batches_take_follows_a_device_that_becomes_slower() -> None:
-    times = BatchTimes(max_batch_cost=100)
+    times = BatchTimes()
     for factor in (1, 3):
         for number in range(400):
             times.add(1 + number % 10, factor * (0.5 + 0.01 * (1 + number % 10)))
