@@ -50,7 +50,9 @@ class KeysInFile:
             return read_key_file(self._path).keys
         except FileNotFoundError:
             return ()
-        except (OSError, ValueError) as broken:
+        except OSError as error:
+            raise KeysUnavailable(f"{self}: {error.strerror}") from error
+        except ValueError as broken:
             raise KeysUnavailable(str(broken)) from broken
 
     @contextmanager

@@ -20,7 +20,7 @@ from services.core.durable_files import write_durably
 from services.core.errors import FoveaError
 from services.core.memory import available_bytes
 from services.core.store.errors import InvalidCheckpoint, StoreUnavailable
-from services.core.store.manifest import MAX_NAME_LENGTH, CheckpointInfo
+from services.core.store.manifest import MAX_NAME_LENGTH, CheckpointInfo, check_sizes
 from services.core.store.store import Store
 from services.core.store.versions import Version
 
@@ -262,7 +262,9 @@ def recognise(text: str, options: ImportOptions) -> Import:
     if unused := [option for option, value in given.items() if value is not None]:
         raise Refused(f"{unused[0]} does not apply to {source.uri}")
     licence = options.licence or licence_of(source)
-    return Import(source, importer.plan(), importer.build, options.name or store_name(source.name), licence)
+    plan = importer.plan()
+    check_sizes(source.uri, {path: size for path, size in source.files.items() if path not in plan.left})
+    return Import(source, plan, importer.build, options.name or store_name(source.name), licence)
 
 
 def _unknown(paths: Collection[str], config: Mapping[str, Any]) -> str:

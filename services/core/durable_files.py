@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+# Over a hundred thousand keys; a file that grows without end must not take the memory of the process that follows it.
+MAX_READ_BYTES = 64 * 1024 * 1024
 HALF_WRITTEN = re.compile(r".+#[0-9]+")
 
 
@@ -28,9 +30,12 @@ def opened_file(path: Path, flags: int) -> Iterator[int]:
 
 
 def read_regular_file(path: Path) -> bytes:
-    """Read a file whole. Raises OSError, and does not wait where the path is not a regular file."""
+    """Read a file of at most `MAX_READ_BYTES` whole. Raises OSError for a larger one, and for what is no regular file
+    without waiting."""
     with opened_file(path, os.O_RDONLY) as descriptor, open(descriptor, "rb", closefd=False) as file:
-        return file.read()
+        if len(content := file.read(MAX_READ_BYTES + 1)) > MAX_READ_BYTES:
+            raise OSError(errno.EFBIG, f"more than {MAX_READ_BYTES} bytes", str(path))
+        return content
 
 
 def write_durably(path: Path, chunks: Iterable[bytes]) -> None:

@@ -348,6 +348,16 @@ def test_a_snapshot_in_the_hubs_cache_is_imported_through_its_links(tmp_path: Pa
     assert manifest.source["chat_template"] == "the family's: vicuna_v1.1"
 
 
+@pytest.mark.parametrize("name", ["README.md", "config.json", "tokenizer_config.json", "LICENSE"])
+def test_a_file_that_is_too_large_to_be_read_whole_is_refused_before_it_is_read(tmp_path: Path, name: str) -> None:
+    source = publish(tmp_path, "vicuna-7b-v1.5")
+    with (source / name).open("wb") as file:
+        file.truncate(2**40)  # of which nothing is on the disk
+    result = run(source)
+    assert result.exit_code == 1
+    assert re.search(rf"{name}(\.txt)? has {2**40} bytes; a (JSON|text) file may have", result.stderr), result.stderr
+
+
 @pytest.mark.parametrize("name", ["LICENSE", "NOTICE.md", "generation_config.json", "special_tokens_map.json", "more"])
 def test_a_link_out_of_a_source_is_refused_and_nothing_of_its_target_published(tmp_path: Path, name: str) -> None:
     source = publish(tmp_path, "vicuna-7b-v1.5")

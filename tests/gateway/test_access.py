@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +182,19 @@ async def test_an_admin_key_opens_everything() -> None:
                 assert response.status == 200
 
 
-async def test_a_pipe_in_place_of_the_keys_file_holds_nothing_up_and_a_key_revoked_later_is_out(tmp_path: Path) -> None:
+def make_huge(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(2**40)  # of which nothing is on the disk
+
+
+@pytest.mark.parametrize(
+    ("replace", "reason"),
+    # the opening of a pipe would wait for a writer
+    [pytest.param(os.mkfifo, "regular", id="pipe"), pytest.param(make_huge, "bytes", id="huge")],
+)
+async def test_what_cannot_be_read_as_the_keys_file_holds_nothing_up_and_a_key_revoked_later_is_out(
+    tmp_path: Path, replace: Callable[[Path], None], reason: str
+) -> None:
     path = tmp_path / "keys.json"
     write_keys(path, record(KEY, "embed"))
     with capture_logs() as logs:
@@ -190,10 +203,10 @@ async def test_a_pipe_in_place_of_the_keys_file_holds_nothing_up_and_a_key_revok
             gateway(embed_urls=url, keys_file=path, keys_poll_s=0.01) as client,
         ):
             path.unlink()
-            os.mkfifo(path)  # whose opening would wait for a writer
+            replace(path)
 
             async def is_reported() -> bool:
-                return any(one["event"] == "keys_not_reloaded" and "regular" in one["reason"] for one in logs)
+                return any(one["event"] == "keys_not_reloaded" and reason in one["reason"] for one in logs)
 
             await until(is_reported)
             assert await status(client, "/embed", bearer()) == 200

@@ -460,7 +460,8 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
             manifest = self.manifest
             if manifest is None or manifest.version != version:
                 manifest = await asyncio.to_thread(self._store.manifest, self.name, version)
-                check_sizes(f"{self.name}@{version}", manifest.files)
+                sizes = {path: file.size_bytes for path, file in manifest.files.items()}
+                check_sizes(f"{self.name}@{version}", sizes)
             followed = self._followed
             folder = await asyncio.to_thread(
                 self._store.fetch, self.name, version, followed.cache_dir, followed.cache_max_bytes

@@ -30,6 +30,7 @@ from services.core.store.manifest import (
     CheckpointInfo,
     StoredFile,
     check_paths,
+    check_sizes,
 )
 
 # Opcodes by which a pickle runs code.
@@ -171,6 +172,7 @@ def _read_file(directory: Path, source: Path) -> CheckpointFile:
     path = source.relative_to(directory).as_posix()
     if path == MANIFEST_FILE:
         raise InvalidCheckpoint(f"{source}: {MANIFEST_FILE} is reserved for the store")
+    check_sizes(str(directory), {path: source.stat().st_size})
     _check_content(source)
     return CheckpointFile(source, path, digest_of(source))
 

@@ -28,7 +28,7 @@ OTHER_SUFFIXES = frozenset({".txt.gz", ".model"})
 ALLOWED_SUFFIXES = JSON_SUFFIXES | TEXT_SUFFIXES | TENSOR_SUFFIXES | OTHER_SUFFIXES
 
 # Python reads JSON in one go, in which nothing else runs: for a second or two at these sizes.
-MAX_JSON_BYTES, MAX_VOCABULARY_BYTES = 16 * 1024 * 1024, 64 * 1024 * 1024
+MAX_JSON_BYTES, MAX_TEXT_BYTES = 16 * 1024 * 1024, 64 * 1024 * 1024
 VOCABULARIES = ("tokenizer.json", "vocab.json", "tekken.json", ".index.json")
 
 # Not `.` or `..`, not empty, no drive, no backslash, no control character.
@@ -95,12 +95,17 @@ class StoredFile(BaseModel):
     size_bytes: int = Field(ge=0)
 
 
-def check_sizes(label: str, files: Mapping[str, StoredFile]) -> None:
-    """Raises InvalidCheckpoint, naming the file and its limit, for JSON of the version `label` that is long to read."""
-    for path, file in files.items():
-        limit = MAX_VOCABULARY_BYTES if path.endswith(VOCABULARIES) else MAX_JSON_BYTES
-        if path.endswith(tuple(JSON_SUFFIXES)) and file.size_bytes > limit:
-            raise InvalidCheckpoint(f"{label}: {path} has {file.size_bytes} bytes; a JSON file may have {limit}")
+def check_sizes(label: str, sizes: Mapping[str, int]) -> None:
+    """Raises InvalidCheckpoint, naming the file and its limit, for JSON or text of `label` that is long to read.
+
+    `sizes` are bytes by the paths of its files.
+    """
+    for path, size_bytes in sizes.items():
+        is_json, is_text = (path.endswith(tuple(suffixes)) for suffixes in (JSON_SUFFIXES, TEXT_SUFFIXES))
+        limit = MAX_TEXT_BYTES if is_text or path.endswith(VOCABULARIES) else MAX_JSON_BYTES
+        if (is_json or is_text) and size_bytes > limit:
+            kind = "JSON" if is_json else "text"
+            raise InvalidCheckpoint(f"{label}: {path} has {size_bytes} bytes; a {kind} file may have {limit}")
 
 
 class CheckpointInfo(BaseModel):

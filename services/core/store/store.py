@@ -42,7 +42,6 @@ from services.core.store.manifest import (
     Manifest,
     check_alias,
     check_model_name,
-    check_sizes,
     is_version_id,
 )
 from services.core.store.objects import Objects
@@ -110,7 +109,6 @@ class Store:
         if alias is not None:
             check_alias(alias)
         files = read_checkpoint_directory(directory)
-        check_sizes(name, {file.path: file.stored for file in files})
         manifest = Manifest.describe(name, info, {file.path: file.stored for file in files})
         for attempt in stamina.retry_context(on=_UploadLost, attempts=UPLOAD_ATTEMPTS):
             with attempt:

@@ -15,7 +15,7 @@ from services.embed.imports.published_folder import TOKENIZER, facts_of, image_s
 from services.embed.model.vlm_engine import VLM_KIND, vlm_config, vlm_types
 from services.embed.model.vlm_prompts import FORMS, TOLD_IN, VLM_CONFIG, VlmPrompt, form_of
 from services.jobs.imports.plan import Plan, left_files
-from services.jobs.imports.source import MODEL_CONFIG, Source
+from services.jobs.imports.source import MODEL_CONFIG, Source, fetch_small
 from services.jobs.imports.weights import find_weights
 from services.nn.loading import transformers
 
@@ -71,7 +71,7 @@ class VlmImport:
         """Name the form in which the model is asked."""
         if self.form is not None:
             return self.form
-        return form_of(self.source.fetch(path).read_text() for path in TOLD_IN if path in self.source.files)
+        return form_of(fetch_small(self.source, path).read_text() for path in TOLD_IN if path in self.source.files)
 
 
 def _told(prompt: VlmPrompt) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from services.core.refusals import Refused
+from services.core.store.manifest import check_sizes
 
 HUB_SCHEME = "hf://"
 README = "README.md"
@@ -109,12 +110,18 @@ def open_source(text: str) -> Source:
     return HubRepository(named["id"], named["revision"])
 
 
+def fetch_small(source: Source, path: str) -> Path:
+    """Return the local file of a path that is read whole. Raises InvalidCheckpoint for a large one, and Refused."""
+    check_sizes(source.uri, {path: source.files[path]})
+    return source.fetch(path)
+
+
 def read_object(source: Source, path: str) -> dict[str, Any]:
     """Read a JSON object of a source, empty where there is no such file. Raises Refused."""
     if path not in source.files:
         return {}
     try:
-        content = json.loads(source.fetch(path).read_bytes())
+        content = json.loads(fetch_small(source, path).read_bytes())
     except (ValueError, RecursionError) as error:
         raise Refused(f"{path} is not JSON: {error}") from None
     if not isinstance(content, dict):
@@ -137,7 +144,7 @@ def licence_of(source: Source) -> str | None:
     from huggingface_hub import metadata_load
 
     try:
-        metadata = metadata_load(source.fetch(README))
+        metadata = metadata_load(fetch_small(source, README))
     except ValueError:  # a card without valid metadata says nothing
         return None
     licence = (metadata or {}).get("license")

@@ -78,7 +78,7 @@ def test_json_that_takes_long_to_read_is_not_published(tmp_path: Path) -> None:
 
     (directory / "labels.json").write_text(long)
     with pytest.raises(
-        InvalidCheckpoint, match=f"toy: labels.json has {len(long)} bytes; a JSON file may have 16777216"
+        InvalidCheckpoint, match=f"{directory}: labels.json has {len(long)} bytes; a JSON file may have 16777216"
     ):
         store.publish("toy", directory, INFO)
 
