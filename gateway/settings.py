@@ -1,5 +1,6 @@
 """The gateway's settings."""
 
+import re
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -63,7 +64,17 @@ class KeyRecord(BaseModel):
     scopes: frozenset[Scope]
     rate_limit: str | None = None
     created: str | None = None
-    tenant: str = Field(DEFAULT_TENANT, pattern=TENANT_PATTERN)
+    tenant: str = DEFAULT_TENANT
+
+    @field_validator("tenant")
+    @classmethod
+    def check_tenant(cls, tenant: str) -> str:
+        if re.fullmatch(TENANT_PATTERN, tenant) is None:
+            raise ValueError(
+                f"{tenant!r} is no tenant: up to 63 lower-case letters, digits, dots, dashes and underscores, "
+                "of which the first is a letter or a digit"
+            )
+        return tenant
 
     @field_validator("rate_limit")
     @classmethod

@@ -149,5 +149,5 @@ def _audited(
 
 
 def _refuse(reason: str) -> NoReturn:
-    typer.echo(printable(reason), err=True)
+    typer.echo(f"fovea keys: {printable(reason)}", err=True)
     raise typer.Exit(1)

@@ -22,7 +22,12 @@ from services.core.audit import AuditFailed, AuditLog
 from services.core.logs import log_warnings_to_stderr
 from services.core.printable import printable
 from services.core.settings import ServiceSettings
-from services.core.store.checkpoint_files import CheckpointDescription, packaged_starters, read_description
+from services.core.store.checkpoint_files import (
+    DESCRIPTION_FILE,
+    CheckpointDescription,
+    packaged_starters,
+    read_description,
+)
 from services.core.store.errors import CorruptCheckpoint, InvalidCheckpoint, NotFoundInStore, StoreError
 from services.core.store.manifest import check_alias, check_model_name
 from services.core.store.store import ANYWHERE, DEFAULT_GRACE_S, DEFAULT_KEEP, Anywhere, Removal, Store
@@ -173,6 +178,9 @@ def publish(  # noqa: PLR0913 - one parameter an option
     store = _open(store_url)
     if kind is not None and name is None:
         raise typer.BadParameter("--kind requires --name.")
+    if kind is None and not (directory / DESCRIPTION_FILE).exists():
+        missing = f"{directory / DESCRIPTION_FILE}: No such file or directory"
+        raise InvalidCheckpoint(f"{missing}; say with --name and --kind what it is: {', '.join(ENGINES)}")
     description = read_description(directory) if kind is None else CheckpointDescription(name=name or "", kind=kind)
     if reference:
         # a kind of one's own may be stored, a misspelt one would take the alias from a version that serves

@@ -269,7 +269,7 @@ def read_settings(settings_cls: type[SettingsT], **overrides: Any) -> SettingsT:
         raise SettingsError("\n".join(_complaints(settings_cls, invalid))) from None
     except UnreadableVariable as unreadable:
         name = str(unreadable).split('"')[1]
-        raise SettingsError(f"{_variable(settings_cls, name)}: Input should be valid JSON.") from None
+        raise SettingsError(f"{variable_of(settings_cls, name)}: Input should be valid JSON.") from None
 
 
 class _SharedVariables(EnvSettingsSource):
@@ -317,13 +317,15 @@ def _hint(unknown: str, own_prefix: str, known: set[str]) -> str:
 def _complaints(settings_cls: type[ProcessSettings], invalid: ValidationError) -> Iterator[str]:
     for error in invalid.errors(include_url=False, include_context=False, include_input=False):
         if error["loc"]:
-            yield f"{_variable(settings_cls, str(error['loc'][0]))}: {error['msg']}."
+            yield f"{variable_of(settings_cls, str(error['loc'][0]))}: {error['msg']}."
         else:  # about several settings, which the message names
             yield f"{error['msg'].removeprefix('Value error, ')}."
 
 
-def _variable(settings_cls: type[ProcessSettings], field_name: str) -> str:
-    """Return the variable that held a field's value."""
-    own_variable = own_prefix_of(settings_cls) + field_name.upper()
-    is_own = own_variable in os.environ or not is_shared(field_name)
-    return own_variable if is_own else SHARED_PREFIX + field_name.upper()
+def variable_of(settings_cls: type[ProcessSettings], field_name: str) -> str:
+    """Return the variable that held a field's value, or that changes its default."""
+    own_variable, shared_variable = own_prefix_of(settings_cls) + field_name.upper(), SHARED_PREFIX + field_name.upper()
+    if own_variable in os.environ or not is_shared(field_name):
+        return own_variable
+    has_own_default = field_name in settings_cls.__annotations__
+    return own_variable if has_own_default and shared_variable not in os.environ else shared_variable

@@ -4,8 +4,9 @@ import pytest
 from pydantic import Field, ValidationError
 from pydantic_settings import SettingsConfigDict
 
-from services.core.settings import ServiceSettings, SettingsError, read_settings
+from services.core.settings import ServiceSettings, SettingsError, read_settings, variable_of
 from services.embed.settings import EmbedSettings
+from services.generate.settings import GenerateSettings
 from tests.documentation.reference import describe_settings
 
 
@@ -128,3 +129,14 @@ def test_what_is_no_number_of_bytes_is_blamed_on_its_variable(monkeypatch: pytes
     monkeypatch.setenv("FOVEA_EMBED_MEMORY_BYTES", text)
     with pytest.raises(SettingsError, match="FOVEA_EMBED_MEMORY_BYTES"):
         read_settings(EmbedSettings)
+
+
+def test_the_variable_of_a_setting_is_the_one_that_was_given_or_that_changes_its_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert variable_of(EmbedSettings, "max_body_bytes") == "FOVEA_MAX_BODY_BYTES"
+    assert variable_of(GenerateSettings, "max_body_bytes") == "FOVEA_GENERATE_MAX_BODY_BYTES"
+    monkeypatch.setenv("FOVEA_MAX_BODY_BYTES", "1000")
+    assert variable_of(GenerateSettings, "max_body_bytes") == "FOVEA_MAX_BODY_BYTES"
+    monkeypatch.setenv("FOVEA_EMBED_MAX_BODY_BYTES", "1000")
+    assert variable_of(EmbedSettings, "max_body_bytes") == "FOVEA_EMBED_MAX_BODY_BYTES"

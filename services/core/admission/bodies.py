@@ -13,7 +13,7 @@ from services.core.errors import BodyTimeout, InvalidRequest, Overloaded, TooLar
 from services.core.exchange import WHOLE_BODY_KEY, announces_body, forget_headers, header_of
 from services.core.fair_gate import FairGate, Permit
 from services.core.metrics import Metrics
-from services.core.settings import ProcessSettings
+from services.core.settings import ProcessSettings, variable_of
 
 
 class BodyPace:
@@ -78,9 +78,10 @@ class GzipBody:
     grow very large costs neither its memory nor its time. Other encodings are refused.
     """
 
-    def __init__(self, app: ASGIApp, max_body_bytes: int, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, settings: ProcessSettings, metrics: Metrics) -> None:
         self.app = app
-        self.max_body_bytes = max_body_bytes
+        self.max_body_bytes = settings.max_body_bytes
+        self.setting = variable_of(type(settings), "max_body_bytes")
         self.metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -101,7 +102,7 @@ class GzipBody:
         if num_bytes > self.max_body_bytes:
             self.metrics.rejected.labels("too_large").inc()
             raise TooLarge(
-                f"The request body decompresses to over {self.max_body_bytes} bytes, the limit (FOVEA_MAX_BODY_BYTES).",
+                f"The request body decompresses to over {self.max_body_bytes} bytes, the limit ({self.setting}).",
                 code="body_too_large",
             )
 

@@ -46,7 +46,7 @@ from services.core.http.error_responses import error_headers, render_error
 from services.core.http.health import PROBE_PATHS, Health
 from services.core.logs import PASSED_ON
 from services.core.metrics import Metrics
-from services.core.settings import ProcessSettings, ServiceSettings
+from services.core.settings import ProcessSettings, ServiceSettings, variable_of
 
 if TYPE_CHECKING:
     from prometheus_client import Counter, Histogram
@@ -315,9 +315,9 @@ def http_middleware(
         Middleware(
             OriginCheck, allowed=origins, metrics=metrics, needs_key=needs_key, linked_paths=tuple(linked_paths)
         ),
-        Middleware(BodyLimit, max_body_bytes=settings.max_body_bytes, metrics=metrics),
+        Middleware(BodyLimit, settings=settings, metrics=metrics),
         Middleware(BodyPace, settings=settings, metrics=metrics),
-        Middleware(GzipBody, max_body_bytes=settings.max_body_bytes, metrics=metrics),
+        Middleware(GzipBody, settings=settings, metrics=metrics),
         Middleware(Deadline, settings=settings, metrics=metrics),
         Middleware(DisconnectCancellation, metrics=metrics),
         *for_services,
@@ -490,9 +490,10 @@ class BodyLimit:
     error envelope.
     """
 
-    def __init__(self, app: ASGIApp, max_body_bytes: int, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, settings: ProcessSettings, metrics: Metrics) -> None:
         self.app = app
-        self.max_body_bytes = max_body_bytes
+        self.max_body_bytes = settings.max_body_bytes
+        self.setting = variable_of(type(settings), "max_body_bytes")
         self.metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -520,7 +521,7 @@ class BodyLimit:
     def _refusal(self, what: str) -> TooLarge:
         self.metrics.rejected.labels("too_large").inc()
         return TooLarge(
-            f"The request body {what}; the limit is {self.max_body_bytes} (FOVEA_MAX_BODY_BYTES).",
+            f"The request body {what}; the limit is {self.max_body_bytes} ({self.setting}).",
             code="body_too_large",
         )
 

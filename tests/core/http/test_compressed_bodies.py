@@ -38,7 +38,7 @@ def test_a_body_that_decompresses_beyond_the_limit_is_refused(client: TestClient
     assert response.status_code == 413
     error = response.json()["error"]
     assert error["code"] == "body_too_large"
-    assert f"over {MEBIBYTE} bytes" in error["message"]
+    assert f"over {MEBIBYTE} bytes, the limit (FOVEA_MAX_BODY_BYTES)" in error["message"]
 
 
 @pytest.mark.parametrize(
@@ -75,10 +75,11 @@ async def test_a_bomb_is_never_held_decompressed() -> None:
     async def send(message: Message) -> None: ...
 
     scope: Scope = {"type": "http", "headers": [(b"content-encoding", b"gzip"), (b"content-length", b"1")]}
+    settings = ProcessSettings(port=0, max_body_bytes=8 * MEBIBYTE)
     tracemalloc.start()
     try:
         with pytest.raises(TooLarge):
-            await GzipBody(read, 8 * MEBIBYTE, Metrics("test"))(scope, receive, send)
+            await GzipBody(read, settings, Metrics("test"))(scope, receive, send)
         peak_bytes = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -1,6 +1,7 @@
 """`fovea keys`, as it is typed."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -105,7 +106,10 @@ def test_a_key_is_revoked_though_that_can_not_be_recorded(file: Path, tmp_path: 
     [
         (["create", "--name", "x", "--scope", "paint"], "scopes"),
         (["create", "--name", "x", "--scope", "embed:all"], "scopes"),
-        (["create", "--name", "x", "--scope", "embed", "--tenant", "../north"], "tenant"),
+        (
+            ["create", "--name", "x", "--scope", "embed", "--tenant", "../north"],
+            "tenant: '../north' is no tenant: up to 63",
+        ),
         (["create", "--name", "x", "--scope", "embed", "--rate-limit", "often"], "rate_limit"),
         (["create", "--name", "taken", "--scope", "embed"], "already"),
         (["revoke", "nobody"], "no key named 'nobody'"),
@@ -125,3 +129,10 @@ def test_a_file_that_is_no_keys_file_is_left_alone(file: Path) -> None:
     file.write_text(json.dumps({"other": 1}))
     assert keys(file, "create", "--name", "x", "--scope", "embed").exit_code == 1
     assert json.loads(file.read_text()) == {"other": 1}
+
+
+def test_a_pipe_in_place_of_a_keys_file_is_named_in_one_line(file: Path) -> None:
+    file.parent.mkdir()
+    os.mkfifo(file)
+    listed = keys(file, "list")
+    assert (listed.exit_code, listed.stderr.strip()) == (1, f"fovea keys: {file}: not a regular file")
