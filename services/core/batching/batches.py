@@ -353,7 +353,7 @@ class BatchTimes:
 
     def s_per_cost_in(self, batch_cost: float) -> float:
         """Return the seconds for a unit of cost in batches that cost `batch_cost`; 0 while nothing is known."""
-        return self.s_per_cost + self.fixed_s / batch_cost
+        return self.s_per_cost + self.fixed_s / max(1, batch_cost)  # no item costs less
 
     def next_shared_cost(self, item_cost: int) -> float:
         """Return what the next batch of several clients may cost if an item costs `item_cost`."""

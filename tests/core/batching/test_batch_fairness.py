@@ -264,6 +264,13 @@ def test_a_shared_batch_takes_a_slice_at_most_unless_its_fixed_part_alone_takes_
     assert times.max_shared_cost == pytest.approx(expected)
 
 
+def test_a_unit_of_cost_takes_as_long_in_batches_of_any_size_where_nothing_is_fixed() -> None:
+    times = BatchTimes()
+    for cost in (1, 10, 100):
+        times.add(cost, 0.01 * cost)
+    assert [times.s_per_cost_in(cost) for cost in (0, 1, 100)] == pytest.approx([0.01] * 3)
+
+
 def test_batches_of_one_cost_alone_tell_only_what_that_cost_takes() -> None:
     times = BatchTimes()
     assert times.max_shared_cost == float("inf")
