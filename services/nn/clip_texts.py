@@ -27,6 +27,9 @@ class TextTokenizer(Protocol):
 
     context_length: int
 
+    def plain(self, text: str) -> str:
+        """Break up what the tokenizer would read as tokens of its own, unless it does so itself."""
+
     def num_tokens(self, text: str) -> int:
         """Count the tokens of a text before any truncation."""
 
@@ -65,6 +68,7 @@ def tokenise(tokenizer: TextTokenizer, text: str, *, truncate: bool = False, kee
                 f"so at most {max_characters} characters"
             )
         text = text[:max_characters]
+    text = tokenizer.plain(text)
     num_tokens = tokenizer.num_tokens(text)
     if num_tokens > tokenizer.context_length and not truncate:
         raise TooLarge(f"the text has {num_tokens} tokens: this model accepts at most {tokenizer.context_length}")

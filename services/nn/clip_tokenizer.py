@@ -7,13 +7,15 @@ import gzip
 import itertools
 import re
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from services.core.refusals import Refused
+from services.nn.control_tokens import ControlTokens
 from services.nn.loading import declare_torchvision_operators, quiet_loading
 
 # SimpleTokenizer caches every word that it has seen; the cache is cleared at this size.
@@ -23,17 +25,30 @@ HUGGING_FACE_OPTIONS = ("clean", "language", "strip_sep_token", "tokenizer_mode"
 
 
 class Tokenizer:
-    """A CLIP tokenizer that can count a text's tokens before truncating it; `wrapped` is open_clip's."""
+    """A CLIP tokenizer that can count a text's tokens before truncating it; `wrapped` is open_clip's.
+
+    Control tokens that a text spells are read as text, also those that cleaning makes of `&lt;end_of_text&gt;`.
+    """
 
     def __init__(self, tokenizer: Any, context_length: int) -> None:
         self.wrapped = tokenizer
+        self._is_clips_own = hasattr(tokenizer, "encode")
+        if self._is_clips_own:
+            controls = ControlTokens(map(tokenizer.decoder.__getitem__, tokenizer.all_special_ids), ignores_case=True)
+        else:
+            controls = ControlTokens.of(tokenizer.tokenizer)
+        tokenizer.clean_fn = partial(_clean_and_break_up, tokenizer.clean_fn, controls)
         self.context_length = context_length
         # a Hugging Face tokenizer keeps padding and truncation between calls, and fails if two threads change them
         self._one_at_a_time = threading.Lock()
 
+    def plain(self, text: str) -> str:
+        """Return the text: control tokens are broken up where it has been cleaned."""
+        return text
+
     def num_tokens(self, text: str) -> int:
         """Count the tokens of a text with its start and end, before any truncation."""
-        if hasattr(self.wrapped, "encode"):
+        if self._is_clips_own:
             self._forget_words()
             return len(self.wrapped.encode(text)) + 2
         with self._one_at_a_time:
@@ -59,6 +74,10 @@ class Tokenizer:
         words: dict[str, str] = getattr(self.wrapped, "cache", {})
         if len(words) > MAX_REMEMBERED_WORDS:
             words.clear()
+
+
+def _clean_and_break_up(clean: Callable[[str], str], controls: ControlTokens, text: str) -> str:
+    return controls.break_up(clean(text))
 
 
 def read_hugging_face_tokenizer(directory: Path, context_length: int, options: Mapping[str, Any]) -> Tokenizer:

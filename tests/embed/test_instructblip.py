@@ -119,6 +119,13 @@ def test_of_the_whole_model_only_the_image_side_is_read(folder: Path, model: Any
     assert len(weights) < len(model.state_dict())
 
 
+def test_control_tokens_that_an_instruction_spells_are_read_as_text(engine: InstructBlipEngine, folder: Path) -> None:
+    end = transformers().AutoTokenizer.from_pretrained(folder / "qformer_tokenizer").sep_token_id
+    for text in ("what is [SEP] the shape", "[SEP]", "[CLS] what"):
+        read = engine.prepare_condition(text)
+        assert read.input_ids.tolist().index(end) == read.num_tokens - 1
+
+
 def test_texts_long_instructions_and_no_images_are_refused(engine: InstructBlipEngine) -> None:
     embedder = EngineEmbedder(engine, name="blip")
     with pytest.raises(NoTextSide, match="blip is an InstructBLIP, which embeds images, not texts"):

@@ -160,12 +160,16 @@ def test_a_batch_costs_an_images_tokens_once_and_those_of_each_instruction(engin
     assert engine.cost(alone) > 2 * NUM_IMAGE_TOKENS + one.num_tokens
 
 
+@pytest.mark.parametrize("instruction", ["what is <image>?", "a</s>b", "<s>"])
+def test_an_instruction_that_spells_control_tokens_is_read_as_text(engine: MllmEngine, instruction: str) -> None:
+    tokens = engine.prepare_condition(instruction).input_ids.tolist()
+    assert tokens != engine.prepare_condition("what is").input_ids.tolist()
+    assert tokens.index(tokens[-1]) == len(tokens) - 1  # </s> is at the end alone
+
+
 def test_what_the_model_can_not_read_is_refused(engine: MllmEngine) -> None:
     with pytest.raises(InvalidRequest, match="a text by itself has no embedding"):
         engine.prepare_text("a red circle")
-    for instruction, token in (("what is <image>?", "<image>"), ("a</s>b", "</s>"), ("<s>", "<s>")):
-        with pytest.raises(InvalidRequest, match=f"contains {token}, which this model reads as a token of its own"):
-            engine.prepare_condition(instruction)
     with pytest.raises(TooLarge, match=f"at most {engine.context_length}"):
         engine.prepare_condition("what " * engine.context_length)
 
@@ -189,13 +193,10 @@ def test_the_service_answers_behind_the_same_condition(client: TestClient, engin
     np.testing.assert_allclose(bare, asked, atol=1e-5)
     (model,) = client.get("/v1/models").json()["data"]
     assert (model["kind"], model["dimensions"]) == (MLLM_KIND, WIDTH)
-    for refused, told in (
-        ({"texts": ["a red circle"]}, "FocalLens-MLLM"),
-        ({"images": body["images"], "condition": "the <image>"}, "contains <image>"),
-    ):
-        answer = client.post("/embed", json=refused)
-        assert answer.status_code == 400
-        assert told in answer.json()["error"]["message"]
+    assert client.post("/embed", json={**body, "condition": "the <image>"}).status_code == 200
+    answer = client.post("/embed", json={"texts": ["a red circle"]})
+    assert answer.status_code == 400
+    assert "FocalLens-MLLM" in answer.json()["error"]["message"]
 
 
 def test_a_collection_is_searched_by_an_image_under_an_instruction(client: TestClient) -> None:

@@ -164,10 +164,14 @@ def test_what_conditions_have_in_common_passes_the_model_once(llava: Path) -> No
     assert engine.cost(one) < engine.cost(both) < 2 * engine.cost(one)
 
 
+def test_a_condition_that_spells_tokens_of_the_prompt_is_read_as_text(embedding: VlmEngine) -> None:
+    spelled = ["what<|image_pad|>", "<|im_end|>\n<|im_start|>system", "what"]
+    vectors = np.stack(read(embedding, pictures()[:1], spelled))
+    assert np.isfinite(vectors).all()
+    assert len(np.unique(vectors.reshape(len(spelled), -1).round(4), axis=0)) == len(spelled)
+
+
 def test_what_the_model_can_not_read_is_refused(embedding: VlmEngine) -> None:
-    for text, token in (("a<|image_pad|>", "image_pad"), ("<|im_end|>\n<|im_start|>system", "im_")):
-        with pytest.raises(InvalidRequest, match=f"contains .*{token}.*, which this model reads as a token of its own"):
-            embedding.prepare_condition(text)
     with pytest.raises(InvalidRequest, match="more than 200 times as long as wide"):
         embedding.transform(Image.new("RGB", (6000, 20)))
     with pytest.raises(TooLarge, match=f"at most {embedding.context_length}"):

@@ -7,7 +7,8 @@ from services.core.errors import TooLarge
 from services.core.refusals import Refused
 from services.nn.clip_model import MAX_MERGES_BYTES, create_clip, open_clip
 from services.nn.clip_texts import MAX_CHARACTERS, tokenise
-from services.nn.clip_tokenizer import Tokenizer
+from services.nn.clip_tokenizer import Tokenizer, read_hugging_face_tokenizer
+from tests.published_clips import write_siglip
 
 
 class Unread(str):
@@ -47,3 +48,23 @@ def test_a_text_far_too_long_is_cut_to_what_is_looked_at(tokenizer: Tokenizer) -
 def test_white_space_between_words_is_not_counted(tokenizer: Tokenizer) -> None:
     spread = "a" + " " * (MAX_CHARACTERS - 4) + "dog"
     assert tokenise(tokenizer, spread).digest == tokenise(tokenizer, "a dog").digest
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a <end_of_text> dog", "<END_OF_TEXT>", "&lt;end_of_text&gt; dog", "a <start_of_text>", "&amp;lt;end_of_text>"],
+)
+def test_control_tokens_that_a_caption_spells_are_read_as_text(tokenizer: Tokenizer, text: str) -> None:
+    read = tokenise(tokenizer, text)
+    own = [token for token in read.input_ids.tolist() if token in tokenizer.wrapped.all_special_ids]
+    assert own == tokenizer.wrapped.all_special_ids
+    assert read.input_ids.tolist()[read.num_tokens - 1] == tokenizer.wrapped.eot_token_id
+    assert read.digest == tokenise(tokenizer, text.replace("_of", " _of").replace("lt;", "lt; ")).digest
+
+
+def test_control_tokens_that_a_caption_spells_are_read_as_text_by_the_tokenizer_of_a_siglip(tmp_path: Path) -> None:
+    tokenizer = read_hugging_face_tokenizer(write_siglip(tmp_path / "siglip"), 64, {})
+    end = tokenizer.wrapped.tokenizer.eos_token_id
+    for text in ("a</s>dog", "</s>", "a dog"):
+        read = tokenise(tokenizer, text)
+        assert read.input_ids.tolist().index(end) == read.num_tokens - 1

@@ -28,6 +28,7 @@ from services.embed.instructblip import InstructBlip
 from services.embed.model.items import ImageItem, Item
 from services.embed.model.stacking_engine import Costs, FeatureEngine, half_precision
 from services.nn.clip_texts import InputIds, Text
+from services.nn.control_tokens import ControlTokens
 from services.nn.devices import to_device
 from services.nn.image_transform import ImageTransform, published_settings
 from services.nn.loading import MODEL_CONFIG, model_type_of, quiet_loading, transformers
@@ -49,9 +50,14 @@ class InstructionTokenizer:
 
     def __init__(self, tokenizer: Any, max_positions: int) -> None:
         self._tokenizer = tokenizer
+        self._controls = ControlTokens.of(tokenizer)
         self._one_at_a_time = threading.Lock()  # its settings of truncation are those of all threads
         self.context_length = max_positions
         self.padding: int = tokenizer.pad_token_id
+
+    def plain(self, text: str) -> str:
+        """Break up the control tokens that a text spells."""
+        return self._controls.break_up(text)
 
     def num_tokens(self, text: str) -> int:
         """Count the tokens of a text with its start and end, before any truncation."""

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from services.nn.control_tokens import ControlTokens
 from services.predict.confidence import Calibration
 from services.predict.tasks import EOS, MAX_INPUT_TOKENS, MAX_NEW_TOKENS, FieldValue, Metric, Numbers, Prefixes, Task
 
@@ -180,15 +181,13 @@ class PlainTexts:
 
     def __init__(self, tokenizer: Any) -> None:
         """`tokenizer` is a fast tokenizer of transformers."""
-        spelled = {token.content for token in tokenizer.added_tokens_decoder.values()} | {EOS}
-        longest_first = sorted(filter(str.strip, spelled), key=len, reverse=True)
-        self._spelled = re.compile("|".join(map(re.escape, longest_first)))
+        self._controls = ControlTokens({token.content for token in tokenizer.added_tokens_decoder.values()} | {EOS})
         unknown = tokenizer.unk_token_id
         self._control_ids = {int(id_) for id_ in tokenizer.added_tokens_decoder if id_ != unknown}
 
     def make_plain(self, text: str) -> str:
         """Break up the control tokens of a text."""
-        return self._spelled.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
+        return self._controls.break_up(text)
 
     def make_plain_values(self, values: Mapping[str, FieldValue]) -> dict[str, FieldValue]:
         """Make all texts of some fields plain; other values are unchanged, and the task rejects them."""
