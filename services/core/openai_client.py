@@ -23,13 +23,17 @@ MAX_MALFORMED = 3
 STOPPED = "stopped before it was answered"
 PAST = 0.0  # on the clock of an event loop
 
+# In what reasoning models write before their answer, unless the endpoint takes it out of the content.
+_THOUGHTS = ("think", "thinking", "thought", "reasoning")
+
 Api = Literal["chat", "completions"]
 
 _PATHS: Mapping[Api, str] = {"chat": "chat/completions", "completions": "completions"}
 UNAUTHORIZED = 401
 _RETRIED_STATUSES = frozenset({408, 409, 425, 429, *range(500, 600)})
 # Errors about one request, its texts or its image; a wrong key, an unpaid bill or an unknown model affects all.
-_REFUSING_STATUSES = frozenset({400, 413, 415, 422, 451})
+FILTERED = 451
+_REFUSING_STATUSES = frozenset({400, 413, 415, 422, FILTERED})
 _CODES_ABOUT_ALL = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
 
 
@@ -90,7 +94,7 @@ class Patience:
 
 @dataclass(frozen=True)
 class Answer:
-    """The model's text, the reason for its end, the endpoint's name of the model, and the numbers of tokens.
+    """The model's text after its thoughts, the reason for its end, the endpoint's name of the model, numbers of tokens.
 
     `first_token` has the log-probabilities of the most probable first tokens, if the request asked for them. A field
     that the endpoint leaves out is None.
@@ -259,18 +263,22 @@ class EndpointClient:
             body = orjson.loads(received)
             choice = body["choices"][0]
             text = choice["message"]["content"] if self._endpoint.api == "chat" else choice["text"]
-            usage = body.get("usage") or {}
+            usage, finish_reason = body.get("usage") or {}, choice.get("finish_reason")
             self._last_answer = time.monotonic()
+            if finish_reason == "content_filter":
+                raise EndpointError("the endpoint's filter has withheld the answer", status=FILTERED)
             return Answer(
-                _text_of(text or ""),
-                choice.get("finish_reason"),
+                after_thoughts(_text_of(text or "")),
+                finish_reason,
                 body.get("model"),
                 usage.get("prompt_tokens"),
                 usage.get("completion_tokens"),
                 _first_token(choice),
             )
         except (AttributeError, LookupError, TypeError, ValueError):  # JSON's errors are ValueErrors
-            raise Malformed(f"the response of {self._url} does not have OpenAI's format", status=200) from None
+            is_page = received.lstrip().startswith(b"<")
+            told = ": it is a web page, so the address may lack its end, such as /v1" if is_page else ""
+            raise Malformed(f"the response of {self._url} does not have OpenAI's format{told}", status=200) from None
 
 
 def _reason(error: Exception) -> str:
@@ -298,6 +306,20 @@ def _text_of(content: Any) -> str:
     if isinstance(content, str):
         return content
     return "".join(part["text"] for part in content if part.get("type") == "text")
+
+
+def after_thoughts(text: str) -> str:
+    """Return the answer that follows a model's thoughts, empty where these were cut off.
+
+    Some chat templates write the opening themselves, so that the text has the closing alone.
+    """
+    for name in _THOUGHTS:
+        _, closing, answer = text.rpartition(f"</{name}>")
+        if closing:
+            return answer.lstrip()
+        if text.lstrip().startswith(f"<{name}>"):
+            return ""
+    return text
 
 
 def _first_token(choice: Mapping[str, Any]) -> dict[str, float] | None:

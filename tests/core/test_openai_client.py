@@ -46,6 +46,36 @@ async def test_an_answer_comes_with_what_the_endpoint_tells_of_it(server: Teache
     assert server.bodies == [BODY if api == "chat" else COMPLETION]
 
 
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("<think>Perhaps a cat.</think>\n\nA dog.", "A dog."),
+        ("\n<thinking>Perhaps.</thinking>A dog.", "A dog."),
+        ("Perhaps a cat.\n</think>\nA dog.", "A dog."),  # where the template has opened the thoughts
+        ("<think>Perhaps a cat, or", ""),
+        ("A dog thinks: <think>", "A dog thinks: <think>"),
+    ],
+)
+async def test_an_answer_is_what_follows_the_thoughts(server: TeacherServer, content: str, text: str) -> None:
+    server.outputs = {"": content}
+    assert (await ask(server)).text == text
+
+
+async def test_an_answer_that_a_filter_withholds_is_refused(server: TeacherServer) -> None:
+    choice = {"message": {"role": "assistant", "content": None}, "finish_reason": "content_filter"}
+    server.faults.append(web.json_response({"choices": [choice]}))
+    with pytest.raises(EndpointError, match="filter has withheld") as refused:
+        await ask(server)
+    assert refused.value.is_refusal
+    assert server.asked.total() == 1
+
+
+async def test_a_web_page_in_place_of_an_answer_is_called_one(server: TeacherServer) -> None:
+    server.faults += [web.Response(text="\n<!doctype html><html>") for _ in range(MAX_MALFORMED)]
+    with pytest.raises(EndpointError, match="it is a web page, so the address may lack its end, such as /v1"):
+        await ask(server)
+
+
 async def test_tokens_that_nobody_counts_are_unknown(server: TeacherServer) -> None:
     server.counts_tokens = False
     answer = await ask(server)

@@ -121,7 +121,12 @@ class Progress:
         if outcome.reason in UNUSABLE:
             self.num_unusable += 1
             self.unusable = outcome.text
-        if self.num_done >= MIN_JUDGED and self.num_unusable > self.max_unusable * self.num_done:
+        if self.num_done >= MIN_JUDGED:
+            self.check()
+
+    def check(self) -> None:
+        """Raises UnusableAnswers for too large a share of unusable answers."""
+        if self.num_unusable > self.max_unusable * self.num_done:
             raise UnusableAnswers(
                 f"{self.num_unusable} of {self.num_done} answers are not in the form of the demonstrations, a larger"
                 f" share than max_unusable {self.max_unusable:g}. The last one says: {self.unusable[:MAX_SHOWN]!r}"
@@ -177,6 +182,7 @@ async def generate(
             with attended(inquiry, console):
                 await inquiry.run(candidates, teacher.concurrency)
     _check_refusals(list(work.outcomes.values()))
+    progress.check()
     return [work.outcomes[one.id] for one in candidates]
 
 

@@ -197,6 +197,8 @@ def test_a_model_that_ignores_its_demonstrations_is_not_paid_to_the_end(model: S
     assert stopped.exit_code == 4
     assert "answers are not in the form of the demonstrations" in stopped.stderr
     assert "All answers are kept." in stopped.stderr
+    few = generate(model, captions, "--limit", "1", "--set", "max_unusable=0.1", to="few")
+    assert few.exit_code == 4
 
 
 def test_an_endpoint_that_refuses_everything_ends_the_command(
