@@ -28,8 +28,10 @@ Side = Literal["left", "right"]
 
 # Tokenising fewer characters than this takes less time than waking a thread.
 MAX_INLINE_CHARACTERS = 2048
-# Inputs that a thread prepares at once; a request can be abandoned between two such batches.
-PREPARED_AT_ONCE = 16
+# Inputs that a thread prepares at once; a request can be abandoned between two such pieces. While several clients are
+# active, one piece is prepared at a time, since preparing holds Python's lock; the requests of a client that is alone
+# are prepared beside each other, so that they share batches.
+SHARED_PIECE, LONE_PIECE, NUM_THREADS = 16, 64, 2
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,7 @@ class PredictService:
     models: TaskModels
     max_inputs: int
     metrics: Metrics
-    # one, since what it does holds Python's lock
-    threads: FairThreads = field(default_factory=partial(FairThreads, 1, "prepare"))
+    threads: FairThreads = field(default_factory=partial(FairThreads, NUM_THREADS, "prepare"))
 
     async def predict(self, call: PredictCall, context: RequestContext) -> Predicted:
         """Label the inputs of a task.
@@ -180,8 +181,9 @@ class PredictService:
             items = prepare_from(0, len(inputs))
         else:
             items = []
-            for start in range(0, len(inputs), PREPARED_AT_ONCE):
-                items += await self.threads.run(partial(prepare_from, start, PREPARED_AT_ONCE))
+            while len(items) < len(inputs):
+                num, num_threads = (SHARED_PIECE, NUM_THREADS) if served.batcher.is_shared else (LONE_PIECE, 1)
+                items += await self.threads.run(partial(prepare_from, len(items), num), num_threads)
         seconds = time.perf_counter() - began
         self.metrics.stage_seconds.labels("tokenize").observe(seconds)
         context.timing.add("tokenize", seconds)

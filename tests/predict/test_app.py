@@ -12,6 +12,7 @@ import pytest
 from pydantic import ValidationError
 from starlette.testclient import TestClient
 
+from services.core.fair_threads import FairThreads
 from services.core.store.manifest import CheckpointInfo
 from services.core.store.store import Store
 from services.nn.devices import DeviceOptions
@@ -189,6 +190,26 @@ def test_as_many_inputs_as_the_limit_are_answered_one_by_one_in_their_order(
         assert prediction["label"] == expected.label
         assert prediction["probability"] == pytest.approx(expected.probability, rel=1e-3)
     assert answer["usage"]["prompt_tokens"] == sum(distinct[one["text"]].prompt_tokens for one in inputs)
+
+
+def test_long_texts_are_prepared_whole_for_a_client_that_is_alone_and_in_turns_for_several(
+    store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces: list[int] = []
+    run = FairThreads.run
+
+    async def counted(threads: FairThreads, work: Any, amount: int = 1) -> Any:
+        found = await run(threads, work, amount)
+        pieces.append(len(found))
+        return found
+
+    monkeypatch.setattr(FairThreads, "run", counted)
+    body = {"task": "esnli", "inputs": [{**PAIR, "premise": f"{number} {'so ' * 20}"} for number in range(40)]}
+    with served_tiny(store_url, tmp_path) as client:
+        for name, expected in (("one", [40]), ("one", [40]), ("other", [40]), ("one", [16, 16, 8])):
+            pieces.clear()
+            assert client.post("/predict", json=body, headers={"X-Fovea-Client": name}).status_code == 200
+            assert pieces == expected
 
 
 def test_the_response_names_its_request_and_its_times(client: TestClient) -> None:

@@ -143,6 +143,11 @@ class Batcher(Intake[Request[Answer[ResultT]]], Generic[ItemT, ResultT]):
                 waiting.append(oldest)
         return max((time.monotonic() - item.request.queued_at for item in waiting), default=0.0)
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether several clients are active, so that one must leave the others their turns."""
+        return self._thread.is_shared(time.monotonic())
+
     async def submit(
         self, submissions: Sequence[Submission[ItemT]], *, deadline: float | None = None
     ) -> list[Answer[ResultT]]:
@@ -277,8 +282,7 @@ class Batcher(Intake[Request[Answer[ResultT]]], Generic[ItemT, ResultT]):
 
     def _batch_cost(self, now: float) -> float:
         """Return what a full batch costs now."""
-        shared_cost = self._runner.times.max_shared_cost if self._thread.is_shared(now) else math.inf
-        return min(self._max_cost, shared_cost)
+        return min(self._max_cost, self._runner.times.max_shared_cost if self._thread.is_shared(now) else math.inf)
 
     def _cut(self) -> list[QueuedItem[ItemT]]:
         now, max_cost = time.monotonic(), self._max_cost
