@@ -238,6 +238,29 @@ async def test_a_request_that_would_wait_past_its_deadline_is_refused_at_once_an
     assert not other.done()
 
 
+class FixedEngine(RecordingEngine):
+    """Takes 10 ms for each batch and 1 ms for each item."""
+
+    def run_batch(self, items: Sequence[str]) -> list[str]:
+        time.sleep(0.01 + 0.001 * len(items))
+        return super().run_batch(items)
+
+
+async def test_while_clients_share_the_expected_wait_is_that_of_the_smaller_batches() -> None:
+    shared = Shared(FixedEngine(), BatchLimits(100_000, 1000, 10**6))
+    try:
+        for size in (1, 8, 64, 256):
+            await (await shared.ask("one", *["a"] * size))
+        await shared.hold()
+        await shared.ask("one", *["a"] * 1000)  # a second in full batches, two in those of 10 items
+        await shared.ask("other", "b")
+        late = await shared.ask("one", "late", deadline=time.monotonic() + 1.5)
+        with pytest.raises(Overloaded, match="longer than the request's deadline"):
+            await late
+    finally:
+        await shared.close()
+
+
 def test_a_line_through_batches_tells_what_is_fixed_and_what_each_unit_costs() -> None:
     times = BatchTimes()
     for cost in (1, 10, 100, 30, 3):
