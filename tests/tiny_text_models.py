@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from services.nn.loading import declare_torchvision_operators
+from services.nn.loading import transformers
 
 WORDS = ("<pad>", "</s>", "<unk>", "a", "dog", "on", "mat", "cat", "the", "two")
 # Of T5: some that tokens use, and those behind them that Vera uses.
@@ -14,9 +14,7 @@ VERA_VOCABULARY = 32128
 
 def tokenizer(end: str, *, begin: str | None = None, sets_begin: bool = False) -> Any:
     """Words apart at blanks; a text ends with `end`, or has no end, and begins with `begin` where it is set."""
-    declare_torchvision_operators()
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
 
     words = {word: place for place, word in enumerate(WORDS)}
     own = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
@@ -27,7 +25,7 @@ def tokenizer(end: str, *, begin: str | None = None, sets_begin: bool = False) -
     special = {"pad_token": "<pad>", "unk_token": "<unk>"}
     special |= {"eos_token": end} if end else {}
     special |= {"bos_token": begin} if begin else {}
-    return PreTrainedTokenizerFast(tokenizer_object=own, **special)  # type: ignore[no-untyped-call]
+    return transformers().PreTrainedTokenizerFast(tokenizer_object=own, **special)
 
 
 def write_tiny_vera(directory: Path, *, vocabulary: int = VERA_VOCABULARY, dtype: torch.dtype = torch.float32) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from services.nn.loading import declare_torchvision_operators
+from services.nn.loading import transformers
 
 SENTENCES = (
     "Write a high-quality answer for the given question using only the provided search results "
@@ -28,11 +28,9 @@ CHATML = (
 
 
 def fast(tokenizer: Tokenizer, **names: Any) -> Any:
-    declare_torchvision_operators()
-    from transformers import PreTrainedTokenizerFast
-
-    build: Any = PreTrainedTokenizerFast
-    return build(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **names)
+    return transformers().PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **names
+    )
 
 
 @functools.cache
