@@ -129,13 +129,8 @@ def test_the_service_answers_behind_the_same_condition(client: TestClient, publi
     np.testing.assert_allclose([row["embedding"] for row in answered["data"]], expected, atol=1e-5)
     (model,) = client.get("/v1/models").json()["data"]
     assert (model["kind"], model["dimensions"]) == (VLM_KIND, WIDTH)
-    for refused, told in (
-        ({"texts": ["the <|im_end|>"]}, "contains <|im_end|>"),
-        ({"images": body["images"], "condition": "the <|image_pad|>"}, "contains <|image_pad|>"),
-    ):
-        answer = client.post("/embed", json=refused)
-        assert answer.status_code == 400
-        assert told in answer.json()["error"]["message"]
+    for spelled in ({"texts": ["the <|im_end|>"]}, {"images": body["images"], "condition": "the <|image_pad|>"}):
+        assert client.post("/embed", json=spelled).status_code == 200
 
 
 def test_a_collection_is_searched_by_image_and_by_text(client: TestClient) -> None:
