@@ -12,6 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from services.core.errors import InvalidRequest, TooLarge
+from services.nn.control_tokens import ControlTokens
 
 InputIds = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -26,9 +27,8 @@ class TextTokenizer(Protocol):
     """Splits texts into tokens: CLIP's tokenizer, or a language model's for instructions."""
 
     context_length: int
-
-    def plain(self, text: str) -> str:
-        """Break up what the tokenizer would read as tokens of its own, unless it does so itself."""
+    # What it would read as tokens of its own; none where it breaks them up itself.
+    controls: ControlTokens
 
     def num_tokens(self, text: str) -> int:
         """Count the tokens of a text before any truncation."""
@@ -68,7 +68,7 @@ def tokenise(tokenizer: TextTokenizer, text: str, *, truncate: bool = False, kee
                 f"so at most {max_characters} characters"
             )
         text = text[:max_characters]
-    text = tokenizer.plain(text)
+    text = tokenizer.controls.break_up(text)
     num_tokens = tokenizer.num_tokens(text)
     if num_tokens > tokenizer.context_length and not truncate:
         raise TooLarge(f"the text has {num_tokens} tokens: this model accepts at most {tokenizer.context_length}")

@@ -37,14 +37,11 @@ class Tokenizer:
             controls = ControlTokens(map(tokenizer.decoder.__getitem__, tokenizer.all_special_ids), ignores_case=True)
         else:
             controls = ControlTokens.of(tokenizer.tokenizer)
+        self.controls = ControlTokens(())
         tokenizer.clean_fn = partial(_clean_and_break_up, tokenizer.clean_fn, controls)
         self.context_length = context_length
         # a Hugging Face tokenizer keeps padding and truncation between calls, and fails if two threads change them
         self._one_at_a_time = threading.Lock()
-
-    def plain(self, text: str) -> str:
-        """Return the text: control tokens are broken up where it has been cleaned."""
-        return text
 
     def num_tokens(self, text: str) -> int:
         """Count the tokens of a text with its start and end, before any truncation."""

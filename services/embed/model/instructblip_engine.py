@@ -50,14 +50,10 @@ class InstructionTokenizer:
 
     def __init__(self, tokenizer: Any, max_positions: int) -> None:
         self._tokenizer = tokenizer
-        self._controls = ControlTokens.of(tokenizer)
+        self.controls = ControlTokens.of(tokenizer)
         self._one_at_a_time = threading.Lock()  # its settings of truncation are those of all threads
         self.context_length = max_positions
         self.padding: int = tokenizer.pad_token_id
-
-    def plain(self, text: str) -> str:
-        """Break up the control tokens that a text spells."""
-        return self._controls.break_up(text)
 
     def num_tokens(self, text: str) -> int:
         """Count the tokens of a text with its start and end, before any truncation."""

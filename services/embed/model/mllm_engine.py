@@ -70,7 +70,7 @@ class InstructionTokenizer:
     def __init__(self, tokenizer: Any, prompt: MllmPrompt, config: Any) -> None:
         self._tokenizer = tokenizer
         self._prompt = prompt
-        self._controls = ControlTokens.of(tokenizer)
+        self.controls = ControlTokens.of(tokenizer)
         self._image: int = config.image_token_id
         self._special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id} | {self._image}
         self._one_at_a_time = threading.Lock()
@@ -80,10 +80,6 @@ class InstructionTokenizer:
         self.num_image_tokens = num_image_tokens(config)
         taken = len(self.opening) + self.num_image_tokens
         self.context_length = config.text_config.max_position_embeddings - taken
-
-    def plain(self, text: str) -> str:
-        """Break up the control tokens that a text spells."""
-        return self._controls.break_up(text)
 
     def num_tokens(self, text: str) -> int:
         """Count the tokens after the image. Raises InvalidRequest for an instruction with a special token."""

@@ -93,7 +93,7 @@ class VlmTokenizer:
             self._tokenizer.pad_token = self._tokenizer.eos_token or self._tokenizer.unk_token
         self._one_at_a_time = threading.Lock()  # its settings of padding are those of all threads
         self._own = set(self._tokenizer.added_tokens_decoder) - {self._tokenizer.unk_token_id}
-        self._controls = ControlTokens.of(self._tokenizer)
+        self.controls = ControlTokens.of(self._tokenizer)
         self.prompt = prompt
         self.written = WrittenPrompt.of(prompt, processor)
         # the template may write the token that the tokenizer would put in front
@@ -110,10 +110,6 @@ class VlmTokenizer:
                 f"an image takes up to {self.max_image_tokens} tokens and the prompt {self.frame_tokens}: of "
                 f"{self.max_tokens} none are left for a condition"
             )
-
-    def plain(self, text: str) -> str:
-        """Break up the control tokens that a text spells."""
-        return self._controls.break_up(text)
 
     def num_tokens(self, text: str) -> int:
         """Count a text's own tokens. Raises InvalidRequest for one with a token of the prompt's or the image's."""
