@@ -28,9 +28,11 @@ RETRY_AFTER_S = 2.0
 # Milvus's codes of a collection and of a partition that do not exist. Some calls have no code for it, only the words.
 MISSING = (100, 200)
 MISSING_WORDS = "not found"
-# What it says while its parts look for each other and vectors are loaded, after a restart or where a node is gone.
+# What it says while its parts look for each other and vectors are loaded, after a restart or where a node is gone. Its
+# bare "unrecoverable error" is what remains of a load that was given to a node that is gone.
 UNSETTLED = re.compile(
     r"not (fully )?loaded|\b(node|channel|segment|replica|leader|server)s? [^.:\[]*not (found|available|ready)"
+    r"|^unrecoverable error$"
 )
 # What pymilvus calls a server that it can't connect to, and grpc's codes for one that does not answer.
 CONNECT_FAILED = 2

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -31,6 +32,7 @@ pytestmark = pytest.mark.process
 
 OPTIONS = IndexOptions()
 Connect = Callable[[], MilvusVectors]
+Result = TypeVar("Result")
 
 
 def test_conditions_and_checkpoints_are_apart_and_are_dropped_apart(connect: Connect, number: int) -> None:
@@ -162,16 +164,22 @@ def test_a_restart_loses_nothing_and_meanwhile_clients_are_told_to_come_again(
     finally:
         milvus.start()
     model = {row: new[row - 1] for row in range(51, 301)}
-    give_up = time.monotonic() + 120
-    while True:  # Milvus accepts connections before it can search
-        try:
-            found = index.search(new[40:60], 10)
-            break
-        except (VectorsUnreachable, VectorsRefused):
-            assert time.monotonic() < give_up
-            time.sleep(0.2)
+    # Milvus accepts connections before it can search, and searches before it can load new collections
+    found = once_settled(lambda: index.search(new[40:60], 10))
     check_answer(found, model, new[40:60], 10)
     assert index.rows(1, 300).tolist() == sorted(model)
+    once_settled(MilvusIndex(vectors, Partition(number + 10**6, "restarted", "plain"), WIDTH, OPTIONS).create)
+
+
+def once_settled(call: Callable[[], Result]) -> Result:
+    """Return what a call returns once Milvus has found its parts after a restart."""
+    give_up = time.monotonic() + 120
+    while True:
+        try:
+            return call()
+        except VectorsUnreachable:
+            assert time.monotonic() < give_up
+            time.sleep(0.2)
 
 
 def test_a_refusal_names_the_operation(connect: Connect, number: int) -> None:

@@ -86,6 +86,7 @@ def test_a_server_that_is_not_there_is_overloaded_and_a_closed_connection_is_an_
         # nothing is lost where Milvus looks for a part of its own
         (901, "fail to search on QueryNode 5: Session 5: node not found[node=5]", VectorsUnreachable),
         (500, "failed to get shard leaders: channel not found[channel=by-dev-rootcoord-dml_0]", VectorsUnreachable),
+        (65535, "unrecoverable error", VectorsUnreachable),
         (65535, "the rate is limited", VectorsRefused),
     ],
 )
