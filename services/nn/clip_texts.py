@@ -4,7 +4,7 @@ Shapes: W text tokens.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,7 +12,6 @@ import numpy as np
 from torch import Tensor
 
 from services.core.errors import InvalidRequest, TooLarge
-from services.nn.control_tokens import ControlTokens
 
 InputIds = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -27,8 +26,10 @@ class TextTokenizer(Protocol):
     """Splits texts into tokens: CLIP's tokenizer, or a language model's for instructions."""
 
     context_length: int
-    # What it would read as tokens of its own; none where it breaks them up itself.
-    controls: ControlTokens
+
+    @property
+    def plain(self) -> Callable[[str], str]:
+        """The function that returns the form of a client's text that it reads best."""
 
     def num_tokens(self, text: str) -> int:
         """Count the tokens of a text before any truncation."""
@@ -51,16 +52,17 @@ class Text:
 
 
 def tokenise(tokenizer: TextTokenizer, text: str, *, truncate: bool = False, keeps_spaces: bool = False) -> Text:
-    """Tokenise a text as the model reads it, with runs of spaces collapsed unless `keeps_spaces`.
+    """Tokenise a text in its plain form, with runs of spaces collapsed unless `keeps_spaces`.
 
     Raises TooLarge for more tokens than the context takes, unless `truncate` cuts them off, and
     InvalidRequest for a text without any token.
     """
     max_characters = MAX_CHARACTERS_PER_TOKEN * tokenizer.context_length
     if len(text) <= MAX_CHARACTERS or truncate:
-        text = text[:MAX_CHARACTERS].strip() if keeps_spaces else " ".join(text[:MAX_CHARACTERS].split())
+        text = tokenizer.plain(text[:MAX_CHARACTERS])
+        text = text.strip() if keeps_spaces else " ".join(text.split())
     if not text:
-        raise InvalidRequest("the text is empty: it needs at least one character other than a space")
+        raise InvalidRequest("the text is empty: it needs at least one character that can be seen")
     if len(text) > max_characters:
         if not truncate:
             raise TooLarge(
@@ -68,7 +70,6 @@ def tokenise(tokenizer: TextTokenizer, text: str, *, truncate: bool = False, kee
                 f"so at most {max_characters} characters"
             )
         text = text[:max_characters]
-    text = tokenizer.controls.break_up(text)
     num_tokens = tokenizer.num_tokens(text)
     if num_tokens > tokenizer.context_length and not truncate:
         raise TooLarge(f"the text has {num_tokens} tokens: this model accepts at most {tokenizer.context_length}")

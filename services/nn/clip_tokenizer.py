@@ -15,8 +15,8 @@ from typing import Any
 from torch import Tensor
 
 from services.core.refusals import Refused
-from services.nn.control_tokens import ControlTokens
 from services.nn.loading import declare_torchvision_operators, quiet_loading
+from services.nn.plain_texts import PlainTexts
 
 # SimpleTokenizer caches every word that it has seen; the cache is cleared at this size.
 MAX_REMEMBERED_WORDS = 100_000
@@ -34,11 +34,12 @@ class Tokenizer:
         self.wrapped = tokenizer
         self._is_clips_own = hasattr(tokenizer, "encode")
         if self._is_clips_own:
-            controls = ControlTokens(map(tokenizer.decoder.__getitem__, tokenizer.all_special_ids), ignores_case=True)
+            controls = {tokenizer.decoder[one] for one in tokenizer.all_special_ids}
+            plain_texts = PlainTexts(tokenizer.encoder.keys() - controls, controls, ignores_case=True)
         else:
-            controls = ControlTokens.of(tokenizer.tokenizer)
-        self.controls = ControlTokens(())
-        tokenizer.clean_fn = partial(_clean_and_break_up, tokenizer.clean_fn, controls)
+            plain_texts = PlainTexts.of(tokenizer.tokenizer)
+        self.plain = plain_texts.characters
+        tokenizer.clean_fn = partial(_clean_and_break_up, tokenizer.clean_fn, plain_texts)
         self.context_length = context_length
         # a Hugging Face tokenizer keeps padding and truncation between calls, and fails if two threads change them
         self._one_at_a_time = threading.Lock()
@@ -73,8 +74,8 @@ class Tokenizer:
             words.clear()
 
 
-def _clean_and_break_up(clean: Callable[[str], str], controls: ControlTokens, text: str) -> str:
-    return controls.break_up(clean(text))
+def _clean_and_break_up(clean: Callable[[str], str], plain_texts: PlainTexts, text: str) -> str:
+    return plain_texts.break_up(clean(text))
 
 
 def read_hugging_face_tokenizer(directory: Path, context_length: int, options: Mapping[str, Any]) -> Tokenizer:

@@ -20,7 +20,7 @@ from services.nn.devices import DeviceOptions
 from services.nn.reference_outputs import OutputRow, check_checkpoint
 from services.predict.model.scoring import Candidates
 from services.predict.model.student import Decoded, Encoded, Student
-from services.predict.model.task_description import PlainTexts, TaskDescription
+from services.predict.model.task_description import PlainValues, TaskDescription
 from services.predict.number_slots import HiddenNumbers, SlotTokens, hide_numbers
 from services.predict.tasks import EOS, FieldError, FieldValue
 
@@ -113,7 +113,7 @@ class PredictEngine:
         self.tokenizer.backend_tokenizer.no_padding()
         if self.tokenizer("word").input_ids[-1:] != [student.config.eos_token_id]:
             raise ValueError("the tokenizer does not append the end-of-sequence token to a text")
-        self._plain_texts = PlainTexts(self.tokenizer)
+        self._plain_values = PlainValues(self.tokenizer)
         self.max_token_characters = max(map(len, self.tokenizer.get_vocab()), default=1)
         self._slot_tokens = SlotTokens(self.tokenizer) if description.numbers == "slots" else None
         self._answers = None if description.labels is None else self._answers_of(description.labels, description.labels)
@@ -156,7 +156,7 @@ class PredictEngine:
                 f"{self.description.task} has no rationales: its student was trained only on labels.", param="rationale"
             )
         self._check_characters(fields, param)
-        plain = self._plain_texts.make_plain_values(fields)
+        plain = self._plain_values.make_plain(fields)
         try:
             text = self._task.input_text(plain)
             texts, plain_texts = self._task.candidates(fields), self._task.candidates(plain)
@@ -277,7 +277,7 @@ class PredictEngine:
             raise TooLarge(f"{param}: The input has {len(input_ids)} tokens; the limit is {limit}.", param=param)
         allowed = 1 + self._task.frame.count(EOS) + prefix.count(EOS)
         # a normaliser may turn similar characters into a control token
-        if self._plain_texts.num_controls(input_ids) > allowed:
+        if self._plain_values.num_controls(input_ids) > allowed:
             raise InvalidField(f"{param}: The text contains a control token of the model.", param=param)
         return tuple(input_ids)
 

@@ -155,7 +155,7 @@ def test_a_field_at_fault_is_named(fields: dict[str, Any], param: str) -> None:
 
 def test_an_input_over_the_limit_is_refused_with_tokens_and_limit() -> None:
     engine = engine_of(ESNLI, max_input_tokens=60)
-    fields = {"premise": "man " * 80, "hypothesis": "dog"}
+    fields = {"premise": " ".join(["man"] * 80), "hypothesis": "dog"}
     num_tokens = len(tiny_tokenizer()("predict: " + ESNLI.input_text(fields)).input_ids)
     with pytest.raises(TooLarge, match=rf"inputs\.0: The input has {num_tokens} tokens; the limit is 60"):
         engine.prepare(fields)

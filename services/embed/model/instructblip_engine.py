@@ -28,12 +28,12 @@ from services.embed.instructblip import InstructBlip
 from services.embed.model.items import ImageItem, Item
 from services.embed.model.stacking_engine import Costs, FeatureEngine, half_precision
 from services.nn.clip_texts import InputIds, Text
-from services.nn.control_tokens import ControlTokens
 from services.nn.devices import to_device
 from services.nn.image_transform import ImageTransform, published_settings
 from services.nn.loading import MODEL_CONFIG, model_type_of, quiet_loading, transformers
 from services.nn.model_configs import StoredWeights, check_loaded, model_config
 from services.nn.packed_linear import can_pack, pack_linear_layers
+from services.nn.plain_texts import PlainTexts
 from services.nn.weight_files import readable_weights
 
 # the kind of such a directory in manifests of the model store
@@ -50,7 +50,7 @@ class InstructionTokenizer:
 
     def __init__(self, tokenizer: Any, max_positions: int) -> None:
         self._tokenizer = tokenizer
-        self.controls = ControlTokens.of(tokenizer)
+        self.plain = PlainTexts.of(tokenizer)
         self._one_at_a_time = threading.Lock()  # its settings of truncation are those of all threads
         self.context_length = max_positions
         self.padding: int = tokenizer.pad_token_id

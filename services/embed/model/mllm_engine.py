@@ -31,12 +31,12 @@ from services.embed.model.image_engine import to_rows
 from services.embed.model.items import Embeddings, ImageItem, Item
 from services.embed.model.stacking_engine import Costs, Pair, StackingEngine, with_last
 from services.nn.clip_texts import InputIds, tokenise
-from services.nn.control_tokens import ControlTokens
 from services.nn.devices import check_room, to_device
 from services.nn.image_transform import PREPROCESSOR, PROCESSOR, ImageTransform, published_settings
 from services.nn.loading import MODEL_CONFIG, model_type_of, quiet_loading, transformers
 from services.nn.model_configs import StoredWeights, load_model, model_config
 from services.nn.packed_linear import can_pack, pack_linear_layers
+from services.nn.plain_texts import PlainTexts
 from services.nn.weight_files import readable_weights
 
 # the kind of such a directory in manifests of the model store
@@ -70,7 +70,7 @@ class InstructionTokenizer:
     def __init__(self, tokenizer: Any, prompt: MllmPrompt, config: Any) -> None:
         self._tokenizer = tokenizer
         self._prompt = prompt
-        self.controls = ControlTokens.of(tokenizer)
+        self.plain = PlainTexts.of(tokenizer)
         self._image: int = config.image_token_id
         self._special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id} | {self._image}
         self._one_at_a_time = threading.Lock()

@@ -30,10 +30,10 @@ from services.embed.model.image_engine import ImageEngine, to_rows
 from services.embed.model.items import Embeddings, ImageItem, Item, Pixels, Reading
 from services.embed.model.vlm_prompts import VLM_CONFIG, VlmPrompt, WrittenPrompt, read_vlm_prompt
 from services.nn.clip_texts import Text, tokenise
-from services.nn.control_tokens import ControlTokens
 from services.nn.devices import check_room
 from services.nn.loading import MODEL_CONFIG, model_type_of, quiet_loading, transformers
 from services.nn.model_configs import StoredWeights, load_model, model_config
+from services.nn.plain_texts import PlainTexts
 
 # the kind of such a directory in manifests of the model store
 VLM_KIND = "vlm-embedding"
@@ -93,7 +93,7 @@ class VlmTokenizer:
             self._tokenizer.pad_token = self._tokenizer.eos_token or self._tokenizer.unk_token
         self._one_at_a_time = threading.Lock()  # its settings of padding are those of all threads
         self._own = set(self._tokenizer.added_tokens_decoder) - {self._tokenizer.unk_token_id}
-        self.controls = ControlTokens.of(self._tokenizer)
+        self.plain = PlainTexts.of(self._tokenizer)
         self.prompt = prompt
         self.written = WrittenPrompt.of(prompt, processor)
         # the template may write the token that the tokenizer would put in front

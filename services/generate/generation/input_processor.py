@@ -14,6 +14,7 @@ from services.generate.model.profile import CalibrationProfile, SpanRule
 from services.generate.prompts.chat import Message, render_chat, render_question, render_tool_chat
 from services.generate.prompts.ranking import RankingJob, RankMethod, prepare_ranking
 from services.generate.prompts.templates import Document, Piece, Prompt, least_tokens, tokenise, tokenise_whole
+from services.nn.plain_texts import PlainTexts
 
 # Approximate cost of estimating a prompt's bias, in runs of the prompt; `exact` has one pass per document.
 BIAS_PROMPTS = {"tree": 2, "single": 1, "query": 0, "cached": 0}
@@ -39,10 +40,15 @@ class InputProcessor:
         self.vocab_size = config.vocab_size
         self.is_greedy = config.is_greedy
         self._max_token_characters = max(map(len, self.tokenizer.get_vocab()), default=1)
+        self._plain = PlainTexts.of(self.tokenizer)
 
     def prepare_question(self, query: str, documents: Sequence[Document], options: AnswerOptions) -> Generation:
-        """Prepare a question over documents, in the question-aware prompt. Raises TooLarge, naming tokens and limit."""
+        """Prepare a question over documents, in the question-aware prompt.
+
+        Raises TooLarge, naming tokens and limit, and InvalidField for a query without any character to be seen.
+        """
         self._check_characters(query, documents=documents)
+        query, documents = self._plain_query(query), self._plain_documents(documents)
         span_rule = self._span_rule(options)
 
         def prompt_of(ordered: Sequence[Document]) -> Prompt:
@@ -59,6 +65,7 @@ class InputProcessor:
         InvalidRequest if the chat template rejects the messages.
         """
         self._check_characters(*(message["content"] for message in messages), documents=documents)
+        messages, documents = self._plain_messages(messages), self._plain_documents(documents)
         query = next((message["content"] for message in reversed(messages) if message["role"] == "user"), "")
         span_rule, tools = self._span_rule(options), options.for_vllm.get("tools", ())
 
@@ -90,6 +97,7 @@ class InputProcessor:
         for k, document in enumerate(documents):
             with blaming(f"documents.{k}"):
                 self._check_characters(query, documents=[document])
+        query, documents = self._plain_query(query), self._plain_documents(documents)
         return prepare_ranking(self.tokenizer, self.context_length, query, documents, method, self.profile.span_rule)
 
     def tokens_of_text(self, text: str) -> Sequence[int]:
@@ -100,6 +108,7 @@ class InputProcessor:
     def tokens_of_chat(self, messages: Sequence[Message]) -> Sequence[int]:
         """The tokens of a conversation as for a chat. Raises what `prepare_chat` raises."""
         self._check_characters(*(message["content"] for message in messages))
+        messages = self._plain_messages(messages)
         return self._tokenised(render_chat(self.tokenizer, messages, (), span_rule=self.profile.span_rule)).input_ids
 
     def cost(self, item: Item) -> int:
@@ -162,6 +171,18 @@ class InputProcessor:
 
     def _span_rule(self, options: AnswerOptions) -> SpanRule:
         return (options.calibration or self.profile).span_rule
+
+    def _plain_query(self, query: str) -> str:
+        if not (plain := self._plain.characters(query)).strip():
+            raise InvalidField("query: It has no character that can be seen.", param="query")
+        return plain
+
+    def _plain_documents(self, documents: Sequence[Document]) -> Sequence[Document]:
+        plain = self._plain.characters
+        return [replace(one, title=plain(one.title), text=plain(one.text)) for one in documents]
+
+    def _plain_messages(self, messages: Sequence[Message]) -> Sequence[Message]:
+        return [{**message, "content": self._plain.lines(message["content"])} for message in messages]
 
     def _tokenised(self, pieces: Sequence[Piece]) -> Prompt:
         """Tokenise rendered pieces. A template can turn few words into much text, so the result is checked again."""

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from services.nn.control_tokens import ControlTokens
+from services.nn.plain_texts import PlainTexts
 from services.predict.confidence import Calibration
 from services.predict.tasks import EOS, MAX_INPUT_TOKENS, MAX_NEW_TOKENS, FieldValue, Metric, Numbers, Prefixes, Task
 
@@ -172,24 +172,19 @@ def _check_template(template: str, fields: tuple[str, ...]) -> None:
         raise ValueError(f"template: it lacks {' and '.join(missing)}")
 
 
-class PlainTexts:
-    """Preparation of clients' texts so that a tokenizer finds no control token in them.
+class PlainValues:
+    """Preparation of clients' values so that a student reads their texts well and finds no control token in them.
 
-    If a text spells one, a space is inserted after its first character, as `Task` does with the end of sequence:
-    `<pad>` becomes `< pad>`. The task's own text between fields is unchanged.
+    An end of sequence is broken up in its texts, as `Task` does. The task's own text between fields is unchanged.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         """`tokenizer` is a fast tokenizer of transformers."""
-        self._controls = ControlTokens({token.content for token in tokenizer.added_tokens_decoder.values()} | {EOS})
+        self._plain = PlainTexts.of(tokenizer, EOS)
         unknown = tokenizer.unk_token_id
         self._control_ids = {int(id_) for id_ in tokenizer.added_tokens_decoder if id_ != unknown}
 
-    def make_plain(self, text: str) -> str:
-        """Break up the control tokens of a text."""
-        return self._controls.break_up(text)
-
-    def make_plain_values(self, values: Mapping[str, FieldValue]) -> dict[str, FieldValue]:
+    def make_plain(self, values: Mapping[str, FieldValue]) -> dict[str, FieldValue]:
         """Make all texts of some fields plain; other values are unchanged, and the task rejects them."""
         return {name: self._plain_value(value) for name, value in values.items()}
 
@@ -199,7 +194,7 @@ class PlainTexts:
 
     def _plain_value(self, value: FieldValue) -> FieldValue:
         if isinstance(value, str):
-            return self.make_plain(value)
+            return self._plain(value)
         if isinstance(value, list | tuple):
-            return [self.make_plain(one) if isinstance(one, str) else one for one in value]
+            return [self._plain(one) if isinstance(one, str) else one for one in value]
         return value

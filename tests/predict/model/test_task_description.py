@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.predict.model.task_description import TASK_FILE, BadTask, PlainTexts, TaskDescription
+from services.predict.model.task_description import TASK_FILE, BadTask, PlainValues, TaskDescription
 from services.predict.tasks import CQA, ESNLI, NO_PREFIXES, RELEASED_PREFIXES, TASKS, Task
 from tests.predict.tiny_students import EOS, tiny_tokenizer
 
@@ -66,20 +66,18 @@ def test_a_folder_without_a_task_or_with_half_of_one_is_refused(tmp_path: Path) 
 )
 def test_a_text_that_spells_control_tokens_is_read_without_any(text: str) -> None:
     tokenizer = tiny_tokenizer()
-    texts = PlainTexts(tokenizer)
-    ids = tokenizer(texts.make_plain(text)).input_ids
-    assert texts.num_controls(ids) == 1
+    values = PlainValues(tokenizer)
+    ids = tokenizer(values.make_plain({"a": text})["a"]).input_ids
+    assert values.num_controls(ids) == 1
     assert ids[-1] == EOS
     assert tokenizer.unk_token_id not in ids
 
 
 def test_an_ordinary_text_stays_as_it_is() -> None:
-    texts = PlainTexts(tiny_tokenizer())
-    for text in ("", "a < b > c", "<p>word</p>", "s>", "日本 🌍"):
-        assert texts.make_plain(text) == text
+    texts = {name: name for name in ("", "a < b > c", "<p>word</p>", "s>", "日本 🌍")}
+    assert PlainValues(tiny_tokenizer()).make_plain(texts) == texts
 
 
 def test_what_is_no_text_is_left_for_the_task_to_refuse() -> None:
-    texts = PlainTexts(tiny_tokenizer())
     values: dict[str, Any] = {"a": "</s>", "b": ["</s>", 3], "c": 3, "d": None}
-    assert texts.make_plain_values(values) == {"a": "< /s>", "b": ["< /s>", 3], "c": 3, "d": None}
+    assert PlainValues(tiny_tokenizer()).make_plain(values) == {"a": "< /s>", "b": ["< /s>", 3], "c": 3, "d": None}
