@@ -32,6 +32,7 @@ from services.generate.calibrate.bench import (
     vllm_address,
 )
 from services.generate.calibrate.choice import TABLE_PROMPTS, Plan, ProfileChoice, bias_tables, choose_calibration
+from services.generate.calibrate.fits import fitted_relevance
 from services.generate.calibrate.search import Limits, RelSetting, Tried
 from services.generate.data.questions import BadData, Example
 from services.generate.model.profile import (
@@ -180,9 +181,12 @@ def run(bench: AnyBench, source: CheckpointSource, plan: Plan, documents: int, s
             choice = choose_calibration(watched, examples, plan, bar.begin, unanswerable)
             bar.begin("tables of the bias")
             tables = _tables(watched, choice.profile, of_tables)
+            bar.begin("relevance of a document")
+            fit = fitted_relevance(watched, of_tables, choice.profile)
     except (BadData, FoveaError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
-    profile = choice.profile.model_copy(update={"tables": tables, "answerability": _answerability(source)})
+    fitted = {"tables": tables, "answerability": _answerability(source), "relevance": fit}
+    profile = choice.profile.model_copy(update=fitted)
     print_choice(choice, console)
     try:
         keeping.keep(choice, profile, source, info, seed, console)
@@ -203,7 +207,7 @@ def _answerability(source: CheckpointSource) -> Answerability | None:
     earlier = read_profile(source.directory)
     if earlier is None or earlier.answerability is None:
         return None
-    return earlier.answerability.model_copy(update={"share_temperature": None, "calibrated": None})
+    return earlier.answerability.model_copy(update={"calibrated": None})
 
 
 def print_choice(choice: ProfileChoice, console: Console) -> None:

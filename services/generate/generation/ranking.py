@@ -48,10 +48,12 @@ MAX_CACHED_TOKENS = 2048
 class Ranking:
     """The documents of one question, K numbers each.
 
-    scores: the method's own numbers, higher is better. relevance_scores: from 0 to 1 in the same order, equal if they
-    differ too little for a float: a document's share of the attention for `attention`, α at the profile's temperature
-    for `calibrated` (times the probability that the documents answer, if the model has a trained refusal), the
-    geometric mean of the tokens' probabilities for the likelihoods, p(Yes) among Yes and No for `relevance_prompt`.
+    scores: the method's own numbers, higher is better, and equal for equal documents. relevance_scores: from 0 to 1 in
+    the same order, equal if they differ too little for a float: for `calibrated` the probability that the document
+    answers, σ((o + rel) / t) by the profile's fit (times the probability that any document answers, if the model has a
+    trained refusal), or its share α of all documents where the profile has no fit; a document's share of the attention
+    for `attention`, the geometric mean of the tokens' probabilities for the likelihoods, p(Yes) among Yes and No for
+    `relevance_prompt`.
     order: documents from best to worst, of equal ones the earlier first. prompt_tokens: tokens of
     all prompts that were run.
     """
@@ -114,8 +116,11 @@ def ranking_of(
     job: RankingJob, scores: Sequence[float], profile: CalibrationProfile, any_answers: float | None = None
 ) -> Ranking:
     """Make the ranking of K scores; `any_answers` is the probability that the documents answer, if it is known."""
-    shares = _between_0_and_1(scores, job.method, profile, any_answers)
-    return Ranking(tuple(scores), shares, best_first(scores), job.prompt_tokens)
+    # the bias of a place is an estimate, so equal documents at two places differ a little
+    equals = [[score for score, first in zip(scores, job.firsts, strict=True) if first == own] for own in job.firsts]
+    scores = [sum(some) / len(some) for some in equals]
+    between = _between_0_and_1(scores, job.method, profile, any_answers)
+    return Ranking(tuple(scores), between, best_first(scores), job.prompt_tokens)
 
 
 def num_ranking_tokens(job: RankingJob, profile: CalibrationProfile = OFF) -> int:
@@ -350,9 +355,10 @@ def _between_0_and_1(
     if method == "attention":
         shares = numbers / numbers.sum().clamp_min(torch.finfo(numbers.dtype).tiny)
     elif method == "calibrated":
-        refusal = profile.answerability
-        temperature = (refusal.share_temperature if refusal is not None else None) or profile.temperature
-        shares = log_alpha(numbers, temperature, torch.ones_like(numbers)).exp()
+        if (fit := profile.relevance) is not None:
+            shares = ((fit.offset + numbers) / fit.temperature).sigmoid()
+        else:
+            shares = log_alpha(numbers, profile.temperature, torch.ones_like(numbers)).exp()
         shares = shares if any_answers is None else shares * any_answers
     elif method == "relevance_prompt":
         shares = numbers.sigmoid()

@@ -63,8 +63,7 @@ class Answerability(BaseModel):
     """A trained refusal, and how its probability becomes one that the documents answer.
 
     With p the probability of `token_id`, the first token of the refusal, as the first token of an answer, documents
-    answer with probability σ((offset − logit p) / temperature). `share_temperature` is t of α, the documents' shares of
-    that probability in a ranking; None for the profile's own. Calibration changes p: `calibrated` is the fit for
+    answer with probability σ((offset − logit p) / temperature). Calibration changes p: `calibrated` is the fit for
     answers under the profile's calibration; None for the same fit.
     """
 
@@ -74,7 +73,6 @@ class Answerability(BaseModel):
     token_id: Annotated[int, Field(ge=0)]
     temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     offset: Annotated[float, Field(allow_inf_nan=False)] = 0.0
-    share_temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     calibrated: LogisticFit | None = None
 
     def fit(self, *, is_calibrated: bool) -> LogisticFit:
@@ -94,6 +92,7 @@ class CalibrationProfile(BaseModel):
     that a dummy sees before itself and at the prompt's start; None leaves it as long as its document, and seeing
     everything. `row_scope` is the prompt rows that are calibrated beside those
     of the answer. `answerability` belongs to a model that was trained to refuse, whether or not calibration is enabled.
+    `relevance` is the fit of the probability that a document answers, of its rel alone; None where it was not measured.
     `gain` holds what was measured on separate prompts, `tables` the estimates of `cached`; both are of this `dummy`.
     """
 
@@ -113,6 +112,7 @@ class CalibrationProfile(BaseModel):
     window: Annotated[int, Field(ge=1)] | None = None
     num_sinks: Annotated[int, Field(ge=0)] = 4
     answerability: Answerability | None = None
+    relevance: LogisticFit | None = None
     gain: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = {}
     tables: tuple[BiasTable, ...] = ()
 

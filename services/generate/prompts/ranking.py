@@ -25,13 +25,15 @@ class RankingJob:
     """One question and its documents, ready to be run.
 
     prompts: one of all documents for the methods that use attention, else one for each of the K documents, in which
-    the tokens whose likelihood counts begin at `tail_start`. answer_ids: the tokens that distinguish Yes from No, for
+    the tokens whose likelihood counts begin at `tail_start`. firsts: for each document, the first that equals it (K).
+    answer_ids: the tokens that distinguish Yes from No, for
     `relevance_prompt`.
     """
 
     method: RankMethod
     num_documents: int
     prompts: tuple[Prompt, ...]
+    firsts: tuple[int, ...] = ()
     answer_ids: tuple[int, int] | None = None
 
     @property
@@ -55,11 +57,13 @@ def prepare_ranking(
     """
     if not documents:
         return RankingJob(method, 0, ())
+    contents = [(document.title, document.text) for document in documents]
+    firsts = tuple(map(contents.index, contents))
     if method in ("calibrated", "attention"):
         prompt = tokenise(tokenizer, render_question(tokenizer, query, documents, QUERY_AWARE, span_rule))
         with blaming("documents"):
             _check_length(prompt, max_model_len, f"the prompt of {len(documents)} documents")
-        return RankingJob(method, len(documents), (prompt,))
+        return RankingJob(method, len(documents), (prompt,), firsts)
     answer_ids = None
     if method == "relevance_prompt":
         prompts, answer_ids = _relevance_prompts(tokenizer, query, documents)
@@ -68,7 +72,7 @@ def prepare_ranking(
     for k, prompt in enumerate(prompts):
         with blaming(f"documents.{k}"):
             _check_length(prompt, max_model_len, f"the prompt of document {k}")
-    return RankingJob(method, len(documents), tuple(prompts), answer_ids)
+    return RankingJob(method, len(documents), tuple(prompts), firsts, answer_ids)
 
 
 def _likelihood_pieces(query: str, document: Document, method: RankMethod) -> list[Piece]:

@@ -11,13 +11,13 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from services.generate.calibrate.fits import fit_logistic
 from services.generate.generation.prompt_calibration import answerable as probability_of_answer
 from services.generate.generation.prompt_calibration import refusal_log_odds
 from services.generate.model.profile import OFF, Answerability
 from services.generate.prompts.templates import QUERY_AWARE
 from services.jobs.progress import watched
 from starters.generate.llama import BOS_ID, EOS_ID
-from starters.generate.reader.answerability import fit_logistic
 from starters.generate.reader.texts import prompt_text
 from starters.generate.world.documents import REFUSAL, Asked, Scope, draw_world
 

@@ -19,6 +19,7 @@ from services.generate.model.profile import (
     read_profile,
     write_profile,
 )
+from services.generate.prompts.ranking import RankMethod
 from services.generate.prompts.templates import Document
 from tests.generate.tiny_models import tiny_model, tiny_tokenizer
 
@@ -95,8 +96,29 @@ def test_calibrated_scores_share_the_probability_that_any_document_answers(model
     assert 0 < total < 1
     assert known.order == plain.order
     assert [score / total for score in known.relevance_scores] == pytest.approx(plain.relevance_scores)
-    even = rank(model, QUERY, DOCUMENTS, "calibrated", profile(share_temperature=1e6))
-    assert list(even.relevance_scores) == pytest.approx([total / 3] * 3, rel=1e-3)
+
+
+def test_a_fitted_score_is_the_probability_of_a_document_by_its_relevance_alone(model: LanguageModel) -> None:
+    fit = LogisticFit(temperature=0.02, offset=0.01)
+    shares = rank(model, QUERY, DOCUMENTS, "calibrated", profile())
+    fitted = profile().model_copy(update={"relevance": fit})
+    own = rank(model, QUERY, DOCUMENTS, "calibrated", fitted)
+    assert own.scores == shares.scores
+    expected = [sum(shares.relevance_scores) / (1 + math.exp(-(0.01 + rel) / 0.02)) for rel in own.scores]
+    assert list(own.relevance_scores) == pytest.approx(expected)
+    without_refusal = rank(model, QUERY, DOCUMENTS, "calibrated", OFF.model_copy(update={"relevance": fit}))
+    assert list(without_refusal.relevance_scores) == pytest.approx(
+        [1 / (1 + math.exp(-(0.01 + rel) / 0.02)) for rel in own.scores]
+    )
+
+
+@pytest.mark.parametrize("method", ["calibrated", "attention"])
+def test_equal_documents_have_equal_scores_wherever_they_are(model: LanguageModel, method: RankMethod) -> None:
+    documents = [DOCUMENTS[0], DOCUMENTS[1], Document(DOCUMENTS[0].text, id="again"), Document(DOCUMENTS[0].text, "A")]
+    for known in (OFF, OFF.model_copy(update={"relevance": LogisticFit(temperature=0.02, offset=0.01)})):
+        ranking = rank(model, QUERY, documents, method, known)
+        assert ranking.relevance_scores[0] == ranking.relevance_scores[2] != ranking.relevance_scores[3]
+        assert ranking.scores[0] == ranking.scores[2]
 
 
 def test_other_methods_keep_their_scores(model: LanguageModel) -> None:
@@ -104,8 +126,9 @@ def test_other_methods_keep_their_scores(model: LanguageModel) -> None:
         assert rank(model, QUERY, DOCUMENTS, method, profile()) == rank(model, QUERY, DOCUMENTS, method)
 
 
-def test_a_profile_keeps_its_answerability(tmp_path: Path) -> None:
-    write_profile(profile(share_temperature=0.01), tmp_path)
-    assert read_profile(tmp_path) == profile(share_temperature=0.01)
+def test_a_profile_keeps_its_fits(tmp_path: Path) -> None:
+    known = profile().model_copy(update={"relevance": LogisticFit(temperature=0.01, offset=-0.02)})
+    write_profile(known, tmp_path)
+    assert read_profile(tmp_path) == known
     changed = profile().changed({"enabled": True, "layers": [0], "rel_layers": [0]})
     assert changed.answerability == REFUSAL

@@ -1,9 +1,8 @@
-"""The probability that documents answer, and the temperature of their shares, fitted for a profile's calibration."""
+"""The probability that documents answer, fitted for a profile's calibration."""
 
 import statistics
 
 import pytest
-import torch
 
 from services.generate.calibrate.bench import Bench
 from services.generate.generation.prompt_calibration import answerable
@@ -13,8 +12,6 @@ from starters.generate.questions import OPEN
 from starters.generate.reader import answerability
 from starters.generate.reader.answerability import (
     SHARE_UNANSWERABLE,
-    best_temperature,
-    fit_logistic,
     fitted_with_calibration,
 )
 from tests.generate.tiny_models import tiny_model, tiny_tokenizer
@@ -54,19 +51,3 @@ def test_calibration_changes_the_logits_that_are_fitted(model: LanguageModel) ->
         bench.first_logits(some, OFF), bench.first_logits(some, paper_profile(2)), strict=True
     ):
         assert not plain.equal(calibrated)
-
-
-def test_fitted_probabilities_are_those_of_the_outcomes() -> None:
-    generator = torch.Generator().manual_seed(0)
-    scores = 6 * torch.randn(4000, generator=generator)
-    outcomes = torch.rand(4000, generator=generator) < ((scores + 2) / 3).sigmoid()
-    temperature, offset = fit_logistic(scores, outcomes)
-    assert temperature == pytest.approx(3, rel=0.15)
-    assert offset == pytest.approx(2, abs=0.5)
-
-
-def test_the_temperature_that_made_the_outcomes_is_found() -> None:
-    generator = torch.Generator().manual_seed(0)
-    rels = [0.01 * torch.randn(6, generator=generator, dtype=torch.float64) for _ in range(3000)]
-    golds = [int(torch.multinomial((rel / 0.004).softmax(-1), 1, generator=generator)) for rel in rels]
-    assert best_temperature(rels, golds) == pytest.approx(0.004, rel=0.1)
