@@ -1,6 +1,8 @@
-"""What the packaged checkpoints, and other tokenizers, read of texts as people write them."""
+"""What the packaged checkpoints, and tokenizers of imported ones, read of texts as people write them."""
 
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +16,15 @@ from services.generate.generation.generation import AnswerOptions
 from services.generate.prompts.templates import Document
 from services.nn.clip_texts import Text
 from services.nn.devices import DeviceOptions
+from services.nn.loading import transformers
 from services.nn.plain_texts import PlainTexts
 from services.predict.engine import PredictEngine
 from services.score.engine import ScoreEngine
+from tests.published_clips import write_siglip, write_xlm_roberta
+from tests.published_instructblip import write_instructblip
+from tests.published_llava import write_llava
+from tests.published_models import LANGUAGE_MODELS, T5S, publish
+from tests.published_qwen3_vl import write_qwen3_vl_embedding
 
 STARTERS = {directory.name: directory for directory in packaged_starters()}
 CPU = DeviceOptions(device="cpu", dtype="float32")
@@ -105,6 +113,28 @@ def test_a_starter_reads_every_form_of_a_text_alike(name: str) -> None:
     plain = read(PLAIN)
     assert [form for form, text in FORMS.items() if read(text) != plain] == []
     assert read(PLAIN.replace("red", "blue")) != plain
+
+
+FAMILIES: dict[str, Callable[[Path], object]] = {
+    **{name: partial(publish, name=name) for name in (*LANGUAGE_MODELS, *T5S)},
+    "siglip": write_siglip,
+    "xlm-roberta": write_xlm_roberta,
+    "llava": write_llava,
+    "qwen3-vl-embedding": write_qwen3_vl_embedding,
+    "instructblip": write_instructblip,
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_imported_model_reads_every_form_alike_or_as_its_vocabulary_has_it(family: str, tmp_path: Path) -> None:
+    FAMILIES[family](tmp_path / "model")
+    folder = next(path.parent for path in sorted(tmp_path.rglob("tokenizer_config.json"), reverse=True))
+    tokenizer = transformers().AutoTokenizer.from_pretrained(folder)
+    plain_texts = PlainTexts.of(tokenizer)
+    plain = tokenizer(PLAIN).input_ids
+    for form, text in FORMS.items():
+        read = plain_texts(text)
+        assert tokenizer(read).input_ids == plain or read == text, form
 
 
 @pytest.mark.parametrize("name", ["open-facts", "focallens-shapes", "fsc-clip-scenes"])
