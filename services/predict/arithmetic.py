@@ -32,15 +32,12 @@ def evaluate(equation: str) -> int | float | None:
 
     Never raises, and returns within milliseconds for any text.
     """
-    if len(equation) > MAX_LENGTH or not _CHARACTERS.fullmatch(equation) or _depth(equation) > MAX_DEPTH:
-        return None
-    try:
-        # Python ends an expression at a line break and reads leading white space as indentation
-        parsed = ast.parse(_WHITE_SPACE.sub(" ", equation).strip(), mode="eval")
-        return _value(parsed.body)
-    # the parser recurses, so a caller deep in the stack may leave it too little stack
-    except (_NoValueError, SyntaxError, ArithmeticError, RecursionError, MemoryError):
-        return None
+    return next(iter(reversed(_values(equation).values())), None)
+
+
+def values_in(equation: str) -> frozenset[int | float]:
+    """The values of an equation, its numbers and all of its parts; empty if it has no value."""
+    return frozenset(_values(equation).values())
 
 
 def equal_values(prediction: str, label: str) -> bool:
@@ -57,7 +54,20 @@ def _depth(equation: str) -> int:
     return max(accumulate((c == "(") - (c == ")") for c in equation), default=0)
 
 
-def _value(equation: ast.expr) -> int | float:
+def _values(equation: str) -> dict[ast.AST, int | float]:
+    """The values of all parts of an equation, the whole one last; empty if it has none."""
+    if len(equation) > MAX_LENGTH or not _CHARACTERS.fullmatch(equation) or _depth(equation) > MAX_DEPTH:
+        return {}
+    try:
+        # Python ends an expression at a line break and reads leading white space as indentation
+        parsed = ast.parse(_WHITE_SPACE.sub(" ", equation).strip(), mode="eval")
+        return _values_of(parsed.body)
+    # the parser recurses, so a caller deep in the stack may leave it too little stack
+    except (_NoValueError, SyntaxError, ArithmeticError, RecursionError, MemoryError):
+        return {}
+
+
+def _values_of(equation: ast.expr) -> dict[ast.AST, int | float]:
     values: dict[ast.AST, int | float] = {}
     for node in reversed(list(ast.walk(equation))):  # operands before their operations
         match node:
@@ -69,7 +79,7 @@ def _value(equation: ast.expr) -> int | float:
                 values[node] = _bounded(_OPERATIONS[type(symbol)](values[left], values[right]))
             case ast.expr():
                 raise _NoValueError
-    return values[equation]
+    return values
 
 
 def _power(base: float, exponent: float) -> float:

@@ -23,6 +23,7 @@ from services.predict.model.student import Decoded, Encoded, Student
 from services.predict.model.task_description import PlainValues, TaskDescription
 from services.predict.number_slots import HiddenNumbers, SlotTokens, hide_numbers
 from services.predict.tasks import EOS, FieldError, FieldValue
+from services.predict.written_numbers import in_plain_form
 
 # Length of a discarded warm-up answer: later decoding steps make no calls that these do not.
 WARM_UP_TOKENS = 4
@@ -92,6 +93,7 @@ class Prediction:
     completion_tokens: int
     confidence: float | None = None
     unused_numbers: tuple[int | float, ...] | None = None
+    unread_numbers: tuple[str, ...] | None = None
 
 
 class PredictEngine:
@@ -165,7 +167,7 @@ class PredictEngine:
         numbers = None
         if self._task.metric == "equal_value" or self._slot_tokens is not None:
             numbers = hide_numbers(text)
-            text = text if self._slot_tokens is None else numbers.text
+            text = in_plain_form(text) if self._slot_tokens is None else numbers.text
         label_ids = self._input_ids(self.description.label_prefix, text, param)
         rationale_ids = None
         if rationale and self.description.rationale_prefix is not None:
@@ -346,9 +348,7 @@ class PredictEngine:
         num_tokens = label.num_tokens
         if rationale is not None:
             num_tokens += len(rationale.token_ids) + rationale.is_finished
-        unused = None
-        if self._task.metric == "equal_value" and item.numbers is not None:
-            unused = item.numbers.unused_in(label.text)
+        numbers = item.numbers if self._task.metric == "equal_value" else None
         return Prediction(
             label.text,
             label.probability,
@@ -358,7 +358,8 @@ class PredictEngine:
             item.prompt_tokens,
             num_tokens,
             None if self._calibration is None else self._calibration.confidence(label.probability),
-            unused,
+            None if numbers is None else numbers.unused_in(label.text),
+            None if numbers is None else numbers.unread,
         )
 
     def _rationale(self, item: Item, decoded: Decoded) -> str:

@@ -6,9 +6,8 @@ The distinct numbers of a text, in ascending order, become ①, ②, … and the
     ( 24 - 3 )                            ( ② - ① )
     24 figs less 3 are 24 - 3 = 21.       ② figs less ① are ② - ① = ❶.
 
-The order tells a student which number is greater, and equal numbers share a sign. Numbers are digits, with thousands
-separators and decimals, fractions of two integers, and English number words. An ordinal ("2nd", "third"), a number
-within a name ("B12"), and "one" as a pronoun ("each one") are none. Numbers beyond the last sign stay as they are.
+The order tells a student which number is greater, and equal numbers share a sign. Numbers are those of
+`written_numbers`; what is not read, and numbers beyond the last sign, stay as they are.
 """
 
 import re
@@ -17,59 +16,22 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from services.predict.arithmetic import evaluate
+from services.predict.arithmetic import evaluate, values_in
+from services.predict.written_numbers import RESULTS, SLOTS, Number, find_numbers, in_shares, plain_number
 
-SLOTS = "①②③④⑤⑥⑦⑧⑨⑩⑪⑫⑬⑭⑮⑯⑰⑱⑲⑳"
-RESULTS = "❶❷❸❹❺❻❼❽❾❿"
 BROKEN = "\N{REPLACEMENT CHARACTER}"  # a token that is only some bytes of a character decodes to this
 
-_UNITS = (
-    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
-    *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
-)
-_TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
-_POWERS = {"hundred": 100, "thousand": 1_000, "million": 1_000_000}
-_VALUES = {word: value for value, word in enumerate(_UNITS)} | {
-    word: 10 * value for value, word in enumerate(_TENS, start=2)
-}
-_TO_19 = "|".join(sorted(_UNITS, key=len, reverse=True))
-_TO_99 = rf"(?:(?:{'|'.join(_TENS)})(?:[ -](?:{'|'.join(_UNITS[1:10])})\b)?|{_TO_19})"
-_TO_999 = rf"(?:(?:{_TO_99}|a) hundred(?: (?:and )?{_TO_99}\b)?|{_TO_99})"
-_WORDS = rf"(?:(?:{_TO_999}|a) (?:thousand|million)(?:,? (?:and )?{_TO_999}\b)?|{_TO_999})"
-_DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?"
-_NUMBER = re.compile(
-    rf"(?P<signs>[{SLOTS}{RESULTS}])"
-    rf"|(?<![\w.])(?P<fraction>[0-9]{{1,3}}/[1-9][0-9]{{0,2}})(?![\w/])"
-    rf"|(?<![\w.])(?P<digits>{_DIGITS})(?!st\b|nd\b|rd\b|th\b|[0-9])"
-    rf"|\b(?P<words>{_WORDS})\b(?!-(?!year|day|hour|minute|week|month|mile|foot|page|dollar|pound))",
-    re.IGNORECASE,
-)
-_NOT_NUMBERS = re.compile(
-    r"(?:the|each|every|any|no|this|that|which|another|last|first|next|some|only)(?: (?:\w+))? $", re.IGNORECASE
-)
 _STEP = re.compile(rf"(?P<left>\S+) (?P<sign>[-+*/%]|//) (?P<right>\S+) = (?P<result>[{RESULTS}])")
 _CALCULATION = re.compile(r"(?P<step>(?:[0-9.]+) (?:[-+*/%]|//) (?:[0-9.]+)) = (?P<result>[0-9]+(?:\.[0-9]+)?)")
 
 
 @dataclass(frozen=True)
-class Number:
-    """A number of a text: its `value`, as the text writes it, and as an equation writes it."""
-
-    value: Fraction
-    written: str
-    equation: str
-
-    @property
-    def may_be_pronoun(self) -> bool:
-        return self.written.lower() == "one"
-
-
-@dataclass(frozen=True)
 class HiddenNumbers:
-    """A text whose numbers are signs, and the numbers by sign, in ascending order."""
+    """A text whose numbers are signs, the numbers by sign in ascending order, and what is not read as a number."""
 
     text: str
     numbers: Mapping[str, Number]
+    unread: tuple[str, ...] = ()
 
     def hide_in(self, target: str) -> str:
         """Replace the numbers of a label or a rationale by their signs, and the results of its steps.
@@ -110,7 +72,7 @@ class HiddenNumbers:
         for found in _STEP.finditer(rationale):
             operands = [_replace_signs(found[side], values | results) for side in ("left", "right")]
             value = evaluate(f"{operands[0]} {found['sign']} {operands[1]}")
-            results.setdefault(found["result"], "?" if value is None else _plain(Fraction(value)))
+            results.setdefault(found["result"], "?" if value is None else plain_number(Fraction(value)))
         within = _STEP.sub(
             lambda found: " ".join(
                 [
@@ -127,21 +89,38 @@ class HiddenNumbers:
         return _replace_signs(within, written | results).replace("$ ", "$")
 
     def unused_in(self, equation: str) -> tuple[int | float, ...]:
-        """Return the numbers of the text that do not occur in an equation of real numbers, in ascending order."""
-        used = {number.value for _, number in _found(equation)}
-        unused = [number.value for number in self.numbers.values() if not number.may_be_pronoun]
-        return tuple(int(value) if value.denominator == 1 else float(value) for value in unused if value not in used)
+        """Return the numbers of the text that do not occur in an equation, in ascending order.
+
+        A part or a percentage also occurs as what is left of or added to a whole, as a quotient, and by the integers of
+        its fraction: 25% in 80 / 4, 80 * 75 / 100 and 80 * 1.25.
+        """
+        written = {abs(found.number.value) for found in find_numbers(equation)[0]}
+        computed = values_in(equation)
+
+        def is_used(number: Number) -> bool:
+            if abs(number.value) in written:
+                return True
+            share = abs(number.value) / (100 if number.is_percentage else 1)
+            return (number.is_percentage or share.denominator > 1) and any(
+                float(one) in computed or 100 * one in written or {one.numerator, one.denominator} - {1} <= written
+                for one in (share, 1 - share, 1 + share)
+            )
+
+        unused = [one for one in self.numbers.values() if not one.may_be_pronoun and not is_used(one)]
+        return tuple(int(one.value) if one.value.denominator == 1 else float(one.value) for one in unused)
 
 
 def hide_numbers(text: str) -> HiddenNumbers:
     """Replace the numbers of a text by signs."""
+    text = in_shares(text)
     distinct: dict[Fraction, Number] = {}
-    for _, number in _found(text):
+    found, unread = find_numbers(text)
+    for number in sorted((one.number for one in found), key=lambda number: not number.is_percentage):
         distinct.setdefault(number.value, number)
     ascending = sorted(distinct.values(), key=lambda number: number.value)
     numbers = dict(zip(SLOTS, ascending, strict=False))
     signs = {number.value: sign for sign, number in numbers.items()}
-    return HiddenNumbers(_substitute(text, lambda number: signs.get(number.value)), numbers)
+    return HiddenNumbers(_substitute(text, lambda number: signs.get(number.value)), numbers, tuple(unread))
 
 
 def in_canonical_order(equation: str) -> str:
@@ -171,60 +150,16 @@ def _rank(operand: str) -> tuple[int, str]:
 def _substitute(text: str, sign_of: Callable[[Number], str | None]) -> str:
     """Replace numbers by signs, each between spaces or punctuation."""
     parts, end = [], 0
-    for found, number in _found(text):
-        sign = sign_of(number)
+    for found in find_numbers(text)[0]:
+        sign = sign_of(found.number)
         if sign is None:
             continue
-        before, after = text[: found.start()], text[found.end() :]
+        before, after = text[: found.start], text[found.end :]
         left = " " if before and not before[-1].isspace() else ""
         right = " " if after[:1].isalnum() else ""
-        parts += [text[end : found.start()], f"{left}{sign}{right}"]
-        end = found.end()
+        parts += [text[end : found.start], f"{left}{sign}{found.after or right}"]
+        end = found.end
     return "".join([*parts, text[end:]])
-
-
-def _found(text: str) -> list[tuple[re.Match[str], Number]]:
-    """Find the numbers of a text. A sign that somebody typed is the number that it shows."""
-    found = []
-    for match in _NUMBER.finditer(text):
-        number = _number(match)
-        before = text[max(0, match.start() - 24) : match.start()]
-        if not (number.may_be_pronoun and _NOT_NUMBERS.search(before)):
-            found.append((match, number))
-    return found
-
-
-def _number(found: re.Match[str]) -> Number:
-    written = found[0]
-    if found["signs"]:
-        value = Fraction((SLOTS.find(written) if written in SLOTS else RESULTS.find(written)) + 1)
-    elif found["fraction"]:
-        above, below = written.split("/")
-        return Number(Fraction(int(above), int(below)), written, f"( {above} / {below} )")
-    elif found["digits"]:
-        value = Fraction(written.replace(",", ""))
-        return Number(value, written, re.sub(r"^0+(?=[0-9])", "", written.replace(",", "")))
-    else:
-        value = Fraction(_value_of(written.lower()))
-    return Number(value, written, _plain(value))
-
-
-def _value_of(words: str) -> int:
-    """The value of number words such as "two hundred and fifty-three"."""
-    total = part = 0
-    for word in re.findall(r"[a-z]+", words):
-        if word in _POWERS:
-            power = _POWERS[word]
-            part = max(part, 1) * power
-            if power > 100:
-                total, part = total + part, 0
-        elif word not in ("a", "and"):
-            part += _VALUES[word]
-    return total + part
-
-
-def _plain(value: Fraction) -> str:
-    return str(value.numerator) if value.denominator == 1 else f"{float(value):.10g}"
 
 
 def _replace_signs(text: str, values: Mapping[str, str]) -> str:

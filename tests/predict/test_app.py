@@ -88,6 +88,7 @@ def shown(index: int, prediction: Prediction) -> dict[str, Any]:
         "value": prediction.value,
         "confidence": prediction.confidence,
         "unused_numbers": None if prediction.unused_numbers is None else list(prediction.unused_numbers),
+        "unread_numbers": None if prediction.unread_numbers is None else list(prediction.unread_numbers),
     }
 
 
@@ -615,6 +616,52 @@ def test_a_service_publishes_to_an_empty_store_only_the_starters_that_it_serves(
     with TestClient(create_predict(settings), raise_server_exceptions=False, base_url="http://localhost") as client:
         wait_until_ready(lambda: client.get("/readyz").status_code == 200)
     assert Store.open(store_url).names() == ["inferences"]
+
+
+@pytest.fixture(scope="module")
+def word_problems(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    """A client of a service with the packaged student of word problems."""
+    folder = tmp_path_factory.mktemp("starter")
+    with served_tiny((folder / "store").as_uri(), folder, models="word-problems") as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    "number", ["1,200", "1 200", "1\u00a0200", "1\u202f200", "１２００", "١٢٠٠", "1.200,0", "1'200"]
+)
+def test_word_problems_are_answered_whatever_the_form_of_their_numbers(word_problems: TestClient, number: str) -> None:
+    problem = {"body": f"Dora split {number} spoons evenly into 8 bags.", "question": "How many are in each bag?"}
+    (found,) = answer_to(word_problems, None, problem)["predictions"]
+    assert (found["value"], found["unused_numbers"], found["unread_numbers"]) == (150, [], [])
+
+
+@pytest.mark.parametrize(
+    ("amount", "value"),
+    [("½ cup", 3.5), ("1⁄2 cup", 3.5), ("half a cup", 3.5), ("1½ cups", 4.5), ("1 1/2 cups", 4.5), ("2,5 cups", 5.5)],
+)
+def test_parts_of_a_whole_are_read_and_no_right_equation_lacks_them(
+    word_problems: TestClient, amount: str, value: float
+) -> None:
+    problem = {
+        "body": f"Mia has {amount} of sugar and adds 3 cups.",
+        "question": "How many cups of sugar does Mia have?",
+    }
+    (found,) = answer_to(word_problems, None, problem)["predictions"]
+    assert (found["value"], found["unused_numbers"]) == (value, [])
+
+
+def test_an_answer_names_what_was_not_read_as_a_number(word_problems: TestClient) -> None:
+    problem = {"body": "Dora finished 3rd of 20 runners at 7:30.", "question": "How many runners were behind her?"}
+    (found,) = answer_to(word_problems, None, problem)["predictions"]
+    assert found["unread_numbers"] == ["3rd", "7:30"]
+
+
+def test_numbers_beyond_64_bits_are_rounded(word_problems: TestClient) -> None:
+    body = f"Ann has {'9' * 25} figs and gets 3 more. Bob has {'8' * 30} figs."
+    (found,) = answer_to(word_problems, None, {"body": body, "question": "How many figs does Ann have?"})["predictions"]
+    numbers = [found["value"], *found["unused_numbers"]]
+    assert all(isinstance(number, float) for number in numbers if number > 2**63)
+    assert any(number > 2**63 for number in numbers)
 
 
 def test_a_process_without_settings_serves_the_starters() -> None:

@@ -5,7 +5,8 @@ import random
 import pytest
 
 from services.predict.arithmetic import evaluate
-from services.predict.number_slots import SLOTS, hide_numbers, in_canonical_order
+from services.predict.number_slots import hide_numbers, in_canonical_order
+from services.predict.written_numbers import SLOTS, in_plain_form
 from starters.predict.problems import draw_problem
 
 
@@ -26,6 +27,22 @@ from starters.predict.problems import draw_problem
         ("She has one cat.", "She has ① cat."),
         ("sixteenth, teen, often", "sixteenth, teen, often"),
         ("no numbers", "no numbers"),
+        ("½ cup, 1⁄2 cup, 1/2 cup and half a cup", "① cup, ① cup, ① cup and ① cup"),
+        ("1½ or 1 ½ or 1 1/2 or 1-1/2 or one and a half cups", "① or ① or ① or ① or ① cups"),
+        ("a quarter of an hour and three-quarters of a mile", "① hour and ② mile"),
+        ("３ and ٣ and ३ and three", "① and ① and ① and ①"),
+        ("1,200 or 1 200 or 1\u00a0200 or 1\u202f200 or 1'200 or 1’200", "① or ① or ① or ① or ① or ①"),
+        ("1.200,5 and 1,200.5 and 1 200,5", "① and ① and ①"),
+        ("1.200.000 and 1,200,000 and 1,20,000", "② and ② and ①"),
+        ("2,5 and 2.5 and ２．５", "① and ① and ①"),
+        ("The numbers are 3,5,7 and 0,125.", "The numbers are ②, ③, ④ and ①."),
+        ("5 boxes of 500-ml bottles, 2 500-ml bottles", "② boxes of ③-ml bottles, ① ③-ml bottles"),
+        ("25%, 25 %, 25％ and 25 per cent", "①%, ①%, ①% and ① percent"),
+        ("from -5 to −3, 10-12 eggs, 24 - 3", "from ① to ②, ④- ⑤ eggs, ⑥ - ③"),
+        ("1.5 million and two billion", "① and ②"),
+        ("One-fifth of it, two thirds of them, a third of us", "① fifth of it, ② thirds of them, a third of us"),
+        ("1/4 of them, ½ of them, 3/4 of them", "a quarter of them, half of them, ① quarters of them"),
+        ("half a trip, half of a number, 4 hundred", "half a trip, half of a number, ① hundred"),
         ("", ""),
     ],
 )
@@ -73,6 +90,54 @@ def test_unused_numbers_are_those_that_an_equation_lacks() -> None:
     assert hidden.unused_in("( 63 / 9 )") == (19,)
     assert hidden.unused_in("not an equation") == (9, 19, 63)
     assert hide_numbers("It costs $2.50.").unused_in("( 1 + 1 )") == (2.5,)
+
+
+@pytest.mark.parametrize(
+    ("text", "equation"),
+    [
+        ("Mia has 1/2 cup and 3 cups.", "( ( 1 / 2 ) + 3 )"),
+        ("Mia has ½ cup and 3 cups.", "( 0.5 + 3 )"),
+        ("Mia has 1½ cups and 3 cups.", "( ( 1 + ( 1 / 2 ) ) + 3 )"),
+        ("25% of 80 eggs broke.", "( ( 25 * 80 ) / 100 )"),
+        ("25% of 80 eggs broke.", "( 80 * 0.25 )"),
+        ("25% of 80 eggs broke.", "( 80 / 4 )"),
+        ("25 percent of 80 eggs broke. How many are left?", "( ( 80 * 75 ) / 100 )"),
+        ("A price of 80 rises by 25%.", "( 80 * 1.25 )"),
+        ("Tom ate ⅓ of 30 nuts. How many are left?", "( ( 30 * 2 ) / 3 )"),
+        ("It was -5 degrees and is 8 degrees warmer.", "( 8 - 5 )"),
+        ("A third of 30 nuts, and 0.1 of 20", "( ( 30 / 3 ) + ( 20 * .1 ) )"),
+    ],
+)
+def test_a_right_equation_lacks_no_number_whatever_its_form(text: str, equation: str) -> None:
+    assert hide_numbers(text).unused_in(equation) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "unread"),
+    [
+        ("Dora came 3rd of 20, Tom fifteenth.", ("3rd", "fifteenth")),
+        ("at 7:30 on 2024-05-03, 3/4/2024 or 3.4.24", ("7:30", "2024-05-03", "3/4/2024", "3.4.24")),
+        ("5k, 5e3, 10², 2^3, 3x5, 4‰ and 1/0", ("5k", "5e3", "10²", "2^3", "3x5", "4‰", "1/0")),
+        ("Ⅳ, IV, 三, ㉑ and the twenty-first", ("Ⅳ", "IV", "三", "㉑", "twenty-first")),
+        ("9" * 301, ("9" * 301,)),
+        ("First she ate a third of 20 m² in room B12 within one second.", ()),
+    ],
+)
+def test_what_is_not_read_as_a_number_is_listed(text: str, unread: tuple[str, ...]) -> None:
+    hidden = hide_numbers(text)
+    assert hidden.unread == unread
+    assert all(one in hidden.text for one in unread)
+
+
+def test_students_of_written_numbers_read_plain_digits() -> None:
+    given = "1½ cups, ６３ or ٦٣ of 1,200 or 1 200 or 1.200,5 g, ½ g, 1 1/2 g, two, −5 and 25 %"
+    plain = "3/2 cups, 63 or 63 of 1,200 or 1200 or 1200.5 g, 1/2 g, 1 1/2 g, two, -5 and 25 %"
+    assert in_plain_form(given) == plain
+
+
+def test_reading_numbers_takes_no_longer_than_the_text_is_long() -> None:
+    for part in ("1,1", "111,", "1 200 ", "1.", "1/", "a-third", "-1", "1-"):
+        assert hide_numbers(part * 2_000).text
 
 
 def test_labels_and_rationales_of_problems_come_back_as_they_were() -> None:

@@ -6,8 +6,9 @@ import pytest
 
 from services.nn.devices import DeviceOptions
 from services.predict.engine import PredictEngine
-from services.predict.number_slots import RESULTS, SLOTS, SlotTokens
+from services.predict.number_slots import SlotTokens
 from services.predict.training.initialisation import build_tokenizer
+from services.predict.written_numbers import RESULTS, SLOTS
 
 STARTER = Path(__file__).parents[2] / "services" / "predict" / "starter" / "word-problems"
 

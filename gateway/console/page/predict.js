@@ -81,6 +81,7 @@ function Answer({ found }) {
       ${found.confidence != null && fact("Confidence", `${percent(found.confidence)}, how often such an answer is right`)}
       ${found.rationale != null && fact("Reason", found.rationale)}
       ${found.unused_numbers?.length > 0 && fact("Numbers not used", found.unused_numbers.join(", "))}
+      ${found.unread_numbers?.length > 0 && fact("Numbers not read", found.unread_numbers.join(", "))}
     </dl>
     ${found.rationale != null && html`<p class="hint">The student writes its reason apart from its label; the two may contradict each other.</p>`}
   </section>`;

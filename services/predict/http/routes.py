@@ -151,9 +151,10 @@ def _render(predicted: Predicted) -> bytes:
                 "probability": min(1.0, one.probability),  # rounding may exceed 1
                 "probabilities": one.probabilities,
                 "rationale": one.rationale,
-                "value": one.value,
+                "value": _json_number(one.value),
                 "confidence": one.confidence,
-                "unused_numbers": one.unused_numbers,
+                "unused_numbers": one.unused_numbers and [_json_number(number) for number in one.unused_numbers],
+                "unread_numbers": one.unread_numbers,
             }
             for index, one in enumerate(predicted.predictions)
         ],
@@ -164,6 +165,11 @@ def _render(predicted: Predicted) -> bytes:
         },
     }
     return orjson.dumps(answer)
+
+
+def _json_number(value: float | None) -> float | None:
+    """Round an integer beyond 64 bits, which JSON's readers do as well, and orjson does not write."""
+    return value if value is None or abs(value) < 2**63 else float(value)
 
 
 async def _answer_tei(service: PredictService, request: Request, body: TeiPredictRequest) -> Response:

@@ -58,6 +58,9 @@ class Prediction(BaseModel):
     unused_numbers: list[int | float] | None = Field(
         None, description="Numbers of the input that an equation does not contain; null for other tasks."
     )
+    unread_numbers: list[str] | None = Field(
+        None, description="What looks like a number in the input of an equation but was not read, as it is written."
+    )
 
 
 class Usage(BaseModel):

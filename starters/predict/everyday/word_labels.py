@@ -8,7 +8,7 @@ operation of the equation, at the end of the input.
 from collections.abc import Iterator
 
 from services.predict.data.rows import Example
-from services.predict.number_slots import SLOTS
+from services.predict.written_numbers import SLOTS
 from starters.predict.problems import WORD_PROBLEMS
 from starters.predict.spans import Probe, WordLabel, words_of
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 
 from services.predict.data.rows import Example
-from services.predict.number_slots import SLOTS
+from services.predict.written_numbers import SLOTS
 from starters.predict.inferences import INFERENCES
 from starters.predict.sentence_pairs.lexicon import (
     RELATIONS,
