@@ -150,7 +150,7 @@ BUDGETS = {
     "services/curate": 4_300,
     "services/embed": 20_005,
     "services/generate": 13_400,
-    "services/predict": 7_165,
+    "services/predict": 7_195,
     "services/score": 10_910,
     "starters": 22_000,
     "vllm_plugin": 2_700,

@@ -103,7 +103,7 @@ class PredictEngine:
     """
 
     def __init__(self, student: Student, description: TaskDescription) -> None:
-        """Raises ValueError for a tokenizer that can't tell labels apart, or does not append the end of sequence."""
+        """Raises ValueError for a tokenizer that can't tell labels or prefixes apart, or does not end its texts."""
         self.description = description
         self._student = student
         self._directory: Path | None = None
@@ -118,9 +118,12 @@ class PredictEngine:
         self._plain_values = PlainValues(self.tokenizer)
         self.max_token_characters = max(map(len, self.tokenizer.get_vocab()), default=1)
         self._slot_tokens = SlotTokens(self.tokenizer) if description.numbers == "slots" else None
-        self._answers = None if description.labels is None else self._answers_of(description.labels, description.labels)
-        if self._answers is not None and len(set(self._answers.trie.token_ids)) < len(self._answers.texts):
-            raise ValueError("two labels have the same tokens")
+        prefixes = [one for one in (description.label_prefix, description.rationale_prefix) if one is not None]
+        name = "label_prefix and rationale_prefix"
+        Candidates.of_texts(self.tokenizer, name, [f"{prefix}word" for prefix in prefixes], shown=prefixes)
+        self._answers = None
+        if description.labels is not None:
+            self._answers = self._answers_of(description.labels, description.labels, "labels")
 
     @classmethod
     def load(cls, directory: Path, options: DeviceOptions, *, is_int8: bool = False) -> "PredictEngine":
@@ -161,7 +164,6 @@ class PredictEngine:
         plain = self._plain_values.make_plain(fields)
         try:
             text = self._task.input_text(plain)
-            texts, plain_texts = self._task.candidates(fields), self._task.candidates(plain)
         except FieldError as error:
             raise InvalidField(f"{param}: {error}.", param=f"{param}.{error.field}") from None
         numbers = None
@@ -172,12 +174,15 @@ class PredictEngine:
         rationale_ids = None
         if rationale and self.description.rationale_prefix is not None:
             rationale_ids = self._input_ids(self.description.rationale_prefix, text, param)
-        if texts is None or plain_texts is None or self._answers is not None:
+        if (choices := self.description.choices) is None:
             return Item(label_ids, rationale_ids, self._answers, probabilities, numbers)
-        answers = self._answers_of(texts, plain_texts)
+        param = f"{param}.{choices}"
+        try:
+            answers = self._answers_of(fields[choices], plain[choices], param)
+        except ValueError as error:
+            raise InvalidField(f"{error}.", param=param) from None
         longest = max(map(len, answers.trie.token_ids))
         if longest > self.description.max_target_tokens:
-            param = f"{param}.{self.description.choices}"
             limit = self.description.max_target_tokens
             raise TooLarge(f"{param}: A choice has {longest} tokens; the limit is {limit}.", param=param)
         return Item(label_ids, rationale_ids, answers, probabilities, numbers)
@@ -283,10 +288,10 @@ class PredictEngine:
             raise InvalidField(f"{param}: The text contains a control token of the model.", param=param)
         return tuple(input_ids)
 
-    def _answers_of(self, texts: Sequence[str], plain_texts: Sequence[str]) -> Answers:
-        """Append the end of sequence to each text."""
-        tokenised = self.tokenizer(list(plain_texts)).input_ids
-        return Answers(tuple(texts), Candidates(tokenised, self._student.config.decoder_start_token_id))
+    def _answers_of(self, texts: Sequence[str], plain_texts: Sequence[str], name: str) -> Answers:
+        """Make the trie of texts, which errors call `name`. Raises ValueError for two with the same tokens."""
+        start_id = self._student.config.decoder_start_token_id
+        return Answers(tuple(texts), Candidates.of_texts(self.tokenizer, name, plain_texts, start_id, texts))
 
     def _check_characters(self, fields: Mapping[str, Any], param: str) -> None:
         """Refuse texts that cannot fit before they are tokenised, which takes more than linear time."""

@@ -78,10 +78,6 @@ _UNREAD = re.compile(
     re.IGNORECASE,
 )
 _GROUPED = re.compile(rf"(?:{_FEW}(,[0-9]{{3}})+|[0-9]{{1,2}}(,[0-9]{{2}})+,[0-9]{{3}})(\.[0-9]+)?")
-_PLAIN = re.compile(
-    rf"-?({_FEW}(,[0-9]{{3}})+|[0-9]*)(\.[0-9]+)?( [a-z ]+)?|([0-9]+[ -])?[0-9]+/[0-9]+|[a-z ,-]+|[{SLOTS}{RESULTS}]",
-    re.IGNORECASE,
-)
 # "one" after these is a pronoun.
 _NOT_NUMBERS = re.compile(
     r"(?:the|each|every|any|no|this|that|which|another|last|first|next|some|only)(?: (?:\w+))? $", re.IGNORECASE
@@ -151,10 +147,10 @@ def in_shares(text: str) -> str:
 
 
 def in_plain_form(text: str) -> str:
-    """Write the numbers of a text that are in other digits or groups as an equation writes them."""
+    """Write the numbers of a text that are not in ASCII as an equation does, for students that read them as written."""
     parts, end = [], 0
     for found in find_numbers(text)[0]:
-        if _PLAIN.fullmatch(found.number.written) is None:
+        if not found.number.written.isascii():
             plain = found.number.equation.strip("() ").replace(" ", "")
             parts += [text[end : found.start], plain, found.after]
             end = found.end

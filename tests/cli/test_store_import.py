@@ -241,6 +241,18 @@ def test_a_published_t5_answers_the_task_that_a_file_describes(tmp_path: Path, n
     assert tokenizer(text).input_ids == [*expected, 1]
 
 
+def test_labels_and_prefixes_that_a_tokenizer_reads_alike_are_refused(tmp_path: Path) -> None:
+    task = tmp_path / "tickets.yaml"
+    task.write_text("task: tickets\nfields: [subject]\nlabels: [fine, bug, \ufb01ne]\n")
+    source = publish(tmp_path, "flan-t5-base")
+    refused = run(source, "--task", task)
+    assert refused.exit_code == 1
+    assert "labels: the model reads 'fine' and '\ufb01ne' as the same tokens" in refused.stderr
+    refused = run(source, "--task", "esnli", "--label-prefix", "say: ", "--rationale-prefix", "\uff53ay: ")
+    assert refused.exit_code == 1
+    assert "label_prefix and rationale_prefix: the model reads 'say: ' and '\uff53ay: '" in refused.stderr
+
+
 def test_a_student_of_the_papers_own_scripts_gives_labels_and_rationales(tmp_path: Path) -> None:
     source = publish(tmp_path, "checkpoint-10000")
     prefixes = ("--label-prefix", "predict: ", "--rationale-prefix", "explain: ")

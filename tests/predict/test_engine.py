@@ -73,7 +73,7 @@ def test_without_probabilities_an_answer_is_the_same_but_for_them() -> None:
 def test_choices_are_an_inputs_own_and_come_back_as_they_were_given() -> None:
     model = tiny_t5(spread=1.0)
     engine = engine_of(CQA, model)
-    other = {"question": "Why?", "choices": ["a</s>", "because", "because"]}
+    other = {"question": "Why?", "choices": ["a</s>", "because"]}
     first, second = engine.run_batch([engine.prepare(QUESTION), engine.prepare(other)])
     text = (
         "predict: Where would you keep the milk?\nAnswer Choices:\n(a) fridge\n(b) garden\n(c) in the school\n(d) park"
@@ -82,7 +82,7 @@ def test_choices_are_an_inputs_own_and_come_back_as_they_were_given() -> None:
     assert first.probabilities is not None and second.probabilities is not None
     assert list(first.probabilities) == QUESTION["choices"]
     assert list(first.probabilities.values()) == pytest.approx(expected.tolist(), rel=1e-4, abs=1e-7)
-    assert list(second.probabilities) == ["a</s>", "because"], "each choice counts once"
+    assert list(second.probabilities) == ["a</s>", "because"]
     assert sum(second.probabilities.values()) == pytest.approx(1)
 
 
@@ -233,8 +233,14 @@ def test_labels_that_the_tokenizer_cannot_tell_apart_are_refused(tmp_path: Path)
     tokenizer = tiny_tokenizer()
     tokenizer.backend_tokenizer.normalizer = stripping()
     description = TaskDescription.of(task, NO_PREFIXES, has_rationales=False)
-    with pytest.raises(ValueError, match="two labels have the same tokens"):
+    with pytest.raises(ValueError, match="labels: the model reads 'a' and 'a ' as the same tokens"):
         PredictEngine(Student(tiny_t5(), tokenizer), description)
+
+
+def test_prefixes_that_the_tokenizer_cannot_tell_apart_are_refused() -> None:
+    description = describe(ESNLI).model_copy(update={"rationale_prefix": "predict: "})
+    with pytest.raises(ValueError, match="label_prefix and rationale_prefix: the model reads 'predict: ' twice"):
+        PredictEngine(Student(tiny_t5(), tiny_tokenizer()), description)
 
 
 def test_a_tokenizer_that_does_not_end_its_texts_is_refused() -> None:

@@ -192,7 +192,8 @@ def _read(own: OwnTask, path: Path, rationales: Path | None, *, is_labelled: boo
     for one in inputs:
         label = _label(own, one, is_labelled=is_labelled)
         output = _own_reason(own, one, label) if rationales is None else outputs.get(one.row)
-        rows.append(Row(own.task.input_text(one.values), label, output))
+        choices = () if own.task.choices is None else tuple(one.values[own.task.choices])
+        rows.append(Row(own.task.input_text(one.values), label, output, choices))
     return rows
 
 

@@ -22,11 +22,15 @@ class BadData(ValueError):
 
 @dataclass(frozen=True)
 class Example:
-    """Texts that a student is trained or tested on. `rationale` is None if there is none to learn from."""
+    """Texts that a student is trained or tested on. `rationale` is None if there is none to learn from.
+
+    `choices` are the input's own, if it is a row of a user's task that has them.
+    """
 
     input: str
     label: str
     rationale: str | None = None
+    choices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -41,11 +45,12 @@ class TeacherOutput:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a data set: its input, its human label, and a teacher's output about it, if any."""
+    """A row of a data set: its input, its human label, a teacher's output about it, if any, and its own choices."""
 
     input: str
     label: str
     output: TeacherOutput | None = None
+    choices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -120,5 +125,5 @@ def to_examples(rows: Sequence[Row], labels: LabelSource = "human", *, drop_empt
         rationale = row.output.rationale if row.output else None
         is_empty = not label.strip() or (rationale is not None and not rationale.strip())
         if not (drop_empty and is_empty):
-            examples.append(Example(row.input, label, rationale))
+            examples.append(Example(row.input, label, rationale, row.choices))
     return examples

@@ -63,14 +63,15 @@ def _parse_own(task: Task, values: Mapping[str, FieldValue], text: str) -> Teach
 
 
 def _nearest_label(line: str, candidates: Sequence[str], *, has_letters: bool) -> str:
-    """The candidate that matches a line; without a match, the line without its decoration."""
+    """The one candidate that matches a line; without one, the line without its decoration."""
     bare = line.strip(_DECORATION)
     if has_letters:
         bare = re.sub(r"^\(.\)\s*", "", bare)
     for meant in (line, bare):
         if meant in candidates:
             return meant
-    return next((one for one in candidates if one.strip(_DECORATION).casefold() == bare.casefold()), bare)
+    near = [one for one in candidates if one.strip(_DECORATION).casefold() == bare.casefold()]
+    return near[0] if len(near) == 1 else bare
 
 
 def _problem(task: str, parsed: TeacherOutput) -> Problem | None:

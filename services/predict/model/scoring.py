@@ -11,10 +11,9 @@ Shapes: N nodes, E edges (a node and a token that may follow it), M nodes with s
 node, C candidates, P the most edges of a candidate.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -49,8 +48,7 @@ class Candidates:
     def __init__(self, token_ids: Sequence[Sequence[int]], start_id: int) -> None:
         """`token_ids` are those of at least one label, each with its end of sequence; `start_id` begins every answer.
 
-        Labels with equal tokens share their probability. Raises ValueError for no label, a label without tokens, and a
-        label that is a prefix of another.
+        Raises ValueError for no label, a label without tokens, and labels of which one begins with the other.
         """
         if not token_ids or not all(token_ids):
             raise ValueError("there must be candidates, and each must have tokens")
@@ -60,7 +58,7 @@ class Candidates:
         for ids in self.token_ids:
             for depth, token in enumerate(ids):
                 following.setdefault(ids[:depth], {})[token] = None
-        if any(ids in following for ids in self.token_ids):
+        if any(ids in following for ids in self.token_ids) or len(set(self.token_ids)) < len(self.token_ids):
             raise ValueError("a label must not begin with another one and its end")
         partings = [prefix for prefix, tokens in following.items() if len(tokens) > 1]
         leading = {prefix[:length] for prefix in partings for length in range(len(prefix) + 1)} | {()}
@@ -78,8 +76,23 @@ class Candidates:
             self._family_of[[number_of[parting, token] for token in following[parting]]] = number
         steps = [[(ids[:depth], token) for depth, token in enumerate(ids)] for ids in self.token_ids]
         self._paths = _padded([[number_of[one] for one in some if one in number_of] for some in steps], len(edges))
-        num_equal = Counter(self.token_ids)
-        self._num_equal = np.array([num_equal[ids] for ids in self.token_ids], dtype=np.float32)
+
+    @classmethod
+    def of_texts(
+        cls, tokenizer: Any, name: str, texts: Sequence[str], start_id: int = 0, shown: Sequence[str] = ()
+    ) -> "Candidates":
+        """Make the trie of texts, which errors call `name`, and each of them as it is `shown`.
+
+        Raises ValueError for two that the tokenizer reads as the same tokens, so that no answer tells them apart.
+        """
+        token_ids = [tuple(ids) for ids in tokenizer(list(texts)).input_ids]
+        first: dict[tuple[int, ...], str] = {}
+        for ids, text in zip(token_ids, shown or texts, strict=True):
+            if ids in first:
+                both = f"{text!r} twice" if text == first[ids] else f"{first[ids]!r} and {text!r}"
+                raise ValueError(f"{name}: the model reads {both} as the same tokens; give texts that it tells apart")
+            first[ids] = text
+        return cls(token_ids, start_id)
 
     @property
     def num_nodes(self) -> int:
@@ -111,14 +124,13 @@ class Candidates:
     def log_probabilities(self, logits: Tensor) -> Tensor:
         """Compute each candidate's log-probability, (C,), from each edge's logit (E,) float32."""
         device = logits.device
-        shares = -torch.from_numpy(self._num_equal).to(device).log()
         if not len(logits):
-            return shares
+            return logits.new_zeros(len(self.token_ids))
         families = torch.from_numpy(self._families).to(device)
         totals = torch.cat([logits, logits.new_full((1,), float("-inf"))])[families].logsumexp(dim=1)
         edges = logits - totals[torch.from_numpy(self._family_of).to(device)]
         paths = torch.from_numpy(self._paths).to(device)
-        return torch.cat([edges, edges.new_zeros(1)])[paths].sum(dim=1) + shares
+        return torch.cat([edges, edges.new_zeros(1)])[paths].sum(dim=1)
 
     @cached_property
     def _members(self) -> list[list[int]]:

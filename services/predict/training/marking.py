@@ -43,8 +43,7 @@ def fit_confidence(student: Student, task: Task, examples: Sequence[Example], re
     """
     probabilities, is_right = [0.0] * len(examples), [False] * len(examples)
     if task.labels is not None:
-        label_ids = tokenised(student.tokenizer, task.labels, recipe.max_target_tokens)
-        trie = Candidates(label_ids, student.config.decoder_start_token_id)
+        trie = Candidates.of_texts(student.tokenizer, "labels", task.labels, student.config.decoder_start_token_id)
         inputs = _inputs(student, task, examples, recipe)[1]
         for indices in _together(inputs):
             encoded = student.encode([inputs[index] for index in indices])

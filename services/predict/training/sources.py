@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -195,4 +195,4 @@ def _hidden(example: Example, task: Task) -> Example:
     if task.metric == "equal_value":
         label = in_canonical_order(label)
     rationale = None if example.rationale is None else hidden.hide_in(example.rationale)
-    return Example(hidden.text, label, rationale)
+    return replace(example, input=hidden.text, label=label, rationale=rationale)

@@ -27,6 +27,7 @@ from services.nn.model_configs import StoredWeights, read_config
 from services.nn.weight_files import readable_weights
 from services.predict.data.rows import BadData, LabelSource
 from services.predict.data.task_file import read_task_file
+from services.predict.model.scoring import Candidates
 from services.predict.training.initialisation import MIN_VOCABULARY, SHAPES, build_tokenizer, create_t5
 from services.predict.training.loop import CHECKPOINT, Teaching, agree, forget, teach
 from services.predict.training.recipe import (
@@ -113,6 +114,7 @@ def run_student(run: StudentRun, folder: Path, report: Callable[[str], None], *,
         return Outcome(evaluations=evaluations, **values)
     data = run.data.read(run.recipe)
     model, tokenizer = run.load(data)
+    _check_answers(data, tokenizer)
     report(_counted(data))
     outcome = teach(model, tokenizer, data, run.recipe, folder, report, num_workers=num_workers, teaching=run.teaching)
     if PartialState().is_main_process:
@@ -120,6 +122,16 @@ def run_student(run: StudentRun, folder: Path, report: Callable[[str], None], *,
         write_durably(path, [json.dumps(result, indent=1).encode() + b"\n"])
         forget(folder)
     return outcome
+
+
+def _check_answers(data: TeachingData, tokenizer: Any) -> None:
+    """Raises ValueError for labels, or the choices of a row, that the tokenizer reads as the same tokens."""
+    if data.task.labels is not None:
+        Candidates.of_texts(tokenizer, "labels", data.task.labels)
+    for example in (*data.train, *data.valid, *data.test):
+        if example.choices:
+            name = f"{data.task.choices} of the row {example.input[:80]!r}"
+            Candidates.of_texts(tokenizer, name, example.choices)
 
 
 def _counted(data: TeachingData) -> str:

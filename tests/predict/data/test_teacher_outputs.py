@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from services.predict.data.published import read_outputs
 from services.predict.data.rows import Problem
-from services.predict.data.teacher_outputs import Dialect, parse_output
-from services.predict.tasks import TASKS
+from services.predict.data.teacher_outputs import Dialect, parse_output, read_output
+from services.predict.tasks import TASKS, Task
 from tests.predict.published_outputs import GOLDENS, digest, folder
 
 WHOLE = [
@@ -99,6 +99,12 @@ def test_the_first_outputs_of_a_split_that_is_published_in_part_are_read() -> No
 )
 def test_what_is_wrong_with_a_text_is_said(task: str, text: str, problem: Problem | None) -> None:
     assert parse_output(task, text).problem == problem
+
+
+def test_an_answer_that_two_labels_match_is_none_of_them() -> None:
+    task = Task("countries", ("text",), "\n", labels=("US", "us", "It"))
+    read = {said: read_output(task, {"text": "x"}, f"Why. So the answer is {said}.") for said in ("us", "Us", "IT")}
+    assert [(one.label, one.problem) for one in read.values()] == [("us", None), ("Us", "unknown_label"), ("It", None)]
 
 
 def test_an_equation_reaches_from_the_first_parenthesis_of_a_line_to_its_last() -> None:

@@ -47,11 +47,6 @@ def test_a_candidate_has_the_product_of_its_choices() -> None:
     assert float(some.log_probabilities(logits).exp().sum()) == pytest.approx(1)
 
 
-def test_labels_of_equal_tokens_share_their_probability() -> None:
-    some = Candidates([[5, END], [5, END], [6, END]], 0)
-    assert some.log_probabilities(torch.tensor([0.0, 0.0])).exp().tolist() == pytest.approx([0.25, 0.25, 0.5])
-
-
 def test_one_candidate_is_certain() -> None:
     assert Candidates([[5, 6, END]], 0).log_probabilities(torch.empty(0)).tolist() == [0.0]
 
@@ -85,6 +80,7 @@ def test_a_trie_needs_labels_with_tokens(token_ids: list[list[int]]) -> None:
         Candidates(token_ids, 0)
 
 
-def test_a_label_that_another_begins_with_is_refused() -> None:
+@pytest.mark.parametrize("token_ids", [[[5, 6], [5]], [[5, END], [5, END], [6, END]]])
+def test_a_label_that_another_begins_with_is_refused(token_ids: list[list[int]]) -> None:
     with pytest.raises(ValueError, match="must not begin with another"):
-        Candidates([[5, 6], [5]], 0)
+        Candidates(token_ids, 0)

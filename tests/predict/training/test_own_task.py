@@ -13,6 +13,7 @@ from services.predict.training.train import app as training
 from tests.predict.data.tickets import ROWS, TASK, write_lines, write_task, write_tickets
 from tests.predict.served_tiny import served_tiny
 from tests.predict.teacher_server import TeacherServer
+from tests.predict.tiny_students import save_student
 
 pytestmark = [pytest.mark.training, pytest.mark.process, pytest.mark.usefixtures("one_thread")]
 
@@ -132,6 +133,33 @@ def test_an_answer_may_be_one_of_the_rows_own_choices(tmp_path: Path) -> None:
         asked = {"inputs": [{**REFUND, "teams": ["sales", "bug"]}]}
         (answer,) = client.post("/predict", json=asked).json()["predictions"]
         assert answer["label"] in ("sales", "bug")
+
+
+def lower_casing_t5(folder: Path) -> Path:
+    path = save_student(folder) / "tokenizer.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "normalizer": {"type": "Lowercase"}}))
+    return folder
+
+
+def test_labels_that_the_model_reads_alike_are_refused_before_it_learns(tmp_path: Path) -> None:
+    write_task(tmp_path, TASK.replace("account]", "account, Billing]"))
+    model = lower_casing_t5(tmp_path / "t5")
+    told = distill(tmp_path, "--data", write_tickets(tmp_path), "--model", model, fails=True)
+    assert "labels: the model reads 'billing' and 'Billing' as the same tokens" in told
+
+
+def test_choices_of_a_row_that_the_model_reads_alike_are_refused_with_the_row(tmp_path: Path) -> None:
+    free = TASK.replace("labels: [billing, bug, account]\n", "choices: teams\n").split("prompt:")[0]
+    write_task(tmp_path, free.replace("body]", "body, teams]").replace("{body}", "{body}\\n{teams}"))
+    usual, alike = ["bug", "billing", "account"], ["Billing", "bug", "billing"]
+    rows: list[dict[str, object]] = [{**row, "teams": alike if row is ROWS[5] else usual} for row in ROWS]
+    told = distill(
+        tmp_path,
+        *("--data", write_lines(tmp_path / "tickets.jsonl", rows), "--model", lower_casing_t5(tmp_path / "t5")),
+        fails=True,
+    )
+    assert "teams of the row 'Subject: Card expired" in told
+    assert "the model reads 'Billing' and 'billing' as the same tokens" in told
 
 
 @pytest.mark.parametrize(
