@@ -145,7 +145,7 @@ BUDGETS = {
     "gateway": 3_500,
     "services/cli": 2_900,
     "services/core": 12_585,
-    "services/nn": 2_375,
+    "services/nn": 2_470,
     "services/jobs": 3_700,
     "services/curate": 4_300,
     "services/embed": 20_005,

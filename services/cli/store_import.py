@@ -19,6 +19,7 @@ from services.core.audit import AuditLog
 from services.core.durable_files import write_durably
 from services.core.errors import FoveaError
 from services.core.memory import available_bytes
+from services.core.printable import first_line
 from services.core.store.errors import InvalidCheckpoint, StoreUnavailable
 from services.core.store.manifest import MAX_NAME_LENGTH, CheckpointInfo, check_sizes
 from services.core.store.store import Store
@@ -42,9 +43,9 @@ class NoReference(Exception):
     """The folder can't be run here; the message says why, and can be shown to users."""
 
 
-def write_reference(kind: str, directory: Path) -> None:
+def write_reference(kind: str, directory: Path, source: str | None = None) -> None:
     """Check a folder with its engine, and write `reference.json` into it. The check compares with an existing one,
-    which is kept.
+    which is kept. Errors name the folder, or the `source` that it was made of.
 
     Raises InvalidCheckpoint for a folder that does not load or pass; NoReference for a kind that no service runs, and
     where packages or memory are missing or the folder can't be written to.
@@ -60,9 +61,10 @@ def write_reference(kind: str, directory: Path) -> None:
     from services.nn.reference_outputs import REFERENCE_FILE, make_reference
 
     faults: tuple[type[Exception], ...] = (FoveaError, BrokenModel, *unexpected())
+    shown = source or str(directory)
     faults_of_files: tuple[type[Exception], ...] = (OSError, *faults)
     try:
-        try_tokenizers(str(directory), directory)
+        try_tokenizers(shown, directory)
         engine = _load(kind, directory)
     except Refused as error:
         raise InvalidCheckpoint(str(error)) from error
@@ -71,16 +73,16 @@ def write_reference(kind: str, directory: Path) -> None:
     except (ImportError, MemoryError) as error:
         raise NoReference(f"it can't be loaded here: {error!r}") from error
     except faults_of_files as error:
-        reason = str(error).splitlines()[0] if str(error) else repr(error)
-        raise InvalidCheckpoint(
-            f"{directory} can't be loaded as {kind}: {reason} (--no-reference: publish unchecked)"
-        ) from error
+        reason = first_line(error).replace(str(directory), shown)
+        unchecked = " (--no-reference: publish unchecked)" if source is None else ""
+        raise InvalidCheckpoint(f"{shown} can't be loaded as {kind}: {reason}{unchecked}") from error
     try:
         engine.self_check()
         if not (directory / REFERENCE_FILE).exists():
             write_durably(directory / REFERENCE_FILE, [make_reference(engine)])
     except faults as error:
-        raise InvalidCheckpoint(f"{directory}: {error}") from error
+        cure = " (--chat-template gives it another)" if source and getattr(error, "param", None) == "messages" else ""
+        raise InvalidCheckpoint(f"{shown}: {error}{cure}") from error
     except OSError as error:
         raise NoReference(f"{directory}: {error.strerror}") from error
 
@@ -169,7 +171,7 @@ class Import:
             if reference and (told := self.lacks_memory()) is not None:
                 typer.echo(f"fovea store: published without reference outputs: {told}", err=True)
             elif reference:
-                write_outputs(self.plan.kind, folder)
+                write_outputs(self.plan.kind, folder, self.source.uri)
             with audit.command("store.import", store=store.label, model=self.name, aliases=list(aliases)) as entry:
                 version = store.publish(self.name, folder, self.info(), alias=None)
                 entry["version"] = version.id
@@ -195,10 +197,10 @@ class Import:
         return [f"FOVEA_{service.upper()}_MODELS={model}" for service in self.plan.services]
 
 
-def write_outputs(kind: str, directory: Path) -> None:
+def write_outputs(kind: str, directory: Path, source: str | None = None) -> None:
     """Write a folder's reference outputs, or say why it is published without them."""
     try:
-        write_reference(kind, directory)
+        write_reference(kind, directory, source)
     except NoReference as missing:
         typer.echo(f"fovea store: published without reference outputs: {missing}", err=True)
 

@@ -198,8 +198,8 @@ class GenerateEngine:
 
     def self_check(self) -> None:
         """Raises BrokenModel as `check_last_token` and `check_checkpoint` do."""
-        check_last_token(self._model, self._sample(OFF).prompt.input_ids)
         check_checkpoint(self, self._directory)
+        check_last_token(self._model, self._sample(OFF).prompt.input_ids)
 
     def reference_inputs(self) -> list[JsonValue]:
         """Return texts to be continued."""

@@ -3,8 +3,8 @@
 Only this module and `services.jobs.imports.weights` read pickle, and only tensors and plain values from it:
 anything executable is rejected.
 
-    FSC-CLIP, NegCLIP, CE-CLIP   {"state_dict": …, "optimizer": …, …} of open_clip's training, names with the prefix
-                                 `module.` after training on several GPUs; or only the weights
+    FSC-CLIP, NegCLIP, CE-CLIP   {"state_dict": …, "optimizer": …, …} of open_clip's training, names with those of
+                                 wrappers, such as `module.` after training on several GPUs; or only the weights
     FSC-CLIP with LoRA           for some weights, matrices `lora_A` and `lora_B`, which are added to them
     MagicLens                    a pickle of bytes, which flax made of its arrays (`services.embed.imports` reads those)
     OpenAI                       a TorchScript archive, rejected (`services.jobs.imports` reads it); its state dict has
@@ -25,13 +25,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from services.core.printable import first_line
 from services.core.refusals import Refused, shown_names
-from services.nn.weight_files import check_sizes, load_exactly
+from services.nn.weight_files import check_sizes, load_exactly, without_wrappers
 
 State = dict[str, Tensor]
 
-# Prefixes of wrappers around a model in training: data parallel, compiled.
-WRAPPERS = ("module.", "_orig_mod.")
 # Values that were not learnt: masks that every model creates itself, and sizes that OpenAI stored with its weights.
 NOT_LEARNT = ("attn_mask", "text.attn_mask", "input_resolution", "context_length", "vocab_size")
 # A linear layer's or a convolution's matrices are `lora_A`; those of attention's input projection have a prefix.
@@ -81,12 +80,10 @@ def read_state_dict(path: Path) -> State:
     state = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
     try:
         check_sizes(state)
+        names = without_wrappers(state)
     except Refused as error:
         raise UnusableWeights(f"{path}: {error}") from None
-    for wrapper in WRAPPERS:
-        if all(name.startswith(wrapper) for name in state):
-            state = {name.removeprefix(wrapper): weight for name, weight in state.items()}
-    return state
+    return {names[name]: weight for name, weight in state.items()}
 
 
 class _OnlyPlainValues(pickle.Unpickler):
@@ -176,7 +173,7 @@ def _read(path: Path) -> Any:
         what = f"it refers to {asked[1]}" if asked else "it was not written by torch.save"
         raise UnusableWeights(f"{path} contains more than weights: {what}; no code was executed") from None
     except DAMAGED as error:
-        raise UnusableWeights(f"{path} is not a complete weights file: {error}") from error
+        raise UnusableWeights(f"{path} is not a complete weights file: {first_line(error)}; copy it again") from error
 
 
 def is_torch_script(path: Path) -> bool:

@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 
 from services.core.refusals import Refused, shown_names
 from services.nn.loading import MODEL_CONFIG, light_imports, quiet_loading, transformers
-from services.nn.weight_files import MAX_SHARED, readable_weights, shapes_in
+from services.nn.weight_files import MAX_SHARED, readable_weights, shapes_in, sizes_told
 
 # What towers are made with, and torch computes in Python on the meta device.
 RANDOM, SAME_SHAPE = {torch.rand, torch.randn}, {Tensor.mul, Tensor.triu_}
@@ -204,14 +204,37 @@ def model_config(raw: Any, stored: StoredWeights) -> Any:
         return kinds[kind].from_dict(_without_choices(raw))
 
 
-def check_loaded(report: Mapping[str, Any], prefix: str = "", unneeded: Collection[str] = ()) -> None:
-    """Raises Refused, naming a weight, if transformers' report lists weights that the files lack or have in another
-    shape than the configuration gives them.
+def check_loaded(model: Any, report: Mapping[str, Any], prefix: str = "", unneeded: Collection[str] = ()) -> None:
+    """Raises Refused, naming weights, if transformers' report lists some that the files lack, that they have in another
+    shape than the configuration gives them, or that belong to a layer of the model as others than it has.
     """
+    unexpected = sorted(prefix + name for name in report["unexpected_keys"])
     if missing := sorted(set(report["missing_keys"]) - set(unneeded)):
-        raise Refused(f"the checkpoint lacks weights of its model, {prefix + missing[0]!r} among them")
+        named = shown_names([repr(prefix + name) for name in missing])
+        instead = f"; it has {shown_names(unexpected)} in their place" if unexpected else "; save it again, whole"
+        raise Refused(f"the checkpoint lacks weights of its model, {named}{instead}")
     for name, stored, wanted in sorted(report["mismatched_keys"]):
-        raise Refused(f"{prefix + name!r} is {list(stored)}, and {list(wanted)} by the {MODEL_CONFIG}")
+        raise Refused(sizes_told(prefix + name, stored, wanted, f"the {MODEL_CONFIG}"))
+    layers = {_unnumbered(prefix + name) for name, _ in model.named_modules()}
+    if odd := [name for name in unexpected if _unnumbered(name.rpartition(".")[0]) in layers]:
+        told = f"{MODEL_CONFIG} describes a model without {shown_names(odd)}, which the weights have"
+        raise Refused(f"{told}, so its answers would be wrong: take both from the same model")
+
+
+def check_tokens(tokenizer: Any, num_rows: int) -> None:
+    """Raises Refused for a tokenizer of transformers with tokens of texts that embeddings of `num_rows` lack.
+
+    Of control tokens, which no text spells, those that the prompt has are found when the model is tried.
+    """
+    controls = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    beyond = {number: token for token, number in tokenizer.get_vocab().items() if number >= num_rows}
+    if odd := sorted(beyond.keys() - controls):
+        told = f"the token {beyond[odd[0]]!r} has the number {odd[0]}, and the embeddings have {num_rows} rows"
+        raise Refused(f"tokenizer.json: {told}: take both from the same model, or save it with all its tokens")
+
+
+def _unnumbered(name: str) -> str:
+    return re.sub(r"\d+", "0", name)
 
 
 def load_model(
@@ -228,20 +251,34 @@ def load_model(
 
     Raises what `StoredWeights.bound`, `readable_weights` and `check_loaded` raise.
     """
+    maker = getattr(transformers(), kind)
     with quiet_loading(), readable_weights(directory), stored.bound():
-        model, report = getattr(transformers(), kind).from_pretrained(
-            directory,
-            config=config,
-            dtype=dtype,
-            use_safetensors=True,
-            local_files_only=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-            **options,
-        )
-    check_loaded(report, unneeded=unneeded)
+        try:
+            model, report = maker.from_pretrained(
+                directory,
+                config=config,
+                dtype=dtype,
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                **options,
+            )
+        except NotImplementedError:  # transformers compares tied weights, though one was left without memory
+            _check_shapes(getattr(maker, "from_config", maker), config, directory)
+            raise
+    check_loaded(model, report, unneeded=unneeded)
     return model
+
+
+def _check_shapes(make: Any, config: Any, directory: Path) -> None:
+    """Raises Refused for the first weight of a folder that has another shape than the configuration gives it."""
+    with torch.device("meta"):
+        wanted = {name: weight.shape for name, weight in make(config).state_dict().items()}
+    for name, shape in sorted(entry for file in directory.rglob("*.safetensors") for entry in shapes_in(file)):
+        if name in wanted and wanted[name] != shape:
+            raise Refused(sizes_told(name, shape, wanted[name], f"the {MODEL_CONFIG}"))
 
 
 @contextmanager
@@ -257,6 +294,7 @@ def faults_of(file: str, config: Mapping[str, Any] | None = None) -> Iterator[No
     except unexpected() as error:
         told = " ".join(str(error).split())
         told = told if " " in told else f"{type(error).__name__} {told}"
+        told += f" (line {error.lineno})" if hasattr(error, "lineno") else ""
         texts = {name: value for name, value in _fields(config or {}) if isinstance(value, str)}
         if named := [name for name, value in texts.items() if value and value in told and name not in told]:
             told = f"{shown_names(named)}: {told}"
@@ -264,11 +302,12 @@ def faults_of(file: str, config: Mapping[str, Any] | None = None) -> Iterator[No
 
 
 def unexpected() -> tuple[type[Exception], ...]:
-    """Return what libraries raise for values of a configuration that they do not expect."""
+    """Return what libraries raise for values of a configuration, or for a template, that they do not expect."""
     from huggingface_hub.errors import StrictDataclassError  # known only where transformers was imported
+    from jinja2 import TemplateError
 
     of_values = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, RuntimeError)
-    return (*of_values, StrictDataclassError)
+    return (*of_values, StrictDataclassError, TemplateError)
 
 
 def _fields(raw: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -23,6 +23,7 @@ from services.nn.clip_texts import InputIds
 from services.nn.clip_tokenizer import Tokenizer
 from services.nn.devices import stack, to_device
 from services.nn.image_transform import ImageTransform
+from services.nn.model_configs import check_tokens
 from services.nn.packed_linear import can_pack
 from services.nn.text_transformer import encode_text, is_causal
 from services.nn.vision_transformer import (
@@ -37,7 +38,7 @@ from services.nn.vision_transformer import (
     pool,
     project,
 )
-from services.nn.weight_files import load_exactly, readable_weights
+from services.nn.weight_files import EMBEDDINGS, load_exactly, readable_weights
 
 # the kind of such a folder in manifests of the model store
 OPEN_CLIP_KIND = "open-clip"
@@ -69,7 +70,11 @@ def load_plain_clip(
     """Read an `open-clip` folder for inference. Raises OSError, ValueError or RuntimeError if it is not one."""
     clip = build_clip(directory)
     with readable_weights(directory):
-        load_exactly(clip.model, load_file(directory / OPEN_CLIP_WEIGHTS))
+        state = load_file(directory / OPEN_CLIP_WEIGHTS)
+    load_exactly(clip.model, state)
+    if (hugging_faces := getattr(clip.tokenizer.wrapped, "tokenizer", None)) is not None:
+        for embeddings in [weight for name, weight in state.items() if EMBEDDINGS.fullmatch(name)]:
+            check_tokens(hugging_faces, len(embeddings))
     clip.model.eval().requires_grad_(False)
     # before a narrower dtype rounds them
     bias = clip.model.logit_bias

@@ -210,6 +210,7 @@ class PredictEngine:
 
     def self_check(self) -> None:
         """Raises BrokenModel unless a text's log-probability is the same scored and decoded, alone and in a batch."""
+        check_checkpoint(self, self._directory)
         inputs = [self._sample(length).label_ids for length in (1, 30, 7)]
         together = self._student.decode(self._student.encode(inputs), 8)
         is_int8 = self._student.is_int8
@@ -221,7 +222,6 @@ class PredictEngine:
             # written so that NaN fails
             if not difference <= tolerance:
                 raise BrokenModel(f"the log-probability of an answer is {difference:.3g} off when it is computed alone")
-        check_checkpoint(self, self._directory)
 
     @property
     def computes_in(self) -> str:

@@ -162,6 +162,7 @@ class ScoreEngine(TwoTowerEngine[ImageItem, Features]):
     def self_check(self) -> None:
         """Raises BrokenModel unless features are unit vectors that do not depend on the rest of their batch, and
         similarities are those of vectors."""
+        check_checkpoint(self, self._directory)
         batch = self._sample_batch()
         together = self.run_batch(batch)
         alone = [self.run_batch([item])[0] for item in batch]
@@ -170,7 +171,6 @@ class ScoreEngine(TwoTowerEngine[ImageItem, Features]):
         scores = self.mix(similarities)
         if not np.abs(scores).max() <= 1 + SELF_CHECK_TOLERANCE[torch.float32]:
             raise BrokenModel(f"scores go from {scores.min():.3g} to {scores.max():.3g}, outside the range of cosines")
-        check_checkpoint(self, self._directory)
 
     def reference_inputs(self) -> list[JsonValue]:
         """A caption, or the seed of an image of noise; a text for a kind that the embed service checks too."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from services.cli.store import app
@@ -33,7 +34,10 @@ from services.predict.model.student import held_bytes
 from services.score.engine import ScoreEngine
 from tests.hub_server import COMMIT, serving
 from tests.published_clips import openai_state, write_hugging_face, write_laion, write_openai, write_siglip
+from tests.published_instructblip import write_instructblip
+from tests.published_llava import write_llava
 from tests.published_models import LANGUAGE_MODELS, T5S, publish, sentencepiece_model
+from tests.published_qwen3_vl import write_qwen3_vl_embedding
 
 VICUNA = (
     "<s>A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, detailed,"
@@ -202,7 +206,7 @@ def test_a_failed_import_that_converts_nothing_leaves_nothing(tmp_path: Path) ->
     result = run(source)
     assert result.exit_code == 1
     assert "model-00002-of-00004.safetensors: the weights are damaged" in result.stderr
-    assert not list((tmp_path / "home" / ".fovea" / "imports").iterdir())
+    assert not (tmp_path / "home" / ".fovea" / "imports").exists()
 
 
 @pytest.mark.process
@@ -392,6 +396,264 @@ def test_a_link_within_a_source_is_followed(tmp_path: Path) -> None:
     assert (imported(tmp_path, source) / "LICENSE.txt").read_text() == "Do what you like."
 
 
+Tensors = dict[str, torch.Tensor]
+
+
+def _publisher(name: str) -> Callable[[Path], Path]:
+    return lambda folder: publish(folder.parent, name)
+
+
+def _writer(write: Callable[[Path], Any]) -> Callable[[Path], Path]:
+    def written(folder: Path) -> Path:
+        folder.mkdir()
+        write(folder)
+        return folder
+
+    return written
+
+
+# One source of each family that is imported: how it is made, and what its import needs.
+FAMILIES: Mapping[str, tuple[Callable[[Path], Path], tuple[str, ...]]] = {
+    "tulu-2-7b": (_publisher("tulu-2-7b"), ()),
+    "Qwen2.5-7B-Instruct": (_publisher("Qwen2.5-7B-Instruct"), ()),
+    "flan-t5-base": (_publisher("flan-t5-base"), ("--task", "svamp")),
+    "t5-v1_1-small": (_publisher("t5-v1_1-small"), ("--task", "svamp")),
+    "laion": (write_laion, ()),
+    "hugging-face-clip": (write_hugging_face, ()),
+    "siglip": (write_siglip, ()),
+    "llava": (_writer(write_llava), ()),
+    "instructblip": (_writer(write_instructblip), ()),
+    "qwen3-vl": (_writer(write_qwen3_vl_embedding), ()),
+}
+
+
+def _rewrite(source: Path, change: Callable[[Tensors], Tensors]) -> None:
+    """Change what the files of a source's weights hold, and name it in their index."""
+    files = [file for file in source.iterdir() if re.search(r"model.*\.(safetensors|bin)$", file.name)]
+    mapped: dict[str, str] = {}
+    for file in files:
+        is_safe = file.suffix == ".safetensors"
+        tensors = change(dict(load_file(file) if is_safe else torch.load(file, weights_only=True)))
+        tensors = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
+        save_file(tensors, file, metadata={"format": "pt"}) if is_safe else torch.save(tensors, file)
+        mapped |= dict.fromkeys(tensors, file.name)
+    for index in source.glob("*.index.json"):
+        index.write_text(json.dumps({"metadata": {}, "weight_map": mapped}))
+
+
+def _without_progress(told: str) -> list[str]:
+    return [line for line in told.strip().splitlines() if not re.fullmatch(PROGRESS, line)]
+
+
+def _weights_of(folder: Path) -> Tensors:
+    return {name: weight for file in sorted(folder.glob("*.safetensors")) for name, weight in load_file(file).items()}
+
+
+@pytest.mark.parametrize("wrapper", ["_orig_mod.module.", "model._orig_mod."])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_names_of_a_wrapper_are_left_out_of_what_is_published(tmp_path: Path, family: str, wrapper: str) -> None:
+    make, options = FAMILIES[family]
+    source = make(tmp_path / family)
+    plain = _weights_of(imported(tmp_path, source, "--no-reference", "--name", "plain", *options))
+    _rewrite(source, lambda tensors: {f"{wrapper}{name}": weight for name, weight in tensors.items()})
+    found = _weights_of(imported(tmp_path, source, "--name", "wrapped", *options))
+    assert found.keys() == plain.keys()
+    assert all(torch.equal(found[name], plain[name]) for name in plain)
+
+
+@pytest.mark.parametrize("part", ["_orig_mod.", "_fsdp_wrapped_module."])
+def test_a_part_that_was_wrapped_alone_is_read_as_the_whole_model_is(tmp_path: Path, part: str) -> None:
+    source = publish(tmp_path, "Qwen2.5-7B-Instruct")
+    before = {file.name: file.read_bytes() for file in source.iterdir()}
+    plain = _weights_of(imported(tmp_path, source, "--name", "plain"))
+    _rewrite(source, lambda tensors: {name.replace("model.", f"model.{part}"): w for name, w in tensors.items()})
+    index = (source / "model.safetensors.index.json").read_bytes()
+    assert _weights_of(imported(tmp_path, source, "--name", "part")).keys() == plain.keys()
+    assert (source / "model.safetensors.index.json").read_bytes() == index  # which the checkpoint's was a link to
+    assert before.keys() == {file.name for file in source.iterdir()}
+
+
+def test_two_weights_that_are_one_without_their_wrapper_are_named(tmp_path: Path) -> None:
+    source = publish(tmp_path, "Qwen2.5-7B-Instruct")
+    _rewrite(source, lambda tensors: tensors | {f"_orig_mod.{name}": tensors[name] for name in tensors})
+    assert re.search(r"(\S+) and _orig_mod\.\1 are both \1 without the names of wrappers", run(source).stderr)
+
+
+def _first(tensors: Tensors, change: Callable[[torch.Tensor], torch.Tensor]) -> Tensors:
+    """Change the embeddings of tokens."""
+    names = re.compile(r"(.*\.)?(embed_tokens|shared|token_embedding|word_embeddings)\.weight")
+    return {name: change(weight.clone()) if names.fullmatch(name) else weight for name, weight in tensors.items()}
+
+
+def _poisoned(weight: torch.Tensor, value: float) -> torch.Tensor:
+    weight[1, 2] = value
+    return weight
+
+
+NOT_FINITE = r"{name} has numbers that are not finite \(NaN or Inf\): 1 of \d+, the first at \[1, 2\]; export it from"
+HARMS: Mapping[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
+    "more rows": (
+        lambda weight: torch.cat([weight, weight[:3]]),
+        r"{name} is \[(\d+), \d+\], and \[\d+, \d+\] by the config.*: the vocabularies differ; set vocab_size to \1 if",
+    ),
+    "fewer rows": (lambda weight: weight[:-3], r"{name} is \[(\d+), \d+\].* set vocab_size to \1 if its tokenizer"),
+    "transposed": (lambda weight: weight.T, r"{name} is \[(\d+), (\d+)\], and \[\2, \1\] by .*: it is transposed"),
+    "NaN": (lambda weight: _poisoned(weight, float("nan")), NOT_FINITE),
+    "Inf": (lambda weight: _poisoned(weight, float("-inf")), NOT_FINITE),
+    "huge": (
+        lambda weight: _poisoned(weight, 3e7),
+        r"{name} (ranges from -.* to 3e\+07, and those of a tra|has numbers)",
+    ),
+    "integers": (lambda weight: weight.to(torch.int8), r"{name} is of (int8|I8), so it is quantised; import the model"),
+}
+
+
+@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize("family", ["tulu-2-7b", "flan-t5-base", "laion", "siglip", "llava", "qwen3-vl"])
+def test_weights_that_cant_be_served_are_named_with_what_is_wrong_and_the_cure(
+    tmp_path: Path, family: str, harm: str
+) -> None:
+    make, options = FAMILIES[family]
+    source = make(tmp_path / family)
+    change, told = HARMS[harm]
+    _rewrite(source, lambda tensors: _first(tensors, change))
+    result = run(source, *options)
+    name = r"\S*(embed_tokens|shared|token_embedding)\.weight"
+    pattern = told.format(name=name).replace(r"\2", r"\3").replace(r"\1", r"\2")
+    assert (result.exit_code, bool(re.search(pattern, result.stderr))) == (1, True), result.stderr
+    assert source.name in result.stderr or "safetensors" in result.stderr or ".bin" in result.stderr
+    assert str(tmp_path / "home") not in result.stderr.splitlines()[-1]  # a folder that is gone by now
+
+
+TRANSFORMERS = ["tulu-2-7b", "Qwen2.5-7B-Instruct", "flan-t5-base", "llava", "qwen3-vl"]
+Q, UP = re.compile(r".*(q_proj|SelfAttention\.q)\.weight"), re.compile(r".*(up_proj|wi_0)\.weight")
+
+
+@pytest.mark.parametrize("family", TRANSFORMERS)
+@pytest.mark.parametrize(
+    ("part", "end", "more"), [(UP, ".weight", ".weight_scale"), (Q, ".weight", ".lora_A.weight")], ids=["scale", "LoRA"]
+)
+def test_a_layer_with_weights_that_the_configuration_does_not_know_is_refused(
+    tmp_path: Path, family: str, part: re.Pattern[str], end: str, more: str
+) -> None:
+    make, options = FAMILIES[family]
+    source = make(tmp_path / family)
+    _rewrite(
+        source,
+        lambda tensors: (
+            tensors | {name.removesuffix(end) + more: torch.ones(2, 2) for name in tensors if part.fullmatch(name)}
+        ),
+    )
+    result = run(source, *options)
+    assert result.exit_code == (0 if more.startswith(".lora") else 1), result.stderr
+
+
+@pytest.mark.parametrize("family", TRANSFORMERS)
+def test_missing_weights_are_all_named_and_those_without_a_place_tell_nothing(tmp_path: Path, family: str) -> None:
+    make, options = FAMILIES[family]
+    source = make(tmp_path / family)
+    _rewrite(source, lambda tensors: tensors | {"v_head.summary.weight": torch.ones(1, 3)})  # of TRL's training
+    assert run(source, "--name", "whole", *options).exit_code == 0
+    _rewrite(source, lambda tensors: {name: weight for name, weight in tensors.items() if not UP.fullmatch(name)})
+    result = run(source, *options)
+    assert result.exit_code == 1
+    assert re.search(r"lacks weights of its model, '\S+0\S+\.weight', '\S+1\S+\.weight'", result.stderr), result.stderr
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("num_bytes", [0, 50, -100])
+def test_a_file_that_was_cut_is_named_and_not_the_configuration(tmp_path: Path, family: str, num_bytes: int) -> None:
+    make, options = FAMILIES[family]
+    source = make(tmp_path / family)
+    for file in source.iterdir():  # of two formats, the other one must not be taken for it
+        if re.search(r"model.*\.(safetensors|bin)$", file.name):
+            file.write_bytes(file.read_bytes()[:num_bytes])
+    result = run(source, *options)
+    (told,) = _without_progress(result.stderr)
+    pattern = r"model\S*\.(safetensors|bin)(: the weights are damaged| ends too early).*(copy or download|it again)"
+    assert (result.exit_code, bool(re.search(pattern, told))) == (1, True), told
+    assert "config.json" not in told
+
+
+def test_weights_that_were_mended_without_another_size_are_read_anew(tmp_path: Path) -> None:
+    source = publish(tmp_path, "vicuna-7b-v1.3")
+    last = source / "pytorch_model-00002-of-00002.bin"
+    sound = {file: file.read_bytes() for file in source.glob("*.bin")}
+    _rewrite(source, lambda tensors: _first(tensors, lambda weight: _poisoned(weight, float("nan"))))
+    torch.save({"a": torch.eye(2).to_sparse()}, last)
+    assert run(source).exit_code == 1  # after the first file was converted
+    for file, content in sound.items():
+        file.write_bytes(content)
+    result = run(source)
+    assert result.exit_code == 0, result.stderr
+
+
+@pytest.mark.parametrize("family", ["Qwen2.5-7B-Instruct", "flan-t5-base", "siglip", "llava", "qwen3-vl"])
+def test_a_tokenizer_with_tokens_that_the_embeddings_lack_is_refused(tmp_path: Path, family: str) -> None:
+    make, options = FAMILIES[family]
+    source = make(tmp_path / family)
+    path = source / "tokenizer.json"
+    content = json.loads(path.read_text())
+    number = max([0, *(token["id"] for token in content["added_tokens"]), len(content["model"]["vocab"]) - 1])
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    content["added_tokens"] += [
+        {"id": number + place, "content": f"<new{place}>", **flags} for place in range(1, 700 - number)
+    ]
+    path.write_text(json.dumps(content))
+    result = run(source, *options)
+    told = r"tokenizer\.json: the token '<new\d+>' has the number (\d+), and the embeddings have \1 rows: take both"
+    assert (result.exit_code, bool(re.search(told, result.stderr))) == (1, True), result.stderr
+
+
+TEMPLATES: Mapping[str, tuple[str, str]] = {
+    "syntax": ("{% for m in messages %}\n{{ m.content }\n{% endfor %}", "line 2"),
+    "filter": ("\n{{ messages | nothing }}", "No filter named 'nothing'"),
+    "own refusal": ("{{ raise_exception('only one turn') }}", "only one turn"),
+    "undefined": ("{{ messages[0].nothing.here }}", "has no attribute 'nothing'"),
+    "division": ("{{ 1 / 0 }}", "division by zero"),
+    "include": ("{% include 'others' %}", "no loader"),
+    "recursion": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "maximum recursion depth exceeded"),
+}
+
+
+@pytest.mark.parametrize("fault", TEMPLATES)
+@pytest.mark.parametrize("family", ["Qwen2.5-7B-Instruct", "qwen3-vl"])
+def test_a_chat_template_that_writes_no_prompt_is_told_in_one_line(tmp_path: Path, family: str, fault: str) -> None:
+    make, options = FAMILIES[family]
+    source = make(tmp_path / family)
+    template, told = TEMPLATES[fault]
+    (source / "chat_template.json").unlink(missing_ok=True)
+    (source / "chat_template.jinja").write_text(template)
+    result = run(source, *options)
+    (line,) = _without_progress(result.stderr)
+    assert (result.exit_code, told in line, "template" in line) == (1, True, True), line
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (5, "tokenizer_config.json: chat_template is 5, and must be text"),
+        ([{"name": "default", "template": "{{ x }"}], "tokenizer_config.json, line 1: unexpected '}'"),
+    ],
+)
+def test_a_chat_template_in_the_tokenizers_configuration_is_checked_too(
+    tmp_path: Path, given: object, told: str
+) -> None:
+    source = publish(tmp_path, "tulu-2-7b")
+    _edit(source / "tokenizer_config.json", chat_template=given)
+    assert told in run(source, "--dry-run").stderr
+
+
+def test_a_chat_template_may_mark_what_is_generated_and_leave_loops(tmp_path: Path) -> None:
+    template = tmp_path / "trained.jinja"
+    template.write_text(
+        "{% for m in messages %}{% generation %}[{{ m.content }}]{% endgeneration %}{% break %}{% endfor %}>"
+    )
+    source = publish(tmp_path, "tulu-2-7b")
+    engine = GenerateEngine.load(imported(tmp_path, source, "--chat-template", str(template)), EngineOptions())
+    assert prompt_of(engine) == "[Hello!]>"
+
+
 class Opens:
     """Pickles to a call of os.system."""
 
@@ -446,8 +708,7 @@ def test_a_source_that_would_not_be_served_rightly_is_refused_in_one_line(tmp_pa
     result = run(source)
     assert result.exit_code == 1
     assert told in result.stderr
-    told_lines = [line for line in result.stderr.strip().splitlines() if not re.fullmatch(PROGRESS, line)]
-    assert len(told_lines) <= 2  # and where converted weights are
+    assert len(_without_progress(result.stderr)) <= 2  # and where converted weights are
     assert not (tmp_path / "store" / "models" / source.name).exists()
 
 
@@ -459,7 +720,7 @@ def test_an_interrupted_conversion_continues_with_the_shards_that_are_left(tmp_p
     source = publish(tmp_path, "vicuna-7b-v1.3")
     last = source / "pytorch_model-00002-of-00002.bin"
     whole = last.read_bytes()
-    last.write_bytes(whole[: len(whole) // 2])
+    torch.save({"a": torch.eye(2).to_sparse()}, last)
     assert run(source).exit_code == 1
     (first,) = (tmp_path / "home" / ".fovea" / "imports").rglob("*.safetensors")
     assert first.name == "model-00001-of-00002.safetensors"

@@ -22,10 +22,10 @@ from services.embed.model.instructblip_engine import (
 )
 from services.jobs.imports.plan import Plan, left_files
 from services.jobs.imports.source import MODEL_CONFIG, Source, read_object
-from services.jobs.imports.weights import Weights, find_weights, read_pickle, separate
+from services.jobs.imports.weights import Weights, find_weights, read_pickle, separate, stored_names
 from services.jobs.progress import watched
 from services.nn.loading import transformers
-from services.nn.weight_files import readable_weights
+from services.nn.weight_files import readable_weights, without_wrappers
 
 
 @dataclass(frozen=True)
@@ -70,16 +70,19 @@ class InstructBlipImport:
         if weights.index is None:
             return weights.files
         mapped = read_object(self.source, weights.index)["weight_map"]
-        return tuple(sorted({file for name, file in mapped.items() if name.startswith(PARTS)}))
+        plain = without_wrappers(mapped)
+        return tuple(sorted({file for name, file in mapped.items() if plain[name].startswith(PARTS)}))
 
 
 def _image_side(path: Path) -> dict[str, Tensor]:
     """Read the tensors of the image side from a file of the whole model. Raises Refused."""
     if path.suffix != ".safetensors":
-        return {name: tensor for name, tensor in read_pickle(path).items() if name.startswith(PARTS)}
-    with readable_weights(path), safe_open(path, framework="pt") as tensors:
-        names = tensors.keys()
-        return {name: tensors.get_tensor(name) for name in names if name.startswith(PARTS)}
+        tensors = read_pickle(path)
+        plain = without_wrappers(tensors)
+        return {plain[name]: tensor for name, tensor in tensors.items() if plain[name].startswith(PARTS)}
+    plain = without_wrappers(stored_names(path))
+    with readable_weights(path), safe_open(path, framework="pt") as opened:
+        return {short: opened.get_tensor(name) for name, short in plain.items() if short.startswith(PARTS)}
 
 
 def _facts(source: Source, config: Any) -> dict[str, JsonValue]:

@@ -195,6 +195,7 @@ class ImageEngine(ABC, Generic[CheckpointT]):
     def self_check(self) -> None:
         """Raises BrokenModel unless embeddings are unit vectors that do not depend on the rest of the batch, and hardly
         on whether they are read from pixels or from a state."""
+        check_checkpoint(self, self._directory)
         batch = self._sample_batch()
         together = self.run_batch(batch)
         alone = [self.run_batch([item])[0] for item in batch]
@@ -208,7 +209,6 @@ class ImageEngine(ABC, Generic[CheckpointT]):
         difference = _difference(again, [together[place] for place in kept])
         if difference > SELF_CHECK_TOLERANCE[self.state_dtype]:
             raise BrokenModel(f"an embedding changes by {difference:.3g} when it is computed from its image's state")
-        check_checkpoint(self, self._directory)
 
     def reference_inputs(self) -> list[JsonValue]:
         """Return texts, and seeds of noise images with or without a condition."""

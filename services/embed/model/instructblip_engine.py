@@ -151,7 +151,7 @@ def _build(kind: Any, config: Any, weights: Mapping[str, Tensor], prefix: str, d
         model, info = kind.from_pretrained(
             None, config=config, state_dict=state, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
         )
-    check_loaded(info, prefix)
+    check_loaded(model, info, prefix)
     return model
 
 

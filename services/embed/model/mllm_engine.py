@@ -34,7 +34,7 @@ from services.nn.clip_texts import InputIds, tokenise
 from services.nn.devices import check_room, to_device
 from services.nn.image_transform import PREPROCESSOR, PROCESSOR, ImageTransform, published_settings
 from services.nn.loading import MODEL_CONFIG, model_type_of, quiet_loading, transformers
-from services.nn.model_configs import StoredWeights, load_model, model_config
+from services.nn.model_configs import StoredWeights, check_tokens, load_model, model_config
 from services.nn.packed_linear import can_pack, pack_linear_layers
 from services.nn.plain_texts import PlainTexts
 from services.nn.weight_files import readable_weights
@@ -135,7 +135,9 @@ def load_mllm(
     prompt = read_prompt(directory)
     transform = image_transform(directory, config.vision_config.image_size)
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    tokenizer = InstructionTokenizer(transformers().AutoTokenizer.from_pretrained(directory, **options), prompt, config)
+    own = transformers().AutoTokenizer.from_pretrained(directory, **options)
+    check_tokens(own, config.get_text_config().vocab_size)
+    tokenizer = InstructionTokenizer(own, prompt, config)
     check_room(directory, torch.device(device), dtype)
     whole = load_model("LlavaForConditionalGeneration", directory, config, stored, dtype=dtype, unneeded={HEAD})
     with readable_weights(directory):

@@ -32,7 +32,7 @@ from services.embed.model.vlm_prompts import VLM_CONFIG, VlmPrompt, WrittenPromp
 from services.nn.clip_texts import Text, tokenise
 from services.nn.devices import check_room
 from services.nn.loading import MODEL_CONFIG, model_type_of, quiet_loading, transformers
-from services.nn.model_configs import StoredWeights, load_model, model_config
+from services.nn.model_configs import StoredWeights, check_tokens, load_model, model_config
 from services.nn.plain_texts import PlainTexts
 
 # the kind of such a directory in manifests of the model store
@@ -218,6 +218,7 @@ def load_vlm(
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     with quiet_loading():
         processor = transformers().AutoProcessor.from_pretrained(directory, **options)
+    check_tokens(processor.tokenizer, text.vocab_size)
     tokenizer = VlmTokenizer(processor, prompt, int(text.max_position_embeddings))
     transform = ImageFit(prompt, 1 if prompt.max_side is not None else image_factor(processor))
     check_room(directory, torch.device(device), dtype)

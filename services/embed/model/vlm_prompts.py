@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from services.nn.model_configs import faults_of
+
 VLM_CONFIG = "vlm_embedding.json"
 CONDITION = "{condition}"
 # What stands for a condition or a text while the template is written: nothing that templates look for.
@@ -133,7 +135,8 @@ def _written(processor: Any, system: str | None, content: list[dict[str, str]], 
     messages = [{"role": "user", "content": content}]
     if system is not None:
         messages.insert(0, {"role": "system", "content": [{"type": "text", "text": system}]})
-    written: str = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    with faults_of("its chat template"):
+        written: str = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     return written
 
 

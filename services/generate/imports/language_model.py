@@ -5,6 +5,7 @@ the tokenizer's `<s>`.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -15,17 +16,19 @@ import torch
 from jinja2 import Environment, TemplateSyntaxError
 from pydantic import JsonValue
 
+from services.core.printable import first_line
 from services.core.refusals import Refused
 from services.generate.capacity import context_length
 from services.generate.model.language_model import ARCHITECTURES, check_config
 from services.jobs.imports.plan import Plan, left_files
-from services.jobs.imports.source import Source, read_model_config, read_object
+from services.jobs.imports.source import Source, fetch_small, read_model_config, read_object
 from services.jobs.imports.weights import find_weights, stored_weights
 from services.nn.loading import quiet_loading, transformers
 from services.nn.model_configs import StoredWeights, faults_of, model_config
 
 # By the part of a model's name that tells its family; Vicuna v0 had another format.
 FAMILIES: Mapping[str, str] = {"vicuna": "vicuna_v1.1", "tulu": "tulu"}
+_GENERATION = re.compile(r"{%-? *(end)?generation *-?%}")
 _OTHER_FORMATS = ("vicuna-7b-v0", "vicuna-13b-v0", "vicuna-7b-delta-v0", "vicuna-13b-delta-v0")
 
 
@@ -137,16 +140,29 @@ class LanguageModelImport:
         if self.chat_template is not None:
             file = Path(self.chat_template)
             if file.is_file():
-                return _checked(file), f"the file {file.name}"
+                text = file.read_text()
+                check_template(text, f"--chat-template: {file.name}")
+                return text, f"the file {file.name}"
             return template_of(self.chat_template), f"the family's: {self.chat_template}"
-        if self._has_template():
+        if self._check_own_templates():
             return None, "the source's own"
         family = family_of(self.source.name)
         return (None, "none") if family is None else (template_of(family), f"the family's: {family}")
 
-    def _has_template(self) -> bool:
-        in_config = read_object(self.source, TOKENIZER_CONFIG).get("chat_template") is not None
-        return in_config or TEMPLATE in self.source.files or OLD_TEMPLATE in self.source.files
+    def _check_own_templates(self) -> bool:
+        """Whether the source has templates of its own. Raises Refused, with file and line, for one that is none."""
+        found: dict[str, Any] = {}
+        for file in (TOKENIZER_CONFIG, OLD_TEMPLATE):
+            if (given := read_object(self.source, file).get("chat_template")) is not None:
+                found[file] = given
+        if TEMPLATE in self.source.files:
+            found[TEMPLATE] = fetch_small(self.source, TEMPLATE).read_text()
+        for file, given in found.items():
+            named = given if isinstance(given, list) else [{"template": given}]
+            for one in named:
+                text = one.get("template") if isinstance(one, dict) else one
+                check_template(text, file)
+        return bool(found)
 
     def _make_tokenizer(self, folder: Path) -> None:
         given = {**read_object(self.source, SPECIAL_TOKENS), **read_object(self.source, TOKENIZER_CONFIG)}
@@ -154,14 +170,16 @@ class LanguageModelImport:
         make_fast(self.source.fetch(SENTENCEPIECE), given, added).save_pretrained(folder)
 
 
-def _checked(file: Path) -> str:
-    """Read a chat template. Raises Refused for text that is no template."""
-    text = file.read_text()
+def check_template(text: Any, where: str) -> None:
+    """Raises Refused for what is no chat template, with its line."""
+    cure = "correct it, or give another by --chat-template"
+    if not isinstance(text, str):
+        raise Refused(f"{where}: chat_template is {text!r}, and must be text: {cure}")
     try:
-        Environment().parse(text)
+        # what transformers' own extension reads beside jinja's
+        Environment(extensions=["jinja2.ext.loopcontrols"]).parse(_GENERATION.sub("", text))
     except TemplateSyntaxError as error:
-        raise Refused(f"--chat-template: {file.name}, line {error.lineno}: {error.message}") from None
-    return text
+        raise Refused(f"{where}, line {error.lineno}: {error.message}; {cure}") from None
 
 
 def _facts(config: Any, stored: StoredWeights) -> dict[str, JsonValue]:
@@ -239,7 +257,7 @@ def _pieces(model: Path) -> list[tuple[str, float]]:
     try:
         processor = SentencePieceProcessor(model_file=str(model))
     except (RuntimeError, OSError) as error:
-        raise Refused(f"{model.name} is not a SentencePiece model: {str(error).splitlines()[0]}") from None
+        raise Refused(f"{model.name} is not a SentencePiece model: {first_line(error)}") from None
     numbers = range(processor.get_piece_size())
     if not any(processor.is_byte(number) for number in numbers):
         raise Refused(f"{model.name} has no pieces for bytes: only BPE models with bytes, as Llama's, are converted")

@@ -23,7 +23,7 @@ from services.generate.model.packing import DecodePass, Interventions, PrefillPa
 from services.generate.prompts.templates import Piece, tokenise
 from services.nn.broken_model import BrokenModel
 from services.nn.devices import GIBIBYTE, DeviceOptions, check_room, memory_of
-from services.nn.model_configs import StoredWeights, load_model, read_config
+from services.nn.model_configs import StoredWeights, check_tokens, load_model, read_config
 from services.nn.packed_linear import can_pack, pack_linear_layers
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
@@ -146,6 +146,7 @@ class LanguageModel:
             "AutoModelForCausalLM", directory, config, stored, dtype=dtype, attn_implementation=ATTENTION
         )
         tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        check_tokens(tokenizer, config.vocab_size)
         return cls(model.eval().requires_grad_(False).to(device), tokenizer)
 
     def new_cache(self, max_tokens: int, num_layers: int | None = None) -> KVCache:

@@ -9,6 +9,7 @@ import os
 import resource
 import struct
 import sys
+import traceback
 from pathlib import Path
 from typing import IO, Any
 
@@ -37,8 +38,16 @@ def _answer(render: Any, request: dict[str, Any], max_characters: int) -> dict[s
     except MemoryError:
         return {"exceeded": "memory"}
     except Exception as error:  # noqa: BLE001 - a template may raise anything
-        return {"refused": f"{error}"[:MAX_MESSAGE_CHARACTERS] or type(error).__name__}
+        return {"refused": _told(error)[:MAX_MESSAGE_CHARACTERS]}
     return {"text": text} if len(text) <= max_characters else {"exceeded": f"{max_characters} characters"}
+
+
+def _told(error: Exception) -> str:
+    """Say what a template raised and, where it is known, in which of its lines."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "<template>"]
+    line = getattr(error, "lineno", None) or next(reversed(lines), None)
+    told = getattr(error, "message", None) or f"{error}" or type(error).__name__
+    return f"{told} (line {line})" if line else told
 
 
 def _limit_memory(more_bytes: int) -> None:

@@ -19,7 +19,7 @@ from services.jobs.imports.clip_weights import (
 )
 from services.jobs.imports.plan import Plan, left_files
 from services.jobs.imports.source import Source, read_object
-from services.jobs.imports.weights import PICKLES, shards_of
+from services.jobs.imports.weights import PICKLES, check_whole, shards_of
 from services.jobs.released_weights import UnusableWeights, is_torch_script
 from services.nn.clip_model import OPEN_CLIP_CONFIG, OPEN_CLIP_WEIGHTS
 from services.nn.model_configs import StoredWeights, faults_of
@@ -52,6 +52,8 @@ class ClipImport:
             )
         if layout != "training" and self.architecture is not None:
             raise Refused(f"--architecture is for one file of a training, and {self.source.uri} says what it is")
+        for path in [path for path in read if path.endswith(FILES)]:
+            check_whole(self.source, path)
         made = {OPEN_CLIP_CONFIG: "the source's configuration", OPEN_CLIP_WEIGHTS: "the source's weights"}
         size = sum(self.source.files[path] for path in read)
         if layout in ("open-clip", "hugging-face"):
@@ -101,4 +103,7 @@ class ClipImport:
         with TemporaryDirectory() as together:
             for path in self._folder_files(layout):
                 Path(together, path).symlink_to(self.source.fetch(path))
-            convert_clip_folder(Path(together), folder)
+            try:
+                convert_clip_folder(Path(together), folder)
+            except UnusableWeights as error:
+                raise Refused(str(error).replace(f"{together}/", "")) from None

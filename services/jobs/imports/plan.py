@@ -16,10 +16,10 @@ from pydantic import JsonValue
 from rich.filesize import decimal as human_bytes
 
 from services.core.refusals import Refused
+from services.core.store.errors import InvalidCheckpoint
 from services.jobs.imports.source import Source
-from services.jobs.imports.weights import PICKLES, Weights, convert
+from services.jobs.imports.weights import PICKLES, Weights, convert, is_wrapped, stored_names
 from services.jobs.progress import standard_bars, watched
-from services.nn.weight_files import readable_weights, shapes_in
 
 DOCUMENTATION = (".md", ".txt", ".pdf", ".png", ".jpg", ".jpeg", ".gif", ".svg", ".webp")
 OTHER_FRAMEWORKS = (
@@ -124,6 +124,9 @@ def put_together(source: Source, plan: Plan, build: Callable[[Path], None]) -> I
             _fill(source, plan, folder)
             build(folder)
             yield folder
+        except InvalidCheckpoint:  # of what was put together: another attempt would end like this one
+            shutil.rmtree(folder)
+            raise
         except BaseException:
             _keep_only(folder, plan)
             if any(folder.iterdir()):
@@ -184,16 +187,17 @@ def _check_room(source: Source, plan: Plan, folder: Path) -> None:
 
 
 def _fill(source: Source, plan: Plan, folder: Path) -> None:
+    converted = plan.weights if plan.weights and (plan.converted or is_wrapped(source, plan.weights)) else None
     for path in watched(plan.placed, "fetching", len(plan.placed)):
         file = source.fetch(path)
         if path.endswith(".safetensors"):
-            with readable_weights(Path(path)):
-                list(shapes_in(file))
-        _place(file, folder / path)
+            list(stored_names(file))
+        if converted is None or path not in converted.files:
+            _place(file, folder / path)
     for path in [path for path in source.files if LICENCES.fullmatch(path)]:
         _place(source.fetch(path), folder / f"{path.partition('.')[0]}.txt")
-    if plan.converted and plan.weights is not None:
-        convert(source, plan.weights, folder)
+    if converted is not None:
+        convert(source, converted, folder)
 
 
 def _place(source: Path, target: Path) -> None:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from services.core.printable import first_line
 from services.core.refusals import Refused
 from services.core.store.manifest import check_sizes
 
@@ -204,6 +205,5 @@ def _hub_errors(what: str) -> Iterator[None]:
         raise Refused(f"{what}: the repository has no such revision") from None
     # the last but one is the root of its HTTP client's errors, which it does not export
     except (errors.HFValidationError, errors.HTTPError, OSError) as error:  # type: ignore[attr-defined]
-        reason = str(error).splitlines()[0] if str(error) else repr(error)
-        told = f"{what} can't be read: {reason} (HF_ENDPOINT names a mirror; the same command continues)"
+        told = f"{what} can't be read: {first_line(error)} (HF_ENDPOINT names a mirror; the same command continues)"
         raise Refused(told) from None

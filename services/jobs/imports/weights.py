@@ -15,15 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from services.core.printable import first_line
 from services.core.refusals import Refused
 from services.jobs.imports.source import Source, read_object
-from services.jobs.progress import watched
+from services.jobs.progress import standard_bars, watched
 from services.jobs.released_weights import DAMAGED, State, UnusableWeights, is_torch_script
 from services.nn.model_configs import StoredWeights
-from services.nn.weight_files import check_sizes, shapes_in
+from services.nn.weight_files import check_sizes, integers_told, readable_weights, shapes_in, without_wrappers
 
 INDEX = "model.safetensors.index.json"
 # In the order of preference: one file, or the shards of an index.
@@ -72,8 +74,53 @@ def find_weights(source: Source) -> Weights:
 
 
 def stored_weights(source: Source) -> StoredWeights:
-    """Return the most that a source's weights can hold, from the sizes of their files. Raises as `find_weights`."""
-    return StoredWeights.in_bytes(sum(source.files[file] for file in find_weights(source).files))
+    """Return the most that a source's weights can hold, from the sizes of their files.
+
+    Raises as `find_weights`, and Refused for files that have been cut.
+    """
+    files = find_weights(source).files
+    for file in files:
+        check_whole(source, file)
+    return StoredWeights.in_bytes(sum(source.files[file] for file in files))
+
+
+def check_whole(source: Source, path: str) -> None:
+    """Raises Refused for a file of weights that was cut, before it makes a configuration look wrong."""
+    local = source.local(path)
+    if local is None:
+        return
+    if path.endswith(".safetensors"):
+        list(stored_names(local))
+        return
+    with local.open("rb") as file:
+        beginning = file.read(2)
+    if not beginning or (beginning == b"PK" and not zipfile.is_zipfile(local)):
+        raise Refused(f"{path} ends too early, at {source.files[path]} bytes: copy or download it again")
+
+
+def stored_names(file: Path) -> Iterator[str]:
+    """Yield the names in a safetensors file, from its header. Raises Refused for a damaged one, and for integers."""
+    with readable_weights(Path(file.name)), safe_open(file, framework="pt") as weights:
+        for name in weights.keys():  # noqa: SIM118 not a dictionary
+            _check_dtype(file.name, name, weights.get_slice(name).get_dtype())
+            yield name
+
+
+def is_wrapped(source: Source, weights: Weights) -> bool:
+    """Whether safetensors name weights as a wrapper around the model does. Raises Refused."""
+    if weights.are_pickles:
+        return False
+    names = list(_names_in_index(source, weights) or stored_names(source.fetch(weights.files[0])))
+    return list(without_wrappers(names).values()) != names
+
+
+def _names_in_index(source: Source, weights: Weights) -> Mapping[str, str]:
+    return {} if weights.index is None else read_object(source, weights.index)["weight_map"]
+
+
+def _check_dtype(file: str, name: str, dtype: str) -> None:
+    if re.fullmatch(r"U?I\d+|u?int\d+", dtype) and name.endswith((".weight", ".bias")):
+        raise Refused(f"{file}: {integers_told(name, dtype)}")
 
 
 def shards_of(source: Source, index: str) -> tuple[str, ...]:
@@ -88,15 +135,25 @@ def shards_of(source: Source, index: str) -> tuple[str, ...]:
 
 
 def convert(source: Source, weights: Weights, folder: Path) -> None:
-    """Write pickled weights as safetensors into a folder, shard by shard, in the memory of one shard.
+    """Write weights as safetensors into a folder without the names of wrappers, in the memory of one shard.
 
-    A shard that an earlier call has finished is kept. Raises Refused.
+    A shard of a pickle that an earlier call has finished is kept if it is newer than its source. Raises Refused.
     """
+    plain, was_told = without_wrappers(_names_in_index(source, weights)), False
     for shard, name in watched(zip(weights.files, weights.made(), strict=True), "converting", len(weights.files)):
-        if not (folder / name).exists():
-            unfinished = folder / f"{name}.partial"
-            save_file(separate(read_pickle(source.fetch(shard))), unfinished, metadata={"format": "pt"})
-            unfinished.replace(folder / name)
+        made, file = folder / name, source.fetch(shard)
+        if made.exists() and made.stat().st_mtime_ns > file.stat().st_mtime_ns:
+            continue
+        tensors = read_pickle(file) if weights.are_pickles else load_file(file)
+        names = plain or without_wrappers(tensors)
+        wrapped = [one for one in tensors if names.get(one, one) != one]
+        if wrapped and not was_told:
+            standard_bars().say(f"Names of a wrapper are left out: {wrapped[0]} becomes {names[wrapped[0]]}.")
+        was_told = was_told or bool(wrapped)
+        unfinished = folder / f"{name}.partial"
+        named = {names.get(one, one): tensor for one, tensor in separate(tensors).items()}
+        save_file(named, unfinished, metadata={"format": "pt"})
+        unfinished.replace(made)
     if len(weights.files) > 1:
         _write_index(folder, weights.made())
 
@@ -112,7 +169,7 @@ def read_pickle(path: Path) -> Mapping[str, Tensor]:
         what = f"it asks to run {asked[1]}" if asked else "it was not written by torch.save"
         raise Refused(f"{path.name} holds more than weights: {what}; nothing of it was run") from None
     except (RuntimeError, ValueError, LookupError, EOFError, OSError) as error:
-        raise Refused(f"{path.name} is not a complete file of torch.save: {str(error).splitlines()[0]}") from None
+        raise Refused(f"{path.name} is not a complete file of torch.save: {first_line(error)}") from None
     if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
         content = content["state_dict"]
     if not isinstance(content, Mapping) or not content or not all(isinstance(v, Tensor) for v in content.values()):
@@ -121,6 +178,8 @@ def read_pickle(path: Path) -> Mapping[str, Tensor]:
         check_sizes(content)
     except Refused as error:
         raise Refused(f"{path.name}: {error}") from None
+    for name, tensor in content.items():
+        _check_dtype(path.name, name, str(tensor.dtype).removeprefix("torch."))
     return content
 
 
@@ -140,6 +199,7 @@ def _write_index(folder: Path, names: tuple[str, ...]) -> None:
     mapped = {tensor: name for name in names for tensor, _ in shapes_in(folder / name)}
     total = sum((folder / name).stat().st_size for name in names)
     content = {"metadata": {"total_size": total}, "weight_map": mapped}
+    (folder / INDEX).unlink(missing_ok=True)  # it may be a link to the source's
     (folder / INDEX).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from services.nn.devices import DeviceOptions
 from services.nn.loading import transformers
-from services.nn.model_configs import StoredWeights, load_model, read_config
+from services.nn.model_configs import StoredWeights, check_tokens, load_model, read_config
 from services.nn.packed_linear import can_pack
 from services.nn.weight_files import shapes_in
 from services.predict.model.scoring import Best, BestFirst, Candidates, DecoderRows
@@ -119,6 +119,7 @@ class Student:
         tokenizer = transformers().AutoTokenizer.from_pretrained(
             directory, local_files_only=True, trust_remote_code=False
         )
+        check_tokens(tokenizer, config.vocab_size)
         num_threads = options.choose_num_threads(config.d_model)
         return cls(model.eval().requires_grad_(False).to(device), tokenizer, is_int8=is_int8, num_threads=num_threads)
 

@@ -200,7 +200,7 @@ def test_missing_misshapen_and_broken_weights_are_refused_by_name(convert: Calla
     rest = {name: weight for name, weight in state.items() if name not in ("logit_scale", "visual.proj")}
     for content, reason in (
         (rest, "the file has no logit_scale, visual.proj"),
-        ({**state, "visual.proj": torch.ones(3, EMBEDDING_WIDTH)}, f"visual.proj is [3, {EMBEDDING_WIDTH}], in the"),
+        ({**state, "visual.proj": torch.ones(3, EMBEDDING_WIDTH)}, f"visual.proj is [3, {EMBEDDING_WIDTH}], and [32,"),
         ({**state, "logit_scale": torch.tensor(math.nan)}, "logit_scale has numbers that are not finite"),
         ({"epoch": 3, "state_dict": {}}, "contains no state dict"),
         ({"epoch": 3, "name": "run"}, "epoch, name is not a weight"),
