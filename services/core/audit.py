@@ -20,6 +20,7 @@ import structlog
 from services.core.durable_files import opened_file
 from services.core.errors import FoveaError, Overloaded
 from services.core.exchange import current_caller
+from services.core.printable import json_line
 
 Entry = dict[str, Any]
 
@@ -94,7 +95,7 @@ class AuditLog:
         """Put a line on disk. Raises OSError."""
         if self._path is None:
             return
-        line = orjson.dumps({"time": datetime.now(UTC).isoformat(), **entry}, default=str) + b"\n"
+        line = json_line(orjson.dumps({"time": datetime.now(UTC).isoformat(), **entry}, default=str))
         # opened each time, so that the file may be rotated
         with self._writing, opened_file(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT) as descriptor:
             # a truncated line must not swallow this one

@@ -1,10 +1,18 @@
-"""Text of unknown origin made safe for a terminal: characters that move the cursor or reorder text are escaped."""
+"""Text of unknown origin for terminals and readers of lines: what moves the cursor or ends a line is escaped."""
 
 import re
 
 # Controls of ASCII and Latin-1 (ESC and CSI among them), the line and paragraph separators, marks that change the
 # direction of text, and halves of surrogate pairs, which no terminal can be sent.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+# NEL and the separators of lines and paragraphs in UTF-8, which JSON need not escape.
+_LINE_ENDS = re.compile(rb"\xc2\x85|\xe2\x80[\xa8\xa9]")
+
+
+def json_line(document: str | bytes) -> bytes:
+    """Make a line of a JSON document for clients that end lines also where Unicode does; these are in texts alone."""
+    plain = document.encode() if isinstance(document, str) else document
+    return _LINE_ENDS.sub(lambda found: b"\\u%04x" % ord(found[0].decode()), plain) + b"\n"
 
 
 def printable(text: str, *, keep: str = "") -> str:

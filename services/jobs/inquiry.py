@@ -20,6 +20,7 @@ from rich.console import Console
 
 from services.core.durable_files import make_folder_durably
 from services.core.openai_client import EndpointClient, EndpointError
+from services.core.printable import json_line
 from services.jobs.interruption import SIGNALS, Interrupted
 
 # After this many consecutive inputs without an answer, the fault is probably not in the inputs.
@@ -111,7 +112,7 @@ class RecordFile(Generic[RecordT]):
         Records that arrive at the same time are written together, with one wait for the disk.
         """
         if self._failure is None:
-            self._waiting.append(record.model_dump_json().encode() + b"\n")
+            self._waiting.append(json_line(record.model_dump_json()))
             self._num_given += 1
             number = self._num_given
             await asyncio.sleep(0)  # other records may join this write

@@ -9,6 +9,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from services.core.durable_files import write_durably
+from services.core.printable import json_line
 from services.jobs.json_lines import read_json_lines
 from services.jobs.published_data import MissingData, Source
 
@@ -119,8 +120,7 @@ def _named(kind: str, pairs: Sequence[CaptionPair]) -> Iterator[Pair]:
 
 def write_pairs(path: Path, pairs: Iterable[Pair]) -> None:
     """Write pairs so that a reader sees the whole file or the one before."""
-    lines = (pair.model_dump_json(exclude_none=True) for pair in pairs)
-    write_durably(path, (f"{line}\n".encode() for line in lines))
+    write_durably(path, (json_line(pair.model_dump_json(exclude_none=True)) for pair in pairs))
 
 
 def write_published(directory: Path, pairs: Sequence[Pair]) -> None:

@@ -32,6 +32,14 @@ async def test_a_change_is_on_disk_as_begun_before_it_is_made_and_as_done_after(
     assert done["created"] is True
 
 
+async def test_what_unicode_ends_lines_with_ends_no_line_of_the_log(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    async with AuditLog(path).change("collection.create", collection="a\u2028b\u2029c\u0085d"):
+        pass
+    for text in (path.read_text().splitlines(), path.read_text().split("\n")[:-1]):
+        assert [json.loads(line)["collection"] for line in text] == ["a\u2028b\u2029c\u0085d"] * 2
+
+
 async def test_a_change_that_fails_is_recorded_with_its_error_and_fails_as_it_did(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     for error, name in ((Conflict("taken", code="image_exists"), "image_exists"), (KeyError("x"), "KeyError")):

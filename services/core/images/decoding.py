@@ -7,6 +7,7 @@ import struct
 import zlib
 from io import BytesIO
 
+import structlog
 from PIL import Image, ImageChops, ImageFile
 from PIL.BmpImagePlugin import BmpImageFile
 from PIL.GifImagePlugin import GifImageFile
@@ -21,6 +22,9 @@ from services.core.images.references import ImageLimits
 from services.core.memory import check_memory
 
 STRIP_PIXELS = 1_000_000
+END_OF_JPEG = b"\xff\xd9"
+# Stands for pixels of a JPEG that may be missing: they would be other ones than without it.
+_OTHER_PIXELS = b"\xaa" * 4096
 
 # `Image.open` would warn through the process-wide filters about large sizes; a plugin alone does not.
 _PLUGINS: dict[str, type[ImageFile.ImageFile]] = {
@@ -103,13 +107,28 @@ def _load(header: ImageHeader, limits: ImageLimits) -> Image.Image:
         image = _PLUGINS[header.format](BytesIO(header.data))
         # Where a header contradicts itself, the decoder allocates by its own reading.
         _check_size(image.size, limits)
-        image.load()
+        try:
+            image.load()
+        except OSError:
+            if header.format != "JPEG":
+                raise
+            image = _without_end(header.data)
         exif = header.exif or image.info.get("exif", b"")
     image = _to_rgb(image)
     transposition = _TRANSPOSITIONS.get(orientation(exif)) if exif else None
     if transposition is not None:
         image = image.transpose(transposition)
     image.info = {}
+    return image
+
+
+def _without_end(data: bytes) -> Image.Image:
+    """Decode a JPEG that lacks the marker of its end and no pixel, as browsers do. Raises OSError for others."""
+    begun = data.removesuffix(END_OF_JPEG[:1])
+    image, other = (JpegImageFile(BytesIO(begun + fill + END_OF_JPEG)) for fill in (b"", _OTHER_PIXELS))
+    if ImageChops.difference(image, other).getbbox() is not None:
+        raise OSError("pixels are missing")
+    structlog.get_logger(__name__).warning("a JPEG lacks its last bytes; all pixels are there", image_bytes=len(data))
     return image
 
 

@@ -10,6 +10,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from services.core.durable_files import write_durably
+from services.core.printable import json_line
 from services.curate.data.captions import Caption
 from services.jobs.sugarcrepe import Pair, PairKind, write_pairs
 from services.score.negatives.prompting.checks import Problem, compared_words
@@ -100,7 +101,7 @@ def separated(outcomes: Iterable[Outcome]) -> tuple[list[Pair], list[Rejected]]:
 def write_outcomes(folder: Path, pairs: Sequence[Pair], rejected: Sequence[Rejected]) -> None:
     """Write both files; a reader sees whole ones. Raises OSError."""
     write_pairs(folder / KEPT, pairs)
-    write_durably(folder / REJECTED, (f"{one.model_dump_json()}\n".encode() for one in rejected))
+    write_durably(folder / REJECTED, (json_line(one.model_dump_json()) for one in rejected))
 
 
 def reasons_told(rejected: Sequence[Rejected]) -> list[str]:

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from services.core.durable_files import write_durably
 from services.core.logs import log_warnings_to_stderr
+from services.core.printable import json_line
 from services.core.refusals import Refused
 from services.core.store.errors import StoreError
 from services.curate.refinement.loading import DEFAULT_CACHE, CacheFolder, Models, load_models, named_references
@@ -94,7 +95,7 @@ def _score_lines(ids: Sequence[str], scored: Sequence[Scored], kept: AbstractSet
     """Write every pair's scores, positive and negative, and whether it is kept."""
     for place, one in enumerate(ids):
         scores = {s.model: [float(s.positive[place]), float(s.negative[place])] for s in scored}
-        yield json.dumps({"id": one, "kept": place in kept, "scores": scores}, ensure_ascii=False).encode() + b"\n"
+        yield json_line(json.dumps({"id": one, "kept": place in kept, "scores": scores}, ensure_ascii=False))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from services.core.errors import Conflict, InvalidField, NotFound
+from services.core.printable import json_line
 from services.curate.review.verdicts import Round, Verdict, VerdictFile, VerdictName
 from services.jobs.sugarcrepe import Pair
 
@@ -331,4 +332,4 @@ def _is_unclear(given: Mapping[str, Verdict]) -> bool:
 
 def export_lines(verdicts: Iterable[Verdict]) -> Iterable[bytes]:
     """Yield verdicts as JSON lines."""
-    return (f"{verdict.model_dump_json()}\n".encode() for verdict in verdicts)
+    return (json_line(verdict.model_dump_json()) for verdict in verdicts)

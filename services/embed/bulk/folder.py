@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.core.durable_files import half_written_files, make_folder_durably, write_durably
+from services.core.printable import json_line
 from services.embed.bulk.image_sources import ListedImage, Skipped, fingerprint
 
 Array = NDArray[np.float32]
@@ -138,8 +139,8 @@ class BulkFolder:
 
     def write(self, shard: Shard) -> None:
         """Write a shard; it is complete and on disk when this returns. Raises OSError."""
-        lines = (json.dumps(record, ensure_ascii=False) for record in shard.records)
-        write_durably(self.directory / f"ids-{shard.index:05d}.jsonl", _encoded(lines))
+        lines = (json_line(json.dumps(record, ensure_ascii=False)) for record in shard.records)
+        write_durably(self.directory / f"ids-{shard.index:05d}.jsonl", lines)
         if shard.skipped:
             write_durably(self._skipped_file(shard.index), _skipped_lines(shard.skipped))
         dtype = np.dtype(self.plan.dtype).newbyteorder("<")
@@ -219,13 +220,9 @@ def _to_json(plan: BulkPlan) -> bytes:
     return json.dumps(asdict(plan), indent=1, ensure_ascii=False).encode() + b"\n"
 
 
-def _encoded(lines: Iterable[str]) -> Iterator[bytes]:
-    return (line.encode() + b"\n" for line in lines)
-
-
 def _skipped_lines(skipped: Iterable[Skipped]) -> Iterator[bytes]:
     # ASCII also represents names that are not UTF-8
-    return _encoded(json.dumps(asdict(one)) for one in skipped)
+    return (json_line(json.dumps(asdict(one))) for one in skipped)
 
 
 def _npy(array: NDArray[Any]) -> Iterator[bytes]:

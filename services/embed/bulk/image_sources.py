@@ -8,6 +8,7 @@ URLs like those of the model store: `s3://bucket/photos?endpoint=https://…`.
 import hashlib
 import io
 import json
+import math
 import os
 import re
 import tarfile
@@ -20,6 +21,7 @@ from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
 import orjson
+import structlog
 
 from services.core.store.errors import StoreError
 from services.core.store.objects import SCHEMES, Entry, Objects
@@ -198,17 +200,46 @@ def read_image(image: ListedImage, max_bytes: int) -> bytes:
 
 
 def read_metadata(image: ListedImage) -> dict[str, Any] | None:
-    """Read the `.json` beside the image, None if there is none. Raises Unreadable if it is not a JSON object."""
+    """Read the `.json` beside the image, None if there is none. Raises Unreadable if it is not a JSON object.
+
+    Fields with NaN or Infinity, which Python writes and JSON does not have, are left out, and a warning names them.
+    """
     if image.metadata is None:
         return None
     try:
-        metadata = orjson.loads(_read(image.file, image.metadata))
-        orjson.dumps(metadata)  # orjson parses deeper nesting than it can write
-    except (orjson.JSONDecodeError, orjson.JSONEncodeError) as error:
+        metadata = json.loads(_read(image.file, image.metadata))
+        if not isinstance(metadata, dict):
+            raise Unreadable("its metadata is not a JSON object")
+        metadata, left_out = _finite(metadata)
+        orjson.dumps(metadata)  # it writes less deep nesting than is read
+    except (ValueError, RecursionError, orjson.JSONEncodeError) as error:
         raise Unreadable(f"its metadata is not JSON: {error}") from None
-    if not isinstance(metadata, dict):
-        raise Unreadable("its metadata is not a JSON object")
+    if left_out:
+        structlog.get_logger(__name__).warning(
+            "fields of metadata that are not finite are left out", image=image.id, fields=left_out
+        )
     return metadata
+
+
+def _finite(fields: dict[str, Any], at: str = "") -> tuple[dict[str, Any], list[str]]:
+    """Return fields without those that hold NaN or Infinity, and the paths of these."""
+    kept: dict[str, Any] = {}
+    left_out: list[str] = []
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            kept[name], inner = _finite(value, f"{at}{name}.")
+            left_out += inner
+        elif _is_finite(value):
+            kept[name] = value
+        else:
+            left_out.append(f"{at}{name}")
+    return kept, left_out
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, list | dict):
+        return all(map(_is_finite, value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def fingerprint(images: Iterable[ListedImage]) -> str:

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from services.core.errors import FoveaError
 from services.core.images.decoding import decode_image
 from services.core.images.references import ImageLimits
+from services.core.logs import log_warnings_to_stderr
 from services.embed.bulk.folder import Array, BulkFolder, EmbeddingError, Precision, Shard
 from services.embed.bulk.image_sources import ListedImage, Skipped, Unreadable, read_image, read_metadata
 from services.embed.model.engines import engine_of
@@ -246,6 +247,7 @@ def _run_worker(
 ) -> None:
     device, choice, folder, shards, pace = job
     ignore_interrupts()
+    log_warnings_to_stderr()
     try:
         embedder = load_bulk_embedder(choice, device)
         embed_shards(embedder, folder, shards, pace, connection.send)

@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from services.core.durable_files import write_durably
 from services.core.errors import InvalidField
 from services.core.images.headers import media_type_of
+from services.core.printable import json_line
 from services.embed.collections.storage.image_store import check_image_id
 from services.embed.transfer.entries import Entry, TransferError, canonical
 
@@ -205,7 +206,7 @@ def manifest_line(entry: Entry) -> bytes:
         "metadata": json.loads(entry.metadata),
         "created": entry.created,
     }
-    return json.dumps(known, ensure_ascii=False).encode() + b"\n"
+    return json_line(json.dumps(known, ensure_ascii=False))
 
 
 def _validated(read: Callable[[], ModelT], place: str) -> ModelT:

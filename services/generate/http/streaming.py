@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from services.core.http.error_responses import ErrorEnvelope
+from services.core.printable import json_line
 
 # The end of a stream, for OpenAI's and compatible clients.
 DONE = b"data: [DONE]\n\n"
@@ -25,7 +26,7 @@ HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 def event(payload: BaseModel | dict[str, Any], *, exclude_none: bool = False) -> bytes:
     """Render one event whose data is this object as JSON."""
     content = payload.model_dump(exclude_none=exclude_none) if isinstance(payload, BaseModel) else payload
-    return b"data: " + orjson.dumps(content) + b"\n\n"
+    return b"data: " + json_line(orjson.dumps(content)) + b"\n"
 
 
 def event_stream_content(*payloads: type[BaseModel]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from services.core.openai_client import Answer, Api, Endpoint, EndpointClient, EndpointError, Patience
-from services.core.printable import printable
+from services.core.printable import json_line, printable
 from services.jobs.inquiry import Inquiry, OutputError, RecordFile, Tokens, attended, digest_of
 from services.jobs.interruption import one_line_errors
 from services.jobs.options import command_line, json_object
@@ -439,7 +439,8 @@ async def _extract(
 
         def on_failure(one: Input, error: EndpointError) -> None:
             reasons.append(str(error))
-            typer.echo(json.dumps({"id": one.id, "status": error.status, "reason": str(error)}, ensure_ascii=False))
+            told = {"id": one.id, "status": error.status, "reason": str(error)}
+            typer.echo(json_line(json.dumps(told, ensure_ascii=False)), nl=False)
 
         async with EndpointClient(plan.endpoint, patience) as teacher:
             inquiry = Inquiry(teacher, ask_about, on_failure, ends=(OutputError, UnparsedOutputs))

@@ -6,6 +6,7 @@ from io import BytesIO
 
 import pytest
 from PIL import Image, ImageChops, ImageOps
+from structlog.testing import capture_logs
 
 from services.core.errors import FoveaError, InvalidRequest, TooLarge
 from services.core.images.decoding import decode_image
@@ -179,6 +180,29 @@ def test_a_file_cut_in_half_is_refused(kind: str) -> None:
     file = every_kind()[kind]
     with pytest.raises(InvalidRequest):
         decode_image(file[: len(file) // 2], LIMITS)
+
+
+JPEGS = [kind for kind in every_kind() if kind.startswith("jpeg")]
+
+
+@pytest.mark.parametrize("missing", [1, 2])
+@pytest.mark.parametrize("kind", JPEGS)
+def test_a_jpeg_without_its_last_two_bytes_is_read_with_a_warning(kind: str, missing: int) -> None:
+    file = every_kind()[kind]
+    assert file.endswith(b"\xff\xd9")
+    with capture_logs() as logs:
+        image = decode_image(file[:-missing], LIMITS)
+    assert largest_difference(image, decode_image(file, LIMITS)) == 0
+    (told,) = logs
+    assert (told["log_level"], told["event"]) == ("warning", "a JPEG lacks its last bytes; all pixels are there")
+
+
+@pytest.mark.parametrize("kind", ["jpeg", "jpeg grey"])
+def test_a_jpeg_that_lacks_pixels_is_refused_however_few_they_are(kind: str) -> None:
+    file = every_kind()[kind]
+    for missing in (5, 10, 40):
+        with pytest.raises(InvalidRequest, match="truncated or damaged"):
+            decode_image(file[:-missing], LIMITS)
 
 
 @pytest.mark.parametrize("kind", every_kind())

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from services.core.refusals import Refused
+from services.curate.authoring.candidates import write_outcomes
 from services.curate.evaluation.choices import Choice, Fields, read_choices
 from services.jobs.sugarcrepe import BadPairs, Pair, write_pairs, write_published
 from tests.published_data import published
@@ -27,6 +28,14 @@ def test_our_own_pairs_and_sugarcrepes_folder_are_read(tmp_path: Path) -> None:
     write_published(tmp_path / "folder", [PAIR.model_copy(update={"kind": "add_obj"})])
     assert read_choices(tmp_path / "folder") == [Choice("add_obj", "add_obj-0", "A dog.", ("No dog.",))]
     assert read_choices(tmp_path / "folder" / "add_obj.json") == [Choice("add_obj", "0", "A dog.", ("No dog.",))]
+
+
+def test_what_unicode_ends_lines_with_ends_no_line_of_pairs(tmp_path: Path) -> None:
+    odd = PAIR.model_copy(update={"id": "b", "caption": "one\u2028two\u2029three\u0085four"})
+    write_outcomes(tmp_path, [odd, PAIR], [])
+    text = (tmp_path / "pairs.jsonl").read_text(encoding="utf-8")
+    assert text.splitlines() == text.split("\n")[:-1]
+    assert [one.caption for one in read_choices(tmp_path / "pairs.jsonl")] == [odd.caption, PAIR.caption]
 
 
 def test_the_folder_above_sugarcrepes_is_refused_with_the_names_below(tmp_path: Path) -> None:

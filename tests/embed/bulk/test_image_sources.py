@@ -7,6 +7,7 @@ from io import BytesIO
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from services.embed.bulk.image_sources import (
     Listing,
@@ -191,13 +192,24 @@ def test_an_image_that_vanished_or_is_too_large_is_unreadable(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "metadata", [b"", b"{", b"[1]", b'"text"', b'{"n": NaN}', b"[" * 5000, b'{"a":' * 300 + b"1" + b"}" * 300]
+    "metadata",
+    [b"", b"{", b"[1]", b'"text"', b'{"n": nan}', b'{"t": "\\ud800"}', b"[" * 5000, b'{"a":' * 300 + b"1" + b"}" * 300],
 )
 def test_metadata_that_is_no_json_object_is_unreadable(tmp_path: Path, metadata: bytes) -> None:
     path = write_tar(tmp_path / "a.tar", {"1.jpg": b"x", "1.json": metadata})
     (image,) = list_images([str(path)]).images
     with pytest.raises(Unreadable, match="its metadata is no"):
         read_metadata(image)
+
+
+def test_metadata_that_is_not_finite_is_left_out_with_a_warning_and_the_rest_is_kept(tmp_path: Path) -> None:
+    metadata = b'{"n": NaN, "kept": 1.5, "of": {"far": -Infinity, "near": 1}, "list": [1, [Infinity]], "large": 1e999}'
+    path = write_tar(tmp_path / "a.tar", {"1.jpg": b"x", "1.json": metadata})
+    (image,) = list_images([str(path)]).images
+    with capture_logs() as logs:
+        assert read_metadata(image) == {"kept": 1.5, "of": {"near": 1}}
+    (told,) = logs
+    assert (told["log_level"], told["image"], told["fields"]) == ("warning", "1", ["n", "of.far", "list", "large"])
 
 
 def test_a_fingerprint_stays_where_images_move_and_changes_where_they_change(tmp_path: Path) -> None:

@@ -9,11 +9,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from io import StringIO
+from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 from safetensors.numpy import save_file
+from structlog.testing import capture_logs
 
 from services.embed.bulk.folder import EmbeddingError, OutputError
 from services.embed.bulk.image_sources import list_images
@@ -30,7 +32,7 @@ from services.embed.focallens import Visibility
 from services.embed.model.focallens_engine import MAX_READOUTS_AT_ONCE, FocalLensEngine
 from services.jobs.progress import Bars
 from services.nn.devices import DeviceOptions
-from tests.embed.bulk_sources import write_images, write_shard
+from tests.embed.bulk_sources import jpeg, write_images, write_shard
 from tests.embed.tiny import EMBEDDING_WIDTH, write_tiny_checkpoint
 
 pytestmark = pytest.mark.process
@@ -145,6 +147,33 @@ def test_metadata_of_a_webdataset_stands_beside_the_ids(tmp_path: Path, checkpoi
     folder = write_images(tmp_path / "images", 11)
     embed_into_files(request_for(tmp_path / "plain", checkpoint), list_images([str(folder)]), bars)
     assert (read_embeddings(tmp_path / "out") == read_embeddings(tmp_path / "plain")).all()
+
+
+def test_what_unicode_ends_lines_with_ends_no_line_of_ids(tmp_path: Path, checkpoint: Path, bars: Bars) -> None:
+    names = ("one\u2028two", "one\u2029two", "one\u0085two")
+    folder = write_images(tmp_path / "images", 3)
+    for number, name in enumerate(names):
+        (folder / f"{number:03d}.jpg").rename(folder / f"{name}.jpg")
+    embed_into_files(request_for(tmp_path / "out", checkpoint), list_images([str(folder)]), bars)
+    (file,) = (tmp_path / "out").glob("ids-*.jsonl")
+    ids = [json.loads(line)["id"] for line in file.read_text(encoding="utf-8").splitlines()]
+    assert sorted(ids) == sorted(f"{name}.jpg" for name in names) or sorted(ids) == sorted(names)
+
+
+def test_an_image_without_its_last_bytes_and_metadata_that_is_not_finite_are_embedded(
+    tmp_path: Path, checkpoint: Path, bars: Bars
+) -> None:
+    members = {"0.jpg": jpeg(0)[:-2], "0.json": b'{"price": NaN, "kept": 1}', "1.jpg": jpeg(1)}
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for name, data in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, BytesIO(data))
+    with capture_logs() as logs:
+        embed_into_files(request_for(tmp_path / "out", checkpoint), list_images([str(tmp_path / "a.tar")]), bars)
+    assert read_lines(tmp_path / "out", "ids-*.jsonl")[0] == {"id": "0", "metadata": {"kept": 1}}
+    assert read_lines(tmp_path / "out", "skipped.jsonl") == []
+    assert {log["log_level"] for log in logs} == {"warning"} and len(logs) == 2
 
 
 def test_float16_files_hold_the_same_embeddings_rounded(tmp_path: Path, checkpoint: Path, bars: Bars) -> None:

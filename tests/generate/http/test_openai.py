@@ -216,6 +216,15 @@ def test_an_echo_comes_before_its_continuation_in_a_stream_too(client: TestClien
     assert all(text.startswith(prompt) and text != prompt for text, prompt in zip(texts, prompts, strict=True))
 
 
+def test_no_event_of_a_stream_holds_what_clients_take_for_the_end_of_a_line(client: TestClient) -> None:
+    prompt = "one\u2028two\u2029three\u0085four"
+    body = {"prompt": prompt, "max_tokens": 2, "temperature": 0, "echo": True, "stream": True}
+    response = client.post(COMPLETIONS, json=body)
+    assert response.text.splitlines() == response.text.split("\n")[:-1]
+    events = [json.loads(line.removeprefix("data: ")) for line in response.text.splitlines()[:-2] if line]
+    assert "".join(event["choices"][0]["text"] for event in events).startswith(prompt)
+
+
 @pytest.mark.parametrize("max_tokens", [0, 3])
 @pytest.mark.parametrize("prompt", [PROMPT, [5, 6, 7, 8], "Ça brûle ☃"])
 def test_an_echoed_prompt_has_the_log_probability_of_each_of_its_tokens(
