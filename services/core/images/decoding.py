@@ -23,6 +23,8 @@ from services.core.memory import check_memory
 
 STRIP_PIXELS = 1_000_000
 END_OF_JPEG = b"\xff\xd9"
+# What is missing of a JPEG that was cut off is among its last rows; blocks are 8 or 16 of them.
+LAST_ROWS = 32
 # Stands for pixels of a JPEG that may be missing: they would be other ones than without it.
 _OTHER_PIXELS = b"\xaa" * 4096
 
@@ -112,6 +114,7 @@ def _load(header: ImageHeader, limits: ImageLimits) -> Image.Image:
         except OSError:
             if header.format != "JPEG":
                 raise
+            image.close()  # its pixels, so that no more than one decoded image is held
             image = _without_end(header.data)
         exif = header.exif or image.info.get("exif", b"")
     image = _to_rgb(image)
@@ -125,8 +128,11 @@ def _load(header: ImageHeader, limits: ImageLimits) -> Image.Image:
 def _without_end(data: bytes) -> Image.Image:
     """Decode a JPEG that lacks the marker of its end and no pixel, as browsers do. Raises OSError for others."""
     begun = data.removesuffix(END_OF_JPEG[:1])
-    image, other = (JpegImageFile(BytesIO(begun + fill + END_OF_JPEG)) for fill in (b"", _OTHER_PIXELS))
-    if ImageChops.difference(image, other).getbbox() is not None:
+    with JpegImageFile(BytesIO(begun + _OTHER_PIXELS + END_OF_JPEG)) as other:
+        last_rows = (0, max(0, other.height - LAST_ROWS), other.width, other.height)
+        otherwise = other.crop(last_rows)
+    image = JpegImageFile(BytesIO(begun + END_OF_JPEG))
+    if ImageChops.difference(image.crop(last_rows), otherwise).getbbox() is not None:
         raise OSError("pixels are missing")
     structlog.get_logger(__name__).warning("a JPEG lacks its last bytes; all pixels are there", image_bytes=len(data))
     return image
