@@ -147,14 +147,16 @@ class PredictEngine:
         rationale: bool = False,
         probabilities: bool = True,
         param: str = "inputs.0",
+        may_be_empty: bool = False,
     ) -> Item:
         """Tokenise an input; `param` is its name in the request.
 
         Without `probabilities`, candidates that cannot be the label are not scored.
 
-        Raises InvalidField, naming the field, for one that is missing, unknown or of the wrong type, and for a
-        rationale if the student gives none; TooLarge, naming tokens and limit, for an input or a choice that is too
-        long. No part of a text becomes a control token.
+        Raises InvalidField, naming the field, for one that is missing, unknown or of the wrong type, for texts that are
+        all empty unless they `may_be_empty`, for choices that are alike, and for a rationale if the student gives none;
+        TooLarge, naming tokens and limit, for an input or a choice that is too long. No part of a text becomes a
+        control token.
         """
         if rationale and not self.has_rationales:
             raise InvalidField(
@@ -166,6 +168,8 @@ class PredictEngine:
             text = self._task.input_text(plain)
         except FieldError as error:
             raise InvalidField(f"{param}: {error}.", param=f"{param}.{error.field}") from None
+        if not may_be_empty and not any(text for text in plain.values() if isinstance(text, str)):
+            raise InvalidField(f"{param}: All texts are empty; give one that can be seen.", param=param)
         numbers = None
         if self._task.metric == "equal_value" or self._slot_tokens is not None:
             numbers = hide_numbers(text)
@@ -308,7 +312,7 @@ class PredictEngine:
         if self.description.choices is not None:
             fields[self.description.choices] = ["one", "the other"]
         try:
-            return self.prepare(fields, rationale=self.has_rationales)
+            return self.prepare(fields, rationale=self.has_rationales, may_be_empty=True)
         except TooLarge:
             if not length:
                 raise

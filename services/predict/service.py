@@ -242,11 +242,11 @@ def prepare_cut(engine: PredictEngine, fields: Mapping[str, str], side: Side, pa
     too_many = 0
     while True:
         try:
-            return engine.prepare(texts, param=param)
+            return engine.prepare(texts, param=param, may_be_empty=bool(too_many))
         except TooLarge:
             if not any(texts.values()):
                 raise
-        around = engine.prepare(dict.fromkeys(texts, ""), param=param).prompt_tokens
+        around = engine.prepare(dict.fromkeys(texts, ""), param=param, may_be_empty=True).prompt_tokens
         texts = _cut(engine.tokenizer, texts, max(0, limit - around - too_many), side)
         too_many = 2 * too_many + 1  # joined texts may take a few tokens more than separate ones
 

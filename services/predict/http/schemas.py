@@ -148,7 +148,7 @@ def is_tei(body: Any) -> bool:
         return False
     inputs = body.get("inputs")
     first = inputs[0] if isinstance(inputs, list) and inputs else inputs
-    return isinstance(first, str | list) and bool(inputs)
+    return isinstance(first, str | list) and inputs != []
 
 
 def num_inputs(body: Any) -> int:
