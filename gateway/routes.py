@@ -74,7 +74,7 @@ ROUTES = (
     Route("generate", "/tokenize", ("POST",), model_in=IN_JSON),
     Route("generate", "/rerank", ("POST",), rerank_error_body, model_in=IN_JSON),
     Route("generate", "/v2/rerank", ("POST",), rerank_error_body, model_in=IN_JSON),
-    Route("embed", "/embed", ("POST",), model_in=ANYWHERE),
+    Route("embed", "/embed", ("GET", "POST"), model_in=ANYWHERE),
     Route("embed", "/v2/embed", ("POST",), model_in=IN_JSON),
     Route("embed", "/info", ("GET",)),
     Route("embed", "/embeddings", ("POST",), model_in=IN_JSON),

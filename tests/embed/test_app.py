@@ -426,6 +426,8 @@ def test_infinitys_modality_makes_images_of_strings(client: TestClient, engine: 
         ({"input": [{}]}, 422, "input.0"),
         ({"input": [{"image": "?"}]}, 400, "input.0.image"),
         ({"input": "ok", "dimensions": 8}, 422, "dimensions"),
+        ({"input": "ok", "output_dimension": 8}, 422, "dimensions"),
+        ({"input": "ok", "output_dtype": "int8"}, 400, "output_dtype"),
         ({"input": "ok", "encoding_format": "int8"}, 422, "encoding_format"),
         ({"input": "ok", "conditions": COLOR}, 422, "conditions"),
         ({"input": "ok", "truncate_prompt_tokens": 5}, 400, "truncate_prompt_tokens"),
@@ -655,6 +657,22 @@ def test_image_urls_that_lead_to_this_machine_are_refused_where_urls_are_on(
             error = error_of(client.post("/embed", json={"images": [url]}), 400)
             assert error["code"] in ("image_url_not_allowed", "image_fetch_failed")
             assert error["param"] == "images.0"
+            assert error_of(client.get("/embed", params={"url": url}), 400)["code"] == error["code"]
+
+
+@pytest.mark.slow
+def test_an_image_can_be_asked_for_by_its_url_alone_or_is_told_how_to_be_sent(client: TestClient) -> None:
+    by_url = client.get("/embed", params={"url": data_uri(PHOTO), "condition": ["color", "shape"]})
+    sent = client.post("/embed", json={"images": [data_uri(PHOTO)], "condition": ["color", "shape"]})
+    assert (by_url.status_code, by_url.json()["data"]) == (200, sent.json()["data"])
+    asked: dict[str, int] = {"?url=https://example.com/a.jpg": 400, "?condition=color": 422, "": 422}
+    for query, status in asked.items():
+        error = error_of(client.get(f"/embed{query}"), status)
+        assert "POST the image itself to /embed?condition=… with its content type" in error["message"]
+    error = error_of(client.get("/embed", params={"url": "https://example.com/a.jpg"}), 400)
+    assert "FOVEA_EMBED_IMAGE_URLS" in error["message"]
+    assert (error["code"], error["param"]) == ("image_url_not_allowed", "url.0")
+    assert error_of(client.get("/embed", params={"urls": "x"}), 422)["param"] == "urls"
 
 
 @pytest.mark.slow

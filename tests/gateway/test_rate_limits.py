@@ -86,7 +86,7 @@ async def test_a_refused_key_uses_up_no_ones_limit() -> None:
         ("GET", "/v1/models", 200),
         ("GET", "/v1/models/none", 404),
         ("GET", "/nowhere", 404),
-        ("GET", "/embed", 405),
+        ("PUT", "/embed", 405),
         ("POST", "/score", 403),
         ("GET", "/metrics", 403),
     ],

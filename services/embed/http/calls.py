@@ -1,6 +1,6 @@
 """Conversion of request bodies in any of the accepted formats into calls of the model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,10 +37,14 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "late_chunking": (False,),
     "normalize": (True,),
     "normalized": (True,),
+    "output_dtype": ("float",),
     "truncate": (False,),
     "truncate_prompt_tokens": (),
     "use_activation": (True,),
 }
+
+# How an image is sent instead of its address.
+POST_IMAGE = "POST the image itself to /embed?condition=… with its content type, such as image/jpeg"
 
 
 async def read_embed(request: Request, query: EmbedCall, limits: CallLimits) -> EmbedCall:
@@ -65,6 +69,14 @@ async def read_embed(request: Request, query: EmbedCall, limits: CallLimits) -> 
     else:
         raise await unsupported(request, "image/*, multipart/form-data or application/json")
     return _within(_merge(query, call), limits)
+
+
+def call_of_urls(urls: Sequence[str], query: EmbedCall, limits: CallLimits) -> EmbedCall:
+    """Make the call of `GET /embed`, whose images are at `urls`. Raises InvalidField without any, and TooLarge."""
+    if not urls:
+        raise InvalidField(f"url: Give the address of an image, or {POST_IMAGE}.", param="url")
+    inputs = [image_input({"url": one}, f"url.{index}", limits.images) for index, one in enumerate(urls)]
+    return _within(replace(query, inputs=inputs), limits)
 
 
 async def read_json_call(
@@ -104,7 +116,7 @@ def openai_call(body: dict[str, Any], limits: CallLimits) -> EmbedCall:
         conditions=conditions_of(parsed.condition),
         model=parsed.model,
         encoding_format=parsed.encoding_format,
-        dimensions=parsed.dimensions,
+        dimensions=parsed.output_dimension if parsed.dimensions is None else parsed.dimensions,
     )
 
 

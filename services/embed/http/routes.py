@@ -8,13 +8,14 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel
 
+from services.core.errors import InvalidRequest
 from services.core.exchange import context_of
 from services.core.http.bodies import check_query, request_schema
 from services.core.http.error_responses import ErrorEnvelope, TeiError, error_responses, tei_headers
 from services.core.serving.model_object import model_fields, models_router
 from services.core.serving.served_models import Resident
 from services.embed.call import CallLimits, EmbedCall, Embedded, EncodingFormat, TextInput
-from services.embed.http.calls import openai_call, read_embed, read_json_call
+from services.embed.http.calls import POST_IMAGE, call_of_urls, openai_call, read_embed, read_json_call
 from services.embed.http.cohere import CohereAnswer, CohereCall, CohereRequest, cohere_call, render_cohere
 from services.embed.http.schemas import (
     EmbeddingList,
@@ -61,6 +62,13 @@ EMBED_BODY: dict[str, Any] = {
         },
     },
 }
+Conditions = Annotated[list[str] | None, Query(description="Condition of the embeddings; may be repeated.")]
+ModelName = Annotated[str | None, Query(description="Model that answers; the first served one by default.")]
+Format = Annotated[EncodingFormat | None, Query(description="`float` by default.")]
+EMBED_ANSWER = {
+    "model": EmbeddingList | list[list[float]] | CohereAnswer,
+    "description": "The response to a request in TEI's or Cohere's format",
+}
 
 
 def embed_router(service: EmbedService) -> APIRouter:
@@ -70,22 +78,14 @@ def embed_router(service: EmbedService) -> APIRouter:
     @router.post(
         "/embed",
         dependencies=[Depends(check_query)],
-        responses={
-            **error_responses(ErrorEnvelope, TeiError),
-            200: {
-                "model": EmbeddingList | list[list[float]] | CohereAnswer,
-                "description": "The response to a request in TEI's or Cohere's format",
-            },
-        },
+        responses={**error_responses(ErrorEnvelope, TeiError), 200: EMBED_ANSWER},
         openapi_extra={"requestBody": EMBED_BODY},
     )
     async def embed(
         request: Request,
-        condition: Annotated[
-            list[str] | None, Query(description="Condition of the embeddings; may be repeated.")
-        ] = None,
-        model: Annotated[str | None, Query(description="Model that answers; the first served one by default.")] = None,
-        encoding_format: Annotated[EncodingFormat | None, Query(description="`float` by default.")] = None,
+        condition: Conditions = None,
+        model: ModelName = None,
+        encoding_format: Format = None,
     ) -> Response:
         """Embed images, each under every condition, and texts.
 
@@ -95,6 +95,18 @@ def embed_router(service: EmbedService) -> APIRouter:
         """
         query = EmbedCall(conditions=condition or [], model=model, encoding_format=encoding_format)
         return await _answer(service, request, await read_embed(request, query, service.limits))
+
+    @router.get("/embed", dependencies=[Depends(check_query)], response_model=EmbeddingList)
+    async def embed_urls(
+        request: Request,
+        url: Annotated[list[str] | None, Query(description="URL of an image; may be repeated.")] = None,
+        condition: Conditions = None,
+        model: ModelName = None,
+        encoding_format: Format = None,
+    ) -> Response:
+        """Embed images by their URLs, each under every condition, where the server fetches images."""
+        query = EmbedCall(conditions=condition or [], model=model, encoding_format=encoding_format)
+        return await _answer_urls(service, request, call_of_urls(url or [], query, service.limits))
 
     @router.post(
         "/v2/embed",
@@ -165,6 +177,16 @@ async def _answer(service: EmbedService, request: Request, call: EmbedCall) -> R
             seconds=time.perf_counter() - began,
         )
     return Response(body, headers=headers, media_type="application/json")
+
+
+async def _answer_urls(service: EmbedService, request: Request, call: EmbedCall) -> Response:
+    """Answer a call of images by their URLs, or say how to send the images themselves."""
+    try:
+        return await _answer(service, request, call)
+    except InvalidRequest as error:
+        if error.code != "image_url_not_allowed":
+            raise
+        raise InvalidRequest(f"{error.message} {POST_IMAGE}.", param=error.param, code=error.code) from None
 
 
 def _body(embedded: Embedded, call: EmbedCall) -> bytes:

@@ -50,6 +50,7 @@ class EmbeddingsRequest(OpenRequest):
     model: str | None = None
     encoding_format: EncodingFormat | None = None
     dimensions: int | None = Field(None, description="Only the model's own width is accepted.")
+    output_dimension: int | None = Field(None, description="Voyage's name of `dimensions`.")
     modality: Literal["text", "image"] | None = Field(
         None, description="Infinity's: with `image`, strings are images, as URLs, data URIs or base64."
     )
