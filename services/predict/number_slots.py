@@ -94,7 +94,8 @@ class HiddenNumbers:
         A part or a percentage also occurs as what is left of or added to a whole, as a quotient, and by the integers of
         its fraction: 25% in 80 / 4, 80 * 75 / 100 and 80 * 1.25.
         """
-        written = {abs(found.number.value) for found in find_numbers(equation)[0]}
+        apart = re.sub(r"[-+*/%()]", r" \g<0> ", equation)
+        written = {abs(found.number.value) for found in find_numbers(apart)[0]}
         computed = values_in(equation)
 
         def is_used(number: Number) -> bool:

@@ -104,6 +104,8 @@ def test_unused_numbers_are_those_that_an_equation_lacks() -> None:
         ("25 percent of 80 eggs broke. How many are left?", "( ( 80 * 75 ) / 100 )"),
         ("A price of 80 rises by 25%.", "( 80 * 1.25 )"),
         ("Tom ate ⅓ of 30 nuts. How many are left?", "( ( 30 * 2 ) / 3 )"),
+        ("12 figs for 3 times 2 people, or 1/2 of 8", "12/3/2+8/2"),
+        ("There are 24 figs, and 12 more than 20.", "(24-12)*20"),
         ("It was -5 degrees and is 8 degrees warmer.", "( 8 - 5 )"),
         ("A third of 30 nuts, and 0.1 of 20", "( ( 30 / 3 ) + ( 20 * .1 ) )"),
     ],
