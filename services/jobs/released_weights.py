@@ -101,7 +101,7 @@ def read_pickled_bytes(path: Path) -> bytes:
     except UnusableWeights as error:
         raise UnusableWeights(f"{path.name} does not hold weights alone: {error}") from None
     except (OSError, pickle.UnpicklingError, *DAMAGED) as error:
-        raise UnusableWeights(f"{path.name} can't be read as a pickle: {error}") from error
+        raise UnusableWeights(f"{path.name} can't be read as a pickle: {error}; copy or download it again") from error
     if not isinstance(content, bytes):
         raise UnusableWeights(f"{path.name} holds a {type(content).__name__}, not bytes")
     return content

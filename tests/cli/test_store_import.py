@@ -575,6 +575,15 @@ def test_a_file_that_was_cut_is_named_and_not_the_configuration(tmp_path: Path, 
     assert "config.json" not in told
 
 
+@pytest.mark.parametrize("num_bytes", [0, -100])
+def test_a_cut_file_of_openais_is_not_taken_for_one_of_a_training(tmp_path: Path, num_bytes: int) -> None:
+    source = write_openai(tmp_path / "ViT-B-32.pt")
+    source.write_bytes(source.read_bytes()[:num_bytes])
+    result = run(source)
+    assert result.exit_code == 1
+    assert re.search(r"ViT-B-32\.pt ends too early, at \d+ bytes: copy or download it again", result.stderr)
+
+
 def test_weights_that_were_mended_without_another_size_are_read_anew(tmp_path: Path) -> None:
     source = publish(tmp_path, "vicuna-7b-v1.3")
     last = source / "pytorch_model-00002-of-00002.bin"

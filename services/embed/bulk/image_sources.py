@@ -215,9 +215,7 @@ def read_metadata(image: ListedImage) -> dict[str, Any] | None:
     except (ValueError, RecursionError, orjson.JSONEncodeError) as error:
         raise Unreadable(f"its metadata is not JSON: {error}") from None
     if left_out:
-        structlog.get_logger(__name__).warning(
-            "fields of metadata that are not finite are left out", image=image.id, fields=left_out
-        )
+        structlog.get_logger(__name__).warning("metadata is left out: not finite", image=image.id, fields=left_out)
     return metadata
 
 

@@ -103,7 +103,8 @@ def convert_magiclens(source: Path, output: Path) -> None:
         state = _towers(arrays) | _fusion(arrays)
         clip, shape = _clip_config(arrays), _shape(arrays)
     except (RuntimeError, ValueError) as error:
-        raise UnusableWeights(f"its arrays have other shapes: {error}") from error
+        what = "" if isinstance(error, UnusableWeights) else "its arrays have other shapes: "
+        raise UnusableWeights(f"{what}{error}") from error
     if unused := arrays.unused:
         raise UnusableWeights(f"unexpected arrays: {shown_names(unused)}")
     output.mkdir(parents=True, exist_ok=True)

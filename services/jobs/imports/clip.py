@@ -45,6 +45,8 @@ class ClipImport:
         """Plan the import without reading weights. Raises Refused for what would not be served rightly."""
         layout = self._layout()
         read = tuple(self.source.files) if layout in ("openai", "training") else self._folder_files(layout)
+        for path in [path for path in read if path.endswith(FILES)]:
+            check_whole(self.source, path)
         if layout == "training" and self.architecture is None:
             raise Refused(
                 f"{read[0]} does not say what it is: give --architecture, open_clip's name of it; models tuned from "
@@ -52,8 +54,6 @@ class ClipImport:
             )
         if layout != "training" and self.architecture is not None:
             raise Refused(f"--architecture is for one file of a training, and {self.source.uri} says what it is")
-        for path in [path for path in read if path.endswith(FILES)]:
-            check_whole(self.source, path)
         made = {OPEN_CLIP_CONFIG: "the source's configuration", OPEN_CLIP_WEIGHTS: "the source's weights"}
         size = sum(self.source.files[path] for path in read)
         if layout in ("open-clip", "hugging-face"):
