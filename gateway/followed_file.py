@@ -12,6 +12,7 @@ from services.core.durable_files import read_regular_file
 from services.core.http.health import CheckResult
 from services.core.refusals import first_complaint
 from services.core.settings import SettingsError
+from services.core.text_files import json_of
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -21,7 +22,7 @@ log = structlog.get_logger(__name__)
 def parse_file(model: type[ModelT], content: bytes, source: str, what: str) -> ModelT:
     """Parse what a file of JSON holds. Raises ValueError with one sentence that names the source and the field."""
     try:
-        return model.model_validate_json(content)
+        return model.model_validate(json_of(content, source))
     except ValidationError as invalid:
         raise ValueError(f"{source} is not a {what}: {first_complaint(invalid, 'the file')}.") from None
 

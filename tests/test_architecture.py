@@ -32,7 +32,7 @@ BELOW = ("services.nn", "services.{service}", "services.core.{errors,refusals}")
 ROOMS_OF_CORE = ("store", "batching", "cache", "images", "http", "admission", "serving")
 CORE_OF_JOBS = (
     "services.core.{store,images,settings,errors,refusals,logs,durable_files,printable,memory,metrics,openai_client,"
-    "backoff}"
+    "backoff,text_files}"
 )
 
 
@@ -144,14 +144,14 @@ MAX_CHAIN = 13
 BUDGETS = {
     "gateway": 3_500,
     "services/cli": 2_900,
-    "services/core": 12_620,
+    "services/core": 12_875,
     "services/nn": 2_470,
-    "services/jobs": 3_700,
-    "services/curate": 4_303,
-    "services/embed": 20_070,
-    "services/generate": 13_430,
-    "services/predict": 7_205,
-    "services/score": 10_910,
+    "services/jobs": 3_695,
+    "services/curate": 4_270,
+    "services/embed": 20_105,
+    "services/generate": 13_425,
+    "services/predict": 7_125,
+    "services/score": 10_830,
     "starters": 22_000,
     "vllm_plugin": 2_700,
 }

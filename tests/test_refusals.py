@@ -157,7 +157,7 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_damaged_weights_are_told_with_their_folder(command: list[str], damaged: Path, tmp_path: Path) -> None:
     questions = tmp_path / "questions.csv"
-    questions.write_text("context,question,answer\n")
+    questions.write_text("context,question,answer\nAda is here,Who?,Ada\n")
     places = {"CHECKPOINT": damaged, "RUN": tmp_path / "run", "QUESTIONS": questions}
     told = refusal(*(places.get(word, word) for word in command))
     assert f"{damaged}: the weights are damaged" in told

@@ -22,4 +22,5 @@ def shown_names(names: Sequence[str]) -> str:
 def first_complaint(invalid: "ValidationError", whole: str) -> str:
     """Return `field: message` for the first error, with `whole` in place of a field if it is about none."""
     first = invalid.errors(include_url=False, include_input=False)[0]
-    return f"{'.'.join(map(str, first['loc'])) or whole}: {first['msg']}"
+    told = "Input should be an object" if first["type"] == "model_type" else first["msg"]  # of which it names the class
+    return f"{'.'.join(map(str, first['loc'])) or whole}: {told}"

@@ -62,7 +62,7 @@ def results_file(load: Callable[[Sequence[Path]], object]) -> Callable[[Path | N
         try:
             if path is not None and path.exists():
                 load([path])
-        except (OSError, ValueError) as error:
+        except ValueError as error:
             raise typer.BadParameter(str(error)) from error
         return path
 

@@ -1,16 +1,15 @@
 """Benchmark images in the layout of their owners' archives, and error messages for missing files."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image
 
+from services.core.refusals import Refused
+from services.core.text_files import BadFile
 from services.jobs.progress import watched
-
-
-class MissingData(Exception):
-    """A file of a data set is missing; the message names it and the source of the data set."""
 
 
 @dataclass(frozen=True)
@@ -21,19 +20,31 @@ class Source:
     address: str
 
     def existing(self, path: Path) -> Path:
-        """Return the path. Raises MissingData if nothing is there."""
+        """Return the path. Raises BadFile if nothing is there."""
         if not path.exists():
-            raise MissingData(f"{path} is missing. It belongs to {self.name}, available from {self.address}")
+            raise BadFile(f"{path} is missing. It belongs to {self.name}, available from {self.address}")
         return path
 
     def images(self, paths: Sequence[Path], description: str) -> Iterator[Image.Image]:
         """Yield the files as RGB images, one at a time, with a progress bar of that name.
 
-        Raises MissingData before the first is read if any is missing.
+        Raises BadFile before the first is read if any is missing.
         """
         for path in paths:
             self.existing(path)
         return map(read_image, watched(paths, description, len(paths)))
+
+
+@contextmanager
+def described(path: Path, name: str, what: str) -> Iterator[None]:
+    """Raises BadFile, with the file's name, for a file of another form."""
+    try:
+        yield
+    except Refused:
+        raise
+    except (AttributeError, LookupError, MemoryError, RecursionError, SyntaxError, TypeError, ValueError) as error:
+        told = f"there is no {error}" if isinstance(error, KeyError) else str(error)
+        raise BadFile(f"{path} holds no {what} of {name}: {told}") from error
 
 
 def read_image(path: Path) -> Image.Image:

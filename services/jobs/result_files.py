@@ -7,7 +7,11 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from pydantic import TypeAdapter, ValidationError
+
 from services.core.durable_files import write_durably
+from services.core.refusals import first_complaint
+from services.core.text_files import BadFile, read_json
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -45,19 +49,23 @@ class ResultFiles(Generic[ResultT]):
         return list(merged.values())
 
     def load(self, paths: Iterable[Path]) -> list[ResultT]:
-        """Read and merge the results of files that `save` wrote. Raises OSError, or ValueError for other content."""
+        """Read and merge the results of files that `save` wrote. Raises BadFile for other content."""
         results = []
         for path in paths:
+            entries = read_json(path)
             try:
-                results += [self._kind(**entry) for entry in json.loads(path.read_text())]
-            except (TypeError, ValueError) as error:
-                raise ValueError(f"{path} does not contain results: {error}") from error
+                results += TypeAdapter(list[self._kind]).validate_python(entries)  # type: ignore[name-defined]
+                [self._kind(**entry) for entry in entries]  # which refuses unknown fields
+            except ValidationError as invalid:
+                raise BadFile(f"{path} does not contain results: {first_complaint(invalid, 'the file')}") from None
+            except TypeError as error:
+                raise BadFile(f"{path} does not contain results: {error}") from None
         return self.merge(results)
 
     def save(self, results: Sequence[ResultT], path: Path) -> None:
         """Add results to those that the file holds already; its folder is made if it is missing.
 
-        The file is always complete. Raises OSError, and ValueError if it holds something else.
+        The file is always complete. Raises OSError, and BadFile if it holds something else.
         """
         earlier = self.load([path]) if path.is_file() else []
         self.write(self.merge([*earlier, *results]), path)

@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from services.core.durable_files import write_durably
 from services.core.printable import json_line
-from services.jobs.json_lines import read_json_lines
-from services.jobs.published_data import MissingData, Source
+from services.core.text_files import BadFile, read_json, read_records, text_of
+from services.jobs.published_data import Source
 
 SOURCE = Source("SugarCrepe", "https://github.com/RAIVNLab/sugar-crepe")
 COCO = Source("COCO's validation images of 2017", "https://cocodataset.org")
@@ -29,10 +29,6 @@ FORMS: Mapping[str, tuple[PairKind, ...]] = {
     "negate": ("negate",),
     "shuffle": ("shuffle",),
 }
-
-
-class BadPairs(ValueError):
-    """A file that does not hold pairs; the message names the file, the line and the field."""
 
 
 class Pair(BaseModel):
@@ -54,11 +50,11 @@ class Pair(BaseModel):
 
 
 def read_pairs(path: Path) -> list[Pair]:
-    """Read pairs, one a line as JSON, with distinct ids. Raises BadPairs, and OSError."""
+    """Read pairs, one a line as JSON, with distinct ids. Raises BadFile."""
     pairs: dict[str, Pair] = {}
-    for number, pair in read_json_lines(path, Pair, BadPairs):
+    for place, pair in read_records(path, Pair):
         if pair.id in pairs:
-            raise BadPairs(f"{path}:{number}: id: {pair.id!r} was used before")
+            raise BadFile(f"{place}: id: {pair.id!r} was used before")
         pairs[pair.id] = pair
     return list(pairs.values())
 
@@ -66,13 +62,13 @@ def read_pairs(path: Path) -> list[Pair]:
 def load_pairs(path: Path) -> list[Pair]:
     """Read pairs from a file of JSON lines, or from a folder in SugarCrepe's form.
 
-    Raises BadPairs, MissingData and OSError.
+    Raises BadFile.
     """
     return published_pairs(path) if path.is_dir() else read_pairs(path)
 
 
 def published_pairs(directory: Path, *, swap_obj: Path | None = None) -> list[Pair]:
-    """Read SugarCrepe's own files, one for each type. Raises MissingData."""
+    """Read SugarCrepe's own files, one for each type. Raises BadFile."""
     loaded = load_sugarcrepe(directory, swap_obj=swap_obj)
     return [pair for kind in KINDS for pair in _named(kind, loaded[kind])]
 
@@ -89,7 +85,7 @@ class CaptionPair:
 def load_sugarcrepe(
     directory: Path, *, swap_obj: Path | None = None, limit: int | None = None
 ) -> dict[str, list[CaptionPair]]:
-    """Load the pairs of each type: `<type>.json`, records by id. Raises MissingData.
+    """Load the pairs of each type: `<type>.json`, records by id. Raises BadFile.
 
     `swap_obj` is another file for that type: the dissertation's chapter 4 counts one pair more than the authors publish
     now. `limit` takes the first ones of each type.
@@ -101,10 +97,14 @@ def load_sugarcrepe(
 
 
 def _read(path: Path) -> list[CaptionPair]:
-    try:
-        return [CaptionPair(**record) for record in json.loads(path.read_text(encoding="utf-8-sig")).values()]
-    except (AttributeError, TypeError, ValueError) as error:
-        raise MissingData(f"{path} does not contain {SOURCE.name}'s choices ({error}): see {SOURCE.address}") from error
+    content = read_json(path)
+    if not isinstance(content, dict) or not all(isinstance(record, dict) for record in content.values()):
+        raise BadFile(f"{path} does not contain {SOURCE.name}'s choices, objects by id: see {SOURCE.address}")
+    names = ("filename", "caption", "negative_caption")
+    return [
+        CaptionPair(*(text_of(record, name, f"{path}: {key}", is_blank_refused=True) for name in names))
+        for key, record in content.items()
+    ]
 
 
 def _named(kind: str, pairs: Sequence[CaptionPair]) -> Iterator[Pair]:

@@ -271,7 +271,7 @@ def test_a_keys_file_that_could_not_be_read_is_read_as_soon_as_it_can_be(tmp_pat
     write(first)
     keys = KeyRing(GatewaySettings(keys_file=path))
     path.write_bytes(b" " * len(first))
-    with pytest.raises(ValueError, match="is not a keys file"):
+    with pytest.raises(ValueError, match=":1: not JSON"):
         keys.reload()
     stamp = path.stat().st_mtime_ns
     path.write_bytes(other)
@@ -312,7 +312,7 @@ async def test_a_keys_file_without_keys_lets_nobody_in(tmp_path: Path) -> None:
     ("content", "complaint"),
     [
         (None, "fovea keys create"),
-        ("{", "is not a keys file"),
+        ("{", ":1: not JSON"),
         ('{"key": []}', "key: Extra inputs"),
         ('{"keys": [{"name": "a", "sha256": "fovea-plain", "scopes": []}]}', r"keys\.0\.sha256"),
         (json.dumps({"keys": [record("a", "embed", rate_limit="often")]}), r"keys\.0\.rate_limit"),

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from services.jobs.sugarcrepe import BadPairs, Pair, published_pairs, read_pairs, write_pairs, write_published
+from services.core.text_files import BadFile
+from services.jobs.sugarcrepe import Pair, published_pairs, read_pairs, write_pairs, write_published
 from tests.published_data import published
 
 PAIRS = [
@@ -28,7 +29,7 @@ def test_a_caption_may_hold_a_sign_that_ends_lines_elsewhere(tmp_path: Path, sig
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ("{", "1: the line: Invalid JSON"),
+        ("{", "1: not JSON .* it seems to be cut off"),
         ('{"id": "a"}', "1: kind: Field required"),
         ('{"id": "a", "kind": "swop", "filename": "1", "caption": "x", "negative_caption": "y"}', "1: kind: "),
         (PAIRS[0].model_dump_json(exclude_none=True)[:-1] + ', "score": 1}', "1: score: "),
@@ -37,7 +38,7 @@ def test_a_caption_may_hold_a_sign_that_ends_lines_elsewhere(tmp_path: Path, sig
 )
 def test_a_bad_line_is_named_with_its_field(tmp_path: Path, line: str, complaint: str) -> None:
     (tmp_path / "pairs.jsonl").write_text(line)
-    with pytest.raises(BadPairs, match=complaint):
+    with pytest.raises(BadFile, match=complaint):
         read_pairs(tmp_path / "pairs.jsonl")
 
 

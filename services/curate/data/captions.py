@@ -1,18 +1,15 @@
 """Captions to make false ones of: COCO's annotations, and JSON lines with named fields."""
 
-import json
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from services.core.text_files import BadFile, Place, id_of, json_objects, text_of
+
 FORMS = "Captions are COCO's captions_*.json, or JSON lines: an object with a caption and an image on each line"
-
-
-class BadCaptions(ValueError):
-    """A file that does not hold captions; the message names the file, the line and the field."""
 
 
 @dataclass(frozen=True)
@@ -65,20 +62,20 @@ def read_captions(path: Path, fields: Fields | None = None, *, limit: int | None
     """Read captions: a JSON object in COCO's form, or JSON lines with these fields.
 
     White space is normalised. In COCO's form, an image's next caption is the second one of each. Empty captions, and
-    repeated ones of an image, are left out. Raises BadCaptions, and OSError.
+    repeated ones of an image, are left out. Raises BadFile.
     """
-    text = path.read_text(encoding="utf-8-sig")
-    content = _parsed(text)
-    if isinstance(content, list):
-        raise BadCaptions(f"{path}: a JSON array. {FORMS} (`jq -c '.[]'` makes lines of an array)")
-    is_coco = isinstance(content, dict) and "annotations" in content
-    found = _of_coco(path, content) if is_coco else _of_lines(path, text, fields or Fields())
+    try:
+        records = list(json_objects(path))
+    except BadFile as error:
+        raise BadFile(f"{error}. {FORMS}") from None
+    is_coco = len(records) == 1 and "annotations" in records[0][1]
+    found = _of_coco(path, records[0][1]) if is_coco else _of_lines(records, fields or Fields())
     captions: dict[str, Caption] = {}
     images: defaultdict[str, set[str]] = defaultdict(set)  # by text
     num_empty = num_repeated = 0
     for where, one in found:
         if one.id in captions:
-            raise BadCaptions(f"{where}: id: {one.id!r} was used before")
+            raise BadFile(f"{where}: id: {one.id!r} was used before")
         composed = unicodedata.normalize("NFC", one.text)
         if not one.text:
             num_empty += 1
@@ -90,71 +87,56 @@ def read_captions(path: Path, fields: Fields | None = None, *, limit: int | None
         if len(captions) == limit:
             break
     if not captions:
-        raise BadCaptions(f"{path} contains no captions")
+        raise BadFile(f"{path} contains no captions")
     num_shared = sum(len(of_text) - 1 for of_text in images.values() if of_text)
     return CaptionFile(list(captions.values()), num_empty, num_repeated, num_shared)
 
 
-def _parsed(text: str) -> Any:
-    """Parse a file that is one JSON value; None for anything else, such as lines."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return None
+def _of_coco(path: Path, content: dict[str, Any]) -> Iterator[tuple[Place | str, Caption]]:
+    files = {
+        id_of(image, "id", place): text_of(image, "file_name", place) for place, image in _rows(path, content, "images")
+    }
+    captions: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for place, annotation in _rows(path, content, "annotations"):
+        image, text = id_of(annotation, "image_id", place), text_of(annotation, "caption", place)
+        if image not in files:
+            raise BadFile(f"{place}: image_id: there is no image {image}")
+        captions[image].append((id_of(annotation, "id", place), " ".join(text.split())))
+    for image, some in captions.items():
+        for number, (name, text) in enumerate(some):
+            others = (other for _, other in some[number + 1 :] + some[:number])
+            second = next((other for other in others if other and other.lower() != text.lower()), None)
+            yield f"{path}: annotations", Caption(name, files[image], text, second)
 
 
-def _of_coco(path: Path, content: dict[str, Any]) -> Iterator[tuple[str, Caption]]:
-    where = f"{path}: images"
-    try:
-        files = {image["id"]: image["file_name"] for image in content["images"]}
-        where = f"{path}: annotations"
-        captions: dict[Any, list[tuple[str, str]]] = defaultdict(list)
-        for annotation in content["annotations"]:
-            text = " ".join(annotation["caption"].split())
-            captions[annotation["image_id"]].append((str(annotation["id"]), text))
-        for image, some in captions.items():
-            for place, (name, text) in enumerate(some):
-                others = [
-                    other for _, other in some[place + 1 :] + some[:place] if other and other.lower() != text.lower()
-                ]
-                yield where, Caption(name, files[image], text, others[0] if others else None)
-    except (AttributeError, KeyError, TypeError) as error:
-        told = f"there is no {error}" if isinstance(error, KeyError) else str(error)
-        raise BadCaptions(f"{where}: not in COCO's form: {told}") from None
+def _rows(path: Path, content: dict[str, Any], name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    rows = content.get(name)
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise BadFile(f"{path}: {name}: not in COCO's form, a list of objects")
+    return ((f"{path}: {name}.{number}", row) for number, row in enumerate(rows))
 
 
-def _of_lines(path: Path, text: str, fields: Fields) -> Iterator[tuple[str, Caption]]:
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        where = f"{path}:{number}"
-        try:
-            record = json.loads(line)
-        except ValueError as error:
-            raise BadCaptions(f"{where}: not JSON ({error}). {FORMS}") from None
-        if not isinstance(record, dict):
-            raise BadCaptions(f"{where}: not a JSON object. {FORMS}")
+def _of_lines(records: Sequence[tuple[Place, dict[str, Any]]], fields: Fields) -> Iterator[tuple[Place | str, Caption]]:
+    for place, record in records:
         has_second = record.get(fields.second) is not None
-        filename = _text(record, fields.image, "image", where)
+        filename = _text(record, fields.image, "image", place)
         if not filename:
-            raise BadCaptions(f"{where}: {fields.image}: a text is required")
+            raise BadFile(f"{place}: {fields.image} is empty")
         yield (
-            where,
+            place,
             Caption(
-                id=str(record.get(fields.id, number)),
+                id=id_of(record, fields.id, place) if fields.id in record else str(place.number),
                 filename=filename,
-                text=_text(record, fields.caption, "caption", where),
-                second=(_text(record, fields.second, "second", where) or None) if has_second else None,
+                text=_text(record, fields.caption, "caption", place),
+                second=(_text(record, fields.second, "second", place) or None) if has_second else None,
             ),
         )
 
 
-def _text(record: dict[str, Any], name: str, role: str, where: str) -> str:
+def _text(record: dict[str, Any], name: str, role: str, place: Place) -> str:
     if name not in record:
-        raise BadCaptions(
-            f"{where}: {name}: the field is missing; the line has {', '.join(record) or 'no fields'}. Name another with"
+        raise BadFile(
+            f"{place}: {name} is missing; there is {', '.join(record) or 'nothing'}. Name another with"
             f" --field {role}=NAME (in a recipe {role}_field)"
         )
-    if not isinstance(record[name], str):
-        raise BadCaptions(f"{where}: {name}: a text is required")
-    return " ".join(record[name].split())
+    return " ".join(text_of(record, name, place).split())

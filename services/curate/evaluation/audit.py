@@ -27,8 +27,6 @@ from services.curate.refinement.loading import DEFAULT_CACHE, CacheFolder, Model
 from services.jobs.checkpoints import Device
 from services.jobs.options import StoreUrl, command_line, output_folder
 from services.jobs.progress import standard_bars
-from services.jobs.published_data import MissingData
-from services.jobs.sugarcrepe import BadPairs
 from services.jobs.tables import Table
 
 WORD = re.compile(r"[^\W_]+(?:['’-][^\W_]+)*")
@@ -242,7 +240,7 @@ def audit(
             scores = _scores(choices, blind)
             attacks += attack(blind.name, choices, scores)
             spotted += _spotted(blind.name, choices, scores, items)
-    except (BadPairs, MissingData, Refused) as error:
+    except Refused as error:
         raise typer.BadParameter(str(error)) from error
     found = giveaways(choices, num_words=words)
     tables = [attack_table(benchmark.name, attacks), word_table(found), item_table(spotted)]

@@ -1,17 +1,13 @@
 """Choices between captions from the files of any benchmark, without their images."""
 
 import ast
-import csv
-import gzip
-import io
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from services.core.refusals import Refused
-from services.jobs.sugarcrepe import KINDS, BadPairs, published_pairs, read_pairs
+from services.core.text_files import BadFile, id_of, json_objects, read_json, read_table, text_of
+from services.jobs.sugarcrepe import KINDS, published_pairs, read_pairs
 
 # Annotators, of three, who must have found VALSE's caption true and its foil false, as in its protocol.
 VALSE_MIN_VOTES = 2
@@ -40,8 +36,8 @@ def read_choices(path: Path, fields: Fields | None = None) -> list[Choice]:
     """Read a benchmark by the form of its files, or JSON lines with the fields named.
 
     The forms are SugarCrepe's folder or one of its files, VALSE's folder or one of its files, ARO's `.tsv` of captions
-    for NegCLIP, and our JSON lines of pairs; files may be gzipped. Raises Refused for any other, BadPairs and
-    MissingData for faults within.
+    for NegCLIP, and our JSON lines of pairs; files may be gzipped. Raises Refused for any other, BadFile for
+    faults within.
     """
     if path.is_dir():
         return _read_folder(path)
@@ -54,8 +50,8 @@ def read_choices(path: Path, fields: Fields | None = None) -> list[Choice]:
         return list(_described(path, lambda: _read_records(path)))
     try:
         pairs = read_pairs(path)
-    except BadPairs as error:
-        raise BadPairs(
+    except BadFile as error:
+        raise BadFile(
             f"{error}. Lines other than pairs need the names of their fields: --caption-field, --negative-field"
         ) from None
     return [Choice(pair.kind, pair.id, pair.caption, (pair.negative_caption,)) for pair in pairs]
@@ -77,49 +73,40 @@ def _has_all_types(folder: Path) -> bool:
     return all((folder / f"{kind}.json").is_file() for kind in KINDS)
 
 
-def _text(path: Path) -> str:
-    content = path.read_bytes()
-    return (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8")
-
-
 def _read_records(path: Path) -> Iterator[Choice]:
     """Read records by id: VALSE's have a foil and votes, SugarCrepe's a negative caption."""
     task = path.name.split(".")[0]
-    for name, record in json.loads(_text(path)).items():
-        if "foil" in record:
-            if record["mturk"]["caption"] >= VALSE_MIN_VOTES:
-                yield Choice(task, name, record["caption"], (record["foil"],))
-        else:
-            yield Choice(task, name, record["caption"], (record["negative_caption"],))
+    for name, record in read_json(path).items():
+        place = f"{path}: {name}"
+        if "foil" not in record:
+            yield Choice(task, name, text_of(record, "caption", place), (text_of(record, "negative_caption", place),))
+        elif record["mturk"]["caption"] >= VALSE_MIN_VOTES:
+            yield Choice(task, name, text_of(record, "caption", place), (text_of(record, "foil", place),))
 
 
 def _read_aro(path: Path) -> Iterator[Choice]:
     task = path.name.split(".")[0]
-    for row in csv.DictReader(io.StringIO(_text(path)), delimiter="\t"):
+    for _, row in read_table(path, "\t", ("", "title", "neg_caption")):
         yield Choice(task, row[""], row["title"], tuple(ast.literal_eval(row["neg_caption"])))
 
 
 def _read_lines(path: Path, fields: Fields) -> Iterator[Choice]:
-    for number, line in enumerate(_text(path).split("\n"), 1):
-        if line.strip():
-            record = json.loads(line)
-            negative = record[fields.negative]
-            negatives = [negative] if isinstance(negative, str) else negative
-            task = path.name.split(".")[0] if fields.task is None else str(record[fields.task])
-            yield Choice(task, str(record.get("id", number)), _caption(record[fields.caption]), tuple(negatives))
-
-
-def _caption(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"the true caption is {type(value).__name__}, not a text")
-    return value
+    for place, record in json_objects(path):
+        negatives = record.get(fields.negative)
+        if not isinstance(negatives, list):
+            negatives = [text_of(record, fields.negative, place)]
+        task = path.name.split(".")[0] if fields.task is None else id_of(record, fields.task, place)
+        name = id_of(record, "id", place) if "id" in record else str(place.number)
+        yield Choice(task, name, text_of(record, fields.caption, place), tuple(negatives))
 
 
 def _described(path: Path, read: Callable[[], Iterator[Choice]]) -> Sequence[Choice]:
     """Raises Refused, with the file's name, for a file of another form or without choices."""
     try:
         choices = list(read())
-    except (AttributeError, EOFError, LookupError, OSError, SyntaxError, TypeError, ValueError) as error:
+    except Refused:
+        raise
+    except (AttributeError, LookupError, MemoryError, RecursionError, SyntaxError, TypeError, ValueError) as error:
         told = f"there is no field {error}" if isinstance(error, KeyError) else str(error)
         raise Refused(f"{path} holds no choices between captions: {told}") from error
     if not choices:

@@ -1,6 +1,5 @@
 """`fovea curate measure …`: the dissertation's tables and figures about hard negatives, on your own data."""
 
-import csv
 import json
 import re
 from collections import Counter
@@ -19,16 +18,15 @@ from rich.console import Console
 from services.core.durable_files import write_durably
 from services.core.logs import log_warnings_to_stderr
 from services.core.refusals import Refused
+from services.core.text_files import BadFile, Place, read_json, read_records, read_table, text_of
 from services.curate.intervals import correlation_interval
 from services.curate.model.blind_model import BlindModel
 from services.curate.refinement.loading import DEFAULT_CACHE, CacheFolder, Models, load_models
 from services.curate.sugarcrepe import better_ratio, pearson
 from services.jobs.checkpoints import Device
-from services.jobs.json_lines import read_json_lines
 from services.jobs.options import StoreUrl, command_line, output_file
 from services.jobs.plots import Curve, Panel, draw
-from services.jobs.published_data import MissingData
-from services.jobs.sugarcrepe import FORMS, BadPairs, Pair, load_pairs
+from services.jobs.sugarcrepe import FORMS, Pair, load_pairs
 from services.jobs.tables import MISSING, Cell, Table, ranked
 
 
@@ -47,9 +45,12 @@ NO_RESULTS = "holds no results of an evaluation"
 
 def _parsed(path: Path, what: str, parse: Callable[[Any], T]) -> T:
     """Parse a JSON file. Raises Refused, saying what the file is not, for another one."""
+    content = read_json(path)
     try:
-        return parse(json.loads(path.read_text(encoding="utf-8")))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        return parse(content)
+    except BadFile as error:
+        raise BadFile(f"{path} {what}: {error}") from error
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise Refused(f"{path} {what}: {error!r}") from error
 
 
@@ -58,7 +59,9 @@ def read_audit(path: Path) -> list[Row]:
 
     def rows(audit: Any) -> list[Row]:
         attacks = [one for one in audit["attacks"] if one["task"] != "all"]
-        return merged([Row(one["attacker"], True, {one["task"]: 100 * one["accuracy"]}) for one in attacks])
+        return merged(
+            [Row(text_of(one, "attacker", "an attack"), True, {one["task"]: 100 * one["accuracy"]}) for one in attacks]
+        )
 
     return _parsed(path, "is no audit.json", rows)
 
@@ -68,7 +71,8 @@ def read_results(path: Path) -> list[Row]:
 
     def rows(results: Any) -> list[Row]:
         return [
-            Row(one["judge"], False, {task: float(score) for task, score in one["scores"].items()}) for one in results
+            Row(text_of(one, "judge", "a result"), False, {task: float(score) for task, score in one["scores"].items()})
+            for one in results
         ]
 
     return _parsed(path, NO_RESULTS, rows)
@@ -141,12 +145,11 @@ def correlations(path: Path, x: str, columns: Sequence[str]) -> list[Correlation
 
     Raises Refused for a column that is missing, holds other than numbers, or does not vary.
     """
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    if not rows or x not in rows[0]:
-        raise Refused(f"{path} has no column {x!r}")
-    wanted = columns or [name for name in rows[0] if name != x and _is_number(rows[0][name])]
-    values = {name: _column(path, rows, name) for name in (x, *wanted)}
+    rows = list(read_table(path, columns=(x, *columns)))
+    if not rows:
+        raise Refused(f"{path} has no rows")
+    wanted = columns or [name for name, value in rows[0][1].items() if name != x and _is_number(value)]
+    values = {name: _column(rows, name) for name in (x, *wanted)}
     found = [Correlation(name, values[x], values[name]) for name in wanted]
     try:
         for one in found:
@@ -181,13 +184,11 @@ def scatter(found: Sequence[Correlation], x: str) -> str:
     )
 
 
-def _column(path: Path, rows: Sequence[Mapping[str, str]], name: str) -> NDArray[np.float64]:
-    if name not in rows[0]:
-        raise Refused(f"{path} has no column {name!r}")
-    for number, row in enumerate(rows, 2):
+def _column(rows: Sequence[tuple[Place, Mapping[str, str]]], name: str) -> NDArray[np.float64]:
+    for place, row in rows:
         if not _is_number(row[name]):
-            raise Refused(f"{path}:{number}: {name}: {row[name]!r} is not a number")
-    return np.array([float(row[name]) for row in rows])
+            raise Refused(f"{place}: {name}: {row[name]!r} is not a number")
+    return np.array([float(row[name]) for _, row in rows])
 
 
 def _is_number(text: str | None) -> bool:
@@ -272,7 +273,7 @@ class Judgement(BaseModel):
 def count_judgements(path: Path) -> dict[tuple[str, str], Counter[str]]:
     """Count the judgements of a file of JSON lines by form and quality. Raises Refused, naming the line."""
     counts: dict[tuple[str, str], Counter[str]] = {}
-    for _, one in read_json_lines(path, Judgement, Refused):
+    for _, one in read_records(path, Judgement):
         counts.setdefault((one.form, one.quality), Counter())[one.better] += 1
     return counts
 
@@ -316,7 +317,8 @@ def form_accuracies(results: Sequence[Mapping[str, Any]]) -> list[Scores]:
     """Compute each judge's accuracy by benchmark and form, weighted by the numbers of pairs of the form's types."""
     found: dict[str, Scores] = {}
     for one in results:
-        own, sizes = found.setdefault(one["judge"], Scores(one["judge"], {}, {})), one["sizes"]
+        judge = text_of(one, "judge", "a result")
+        own, sizes = found.setdefault(judge, Scores(judge, {}, {})), one["sizes"]
         for form, kinds in FORMS.items():
             tested = [kind for kind in kinds if kind in one["scores"]]
             if tested:
@@ -399,8 +401,8 @@ def quality(
 ) -> None:
     """Compare two sets of hard negatives by their blind scores, in the mean and caption by caption (Table 4.4)."""
     with bad_input():
-        models = load_models(model, device=device, cache=cache, store_url=store_url)
-        found = qualities(load_pairs(ours), load_pairs(theirs), models)
+        pairs = load_pairs(ours), load_pairs(theirs)
+        found = qualities(*pairs, load_models(model, device=device, cache=cache, store_url=store_url))
     rows = [
         (one.form, one.model, _told(one.theirs), _told(one.ours), _told(one.better), f"{one.num_compared:,}")
         for one in found
@@ -503,7 +505,7 @@ def bad_input() -> Iterator[None]:
     """Report unusable input as an invalid option."""
     try:
         yield
-    except (BadPairs, MissingData, Refused) as error:
+    except Refused as error:
         raise typer.BadParameter(str(error)) from error
 
 

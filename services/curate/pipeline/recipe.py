@@ -1,6 +1,5 @@
 """A recipe: one TOML file that leads from captions to a published data set."""
 
-import tomllib
 from pathlib import Path
 from typing import Literal
 
@@ -8,15 +7,12 @@ import typer
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from services.core.refusals import Refused, first_complaint
+from services.core.text_files import BadFile, read_toml
 from services.curate.authoring.job import GenerateOptions
 from services.curate.data.captions import Fields
 from services.curate.refinement.loading import named_references
 from services.curate.refinement.scores import RefineOptions
 from services.jobs.options import output_folder
-
-
-class BadRecipe(ValueError):
-    """A recipe that can't be carried out; the message names the file and the field."""
 
 
 class Strict(BaseModel):
@@ -69,20 +65,22 @@ class Recipe(Strict):
 
 
 def read_recipe(path: Path) -> Recipe:
-    """Read a recipe. Raises BadRecipe, naming the field, and OSError."""
+    """Read a recipe. Raises BadFile."""
     try:
-        recipe = Recipe.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        recipe = Recipe.model_validate(read_toml(path))
         recipe.generate.written_kinds() if recipe.generate.method == "llm" else recipe.generate.rule_kinds()
         if recipe.refine is not None:
             named_references(recipe.refine.model)
         below = recipe.below(path.absolute().parent)
         output_folder(below.output)
     except ValidationError as error:
-        raise BadRecipe(f"{path}: {first_complaint(error, 'the recipe')}") from None
+        raise BadFile(f"{path}: {first_complaint(error, 'the recipe')}") from None
     except typer.BadParameter as error:
-        raise BadRecipe(f"{path}: output: {error}") from None
+        raise BadFile(f"{path}: output: {error}") from None
+    except BadFile:
+        raise
     except Refused as error:
-        raise BadRecipe(f"{path}: refine.model: {error}") from None
+        raise BadFile(f"{path}: refine.model: {error}") from None
     except ValueError as error:
-        raise BadRecipe(f"{path}: {error}") from None
+        raise BadFile(f"{path}: {error}") from None
     return below

@@ -15,23 +15,19 @@ from pydantic import BaseModel, ConfigDict, Field
 from rich.console import Console
 
 from services.core.durable_files import write_durably
+from services.core.text_files import read_records
 from services.curate.authoring.job import Generated, run_generation
 from services.curate.data.captions import read_captions
 from services.curate.pipeline.publishing import REFINED_AWAY, REFUSED, REJECTED, Accounts, publish
 from services.curate.pipeline.recipe import Recipe, ReviewOptions
 from services.curate.refinement.report import scarce
 from services.curate.refinement.scores import RefineOptions, refined
-from services.jobs.json_lines import read_json_lines
 from services.jobs.progress import counted
 from services.jobs.sugarcrepe import Pair, read_pairs, write_pairs
 
 # The negative is false of the image; it is true of it as well; neither can be told.
 Verdict = Literal["valid", "false_negative", "unclear"]
 UNREVIEWED = "unreviewed"
-
-
-class BadVerdicts(ValueError):
-    """A file that does not hold verdicts; the message names the file, the line and the field."""
 
 
 class _Line(BaseModel):
@@ -57,11 +53,11 @@ class Reviewed:
 def read_verdicts(path: Path) -> dict[str, Counter[Verdict]]:
     """Count the verdicts on each id: each reviewer's last one of the latest round, and all without a reviewer.
 
-    Raises BadVerdicts, and OSError.
+    Raises BadFile.
     """
-    latest: dict[tuple[str, str | int], _Line] = {}
-    for number, line in read_json_lines(path, _Line, BadVerdicts):
-        key = (line.id, number if line.reviewer is None else line.reviewer)
+    latest: dict[tuple[str, str], _Line] = {}
+    for place, line in read_records(path, _Line):
+        key = (line.id, str(place) if line.reviewer is None else line.reviewer)
         if key not in latest or latest[key].round <= line.round:
             latest[key] = line
     found: defaultdict[str, Counter[Verdict]] = defaultdict(Counter)

@@ -21,8 +21,7 @@ from services.curate.refinement.scores import Scored, blind_results, refine_pair
 from services.curate.sugarcrepe import MAX_MODELS
 from services.jobs.checkpoints import Device
 from services.jobs.options import MAX_SEED, StoreUrl, command_line, output_folder
-from services.jobs.published_data import MissingData
-from services.jobs.sugarcrepe import BadPairs, load_pairs, write_pairs, write_published
+from services.jobs.sugarcrepe import load_pairs, write_pairs, write_published
 
 app = command_line()
 
@@ -62,7 +61,7 @@ def refine_command(
         if not loaded:
             raise Refused(f"{pairs} holds no pairs")
         scored = score_pairs(loaded, load_models(model, device=device, cache=cache, store_url=store_url))
-    except (BadPairs, MissingData, Refused, StoreError) as error:
+    except (Refused, StoreError) as error:
         raise typer.BadParameter(str(error)) from error
     kinds = [pair.kind for pair in loaded]
     kept = refine_pairs(kinds, np.stack([one.gaps for one in scored], axis=1), seed)

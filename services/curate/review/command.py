@@ -13,6 +13,7 @@ from services.core.http.app import AppParts, create_app
 from services.core.http.browsers import is_loopback
 from services.core.http.health import Health
 from services.core.metrics import Metrics
+from services.core.refusals import Refused
 from services.core.serving.server import run
 from services.core.settings import ProcessSettings
 from services.curate.review.review import Review, export_lines
@@ -20,8 +21,7 @@ from services.curate.review.routes import Access, own_page_router, read_or_make_
 from services.curate.review.schemas import ImageFolder
 from services.curate.review.verdicts import VerdictFile
 from services.jobs.options import command_line, output_file
-from services.jobs.published_data import MissingData
-from services.jobs.sugarcrepe import BadPairs, Pair, load_pairs
+from services.jobs.sugarcrepe import Pair, load_pairs
 
 DEFAULT_PORT = 8090
 
@@ -113,7 +113,7 @@ def review(
 def _read(path: Path) -> list[Pair]:
     try:
         pairs = load_pairs(path)
-    except (BadPairs, MissingData, UnicodeDecodeError) as bad:
+    except Refused as bad:
         raise typer.BadParameter(str(bad), param_hint="PAIRS") from None
     if not pairs:
         raise typer.BadParameter(f"{path} holds no pair", param_hint="PAIRS")

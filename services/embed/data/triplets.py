@@ -1,14 +1,15 @@
 """(image, instruction, answer) triplets, and visual instruction data in LLaVA's JSON format that they are read from."""
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image
 from torch import Tensor
 
+from services.core.text_files import BadFile, Place, json_objects, text_of
 from services.nn.image_transform import ImageTransform
 
 
@@ -56,14 +57,13 @@ def llava_triplets(records: Sequence[dict[str, object]]) -> tuple[list[str], Tri
 class LlavaData:
     """Visual instruction data on disk: a JSON list of conversations and the folder of its images.
 
-    Records without an image are left out. Raises OSError or ValueError if the file is not such a list.
+    Records without an image are left out. Raises BadFile if the file is not such a list.
     """
 
     def __init__(self, path: Path, image_folder: Path) -> None:
-        records = json.loads(path.read_text())
-        if not isinstance(records, list):
-            raise ValueError(f"{path}: expected a JSON list of conversations")
-        self.records = [record for record in records if "image" in record]
+        self.records = [_checked(record, place) for place, record in json_objects(path) if "image" in record]
+        if not self.records:
+            raise BadFile(f"{path}: no record has an image")
         self.image_folder = image_folder
 
     def batch(self, seed: int, step: int, num_images: int) -> tuple[list[Path], TripletBatch]:
@@ -78,6 +78,21 @@ class LlavaData:
             picked += [self.records[i] for i in order[offset : offset + num_images - len(picked)].tolist()]
         images, triplets = llava_triplets(picked)
         return [self.image_folder / image for image in images], triplets
+
+
+def _checked(record: dict[str, Any], place: Place) -> dict[str, Any]:
+    """Return a record that `llava_triplets` can convert. Raises BadFile."""
+    text_of(record, "image", place, is_blank_refused=True)
+    turns = record.get("conversations")
+    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
+        raise BadFile(f"{place}: conversations: a list of turns is needed, objects with from and value")
+    for number, turn in enumerate(turns):
+        where = f"{place}: conversations.{number}"
+        text_of(turn, "value", where)
+        is_answer = text_of(turn, "from", where) != "human"
+        if is_answer and (number == 0 or turns[number - 1]["from"] != "human"):
+            raise BadFile(f"{where}: an answer without a question")
+    return record
 
 
 @dataclass(frozen=True)

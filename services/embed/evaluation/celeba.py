@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from services.core.text_files import text_lines
 from services.embed.evaluation.embedders import ImageEmbedder
 from services.embed.evaluation.instructions import CELEBA_ATTRIBUTES, CELEBA_IDENTITY, celeba_attribute
 from services.embed.evaluation.metrics import (
@@ -20,7 +21,7 @@ from services.embed.evaluation.metrics import (
     scaled_average_precision,
 )
 from services.embed.evaluation.results import Result
-from services.jobs.published_data import Source
+from services.jobs.published_data import Source, described
 
 SOURCE = Source("CelebA (aligned and cropped)", "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html")
 SPLITS = {"train": "0", "val": "1", "test": "2"}
@@ -37,20 +38,22 @@ class Faces:
 
 def load_faces(directory: Path, *, split: str = "test", limit: int | None = None) -> Faces:
     """Load CelebA in its original layout: `img_align_celeba/`, `list_attr_celeba.txt`, `list_eval_partition.txt` and
-    `identity_CelebA.txt`; the first `limit` images of the split. Raises MissingData."""
-    partition = _rows(directory / "list_eval_partition.txt")
-    files = [file for file, (part,) in partition.items() if part == SPLITS[split]][:limit]
-    # the first line is the number of images, the second the names of the columns
-    _, header, *_ = _lines(directory / "list_attr_celeba.txt")
-    has = _rows(directory / "list_attr_celeba.txt", num_header_lines=2)
-    values = np.array([has[file] for file in files]).astype(np.int64)
-    columns = {name.replace("_", " "): values[:, place] > 0 for place, name in enumerate(header.split())}
-    identities = _rows(directory / "identity_CelebA.txt")
-    return Faces(
-        paths=tuple(directory / "img_align_celeba" / file for file in files),
-        attributes={name: columns[name].astype(np.int64) for name in CELEBA_ATTRIBUTES},
-        identities=np.array([identities[file][0] for file in files]).astype(np.int64),
-    )
+    `identity_CelebA.txt`; the first `limit` images of the split. Raises BadFile."""
+    with described(directory, SOURCE.name, "faces with attributes"):
+        path = directory / "list_eval_partition.txt"
+        with described(path, SOURCE.name, "files and their splits"):
+            files = [file for file, (part,) in _rows(path).items() if part == SPLITS[split]][:limit]
+        # the first line is the number of images, the second the names of the columns
+        _, header, *_ = _lines(directory / "list_attr_celeba.txt")
+        has = _rows(directory / "list_attr_celeba.txt", num_header_lines=2)
+        values = np.array([has[file] for file in files]).astype(np.int64)
+        columns = {name.replace("_", " "): values[:, place] > 0 for place, name in enumerate(header.split())}
+        identities = _rows(directory / "identity_CelebA.txt")
+        return Faces(
+            paths=tuple(directory / "img_align_celeba" / file for file in files),
+            attributes={name: columns[name].astype(np.int64) for name in CELEBA_ATTRIBUTES},
+            identities=np.array([identities[file][0] for file in files]).astype(np.int64),
+        )
 
 
 def evaluate_celeba(embedder: ImageEmbedder, faces: Faces, settings: dict[str, object]) -> list[Result]:
@@ -80,7 +83,7 @@ def scaled_mean_ap(embeddings: Array32, labels: Labels) -> float:
 
 
 def _lines(path: Path) -> list[str]:
-    return SOURCE.existing(path).read_text().splitlines()
+    return list(text_lines(SOURCE.existing(path)))
 
 
 def _rows(path: Path, num_header_lines: int = 0) -> dict[str, list[str]]:

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from services.core.store.errors import StoreError
+from services.core.text_files import BadFile
 from services.embed.evaluation.celeba import SPLITS, evaluate_celeba, load_faces
 from services.embed.evaluation.colorshape import ColorShapeProtocol, evaluate_colorshape, print_table
 from services.embed.evaluation.embedders import ImageEmbedder, NoTextSide, Unconditioned, load_embedder
@@ -40,7 +41,6 @@ from services.embed.evaluation.tables import print_tables
 from services.jobs.checkpoints import Device
 from services.jobs.interruption import interruptible
 from services.jobs.options import StoreUrl, command_line, output_file, results_file
-from services.jobs.published_data import MissingData
 from services.jobs.sugarcrepe import load_sugarcrepe
 from services.nn.devices import DeviceName, DeviceOptions
 from services.nn.weight_files import readable_weights
@@ -336,7 +336,7 @@ def choose(known: dict[str, Any], wanted: list[str] | None, option: str) -> list
 def missing_data_as_bad_parameter() -> Iterator[None]:
     try:
         yield
-    except (MissingData, NoTextSide, NoProjection) as error:
+    except (BadFile, NoTextSide, NoProjection) as error:
         raise typer.BadParameter(str(error)) from error
 
 

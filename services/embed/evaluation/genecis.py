@@ -4,8 +4,6 @@ Each query has a reference image, a condition, the target and distractors; all a
 score is the share of queries whose target is among the three images most similar to the reference.
 """
 
-import gzip
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -15,11 +13,12 @@ from typing import Any, Literal
 import numpy as np
 from PIL import Image
 
+from services.core.text_files import json_objects, text_of
 from services.embed.evaluation.embedders import ImageEmbedder
 from services.embed.evaluation.instructions import focus_on_attribute, focus_on_object
 from services.embed.evaluation.metrics import target_recall
 from services.jobs.progress import watched
-from services.jobs.published_data import Source, read_image
+from services.jobs.published_data import Source, described, read_image
 
 Focus = Literal["attribute", "object"]
 Box = tuple[float, float, float, float]
@@ -77,10 +76,10 @@ class GeneCis:
 
 def load_genecis(annotations: Path, images: Path, focus: Focus, *, limit: int | None = None) -> GeneCis:
     """Load the first `limit` queries of `focus_attribute.json` or `focus_object.json`, optionally gzipped, with images
-    of Visual Genome or of COCO's `val2017`. Raises MissingData, or ValueError if the file is not GeneCIS's."""
+    of Visual Genome or of COCO's `val2017`. Raises BadFile."""
     path = annotations / f"focus_{focus}.json"
     zipped = path.with_suffix(".json.gz")
-    text = gzip.decompress(zipped.read_bytes()) if zipped.is_file() else GENECIS.existing(path).read_bytes()
+    path = zipped if zipped.is_file() else GENECIS.existing(path)
     picture: Callable[[Any], Picture]
     if focus == "attribute":
         folders = [images / name for name in VISUAL_GENOME_FOLDERS]
@@ -95,24 +94,22 @@ def load_genecis(annotations: Path, images: Path, focus: Focus, *, limit: int | 
         def picture(entry: Any) -> Picture:
             return Picture(images / f"{entry['val_image_id']:012d}.jpg")
 
-    try:
+    with described(path, GENECIS.name, "queries"):
         queries = tuple(
             Query(
-                entry["condition"],
+                text_of(entry, "condition", place),
                 picture(entry["reference"]),
                 (picture(entry["target"]), *map(picture, entry["gallery"])),
             )
-            for entry in json.loads(text)[:limit]
+            for place, entry in list(json_objects(path))[:limit]
         )
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{path} is not GeneCIS's: {error!r}") from error
     return GeneCis(focus, queries)
 
 
 def evaluate_genecis(embedder: ImageEmbedder, task: GeneCis) -> float:
     """Compute Recall@3 in points; a distractor as similar as the target counts as nearer.
 
-    Raises MissingData before the first image is read if any is missing.
+    Raises BadFile before the first image is read if any is missing.
     """
     for picture in {picture for query in task.queries for picture in query.pictures}:
         task.source.existing(picture.path)

@@ -13,12 +13,13 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
+from services.core.text_files import BadFile
 from services.embed.evaluation.colorshape import TEST_INSTRUCTIONS, labels_of, rendered
 from services.embed.evaluation.embedders import Array32, ImageEmbedder
 from services.embed.evaluation.same_class import ENDINGS
 from services.jobs.colorshape import Scenes, render, sample_scenes
 from services.jobs.progress import watched
-from services.jobs.published_data import MissingData, read_image
+from services.jobs.published_data import read_image
 
 THUMBNAIL = 96
 GAP = 14
@@ -200,14 +201,14 @@ class SceneGallery:
 
 
 class FolderGallery:
-    """The images of a folder and its subfolders, by name. Raises MissingData if there are fewer than two."""
+    """The images of a folder and its subfolders, by name. Raises BadFile if there are fewer than two."""
 
     def __init__(self, folder: Path) -> None:
         if not folder.is_dir():
-            raise MissingData(f"{folder} is missing")
+            raise BadFile(f"{folder} is missing")
         self._paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in ENDINGS)
         if len(self._paths) < 2:
-            raise MissingData(f"{folder} holds {len(self._paths)} images: a gallery needs at least two")
+            raise BadFile(f"{folder} holds {len(self._paths)} images: a gallery needs at least two")
 
     def __len__(self) -> int:
         return len(self._paths)

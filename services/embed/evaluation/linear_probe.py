@@ -20,13 +20,14 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
+from services.core.text_files import BadFile
 from services.embed.evaluation.embedders import Array32, ClipEmbedder, FocalLensEmbedder, ImageEmbedder
 from services.embed.evaluation.instructions import type_of
 from services.embed.evaluation.metrics import Labels
 from services.embed.evaluation.results import DEVIATION
 from services.embed.evaluation.same_class import IMAGENET, LabelledImages, load_folders, read_nodes
 from services.jobs.progress import watched
-from services.jobs.published_data import MissingData, Source
+from services.jobs.published_data import Source
 
 
 class NoProjection(ValueError):
@@ -116,7 +117,7 @@ def load_probe(directory: Path, category: str | None, options: ProbeOptions) -> 
     """Load `directory/train/<class>/*` and `directory/val/<class>/*` of every class that has a folder in `train`; of
     ImageNet's dogs for None.
 
-    Raises MissingData, also if a class has too few images for training or none for testing.
+    Raises BadFile, also if a class has too few images for training or none for testing.
     """
     if category is None:
         (dog,) = [node for node in read_nodes() if node.node == "Dog"]
@@ -127,13 +128,13 @@ def load_probe(directory: Path, category: str | None, options: ProbeOptions) -> 
         classes = tuple(sorted(entry.name for entry in folders if entry.is_dir()))
         if len(classes) < 2:
             held = f"{directory / 'train'} holds {len(classes)} folders of images"
-            raise MissingData(f"{held}: a classifier needs at least two")
+            raise BadFile(f"{held}: a classifier needs at least two")
     train = load_folders(directory / "train", classes, source, max(options.shots))
     return ProbeData(category, train, load_folders(directory / "val", classes, source), len(classes))
 
 
 def evaluate_linear_probe(embedder: ImageEmbedder, data: ProbeData, options: ProbeOptions) -> dict[int, ProbeScore]:
-    """Compute scores by the number of images per class. Raises MissingData, or NoProjection."""
+    """Compute scores by the number of images per class. Raises BadFile, or NoProjection."""
     draws = [draw_shots(data.train.labels, max(options.shots), seed) for seed in range(options.num_seeds)]
     used = np.unique(np.concatenate([draw.ravel() for draw in draws]))
     subset = LabelledImages(data.train.source, tuple(data.train.paths[i] for i in used), data.train.labels[used])

@@ -4,7 +4,6 @@ Nine visual patterns with fifteen pairs each. For each of a pair's two statement
 is correct if both choices are, and a tie counts as wrong.
 """
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,9 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from services.core.text_files import BadFile, read_rows
 from services.embed.evaluation.embedders import ImageEmbedder
 from services.embed.evaluation.instructions import MMVP
-from services.jobs.published_data import MissingData, Source
+from services.jobs.published_data import Source, described
 
 SOURCE = Source("MMVP-VLM", "https://huggingface.co/datasets/MMVP/MMVP_VLM")
 PAIRS_PER_PATTERN = 15
@@ -35,15 +35,15 @@ def load_mmvp(directory: Path) -> dict[str, list[Pair]]:
     """Load the pairs of each pattern: `Questions.csv` (id, folder, statement) and `MLLM_VLM Images/<folder>/<id>.jpg`.
 
     As in the authors' script, two rows make a pair and fifteen pairs a pattern, in the order of the file. Raises
-    MissingData, also if the file has another number of rows.
+    BadFile, also if the file has another number of rows.
     """
     path = SOURCE.existing(directory / "Questions.csv")
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        _, *rows = csv.reader(file)
+    rows = [row for _, row in read_rows(path)][1:]
     num_rows = 2 * PAIRS_PER_PATTERN * len(MMVP)
     if len(rows) != num_rows:
-        raise MissingData(f"{path} holds {len(rows)} statements, not {num_rows}. It comes from {SOURCE.address}")
-    pairs = [_pair(directory, *both) for both in list(pairwise(rows))[::2]]
+        raise BadFile(f"{path} holds {len(rows)} statements, not {num_rows}. It comes from {SOURCE.address}")
+    with described(path, SOURCE.name, "statements"):
+        pairs = [_pair(directory, *both) for both in list(pairwise(rows))[::2]]
     return {
         pattern: pairs[number * PAIRS_PER_PATTERN : (number + 1) * PAIRS_PER_PATTERN]
         for number, pattern in enumerate(MMVP)
@@ -53,7 +53,7 @@ def load_mmvp(directory: Path) -> dict[str, list[Pair]]:
 def evaluate_mmvp(embedder: ImageEmbedder, patterns: dict[str, list[Pair]]) -> dict[str, float]:
     """Compute the percentage of correct pairs by pattern.
 
-    Raises MissingData before the first image is read if any is missing, and NoTextSide for a model without texts.
+    Raises BadFile before the first image is read if any is missing, and NoTextSide for a model without texts.
     """
     images = {
         pattern: SOURCE.images([path for pair in pairs for path in pair.images], f"{embedder.name}, {pattern}")

@@ -5,17 +5,21 @@ are used; each has the layout of its unpacked archives, in the folder that torch
 """
 
 import json
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy.io import loadmat
+from scipy.io.matlab import MatReadError
 
+from services.core.text_files import BadFile, read_text, text_lines
 from services.embed.evaluation.embedders import ImageEmbedder
 from services.embed.evaluation.instructions import type_of
 from services.embed.evaluation.metrics import Labels, cosine_rows, mean_average_precision
-from services.jobs.published_data import MissingData, Source
+from services.jobs.published_data import Source, described
 
 IMAGENET = Source("ILSVRC 2012, a folder of images for each class", "https://image-net.org/challenges/LSVRC/2012")
 ENDINGS = (".jpeg", ".jpg", ".png", ".webp")
@@ -43,7 +47,7 @@ class LabelledImages:
 
 
 def evaluate_category(embedder: ImageEmbedder, images: LabelledImages, category: str) -> float:
-    """Compute the mAP in points of retrieving the same class under the category's type. Raises MissingData."""
+    """Compute the mAP in points of retrieving the same class under the category's type. Raises BadFile."""
     pictures = images.source.images(images.paths, f"{embedder.name}, {category}")
     (embeddings,) = embedder.embed_images(pictures, [type_of(category)])
     return 100 * mean_average_precision(cosine_rows(embeddings), images.labels)
@@ -51,46 +55,60 @@ def evaluate_category(embedder: ImageEmbedder, images: LabelledImages, category:
 
 def load_flowers(directory: Path) -> LabelledImages:
     """Load `flowers-102/`: `jpg/`, `imagelabels.mat` (the class of every image) and `setid.mat` (`tstid`: the test
-    images), both counted from 1. Raises MissingData."""
+    images), both counted from 1. Raises BadFile."""
     folder = directory / "flowers-102"
-    classes = loadmat(FLOWERS.existing(folder / "imagelabels.mat"))["labels"].ravel()
-    numbers = loadmat(FLOWERS.existing(folder / "setid.mat"))["tstid"].ravel()
-    paths = tuple(folder / "jpg" / f"image_{number:05d}.jpg" for number in numbers)
-    return LabelledImages(FLOWERS, paths, classes[numbers - 1].astype(np.int64))
+    classes = _matlab(FLOWERS, folder / "imagelabels.mat", "labels")
+    numbers = _matlab(FLOWERS, folder / "setid.mat", "tstid")
+    with described(folder, FLOWERS.name, "labelled images"):
+        paths = tuple(folder / "jpg" / f"image_{number:05d}.jpg" for number in numbers)
+        return LabelledImages(FLOWERS, paths, classes[numbers - 1].astype(np.int64))
 
 
 def load_cars(directory: Path) -> LabelledImages:
     """Load `stanford_cars/`: `cars_test/` and `cars_test_annos_withlabels.mat`, which may be in `devkit/`.
 
-    Raises MissingData.
+    Raises BadFile.
     """
     folder = directory / "stanford_cars"
     beside = folder / "cars_test_annos_withlabels.mat"
     inside = folder / "devkit" / beside.name
-    annotations = loadmat(inside if inside.is_file() else CARS.existing(beside))["annotations"].ravel()
-    labels = np.array([int(entry["class"].item()) for entry in annotations])
-    return LabelledImages(
-        CARS, tuple(folder / "cars_test" / str(entry["fname"].item()) for entry in annotations), labels
-    )
+    annotations = _matlab(CARS, inside if inside.is_file() else beside, "annotations")
+    with described(beside, CARS.name, "labelled images"):
+        labels = np.array([int(entry["class"].item()) for entry in annotations])
+        paths = tuple(folder / "cars_test" / str(entry["fname"].item()) for entry in annotations)
+        return LabelledImages(CARS, paths, labels)
+
+
+def _matlab(source: Source, path: Path, name: str) -> Any:
+    """Read an array of a MATLAB file, flat. Raises BadFile."""
+    with described(source.existing(path), source.name, name):
+        try:
+            return loadmat(path)[name].ravel()
+        except (MatReadError, NotImplementedError, OSError, zlib.error) as error:
+            raise ValueError(str(error)) from error
 
 
 def load_aircraft(directory: Path) -> LabelledImages:
     """Load `fgvc-aircraft-2013b/data/`: `images/` and `images_variant_test.txt`, a number and a variant per line.
 
-    Raises MissingData.
+    Raises BadFile.
     """
     folder = directory / "fgvc-aircraft-2013b" / "data"
-    lines = AIRCRAFT.existing(folder / "images_variant_test.txt").read_text().splitlines()
-    numbers, variants = zip(*(line.split(" ", 1) for line in lines), strict=True)
+    path = AIRCRAFT.existing(folder / "images_variant_test.txt")
+    with described(path, AIRCRAFT.name, "variants"):
+        numbers, variants = zip(*(line.strip().split(" ", 1) for line in text_lines(path)), strict=True)
     _, labels = np.unique(variants, return_inverse=True)
     return LabelledImages(AIRCRAFT, tuple(folder / "images" / f"{number}.jpg" for number in numbers), labels)
 
 
 def load_food(directory: Path) -> LabelledImages:
-    """Load `food-101/`: `images/` and `meta/test.txt`, one `class/number` per line. Raises MissingData."""
+    """Load `food-101/`: `images/` and `meta/test.txt`, one `class/number` per line. Raises BadFile."""
     folder = directory / "food-101"
-    lines = FOOD.existing(folder / "meta" / "test.txt").read_text().split()
-    _, labels = np.unique([line.split("/")[0] for line in lines], return_inverse=True)
+    path = FOOD.existing(folder / "meta" / "test.txt")
+    lines = read_text(path).split()
+    with described(path, FOOD.name, "classes with numbers"):
+        names, _ = zip(*(line.split("/") for line in lines), strict=True)
+    _, labels = np.unique(names, return_inverse=True)
     return LabelledImages(FOOD, tuple(folder / "images" / f"{line}.jpg" for line in lines), labels)
 
 
@@ -120,14 +138,14 @@ def read_nodes() -> list[Node]:
 
 
 def load_folders(directory: Path, classes: Sequence[str], source: Source = IMAGENET, least: int = 1) -> LabelledImages:
-    """Find the images of each class: `directory/<class>/*`. Raises MissingData, also for fewer than `least` of one."""
+    """Find the images of each class: `directory/<class>/*`. Raises BadFile, also for fewer than `least` of one."""
     files = []
     for name in classes:
         folder = source.existing(directory / name)
         files.append(sorted(path for path in folder.iterdir() if path.suffix.lower() in ENDINGS))
         if len(files[-1]) < least:
             told = f"{folder} holds {len(files[-1])} images, not {least}"
-            raise MissingData(f"{told}. It belongs to {source.name}, from {source.address}")
+            raise BadFile(f"{told}. It belongs to {source.name}, from {source.address}")
     labels = np.repeat(np.arange(len(files)), [len(found) for found in files])
     return LabelledImages(source, tuple(path for found in files for path in found), labels)
 
@@ -135,7 +153,7 @@ def load_folders(directory: Path, classes: Sequence[str], source: Source = IMAGE
 def evaluate_imagenet(
     embedder: ImageEmbedder, directory: Path, nodes: Sequence[Node], *, images_per_class: int | None = None
 ) -> dict[str, float]:
-    """Compute the mAP in points by column of Table D.5. Raises MissingData."""
+    """Compute the mAP in points by column of Table D.5. Raises BadFile."""
     # find all images before the first is embedded
     images = [load_folders(directory, node.classes).first_of_each_class(images_per_class) for node in nodes]
     return {

@@ -18,7 +18,7 @@ def evaluate_sugarcrepe(
 ) -> dict[str, float]:
     """Compute the accuracy in percent by type; `folder` is COCO's `val2017`.
 
-    Raises MissingData before the first image is read if any is missing, and NoTextSide for a model without texts.
+    Raises BadFile before the first image is read if any is missing, and NoTextSide for a model without texts.
     """
     files = {kind: _numbered([choice.filename for choice in some]) for kind, some in choices.items()}
     images = {

@@ -70,10 +70,11 @@ def focallens(
     )  # fmt: skip
     output.mkdir(parents=True, exist_ok=True)
     set_seed(seed)
+    data = LlavaData(llava, image_folder)
     clip, base_reference = load_base(base, pretrained, store_url)
     model = FocalLens(clip.model, condition_layer=condition_layer, visibility=visibility)
     model.clip.logit_scale.requires_grad_(scale == 0)
-    source = LlavaTriplets(LlavaData(llava, image_folder), clip.transform, seed, run.num_examples)
+    source = LlavaTriplets(data, clip.transform, seed, run.num_examples)
     if start is not None:
         model.load_state_dict(load_focallens(start).model.state_dict())
     train(run, TripletLoss(model, clip.transform, scale or None), TripletData(clip.tokenizer, source))

@@ -70,6 +70,7 @@ def focallens_mllm(
     )  # fmt: skip
     output.mkdir(parents=True, exist_ok=True)
     set_seed(seed)
+    data = LlavaData(llava, image_folder)
     found = find_checkpoint(base, store_url)
     if not is_llava(found.directory):
         raise typer.BadParameter(f"{base} is no LLaVA", param_hint="--base")
@@ -80,7 +81,7 @@ def focallens_mllm(
         recompute_activations(model)
     prepare_tuning(model, embedding_width(clip), lora_rank, torch.bfloat16 if precision == "bf16" else torch.float32)
     loss = MllmLoss(model, checkpoint.transform, clip, scale or None)
-    source = LlavaTriplets(LlavaData(llava, image_folder), checkpoint.transform, seed, run.num_examples)
+    source = LlavaTriplets(data, checkpoint.transform, seed, run.num_examples)
     train(run, loss, MllmData(checkpoint.tokenizer, clip.tokenizer, source))
     if rank() == 0:
         directory = output / "checkpoint"

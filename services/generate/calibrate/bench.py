@@ -16,10 +16,11 @@ import typer
 from torch import Tensor
 
 from services.core.store.errors import StoreError
+from services.core.text_files import BadFile
 from services.generate.calibrate.search import Measured
 from services.generate.calibration import Calibration
 from services.generate.capacity import DEFAULT_SHARE
-from services.generate.data.questions import BadData, Example, Part, QuestionSet, Unanswerable, question_set
+from services.generate.data.questions import Example, Part, QuestionSet, Unanswerable, question_set
 from services.generate.generation.bias import (
     BiasEstimate,
     BiasJob,
@@ -437,7 +438,7 @@ def open_bench(
     """
     try:
         questions = question_set(data)
-    except BadData as error:
+    except BadFile as error:
         raise typer.BadParameter(str(error), param_hint="--data") from error
     try:
         source = find_checkpoint(checkpoint, store_url)
@@ -457,7 +458,7 @@ def drawn(
     """Call `QuestionSet.examples`. Raises BadParameter if there are not as many documents, naming `option`."""
     try:
         return questions.examples(part, num_documents, count, seed)
-    except BadData as error:
+    except BadFile as error:
         raise typer.BadParameter(str(error), param_hint=f"--data, {option}") from error
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint=option) from error

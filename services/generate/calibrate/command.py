@@ -19,6 +19,7 @@ from services.core.store.errors import StoreError
 from services.core.store.manifest import MANIFEST_FILE, CheckpointInfo, check_alias, check_model_name
 from services.core.store.store import Store
 from services.core.store.versions import Version
+from services.core.text_files import BadFile
 from services.generate.calibrate.bench import (
     AnyBench,
     Checkpoint,
@@ -34,7 +35,7 @@ from services.generate.calibrate.bench import (
 from services.generate.calibrate.choice import TABLE_PROMPTS, Plan, ProfileChoice, bias_tables, choose_calibration
 from services.generate.calibrate.fits import fitted_relevance
 from services.generate.calibrate.search import Limits, RelSetting, Tried
-from services.generate.data.questions import BadData, Example
+from services.generate.data.questions import Example
 from services.generate.model.profile import (
     Answerability,
     BiasKind,
@@ -183,7 +184,7 @@ def run(bench: AnyBench, source: CheckpointSource, plan: Plan, documents: int, s
             tables = _tables(watched, choice.profile, of_tables)
             bar.begin("relevance of a document")
             fit = fitted_relevance(watched, of_tables, choice.profile)
-    except (BadData, FoveaError, ValueError) as error:
+    except (BadFile, FoveaError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
     fitted = {"tables": tables, "answerability": _answerability(source), "relevance": fit}
     profile = choice.profile.model_copy(update=fitted)

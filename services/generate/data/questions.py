@@ -8,10 +8,7 @@ file is for choosing, by a digest of its gold passage, so that questions about o
 Legend: K documents of a question.
 """
 
-import csv
-import gzip
 import hashlib
-import json
 import random
 import re
 import string
@@ -19,15 +16,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
+from services.core.text_files import BadFile, Place, json_objects, read_table, text_of
 from services.generate.prompts.templates import Document
 
 Check = Callable[[str, Sequence[str]], bool]
-
-
-class BadData(ValueError):
-    """A file in another form than expected; the message says where and why."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +62,7 @@ def natural_questions(path: Path, num_documents: int, seed: int = 0, limit: int 
     Files with distractors (nq-open-10_total_documents_gold_at_0, …) give each question its gold and its first
     num_documents − 1 retrieved distractors, in order. The oracle file has only golds: there the distractors are the
     gold passages of other questions with other titles, drawn at random with `seed`, which are easier than retrieved
-    ones. Gold comes first; `limit` takes the first questions. Raises BadData, naming the line, for records of another
+    ones. Gold comes first; `limit` takes the first questions. Raises BadFile, naming the line, for records of another
     form and for too few distractors, ValueError for `num_documents` below 1.
     """
     check_count(num_documents)
@@ -81,7 +75,7 @@ def natural_questions(path: Path, num_documents: int, seed: int = 0, limit: int 
             drawn = random.Random(f"{seed} {question}").sample(pool, min(num_documents, len(pool)))
             distractors = [other for other in drawn if other.title != gold.title]
         if len(distractors) < num_documents - 1:
-            raise BadData(f"{path}: question {number} has {len(distractors)} distractors, not {num_documents - 1}")
+            raise BadFile(f"{path}: question {number} has {len(distractors)} distractors, not {num_documents - 1}")
         examples.append(Example(question, answers, (gold, *distractors[: num_documents - 1]), 0))
     return examples
 
@@ -90,17 +84,14 @@ def synthwiki(path: Path, num_documents: int, seed: int = 0, limit: int | None =
     """Read examples of a SynthWiki csv file: a row's context is the gold document, without a title.
 
     The num_documents − 1 distractors are contexts about other people, drawn at random with `seed`, in random order.
-    Gold comes first; `limit` takes the first questions. Raises BadData for missing columns or too few contexts,
+    Gold comes first; `limit` takes the first questions. Raises BadFile for missing columns or too few contexts,
     ValueError for `num_documents` below 1.
     """
     check_count(num_documents)
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        rows = list(csv.DictReader(file))
-    if not rows or not {"context", "question", "answer"} <= rows[0].keys():
-        raise BadData(f"{path}: the columns context, question and answer are missing")
+    rows = [row for _, row in read_table(path, columns=("context", "question", "answer"))]
     contexts = list(dict.fromkeys(row["context"] for row in rows))
     if len(contexts) < num_documents:
-        raise BadData(f"{path}: {len(contexts)} contexts are too few for {num_documents} documents")
+        raise BadFile(f"{path}: {len(contexts)} contexts are too few for {num_documents} documents")
     examples = []
     for row in rows[:limit]:
         generator = random.Random(f"{seed} {row['question']}")
@@ -142,31 +133,31 @@ def _unquoted(text: str) -> str:
     return text.lower().translate(_NO_QUOTES)
 
 
-def open_lines(path: Path) -> IO[str]:
-    """Open a text, which may be compressed by gzip and begin with a byte order mark."""
-    return gzip.open(path, "rt", encoding="utf-8-sig") if path.suffix == ".gz" else path.open(encoding="utf-8-sig")
-
-
 _Question = tuple[str, tuple[str, ...]]
 
 
 def _read_questions(path: Path) -> Iterator[tuple[_Question, Document, list[Document]]]:
     """Yield question, gold and distractors of each line. The only context in the oracle file is not marked as gold."""
-    with open_lines(path) as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                record = json.loads(line)
-                contexts = record["ctxs"]
-                golds = [_document(c) for c in contexts if c.get("isgold", len(contexts) == 1)]
-                others = [_document(c) for c in contexts if not c.get("isgold", len(contexts) == 1)]
-                question = (str(record["question"]), tuple(map(str, record["answers"])))
-                yield question, golds[0], others
-            except (json.JSONDecodeError, KeyError, TypeError, AttributeError, IndexError) as error:
-                raise BadData(f"{path}, line {number}: not a question with a gold context ({error!r})") from error
+    for place, record in json_objects(path):
+        golds: list[Document] = []
+        others: list[Document] = []
+        contexts = _contexts(record, place)
+        for number, context in enumerate(contexts):
+            document = Document(*(text_of(context, name, f"{place}: ctxs.{number}") for name in ("text", "title")))
+            (golds if context.get("isgold", len(contexts) == 1) else others).append(document)
+        answers = record.get("answers")
+        if not isinstance(answers, list) or not all(isinstance(answer, str) for answer in answers):
+            raise BadFile(f"{place}: answers: a list of texts is needed")
+        if not golds:
+            raise BadFile(f"{place}: ctxs: none is the gold context")
+        yield (text_of(record, "question", place), tuple(answers)), golds[0], others
 
 
-def _document(context: dict[str, Any]) -> Document:
-    return Document(str(context["text"]), str(context["title"]))
+def _contexts(record: dict[str, Any], place: Place) -> list[dict[str, Any]]:
+    contexts = record.get("ctxs")
+    if not isinstance(contexts, list) or not all(isinstance(context, dict) for context in contexts):
+        raise BadFile(f"{place}: ctxs: a list of contexts is needed, objects with text and title")
+    return contexts
 
 
 def check_count(num_documents: int) -> None:
@@ -201,12 +192,12 @@ class QuestionSet:
     def examples(self, part: Part, num_documents: int, count: int | None, seed: int = 0) -> list[Example]:
         """Draw at most `count` questions of a part in random order, gold first; None for all.
 
-        The order depends only on the seed, not on `count` or the number of documents. Raises BadData if the part has no
+        The order depends only on the seed, not on `count` or the number of documents. Raises BadFile if the part has no
         questions, and what reading raises.
         """
         chosen = [one for one in self.read(num_documents, seed) if part in ("all", _part_of(one))]
         if not chosen:
-            raise BadData(f"{self.name} has no questions for {part}")
+            raise BadFile(f"{self.name} has no questions for {part}")
         random.Random(seed).shuffle(chosen)
         return chosen[:count]
 
@@ -222,32 +213,32 @@ NAMED: dict[str, QuestionSet] = {}
 def question_set(data: str) -> QuestionSet:
     """Open a file of lost-in-the-middle (.jsonl, .jsonl.gz) or SynthWiki (.csv), or one of `NAMED`.
 
-    Answers are cut and judged as in the data set's own evaluation. Raises BadData for anything else, and for a missing
+    Answers are cut and judged as in the data set's own evaluation. Raises BadFile for anything else, and for a missing
     file.
     """
     if data in NAMED:
         return NAMED[data]
     path = Path(data)
     if not path.is_file():
-        raise BadData(f"{data} does not exist; give {' or '.join(['a file', *NAMED])}")
+        raise BadFile(f"{data} does not exist; give {' or '.join(['a file', *NAMED])}")
     if path.name.endswith((".jsonl", ".jsonl.gz")):
         distractors = "gold passages of other questions" if has_golds_only(path) else "retrieved passages"
         read = partial(natural_questions, path)
         return QuestionSet("NaturalQuestions", distractors, 100, ("\n",), best_subspan_em, read)
     if path.suffix == ".csv":
+        synthwiki(path, 1)  # which refuses a bad file, before a model is loaded
         return QuestionSet(
             "SynthWiki", "contexts about other people", 36, (), contains_answer, partial(synthwiki, path)
         )
-    raise BadData(f"{data} is neither a file of lost-in-the-middle (.jsonl, .jsonl.gz) nor one of SynthWiki (.csv)")
+    raise BadFile(f"{data} is neither a file of lost-in-the-middle (.jsonl, .jsonl.gz) nor one of SynthWiki (.csv)")
 
 
 def has_golds_only(path: Path) -> bool:
-    """Whether a file of lost-in-the-middle is the oracle file, by its first question. Raises BadData."""
-    with open_lines(path) as file:
-        try:
-            return len(json.loads(file.readline())["ctxs"]) == 1
-        except (ValueError, KeyError, TypeError, OSError) as error:
-            raise BadData(f"{path}, line 1: not a question with contexts ({error!r})") from error
+    """Whether a file of lost-in-the-middle is the oracle file: without distractors. Raises BadFile."""
+    numbers = [len(distractors) for *_, distractors in _read_questions(path)]
+    if not numbers:
+        raise BadFile(f"{path} is empty")
+    return not any(numbers)
 
 
 def at_positions(examples: Sequence[Example], positions: Sequence[int], count: int | None = None) -> list[Example]:

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from services.core.errors import FoveaError
+from services.core.text_files import BadFile
 from services.generate.calibrate.bench import (
     Bench,
     Checkpoint,
@@ -27,7 +28,7 @@ from services.generate.calibrate.bench import (
     vllm_address,
 )
 from services.generate.calibrate.choice import TABLE_PROMPTS, bias_tables
-from services.generate.data.questions import BadData, Example, Part, at_positions
+from services.generate.data.questions import Example, Part, at_positions
 from services.generate.evaluation.protocols import (
     CALIBRATED,
     METHODS,
@@ -176,7 +177,7 @@ def run_all(
         if results:
             report(results, save, plots)
         raise
-    except (BadData, BadProfile, FoveaError, ValueError) as error:
+    except (BadFile, BadProfile, FoveaError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
     report(results, save, plots)
 

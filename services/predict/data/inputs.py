@@ -8,24 +8,23 @@ A user's rows are in a file, of which shares are held out, or in a folder with a
 Rows with the same input are always in the same split.
 """
 
-import gzip
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from services.core.text_files import BadFile, Place, id_of, json_objects
 from services.jobs.inquiry import OutputError
 from services.predict.data.published import Split, read_rows
 from services.predict.data.rationale_file import read_records
-from services.predict.data.rows import VALIDATION_SHARE, BadData, Row, Splits, TeacherOutput, split_off, subsample
-from services.predict.data.task_file import OwnTask, parse_json
+from services.predict.data.rows import VALIDATION_SHARE, Row, Splits, TeacherOutput, split_off, subsample
+from services.predict.data.task_file import OwnTask
 from services.predict.data.teacher_outputs import read_output
 from services.predict.model.task_description import nearest
 from services.predict.tasks import TASKS, FieldError, FieldValue, Task
 
 IDS = ("id", "uid", "ID")
-_NOT_JSON = "neither JSON lines nor a JSON list"
 
 
 @dataclass(frozen=True)
@@ -40,71 +39,44 @@ class Input:
 
 
 def published_inputs(task: Task, folder: Path, split: Split) -> list[Input]:
-    """The rows of a published split, called `train-0` and so on. Raises BadData."""
+    """The rows of a published split, called `train-0` and so on. Raises BadFile."""
     rows = read_rows(task, folder, split)
     return [Input(f"{split}-{number}", number, split_input(task, row.input)) for number, row in enumerate(rows)]
 
 
 def read_inputs(task: Task, path: Path) -> list[Input]:
-    """Read the records of a file: JSON lines or one JSON list, compressed if the file's name ends in .gz.
+    """Read the records of a file: JSON lines or one JSON list, which may be compressed by gzip.
 
     A record has the task's fields or, for a published task, fields that begin with a capital, or `input`, the text
     that they become. Its id is one of IDS, or else its row, with a digest of its text for a user's own task. Other
-    keys are ignored. Raises BadData, also for a repeated id.
+    keys are ignored. Raises BadFile, also for a repeated id.
     """
     inputs: list[Input] = []
-    seen: dict[str, str] = {}
-    for row, (location, record) in enumerate(read_objects(path)):
+    seen: dict[str, Place] = {}
+    for row, (location, record) in enumerate(json_objects(path)):
         try:
             values = _values(task, record)
             text = task.input_text(values).encode()
-        except UnicodeEncodeError as error:
-            raise BadData(f"{location}: half of a surrogate pair, which is no character ({error.reason})") from None
         except FieldError as error:
             hint = f"; {nearest(error.field, record)}" if record and error.field not in record else ""
-            raise BadData(f"{location}: {error}{hint}") from None
-        except BadData as error:
-            raise BadData(f"{location}: {error}") from None
-        one = Input(_id_of(task, record, row, text), row, values, record, location)
+            raise BadFile(f"{location}: {error}{hint}") from None
+        except BadFile as error:
+            raise BadFile(f"{location}: {error}") from None
+        one = Input(_id_of(task, record, row, text, location), row, values, record, str(location))
         if (other := seen.setdefault(one.id, location)) != location:
-            raise BadData(f"{other} and {location} have the same id {one.id!r}")
+            raise BadFile(f"{other} and {location} have the same id {one.id!r}")
         inputs.append(one)
     return inputs
 
 
 def split_input(task: Task, text: str) -> dict[str, FieldValue]:
-    """Split a text into the values of its fields: the inverse of `Task.input_text`. Raises BadData."""
+    """Split a text into the values of its fields: the inverse of `Task.input_text`. Raises BadFile."""
     first, separator, last = text.rpartition(f"{task.separator}Answer Choices:\n" if task.choices else task.separator)
     if not separator:
-        raise BadData(f"not an input of {task.name}: {text[:80]!r}")
+        raise BadFile(f"not an input of {task.name}: {text[:80]!r}")
     if task.choices is None:
         return dict(zip(task.fields, (first, last), strict=True))
     return dict(zip(task.fields, (first, [line[len("(a) ") :] for line in last.split("\n")]), strict=True))
-
-
-def read_objects(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Read the JSON objects of a file, each with its file and line. Raises BadData."""
-    try:
-        content = path.read_bytes()
-        text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8-sig")
-    except OSError as error:
-        raise BadData(f"{path}: {error.strerror or error}") from None
-    except (UnicodeDecodeError, EOFError) as error:
-        raise BadData(f"{path}: not text in UTF-8 ({error})") from None
-    if text.lstrip().startswith("["):
-        for number, value in enumerate(parse_json(text, path, complaint=_NOT_JSON), start=1):
-            yield _object(value, f"{path}, record {number}")
-        return
-    # not splitlines, which also splits at characters that JSON does not escape
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            yield _object(parse_json(line, path, number, _NOT_JSON), f"{path}:{number}")
-
-
-def _object(value: Any, location: str) -> tuple[str, Mapping[str, Any]]:
-    if not isinstance(value, dict):
-        raise BadData(f"{location}: not an object")
-    return location, value
 
 
 def _values(task: Task, record: Mapping[str, Any]) -> Mapping[str, FieldValue]:
@@ -116,9 +88,9 @@ def _values(task: Task, record: Mapping[str, Any]) -> Mapping[str, FieldValue]:
     return {name: record[given] for name, given in names.items() if given in record}
 
 
-def _id_of(task: Task, record: Mapping[str, Any], row: int, text: bytes) -> str:
+def _id_of(task: Task, record: Mapping[str, Any], row: int, text: bytes, location: Place) -> str:
     own = "" if task.name in TASKS else f"-{hashlib.sha256(text).hexdigest()[:8]}"
-    return str(next((record[name] for name in IDS if name in record), f"{row}{own}"))
+    return next((id_of(record, name, location) for name in IDS if name in record), f"{row}{own}")
 
 
 def split_file(data: Path, split: Split) -> Path | None:
@@ -130,14 +102,14 @@ def split_file(data: Path, split: Split) -> Path | None:
 
 
 def content_digest(paths: Sequence[Path]) -> str:
-    """Digest files and folders of JSON lines, to distinguish runs on different content. Raises BadData."""
+    """Digest files and folders of JSON lines, to distinguish runs on different content. Raises BadFile."""
     digest = hashlib.sha256()
     for given in paths:
         for path in sorted(given.glob("*.jsonl*")) if given.is_dir() else [given]:
             try:
                 digest.update(f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()} ".encode())
             except OSError as error:
-                raise BadData(f"{path}: {error.strerror}") from None
+                raise BadFile(f"{path}: {error.strerror}") from None
     return digest.hexdigest()[:12]
 
 
@@ -147,7 +119,7 @@ def own_splits(
     """The splits of one run; `seed` chooses the fraction of the training rows, `split_seed` the held-out rows.
 
     `rationales` is an output of `fovea distill extract` for the training rows, or a folder with one for each split;
-    without it, the rows' own rationales are used. Unless `is_labelled`, training rows may lack a label. Raises BadData
+    without it, the rows' own rationales are used. Unless `is_labelled`, training rows may lack a label. Raises BadFile
     and OutputError.
     """
 
@@ -157,7 +129,7 @@ def own_splits(
 
     train = read("train", is_labelled=is_labelled)
     if train is None:
-        raise BadData(f"{data / 'train.jsonl'} is missing")
+        raise BadFile(f"{data / 'train.jsonl'} is missing")
     test, valid = read("test"), read("valid")
     if test is None:
         train, test = hold_out(train, own.test_share, own.split_seed)
@@ -166,7 +138,7 @@ def own_splits(
         train, valid = hold_out(train, VALIDATION_SHARE, own.split_seed)
     for name, rows in (("training", train), ("validation", valid), ("test", test)):
         if not rows:
-            raise BadData(f"{data}: no {name} rows; give more rows with labels, or files of their own in a folder")
+            raise BadFile(f"{data}: no {name} rows; give more rows with labels, or files of their own in a folder")
     return Splits(train, valid, test)
 
 
@@ -210,22 +182,22 @@ def _outputs(task: Task, inputs: Sequence[Input], rationales: Path) -> Iterator[
 
 
 def _label(own: OwnTask, one: Input, *, is_labelled: bool) -> str:
-    """The label of a row, "" if it needs none. Raises BadData."""
+    """The label of a row, "" if it needs none. Raises BadFile."""
     label = one.record.get(own.label)
     if label is None and not is_labelled:
         return ""
     if own.label not in one.record:
-        raise BadData(f"{one.location}: {own.label} is missing; {nearest(own.label, one.record)}")
+        raise BadFile(f"{one.location}: {own.label} is missing; {nearest(own.label, one.record)}")
     if not isinstance(label, str):
-        raise BadData(f"{one.location}: {own.label} must be a string{', not null' if label is None else ''}")
+        raise BadFile(f"{one.location}: {own.label} must be a string{', not null' if label is None else ''}")
     label = label.strip()
     candidates = own.task.candidates(one.values)
     if candidates is not None and label not in candidates:
-        raise BadData(f"{one.location}: {own.label} is {label!r}, which is not a label; {nearest(label, candidates)}")
+        raise BadFile(f"{one.location}: {own.label} is {label!r}, which is not a label; {nearest(label, candidates)}")
     if not label:
-        raise BadData(f"{one.location}: {own.label} is empty")
+        raise BadFile(f"{one.location}: {own.label} is empty")
     if own.task.metric == "equal_value" and own.task.value(label) is None:
-        raise BadData(f"{one.location}: {own.label} is {label!r}, an equation without a value")
+        raise BadFile(f"{one.location}: {own.label} is {label!r}, an equation without a value")
     return label
 
 
@@ -234,5 +206,5 @@ def _own_reason(own: OwnTask, one: Input, label: str) -> TeacherOutput | None:
     if rationale is None or rationale == "":
         return None
     if not isinstance(rationale, str):
-        raise BadData(f"{one.location}: {own.rationale} must be a string")
+        raise BadFile(f"{one.location}: {own.rationale} must be a string")
     return TeacherOutput(rationale, rationale.strip(), label)

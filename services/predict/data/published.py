@@ -6,16 +6,15 @@ rows of the split. Any of these files may be compressed (`.json.gz`). SVAMP may 
 (`svamp/SVAMP.json`). ASDiv always is (`asdiv/ASDiv.xml`); it has only a training split and no teacher.
 """
 
-import gzip
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, Literal
 from xml.etree import ElementTree
 
 import numpy as np
 
-from services.predict.data.rows import BadData, Row, TeacherOutput
+from services.core.text_files import BadFile, json_objects, read_json
+from services.predict.data.rows import Row, TeacherOutput
 from services.predict.data.teacher_outputs import Dialect, parse_output
 from services.predict.tasks import ANLI1, ASDIV, CQA, ESNLI, SVAMP, Task
 
@@ -27,11 +26,11 @@ SVAMP_TRAINING_ROWS = 800
 def read_rows(task: Task, folder: Path, split: Split) -> list[Row]:
     """Read all rows of a data set's published split, in order, with human labels.
 
-    Raises BadData, naming the file and the line, for a missing split and for records of another form.
+    Raises BadFile, naming the file and the line, for a missing split and for records of another form.
     """
     if task.name == ASDIV.name:
         if split != "train":
-            raise BadData(f"ASDiv has only a training split, no {split}")
+            raise BadFile(f"ASDiv has only a training split, no {split}")
         return _read_asdiv(folder / "asdiv" / "ASDiv.xml")
     original = folder / "svamp" / "SVAMP.json"
     path = folder / task.name / f"{task.name}_{split}.json"
@@ -39,12 +38,11 @@ def read_rows(task: Task, folder: Path, split: Split) -> list[Row]:
         return _read_svamp(original, split)
     to_row = _RECORDS[task.name]
     rows = []
-    with _open(path) as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                rows.append(to_row(json.loads(line)))
-            except (ValueError, LookupError, TypeError) as error:
-                raise BadData(f"{path}, line {number}: not a row of {task.name} ({error!r})") from error
+    for place, record in json_objects(_existing(path)):
+        try:
+            rows.append(to_row(record))
+        except (ValueError, LookupError, TypeError) as error:
+            raise BadFile(f"{place}: not a row of {task.name} ({error!r})") from error
     return rows
 
 
@@ -53,13 +51,13 @@ def read_outputs(
 ) -> list[TeacherOutput]:
     """Read and parse a teacher's outputs for a published split, in the order of its rows.
 
-    Raises BadData for a split without outputs, for a gap in the files' numbers and for files of another form.
+    Raises BadFile for a split without outputs, for a gap in the files' numbers and for files of another form.
     """
     outputs = []
     for path in _numbered(folder / task.name / teacher, split):
         texts = _list(path)
         if not all(isinstance(text, str) for text in texts):
-            raise BadData(f"{path}: not a list of strings")
+            raise BadFile(f"{path}: not a list of strings")
         outputs += [parse_output(task.name, text, dialect) for text in texts]
     return outputs
 
@@ -105,7 +103,7 @@ def _read_svamp(path: Path, split: Split) -> list[Row]:
         try:
             texts = _texts(record, "Body", "Question", "Equation")
         except (LookupError, TypeError) as error:
-            raise BadData(f"{path}, problem {number}: not one of SVAMP's ({error!r})") from error
+            raise BadFile(f"{path}, problem {number}: not one of SVAMP's ({error!r})") from error
         text = SVAMP.input_text({"body": texts["Body"], "question": texts["Question"]})
         rows.append(Row(text, texts["Equation"]))
     order = np.random.RandomState(0).permutation(len(rows)).tolist()
@@ -117,13 +115,13 @@ def _read_asdiv(path: Path) -> list[Row]:
     """Read every problem; its label is the number at the start of its answer, such as `9 (apples)`."""
     try:
         problems = ElementTree.parse(path).iter("Problem")
-    except (OSError, ElementTree.ParseError) as error:
-        raise BadData(f"{path}: not ASDiv's XML ({error})") from error
+    except (OSError, LookupError, ValueError, ElementTree.ParseError) as error:
+        raise BadFile(f"{path}: not ASDiv's XML ({error})") from error
     rows = []
     for problem in problems:
         body, question, answer = (problem.findtext(name) for name in ("Body", "Question", "Answer"))
         if body is None or question is None or answer is None:
-            raise BadData(f"{path}: the problem {problem.get('ID')} lacks its text or its answer")
+            raise BadFile(f"{path}: the problem {problem.get('ID')} lacks its text or its answer")
         rows.append(Row(ASDIV.input_text({"body": body, "question": question}), answer.split(" ")[0]))
     return rows
 
@@ -134,18 +132,14 @@ def _numbered(folder: Path, split: Split) -> list[Path]:
     paths = [folder / f"{split}_CoT_{number}.json" for number in range(len(names))]
     missing = next((path for path in paths if path.name not in names), None)
     if missing or not paths:
-        raise BadData(f"{missing or folder / f'{split}_CoT_0.json'} is missing")
+        raise BadFile(f"{missing or folder / f'{split}_CoT_0.json'} is missing")
     return paths
 
 
 def _list(path: Path) -> list[Any]:
-    try:
-        with _open(path) as file:
-            entries = json.load(file)
-    except ValueError as error:
-        raise BadData(f"{path}: not JSON ({error})") from error
+    entries = read_json(_existing(path))
     if not isinstance(entries, list):
-        raise BadData(f"{path}: not a list")
+        raise BadFile(f"{path}: not a list")
     return entries
 
 
@@ -154,10 +148,8 @@ def _found(path: Path) -> Path | None:
     return next((one for one in (path, path.with_name(f"{path.name}.gz")) if one.is_file()), None)
 
 
-def _open(path: Path) -> TextIO:
+def _existing(path: Path) -> Path:
     found = _found(path)
     if found is None:
-        raise BadData(f"{path} is missing")
-    if found.suffix == ".gz":
-        return gzip.open(found, "rt", encoding="utf-8-sig", newline="\n")
-    return found.open(encoding="utf-8-sig", newline="\n")
+        raise BadFile(f"{path} is missing")
+    return found

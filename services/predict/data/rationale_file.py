@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import ConfigDict
 
 from services.core.durable_files import write_durably
+from services.core.text_files import BadFile, read_json
 from services.jobs import inquiry
 from services.jobs.inquiry import Identified, OutputError, RecordFile, digest_of
 from services.jobs.resumption import differences, option_names
@@ -100,12 +101,12 @@ def read_teacher_outputs(path: Path, task: str, num_rows: int) -> list[TeacherOu
 
 def _begun_with(path: Path) -> dict[str, Any] | None:
     """Read the arguments that a file was begun with; None if there are none. Raises OutputError."""
-    try:
-        begun = json.loads(path.read_bytes())
-    except FileNotFoundError:
+    if not path.exists():
         return None
-    except ValueError as error:
-        raise OutputError(f"{path}: not JSON ({error})") from None
+    try:
+        begun = read_json(path)
+    except BadFile as error:
+        raise OutputError(str(error)) from None
     if not isinstance(begun, dict):
         raise OutputError(f"{path}: not the arguments of an extraction")
     return begun

@@ -7,6 +7,8 @@ from typing import Literal
 
 import numpy as np
 
+from services.core.text_files import BadFile
+
 LabelSource = Literal["human", "llm"]
 # no_answer, several_answers: the words before the label are missing, or occur more than once.
 # no_label, no_rationale: its place is empty. unknown_label: it is not one of the task's labels or the question's
@@ -14,10 +16,6 @@ LabelSource = Literal["human", "llm"]
 Problem = Literal["no_answer", "several_answers", "no_label", "unknown_label", "no_value", "no_rationale"]
 
 VALIDATION_SHARE = 0.1  # of the training rows, if a data set has no validation split of its own
-
-
-class BadData(ValueError):
-    """A file that is missing or in another form than expected; the message says where and why."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +65,9 @@ class Splits:
 
 
 def join(rows: Sequence[Row], outputs: Sequence[TeacherOutput | None]) -> list[Row]:
-    """Add a teacher's outputs to the rows, in order. Raises BadData if their numbers differ."""
+    """Add a teacher's outputs to the rows, in order. Raises BadFile if their numbers differ."""
     if len(rows) != len(outputs):
-        raise BadData(f"{len(outputs)} outputs of a teacher do not match {len(rows)} rows")
+        raise BadFile(f"{len(outputs)} outputs of a teacher do not match {len(rows)} rows")
     return [replace(row, output=output) for row, output in zip(rows, outputs, strict=True)]
 
 
@@ -115,12 +113,12 @@ def to_examples(rows: Sequence[Row], labels: LabelSource = "human", *, drop_empt
 
     Rationales and labels that a rule could not read are kept as empty texts; `drop_empty` leaves out the rows whose
     rationale, or whose teacher's label if `labels` is "llm", is empty. Rows without an output have the rationale None.
-    Raises BadData if a teacher's label is needed and there is no output.
+    Raises BadFile if a teacher's label is needed and there is no output.
     """
     examples = []
     for number, row in enumerate(rows):
         if labels == "llm" and row.output is None:
-            raise BadData(f"row {number} has no output of a teacher, so it has no label")
+            raise BadFile(f"row {number} has no output of a teacher, so it has no label")
         label = row.output.label if labels == "llm" and row.output else row.label
         rationale = row.output.rationale if row.output else None
         is_empty = not label.strip() or (rationale is not None and not rationale.strip())

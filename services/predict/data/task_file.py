@@ -8,7 +8,6 @@ A checkpoint trained for the task contains what a service needs to know about it
 """
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -17,7 +16,7 @@ import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from services.core.store.manifest import MAX_NAME_LENGTH, NAME_PATTERN
-from services.predict.data.rows import BadData
+from services.core.text_files import BadFile, read_json, read_text
 from services.predict.model.task_description import FIELD_NAME, StrictFile, TaskFields, complaint_of
 from services.predict.tasks import TASKS, Task
 
@@ -102,63 +101,31 @@ class OwnTask:
 
 
 def read_task_file(path: Path) -> TaskFile:
-    """Read and check a task file: JSON if its name ends in .json, else YAML. Raises BadData."""
-    try:
-        content = path.read_bytes()
-        is_json = path.suffix == ".json"
-        values = parse_json(content.decode("utf-8-sig"), path) if is_json else parse_yaml(content, path)
-    except OSError as error:
-        raise BadData(f"{path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise BadData(f"{path}: not text in UTF-8 ({error})") from None
+    """Read and check a task file: JSON if its name ends in .json, else YAML. Raises BadFile."""
+    values = read_json(path) if path.suffix == ".json" else read_yaml(path)
     if not isinstance(values, dict):
-        raise BadData(f"{path}: not a task, which has the keys {', '.join(TaskFile.model_fields)}")
+        raise BadFile(f"{path}: not a task, which has the keys {', '.join(TaskFile.model_fields)}")
     try:
         return TaskFile.model_validate(values)
     except ValidationError as error:
-        raise BadData(f"{path}: {complaint_of(error)}") from None
+        raise BadFile(f"{path}: {complaint_of(error)}") from None
 
 
-# Errors of users' JSON and YAML name the file and line, and an object may not repeat a key.
-
-
-class _RepeatedKey(ValueError):
-    pass
-
-
-def parse_json(text: str, path: Path, first_line: int | None = None, complaint: str = "not JSON") -> Any:
-    """Parse a whole file, or the one line `first_line` of it. Raises BadData, which begins with `complaint`."""
+def read_yaml(path: Path) -> Any:
+    """Parse a whole file, of which no object repeats a key. Raises BadFile."""
     try:
-        return json.loads(text, object_pairs_hook=_unique)
-    except json.JSONDecodeError as error:
-        line = error.lineno if first_line is None else first_line
-        raise BadData(f"{path}:{line}: {complaint} ({error.msg} at column {error.colno})") from None
-    except _RepeatedKey as error:
-        place = f"{path}" if first_line is None else f"{path}:{first_line}"
-        raise BadData(f"{place}: {error}") from None
-
-
-def parse_yaml(content: bytes, path: Path) -> Any:
-    """Parse a whole file. Raises BadData."""
-    try:
-        loader = _UniqueKeysLoader(content)
+        loader = _UniqueKeysLoader(read_text(path))
         try:
             return loader.get_single_data()
         finally:
             loader.dispose()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        raise BadData(f"{path}{f':{mark.line + 1}' if mark else ''}: {error.problem or error.context}") from None
+        raise BadFile(f"{path}{f':{mark.line + 1}' if mark else ''}: {error.problem or error.context}") from None
     except yaml.YAMLError as error:
-        raise BadData(f"{path}: {' '.join(str(error).split())}") from None
-
-
-def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise _RepeatedKey(_repeated(next(name for name in names if names.count(name) > 1)))
-    return found
+        raise BadFile(f"{path}: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise BadFile(f"{path}: nested too deeply") from None
 
 
 class _UniqueKeysLoader(yaml.SafeLoader):
@@ -167,10 +134,8 @@ class _UniqueKeysLoader(yaml.SafeLoader):
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if key.value in seen:
-                    raise yaml.MarkedYAMLError(problem=_repeated(key.value), problem_mark=key.start_mark)
+                    raise yaml.MarkedYAMLError(
+                        problem=f"the key {key.value!r} occurs twice", problem_mark=key.start_mark
+                    )
                 seen.add(key.value)
         return super().construct_mapping(node, deep)
-
-
-def _repeated(name: str) -> str:
-    return f"the key {name!r} occurs twice"

@@ -16,7 +16,7 @@ from services.jobs.interruption import EXIT_FAILED, one_line_errors
 from services.jobs.options import among, command_line, output_folder, parse_numbers, results_file, split
 from services.jobs.plots import draw
 from services.predict.data.published import read_outputs, read_rows
-from services.predict.data.rows import BadData, LabelSource, join
+from services.predict.data.rows import LabelSource, join
 from services.predict.data.task_file import read_task_file
 from services.predict.evaluation.results import FEW_SHOT_COT, RESULT_FILES, Result, figures, make_tables, print_tables
 from services.predict.evaluation.sweep import (
@@ -121,7 +121,7 @@ def run_sweep(
     """
     console = Console(stderr=True, highlight=False)
     output, num_failed = options["output"], 0
-    with one_line_errors(command, console, (BadData, OutputError, SweepError, OSError, ValueError)):
+    with one_line_errors(command, console, (OutputError, SweepError, OSError, ValueError)):
         if not options["report_only"]:
             work = Sweep(cells(), output, is_lean=options["scores_only"])
             num_failed = run_shown(work, options["workers"], console)
@@ -152,6 +152,10 @@ def table(
             draw_figures(loaded, figures_in)
     except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error), param_hint="RESULTS") from error
+    except KeyError as error:
+        raise typer.BadParameter(
+            f"{', '.join(map(str, results))}: scores lack {error}", param_hint="RESULTS"
+        ) from error
 
 
 def report(known: Sequence[Result], output: Path, save: Path | None) -> list[Result]:
@@ -183,7 +187,7 @@ def draw_figures(results: Sequence[Result], folder: Path) -> None:
 def few_shot_cot_of(task: str, folder: Path) -> Result | None:
     """The result of PaLM itself on the test rows, from the released outputs; None if they are not in the folder.
 
-    Raises BadData for rows and outputs that can't be read or do not match.
+    Raises BadFile for rows and outputs that can't be read or do not match.
     """
     if not any((folder / task / "palm").glob("test_CoT_*")):
         return None

@@ -28,10 +28,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from services.core.text_files import BadFile
 from services.jobs.interruption import ignore_interrupts
 from services.jobs.progress import Bars, duration
 from services.jobs.resumption import differences
-from services.predict.data.rows import BadData, LabelSource
+from services.predict.data.rows import LabelSource
 from services.predict.evaluation.results import RESULT_FILES, Result
 from services.predict.training.recipe import Method, Recipe
 from services.predict.training.sources import DataSource, Source
@@ -102,10 +103,10 @@ class Teacher:
 
 
 def path_of_task(path: Path, task: str) -> Path:
-    """Return `<path>/<task>`, `<path>/<task>.jsonl`, or `path` itself. Raises BadData if none of them exists."""
+    """Return `<path>/<task>`, `<path>/<task>.jsonl`, or `path` itself. Raises BadFile if none of them exists."""
     found = next((own for own in (path / task, path / f"{task}.jsonl", path) if own.exists()), None)
     if found is None:
-        raise BadData(f"{path} is missing")
+        raise BadFile(f"{path} is missing")
     return found
 
 
@@ -125,7 +126,7 @@ class Grid:
     def cells(self) -> list[Cell]:
         """List every student once, all students of a seed before those of the next.
 
-        Standard finetuning on human labels uses no teacher, so it is listed once for all teachers. Raises BadData for
+        Standard finetuning on human labels uses no teacher, so it is listed once for all teachers. Raises BadFile for
         missing rationales.
         """
         cells = []

@@ -26,6 +26,7 @@ from rich.console import Console
 
 from services.core.openai_client import Answer, Api, Endpoint, EndpointClient, EndpointError, Patience
 from services.core.printable import json_line, printable
+from services.core.text_files import BadFile
 from services.jobs.inquiry import Inquiry, OutputError, RecordFile, Tokens, attended, digest_of
 from services.jobs.interruption import one_line_errors
 from services.jobs.options import command_line, json_object
@@ -33,8 +34,7 @@ from services.jobs.progress import Bars
 from services.predict.data.inputs import Input, published_inputs, read_inputs, split_file
 from services.predict.data.published import Split
 from services.predict.data.rationale_file import Record, opened_rationales
-from services.predict.data.rows import BadData
-from services.predict.data.task_file import GivenDemonstration, TaskFile, parse_yaml, read_task_file
+from services.predict.data.task_file import GivenDemonstration, TaskFile, read_task_file, read_yaml
 from services.predict.data.teacher_outputs import OWN_INPUT, read_output
 from services.predict.model.task_description import StrictFile, complaint_of
 from services.predict.tasks import ANSWER_MARKER, TASKS, FieldError, FieldValue, Task
@@ -173,11 +173,9 @@ def load_prompts(task: Task, path: Path | None = None, *, is_zero_shot: bool = F
     """Load the prompts of a file, or the built-in ones for the task. Raises PromptError."""
     path = path or Path(__file__).with_name("demonstrations") / f"{PROMPT_FILES[task.name]}.yaml"
     try:
-        file = PromptFile.model_validate(parse_yaml(path.read_bytes(), path))
-    except BadData as error:
+        file = PromptFile.model_validate(read_yaml(path))
+    except BadFile as error:
         raise PromptError(str(error)) from None
-    except OSError as error:
-        raise PromptError(f"{path}: {error.strerror}") from None
     except ValidationError as error:
         raise PromptError(f"{path}: {complaint_of(error)}") from None
     if not file.demonstrations:
@@ -380,7 +378,7 @@ def extract(
     """
     stamina.instrumentation.set_on_retry_hooks(())  # a line for each retry would break the progress bar
     console = Console(stderr=True, highlight=False)
-    with one_line_errors("fovea distill extract", console, (BadData, PromptError, OutputError, EndpointError)):
+    with one_line_errors("fovea distill extract", console, (BadFile, PromptError, OutputError, EndpointError)):
         loaded = _prompts(task, task_file, prompts, is_zero_shot=zero_shot)
         endpoint = Endpoint(base_url, api, _key(key_variable))
         plan = Plan(loaded, endpoint, model, max_tokens, json_object(extra, "--extra"))
@@ -459,7 +457,7 @@ def _tell_totals(tally: Tally, console: Console) -> None:
 
 
 def _prompts(name: TaskName | None, file: Path | None, prompts: Path | None, *, is_zero_shot: bool) -> Prompts:
-    """The prompts of a built-in task or a user's own. Raises BadParameter unless one is named, BadData, PromptError."""
+    """The prompts of a built-in task or a user's own. Raises BadParameter unless one is named, BadFile, PromptError."""
     if (name is None) == (file is None):
         raise typer.BadParameter("name a task, or give a file with --task, and not both")
     if name is not None:
@@ -472,16 +470,16 @@ def _prompts(name: TaskName | None, file: Path | None, prompts: Path | None, *, 
 
 
 def _asked(task: Task, data: Path, split: Split) -> list[Input]:
-    """Read the inputs to ask about. Raises BadData, also if there are none."""
+    """Read the inputs to ask about. Raises BadFile, also if there are none."""
     if data.is_dir() and task.name in TASKS:
         asked = published_inputs(task, data, split)
     else:
         path = split_file(data, split) if data.is_dir() else data
         if path is None:
-            raise BadData(f"{data} has no file {split}.jsonl")
+            raise BadFile(f"{data} has no file {split}.jsonl")
         asked = read_inputs(task, path)
     if not asked:
-        raise BadData(f"{data} contains no inputs")
+        raise BadFile(f"{data} contains no inputs")
     return asked
 
 

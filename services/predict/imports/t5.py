@@ -11,12 +11,12 @@ import torch
 from pydantic import JsonValue
 
 from services.core.refusals import Refused
+from services.core.text_files import BadFile
 from services.jobs.imports.plan import Plan, left_files
 from services.jobs.imports.source import Source, read_model_config, read_object
 from services.jobs.imports.weights import find_weights, stored_weights
 from services.nn.loading import quiet_loading, transformers
 from services.nn.model_configs import StoredWeights, faults_of, model_config
-from services.predict.data.rows import BadData
 from services.predict.data.task_file import read_task_file
 from services.predict.model.task_description import TASK_FILE, TaskDescription
 from services.predict.tasks import TASKS, Prefixes
@@ -97,7 +97,7 @@ class T5Import:
                 raise Refused(f"--task: {self.task} is neither a file nor one of {', '.join(TASKS)}")
             try:
                 task = read_task_file(Path(self.task)).to_task()
-            except BadData as error:
+            except BadFile as error:
                 raise Refused(f"--task: {error}") from None
         prefixes = Prefixes(self.label_prefix, self.rationale_prefix or "")
         return TaskDescription.of(task, prefixes, has_rationales=self.rationale_prefix is not None)

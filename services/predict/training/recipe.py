@@ -1,6 +1,5 @@
 """Recipes, examples and outcomes of trainings: plain values for the training and for tables of runs."""
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 import typer
 from pydantic import TypeAdapter, ValidationError
 
+from services.core.text_files import read_toml
 from services.predict.data.rows import Example
 from services.predict.tasks import (
     MAX_INPUT_TOKENS,
@@ -155,10 +155,10 @@ LearningRate = Annotated[
 def recipe_of(kind: type[Recipe], options: Mapping[str, Any]) -> Recipe:
     """Make the recipe of a command's options, which replace values of its TOML file, if there is one.
 
-    Raises OSError, and ValueError for unknown keys and invalid values.
+    Raises ValueError for unknown keys and invalid values, and BadFile.
     """
     path: Path | None = options["recipe"]
-    values = {} if path is None else tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    values = {} if path is None else read_toml(path)
     hints = recipe_keys(kind)
     if unknown := sorted(values.keys() - hints.keys()):
         raise ValueError(f"recipe {path} has unknown keys: {', '.join(unknown)}; known are {', '.join(sorted(hints))}")

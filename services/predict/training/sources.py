@@ -6,21 +6,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from services.core.text_files import BadFile
 from services.jobs.inquiry import OutputError
 from services.predict.data.inputs import content_digest, own_splits
 from services.predict.data.published import Split, read_outputs, read_rows
 from services.predict.data.rationale_file import read_records, read_teacher_outputs
-from services.predict.data.rows import (
-    BadData,
-    Example,
-    LabelSource,
-    Row,
-    Splits,
-    join,
-    make_splits,
-    subsample,
-    to_examples,
-)
+from services.predict.data.rows import Example, LabelSource, Row, Splits, join, make_splits, subsample, to_examples
 from services.predict.data.task_file import OwnTask
 from services.predict.number_slots import hide_numbers, in_canonical_order
 from services.predict.tasks import ANLI1, ASDIV, CQA, ESNLI, SVAMP, Task
@@ -50,10 +41,10 @@ class Source(Protocol):
         """Return what else tells results on this data from others."""
 
     def read(self, recipe: Recipe) -> TeachingData:
-        """Read the examples of a run, whose seed chooses the share of the training rows. Raises BadData."""
+        """Read the examples of a run, whose seed chooses the share of the training rows. Raises BadFile."""
 
     def content(self) -> str | None:
-        """Digest the files that may change from run to run; None if there are none. Raises BadData."""
+        """Digest the files that may change from run to run; None if there are none. Raises BadFile."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +93,7 @@ class DataSource:
     def read(self, recipe: Recipe) -> TeachingData:
         """Read the examples of a run, whose seed chooses the share of the training rows.
 
-        Only the method "explained" needs a teacher's outputs for validation and test rows. Raises BadData for files
+        Only the method "explained" needs a teacher's outputs for validation and test rows. Raises BadFile for files
         that are missing or of another form, or for too few rows, and OutputError for a bad file of rationales.
         """
         if self.own is not None:
@@ -124,11 +115,11 @@ class DataSource:
             rows = [row for row in rows if row.output is not None]
         train = to_examples(rows, self.labels, drop_empty=recipe.drop_empty)
         if not train:
-            raise BadData(f"no row of {self.task} is left for training{_unparsed(self)}")
+            raise BadFile(f"no row of {self.task} is left for training{_unparsed(self)}")
         if recipe.method != "standard" and not any(example.rationale for example in train):
             reason = _unparsed(self)
             cure = "extract others" if reason else "give --rationales"
-            raise BadData(f"no training row of {self.task} has a rationale{reason}: {cure}, or --method standard")
+            raise BadFile(f"no training row of {self.task} has a rationale{reason}: {cure}, or --method standard")
         return teaching_data(task, train, splits)
 
 

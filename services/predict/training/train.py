@@ -18,6 +18,7 @@ from rich.console import Console
 from services.core.durable_files import write_durably
 from services.core.store.errors import StoreError
 from services.core.store.manifest import MAX_NAME_LENGTH, NAME_PATTERN
+from services.core.text_files import read_json
 from services.jobs.checkpoints import check_publication, publish_trained
 from services.jobs.inquiry import OutputError
 from services.jobs.interruption import interruptible, resumable
@@ -25,7 +26,7 @@ from services.jobs.options import StoreUrl, command_line, output_folder
 from services.nn.loading import transformers
 from services.nn.model_configs import StoredWeights, read_config
 from services.nn.weight_files import readable_weights
-from services.predict.data.rows import BadData, LabelSource
+from services.predict.data.rows import LabelSource
 from services.predict.data.task_file import read_task_file
 from services.predict.model.scoring import Candidates
 from services.predict.training.initialisation import MIN_VOCABULARY, SHAPES, build_tokenizer, create_t5
@@ -100,13 +101,13 @@ class StudentRun:
 def run_student(run: StudentRun, folder: Path, report: Callable[[str], None], *, num_workers: int = 0) -> Outcome:
     """Train a student, or continue an interrupted training; a finished one is read from `folder`.
 
-    Raises ValueError if another run was begun in `folder`, and as `teach` and `StudentRun.load` do; BadData and
+    Raises ValueError if another run was begun in `folder`, and as `teach` and `StudentRun.load` do; BadFile and
     OutputError for data that can't be read.
     """
     path = folder / RESULT
     described = json.loads(json.dumps({**asdict(run), "content": run.data.content()}, default=str))
     if path.is_file():
-        result = json.loads(path.read_bytes())
+        result = read_json(path)
         # results of earlier versions have no digest of the files
         agree(path, {"content": described["content"], **result["run"]}, described)
         values = result["outcome"]
@@ -227,7 +228,7 @@ def distill(
 def train_and_publish(run: StudentRun, options: Mapping[str, Any], num_workers: int = 0) -> None:
     """Train a student, or continue its training, and publish it according to the command's options.
 
-    Raises ValueError, BadData, OutputError, StoreError and OSError.
+    Raises ValueError, BadFile, OutputError, StoreError and OSError.
     """
     name, publish = options["name"] or run.data.task, options["publish"]
     if NAME_PATTERN.fullmatch(name) is None:
@@ -264,7 +265,7 @@ def one_line_errors(command: str) -> Iterator[None]:
     """Print an error as one line, with the option's name if it concerns one."""
     try:
         yield
-    except (BadData, OutputError, StoreError, ValueError, OSError) as error:
+    except (OutputError, StoreError, ValueError, OSError) as error:
         first, _, rest = str(error).partition(" ")
         Console(stderr=True, highlight=False).print(
             f"{command}: {_OPTIONS.get(first, first)} {rest}", markup=False, soft_wrap=True

@@ -4,7 +4,6 @@ The order of an epoch depends only on a seed and the epoch, and any example can 
 processes and loader workers read theirs by number, and a killed run resumes without rereading earlier examples.
 """
 
-import csv
 import io
 import json
 import re
@@ -18,6 +17,7 @@ from typing import NamedTuple, get_args
 import torch
 from PIL import Image
 
+from services.core.text_files import BadFile, json_objects, read_rows, text_of
 from services.jobs.sugarcrepe import FORMS, Pair, PairKind, load_pairs
 
 # The false captions of each name, by the true caption.
@@ -62,8 +62,8 @@ def read_stored(path: Path, names: Sequence[str] = ()) -> StoredNegatives:
     """Read the false captions of some types or forms, by default of each form that the file has.
 
     The path is a file of JSON lines or a folder in SugarCrepe's form. A true caption may have several false ones of a
-    name. Raises ValueError for a name that is no type or form, occurs twice or has no pairs; BadPairs, MissingData and
-    OSError for files that can't be read.
+    name. Raises ValueError for a name that is no type or form, occurs twice or has no pairs; BadFile for files
+    that can't be read.
     """
     pairs = load_pairs(path)
     counts = Counter(pair.kind for pair in pairs)
@@ -257,36 +257,29 @@ def _caption_texts(record: dict[str, object]) -> tuple[str, ...]:
 
 
 def _json_rows(table: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
-    with table.open(encoding="utf-8-sig") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                record = json.loads(line)
-                image = next(record[name] for name in IMAGE_COLUMNS if name in record)
-                captions = _caption_texts(record)
-            except (ValueError, StopIteration, TypeError) as error:
-                raise ValueError(f"{table}, line {number}: an image and a caption are required ({error})") from None
-            if captions:
-                yield image, captions
+    for place, record in json_objects(table):
+        name = next((name for name in IMAGE_COLUMNS if name in record), IMAGE_COLUMNS[0])
+        image = text_of(record, name, place)
+        try:
+            captions = _caption_texts(record)
+        except ValueError as error:
+            raise BadFile(f"{place}: {error}") from None
+        if captions:
+            yield image, captions
 
 
 def _tsv_rows(table: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
-    with table.open(encoding="utf-8-sig", newline="") as lines:
-        image, caption = 0, 1
-        for number, row in enumerate(csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE), 1):
-            if number == 1 and any(name in row for name in IMAGE_COLUMNS):
-                image = next(i for i, name in enumerate(row) if name in IMAGE_COLUMNS)
-                caption = next((i for i, name in enumerate(row) if name in CAPTION_COLUMNS), -1)
-                if caption < 0:
-                    raise ValueError(f"{table}: the header has none of {', '.join(CAPTION_COLUMNS)}")
-                continue
-            if not row:
-                continue
-            if len(row) <= max(image, caption):
-                raise ValueError(f"{table}, line {number}: an image and a caption are required")
-            if text := " ".join(row[caption].split()):
-                yield row[image], (text,)
+    image, caption = 0, 1
+    for number, (place, row) in enumerate(read_rows(table, "\t", is_quoted=False)):
+        if number == 0 and any(name in row for name in IMAGE_COLUMNS):
+            image = next(i for i, name in enumerate(row) if name in IMAGE_COLUMNS)
+            caption = next((i for i, name in enumerate(row) if name in CAPTION_COLUMNS), -1)
+            if caption < 0:
+                raise BadFile(f"{place}: the header has none of {', '.join(CAPTION_COLUMNS)}")
+        elif len(row) <= max(image, caption):
+            raise BadFile(f"{place}: an image and a caption are required, separated by a tab")
+        elif text := " ".join(row[caption].split()):
+            yield row[image], (text,)
 
 
 def _expand(source: str) -> Iterator[Path]:

@@ -16,9 +16,9 @@ import typer
 from rich.console import Console
 
 from services.core.logs import log_warnings_to_stderr
+from services.core.text_files import BadFile
 from services.jobs.checkpoints import Device
 from services.jobs.options import StoreUrl, command_line, output_file, results_file
-from services.jobs.published_data import MissingData
 from services.score.evaluation.aggregates import aggregates
 from services.score.evaluation.benchmarks.aro import load_negclip_captions
 from services.score.evaluation.benchmarks.caption_choices import (
@@ -267,7 +267,7 @@ def bad_parameters(option: str | None = None) -> Iterator[None]:
     """Report missing data as an invalid option; with an `option`, also a judge that does not exist."""
     try:
         yield
-    except MissingData as error:
+    except BadFile as error:
         raise typer.BadParameter(str(error)) from error
     except CannotJudge as error:
         if option is None:

@@ -3,7 +3,6 @@
 Shapes: R records of a task, O orders, I images and C captions of a record, N images or texts, E embedding width.
 """
 
-import json
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
@@ -16,6 +15,7 @@ from PIL import Image
 from pydantic import TypeAdapter, ValidationError
 
 from services.core.refusals import first_complaint
+from services.core.text_files import BadFile, read_json
 from services.jobs.progress import standard_bars
 from services.jobs.result_files import ResultFiles
 from services.score.evaluation.aggregates import IMAGE, TEXT, aggregates
@@ -129,7 +129,7 @@ def evaluate(
 ) -> list[Result]:
     """Judge the tasks, with one result for each benchmark and the judge's notes among its settings.
 
-    Raises MissingData before the first image is read if any is missing, and CannotJudge.
+    Raises BadFile before the first image is read if any is missing, and CannotJudge.
     """
     if judge.reads_images:
         for task in tasks:
@@ -276,13 +276,11 @@ class ReleasedAnswers:
         self.name = name
         self._path = path
         try:
-            self._by_order = TypeAdapter(Answers).validate_python(json.loads(path.read_text(encoding="utf-8")))
-        except OSError as error:
-            raise CannotJudge(f"{path}: {error.strerror}") from error
+            self._by_order = TypeAdapter(Answers).validate_python(read_json(path))
+        except BadFile as error:
+            raise CannotJudge(str(error)) from error
         except ValidationError as error:
             raise CannotJudge(f"{path}: {first_complaint(error, 'the file')}") from error
-        except ValueError as error:
-            raise CannotJudge(f"{path}: not JSON ({error})") from error
         if not self._by_order:
             raise CannotJudge(f"{path} holds no answers")
 

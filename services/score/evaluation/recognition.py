@@ -8,7 +8,6 @@ Shapes: N images, K classes, Q queries, G things to be found, I images, C captio
 """
 
 import ast
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,17 +16,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from services.jobs.published_data import MissingData, Source
+from services.core.text_files import BadFile, json_objects, read_json, read_text, text_lines
+from services.jobs.published_data import Source, described
 from services.score.evaluation.aggregates import RETRIEVAL
-from services.score.evaluation.benchmarks.reading import (
-    COCO_2014,
-    FLICKR30K,
-    CaptionedImage,
-    described,
-    load_coco,
-    load_flickr30k,
-    read_json,
-)
+from services.score.evaluation.benchmarks.reading import COCO_2014, FLICKR30K, CaptionedImage, load_coco, load_flickr30k
 from services.score.evaluation.judges import Embedder, Features
 from services.score.evaluation.records import ImageFile, Member, file_of, percent
 
@@ -177,7 +169,7 @@ class ClassificationSet:
 def load_classification_set(name: str, directory: Path, *, limit: int | None = None) -> ClassificationSet:
     """Load one of SETS from a folder with `prompts.py` and `classification`; `limit` takes the first images.
 
-    Raises MissingData.
+    Raises BadFile.
     """
     published = SETS[name]
     class_names, templates = read_prompts(directory / "prompts.py", published.toolkit_name)
@@ -199,13 +191,13 @@ def load_classification_set(name: str, directory: Path, *, limit: int | None = N
 
 
 def read_prompts(path: Path, toolkit_name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Read the class names and templates of a set from the toolkit's `prompts.py`. Raises MissingData.
+    """Read the class names and templates of a set from the toolkit's `prompts.py`. Raises BadFile.
 
     The file consists of lists, and of two maps of sets to names of lists. A class's first name counts.
     """
     with described(TOOLKIT.existing(path), TOOLKIT.name, "class names and templates"):
         lists: dict[str, ast.expr] = {}
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        for node in ast.parse(read_text(path)).body:
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
                 lists[node.targets[0].id] = node.value
         class_names, templates = (
@@ -229,13 +221,13 @@ Row = tuple[str, tuple[int, ...]]
 
 def _index_rows(path: Path) -> list[Row]:
     """Read lines such as `test.zip@cat.jpg 0,2`."""
-    lines = [line.rsplit(maxsplit=1) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    lines = [line.rsplit(maxsplit=1) for line in text_lines(path) if line.strip()]
     return [(image, tuple(sorted(map(int, classes.split(","))))) for image, classes in lines]
 
 
 def _coco_rows(path: Path) -> list[Row]:
     """Read images and their categories in COCO's form; classes are numbered by the categories' numbers."""
-    content = read_json(path, TOOLKIT)
+    content = read_json(TOOLKIT.existing(path))
     class_of = {one: place for place, one in enumerate(sorted(row["id"] for row in content["categories"]))}
     classes: dict[int, list[int]] = {}
     for row in content["annotations"]:
@@ -268,7 +260,7 @@ def evaluate_classification(embedder: Embedder, found: ClassificationSet) -> flo
     try:
         return 100 * METRICS[found.metric](_labels(found), probabilities)
     except ValueError as error:
-        raise MissingData(f"{found.name}: {error}") from error
+        raise BadFile(f"{found.name}: {error}") from error
 
 
 def _labels(found: ClassificationSet) -> NDArray[Any]:
@@ -307,13 +299,13 @@ class RetrievalSet:
     source: Source
 
     def check_images(self) -> None:
-        """Raises MissingData if an image is missing."""
+        """Raises BadFile if an image is missing."""
         for one in self.images:
             self.source.existing(one.image)
 
 
 def load_retrieval_set(name: str, data: Path, *, limit: int | None = None) -> RetrievalSet:
-    """Load one of RETRIEVAL from the folder of all data; `limit` takes the first images. Raises MissingData."""
+    """Load one of RETRIEVAL from the folder of all data; `limit` takes the first images. Raises BadFile."""
     match name:
         case "coco_karpathy":
             found, source = load_coco(data / "coco"), COCO_2014
@@ -331,11 +323,11 @@ def load_retrieval_set(name: str, data: Path, *, limit: int | None = None) -> Re
 def load_counterfactuals(folder: Path, *, share: float = COUNTERFACTUALS_SHARE) -> list[CaptionedImage]:
     """Load a share of `examples.jsonl`, drawn by a fixed seed, with `images`: two captions and an image of each.
 
-    Raises MissingData.
+    Raises BadFile.
     """
     path = COUNTERFACTUALS.existing(folder / "examples.jsonl")
     with described(path, COUNTERFACTUALS.name, "examples"):
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        rows = [row for _, row in json_objects(path)]
         drawn = np.random.default_rng(SEED).permutation(len(rows))[: round(share * len(rows))]
         return [
             CaptionedImage(folder / "images" / f"{rows[row][f'image_{one}']}.jpg", (rows[row][f"caption_{one}"],))

@@ -8,6 +8,7 @@ Shapes: I images and C captions of a record, R records of a task, O orders in wh
 """
 
 import io
+import json
 import zipfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -94,11 +95,19 @@ Kind = Literal["image-to-text", "text-to-image", "group"]
 Scores = NDArray[np.floating[Any]]
 
 
+def check_captions(record: object, captions: Iterable[Any]) -> None:
+    """Raises ValueError for a caption that is no text, or blank."""
+    for caption in captions:
+        if not isinstance(caption, str) or not caption.strip():
+            raise ValueError(f"{record}: a text is needed for a caption, not {json.dumps(caption, default=str)}")
+
+
 @dataclass(frozen=True)
 class Record:
     """Images (I) by their files and captions (C): I = 1 and C > 1, C = 1 and I > 1, or I = C > 1.
 
-    `category` is for tasks that average over categories. Raises ValueError for any other shape, which offers no choice.
+    `category` is for tasks that average over categories. Raises ValueError for any other shape, which offers no choice,
+    and a caption that is no text or blank.
     """
 
     id: str
@@ -107,6 +116,7 @@ class Record:
     category: str = ""
 
     def __post_init__(self) -> None:
+        check_captions(self.id, self.captions)
         num_images, num_captions = len(self.images), len(self.captions)
         if min(num_images, num_captions) == 0 or (min(num_images, num_captions) > 1 and num_images != num_captions):
             raise ValueError(
@@ -168,7 +178,7 @@ class Task:
         return self if limit is None else replace(self, records=self.records[:limit])
 
     def check_images(self) -> None:
-        """Raises MissingData if an image's file is missing."""
+        """Raises BadFile if an image's file is missing."""
         for path in sorted({file_of(image) for record in self.records for image in record.images}):
             self.source.existing(path)
 

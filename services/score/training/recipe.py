@@ -4,12 +4,12 @@ A recipe contains neither the location of the data nor the number of processes t
 """
 
 import math
-import tomllib
 from dataclasses import dataclass, fields
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, ClassVar, Self, get_args
 
+from services.core.text_files import read_toml
 from services.jobs.training import Run, world_size
 from services.score.fsc_clip import FscClipWeights, Missing
 from services.score.negatives.hard_negatives import KINDS, PAPER_KINDS, Kind
@@ -149,14 +149,13 @@ class Recipe:
 
     @classmethod
     def read(cls, name: str) -> Self:
-        """Read a recipe of the package by name, or a TOML file. Raises OSError or ValueError, naming unknown values."""
+        """Read a recipe of the package by name, or a TOML file. Raises ValueError, naming unknown values."""
         if name.endswith(".toml"):
-            text = Path(name).read_text()
+            values = read_toml(Path(name))
         elif name in cls.names():
-            text = (cls._folder() / f"{name}.toml").read_text()
+            values = read_toml(cls._folder() / f"{name}.toml")
         else:
             raise ValueError(f"there is no recipe {name!r}; available: {', '.join(cls.names())}, or a .toml file")
-        values: dict[str, Any] = tomllib.loads(text)
         unknown = values.keys() - {field.name for field in fields(cls)}
         if unknown:
             raise ValueError(f"recipe {name} has unknown keys: {', '.join(sorted(unknown))}")

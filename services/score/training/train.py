@@ -19,7 +19,6 @@ from services.jobs.checkpoints import check_publication, publish_trained
 from services.jobs.clip_base import load_base
 from services.jobs.interruption import interruptible, resumable
 from services.jobs.options import MAX_SEED, StoreUrl, command_line, output_folder
-from services.jobs.published_data import MissingData
 from services.jobs.training import Precision, Run, rank, train
 from services.nn.clip_model import ClipModel, create_clip
 from services.nn.text_transformer import MAX_LOG_SCALE
@@ -198,7 +197,7 @@ def _stored(path: Path | None, names: Sequence[str], recipe: Recipe, data: DataK
         raise typer.BadParameter("stored hard negatives are of a table: --data folder", param_hint="--stored")
     try:
         return read_stored(path, names)
-    except (MissingData, OSError, ValueError) as error:
+    except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--stored") from None
 
 

@@ -278,7 +278,7 @@ def test_own_prompts_are_used_and_the_first_request_can_be_looked_at(
         (("--field", "title=caption"), 2, "name caption=, image=, id= or second="),
         (("--prompts", "nowhere"), 1, "nowhere is not a folder of prompts"),
         (("--extra", "[]"), 2, "not a JSON object"),
-        (("--field", "caption=title"), 1, "captions.jsonl:1: title: the field is missing"),
+        (("--field", "caption=title"), 1, "captions.jsonl:1: title is missing"),
     ],
 )
 def test_what_cant_be_done_is_told_before_anything_is_asked(

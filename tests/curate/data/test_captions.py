@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from services.curate.data.captions import BadCaptions, Caption, Fields, read_captions
+from services.core.text_files import BadFile
+from services.curate.data.captions import Caption, Fields, read_captions
 
 COCO = {
     "info": {"description": "COCO 2017 Dataset"},
@@ -76,26 +77,26 @@ def test_empty_and_repeated_captions_are_left_out_and_counted_in_both_forms(tmp_
     ("content", "complaint"),
     [
         ("", "contains no captions"),
-        ("[1]", "a JSON array. Captions are COCO's"),
-        ("1\n2", "1: not a JSON object. Captions are COCO's"),
+        ("[1]", "record 1: a JSON object is needed, not 1. Captions are COCO's"),
+        ("1\n2", "1: a JSON object is needed, not 1. Captions are COCO's"),
         ("image,caption\n1.jpg,A dog", "1: not JSON .* Captions are COCO's .* or JSON lines"),
         (
             '{"caption": "A dog", "image": "a"}',
-            "1: filename: the field is missing; the line has caption, image. Name another with --field image=NAME",
+            "1: filename is missing; there is caption, image. Name another with --field image=NAME",
         ),
-        ('{"caption": "A dog", "filename": ""}', "1: filename: a text is required"),
-        ('{"caption": 3, "filename": "a"}', "1: caption: a text is required"),
+        ('{"caption": "A dog", "filename": ""}', "1: filename is empty"),
+        ('{"caption": 3, "filename": "a"}', "1: caption: a text is needed, not 3"),
         (
             '{"caption": "A", "filename": "a", "id": 1}\n{"caption": "B", "filename": "b", "id": "1"}',
             "2: id: '1' was used",
         ),
         ("{", "1: not JSON"),
-        (json.dumps({**COCO, "images": []}), "annotations: not in COCO's form: there is no 42"),
-        (json.dumps({"annotations": []}), "images: not in COCO's form: there is no 'images'"),
+        (json.dumps({**COCO, "images": []}), "annotations.0: image_id: there is no image 42"),
+        (json.dumps({"annotations": []}), "images: not in COCO's form, a list of objects"),
     ],
 )
 def test_a_bad_file_is_named_with_line_and_field(tmp_path: Path, content: str, complaint: str) -> None:
     path = tmp_path / "captions.jsonl"
     path.write_text(content)
-    with pytest.raises(BadCaptions, match=complaint):
+    with pytest.raises(BadFile, match=complaint):
         read_captions(path)

@@ -155,7 +155,7 @@ def test_what_is_no_benchmark_is_refused(tmp_path: Path, model: Path) -> None:
         ([str(tmp_path / "x.json")], "holds no choices between captions"),
         ([str(tmp_path / "x.jsonl")], "x.jsonl:1: id"),
         ([str(tmp_path / "x.jsonl"), "--caption-field=a"], "--caption-field and --negative-field belong together"),
-        ([str(tmp_path / "x.jsonl"), "--caption-field=a", "--negative-field=c"], "there is no field 'c'"),
+        ([str(tmp_path / "x.jsonl"), "--caption-field=a", "--negative-field=c"], "c is missing; there is a, b"),
     ):
         told = RUNNER.invoke(app, ["audit", *arguments, f"--model={model}", f"--cache={tmp_path}"])
         assert told.exit_code == 2

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from services.core.refusals import Refused
+from services.core.text_files import BadFile
 from services.curate.authoring.candidates import write_outcomes
 from services.curate.evaluation.choices import Choice, Fields, read_choices
-from services.jobs.sugarcrepe import BadPairs, Pair, write_pairs, write_published
+from services.jobs.sugarcrepe import Pair, write_pairs, write_published
 from tests.published_data import published
 
 PAIR = Pair(id="a", kind="negate", filename="1.jpg", caption="A dog.", negative_caption="No dog.")
@@ -76,10 +77,10 @@ def test_lines_of_any_project_are_read_by_the_names_of_their_fields(tmp_path: Pa
     ("name", "content", "message"),
     [
         ("a.json", "[]", "a.json holds no choices between captions"),
-        ("a.json", '{"x": {"caption": "A dog."}}', "there is no field 'negative_caption'"),
+        ("a.json", '{"x": {"caption": "A dog."}}', "a.json: x: negative_caption is missing; there is caption"),
         ("a.json", "{}", "holds no choices"),
         ("a.json.gz", "{}", "a.json.gz holds no choices"),
-        ("a.tsv", "title\tneg_caption\nA dog.\t[]\n", "there is no field ''"),
+        ("a.tsv", "title\tneg_caption\nA dog.\t[]\n", "a.tsv: the first line lacks the columns ''"),
         ("a.tsv", "\ttitle\tneg_caption\n1\tA dog.\t[]\n", "1 has no false caption"),
         ("a.tsv", "\ttitle\tneg_caption\n1\tA dog.\t[\n", "holds no choices"),
     ],
@@ -92,11 +93,11 @@ def test_a_file_of_another_form_is_refused_by_name(tmp_path: Path, name: str, co
 
 def test_lines_that_lack_a_field_are_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.jsonl").write_text('{"pos": 3, "neg": "A cat."}\n')
-    with pytest.raises(Refused, match="there is no field 'other'"):
+    with pytest.raises(Refused, match=r"mine.jsonl:1: other is missing; there is pos, neg"):
         read_choices(tmp_path / "mine.jsonl", Fields("pos", "other"))
-    with pytest.raises(Refused, match="the true caption is int, not a text"):
+    with pytest.raises(Refused, match=r"mine.jsonl:1: pos: a text is needed, not 3"):
         read_choices(tmp_path / "mine.jsonl", Fields("pos", "neg"))
-    with pytest.raises(BadPairs, match=r"mine.jsonl:1: id: .* --caption-field, --negative-field"):
+    with pytest.raises(BadFile, match=r"mine.jsonl:1: id: .* --caption-field, --negative-field"):
         read_choices(tmp_path / "mine.jsonl")
     with pytest.raises(Refused, match=r"holds no .json files"):
         read_choices(tmp_path)

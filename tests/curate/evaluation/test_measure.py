@@ -120,7 +120,7 @@ def test_columns_of_results_are_correlated(tmp_path: Path) -> None:
     told = measured("correlate", tmp_path / "results.csv", "--x=imagenet", f"--figure={tmp_path / 'figure.svg'}")
     assert "swap_obj: r = 0.26" in (tmp_path / "figure.svg").read_text()
     assert "add_obj" in told and "0.96" in told and "0.26" in told
-    assert "has no column 'top1'" in refused("correlate", tmp_path / "results.csv", "--x=top1")
+    assert "lacks the columns 'top1'" in refused("correlate", tmp_path / "results.csv", "--x=top1")
     assert "results.csv:2: model: 'a' is not a number" in refused(
         "correlate", tmp_path / "results.csv", "--x=imagenet", "--column=model"
     )

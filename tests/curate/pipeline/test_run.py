@@ -13,9 +13,10 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from services.core.text_files import BadFile
 from services.curate.pipeline.command import app
 from services.curate.pipeline.publishing import REFINED_AWAY, REFUSED, REJECTED, Accounts, DoesNotAddUp
-from services.curate.pipeline.recipe import BadRecipe, read_recipe
+from services.curate.pipeline.recipe import read_recipe
 from services.curate.pipeline.steps import AwaitsReview, read_verdicts, reviewed, run
 from services.curate.refinement.loading import load_models
 from services.curate.refinement.scores import RefineOptions, score_pairs
@@ -282,7 +283,7 @@ def test_accounts_that_do_not_add_up_are_refused() -> None:
     ],
 )
 def test_a_bad_recipe_is_told_with_its_field(tmp_path: Path, old: str, new: str, complaint: str) -> None:
-    with pytest.raises(BadRecipe, match=complaint) as refused:
+    with pytest.raises(BadFile, match=complaint) as refused:
         read_recipe(write(tmp_path, RULES.replace(old, new)))
     assert "recipe.toml" in str(refused.value)
 

@@ -53,5 +53,5 @@ def test_llava_epochs_visit_every_image_once_in_another_order(tmp_path: Path) ->
 
 def test_a_file_that_is_no_list_of_conversations_is_refused(tmp_path: Path) -> None:
     (tmp_path / "data.json").write_text('{"image": "a.png"}')
-    with pytest.raises(ValueError, match="JSON list"):
+    with pytest.raises(ValueError, match="a list of turns is needed"):
         LlavaData(tmp_path / "data.json", tmp_path)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from services.core.text_files import BadFile
 from services.embed.evaluation.celeba import evaluate_celeba, load_faces, scaled_mean_ap
 from services.embed.evaluation.instructions import CELEBA_ATTRIBUTES
-from services.jobs.published_data import MissingData
 from tests.embed.evaluation.data_sets import write_celeba
 from tests.embed.evaluation.embedders import MeanColor
 
@@ -77,7 +77,7 @@ def by_hand(embeddings: NDArray[np.float32], labels: NDArray[np.int64], query: i
 @pytest.mark.parametrize("name", ["list_attr_celeba.txt", "list_eval_partition.txt", "identity_CelebA.txt"])
 def test_a_missing_file_is_named_with_where_it_comes_from(celeba: Path, name: str) -> None:
     (celeba / name).unlink()
-    with pytest.raises(MissingData, match=rf"{name} is missing.*mmlab.ie.cuhk.edu.hk"):
+    with pytest.raises(BadFile, match=rf"{name} is missing.*mmlab.ie.cuhk.edu.hk"):
         load_faces(celeba)
 
 
@@ -85,6 +85,6 @@ def test_a_missing_image_is_named_before_any_is_embedded(celeba: Path) -> None:
     faces = load_faces(celeba)
     (celeba / "img_align_celeba" / "000005.jpg").unlink()
     embedder = MeanColor()
-    with pytest.raises(MissingData, match=r"img_align_celeba/000005.jpg is missing"):
+    with pytest.raises(BadFile, match=r"img_align_celeba/000005.jpg is missing"):
         evaluate_celeba(embedder, faces, {})
     assert embedder.num_images == 0

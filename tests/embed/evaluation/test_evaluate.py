@@ -175,7 +175,7 @@ def test_scores_are_not_lost_to_a_file_that_they_can_not_be_kept_in(
 ) -> None:
     (tmp_path / "file").write_text("mine")
     places = (
-        (tmp_path / "file", "does not contain results"),
+        (tmp_path / "file", "file:1: not JSON"),
         (tmp_path, "is a folder"),
         (tmp_path / "file" / "x", "is a file"),
     )
@@ -186,7 +186,7 @@ def test_scores_are_not_lost_to_a_file_that_they_can_not_be_kept_in(
         assert message in refused.stderr
     refused = run("grid", "--output", tmp_path)
     assert f"'--output': {tmp_path} is a folder" in refused.stderr
-    with pytest.raises(ValueError, match="does not contain results"):
+    with pytest.raises(ValueError, match="file:1: not JSON"):
         report([Score("tiny", "mmvp", {"Color": 50.0})], tmp_path / "file")
     assert json.loads(capsys.readouterr().out.splitlines()[-1])[0]["scores"] == {"Color": 50.0}
     assert (tmp_path / "file").read_text() == "mine"

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from services.core.text_files import BadFile
 from services.embed.evaluation.same_class import LOADERS, evaluate_category
-from services.jobs.published_data import MissingData
 from tests.embed.evaluation.data_sets import write_fine_grained
 from tests.embed.evaluation.embedders import MeanColor
 
@@ -57,7 +57,7 @@ def test_a_missing_data_set_is_told_by_its_first_file_and_its_address(tmp_path: 
     if name == "Flower":
         write_fine_grained(tmp_path)
         (tmp_path / "flowers-102" / file).unlink()
-    with pytest.raises(MissingData, match=rf"{file} is missing.*https://"):
+    with pytest.raises(BadFile, match=rf"{file} is missing.*https://"):
         LOADERS[name](tmp_path)
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from services.core.text_files import BadFile
 from services.embed.evaluation.genecis import Focus, GeneCis, crop_object, evaluate_genecis, load_genecis
-from services.jobs.published_data import MissingData
 from tests.embed.evaluation.data_sets import write_genecis, write_image
 from tests.embed.evaluation.embedders import MeanColor
 from tests.published_data import published
@@ -97,17 +97,17 @@ def test_missing_annotations_and_images_are_named_with_where_they_come_from(gene
     task = load(genecis, "attribute")
     task.queries[0].reference.path.unlink()
     embedder = MeanColor()
-    with pytest.raises(MissingData, match=r"1.jpg is missing. It belongs to Visual Genome"):
+    with pytest.raises(BadFile, match=r"1.jpg is missing. It belongs to Visual Genome"):
         evaluate_genecis(embedder, replace(task, queries=task.queries[::-1]))
     assert embedder.num_images == 0
     (genecis / "focus_attribute.json").unlink()
-    with pytest.raises(MissingData, match=r"focus_attribute.json is missing.*github.com/facebookresearch/genecis"):
+    with pytest.raises(BadFile, match=r"focus_attribute.json is missing.*github.com/facebookresearch/genecis"):
         load(genecis, "attribute")
 
 
 def test_another_json_is_refused(genecis: Path) -> None:
     (genecis / "focus_object.json").write_text('[{"question": 1}]')
-    with pytest.raises(ValueError, match=r"focus_object.json is not GeneCIS's: KeyError\('condition'\)"):
+    with pytest.raises(BadFile, match=r"focus_object.json, record 1: condition is missing; there is question"):
         load(genecis, "object")
 
 

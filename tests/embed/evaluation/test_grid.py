@@ -8,6 +8,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from services.core.text_files import BadFile
 from services.embed.evaluation.colorshape import TEST_INSTRUCTIONS
 from services.embed.evaluation.grid import (
     ALIKE,
@@ -26,7 +27,6 @@ from services.embed.evaluation.grid import (
     nearest_others,
     retrieve_grid,
 )
-from services.jobs.published_data import MissingData
 from tests.embed.evaluation.data_sets import BLUE, RED, write_image
 from tests.embed.evaluation.embedders import MeanColor
 
@@ -132,7 +132,7 @@ def test_a_folders_images_are_found_in_all_of_its_folders_and_cut_square(tmp_pat
 
 def test_a_folder_of_fewer_than_two_images_is_refused_by_name(tmp_path: Path) -> None:
     write_image(tmp_path / "1.jpg")
-    with pytest.raises(MissingData, match="holds 1 images"):
+    with pytest.raises(BadFile, match="holds 1 images"):
         FolderGallery(tmp_path)
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from services.core.text_files import BadFile
 from services.embed.evaluation.same_class import evaluate_imagenet, load_folders, read_nodes
-from services.jobs.published_data import MissingData
 from tests.embed.evaluation.data_sets import write_imagenet
 from tests.embed.evaluation.embedders import MeanColor
 
@@ -67,8 +67,8 @@ def test_a_class_without_images_is_named(tmp_path: Path) -> None:
     (tmp_path / piano.classes[0] / "ILSVRC2012_val_00000000.JPEG").unlink()
     assert len(load_folders(tmp_path, piano.classes).paths) == 3
     (tmp_path / piano.classes[0] / "ILSVRC2012_val_00000001.JPEG").unlink()
-    with pytest.raises(MissingData, match=rf"{piano.classes[0]} holds 0 images, not 1.*image-net.org"):
+    with pytest.raises(BadFile, match=rf"{piano.classes[0]} holds 0 images, not 1.*image-net.org"):
         load_folders(tmp_path, piano.classes)
     (tmp_path / piano.classes[0]).rmdir()
-    with pytest.raises(MissingData, match=rf"{piano.classes[0]} is missing"):
+    with pytest.raises(BadFile, match=rf"{piano.classes[0]} is missing"):
         load_folders(tmp_path, piano.classes)

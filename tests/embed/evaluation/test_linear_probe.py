@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from services.core.text_files import BadFile
 from services.embed.evaluation.embedders import ClipEmbedder, FocalLensEmbedder
 from services.embed.evaluation.linear_probe import (
     NoProjection,
@@ -27,7 +28,6 @@ from services.embed.evaluation.linear_probe import (
 )
 from services.embed.evaluation.same_class import read_nodes
 from services.embed.model.focallens_engine import load_focallens
-from services.jobs.published_data import MissingData
 from services.nn.clip_model import create_clip, load_clip, save_clip
 from tests.embed.evaluation.data_sets import RED, write_image, write_probe
 from tests.embed.evaluation.embedders import MeanColor
@@ -180,13 +180,13 @@ def test_without_a_category_the_classes_are_imagenets_dogs(tmp_path: Path) -> No
 
 
 def test_folders_that_are_missing_or_hold_too_little_are_named(tmp_path: Path) -> None:
-    with pytest.raises(MissingData, match="train is missing"):
+    with pytest.raises(BadFile, match="train is missing"):
         load_probe(tmp_path, "colour", OPTIONS)
     write_image(tmp_path / "train" / "red" / "1.jpg", RED)
-    with pytest.raises(MissingData, match="train holds 1 folders"):
+    with pytest.raises(BadFile, match="train holds 1 folders"):
         load_probe(tmp_path, "colour", OPTIONS)
     write_probe(tmp_path)
-    with pytest.raises(MissingData, match=r"train/blue holds 3 images, not 4"):
+    with pytest.raises(BadFile, match=r"train/blue holds 3 images, not 4"):
         load_probe(tmp_path, "colour", replace(OPTIONS, shots=(4,)))
-    with pytest.raises(MissingData, match=r"train/n02085620 is missing. It belongs to ILSVRC"):
+    with pytest.raises(BadFile, match=r"train/n02085620 is missing. It belongs to ILSVRC"):
         load_probe(tmp_path, None, OPTIONS)

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from services.core.text_files import BadFile
 from services.embed.evaluation.embedders import NoTextSide
 from services.embed.evaluation.mmvp import are_right, evaluate_mmvp, load_mmvp
-from services.jobs.published_data import MissingData
 from tests.embed.evaluation.data_sets import write_mmvp
 from tests.embed.evaluation.embedders import ColorWords, MeanColor
 
@@ -85,15 +85,15 @@ def test_missing_files_are_named_before_any_image_is_embedded(mmvp: Path) -> Non
     patterns = load_mmvp(mmvp)
     patterns["Camera"][-1].images[1].unlink()
     embedder = ColorWords()
-    with pytest.raises(MissingData, match=r"Camera/270.jpg is missing. It belongs to MMVP-VLM"):
+    with pytest.raises(BadFile, match=r"Camera/270.jpg is missing. It belongs to MMVP-VLM"):
         evaluate_mmvp(embedder, patterns)
     assert embedder.num_images == 0
     questions = mmvp / "Questions.csv"
     questions.write_text("\n".join(questions.read_text().splitlines()[:-1]))
-    with pytest.raises(MissingData, match=r"Questions.csv holds 269 statements, not 270"):
+    with pytest.raises(BadFile, match=r"Questions.csv holds 269 statements, not 270"):
         load_mmvp(mmvp)
     questions.unlink()
-    with pytest.raises(MissingData, match=r"Questions.csv is missing"):
+    with pytest.raises(BadFile, match=r"Questions.csv is missing"):
         load_mmvp(mmvp)
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from services.core.text_files import BadFile
 from services.embed.evaluation.embedders import NoTextSide
 from services.embed.evaluation.sugarcrepe import evaluate_sugarcrepe
-from services.jobs.published_data import MissingData
 from services.jobs.sugarcrepe import CaptionPair, load_sugarcrepe
 from tests.embed.evaluation.data_sets import write_sugarcrepe
 from tests.embed.evaluation.embedders import ColorWords, MeanColor
@@ -87,17 +87,17 @@ def test_missing_files_are_named_before_any_image_is_embedded(sugarcrepe: Path) 
     choices = load_sugarcrepe(sugarcrepe)
     (sugarcrepe / "val2017" / choices["add_att"][-1].filename).unlink()
     embedder = ColorWords()
-    with pytest.raises(MissingData, match=r"val2017/.*jpg is missing. It belongs to COCO"):
+    with pytest.raises(BadFile, match=r"val2017/.*jpg is missing. It belongs to COCO"):
         evaluate_sugarcrepe(embedder, sugarcrepe / "val2017", choices)
     assert embedder.num_images == 0
-    with pytest.raises(MissingData, match=r"other.json is missing. It belongs to SugarCrepe"):
+    with pytest.raises(BadFile, match=r"other.json is missing. It belongs to SugarCrepe"):
         load_sugarcrepe(sugarcrepe, swap_obj=sugarcrepe / "other.json")
 
 
 @pytest.mark.parametrize("content", ["[]", "{", json.dumps({"0": {"filename": "1.jpg", "caption": "a dog"}})])
 def test_a_file_of_something_else_is_refused_by_name(sugarcrepe: Path, content: str) -> None:
     (sugarcrepe / "add_obj.json").write_text(content)
-    with pytest.raises(MissingData, match=r"add_obj.json does not contain SugarCrepe's choices"):
+    with pytest.raises(BadFile, match=r"add_obj.json( does not contain SugarCrepe's|:1: not JSON|: 0: negative_)"):
         load_sugarcrepe(sugarcrepe)
 
 

@@ -148,5 +148,5 @@ def test_results_are_saved_beside_those_of_earlier_runs(tmp_path: Path) -> None:
 def test_a_file_of_something_else_is_refused_by_name(tmp_path: Path, content: str) -> None:
     path = tmp_path / "results.json"
     path.write_text(content)
-    with pytest.raises(ValueError, match=r"results.json does not contain results"):
+    with pytest.raises(ValueError, match=r"results.json(:1: not JSON| does not contain results)"):
         RESULT_FILES.load([path])

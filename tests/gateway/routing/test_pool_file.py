@@ -21,7 +21,7 @@ def pool(**fields: Any) -> dict[str, Any]:
     ("content", "complaint"),
     [
         (None, r"^FOVEA_GATEWAY_POOLS: there is no file .*pools\.json; create it, or unset the setting\.$"),
-        ("{", r"^FOVEA_GATEWAY_POOLS: .*pools\.json is not a file of pools: the file: "),
+        ("{", r"^FOVEA_GATEWAY_POOLS: .*pools\.json:1: not JSON"),
         ("[]", r"the file: Input should be an object"),
         ("{}", r"pools: Field required"),
         ({"pool": [], "pools": []}, r"pool: Extra inputs"),

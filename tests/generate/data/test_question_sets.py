@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from services.generate.data.questions import BadData, QuestionSet, at_positions, has_golds_only, question_set
+from services.core.text_files import BadFile
+from services.generate.data.questions import QuestionSet, at_positions, has_golds_only, question_set
 from starters.generate.questions import GENERATED, generated_facts
 
 
@@ -78,20 +79,20 @@ def test_a_file_with_retrieved_passages_says_so(tmp_path: Path) -> None:
     assert not has_golds_only(path)
     assert question_set(str(path)).distractors == "retrieved passages"
     path.write_text("[]\n")
-    with pytest.raises(BadData, match="line 1"):
+    with pytest.raises(BadFile, match="is empty"):
         question_set(str(path))
 
 
 @pytest.mark.parametrize("data", ["nowhere.jsonl", "nonsense"])
 def test_data_that_there_is_not_is_named(data: str) -> None:
-    with pytest.raises(BadData, match=f"{data} does not exist"):
+    with pytest.raises(BadFile, match=f"{data} does not exist"):
         question_set(data)
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "questions.txt"
     path.write_text("who?")
-    with pytest.raises(BadData, match="neither a file of lost-in-the-middle"):
+    with pytest.raises(BadFile, match="neither a file of lost-in-the-middle"):
         question_set(str(path))
 
 

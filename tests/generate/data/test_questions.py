@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from services.core.text_files import BadFile
 from services.generate.data.questions import (
-    BadData,
     Example,
     best_subspan_em,
     contains_answer,
@@ -91,7 +91,7 @@ def test_questions_without_distractors_get_golds_of_others_the_same_each_time(tm
 
 def test_too_few_distractors_are_refused(tmp_path: Path) -> None:
     path = write_questions(tmp_path / "nq.jsonl", question("a", "x", "y", "z"), question("b", "u"))
-    with pytest.raises(BadData, match="question 2 has 1 distractors, not 3"):
+    with pytest.raises(BadFile, match="question 2 has 1 distractors, not 3"):
         natural_questions(path, 4)
 
 
@@ -101,7 +101,7 @@ def test_too_few_distractors_are_refused(tmp_path: Path) -> None:
 def test_a_line_of_another_form_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "nq.jsonl"
     path.write_text(f"{json.dumps(question('a', 'x'))}\n{line}\n")
-    with pytest.raises(BadData, match="line 2"):
+    with pytest.raises(BadFile, match=":2: "):
         natural_questions(path, 2)
 
 
@@ -124,10 +124,10 @@ def test_articles_get_others_around_them_and_answers_their_alternatives(tmp_path
 
 def test_too_few_articles_and_missing_columns_are_refused(tmp_path: Path) -> None:
     path = write_articles(tmp_path / "wiki.csv", [("article", "question", "answer")] * 3)
-    with pytest.raises(BadData, match="1 contexts are too few for 2 documents"):
+    with pytest.raises(BadFile, match="1 contexts are too few for 2 documents"):
         synthwiki(path, 2)
     path.write_text("text,answer\na,b\n")
-    with pytest.raises(BadData, match="the columns context, question and answer are missing"):
+    with pytest.raises(BadFile, match="lacks the columns 'context', 'question'"):
         synthwiki(path, 2)
 
 

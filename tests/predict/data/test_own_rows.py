@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from services.core.text_files import BadFile
 from services.predict.data.inputs import own_splits
-from services.predict.data.rows import BadData, Row, Splits
+from services.predict.data.rows import Row, Splits
 from services.predict.data.task_file import OwnTask, read_task_file
 from services.predict.data.teacher_outputs import read_output
 from services.predict.tasks import Task
@@ -80,7 +81,7 @@ def test_a_row_that_does_not_fit_is_named_by_file_line_and_field(
     rows[6] = {name: value for name, value in {**rows[6], **changes}.items() if value is not None}
     path = tmp_path / "tickets.jsonl"
     write_lines(path, rows)
-    with pytest.raises(BadData) as refused:
+    with pytest.raises(BadFile) as refused:
         splits_of(own_task(tmp_path), path)
     assert str(refused.value).startswith(f"{path}:7: ")
     assert complaint in str(refused.value)
@@ -97,7 +98,7 @@ def test_a_null_is_told_from_a_key_that_is_missing(tmp_path: Path, key: str, com
     rows: list[dict[str, object]] = [dict(row) for row in ROWS]
     rows[6][key] = None
     path = write_lines(tmp_path / "tickets.jsonl", rows)
-    with pytest.raises(BadData) as refused:
+    with pytest.raises(BadFile) as refused:
         splits_of(own_task(tmp_path), path)
     assert str(refused.value) == f"{path}:7: {complaint}"
 
@@ -106,7 +107,7 @@ def test_a_row_with_a_repeated_key_is_refused_with_its_line(tmp_path: Path) -> N
     path = write_tickets(tmp_path)
     lines = path.read_text().splitlines()
     path.write_text("\n".join([*lines[:3], lines[3][:-1] + ', "team": "bug"}', *lines[4:]]))
-    with pytest.raises(BadData) as refused:
+    with pytest.raises(BadFile) as refused:
         splits_of(own_task(tmp_path), path)
     assert str(refused.value) == f"{path}:4: the key 'team' occurs twice"
 
@@ -131,7 +132,7 @@ def test_rows_need_no_label_where_the_teachers_are_learnt(tmp_path: Path) -> Non
 
 def test_too_few_rows_for_all_splits_are_refused(tmp_path: Path) -> None:
     data = write_lines(tmp_path / "tickets.jsonl", [dict(row) for row in ROWS[:2]])
-    with pytest.raises(BadData, match="no training rows; give more rows with labels"):
+    with pytest.raises(BadFile, match="no training rows; give more rows with labels"):
         splits_of(own_task(tmp_path), data)
 
 

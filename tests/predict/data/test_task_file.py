@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from services.predict.data.rows import BadData
+from services.core.text_files import BadFile
 from services.predict.data.task_file import read_task_file
 from services.predict.model.task_description import TaskDescription
 from services.predict.tasks import RELEASED_PREFIXES
@@ -69,7 +69,7 @@ def test_a_task_file_that_makes_no_sense_is_refused_by_its_key(
 ) -> None:
     assert part in TASK
     path = write_task(tmp_path, TASK.replace(part, instead, 1))
-    with pytest.raises(BadData) as refused:
+    with pytest.raises(BadFile) as refused:
         read_task_file(path)
     assert str(refused.value).startswith(f"{path}:")
     assert complaint in str(refused.value)
@@ -84,7 +84,7 @@ def test_a_task_file_that_makes_no_sense_is_refused_by_its_key(
 )
 def test_a_key_that_occurs_twice_is_refused_with_its_line(tmp_path: Path, repeated: str, complaint: str) -> None:
     path = write_task(tmp_path, repeated)
-    with pytest.raises(BadData) as refused:
+    with pytest.raises(BadFile) as refused:
         read_task_file(path)
     assert str(refused.value) == f"{path}{complaint}"
 
@@ -92,10 +92,10 @@ def test_a_key_that_occurs_twice_is_refused_with_its_line(tmp_path: Path, repeat
 def test_a_key_that_occurs_twice_is_refused_in_json_too(tmp_path: Path) -> None:
     path = tmp_path / "tickets.json"
     path.write_text('{"task": "tickets",\n "fields": ["body"], "task": "other"}')
-    with pytest.raises(BadData, match=r"tickets\.json: the key 'task' occurs twice"):
+    with pytest.raises(BadFile, match=r"tickets\.json: the key 'task' occurs twice"):
         read_task_file(path)
     path.write_text('{"task": "tickets",\n "fields": [}')
-    with pytest.raises(BadData, match=r"tickets\.json:2: not JSON \(Expecting value at column 13\)"):
+    with pytest.raises(BadFile, match=r"tickets\.json:2: not JSON \(Expecting value at column 13\)"):
         read_task_file(path)
 
 
@@ -115,5 +115,5 @@ def test_the_guide_shows_these_tickets() -> None:
 
 
 def test_a_task_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BadData, match=r"none\.yaml: No such file"):
+    with pytest.raises(BadFile, match=r"none\.yaml: No such file"):
         read_task_file(tmp_path / "none.yaml")

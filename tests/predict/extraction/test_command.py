@@ -15,10 +15,10 @@ from typing import Any, get_args
 import pytest
 from typer.testing import CliRunner, Result
 
+from services.core.text_files import BadFile
 from services.jobs.inquiry import MAX_FAILURES_IN_A_ROW, OutputError
 from services.predict.data.inputs import published_inputs, read_inputs
 from services.predict.data.rationale_file import Record, opened_rationales, read_records, read_teacher_outputs
-from services.predict.data.rows import BadData
 from services.predict.extraction.command import MIN_JUDGED, TaskName, app, load_prompts
 from services.predict.tasks import ANLI1, ASDIV, CQA, ESNLI, SVAMP, TASKS, Task
 from tests.predict.teacher_server import COMPLETION_TOKENS, OUTPUT, PROMPT_TOKENS, Dropped, TeacherServer, error
@@ -504,16 +504,16 @@ def test_inputs_are_read_in_the_published_forms(
         ('{"id": "a", "premise": "A."}', "inputs.jsonl:1: hypothesis is missing; known are id, premise"),
         ('{"id": "a", "premise": "A.", "hypothesis": 3}', "inputs.jsonl:1: hypothesis must be a string"),
         ('{"input": "A. B."}', "inputs.jsonl:1: not an input of esnli"),
-        ("nonsense", "inputs.jsonl:1: neither JSON lines nor a JSON list"),
+        ("nonsense", "inputs.jsonl:1: not JSON"),
         (
             '\n{"id": "a"',
-            r"inputs.jsonl:2: neither JSON lines nor a JSON list \(Expecting ',' delimiter at column 11\)",
+            r"inputs.jsonl:2: not JSON \(Expecting ',' delimiter at column 11\)",
         ),
         (
             '[{"id": "a"},\n {"id"}]',
-            r"inputs.jsonl:2: neither JSON lines nor a JSON list \(Expecting ':' .* column 7\)",
+            r"inputs.jsonl:2: not JSON \(Expecting ':' .* column 7\)",
         ),
-        ("[1]", "inputs.jsonl, record 1: not an object"),
+        ("[1]", "inputs.jsonl, record 1: a JSON object is needed, not 1"),
         (
             '{"id": "a", "premise": "A.", "hypothesis": "B."}\n' * 2,
             "inputs.jsonl:1 and .*inputs.jsonl:2 have the same id 'a'",
@@ -523,7 +523,7 @@ def test_inputs_are_read_in_the_published_forms(
 def test_inputs_that_cannot_be_asked_about_are_named(tmp_path: Path, content: str, complaint: str) -> None:
     path = tmp_path / "inputs.jsonl"
     path.write_text(content)
-    with pytest.raises(BadData, match=complaint):
+    with pytest.raises(BadFile, match=complaint):
         read_inputs(ESNLI, path)
 
 

@@ -9,9 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from services.core.text_files import BadFile
 from services.jobs.inquiry import OutputError
 from services.nn.devices import DeviceOptions
-from services.predict.data.rows import BadData, Example
+from services.predict.data.rows import Example
 from services.predict.engine import PredictEngine
 from services.predict.training.recipe import TeachingData
 from services.predict.training.sources import DataSource, Source
@@ -142,7 +143,7 @@ def test_a_source_without_sense_is_refused(changes: dict[str, Any], message: str
 
 def test_data_of_which_nothing_is_left_is_refused(folder: Path, tmp_path: Path) -> None:
     path = write_rationales(tmp_path / "rationales.jsonl", {0: "I do not know."})
-    with pytest.raises(BadData, match="no row of svamp is left"):
+    with pytest.raises(BadFile, match="no row of svamp is left"):
         DataSource("svamp", folder, path, labels="llm").read(toy_recipe(drop_empty=True))
 
 

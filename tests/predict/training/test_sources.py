@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from services.core.text_files import BadFile
 from services.predict.data.inputs import read_inputs
 from services.predict.data.rationale_file import Record
-from services.predict.data.rows import BadData, LabelSource
+from services.predict.data.rows import LabelSource
 from services.predict.data.task_file import OwnTask, read_task_file
 from services.predict.training.recipe import Recipe
 from services.predict.training.sources import DataSource
@@ -40,7 +41,7 @@ def test_outputs_that_cannot_be_parsed_are_named_as_the_reason(
     data = write_tickets(tmp_path)
     rationales = write_unparsed(tmp_path / "rationales.jsonl", own, data)
     source = DataSource("tickets", data, rationales, labels, own=own)
-    with pytest.raises(BadData) as refused:
+    with pytest.raises(BadFile) as refused:
         source.read(Recipe())
     reason = f"33 of 33 outputs in {rationales} can't be parsed: no_answer: 33"
     assert str(refused.value) == complaint.format(reason)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.jobs.published_data import MissingData
+from services.core.text_files import BadFile
 from services.score.evaluation.aggregates import aggregates
 from services.score.evaluation.benchmarks.caption_choices import load_sugarcrepe_tasks
 from services.score.evaluation.judges import (
@@ -86,7 +86,7 @@ def test_a_missing_image_of_the_last_task_is_told_before_the_first_is_read(tmp_p
     judge = ColorWords()
     tasks = [color_task(tmp_path / "here", "here"), color_task(tmp_path / "there", "there")]
     (tmp_path / "there" / "blue.png").unlink()
-    with pytest.raises(MissingData, match=r"there/blue.png is missing. It belongs to colours"):
+    with pytest.raises(BadFile, match=r"there/blue.png is missing. It belongs to colours"):
         evaluate(judge, tasks)
     assert judge.num_images == 0
 
@@ -180,7 +180,7 @@ def test_any_kind_of_record_may_have_been_answered(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "answers.json: not JSON"),
+        ("{", "answers.json:1: not JSON"),
         ("{}", "answers.json holds no answers"),
         ('{"one": {"pets": [1]}}', "answers.json: one.pets: Input should be a valid dictionary"),
         ('{"one": {"pets": {"0": 2}}}', "answers.json: one.pets.0: Input should be a valid boolean"),

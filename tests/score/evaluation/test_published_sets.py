@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.jobs.published_data import MissingData
+from services.core.text_files import BadFile
 from services.score.evaluation.aggregates import VL_CHECKLIST_SOURCES, aggregates
 from services.score.evaluation.benchmarks.aro import load_order_tasks, load_visual_genome_tasks, orders
 from services.score.evaluation.benchmarks.caption_choices import (
@@ -72,7 +72,7 @@ def test_crepe_puts_all_complexities_of_a_type_together(tmp_path: Path) -> None:
     assert record.images == (Crop(tmp_path / "visual_genome" / "VG_100K_2" / "7.jpg", (0, 0, 7, 8)),)
     assert record.captions == ("red roof and wall", "green roof and wall", "no roof, 'blue' wall")
     (tmp_path / "crepe/prod_hard_negatives/swap/prod_vg_hard_negs_swap_complexity_5.csv").write_text("image_id\n7\n")
-    with pytest.raises(MissingData, match=r"complexity_5\.csv holds no captions and hard negatives of CREPE: there is"):
+    with pytest.raises(BadFile, match=r"complexity_5\.csv holds no captions and hard negatives of CREPE: there is"):
         load_crepe(tmp_path / "crepe", tmp_path / "visual_genome")
 
 
@@ -114,7 +114,7 @@ def test_sentences_without_their_images_are_left_out_and_counted(tmp_path: Path)
     tasks = load_svo_probes(tmp_path / "svo_probes.csv", tmp_path / "images")
     assert count(tasks) == "3 records: subj_neg 1, verb_neg 1, obj_neg 1 (1 without images left out)"
     assert tasks[0].records[0].images == (tmp_path / "images" / "1.jpg", tmp_path / "images" / "2.jpg")
-    with pytest.raises(MissingData, match=r"1\.jpg is missing\. It belongs to SVO-Probes"):
+    with pytest.raises(BadFile, match=r"1\.jpg is missing\. It belongs to SVO-Probes"):
         load_svo_probes(tmp_path / "svo_probes.csv", tmp_path / "elsewhere")
 
 
@@ -155,7 +155,7 @@ def test_a_half_truth_adds_one_wrong_detail_to_a_true_description(tmp_path: Path
         "relation_negation": ("red dog", "red dog not on blue grass"),
         "relation_subject_object_swap": ("red dog", "blue grass on red dog"),
     }
-    with pytest.raises(MissingData, match="It belongs to CS-CLIP's units of captions"):
+    with pytest.raises(BadFile, match="It belongs to CS-CLIP's units of captions"):
         load_half_truths(tmp_path / "elsewhere", tmp_path)
 
 
@@ -175,7 +175,7 @@ def test_elevaters_sets_have_their_classes_prompts_and_metrics(tmp_path: Path) -
         "hateful-memes": "ROC AUC",
         "voc2007classification": "11-point mAP",
     }
-    with pytest.raises(MissingData, match=r"dtd_20211007/test\.txt is missing\. It belongs to ELEVATER's toolkit"):
+    with pytest.raises(BadFile, match=r"dtd_20211007/test\.txt is missing\. It belongs to ELEVATER's toolkit"):
         (tmp_path / "elevater/classification/dtd_20211007/test.txt").unlink()
         load_classification_set("dtd", tmp_path / "elevater")
 
@@ -190,5 +190,5 @@ def test_retrieval_uses_the_test_splits_and_a_share_of_the_counterfactuals(tmp_p
     # 30 % of four examples is one, of two images
     assert sizes == {"coco_karpathy": (3, 6), "flickr30k": (3, 6), "coco_counterfactuals": (2, 2)}
     (tmp_path / "flickr30k" / "flickr30k-images" / "1.jpg").unlink()
-    with pytest.raises(MissingData, match=r"1\.jpg is missing\. It belongs to Flickr30k"):
+    with pytest.raises(BadFile, match=r"1\.jpg is missing\. It belongs to Flickr30k"):
         load_retrieval_set("flickr30k", tmp_path)

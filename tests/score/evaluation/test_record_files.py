@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.jobs.published_data import MissingData
+from services.core.text_files import BadFile
 from services.score.evaluation.benchmarks.record_files import load_records
 from services.score.evaluation.records import Record
 
@@ -46,7 +46,7 @@ def test_records_with_categories_are_averaged_over_them(tmp_path: Path) -> None:
     assert task.by_category
     assert [one.category for one in task.records] == ["on", "in"]
     write(path, {"id": "0", **record, "category": "on"}, {"id": "1", **record})
-    with pytest.raises(MissingData, match=r"a.jsonl: only some records of a have a category"):
+    with pytest.raises(BadFile, match=r"a.jsonl: only some records of a have a category"):
         load_records(path, IMAGES)
 
 
@@ -63,20 +63,20 @@ GOOD = {"id": "0", "images": ["a.jpg"], "captions": ["on", "under"]}
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ({"id": "1", "captions": ["on", "under"]}, "line 2: images: Field required"),
-        ({**GOOD, "id": 1}, "line 2: id: Input should be a valid string"),
-        ({**GOOD, "id": "1", "image": "a.jpg"}, "line 2: image: Extra inputs are not permitted"),
-        ({**GOOD, "id": "1", "captions": ["on", None]}, "line 2: captions.1: Input should be a valid string"),
-        ({**GOOD, "id": "1", "captions": ["on"]}, "line 2: one image and one caption: nothing to choose from"),
-        ({**GOOD, "id": "1", "images": []}, "line 2: 0 images and 2 captions"),
+        ({"id": "1", "captions": ["on", "under"]}, "2: images: Field required"),
+        ({**GOOD, "id": 1}, "2: id: Input should be a valid string"),
+        ({**GOOD, "id": "1", "image": "a.jpg"}, "2: image: Extra inputs are not permitted"),
+        ({**GOOD, "id": "1", "captions": ["on", None]}, "2: captions.1: Input should be a valid string"),
+        ({**GOOD, "id": "1", "captions": ["on"]}, "2: one image and one caption: nothing to choose from"),
+        ({**GOOD, "id": "1", "images": []}, "2: 0 images and 2 captions"),
         ({**GOOD, "id": "1", "images": ["a.jpg", "b.jpg"]}, "a has records of several kinds: group, image-to-text"),
         (GOOD, "a holds '0' twice"),
-        ("nothing", "line 2: Input should be an object"),
+        ("nothing", "2: the line: Input should be an object"),
     ],
 )
 def test_what_is_wrong_with_a_line_is_told_with_its_number_and_field(tmp_path: Path, line: Any, message: str) -> None:
     path = write(tmp_path / "a.jsonl", GOOD, line)
-    with pytest.raises(MissingData, match=rf"a\.jsonl[,:] {message}"):
+    with pytest.raises(BadFile, match=rf"a\.jsonl[,:] ?{message}"):
         load_records(path, IMAGES)
 
 
@@ -88,11 +88,11 @@ def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
 
 def test_a_file_of_no_text_of_no_record_or_that_is_not_there_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    with pytest.raises(MissingData, match=r"a\.jsonl is missing"):
+    with pytest.raises(BadFile, match=r"a\.jsonl is missing"):
         load_records(path, IMAGES)
     path.write_text("\n")
-    with pytest.raises(MissingData, match=r"a\.jsonl has no records"):
+    with pytest.raises(BadFile, match=r"a\.jsonl has no records"):
         load_records(path, IMAGES)
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(MissingData, match=r"a\.jsonl can't be read"):
+    with pytest.raises(BadFile, match=r"a\.jsonl:1: not text in UTF-8 but in UTF-16"):
         load_records(path, IMAGES)

@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.jobs.published_data import MissingData, Source
+from services.core.text_files import BadFile
+from services.jobs.published_data import Source
 from services.score.evaluation.records import (
     Record,
     Scores,
@@ -141,5 +142,5 @@ def test_a_task_of_several_kinds_of_nothing_or_of_one_id_twice_is_refused_by_nam
 def test_a_missing_image_is_named_with_its_source(tmp_path: Path) -> None:
     (tmp_path / "a.jpg").touch()
     record = Record("0", (tmp_path / "a.jpg", tmp_path / "b.jpg"), ("a dog",))
-    with pytest.raises(MissingData, match=r"b.jpg is missing. It belongs to pets, available from https://example.org"):
+    with pytest.raises(BadFile, match=r"b.jpg is missing. It belongs to pets, available from https://example.org"):
         Task("pets", "mine", (record,), SOURCE).check_images()

@@ -102,11 +102,11 @@ def test_a_table_without_header_has_images_first(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.tsv", "1.png\n", "line 1"),
+        ("a.tsv", "1.png\n", "tsv:1: an image and a caption"),
         ("a.tsv", "filepath\tsize\n1.png\t3\n", "header"),
-        ("a.jsonl", '{"image": "1.png"\n', "line 1"),
-        ("a.jsonl", '{"image": "1.png", "caption": 3}\n', "line 1"),
-        ("a.jsonl", '{"file": "1.png", "caption": "x"}\n', "line 1"),
+        ("a.jsonl", '{"image": "1.png"\n', "jsonl:1: not JSON"),
+        ("a.jsonl", '{"image": "1.png", "caption": 3}\n', "jsonl:1: a caption must be"),
+        ("a.jsonl", '{"file": "1.png", "caption": "x"}\n', "jsonl:1: image is missing"),
         ("a.jsonl", "", "no images"),
     ],
 )

@@ -16,17 +16,15 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from services.jobs.published_data import Source
+from services.core.text_files import read_json, read_table
+from services.jobs.published_data import Source, described
 from services.score.evaluation.benchmarks.reading import (
     COCO_2014,
     FLICKR30K,
     CaptionedImage,
     cleaned,
-    described,
     load_coco,
     load_flickr30k,
-    read_json,
-    read_rows,
 )
 from services.score.evaluation.records import Crop, Record, Task
 from services.score.negatives.annotation import ADJECTIVE_TAGS, NOUN_TAGS, best_annotator
@@ -44,12 +42,12 @@ SEED = 0
 def load_negclip_captions(path: Path, images: Path, *, limit: int | None = None) -> list[Task]:
     """Load `valid_neg_clip.tsv`, NegCLIP's validation captions: a COCO image and its caption among one to five swaps.
 
-    The file's own paths, such as `coco/val2014/…`, are relative to `images`. Raises MissingData.
+    The file's own paths, such as `coco/val2014/…`, are relative to `images`. Raises BadFile.
     """
     with described(path, NEGCLIP.name, "captions and their negatives"):
         records = tuple(
             Record(row[""], (images / row["filepath"],), (row["title"], *ast.literal_eval(row["neg_caption"])))
-            for row in read_rows(path, NEGCLIP, "\t")
+            for _, row in read_table(NEGCLIP.existing(path), "\t")
         )
         return [Task("negclip", "negclip", records[:limit], COCO_2014)]
 
@@ -57,7 +55,7 @@ def load_negclip_captions(path: Path, images: Path, *, limit: int | None = None)
 def load_visual_genome_tasks(directory: Path, *, limit: int | None = None) -> list[Task]:
     """Load VG-Relation and VG-Attribution: `visual_genome_relation.json`, `visual_genome_attribution.json`, `images`.
 
-    Each image is cropped to the things that its captions name. Raises MissingData.
+    Each image is cropped to the things that its captions name. Raises BadFile.
     """
     symmetric = frozenset(json.loads(Path(__file__).with_name("aro_symmetric_relations.json").read_text())["relations"])
     relations = _visual_genome(directory / "visual_genome_relation.json", lambda row: str(row["relation_name"]))
@@ -72,7 +70,7 @@ def load_visual_genome_tasks(directory: Path, *, limit: int | None = None) -> li
 
 
 def _visual_genome(path: Path, category: Callable[[dict[str, Any]], str]) -> list[Record]:
-    rows = read_json(path, ARO)
+    rows = read_json(ARO.existing(path))
     with described(path, ARO.name, "captions and boxes"):
         return [
             Record(
@@ -93,7 +91,7 @@ def _box(row: dict[str, Any]) -> tuple[int, int, int, int]:
 def load_order_tasks(coco: Path, flickr30k: Path, *, limit: int | None = None) -> list[Task]:
     """Load COCO-Order and Flickr30k-Order: each caption of the test splits among four other orders of its words.
 
-    An order that leaves a caption as it is makes no false caption. Raises MissingData.
+    An order that leaves a caption as it is makes no false caption. Raises BadFile.
     """
     return [
         _order_task("Flickr30k_Order", load_flickr30k(flickr30k), FLICKR30K, limit),

@@ -1,19 +1,18 @@
 """Benchmarks that choose among captions of an image: SugarCrepe, VALSE, VL-CheckList, CREPE and others."""
 
 import ast
-import gzip
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from services.jobs.published_data import MissingData, Source
+from services.core.text_files import BadFile, read_json, read_table
+from services.jobs.published_data import Source, described
 from services.jobs.sugarcrepe import COCO, KINDS, load_sugarcrepe
 from services.score.evaluation.aggregates import CREPE as CREPE_TYPES
 from services.score.evaluation.aggregates import HALF_TRUTHS, VALSE_TASKS
 from services.score.evaluation.aggregates import VL_CHECKLIST as GROUPS
 from services.score.evaluation.aggregates import VL_CHECKLIST_SOURCES as SOURCES
-from services.score.evaluation.benchmarks.reading import described, nonblank, read_json, read_rows, with_images
+from services.score.evaluation.benchmarks.reading import with_images
 from services.score.evaluation.records import Crop, Record, Task
 
 # SugarCrepe and SugarCrepe++: one or two true captions of an image of COCO's, and a similar false one.
@@ -24,7 +23,7 @@ SUGARCREPE_PP = Source("SugarCrepe++", "https://github.com/Sri-Harsha/scpp")
 def load_sugarcrepe_tasks(
     directory: Path, images: Path, *, swap_obj: Path | None = None, limit: int | None = None
 ) -> list[Task]:
-    """Load SugarCrepe's seven types, with the images of COCO's `val2017` folder. Raises MissingData.
+    """Load SugarCrepe's seven types, with the images of COCO's `val2017` folder. Raises BadFile.
 
     `swap_obj` replaces that type's file: the first published one contains one more choice. A file without choices is
     left out, unless all are.
@@ -32,22 +31,21 @@ def load_sugarcrepe_tasks(
     tasks = []
     for kind, choices in load_sugarcrepe(directory, swap_obj=swap_obj, limit=limit).items():
         path = swap_obj if kind == "swap_obj" and swap_obj is not None else directory / f"{kind}.json"
-        ids = list(json.loads(path.read_text(encoding="utf-8")))
         if not choices:
             continue
         records = (
             Record(name, (images / choice.filename,), (choice.caption, choice.negative_caption))
-            for name, choice in zip(ids[:limit], choices, strict=True)
+            for name, choice in zip(list(read_json(path))[:limit], choices, strict=True)
         )
         with described(path, "SugarCrepe", "choices"):
             tasks.append(Task(kind, "sugarcrepe", tuple(records), COCO))
     if not tasks:
-        raise MissingData(f"{directory} contains none of SugarCrepe's choices: all of its files are empty")
+        raise BadFile(f"{directory} contains none of SugarCrepe's choices: all of its files are empty")
     return tasks
 
 
 def load_sugarcrepe_pp_tasks(directory: Path, images: Path, *, limit: int | None = None) -> list[Task]:
-    """Load SugarCrepe++'s types that the folder has, with the images of COCO's `val2017` folder. Raises MissingData.
+    """Load SugarCrepe++'s types that the folder has, with the images of COCO's `val2017` folder. Raises BadFile.
 
     Each record has two true captions in different words and a false one.
     """
@@ -61,9 +59,9 @@ def load_sugarcrepe_pp_tasks(directory: Path, images: Path, *, limit: int | None
                 Record(
                     str(row.get("id", place)),
                     (images / row["filename"],),
-                    tuple(map(nonblank, (row["caption"], row["caption2"], row["negative_caption"]))),
+                    (row["caption"], row["caption2"], row["negative_caption"]),
                 )
-                for place, row in enumerate(json.loads(path.read_text(encoding="utf-8")))
+                for place, row in enumerate(read_json(path))
             )
             tasks.append(Task(kind, "sugarcrepe_pp", records[:limit], COCO, num_true=2))
     if not tasks:
@@ -90,17 +88,16 @@ VALSE_FOLDERS = {
 def load_valse(directory: Path, images: Path, *, valid_only: bool = True, limit: int | None = None) -> list[Task]:
     """Load VALSE's eleven files, `<task>.json` or `.json.gz`, with the images of VALSE_FOLDERS and COCO's of 2014.
 
-    `valid_only` leaves out items that fewer than VALSE_MIN_VOTES annotators agreed with. Raises MissingData.
+    `valid_only` leaves out items that fewer than VALSE_MIN_VOTES annotators agreed with. Raises BadFile.
     """
     tasks = []
     for name in VALSE_TASKS:
         zipped = directory / f"{name}.json.gz"
         path = zipped if zipped.is_file() else VALSE.existing(directory / f"{name}.json")
         with described(path, "VALSE", "captions and foils"):
-            content = gzip.decompress(path.read_bytes()) if path == zipped else path.read_bytes()
             records = tuple(
                 Record(key, (images / _valse_file(entry),), (entry["caption"], entry["foil"]))
-                for key, entry in json.loads(content).items()
+                for key, entry in read_json(path).items()
                 if not valid_only or entry["mturk"]["caption"] >= VALSE_MIN_VOTES
             )
             tasks.append(Task(name, "valse", records[:limit], VALSE))
@@ -131,7 +128,7 @@ def load_vl_checklist(directory: Path, *, limit: int | None = MAX_RECORDS) -> li
 
     A task is one of 13 and a source, such as `Object_Size_large/swig`, and a mean over its files. Records without an
     image are left out and counted, as HAKE's images come from sites that lose some. `limit` takes the first records of
-    each file. Raises MissingData.
+    each file. Raises BadFile.
     """
     tasks = []
     for group, names in GROUPS.items():
@@ -155,7 +152,7 @@ def _vl_task(directory: Path, group: str, name: str, source: str, limit: int | N
 
 
 def _vl_records(path: Path, images: Path) -> Iterator[Record]:
-    rows = read_json(path, VL_CHECKLIST)
+    rows = read_json(VL_CHECKLIST.existing(path))
     with described(path, VL_CHECKLIST.name, "captions"):
         for place, (image, texts) in enumerate(rows):
             captions = (texts["POS"][0], texts["NEG"][0])
@@ -193,15 +190,15 @@ QUESTIONS = {
 
 
 def load_whatsup(directory: Path, *, limit: int | None = None) -> list[Task]:
-    """Load the six files of the authors' folder `data`, with its folders of images. Raises MissingData."""
+    """Load the six files of the authors' folder `data`, with its folders of images. Raises BadFile."""
     tasks = []
     for name, file in CONTROLLED.items():
-        rows = read_json(directory / file, WHATSUP)
+        rows = read_json(WHATSUP.existing(directory / file))
         with described(directory / file, WHATSUP.name, "captions"):
             records = tuple(_controlled(directory, place, row) for place, row in enumerate(rows))
             tasks.append(Task(name, "whatsup", records[:limit], WHATSUP))
     for name, (file, image) in QUESTIONS.items():
-        rows = read_json(directory / file, WHATSUP)
+        rows = read_json(WHATSUP.existing(directory / file))
         with described(directory / file, WHATSUP.name, "captions"):
             records = tuple(
                 Record(str(place), (directory / image.format(number),), (true, false))
@@ -239,7 +236,7 @@ COMPLEXITIES = range(4, 13)
 def load_crepe(directory: Path, images: Path, *, limit: int | None = None) -> list[Task]:
     """Load atomic foils, swaps and negations of all complexities from the folder `prod_hard_negatives`.
 
-    `images` holds Visual Genome's folders. Raises MissingData.
+    `images` holds Visual Genome's folders. Raises BadFile.
     """
     tasks = []
     for kind in CREPE_TYPES:
@@ -249,7 +246,7 @@ def load_crepe(directory: Path, images: Path, *, limit: int | None = None) -> li
             with described(path, CREPE.name, "captions and hard negatives"):
                 records += [
                     Record(f"{complexity}/{place}", (_crepe_crop(images, row),), (row["caption"], *_foils(row)))
-                    for place, row in enumerate(read_rows(path, CREPE))
+                    for place, (_, row) in enumerate(read_table(CREPE.existing(path)))
                 ]
         tasks.append(Task(kind, "crepe", tuple(records[:limit]), VISUAL_GENOME))
     return tasks
@@ -274,11 +271,11 @@ UNITS = Source("CS-CLIP's units of captions", "https://github.com/kargibora/CS-C
 
 
 def load_half_truths(path: Path, images: Path, *, limit: int | None = None) -> list[Task]:
-    """Load a file or folder of units, with images such as `val2014/….jpg` in `images`. Raises MissingData."""
+    """Load a file or folder of units, with images such as `val2014/….jpg` in `images`. Raises BadFile."""
     files = sorted(UNITS.existing(path).glob("*.json")) if path.is_dir() else [path]
     records: dict[str, dict[str, Record]] = {task: {} for tasks in HALF_TRUTHS.values() for task in tasks}
     for file in files:
-        samples = read_json(file, UNITS)
+        samples = read_json(UNITS.existing(file))
         with described(file, UNITS.name, "units"):
             for sample in samples:
                 image = images.joinpath(*Path(sample["image_path"]).parts[-2:])

@@ -1,15 +1,15 @@
 """Benchmarks that choose among images: Winoground, ImageCoDe, EqBen, SVO-Probes and SPEC."""
 
-import json
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from services.jobs.published_data import Source
+from services.core.text_files import json_objects, read_json, read_table
+from services.jobs.published_data import Source, described
 from services.score.evaluation.aggregates import EQBEN_KUBRIC, EQBEN_OTHERS, IMAGE, TEXT
 from services.score.evaluation.aggregates import SVO_PROBES as SVO_TYPES
-from services.score.evaluation.benchmarks.reading import described, read_json, read_rows, with_images
+from services.score.evaluation.benchmarks.reading import with_images
 from services.score.evaluation.records import Record, Task
 
 # Winoground: two images and two captions with the same words.
@@ -18,7 +18,7 @@ WINOGROUND = Source("Winoground", "https://huggingface.co/datasets/facebook/wino
 
 
 def load_winoground(directory: Path, images: Path, *, limit: int | None = None) -> list[Task]:
-    """Load Winoground's `examples.jsonl`: two images and two captions with the same words. Raises MissingData."""
+    """Load Winoground's `examples.jsonl`: two images and two captions with the same words. Raises BadFile."""
     path = WINOGROUND.existing(directory / "examples.jsonl")
     with described(path, WINOGROUND.name, "examples"):
         records = tuple(
@@ -27,7 +27,7 @@ def load_winoground(directory: Path, images: Path, *, limit: int | None = None) 
                 (images / f"{row['image_0']}.png", images / f"{row['image_1']}.png"),
                 (row["caption_0"], row["caption_1"]),
             )
-            for row in map(json.loads, path.read_text(encoding="utf-8").splitlines())
+            for _, row in json_objects(path)
         )
         return [Task("winoground", "winoground", records[:limit], WINOGROUND)]
 
@@ -40,11 +40,11 @@ IMAGECODE = Source("ImageCoDe", "https://github.com/McGill-NLP/imagecode")
 def load_imagecode(path: Path, images: Path, *, limit: int | None = None) -> list[Task]:
     """Load ImageCoDe's `valid_data.json`: a description and the ten images of a set, in its folder, by number.
 
-    Sets consist of video frames or static images. Raises MissingData.
+    Sets consist of video frames or static images. Raises BadFile.
     """
     with described(IMAGECODE.existing(path), IMAGECODE.name, "descriptions"):
         by_task: dict[str, list[Record]] = {"videos": [], "static": []}
-        for name, descriptions in json.loads(path.read_text(encoding="utf-8")).items():
+        for name, descriptions in read_json(path).items():
             files = _frames(IMAGECODE.existing(images / name))
             for number, text in descriptions.items():
                 true = files[int(number)]
@@ -70,9 +70,9 @@ def load_eqben(path: Path, images: Path, *, limit: int | None = MAX_SAMPLES) -> 
     """Load `ann_json_finegrained_random.json`, the annotation of all pairs of one image and one caption.
 
     An image is looked for as JPEG, too, the format of the light version. `limit` takes the samples with the smallest
-    numbers. Raises MissingData.
+    numbers. Raises BadFile.
     """
-    pairs = read_json(path, EQBEN)
+    pairs = read_json(EQBEN.existing(path))
     with described(path, EQBEN.name, "samples"):
         samples: dict[str, dict[int, dict[str, str]]] = {name: defaultdict(dict) for name in EQBEN_TASKS}
         for pair in pairs:
@@ -112,8 +112,8 @@ SVO_PROBES = Source("SVO-Probes", "https://github.com/deepmind/svo_probes")
 
 
 def load_svo_probes(path: Path, images: Path, *, limit: int | None = None) -> list[Task]:
-    """Load `svo_probes.csv`, with images named by their numbers, `<number>.jpg`. Raises MissingData."""
-    rows = list(read_rows(path, SVO_PROBES))
+    """Load `svo_probes.csv`, with images named by their numbers, `<number>.jpg`. Raises BadFile."""
+    rows = [row for _, row in read_table(SVO_PROBES.existing(path))]
     with described(path, SVO_PROBES.name, "sentences"):
         tasks = []
         for kind in SVO_TYPES:
@@ -146,7 +146,7 @@ SPEC_FOLDERS = {
 
 
 def load_spec(directory: Path, *, limit: int | None = None) -> list[Task]:
-    """Load `image2text.json` and `text2image.json` of six folders, which hold their images. Raises MissingData."""
+    """Load `image2text.json` and `text2image.json` of six folders, which hold their images. Raises BadFile."""
     tasks = []
     for name, folder in SPEC_FOLDERS.items():
         texts = _spec_records(directory / folder / "image2text.json", is_choice_of_texts=True)
@@ -157,7 +157,7 @@ def load_spec(directory: Path, *, limit: int | None = None) -> list[Task]:
 
 def _spec_records(path: Path, *, is_choice_of_texts: bool) -> tuple[Record, ...]:
     """Read choices; the true one is put first."""
-    rows = read_json(path, SPEC)
+    rows = read_json(SPEC.existing(path))
     with described(path, SPEC.name, "choices"):
         records = []
         for place, row in enumerate(rows):

@@ -3,10 +3,11 @@
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from services.jobs.published_data import MissingData, Source
-from services.jobs.sugarcrepe import BadPairs, load_pairs
+from services.core.text_files import BadFile, read_records
+from services.jobs.published_data import Source
+from services.jobs.sugarcrepe import load_pairs
 from services.score.evaluation.aggregates import SPELLINGS
 from services.score.evaluation.records import Record, Task
 
@@ -28,68 +29,49 @@ class Line(BaseModel):
 def load_records(path: Path, images: Path, *, benchmark: str | None = None, limit: int | None = None) -> list[Task]:
     """Load the tasks of a file, in the order of their first lines; `benchmark` is by default the file's name.
 
-    `limit` takes the first records of each task. Names in SPELLINGS are replaced. Raises MissingData, naming line and
-    field.
+    `limit` takes the first records of each task. Names in SPELLINGS are replaced. Raises BadFile, and
+    BadFile, naming line and field.
     """
     source = Source(path.name, "its author")
     lines: dict[str, list[tuple[Line, Record]]] = {}
-    for number, content in enumerate(_read(source.existing(path)).split("\n"), start=1):
-        if content.strip():
-            try:
-                line = Line.model_validate_json(content)
-                record = Record(
-                    line.id, tuple(images / name for name in line.images), tuple(line.captions), line.category or ""
-                )
-            except ValidationError as error:
-                raise MissingData(f"{path}, line {number}: {_told(error)}") from error
-            except ValueError as error:
-                raise MissingData(f"{path}, line {number}: {error}") from error
-            task = line.task or path.stem
-            lines.setdefault(SPELLINGS.get(task, task), []).append((line, record))
+    for place, line in read_records(source.existing(path), Line):
+        try:
+            record = Record(
+                line.id, tuple(images / name for name in line.images), tuple(line.captions), line.category or ""
+            )
+        except ValueError as error:
+            raise BadFile(f"{place}: {error}") from error
+        task = line.task or path.stem
+        lines.setdefault(SPELLINGS.get(task, task), []).append((line, record))
     if not lines:
-        raise MissingData(f"{path} has no records")
+        raise BadFile(f"{path} has no records")
     benchmark = benchmark or path.stem
     benchmark = SPELLINGS.get(benchmark, benchmark)
     return [_task(path, name, benchmark, some, source).first(limit) for name, some in lines.items()]
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, ValueError) as error:
-        raise MissingData(f"{path} can't be read: {error}") from error
-
-
 def _task(path: Path, name: str, benchmark: str, lines: list[tuple[Line, Record]], source: Source) -> Task:
     has_category = {line.category is not None for line, _ in lines}
     if len(has_category) > 1:
-        raise MissingData(f"{path}: only some records of {name} have a category")
+        raise BadFile(f"{path}: only some records of {name} have a category")
     try:
         return Task(name, benchmark, tuple(record for _, record in lines), source, by_category=has_category == {True})
     except ValueError as error:
-        raise MissingData(f"{path}: {error}") from error
-
-
-def _told(error: ValidationError) -> str:
-    first = error.errors(include_url=False, include_input=False)[0]
-    field = ".".join(map(str, first["loc"]))
-    return f"{field}: {first['msg']}" if field else first["msg"]
+        raise BadFile(f"{path}: {error}") from error
 
 
 def load_pairs_tasks(path: Path, images: Path, *, benchmark: str | None = None, limit: int | None = None) -> list[Task]:
     """Load pairs of `fovea curate`, JSON lines or a folder in SugarCrepe's form, as a task for each type.
 
-    `benchmark` is by default the file's name, `limit` takes the first pairs of each type. Raises MissingData.
+    `benchmark` is by default the file's name, `limit` takes the first pairs of each type. Raises BadFile
+    and BadFile.
     """
     source = Source(path.name, "its author")
-    try:
-        pairs = load_pairs(source.existing(path))
-    except (BadPairs, OSError) as error:
-        raise MissingData(str(error)) from error
+    pairs = load_pairs(source.existing(path))
     by_kind: dict[str, list[Record]] = {}
     for pair in pairs:
         record = Record(pair.id, (images / pair.filename,), (pair.caption, pair.negative_caption))
         by_kind.setdefault(pair.kind, []).append(record)
     if not by_kind:
-        raise MissingData(f"{path} holds no pairs")
+        raise BadFile(f"{path} holds no pairs")
     return [Task(kind, benchmark or path.stem, tuple(some[:limit]), source) for kind, some in by_kind.items()]

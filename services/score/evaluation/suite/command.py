@@ -10,10 +10,10 @@ import typer
 from rich.console import Console
 
 from services.core.logs import log_warnings_to_stderr
+from services.core.text_files import BadFile
 from services.jobs.checkpoints import Device
 from services.jobs.interruption import EXIT_FAILED
 from services.jobs.options import StoreUrl, among, command_line, results_file
-from services.jobs.published_data import MissingData
 from services.score.evaluation.judges import RESULT_FILES, CannotJudge, Embedder, Result
 from services.score.evaluation.loading import (
     JudgeOptions,
@@ -56,7 +56,7 @@ class Suite:
     _read: dict[str, Prepared] = field(default_factory=dict, compare=False, repr=False)
 
     def prepare(self, name: str) -> Prepared:
-        """Read a part's files. Raises MissingData."""
+        """Read a part's files. Raises BadFile."""
         prepared = self._read.get(name) or PARTS[name].prepare(self.data, self.limit)
         if self.keeps_read:
             self._read[name] = prepared
@@ -92,7 +92,7 @@ def run_suite(
                 continue
             embedder = embedder or load()
             result = prepared.evaluate(embedder)
-        except MissingData as error:
+        except BadFile as error:
             if is_finished(part, own):
                 outcome.kept.append(name)
                 outcome.unchecked.append(name)

@@ -119,7 +119,7 @@ class Prepared:
 class Part:
     """A part of the suite, its benchmark in tables, and the scores that it gives, by name.
 
-    `prepare` reads its files in the folder of all data, without a model, and raises MissingData.
+    `prepare` reads its files in the folder of all data, without a model, and raises BadFile.
     """
 
     name: str

@@ -4,7 +4,6 @@ A file `<type>.toml` holds instructions for each request and demonstrations, whi
 """
 
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -12,6 +11,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from services.core.refusals import first_complaint
+from services.core.text_files import BadFile, read_toml
 from services.score.negatives.prompting.checks import FORM_OF, WRITTEN_KINDS, WrittenKind, problem_of
 
 OWN_PROMPTS = Path(__file__).with_name("prompts")
@@ -113,13 +113,11 @@ def _built_in(kind: WrittenKind) -> Path:
 
 def _load(kind: WrittenKind, path: Path) -> PromptFile:
     try:
-        file = PromptFile.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise PromptError(f"{path}: {error.strerror}") from None
+        file = PromptFile.model_validate(read_toml(path))
     except ValidationError as error:
         raise PromptError(f"{path}: {first_complaint(error, 'the file')}") from None
-    except ValueError as error:
-        raise PromptError(f"{path}: {error}") from None
+    except BadFile as error:
+        raise PromptError(str(error)) from None
     if missing := set(STEPS_OF[FORM_OF[kind]]) - file.instructions.keys():
         raise PromptError(f"{path}: instructions.{min(missing)} is missing")
     for number, one in enumerate(file.demonstrations, start=1):
