@@ -1,5 +1,7 @@
 """Objects under keys: a thin layer over obstore that raises the store's errors and writes local files durably."""
 
+import os
+import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -26,6 +28,27 @@ READ_CHUNK_BYTES = 4 * 1024 * 1024
 MAX_OBJECT_BYTES = 8 * 1024 * 1024
 # A body up to this size travels in one request, a longer one in parts.
 SINGLE_PUT_BYTES = 8 * 1024 * 1024
+
+# Where obstore takes an endpoint from that the URL does not name, and what to set instead.
+ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+ENDPOINT = "endpoint= in the store URL or AWS_ENDPOINT_URL"
+# What an error says, and what to do about it; the first that matches counts.
+CURES = (
+    ("169.254.169.254", "there are no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"),
+    ("ExpiredToken", "the credentials have expired; renew AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN"),
+    (
+        "AuthorizationHeaderMalformed|PermanentRedirect|configured region",
+        "the bucket is in another region; set region= in the store URL or AWS_REGION",
+    ),
+    (
+        "InvalidAccessKeyId|SignatureDoesNotMatch|401 Unauthorized|403 Forbidden",
+        "the store refuses the credentials; check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or"
+        " GOOGLE_APPLICATION_CREDENTIALS, and what they may do",
+    ),
+    ("404 Not Found", f"the endpoint has no such bucket; check the bucket's name, and {ENDPOINT}"),
+    ("HTTP error", f"there is no answer; check {ENDPOINT}, and the network"),
+    ("invalid path", "a key with an empty part, `.` or `..` can't be read; rename or delete that object"),
+)
 
 CONNECT_TIMEOUT_S = 5
 # Seconds of silence; a whole request may take as long as many gigabytes take.
@@ -247,10 +270,21 @@ class Objects:
         except FileNotFoundError as error:
             raise NotFoundInStore(f"{key} is not in {self.label}") from error
         except (BaseError, OSError, ValueError) as error:
-            raise StoreUnavailable(f"{self.label}: {_first_line(error)}") from error
+            raise StoreUnavailable(f"{self.label}: {_told(error)}") from error
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":  # a panic of Rust is no Exception
+                raise
+            raise StoreUnavailable(f"{self.label}: the store's client failed: {_first_line(error)}") from None
 
 
-def _first_line(error: Exception) -> str:
+def _told(error: Exception) -> str:
+    """Say what to do about an error, if that is known, and what it is."""
+    text = _first_line(error)
+    cure = next((cure for said, cure in CURES if re.search(said, str(error))), None)
+    return text if cure is None else f"{cure} ({text})"
+
+
+def _first_line(error: BaseException) -> str:
     """Return the error without obstore's long description of the request and without control characters."""
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
@@ -272,6 +306,20 @@ def _options_in_url(query: str) -> dict[str, str]:
     return options
 
 
+def _endpoint(label: str, options: Mapping[str, str]) -> str:
+    """Return the address of an S3 server, "" for AWS's own. Raises StoreUnavailable for one at which obstore panics."""
+    given = [options.get("endpoint"), *(os.environ.get(name) for name in ENDPOINT_VARIABLES)]
+    endpoint = next((one for one in given if one), "") if label.startswith("s3:") else ""
+    try:
+        parts = urlsplit(endpoint)
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_address = False
+    if endpoint and (not is_address or parts.query or " " in endpoint):
+        raise StoreUnavailable(f"{label}: the endpoint {endpoint!r} is no http:// or https:// address; set {ENDPOINT}")
+    return endpoint
+
+
 def _open_remote(label: str, options: dict[str, str]) -> Any:
     if label.startswith("memory:"):
         return from_url("memory:///")
@@ -280,7 +328,7 @@ def _open_remote(label: str, options: dict[str, str]) -> Any:
         "read_timeout": timedelta(seconds=READ_TIMEOUT_S),
         "timeout": timedelta(seconds=REQUEST_TIMEOUT_S),
     }
-    if options.get("endpoint", "").startswith("http://"):
+    if _endpoint(label, options).startswith("http://"):
         client_options["allow_http"] = True
     try:
         # The overloads expect the options of one kind of store, which is known only from the URL.

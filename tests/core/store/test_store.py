@@ -1,6 +1,11 @@
+import asyncio
+import re
 from pathlib import Path
+from urllib.parse import quote
+from urllib.request import Request, urlopen
 
 import pytest
+from aiohttp import web
 
 from services.core.store.errors import (
     AliasMoved,
@@ -10,11 +15,13 @@ from services.core.store.errors import (
     StoreUnavailable,
 )
 from services.core.store.manifest import MAX_JSON_BYTES, CheckpointInfo
+from services.core.store.objects import Objects
 from services.core.store.store import Store
-from tests.core.s3_servers import S3Server, rclone_server
+from tests.core.s3_servers import BUCKET, S3Server, rclone_server
 from tests.core.store_places import StorePlace
 from tests.core.tiny_checkpoints import INFO, write_checkpoint, write_starter
 from tests.kept_port import kept_port
+from tests.web_server import serving
 
 
 @pytest.mark.slow
@@ -300,7 +307,71 @@ def test_a_wrong_secret_is_told_in_one_line(rclone: S3Server) -> None:
     with pytest.raises(StoreUnavailable) as refused:
         store.resolve("toy")
     assert "\n" not in str(refused.value)
-    assert "403" in str(refused.value)
+    assert "403" in str(refused.value) and "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" in str(refused.value)
+
+
+@pytest.mark.parametrize("endpoint", ["127.0.0.1:9000", "minio", "ftp://minio", "http://[::1", "http://", "http://a b"])
+def test_an_endpoint_that_is_no_address_is_told_with_its_setting(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(StoreUnavailable, match=r"no http:// or https:// address; set endpoint= in the store URL"):
+        Store.open(f"s3://bucket?endpoint={quote(endpoint)}")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    with pytest.raises(StoreUnavailable, match="or AWS_ENDPOINT_URL"):
+        Store.open("s3://bucket")
+
+
+def test_an_endpoint_may_end_with_a_slash_or_stand_in_the_environment(
+    moto: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"s3://{BUCKET}/slash?region=us-east-1"
+    assert Objects(f"{url}&endpoint={moto.endpoint}/", moto.options).entries(None) == []
+    monkeypatch.setenv("AWS_ENDPOINT_URL", moto.endpoint)
+    assert Objects(url, moto.options).entries(None) == []
+
+
+@pytest.mark.parametrize(("bucket", "path"), [("none", ""), (BUCKET, "/minio")])
+def test_a_bucket_that_the_endpoint_does_not_have_is_told_with_the_setting(
+    moto: S3Server, bucket: str, path: str
+) -> None:
+    objects = Objects(f"s3://{bucket}?endpoint={moto.endpoint}{path}&region=us-east-1", moto.options)
+    with pytest.raises(StoreUnavailable, match="has no such bucket; check the bucket's name, and endpoint="):
+        objects.entries(None)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "cure"),
+    [
+        (400, "ExpiredToken", "have expired; renew AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN"),
+        (400, "AuthorizationHeaderMalformed", "in another region; set region= in the store URL or AWS_REGION"),
+        (301, "PermanentRedirect", "in another region; set region= in the store URL or AWS_REGION"),
+        (403, "InvalidAccessKeyId", "refuses the credentials; check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"),
+    ],
+)
+def test_what_a_server_refuses_is_told_with_the_setting_to_change(status: int, code: str, cure: str) -> None:
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(status=status, text=f"<?xml version='1.0'?>\n<Error><Code>{code}</Code></Error>")
+
+    async def ask() -> None:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", answer)
+        async with serving(app) as endpoint:
+            objects = Objects(f"s3://bucket?endpoint={endpoint}", {"access_key_id": "a", "secret_access_key": "b"})
+            with pytest.raises(StoreUnavailable, match=cure) as refused:
+                await asyncio.to_thread(objects.entries, None)
+            assert "\n" not in str(refused.value)
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize(("bucket", "key"), [("empty", "a//b.jpg"), ("dot", "a/./b.jpg"), ("dots", "a/../b.jpg")])
+def test_a_key_that_can_not_be_read_is_named_with_its_cure(moto: S3Server, bucket: str, key: str) -> None:
+    for path in (bucket, f"{bucket}/{key}"):
+        with urlopen(Request(f"{moto.endpoint}/{path}", data=b"", method="PUT")):
+            pass
+    objects = Objects(f"s3://{bucket}?endpoint={moto.endpoint}&region=us-east-1", moto.options)
+    with pytest.raises(StoreUnavailable, match=rf"rename or delete that object .*{re.escape(key)}"):
+        objects.entries(None)
 
 
 @pytest.mark.slow
