@@ -82,10 +82,9 @@ class Cell:
 
         Raises SweepError if the folder holds a student with other settings.
         """
-        try:
-            (found,) = RESULT_FILES.load([folder / SCORES])
-        except FileNotFoundError:
+        if not (folder / SCORES).exists():
             return None
+        (found,) = RESULT_FILES.load([folder / SCORES])
         expected = replace(self.result({}), scores=found.scores)
         if found != expected:
             before, now = ({**asdict(one), **one.settings, "settings": {}} for one in (found, expected))

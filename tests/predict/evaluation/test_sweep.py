@@ -255,7 +255,7 @@ def test_files_of_results_come_together_in_one_table(tmp_path: Path) -> None:
     (tmp_path / "no.json").write_text("{")
     refused = CliRunner().invoke(app, ["table", str(tmp_path / "no.json")])
     assert refused.exit_code == 2
-    assert "does not contain results" in " ".join(refused.stderr.replace("│", " ").split())
+    assert "no.json:1: not JSON" in " ".join(refused.stderr.replace("│", " ").split())
 
 
 def test_every_student_of_a_grid_comes_once_and_all_of_a_seed_before_those_of_the_next(tmp_path: Path) -> None:

@@ -289,7 +289,7 @@ def test_missing_data_is_told_without_a_traceback(arguments: list[str], message:
         (["--judge", "answers", "--model", "nowhere.json"], "nowhere.json is missing"),
         (["--judge", "chat", "--model", "x", "--key-variable", "NO_SUCH_KEY"], "NO_SUCH_KEY is not set"),
         (["--judge", "chat", "--model", "x", "--base-url", "http://127.0.0.1:1/v1"], "no response from"),
-        (["--output", "pyproject.toml"], "pyproject.toml does not contain results"),
+        (["--output", "pyproject.toml"], "pyproject.toml:1: not JSON"),
         (["--judge", "human"], "human"),
     ],
 )
