@@ -144,7 +144,7 @@ MAX_CHAIN = 13
 BUDGETS = {
     "gateway": 3_500,
     "services/cli": 2_900,
-    "services/core": 12_920,
+    "services/core": 12_925,
     "services/nn": 2_470,
     "services/jobs": 3_695,
     "services/curate": 4_270,

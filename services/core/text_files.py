@@ -13,7 +13,7 @@ import re
 import sys
 import tomllib
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -75,9 +75,9 @@ def read_text(path: Path) -> str:
     return text
 
 
-def read_json(path: Path) -> Any:
-    """Read a file that is one JSON value."""
-    return _parsed(read_text(path), str(path))
+def read_json(path: Path, *, may_have_nan: bool = False) -> Any:
+    """Read a file that is one JSON value, with NaN and infinities as Python writes them where it may have these."""
+    return _parsed(read_text(path), str(path), number=float if may_have_nan else None)
 
 
 def json_of(content: bytes, source: str) -> Any:
@@ -198,11 +198,12 @@ def _goes_on(line: str) -> bool:
     return False
 
 
-def _parsed(text: str, source: str, line: int | None = None) -> Any:
+def _parsed(text: str, source: str, line: int | None = None, number: Callable[[str], float] | None = None) -> Any:
     """Parse a whole file, or one line of it."""
     place = f"{source}:{line}" if line else source
     try:
-        value = json.loads(text.rstrip(), object_pairs_hook=_unique, parse_constant=_finite, parse_float=_finite)
+        number = number or _finite
+        value = json.loads(text.rstrip(), object_pairs_hook=_unique, parse_constant=number, parse_float=number)
     except json.JSONDecodeError as error:
         is_cut = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated")
         told = f"not JSON ({error.msg} at column {error.colno}){'; it seems to be cut off' if is_cut else ''}"

@@ -52,7 +52,7 @@ class ResultFiles(Generic[ResultT]):
         """Read and merge the results of files that `save` wrote. Raises BadFile for other content."""
         results = []
         for path in paths:
-            entries = read_json(path)
+            entries = read_json(path, may_have_nan=True)  # a score of nothing is NaN
             try:
                 results += TypeAdapter(list[self._kind]).validate_python(entries)  # type: ignore[name-defined]
                 [self._kind(**entry) for entry in entries]  # which refuses unknown fields

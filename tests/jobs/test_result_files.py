@@ -1,5 +1,6 @@
 """Results come together in a file, which a save that is refused leaves as it was."""
 
+import math
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
@@ -41,6 +42,13 @@ def test_results_of_several_files_come_together(tmp_path: Path) -> None:
     FILES.save([Score("a", {})], tmp_path / "one.json")
     FILES.save([Score("b", {})], tmp_path / "two.json")
     assert [score.model for score in FILES.load([tmp_path / "two.json", tmp_path / "one.json"])] == ["b", "a"]
+
+
+def test_a_score_that_is_not_a_number_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    for model in ("a", "b"):
+        FILES.save([Score(model, {"x": math.nan, "y": math.inf})], path)
+    assert [repr(score.points) for score in FILES.load([path])] == ["{'x': nan, 'y': inf}"] * 2
 
 
 @pytest.mark.parametrize("content", ["{", "[1]", '[{"model": "a"}]', '[{"model": "a", "points": {}, "more": 1}]'])
