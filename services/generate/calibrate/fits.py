@@ -1,6 +1,7 @@
 """Logistic fits of probabilities to what a checkpoint measures: that a document answers, that any does."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -17,22 +18,29 @@ from services.generate.model.profile import CalibrationProfile, LogisticFit
 def fitted_relevance(bench: AnyBench, examples: Sequence[Example], profile: CalibrationProfile) -> LogisticFit:
     """Fit the probability that a document answers to its rel, over all documents of the examples.
 
-    rel is the profile's; a cached bias is estimated by `tree`, as it is for numbers of documents without a table.
+    rel is the lesser of the profile's in both orders of the documents, as in rankings; a cached bias is estimated by
+    `tree`, as it is for numbers of documents without a table.
     """
-    kind = "tree" if profile.bias == "cached" else profile.bias
+    reverse = [replace(one, documents=one.documents[::-1], gold=len(one.documents) - 1 - one.gold) for one in examples]
     rels: list[float] = []
     is_gold: list[bool] = []
-    for one in bench.measure(examples, profile.span_rule, kind, DummyOptions.of(profile)):
-        layers = layers_of_relevance(profile, len(one.attention))
-        own = one.attention[: len(one.bias)]
-        rel = by_document(relevance(own, one.bias, layers=layers, heads=profile.rel_heads, scope=profile.rel_scope))
-        rels += rel
-        is_gold += [place == one.gold for place in range(len(rel))]
+    pairs = zip(*(_rels(bench, order, profile) for order in (examples, reverse)), strict=True)
+    for example, (forward, backward) in zip(examples, pairs, strict=True):
+        rels += map(min, forward, reversed(backward))
+        is_gold += [place == example.gold for place in range(len(forward))]
     scores = torch.tensor(rels, dtype=torch.float64)
     # a unit in which the fit is well conditioned: rel of a long prompt is far below 1
     unit = float(scores.std().clamp_min(1e-12))
     temperature, offset = fit_logistic(scores / unit, torch.tensor(is_gold))
     return LogisticFit(temperature=temperature * unit, offset=offset * unit)
+
+
+def _rels(bench: AnyBench, examples: Sequence[Example], profile: CalibrationProfile) -> Iterator[tuple[float, ...]]:
+    kind = "tree" if profile.bias == "cached" else profile.bias
+    for one in bench.measure(examples, profile.span_rule, kind, DummyOptions.of(profile)):
+        layers = layers_of_relevance(profile, len(one.attention))
+        own = one.attention[: len(one.bias)]
+        yield by_document(relevance(own, one.bias, layers=layers, heads=profile.rel_heads, scope=profile.rel_scope))
 
 
 def fit_logistic(scores: Tensor, is_right: Tensor, num_steps: int = 200) -> tuple[float, float]:

@@ -98,7 +98,7 @@ class InputProcessor:
             with blaming(f"documents.{k}"):
                 self._check_characters(query, documents=[document])
         query, documents = self._plain_query(query), self._plain_documents(documents)
-        return prepare_ranking(self.tokenizer, self.context_length, query, documents, method, self.profile.span_rule)
+        return prepare_ranking(self.tokenizer, self.context_length, query, documents, method, self.profile)
 
     def tokens_of_text(self, text: str) -> Sequence[int]:
         """The tokens of a text as for a completion. Raises TooLarge for a text that is too long for any prompt."""

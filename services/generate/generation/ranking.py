@@ -87,7 +87,7 @@ def rank(
 
     Raises TooLarge as `prepare_ranking` does.
     """
-    job = prepare_ranking(model.tokenizer, model.config.max_model_len, query, documents, method, profile.span_rule)
+    job = prepare_ranking(model.tokenizer, model.config.max_model_len, query, documents, method, profile)
     return run_rankings(model, [job], profile)[0]
 
 
@@ -108,14 +108,22 @@ def running_rankings(
         results = yield from _in_groups(model, profile, prompts, run)
         for (i, _), some in zip(asked, results, strict=True):
             scores[i] += some.numbers
-            answered[i] = some.answerable
+            if some.answerable is not None:
+                earlier = answered[i]
+                answered[i] = some.answerable if earlier is None else min(some.answerable, earlier)
     return [ranking_of(job, some, profile, answers) for job, some, answers in zip(jobs, scores, answered, strict=True)]
 
 
 def ranking_of(
     job: RankingJob, scores: Sequence[float], profile: CalibrationProfile, any_answers: float | None = None
 ) -> Ranking:
-    """Make the ranking of K scores; `any_answers` is the probability that the documents answer, if it is known."""
+    """Make the ranking of K scores, or 2 K in both orders, of which the lesser counts.
+
+    A document behind one that answers is attended to as if it answered as well. `any_answers` is the probability that
+    the documents answer, if it is known.
+    """
+    if len(scores) == 2 * job.num_documents:
+        scores = list(map(min, scores[: job.num_documents], reversed(scores[job.num_documents :])))
     # the bias of a place is an estimate, so equal documents at two places differ a little
     equals = [[score for score, first in zip(scores, job.firsts, strict=True) if first == own] for own in job.firsts]
     scores = [sum(some) / len(some) for some in equals]
@@ -161,7 +169,7 @@ def reordering(
     if method == "attention":
         return (yield from _sorting_by_attention(model, query, documents, profile, num_iterations))
     by: RankMethod = "relevance_prompt" if method == "prompt" else method
-    job = prepare_ranking(model.tokenizer, model.config.max_model_len, query, documents, by, profile.span_rule)
+    job = prepare_ranking(model.tokenizer, model.config.max_model_len, query, documents, by, profile)
     (ranking,) = yield from running_rankings(model, [job], profile)
     return Reordering(ranking.order, ranking.prompt_tokens)
 
@@ -185,7 +193,7 @@ def _sorting_by_attention(
     order, prompt_tokens = tuple(range(len(documents))), 0
     for _ in range(num_iterations):
         shown = [documents[k] for k in order]
-        job = prepare_ranking(model.tokenizer, model.config.max_model_len, query, shown, "attention", profile.span_rule)
+        job = prepare_ranking(model.tokenizer, model.config.max_model_len, query, shown, "attention", profile)
         prompt_tokens += job.prompt_tokens
         prompts = [_Asked(prompt) for prompt in job.prompts]
         (measured,) = yield from _in_groups(model, profile, prompts, _summed_attention)

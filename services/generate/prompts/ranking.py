@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from services.core.errors import InvalidRequest, TooLarge, blaming
-from services.generate.model.profile import SpanRule
+from services.generate.model.profile import OFF, CalibrationProfile
 from services.generate.prompts.chat import render_chat, render_question
 from services.generate.prompts.templates import QUERY_AWARE, Document, Piece, Prompt, tokenise
 
@@ -24,10 +24,10 @@ IS_IT_ANSWERED = "Does the passage answer the query?"
 class RankingJob:
     """One question and its documents, ready to be run.
 
-    prompts: one of all documents for the methods that use attention, else one for each of the K documents, in which
-    the tokens whose likelihood counts begin at `tail_start`. firsts: for each document, the first that equals it (K).
-    answer_ids: the tokens that distinguish Yes from No, for
-    `relevance_prompt`.
+    prompts: one of all documents for the methods that use attention, and one of them in reverse if they are ranked in
+    both orders; else one for each of the K documents, in which the tokens whose likelihood counts begin at
+    `tail_start`. firsts: for each document, the first that equals it (K). answer_ids: the tokens that distinguish Yes
+    from No, for `relevance_prompt`.
     """
 
     method: RankMethod
@@ -48,22 +48,29 @@ def prepare_ranking(
     query: str,
     documents: Sequence[Document],
     method: RankMethod,
-    span_rule: SpanRule = "newline",
+    profile: CalibrationProfile = OFF,
 ) -> RankingJob:
     """Prepare the prompts of a ranking, on any thread.
 
-    max_model_len: the maximum number of tokens of a prompt. Raises TooLarge, naming tokens and limit, if one has more:
-    of all documents together for `calibrated` and `attention`, of one document, which it names, for the others.
+    max_model_len: the maximum number of tokens of a prompt. profile: its span rule counts, and by a profile that knows
+    the relevance of single documents, `calibrated` reads them in both orders, so that none gains by what stands before
+    it. Raises TooLarge, naming tokens and limit, if a prompt has more: of all documents together for `calibrated` and
+    `attention`, of one document, which it names, for the others.
     """
     if not documents:
         return RankingJob(method, 0, ())
     contents = [(document.title, document.text) for document in documents]
     firsts = tuple(map(contents.index, contents))
     if method in ("calibrated", "attention"):
-        prompt = tokenise(tokenizer, render_question(tokenizer, query, documents, QUERY_AWARE, span_rule))
+        orders = [documents]
+        if profile.relevance is not None and method == "calibrated" and len(documents) > 1:
+            orders.append(documents[::-1])
+        rendered = [render_question(tokenizer, query, order, QUERY_AWARE, profile.span_rule) for order in orders]
+        prompts = [tokenise(tokenizer, pieces) for pieces in rendered]
         with blaming("documents"):
-            _check_length(prompt, max_model_len, f"the prompt of {len(documents)} documents")
-        return RankingJob(method, len(documents), (prompt,), firsts)
+            for prompt in prompts:
+                _check_length(prompt, max_model_len, f"the prompt of {len(documents)} documents")
+        return RankingJob(method, len(documents), tuple(prompts), firsts)
     answer_ids = None
     if method == "relevance_prompt":
         prompts, answer_ids = _relevance_prompts(tokenizer, query, documents)

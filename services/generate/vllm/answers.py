@@ -355,12 +355,14 @@ class VllmRankings:
             measured = await self._calibrator.attention(job.prompts[0], tenant)
             scores = list(mean_attention(profile, measured.attention))
         elif job.method == "calibrated":
-            scores, answers = await self._relevance(job.prompts[0], profile, tenant)
+            found = await asyncio.gather(*(self._relevance(prompt, profile, tenant) for prompt in job.prompts))
+            scores = [score for some, _ in found for score in some]
+            answers = min((one for _, one in found if one is not None), default=None)
         else:
             # equal documents have equal prompts, and must have equal scores
             distinct = list(dict.fromkeys(job.prompts))
-            found = await asyncio.gather(*(self._score(prompt, job, tenant) for prompt in distinct))
-            of_prompt = dict(zip(distinct, found, strict=True))
+            likely = await asyncio.gather(*(self._score(prompt, job, tenant) for prompt in distinct))
+            of_prompt = dict(zip(distinct, likely, strict=True))
             scores = [of_prompt[prompt] for prompt in job.prompts]
         return ranking_of(job, scores, profile, answers)
 
@@ -369,7 +371,7 @@ class VllmRankings:
         profile, method = generation.calibration or self._profile, generation.method
         assert method != "none", "it is reordered"
         by: RankMethod = "relevance_prompt" if method == "prompt" else method
-        job = prepare_ranking(tokenizer, max_model_len, generation.query, generation.documents, by, profile.span_rule)
+        job = prepare_ranking(tokenizer, max_model_len, generation.query, generation.documents, by, profile)
         if method != "attention":
             return (await self.rank(job, profile, generation.tenant)).order
         (prompt,) = job.prompts

@@ -53,7 +53,7 @@ def fit_refusal(
         for count in (documents, -(-documents // 3))
         for one in at_positions(OPEN.examples("calibration", count, NUM_SHARED), range(count))
     ]
-    with standard_bars().bar("relevance of a document", total=len(some)) as bar:
+    with standard_bars().bar("relevance of a document", total=2 * len(some)) as bar:
         watched = replace(bench, on_progress=bar.advance)
         relevance = fitted_relevance(watched, some, profile)
         bar.begin("probability that the documents answer", NUM_FITTED)

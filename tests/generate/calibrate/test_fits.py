@@ -1,9 +1,11 @@
 """Probabilities fitted to what a checkpoint measures."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
+from torch import Tensor
 
 from services.generate.calibrate.bench import Bench
 from services.generate.calibrate.fits import fit_logistic, fitted_relevance
@@ -26,14 +28,19 @@ def test_fitted_probabilities_are_those_of_the_outcomes() -> None:
 
 def test_the_relevance_of_documents_is_fitted_to_which_of_them_answer() -> None:
     generator = torch.Generator().manual_seed(0)
+    of_document: defaultdict[tuple[int, object], Tensor] = defaultdict(
+        lambda: 0.001 * torch.randn(1, generator=generator)
+    )
 
     class Measuring(Bench):
-        """Relevances of three documents, on a scale of thousandths, of which the gold one is higher by four."""
+        """Relevances of three documents, on a scale of thousandths, of which the gold one is higher by four; the one
+        that comes first is higher than in the other order, by another four."""
 
         def measure(self, examples: Sequence[Example], *_: object) -> Iterator[Measured]:
-            for one in examples:
-                rel = 0.001 * torch.randn(1, 1, len(one.documents), generator=generator)
+            for number, one in enumerate(examples):
+                rel = torch.cat([of_document[number, document] for document in one.documents])[None, None]
                 rel[0, 0, one.gold] += 0.004
+                rel[0, 0, 0] += 0.004
                 yield Measured(rel.clamp_min(0), (-rel).clamp_min(0), one.gold, prompt_tokens=1, bias_tokens=1)
 
     bench = Measuring(LanguageModel(tiny_model(num_hidden_layers=1), tiny_tokenizer()), OPEN)

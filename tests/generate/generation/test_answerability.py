@@ -98,18 +98,25 @@ def test_calibrated_scores_share_the_probability_that_any_document_answers(model
     assert [score / total for score in known.relevance_scores] == pytest.approx(plain.relevance_scores)
 
 
-def test_a_fitted_score_is_the_probability_of_a_document_by_its_relevance_alone(model: LanguageModel) -> None:
+def test_a_fitted_score_is_the_probability_of_a_document_by_its_lesser_relevance_of_both_orders(
+    model: LanguageModel,
+) -> None:
     fit = LogisticFit(temperature=0.02, offset=0.01)
-    shares = rank(model, QUERY, DOCUMENTS, "calibrated", profile())
-    fitted = profile().model_copy(update={"relevance": fit})
-    own = rank(model, QUERY, DOCUMENTS, "calibrated", fitted)
-    assert own.scores == shares.scores
-    expected = [sum(shares.relevance_scores) / (1 + math.exp(-(0.01 + rel) / 0.02)) for rel in own.scores]
-    assert list(own.relevance_scores) == pytest.approx(expected)
-    without_refusal = rank(model, QUERY, DOCUMENTS, "calibrated", OFF.model_copy(update={"relevance": fit}))
-    assert list(without_refusal.relevance_scores) == pytest.approx(
-        [1 / (1 + math.exp(-(0.01 + rel) / 0.02)) for rel in own.scores]
-    )
+    forward, backward = (rank(model, QUERY, order, "calibrated", profile()) for order in (DOCUMENTS, DOCUMENTS[::-1]))
+    expected = [min(pair) for pair in zip(forward.scores, reversed(backward.scores), strict=True)]
+    for known, any_answers in (
+        (profile(), min(sum(forward.relevance_scores), sum(backward.relevance_scores))),
+        (OFF, 1.0),
+    ):
+        fitted = known.model_copy(update={"relevance": fit})
+        own = rank(model, QUERY, DOCUMENTS, "calibrated", fitted)
+        assert own.scores == pytest.approx(expected)
+        assert own.prompt_tokens == forward.prompt_tokens + backward.prompt_tokens
+        assert list(own.relevance_scores) == pytest.approx(
+            [any_answers / (1 + math.exp(-(0.01 + rel) / 0.02)) for rel in expected]
+        )
+        again = rank(model, QUERY, DOCUMENTS[::-1], "calibrated", fitted)
+        assert list(reversed(again.relevance_scores)) == pytest.approx(own.relevance_scores)
 
 
 @pytest.mark.parametrize("method", ["calibrated", "attention"])
