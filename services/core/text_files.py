@@ -206,12 +206,14 @@ def _parsed(text: str, source: str, line: int | None = None, number: Callable[[s
         value = json.loads(text.rstrip(), object_pairs_hook=_unique, parse_constant=number, parse_float=number)
     except json.JSONDecodeError as error:
         is_cut = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated")
-        told = f"not JSON ({error.msg} at column {error.colno}){'; it seems to be cut off' if is_cut else ''}"
+        said = f"not JSON ({error.msg.removesuffix(' at')} at column {error.colno})"
+        told = f"{said}; it seems to be cut off" if is_cut else said
         raise BadFile(f"{source}:{line or error.lineno}: {told}") from None
     except RecursionError:
         raise BadFile(f"{place}: nested too deeply") from None
     except ValueError as error:
-        raise BadFile(f"{place}: {error}") from None
+        told = "a number has too many digits" if "integer string conversion" in str(error) else str(error)
+        raise BadFile(f"{place}: {told}") from None
     if _SURROGATE.search(text) and (half := next(_halves(value, ""), None)) is not None:
         raise BadFile(f"{place}: {half or 'the text'}: half of a surrogate pair is no character; write both halves")
     return value

@@ -289,4 +289,9 @@ def _tokenizer(text_config: dict[str, Any], merges: Path | None, directory: Path
                 raise Refused(f"{MERGES} unpacks to more than {MAX_MERGES_BYTES} bytes")
         arguments["bpe_path"] = str(merges)
     simple = plain_open_clip().tokenizer.SimpleTokenizer(context_length=context_length, **arguments)
+    if simple.vocab_size > (num_rows := text_config.get("vocab_size", simple.vocab_size)):
+        raise Refused(
+            f"text_cfg.vocab_size is {num_rows}, and the vocabulary has {simple.vocab_size} tokens: a model with a"
+            f" vocabulary of its own has it in {MERGES}; publish its folder by `fovea store publish`"
+        )
     return Tokenizer(simple, context_length)

@@ -14,8 +14,11 @@ from typing import Any
 _PUNCTUATION = {"'": "‘’‚‛′ʹʼ‹›", '"': "“”„‟″«»", "-": "‐‑‒–—―−", "/": "⁄∕"}
 # Compatible forms that mean the same; fractions and raised or lowered digits would change a number.
 _SAME_MEANING = ("<wide>", "<narrow>", "<noBreak>", "<compat>", "<font>")
-# Characters without any sign of their own that are no format characters: joiners, fillers, selectors of variants.
-_UNSEEN = "\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0" + "".join(map(chr, range(0xFE00, 0xFE10)))
+# Characters that look like a space and are none, and those without a sign of their own that are no format characters.
+_BLANK = "\u115f\u1160\u2800\u3164\uffa0"
+_UNSEEN = "\u034f\u17b4\u17b5" + "".join(map(chr, range(0xFE00, 0xFE10)))
+# A word that a hyphen divides at the end of a line, as in PDFs.
+_DIVIDED = re.compile("\xad[ \t]*\r?\n[ \t]*")
 # Planes with characters of these kinds: the basic one, letters of mathematics, tags.
 _RANGES = (range(0x10000), range(0x1D400, 0x1D800), range(0xE0000, 0xE0200))
 
@@ -37,7 +40,7 @@ def _plain_forms() -> dict[int, str]:
     for code in (code for codes in _RANGES for code in codes if code not in forms):
         character = chr(code)
         kind, decomposition = unicodedata.category(character), unicodedata.decomposition(character)
-        if character.isspace():
+        if character.isspace() or character in _BLANK:
             forms[code] = " "
         elif kind in ("Cf", "Cc") or character in _UNSEEN:
             forms[code] = ""
@@ -77,6 +80,7 @@ class PlainTexts:
     def characters(self, text: str) -> str:
         """Return a text with plain characters and white space."""
         if not text.isascii():
+            text = _DIVIDED.sub("\xad", text)
             text = (unicodedata.normalize("NFC", text) if self._composes else text).translate(self._forms)
         elif not text.isprintable():
             text = text.translate(self._forms)
@@ -84,9 +88,9 @@ class PlainTexts:
 
     def lines(self, text: str) -> str:
         """Return a text with plain characters and its line breaks, of which conversations are made."""
-        return (
-            "\n".join(map(self.characters, text.splitlines())).strip() if self._joins_spaces else self.characters(text)
-        )
+        if not self._joins_spaces:
+            return self.characters(text)
+        return "\n".join(map(self.characters, _DIVIDED.sub("", text).splitlines())).strip()
 
     def break_up(self, text: str) -> str:
         """Put a space after the first character of each control token in a text: `<pad>` becomes `< pad>`."""

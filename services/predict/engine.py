@@ -351,6 +351,13 @@ class PredictEngine:
             text = item.numbers.restore_equation(text)
         return Label(text, math.exp(decoded.logprob), None, len(decoded.token_ids) + decoded.is_finished)
 
+    def _confidence(self, label: Label) -> float | None:
+        """Estimate the probability that a label is right; 0 for an equation without a value, None without a fit."""
+        if self._calibration is None:
+            return None
+        has_value = self._task.metric != "equal_value" or self._task.value(label.text) is not None
+        return self._calibration.confidence(label.probability) if has_value else 0.0
+
     def _prediction(self, item: Item, label: Label, rationale: Decoded | None) -> Prediction:
         if not math.isfinite(label.probability):
             raise BrokenModel("a probability is not a number")
@@ -366,7 +373,7 @@ class PredictEngine:
             self._task.value(label.text),
             item.prompt_tokens,
             num_tokens,
-            None if self._calibration is None else self._calibration.confidence(label.probability),
+            self._confidence(label),
             None if numbers is None else numbers.unused_in(label.text),
             None if numbers is None else numbers.unread,
         )

@@ -62,8 +62,8 @@ _NUMBER = re.compile(
     re.IGNORECASE,
 )
 _SHARE = re.compile(
-    r"(?<![\w./])(?<![0-9][ -])(?:(?P<above>[1-9])[/⁄](?P<below>[2-9]|10)|(?P<vulgar>[¼½¾⅐-⅞]))(?= of\b)"
-    rf"(?! of an? {_MEASURE})"
+    r"(?<![\w./])(?<![0-9][ -])(?P<by>(?<=\bby ))?(?:(?P<above>[1-9])[/⁄](?P<below>[2-9]|10)|(?P<vulgar>[¼½¾⅐-⅞]))"
+    rf"(?(by)(?= of\b|[.,;!?]|$)|(?= of\b))(?! of an? {_MEASURE})"
 )
 _UNREAD = re.compile(
     r"(?<![\w.])(?:"
@@ -134,15 +134,15 @@ def find_numbers(text: str) -> tuple[list[Found], list[str]]:
     for found in _NUMBER.finditer(alike):
         number = _number(found, text)
         if not (number.may_be_pronoun and _NOT_NUMBERS.search(alike[max(0, found.start() - 24) : found.start()])):
-            after = " " if found["joint"] else ""
-            if found["percent"]:
-                after = "%" if "%" in found["percent"] else " percent"
+            # students were taught the sign far more often than the word
+            after = "%" if found["percent"] else " " if found["joint"] else ""
             numbers.append(Found(found.start(), found.end(), number, after))
     return numbers, unread
 
 
 def in_shares(text: str) -> str:
-    """Write fractions of something in words, as most people do: "3/4 of them" becomes "3 quarters of them"."""
+    """Write fractions of something in words, as most people do: "3/4 of them" becomes "3 quarters of them", and "by ¼."
+    "by a quarter."."""
     return _SHARE.sub(_in_words, text)
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from typer.testing import CliRunner
@@ -23,6 +22,7 @@ from services.embed.model.focallens_engine import FocalLensEngine
 from services.generate.engine import EngineOptions, GenerateEngine
 from services.nn.broken_model import BrokenModel
 from services.nn.devices import DeviceOptions
+from services.nn.loading import transformers
 from services.nn.reference_outputs import REFERENCE_FILE, TOLERANCES
 from services.predict.engine import PredictEngine
 from services.score.engine import ScoreEngine
@@ -241,9 +241,9 @@ def test_a_stock_folder_that_no_service_runs_is_refused_with_what_it_lacks(
 ) -> None:
     sizes: dict[str, Any] = {"vocab_size": 300, "d_model": 16, "num_layers": 1, "num_heads": 2, "eos_token_id": 1}
     model: Any = (
-        transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, d_kv=8, d_ff=16))
+        transformers().T5ForConditionalGeneration(transformers().T5Config(**sizes, d_kv=8, d_ff=16))
         if folder == "t5"
-        else transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=300, n_embd=16, n_layer=1, n_head=2))
+        else transformers().GPT2LMHeadModel(transformers().GPT2Config(vocab_size=300, n_embd=16, n_layer=1, n_head=2))
     )
     model.save_pretrained(tmp_path / folder)
     tiny_tokenizer().save_pretrained(tmp_path / folder)

@@ -11,9 +11,9 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from services.generate.model.attention import ATTENTION, register_attention
-from services.nn.loading import declare_torchvision_operators
+from services.nn.loading import transformers
 
-declare_torchvision_operators()
+transformers()  # as the services import it, without accelerate
 
 from transformers import (  # noqa: E402
     AutoModelForCausalLM,

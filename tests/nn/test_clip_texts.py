@@ -33,6 +33,15 @@ def test_merges_that_unpack_to_far_more_than_a_vocabulary_has_are_refused(tmp_pa
         create_clip({"model_cfg": {**config, "text_cfg": {"width": 64, "heads": 1, "layers": 1}}}, merges)
 
 
+def test_a_vocabulary_with_more_tokens_than_the_model_is_refused() -> None:
+    vision = {"image_size": 16, "patch_size": 16, "width": 64, "layers": 1}
+    text = {"width": 64, "heads": 1, "layers": 1, "vocab_size": 600}
+    with pytest.raises(
+        Refused, match=r"vocab_size is 600, and the vocabulary has 49408 tokens: .* `fovea store publish`"
+    ):
+        create_clip({"model_cfg": {"embed_dim": 8, "vision_cfg": vision, "text_cfg": text}})
+
+
 def test_a_text_far_too_long_is_refused_without_being_taken_apart(tokenizer: Tokenizer) -> None:
     text = Unread("a dog " * MAX_CHARACTERS)
     with pytest.raises(TooLarge, match=f"has {len(text)} characters"):

@@ -56,6 +56,8 @@ FORMS = {
     "a bidirectional override": PLAIN.replace("said", "\u202esaid\u202c"),
     "an isolate": PLAIN.replace("said", "\u2068said\u2069"),
     "a variation selector": PLAIN.replace("said", "said\ufe0e"),
+    "a soft hyphen at the end of a line": PLAIN.replace("said", "sa\xad\n  id"),
+    "a braille blank": PLAIN.replace(" red", "\u2800red"),
     "a null": PLAIN.replace("said", "said\x00"),
     "ligatures": PLAIN.replace("fi", "\ufb01"),
     "a decomposed accent": PLAIN.replace("\u00eb", "e\u0308"),
@@ -82,7 +84,7 @@ def reader(name: str) -> Callable[[str], Any]:
 
     def prompts(text: str) -> Any:
         documents = [Document(text, text), Document(text)]
-        messages = [{"role": "user", "content": " ".join(text.split())}]  # a conversation keeps its lines
+        messages = [{"role": "user", "content": text}]
         asked = processor.prepare_question(text, documents, AnswerOptions()).prompt
         answered = processor.prepare_chat(messages, documents, AnswerOptions()).prompt
         ranked = processor.prepare_ranking(text, documents, "calibrated").prompts

@@ -2,9 +2,9 @@
 
 import pytest
 
-from services.nn.loading import declare_torchvision_operators, quiet_loading
+from services.nn.loading import quiet_loading, transformers
 
-declare_torchvision_operators()
+transformers()  # as the services import it, without accelerate
 
 from transformers.utils import logging  # noqa: E402
 

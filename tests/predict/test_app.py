@@ -657,6 +657,19 @@ def test_parts_of_a_whole_are_read_and_no_right_equation_lacks_them(
     assert (found["value"], found["unused_numbers"]) == (value, [])
 
 
+@pytest.mark.parametrize("share", ["25%", "25 percent", "twenty-five percent", "a quarter", "¼", "1/4"])
+def test_a_share_is_taken_of_the_whole_whatever_its_form(word_problems: TestClient, share: str) -> None:
+    problem = {"body": f"A shirt costs 80 dollars. It is reduced by {share}.", "question": "What does it cost now?"}
+    (found,) = answer_to(word_problems, None, problem)["predictions"]
+    assert (found["value"], found["unused_numbers"]) == (60, [])
+
+
+def test_an_equation_without_a_value_can_not_be_right(word_problems: TestClient) -> None:
+    problem = {"body": "Tom splits 10 pens among 0 friends.", "question": "How many pens does each friend get?"}
+    (found,) = answer_to(word_problems, None, problem)["predictions"]
+    assert (found["label"], found["value"], found["confidence"]) == ("( 10 / 0 )", None, 0)
+
+
 def test_an_answer_names_what_was_not_read_as_a_number(word_problems: TestClient) -> None:
     problem = {"body": "Dora finished 3rd of 20 runners at 7:30.", "question": "How many runners were behind her?"}
     (found,) = answer_to(word_problems, None, problem)["predictions"]

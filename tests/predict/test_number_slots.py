@@ -37,7 +37,7 @@ from starters.predict.problems import draw_problem
         ("2,5 and 2.5 and ２．５", "① and ① and ①"),
         ("The numbers are 3,5,7 and 0,125.", "The numbers are ②, ③, ④ and ①."),
         ("5 boxes of 500-ml bottles, 2 500-ml bottles", "② boxes of ③-ml bottles, ① ③-ml bottles"),
-        ("25%, 25 %, 25％ and 25 per cent", "①%, ①%, ①% and ① percent"),
+        ("25%, 25 %, 25％ and 25 per cent", "①%, ①%, ①% and ①%"),
         ("from -5 to −3, 10-12 eggs, 24 - 3", "from ① to ②, ④- ⑤ eggs, ⑥ - ③"),
         ("1.5 million and two billion", "① and ②"),
         ("One-fifth of it, two thirds of them, a third of us", "① fifth of it, ② thirds of them, a third of us"),

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 import torch
 
-from services.nn.loading import declare_torchvision_operators
+from services.nn.loading import transformers
 
-declare_torchvision_operators()
+transformers()  # as the services import it, without accelerate
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers  # noqa: E402
 from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration  # noqa: E402

@@ -47,14 +47,16 @@ class InputProcessor:
 
         Raises TooLarge, naming tokens and limit, and InvalidField for a query without any character to be seen.
         """
-        self._check_characters(query, documents=documents)
+        longest = "query" if len(query) > sum(len(one.title) + len(one.text) for one in documents) else "documents"
+        with blaming(longest):
+            self._check_characters(query, documents=documents)
         query, documents = self._plain_query(query), self._plain_documents(documents)
         span_rule = self._span_rule(options)
 
         def prompt_of(ordered: Sequence[Document]) -> Prompt:
             return self._tokenised(render_question(self.tokenizer, query, ordered, span_rule=span_rule))
 
-        return self._prepare(prompt_of, query, tuple(documents), options, "query")
+        return self._prepare(prompt_of, query, tuple(documents), options, longest)
 
     def prepare_chat(
         self, messages: Sequence[Message], documents: Sequence[Document], options: AnswerOptions
@@ -65,7 +67,8 @@ class InputProcessor:
         InvalidRequest if the chat template rejects the messages.
         """
         self._check_characters(*(message["content"] for message in messages), documents=documents)
-        messages, documents = self._plain_messages(messages), self._plain_documents(documents)
+        messages = self._plain_messages(messages, has_documents=bool(documents))
+        documents = self._plain_documents(documents)
         query = next((message["content"] for message in reversed(messages) if message["role"] == "user"), "")
         span_rule, tools = self._span_rule(options), options.for_vllm.get("tools", ())
 
@@ -76,7 +79,7 @@ class InputProcessor:
             self._check_characters(*(piece.text for piece in pieces))
             return replace(tokenise_whole(self.tokenizer, pieces), messages=sent)
 
-        return self._prepare(prompt_of, query, tuple(documents), options, "messages")
+        return self._prepare(prompt_of, query, tuple(documents), options, "documents" if documents else "messages")
 
     def prepare_completion(self, prompt: str | Sequence[int], options: AnswerOptions) -> Generation:
         """Prepare a text, or token ids, to be continued.
@@ -132,8 +135,8 @@ class InputProcessor:
         options: AnswerOptions,
         param: str,
     ) -> Generation:
-        """Prepare a prompt; `param` is the field to report as too long if there are no documents."""
-        with blaming("documents" if documents else param):
+        """Prepare a prompt; `param` is the field to report as too long."""
+        with blaming(param):
             generation = self._generation(prompt_of(documents), options)
         if options.reorder == "none" or len(documents) < 2:
             return generation
@@ -181,8 +184,13 @@ class InputProcessor:
         plain = self._plain.characters
         return [replace(one, title=plain(one.title), text=plain(one.text)) for one in documents]
 
-    def _plain_messages(self, messages: Sequence[Message]) -> Sequence[Message]:
-        return [{**message, "content": self._plain.lines(message["content"])} for message in messages]
+    def _plain_messages(self, messages: Sequence[Message], *, has_documents: bool = False) -> Sequence[Message]:
+        """Make the messages plain, with their lines; the last one of the user's about documents is a question."""
+        plain = [{**message, "content": self._plain.lines(message["content"])} for message in messages]
+        asked = next((one for one in reversed(plain) if has_documents and one["role"] == "user"), None)
+        if asked is not None:
+            asked["content"] = self._plain.characters(asked["content"])
+        return plain
 
     def _tokenised(self, pieces: Sequence[Piece]) -> Prompt:
         """Tokenise rendered pieces. A template can turn few words into much text, so the result is checked again."""

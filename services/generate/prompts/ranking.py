@@ -124,4 +124,4 @@ def _passage(document: Document) -> str:
 def _check_length(prompt: Prompt, max_model_len: int, what: str) -> None:
     if len(prompt.input_ids) > max_model_len:
         message = f"{what} has {len(prompt.input_ids)} tokens; the model takes {max_model_len}"
-        raise TooLarge(message)
+        raise TooLarge(message, code="context_length_exceeded")

@@ -151,8 +151,10 @@ def test_a_benchmark_made_by_a_rule_is_told_to_be_hackable_with_its_word(tmp_pat
 def test_what_is_no_benchmark_is_refused(tmp_path: Path, model: Path) -> None:
     (tmp_path / "x.json").write_text("{}")
     (tmp_path / "x.jsonl").write_text('{"a": "x", "b": "y"}\n')
+    (tmp_path / "empty.jsonl").touch()
     for arguments, message in (
         ([str(tmp_path / "x.json")], "holds no choices between captions"),
+        ([str(tmp_path / "empty.jsonl")], "empty.jsonl holds no choices between captions"),
         ([str(tmp_path / "x.jsonl")], "x.jsonl:1: id"),
         ([str(tmp_path / "x.jsonl"), "--caption-field=a"], "--caption-field and --negative-field belong together"),
         ([str(tmp_path / "x.jsonl"), "--caption-field=a", "--negative-field=c"], "c is missing; there is a, b"),

@@ -65,8 +65,11 @@ def test_prompts_are_refused_that_leave_no_room_for_an_answer(processor: InputPr
 
 def test_texts_that_cannot_fit_are_refused_before_they_are_tokenised(processor: InputProcessor) -> None:
     endless = "x" * 10**7
+    for query, documents, param in ((QUERY, [Document("", endless)], "documents"), (endless, DOCUMENTS, "query")):
+        with pytest.raises(TooLarge, match="at least") as caught:
+            processor.prepare_question(query, documents, SHORT)
+        assert caught.value.param == param
     for prepare in (
-        lambda: processor.prepare_question(QUERY, [Document("", endless)], SHORT),
         lambda: processor.prepare_chat([{"role": "user", "content": endless}], (), SHORT),
         lambda: processor.prepare_completion(endless, SHORT),
         lambda: processor.prepare_ranking(endless, DOCUMENTS, "attention"),
@@ -111,8 +114,9 @@ def test_a_text_whose_beginning_is_too_long_is_refused_before_the_rest_is_tokeni
 
 
 def test_rankings_are_held_to_the_context(processor: InputProcessor) -> None:
-    with pytest.raises(TooLarge, match="the model takes 4096"):
+    with pytest.raises(TooLarge, match="the model takes 4096") as caught:
         processor.prepare_ranking(QUERY, [Document("the " * 3000), Document("the " * 3000)], "calibrated")
+    assert caught.value.code == "context_length_exceeded"
 
 
 @pytest.mark.parametrize("method", ["query_likelihood", "query_generation", "relevance_prompt"])

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig
 
+from services.nn.loading import transformers
 from services.predict.training.initialisation import SHAPES, create_t5
 
 
@@ -29,7 +29,7 @@ def test_the_head_of_a_first_t5_is_its_embeddings_and_that_of_v1_1_its_own(tmp_p
     assert first.lm_head.weight is first.shared.weight
     assert first.config.scale_decoder_outputs
     first.save_pretrained(tmp_path)
-    config = AutoConfig.from_pretrained(tmp_path, local_files_only=True)
+    config = transformers().AutoConfig.from_pretrained(tmp_path, local_files_only=True)
     assert (config.pad_token_id, config.eos_token_id, config.decoder_start_token_id) == (0, 1, 0)
     assert config.vocab_size == 300
 

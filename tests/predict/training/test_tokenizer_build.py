@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
 
+from services.nn.loading import transformers
 from services.predict.training.initialisation import MIN_VOCABULARY, build_tokenizer
 
 TEXTS = [
@@ -60,7 +60,7 @@ def test_the_same_texts_give_the_same_tokens() -> None:
 
 def test_it_is_the_same_once_it_is_read_from_a_folder(tokenizer: Any, tmp_path: Path) -> None:
     tokenizer.save_pretrained(tmp_path)
-    again = AutoTokenizer.from_pretrained(tmp_path, local_files_only=True)
+    again = transformers().AutoTokenizer.from_pretrained(tmp_path, local_files_only=True)
     text = "predict: Some other apples.</s>How many? é 12"
     assert again(text).input_ids == tokenizer(text).input_ids
     assert again.decode(again(text).input_ids) == tokenizer.decode(tokenizer(text).input_ids)

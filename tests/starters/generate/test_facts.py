@@ -6,9 +6,9 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 
 from services.generate.prompts.templates import FILLER, QUERY_AWARE, Document, tokenise
+from services.nn.loading import transformers
 from starters.generate.facts import KINDS, Fact, FactQuestion, Naming, ask, draw_facts
 from starters.generate.litm.initialisation import INSTRUCTION, build_tokenizer, tokenizer_config
 from starters.generate.llama import BOS_ID, EOS_ID
@@ -77,7 +77,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     directory = tmp_path_factory.mktemp("tokenizer")
     build_tokenizer().save(str(directory / "tokenizer.json"))
     (directory / "tokenizer_config.json").write_text(json.dumps(tokenizer_config()))
-    return AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    return transformers().AutoTokenizer.from_pretrained(directory, local_files_only=True)
 
 
 def test_every_generated_prompt_is_whole_words(tokenizer: Any) -> None:
