@@ -149,7 +149,7 @@ BUDGETS = {
     "services/jobs": 3_695,
     "services/curate": 4_270,
     "services/embed": 20_105,
-    "services/generate": 13_460,
+    "services/generate": 13_465,
     "services/predict": 7_135,
     "services/score": 10_830,
     "starters": 22_000,
