@@ -19,6 +19,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from services.core.store.manifest import CheckpointInfo
 from services.core.store.store import Store
 from services.generate.prompts.templates import Document
+from services.nn.plain_texts import PlainTexts
 from tests.contract.generate_processes import running_system
 from tests.contract.served_system import System
 from tests.generate.question_data import natural_questions, sampled, synthwiki
@@ -119,10 +120,12 @@ def attention_to(spans: np.ndarray, weights: np.ndarray) -> np.ndarray:
 def test_what_is_told_of_each_document_is_of_its_own_tokens(
     reader: Reader, read: Callable[[], list[tuple[str, Document]]]
 ) -> None:
+    plain = PlainTexts.of(reader.tokenizer).characters
     is_seen = []  # whether a token more or less would change what is told of a document
     with requests.Session() as session:
         for question, documents in sampled(read(), NUM_PROMPTS, NUM_DOCUMENTS):
-            text, places = written(question, documents)
+            shown = [Document(plain(one.text), plain(one.title)) for one in documents]
+            text, places = written(plain(question), shown)
             encoded = reader.tokenizer(text, return_offsets_mapping=True)
             starts = [start for start, _ in encoded.offset_mapping]
             spans = np.searchsorted(starts, np.array(places))

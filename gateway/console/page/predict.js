@@ -69,6 +69,7 @@ function choose(name) {
 
 function Answer({ found }) {
   const fact = (name, text) => html`<dt>${name}</dt><dd>${text}</dd>`;
+  const list = (name, some) => some?.length > 0 && fact(name, some.join(", "));
   const ordered = Object.entries(found.probabilities ?? {}).sort(([, a], [, b]) => b - a);
   return html`<section class="answer" aria-label="Prediction">
     <p class="text">${found.label}${found.value != null && html` <span class="value">= ${found.value}</span>`}</p>
@@ -80,8 +81,8 @@ function Answer({ found }) {
       ${ordered.length === 0 && fact("Probability", percent(found.probability))}
       ${found.confidence != null && fact("Confidence", `${percent(found.confidence)}, how often such an answer is right`)}
       ${found.rationale != null && fact("Reason", found.rationale)}
-      ${found.unused_numbers?.length > 0 && fact("Numbers not used", found.unused_numbers.join(", "))}
-      ${found.unread_numbers?.length > 0 && fact("Numbers not read", found.unread_numbers.join(", "))}
+      ${list("Numbers not used", found.unused_numbers)}
+      ${list("Numbers not read", found.unread_numbers)}
     </dl>
     ${found.rationale != null && html`<p class="hint">The student writes its reason apart from its label; the two may contradict each other.</p>`}
   </section>`;

@@ -51,7 +51,7 @@ def test_what_can_not_be_kept_is_printed_all_the_same(tmp_path: Path, capsys: py
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--save", "FILE"], "'--save': FILE does not contain results"),
+        (["--save", "FILE"], "'--save': FILE:1: not JSON"),
         (["--save", "FOLDER"], "'--save': FOLDER is a folder"),
         (["--plots", "FILE"], "'--plots': FILE is a file"),
         (["--documents", "500"], "--documents: a generated question has at most 27 documents, not 500"),

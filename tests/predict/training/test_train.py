@@ -151,7 +151,7 @@ def test_a_killed_job_goes_on_where_it_stopped_and_ends_as_an_unbroken_one(tmp_p
         (["--method", "explained"], "give --no-publish"),
         (["--data", "nowhere"], "svamp_train.json is missing"),
         (["--rationales", "nowhere.jsonl"], "nowhere.jsonl: No such file"),
-        (["--recipe", "none.toml"], "No such file or directory: 'none.toml'"),
+        (["--recipe", "none.toml"], "none.toml: No such file or directory"),
     ],
 )
 def test_what_is_refused_is_told_in_one_line_with_its_option(options: list[str], message: str, tmp_path: Path) -> None:
