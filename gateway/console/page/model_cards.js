@@ -1,4 +1,4 @@
-// What each service serves: its models, and the versions of each in the store with the aliases that name them.
+// What each service serves: its models, and the versions of each in the store with their aliases.
 import { ask, each, health, models } from "./api.js";
 import { html, signal } from "./vendor/preact.mjs";
 

@@ -96,7 +96,7 @@ function isReadAsJson(text) {
 }
 
 // A view's fields as signals. `checks` are functions of fields whose form their defaults don't tell. An address that has fields wins over the draft, and what it leaves out is as by default;
-// but a draft of the very page at this address is newer, as the address follows it with a pause. A reload may have begun just before the address followed.
+// but a draft of the very page at this address is newer, as the address follows it with a pause.
 export function remembered(name, defaults, checks = {}) {
   const signals = Object.fromEntries(Object.entries(defaults).map(([key, value]) => [key, signal(value)]));
   const fill = (given) => {
