@@ -1,13 +1,13 @@
 """Choices between captions from the files of any benchmark, without their images."""
 
 import ast
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from services.core.refusals import Refused
 from services.core.text_files import BadFile, id_of, json_objects, read_json, read_table, text_of
-from services.jobs.sugarcrepe import KINDS, published_pairs, read_pairs
+from services.jobs.sugarcrepe import KINDS, Pair, published_pairs, read_pairs
 
 # Annotators, of three, who must have found VALSE's caption true and its foil false, as in its protocol.
 VALSE_MIN_VOTES = 2
@@ -43,24 +43,27 @@ def read_choices(path: Path, fields: Fields | None = None) -> list[Choice]:
         return _read_folder(path)
     suffixes = [suffix for suffix in path.suffixes if suffix != ".gz"]
     if fields is not None:
-        return list(_described(path, lambda: _read_lines(path, fields)))
+        return _described(path, lambda: _read_lines(path, fields))
     if suffixes[-1:] == [".tsv"]:
-        return list(_described(path, lambda: _read_aro(path)))
+        return _described(path, lambda: _read_aro(path))
     if suffixes[-1:] == [".json"]:
-        return list(_described(path, lambda: _read_records(path)))
+        return _described(path, lambda: _read_records(path))
     try:
         pairs = read_pairs(path)
     except BadFile as error:
         raise BadFile(
             f"{error}. Lines other than pairs need the names of their fields: --caption-field, --negative-field"
         ) from None
-    return [Choice(pair.kind, pair.id, pair.caption, (pair.negative_caption,)) for pair in pairs]
+    return _described(path, lambda: map(_of_pair, pairs))
+
+
+def _of_pair(pair: Pair) -> Choice:
+    return Choice(pair.kind, pair.id, pair.caption, (pair.negative_caption,))
 
 
 def _read_folder(folder: Path) -> list[Choice]:
     if _has_all_types(folder):
-        pairs = published_pairs(folder)
-        return [Choice(pair.kind, pair.id, pair.caption, (pair.negative_caption,)) for pair in pairs]
+        return list(map(_of_pair, published_pairs(folder)))
     paths = sorted([*folder.glob("*.json"), *folder.glob("*.json.gz")])
     if below := [one.name for one in sorted(folder.iterdir()) if _has_all_types(one)]:
         raise Refused(f"{folder} does not hold SugarCrepe's seven files itself: choose of {', '.join(below)} in it")
@@ -100,7 +103,7 @@ def _read_lines(path: Path, fields: Fields) -> Iterator[Choice]:
         yield Choice(task, name, text_of(record, fields.caption, place), tuple(negatives))
 
 
-def _described(path: Path, read: Callable[[], Iterator[Choice]]) -> Sequence[Choice]:
+def _described(path: Path, read: Callable[[], Iterator[Choice]]) -> list[Choice]:
     """Raises Refused, with the file's name, for a file of another form or without choices."""
     try:
         choices = list(read())
