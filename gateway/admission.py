@@ -9,6 +9,7 @@ from gateway.addresses import FIRST_PERMITS
 from gateway.routing.destinations import Destination
 from services.core.admission.admission import line_length
 from services.core.admission.permits import Permits
+from services.core.errors import Overloaded
 from services.core.metrics import Metrics
 
 # Seconds for which a request counts as recent after it has ended. It is longer than an autoscaler takes between two
@@ -53,8 +54,8 @@ class RecentRequests:
 class Gate(Permits):
     """Admits as many requests as the instances of a destination have permits for, and keeps a short queue behind them.
 
-    Every client has its share of both. An autoscaler reads the gauges of requests in flight and in the queue, even for
-    a service that has no instance left.
+    Every client has its share of both. An autoscaler reads the gauges of requests in flight and in the queue, and the
+    count of those that were refused, even for a service that has no instance left.
     """
 
     def __init__(
@@ -86,11 +87,17 @@ class Gate(Permits):
             lambda: self.num_waiting + self._num_held_back
         )
         metrics.gateway_concurrency_limit.labels(destination.name).set_function(lambda: self.capacity)
+        # Shown from the start: a counter that appears with its first refusal has no rate before the second.
+        self.refused = metrics.gateway_refused_requests.labels(destination.name)
 
     def follow(self, num_permits: int, *, is_patient: bool = False) -> None:
         """Set the instances' permits in sum; a patient gate queues up to its maximum, without regard to the wait."""
         max_waiting = self._max_queued if is_patient else min(line_length(num_permits), self._max_queued)
         self.resize(min(num_permits, self._max_inflight), max_waiting)
+
+    def _refuse(self, message: str, code: str) -> Overloaded:
+        self.refused.inc()
+        return super()._refuse(message, code)
 
     @contextmanager
     def held_back(self) -> Iterator[None]:

@@ -197,6 +197,7 @@ class Upstream:
             self._metrics.gateway_inflight_requests,
             self._metrics.gateway_queued_requests,
             self._metrics.gateway_concurrency_limit,
+            self._metrics.gateway_refused_requests,
             self._metrics.gateway_recent_requests,
             self._metrics.gateway_unserved_requests,
             self._metrics.upstream_ready_addresses,
@@ -276,6 +277,9 @@ class Upstream:
             else:
                 is_refusal = response.status == Overloaded.status and "Retry-After" in response.headers
                 if not (is_refusal and attempts_left and has_other and self._may_retry()):
+                    if is_refusal:
+                        # Several gateways fill a service's queue before any fills its own.
+                        self.gate.refused.inc()
                     return lease, response
                 response.close()
                 self.addresses.release(lease)

@@ -200,6 +200,9 @@ class Metrics:
         self.gateway_unserved_requests = self._counter(
             "gateway_unserved_requests", "Requests refused because no instance of the service answers.", "service"
         )
+        self.gateway_refused_requests = self._counter(
+            "gateway_refused_requests", "Requests refused for lack of capacity, here or by the service.", "service"
+        )
         self.gateway_held_body_bytes = self._gauge(
             "gateway_held_body_bytes", "Memory held by long request bodies of unanswered requests."
         )

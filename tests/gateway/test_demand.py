@@ -3,12 +3,14 @@
 import asyncio
 
 import aiohttp
+from starlette.types import Receive, Scope, Send
 
 from gateway.admission import RECENT_S, RecentRequests
 from tests.gateway.servers import Service, gateway, metric, respond, serving, until
 
 RECENT = "fovea_gateway_recent_requests"
 UNSERVED = "fovea_gateway_unserved_requests_total"
+REFUSED = "fovea_gateway_refused_requests_total"
 
 
 def test_a_request_counts_while_it_is_there_and_for_a_while_after_it_has_ended() -> None:
@@ -69,6 +71,60 @@ async def test_a_request_that_nobody_answers_is_counted_as_unserved_and_one_that
                 pass
         assert await metric(client, UNSERVED, service="predict") == 1
         assert await metric(client, UNSERVED, service="embed") == 0
+
+
+async def status_of(client: aiohttp.ClientSession, path: str) -> int:
+    async with client.post(path, data=b"{}") as response:
+        return response.status
+
+
+async def test_a_request_for_which_the_gateways_queue_has_no_room_counts_as_refused_for_that_service_alone() -> None:
+    may_answer = asyncio.Event()
+
+    async def hold(scope: Scope, receive: Receive, send: Send) -> None:
+        await may_answer.wait()
+        await respond()(scope, receive, send)
+
+    async with (
+        serving(Service(hold)) as url,
+        gateway(predict_urls=url, max_inflight_requests=1, max_queued_requests=0) as client,
+    ):
+        # There before anything is refused: a rate needs two samples.
+        assert await metric(client, REFUSED, service="predict") == 0
+        held = asyncio.create_task(status_of(client, "/predict"))
+
+        async def is_held() -> bool:
+            return await metric(client, "fovea_gateway_inflight_requests", service="predict") == 1
+
+        await until(is_held)
+        assert [await status_of(client, "/predict") for _ in range(3)] == [503] * 3
+        assert await metric(client, REFUSED, service="predict") == 3
+        assert await metric(client, REFUSED, service="score") == 0
+        assert await metric(client, UNSERVED, service="predict") == 0
+        may_answer.set()
+        assert await held == 200
+        assert await metric(client, REFUSED, service="predict") == 3
+
+
+async def test_a_refusal_by_the_service_counts_once_with_all_retries_and_not_where_another_instance_answers() -> None:
+    full = Service(respond(status=503, headers=((b"retry-after", b"1"),)))
+    async with (
+        serving(full) as first,
+        serving(full) as second,
+        serving(Service()) as idle,
+        gateway(predict_urls=f"{first},{second}", score_urls=f"{first},{idle}") as client,
+    ):
+        assert [await status_of(client, "/predict") for _ in range(2)] == [503] * 2
+        assert len(full.requests) == 6
+        assert [await status_of(client, "/score") for _ in range(4)] == [200] * 4
+        assert await metric(client, REFUSED, service="predict") == 2
+        assert await metric(client, REFUSED, service="score") == 0
+
+
+async def test_an_error_of_the_service_that_is_no_refusal_does_not_count_as_refused() -> None:
+    async with serving(Service(respond(status=503))) as url, gateway(predict_urls=url) as client:
+        assert await status_of(client, "/predict") == 503
+        assert await metric(client, REFUSED, service="predict") == 0
 
 
 async def ask(client: aiohttp.ClientSession, method: str, path: str) -> tuple[int, bytes]:
