@@ -17,18 +17,17 @@ import structlog
 from pydantic import BaseModel, ConfigDict
 from starlette.types import Scope as AsgiScope
 
-from gateway.followed_file import FollowedFile, changes, parse_file
 from gateway.rate_limits import Allowance, RateLimits
 from gateway.settings import Backend, GatewaySettings, KeyRecord, Level, Scope
 from services.core.durable_files import read_regular_file
 from services.core.errors import PermissionDenied, RateLimited, Unauthenticated
 from services.core.exchange import DEFAULT_TENANT, Caller, client_network
+from services.core.followed_file import FollowedFile, changes, parse_file
 from services.core.metrics import Metrics
 
 KEY_PREFIX = "fovea-"
 # Longer than any key; anything longer is not hashed.
 MAX_KEY_LENGTH = 1024
-WHAT = "keys file"
 
 log = structlog.get_logger(__name__)
 
@@ -89,7 +88,7 @@ def read_key_file(path: Path) -> KeyFile:
 
 def parse_key_file(content: bytes, source: str) -> KeyFile:
     """Parse what a keys file holds. Raises ValueError with one sentence that names the source."""
-    return parse_file(KeyFile, content, source, WHAT)
+    return parse_file(KeyFile, "keys file", content, source)
 
 
 class KeyRing:
@@ -106,7 +105,7 @@ class KeyRing:
         if settings.keys_file is not None:
             cure = "create it with `fovea keys create`"
             variable = "FOVEA_GATEWAY_KEYS_FILE"
-            self.file = FollowedFile(settings.keys_file, KeyFile, WHAT, variable=variable, cure=cure)
+            self.file = FollowedFile(settings.keys_file, parse_key_file, variable=variable, cure=cure)
         self._visitors = self._known()
         self.is_required = settings.keys_file is not None or bool(settings.keys)
 

@@ -1,9 +1,7 @@
 """The gateway: the shared application with the proxy inside its middleware, and its upkeep in the background."""
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from starlette.middleware import Middleware
@@ -23,6 +21,7 @@ from gateway.upstream import CONNECT_TIMEOUT_S, Upstream, open_session
 from gateway.upstreams import Upstreams
 from services.core.http.app import AppParts, create_app
 from services.core.http.health import Check, CheckReport, Health, HealthReport
+from services.core.http.signatures import SigningSecrets
 from services.core.metrics import Metrics
 
 
@@ -70,7 +69,7 @@ def create_gateway(
 ) -> FastAPI:
     """Create the gateway; `resolve` turns a service's host name into IPs. Slow machines need longer timeouts.
 
-    Raises SettingsError for a bad file of keys or pools.
+    Raises SettingsError for a bad file of keys, pools or signing secrets.
     """
     metrics = Metrics("gateway")
     pools = follow_pools(settings)
@@ -78,7 +77,8 @@ def create_gateway(
     limits = RateLimits(settings.redis_url, timeout_s=redis_timeout_s)
     # Connected when the application starts: a client session belongs to the event loop that it was opened in.
     upstreams = Upstreams(settings, metrics, resolve)
-    files = {"keys file": keys.file, "pools file": pools}
+    secrets = SigningSecrets.of(settings)
+    files = {"keys file": keys.file, "pools file": pools, "signing secrets file": secrets.file if secrets else None}
     health = GatewayHealth(upstreams, {name: file.check for name, file in files.items() if file is not None})
     usage = UsageCounts()
     of_console = console_paths() if settings.console else frozenset[str]()
@@ -86,7 +86,9 @@ def create_gateway(
 
     @asynccontextmanager
     async def services_connected() -> AsyncIterator[None]:
-        async with open_session(connect_timeout_s=connect_timeout_s, telemetry=settings.telemetry) as session:
+        async with open_session(
+            connect_timeout_s=connect_timeout_s, telemetry=settings.telemetry, secrets=secrets
+        ) as session:
             upstreams.connect(session, pools.content.pools if pools else ())
             yield
 
@@ -101,9 +103,10 @@ def create_gateway(
             resources=[
                 limits.opened,
                 services_connected,
-                lambda: _beside(keys.follow, "keys", health),
-                lambda: _beside(upstreams.keep_up, "addresses", health),
-                *([lambda: _beside(lambda: upstreams.follow(pools), "pools", health)] if pools else []),
+                lambda: health.upkeep("keys", keys.follow),
+                lambda: health.upkeep("addresses", upstreams.keep_up),
+                *([lambda: health.upkeep("pools", lambda: upstreams.follow(pools))] if pools else []),
+                *([lambda: health.upkeep("signing secrets", secrets.follow)] if secrets else []),
             ],
             warm_up=upstreams.look_up_and_probe,
             needs_key=keys.is_required,
@@ -123,15 +126,3 @@ def _routers(settings: GatewaySettings, directory: Directory, usage: UsageCounts
     """Return the gateway's own routes."""
     routers = [directory_router(directory), own_key_router(usage, settings.rate_limit)]
     return [*routers, console_router()] if settings.console else routers
-
-
-@asynccontextmanager
-async def _beside(work: Callable[[], Coroutine[Any, Any, None]], name: str, health: Health) -> AsyncIterator[None]:
-    """Run `work` in the background; if it ever ends by itself, `/livez` answers 503."""
-    task = asyncio.create_task(work())
-    health.add_liveness_check(name, lambda: (not task.done(), "ended" if task.done() else "followed"))
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.wait([task])

@@ -6,7 +6,8 @@ from multidict import CIMultiDict
 from starlette.types import Scope
 
 from services.core.admission.admission import PERMITS_HEADER
-from services.core.exchange import CLIENT_HEADER, KEY_NAME_HEADER, TENANT_HEADER, Caller, Timing
+from services.core.exchange import CALLER_HEADERS, Caller, Timing
+from services.core.http.signatures import SIGNATURE_HEADER
 
 # RFC 9110, 7.6.1: about one connection, not about the message. `Expect` is answered by the gateway's own server, and
 # `HTTP2-Settings` belongs to an upgrade.
@@ -36,15 +37,15 @@ REPLACED = frozenset(
         b"x-forwarded-for",
         b"x-forwarded-host",
         b"x-forwarded-proto",
+        b"forwarded",
         # Checked by the gateway itself.
         b"origin",
         b"sec-fetch-dest",
         b"sec-fetch-mode",
         b"sec-fetch-site",
         b"sec-fetch-user",
-        CLIENT_HEADER,
-        TENANT_HEADER,
-        KEY_NAME_HEADER,
+        *CALLER_HEADERS,
+        SIGNATURE_HEADER.lower().encode(),
     }
 )
 # The length is that of the body as it was read, which is known only on sending.

@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from services.core.admission.admission import PERMITS_HEADER
 from services.core.descriptors import ExhaustionLog, is_exhaustion, out_of_descriptors
 from services.core.errors import Overloaded
 from services.core.exchange import Caller
+from services.core.http.signatures import SIGNATURE_HEADER, SigningSecrets
 from services.core.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -58,8 +60,10 @@ class Attempt:
     is_on_reused_connection: bool = False
 
 
-def open_session(*, connect_timeout_s: float, telemetry: bool = False) -> aiohttp.ClientSession:
-    """Open a session that passes bodies unchanged and takes nothing from the environment.
+def open_session(
+    *, connect_timeout_s: float, telemetry: bool = False, secrets: SigningSecrets | None = None
+) -> aiohttp.ClientSession:
+    """Open a session that passes bodies unchanged, takes nothing from the environment and signs all that it sends.
 
     With `telemetry` its requests belong to the trace of the request that they are sent for. Without, a trace that the
     client began is passed on unchanged.
@@ -68,6 +72,8 @@ def open_session(*, connect_timeout_s: float, telemetry: bool = False) -> aiohtt
     tracing.on_connection_reuseconn.append(_note_reuse)
     if telemetry:
         tracing.on_request_start.append(_carry_trace_on)
+    if secrets is not None:
+        tracing.on_request_start.append(partial(_sign, secrets))
     return aiohttp.ClientSession(
         connector=_CleanConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
         cookie_jar=aiohttp.DummyCookieJar(),
@@ -107,6 +113,12 @@ async def _carry_trace_on(
 ) -> None:
     # In place of the client's own `traceparent`, which the gateway's span has as its parent.
     propagate.inject(params.headers)
+
+
+async def _sign(
+    secrets: SigningSecrets, session: aiohttp.ClientSession, context: object, params: aiohttp.TraceRequestStartParams
+) -> None:
+    params.headers[SIGNATURE_HEADER] = secrets.sign(params.method, params.url.raw_path_qs, params.headers)
 
 
 @dataclass(eq=False)
@@ -341,6 +353,13 @@ class Upstream:
         self._count(str(response.status))
         self._note_permits(address, response)
         self.addresses.answered(address)
+        if response.headers.get("WWW-Authenticate") == SIGNATURE_HEADER:
+            # Not for the client, whose key is valid.
+            response.close()
+            log.error("signature_refused", address=address.url)
+            self.addresses.failed(address)
+            title = self.destination.title
+            raise self._unavailable(f"{title} refuses this gateway's signature; see FOVEA_SIGNING_SECRET_FILE.")
         if response.status < 500:
             self.addresses.succeeded(address)
         elif response.status not in (503, 504):

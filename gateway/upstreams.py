@@ -9,10 +9,10 @@ import aiohttp
 import structlog
 
 from gateway.addresses import Addresses, EjectionPolicy, Resolve
-from gateway.followed_file import FollowedFile, changes
 from gateway.routing.destinations import COLLECTIONS, Destination, Pool, PoolFile, destinations
 from gateway.settings import Backend, GatewaySettings
 from gateway.upstream import Upstream
+from services.core.followed_file import FollowedFile, changes
 from services.core.metrics import Metrics
 
 # Seconds that a changed file of pools waits for the addresses of new pools before it applies.

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Literal, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
-from gateway.followed_file import FollowedFile
 from gateway.settings import Backend, GatewaySettings, Service, check_base_urls
+from services.core.followed_file import FollowedFile, parse_file
 
 COLLECTIONS = "collections"
 MAX_NAME_LENGTH = 256
@@ -83,7 +84,8 @@ def follow_pools(settings: GatewaySettings) -> FollowedFile[PoolFile] | None:
     if settings.pools is None:
         return None
     cure = "create it, or unset the setting"
-    return FollowedFile(settings.pools, PoolFile, "file of pools", variable="FOVEA_GATEWAY_POOLS", cure=cure)
+    parse = partial(parse_file, PoolFile, "file of pools")
+    return FollowedFile(settings.pools, parse, variable="FOVEA_GATEWAY_POOLS", cure=cure)
 
 
 def _check_unique(field: str, whose: str, values: Iterable[str]) -> None:

@@ -113,6 +113,8 @@ def context_of(scope: Scope) -> RequestContext:
 CLIENT_HEADER = b"x-fovea-client"
 TENANT_HEADER = b"x-fovea-tenant"
 KEY_NAME_HEADER = b"x-fovea-key-name"
+# What a service believes of a request, and a gateway's signature covers; never taken from a client.
+CALLER_HEADERS = (CLIENT_HEADER, TENANT_HEADER, KEY_NAME_HEADER)
 DEFAULT_TENANT = "default"
 # Also the name of a folder, so it has no slash and does not begin with a dot.
 TENANT_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,62}$"

@@ -135,6 +135,11 @@ class ProcessSettings(BaseSettings):
         repr=False,
         description="`redis://…`: cache and rate limits shared by all processes. Unset: each process has its own.",
     )
+    signing_secret_file: Path | None = Field(
+        None,
+        description="File of the secret by which the gateway signs what it sends to services, which then refuse "
+        "everything else, read again when it changes. Unset: services answer whoever reaches them.",
+    )
     telemetry: bool = Field(
         default=False,
         description="Send OpenTelemetry traces to `OTEL_EXPORTER_OTLP_ENDPOINT` (extra `telemetry`).",

@@ -3,8 +3,9 @@
 import base64
 import http.client
 import json
-from collections.abc import Iterator
-from contextlib import closing
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from PIL import Image
 
 from gateway.access import digest
 from tests.contract.embed_processes import tiny_environment
+from tests.contract.generate_processes import running_system as running_generate
+from tests.contract.predict_processes import running_predict
+from tests.contract.score_processes import running_score
 from tests.contract.served_system import System, running_behind_gateway
 
 NAME = "shared-name"
@@ -202,3 +206,44 @@ def test_on_disk_the_collections_of_tenants_are_apart_and_older_ones_stay_where_
     assert ask(norths, "nobody-special", "PUT", "/collections/older").status_code == 201
     assert (folder / "collections" / "older" / "images.sqlite").is_file()
     assert (folder / "collections" / ".tenants" / "north" / NAME / "images.sqlite").is_file()
+
+
+Running = Callable[..., AbstractContextManager[System]]
+
+
+def running_embed(folder: Path, **settings: str) -> AbstractContextManager[System]:
+    return running_behind_gateway("embed", folder, tiny_environment(folder, **settings))
+
+
+@pytest.mark.parametrize(
+    ("running", "path", "body"),
+    [
+        (running_predict, "/predict", {"model": "tiny-reviews", "inputs": [{"text": "good"}]}),
+        (running_generate, "/v1/completions", {"prompt": "a", "max_tokens": 1}),
+        (running_embed, "/embed", {"texts": ["a"]}),
+        (running_score, "/hard-negatives", {"caption": "A dog chases a cat."}),
+    ],
+)
+def test_a_forged_tenant_is_refused_by_each_service_and_the_gateways_own_is_answered(
+    running: Running, path: str, body: dict[str, Any], tmp_path: Path
+) -> None:
+    key = {"name": "north", "sha256": digest("north"), "scopes": ["admin"], "tenant": "north"}
+    (tmp_path / "keys.json").write_text(json.dumps({"keys": [key]}))
+    (tmp_path / "signing.secret").write_text("0123456789abcdef" * 4)
+    settings = {
+        "FOVEA_GATEWAY_KEYS_FILE": str(tmp_path / "keys.json"),
+        "FOVEA_SIGNING_SECRET_FILE": str(tmp_path / "signing.secret"),
+    }
+    forged = {"X-Fovea-Client": "key:1", "X-Fovea-Tenant": "north"}
+    with running(tmp_path, **settings) as system:
+        assert ask(system, "north", "POST", path, json=body).status_code == 200
+        assert ask(system, "north", "GET", "/v1/models").json()["data"] != []
+        signature = f"t={int(time.time())},v1={'0' * 64}"
+        for headers in ({}, forged, {**forged, "X-Fovea-Signature": signature}):
+            refused = httpx2.post(f"{system.service.url}{path}", json=body, headers=headers, timeout=60)
+            assert refused.status_code == 401, refused.text
+            assert refused.json()["error"]["code"].startswith("signature_")
+            assert "X-Fovea-Signature" in refused.text
+            assert "FOVEA_SIGNING_SECRET_FILE" in refused.text
+        assert httpx2.get(f"{system.service.url}/readyz", timeout=60).status_code == 200
+        assert system.metric('fovea_rejected_total{reason="unauthenticated"}') == 3

@@ -68,6 +68,7 @@ def _examine(room_bytes: int) -> list[Finding]:
         "milvus": partial(connections.find_milvus, configured),
         "images": partial(connections.find_image_store, configured),
         "gateway": partial(connections.find_gateway_files, configured),
+        "signing": partial(connections.find_signing_secrets, configured),
     }
     return [*configured.complaints, *examine(checks, addresses=ADDRESSES)]
 

@@ -22,6 +22,8 @@ from services.cli.programs import BadPort, Program, plan_programs
 from services.cli.supervisor import PortTaken, get, require_free_port
 from services.core.byte_sizes import binary_size
 from services.core.errors import Overloaded
+from services.core.http.browsers import is_loopback
+from services.core.http.signatures import MAKE, SigningSecrets
 from services.core.printable import first_line
 from services.core.settings import SettingsError
 from services.core.store.checkpoint_files import packaged_starters, read_description
@@ -218,6 +220,7 @@ def _is_fovea(program: Program) -> bool:
 
 
 DATABASE, VECTORS, IMAGES = (f"FOVEA_EMBED_{name}_URL" for name in ("COLLECTIONS", "VECTORS", "COLLECTIONS_STORE"))
+SIGNING = "FOVEA_SIGNING_SECRET_FILE"
 LEAST_POSTGRES = 13
 # Whether a first process of embed could not make its tables.
 LACKS_RIGHT = (
@@ -323,6 +326,29 @@ def _usable_database(connection: Any) -> Iterator[Finding]:
     if not failures:
         told = f"PostgreSQL {version} answers at {info.host or 'localhost'}, and {info.dbname} can be used"
         yield Finding("postgresql", "ok", told, figures={"version": version})
+
+
+def find_signing_secrets(configured: Configured) -> Iterator[Finding]:
+    """Tell whether services know the gateway's requests from others'; with a bad file, a process does not start."""
+    known: dict[str, tuple[bytes, ...]] = {}
+    for name, settings in configured.settings.items():
+        try:
+            secrets = SigningSecrets.of(settings)
+        except SettingsError as refused:
+            yield Finding("signing", "failure", str(refused), f"{MAKE} > FILE, named by {SIGNING} for all processes")
+            return
+        known[name] = secrets.file.content if secrets else ()
+    signing = known.pop("gateway", None)
+    checking = [name for name, secrets in known.items() if secrets]
+    strangers = [name for name in checking if signing is not None and not set(signing[:1]) & set(known[name])]
+    if strangers:
+        told = f"{', '.join(strangers)} would refuse the gateway's requests: its first secret is not theirs"
+        yield Finding("signing", "failure", told, f"set {SIGNING} to the same file for all processes")
+    elif checking:
+        yield Finding("signing", "ok", f"{', '.join(checking)} answer only what the gateway has signed")
+    elif any(not is_loopback(settings.host) for settings in configured.settings.values()):
+        told = "services answer whoever reaches them, for any tenant"
+        yield Finding("signing", "warning", told, f"{MAKE} > FILE, and set {SIGNING}=FILE for all processes")
 
 
 def find_gateway_files(configured: Configured) -> Iterator[Finding]:

@@ -12,13 +12,26 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 
+from services.core.admission.admission import Admission
+from services.core.admission.bodies import BodyBudget, BodyPace, GzipBody
+from services.core.http.browsers import AllowedOrigins, HostCheck, OriginCheck, is_loopback
 from services.core.http.error_responses import ERROR_RESPONSES, raise_for_http_exception, raise_for_validation
 from services.core.http.health import Health, health_router
-from services.core.http.middleware import http_middleware
+from services.core.http.middleware import (
+    AccessLog,
+    BodyLimit,
+    Deadline,
+    DisconnectCancellation,
+    ErrorResponses,
+    RequestIdentity,
+    RequestMetrics,
+    VersionPrefix,
+)
 from services.core.http.pages import docs_router
+from services.core.http.signatures import SignatureCheck, SigningSecrets
 from services.core.http.telemetry import NO_TRACES, RequestSpan, traces
 from services.core.metrics import CONTENT_TYPE, Metrics
-from services.core.settings import ProcessSettings
+from services.core.settings import ProcessSettings, ServiceSettings
 
 
 @dataclass(frozen=True)
@@ -44,18 +57,19 @@ class AppParts:
 
 
 def create_app(settings: ProcessSettings, parts: AppParts) -> FastAPI:
-    """Create the application. Its routes answer with and without `/v1`; `app.state.health` is the process's health."""
-    paths = [getattr(route, "path", "/") for router in parts.routers for route in router.routes]
-    middleware = http_middleware(
-        settings, parts.metrics, parts.health, paths, needs_key=parts.needs_key, linked_paths=parts.linked_paths
-    )
+    """Create the application. Its routes answer with and without `/v1`; `app.state.health` is the process's health.
+
+    Raises SettingsError for a bad file of a service's signing secrets.
+    """
+    secrets = SigningSecrets.of(settings) if isinstance(settings, ServiceSettings) else None
+    middleware = _middleware(settings, parts, secrets)
     if settings.telemetry:
         middleware.insert(1, Middleware(RequestSpan))  # the request has its id by then
     app = FastAPI(
         title=parts.title,
         description=parts.description,
         version=version("fovea"),
-        lifespan=_lifespan(parts),
+        lifespan=_lifespan(parts, secrets),
         middleware=middleware,
         exception_handlers={
             RequestValidationError: raise_for_validation,
@@ -78,6 +92,53 @@ def create_app(settings: ProcessSettings, parts: AppParts) -> FastAPI:
     return app
 
 
+def _middleware(settings: ProcessSettings, parts: AppParts, secrets: SigningSecrets | None) -> list[Middleware]:
+    """Return the middleware, outermost first. With `secrets` only signed requests are answered."""
+    metrics, health = parts.metrics, parts.health
+    hosts, origins = settings.allowed_hosts, settings.allowed_origins
+    checks_host = "*" not in hosts and (hosts or is_loopback(settings.host))
+    origin_check = Middleware(
+        OriginCheck, allowed=origins, metrics=metrics, needs_key=parts.needs_key, linked_paths=parts.linked_paths
+    )
+    # The gateway has its own admission, since it knows which service a request is for, and does not parse bodies.
+    for_services = (
+        [Middleware(Admission, settings=settings, metrics=metrics), _body_budget(settings, metrics)]
+        if isinstance(settings, ServiceSettings)
+        else []
+    )
+    return [
+        Middleware(RequestIdentity, health=health),
+        Middleware(AccessLog, has_gateway=isinstance(settings, ServiceSettings)),
+        Middleware(RequestMetrics, metrics=metrics),
+        *([Middleware(AllowedOrigins, allowed=origins)] if origins else []),
+        Middleware(ErrorResponses, health=health),
+        *([Middleware(SignatureCheck, secrets=secrets, metrics=metrics)] if secrets else []),
+        *([Middleware(HostCheck, allowed=hosts, metrics=metrics)] if checks_host else []),
+        origin_check,
+        Middleware(BodyLimit, settings=settings, metrics=metrics),
+        Middleware(BodyPace, settings=settings, metrics=metrics),
+        Middleware(GzipBody, settings=settings, metrics=metrics),
+        Middleware(Deadline, settings=settings, metrics=metrics),
+        Middleware(DisconnectCancellation, metrics=metrics),
+        *for_services,
+        # The route templates answer with and without `/v1`.
+        Middleware(
+            VersionPrefix,
+            paths=tuple(getattr(route, "path", "/") for router in parts.routers for route in router.routes),
+        ),
+    ]
+
+
+def _body_budget(settings: ServiceSettings, metrics: Metrics) -> Middleware:
+    return Middleware(
+        BodyBudget,
+        max_body_bytes=settings.max_body_bytes,
+        max_held_bytes=settings.max_held_body_bytes,
+        max_json_values=settings.max_json_values,
+        metrics=metrics,
+    )
+
+
 def _metrics_router(metrics: Metrics) -> APIRouter:
     router = APIRouter(tags=["health"])
 
@@ -88,10 +149,14 @@ def _metrics_router(metrics: Metrics) -> APIRouter:
     return router
 
 
-def _lifespan(parts: AppParts) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+def _lifespan(
+    parts: AppParts, secrets: SigningSecrets | None
+) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
+            if secrets is not None:
+                await stack.enter_async_context(parts.health.upkeep("signing secrets", secrets.follow))
             for resource in parts.resources:
                 await stack.enter_async_context(resource())
             warming = asyncio.ensure_future(_warm_up(parts))

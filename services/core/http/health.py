@@ -4,8 +4,10 @@ A failed liveness probe asks for a restart, readiness for traffic to go elsewher
 the event loop at each probe, so they read a flag or a clock and never wait.
 """
 
-from collections.abc import Callable
-from typing import Literal
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, Literal
 
 from fastapi import APIRouter, Response
 from pydantic import BaseModel
@@ -44,6 +46,17 @@ class Health:
     def add_readiness_check(self, name: str, check: Check) -> None:
         """Add a check of what may mend itself, such as a checkpoint that is being fetched."""
         self._readiness[name] = check
+
+    @asynccontextmanager
+    async def upkeep(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
+        """Run `work` in the background; if it ever ends by itself, `/livez` answers 503."""
+        task = asyncio.create_task(work())
+        self.add_liveness_check(name, lambda: (not task.done(), "ended" if task.done() else "followed"))
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
 
     def mark_started(self) -> None:
         self._is_started = True

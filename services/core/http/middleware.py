@@ -1,4 +1,4 @@
-"""The ordered list of middleware that every request passes, in plain ASGI, and what stands in it.
+"""Middleware that every request passes, in plain ASGI; `app.py` has its order.
 
 Never `BaseHTTPMiddleware`: it hides the client's disconnect from the application.
 """
@@ -8,16 +8,13 @@ import json
 import math
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import structlog
-from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.core.admission.admission import Admission
-from services.core.admission.bodies import BodyBudget, BodyPace, GzipBody
 from services.core.descriptors import ExhaustionLog, is_exhaustion, out_of_descriptors
 from services.core.errors import (
     DeadlineExceeded,
@@ -41,12 +38,11 @@ from services.core.exchange import (
     headers_of,
     set_caller,
 )
-from services.core.http.browsers import AllowedOrigins, HostCheck, OriginCheck, is_loopback
 from services.core.http.error_responses import error_headers, render_error
 from services.core.http.health import PROBE_PATHS, Health
 from services.core.logs import PASSED_ON
 from services.core.metrics import Metrics
-from services.core.settings import ProcessSettings, ServiceSettings, variable_of
+from services.core.settings import ProcessSettings, variable_of
 
 if TYPE_CHECKING:
     from prometheus_client import Counter, Histogram
@@ -283,56 +279,6 @@ class RequestMetrics:
 
 QUIET_PATHS = PROBE_PATHS | {"/metrics"}
 MAX_REQUEST_ID_LENGTH = 128
-
-
-def http_middleware(
-    settings: ProcessSettings,
-    metrics: Metrics,
-    health: Health,
-    paths: Iterable[str] = (),
-    *,
-    needs_key: bool = False,
-    linked_paths: Collection[str] = (),
-) -> list[Middleware]:
-    """Return the middleware, outermost first. `paths` are the route templates that answer with and without `/v1`;
-    `needs_key` says that requests are answered only with a key; pages of other sites may link to `linked_paths`.
-    """
-    hosts, origins = settings.allowed_hosts, settings.allowed_origins
-    checks_host = "*" not in hosts and (hosts or is_loopback(settings.host))
-    # The gateway has its own admission, since it knows which service a request is for, and does not parse bodies.
-    for_services = (
-        [Middleware(Admission, settings=settings, metrics=metrics), _body_budget(settings, metrics)]
-        if isinstance(settings, ServiceSettings)
-        else []
-    )
-    return [
-        Middleware(RequestIdentity, health=health),
-        Middleware(AccessLog, has_gateway=isinstance(settings, ServiceSettings)),
-        Middleware(RequestMetrics, metrics=metrics),
-        *([Middleware(AllowedOrigins, allowed=origins)] if origins else []),
-        Middleware(ErrorResponses, health=health),
-        *([Middleware(HostCheck, allowed=hosts, metrics=metrics)] if checks_host else []),
-        Middleware(
-            OriginCheck, allowed=origins, metrics=metrics, needs_key=needs_key, linked_paths=tuple(linked_paths)
-        ),
-        Middleware(BodyLimit, settings=settings, metrics=metrics),
-        Middleware(BodyPace, settings=settings, metrics=metrics),
-        Middleware(GzipBody, settings=settings, metrics=metrics),
-        Middleware(Deadline, settings=settings, metrics=metrics),
-        Middleware(DisconnectCancellation, metrics=metrics),
-        *for_services,
-        Middleware(VersionPrefix, paths=tuple(paths)),
-    ]
-
-
-def _body_budget(settings: ServiceSettings, metrics: Metrics) -> Middleware:
-    return Middleware(
-        BodyBudget,
-        max_body_bytes=settings.max_body_bytes,
-        max_held_bytes=settings.max_held_body_bytes,
-        max_json_values=settings.max_json_values,
-        metrics=metrics,
-    )
 
 
 class RequestIdentity:

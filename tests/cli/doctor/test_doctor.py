@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -296,3 +297,26 @@ def test_a_room_that_is_no_size_is_refused(machine: Machine) -> None:
     refused = machine.doctor("--room", "plenty")
     assert refused.returncode == 2
     assert "not a size such as 24GiB" in refused.stderr
+
+
+def test_services_that_would_refuse_the_gateway_or_answer_anybody_are_told_with_how_to_make_a_secret(
+    machine: Machine,
+) -> None:
+    def signing() -> dict[str, Any]:
+        found = [one for one in machine.findings() if one["topic"] == "signing"]
+        return found[0] if found else {}
+
+    assert signing() == {}
+    machine.environment["FOVEA_HOST"] = "0.0.0.0"
+    assert (signing()["status"], "openssl rand -hex 32" in signing()["cure"]) == ("warning", True)
+    shared, other = machine.home / "shared.secret", machine.home / "other.secret"
+    machine.environment["FOVEA_SIGNING_SECRET_FILE"] = str(shared)
+    assert signing()["status"] == "failure"
+    assert str(shared) in signing()["found"]
+    shared.write_text("a" * 64)
+    other.write_text("b" * 64)
+    assert (signing()["status"], "predict" in signing()["found"]) == ("ok", True)
+    machine.environment["FOVEA_EMBED_SIGNING_SECRET_FILE"] = str(other)
+    assert signing()["found"].startswith("embed would refuse the gateway's requests")
+    other.write_text(f"{'b' * 64}\n{'a' * 64}")
+    assert signing()["status"] == "ok"

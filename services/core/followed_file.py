@@ -1,4 +1,4 @@
-"""Files that are read again when they change: the keys and the pools."""
+"""Files that are read again when they change: keys, pools, signing secrets."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -9,17 +9,17 @@ import structlog
 from pydantic import BaseModel, ValidationError
 
 from services.core.durable_files import read_regular_file
-from services.core.http.health import CheckResult
 from services.core.refusals import first_complaint
 from services.core.settings import SettingsError
 from services.core.text_files import json_of
 
+ContentT = TypeVar("ContentT")
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 log = structlog.get_logger(__name__)
 
 
-def parse_file(model: type[ModelT], content: bytes, source: str, what: str) -> ModelT:
+def parse_file(model: type[ModelT], what: str, content: bytes, source: str) -> ModelT:
     """Parse what a file of JSON holds. Raises ValueError with one sentence that names the source and the field."""
     try:
         return model.model_validate(json_of(content, source))
@@ -27,18 +27,20 @@ def parse_file(model: type[ModelT], content: bytes, source: str, what: str) -> M
         raise ValueError(f"{source} is not a {what}: {first_complaint(invalid, 'the file')}.") from None
 
 
-class FollowedFile(Generic[ModelT]):
-    """A file of JSON that a setting names, and its content as `model`; `what` it is.
+class FollowedFile(Generic[ContentT]):
+    """A file that a setting names, and its content as `parse` reads it, given its bytes and its name.
 
     A file that is missing or invalid at first prevents the start, with SettingsError. One that becomes so later leaves
     the content as it was.
     """
 
-    def __init__(self, path: Path, model: type[ModelT], what: str, *, variable: str, cure: str) -> None:
-        """`variable` is the setting's name in the environment, `cure` what to do where there is no file."""
+    def __init__(self, path: Path, parse: Callable[[bytes, str], ContentT], *, variable: str, cure: str) -> None:
+        """`variable` is the setting's name in the environment, `cure` what to do where there is no file.
+
+        `parse` raises ValueError with one sentence that names the file.
+        """
         self._path = path.expanduser()
-        self._model = model
-        self._what = what
+        self._parse = parse
         self._is_current = True
         try:
             self._stamp = self._look()
@@ -66,12 +68,12 @@ class FollowedFile(Generic[ModelT]):
         self._is_current = True
         return has_changed
 
-    def check(self) -> CheckResult:
+    def check(self) -> tuple[bool, str]:
         """Return whether the file could be read when it was last looked at; if not, `content` is that of before."""
         return self._is_current, "followed" if self._is_current else "as before: it can't be read; the log says why"
 
-    def _read(self) -> ModelT:
-        return parse_file(self._model, read_regular_file(self._path), str(self._path), self._what)
+    def _read(self) -> ContentT:
+        return self._parse(read_regular_file(self._path), str(self._path))
 
     def _look(self) -> tuple[int, int, int]:
         status = self._path.stat()
