@@ -5,12 +5,12 @@ from contextlib import asynccontextmanager
 
 from fastapi import APIRouter, FastAPI
 from starlette.middleware import Middleware
-from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from gateway.access import Access, KeyRing
 from gateway.addresses import Resolve, resolve_host
 from gateway.console.routes import console_paths, console_router
 from gateway.directory import Directory, directory_router
+from gateway.forwarded import ForwardedClient
 from gateway.keys.own_key import UsageCounts, own_key_router
 from gateway.proxy import BodyMemory, Proxy
 from gateway.rate_limits import REDIS_TIMEOUT_S, RateLimits
@@ -113,8 +113,7 @@ def create_gateway(
             linked_paths=of_console,
         ),
     )
-    if settings.trusted_proxies:
-        app.user_middleware.insert(0, Middleware(ProxyHeadersMiddleware, trusted_hosts=list(settings.trusted_proxies)))
+    app.user_middleware.insert(0, Middleware(ForwardedClient, trusted=settings.trusted_proxies))
     access = Access(keys, limits, settings, metrics)
     body_memory = BodyMemory(settings, metrics)
     proxy = Middleware(Proxy, access=access, upstreams=upstreams, body_memory=body_memory, usage=usage, routes=routes)

@@ -155,8 +155,8 @@ class GatewaySettings(ProcessSettings):
     )
     trusted_proxies: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
-        description="Addresses or networks of proxies in front, separated by commas. `X-Forwarded-For` is trusted only "
-        "from these.",
+        description="Addresses or networks (`10.42.0.0/16`) of proxies in front, separated by commas. "
+        "`X-Forwarded-For` is trusted only from these.",
     )
     console: bool = Field(True, description="Serve the console, a page that tries the services out, at `/console`.")
     client_connection_share: float = Field(

@@ -203,6 +203,8 @@ async def test_behind_a_trusted_proxy_each_address_has_its_own_limit() -> None:
         assert await ask_as(client, "9.9.9.1", "9.9.9.2", "9.9.9.1") == [200, 200, 429]
         # The client's own entries come before the one that the proxy added.
         assert await ask_as(client, "8.8.8.8, 9.9.9.1") == [429]
+        # Of several proxies in a row each one counts, also as one that listens on both kinds of addresses writes it.
+        assert await ask_as(client, "9.9.9.1, 127.0.0.9, ::ffff:127.0.0.8", "9.9.9.1:4711, 10.0.0.1") == [429, 429]
 
 
 def test_a_proxy_that_is_no_address_is_refused() -> None:
