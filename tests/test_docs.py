@@ -31,7 +31,7 @@ README = (ROOT / "README.md").read_text()
 # One in a guide, over as many lines as are indented further.
 COMMAND = r"^ {4}curl (.*\n(?: {5,}.*\n)*)"
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "k8s/README.md", "starters/README.md")),
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "charts/fovea/README.md", "starters/README.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 

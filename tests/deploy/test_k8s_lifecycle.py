@@ -9,18 +9,17 @@ from gateway.access import KeyRing, digest
 from gateway.admission import RECENT_S
 from gateway.settings import GatewaySettings
 from gateway.upstream import PROBE_TIMEOUT
-from services.core.batching.step_runner import FIRST_BREADTH
 from services.core.serving.server import ACCEPT_GRACE_S, IDLE_GRACE_S
-from services.core.settings import ServiceSettings
 from tests.deploy.kubernetes_manifests import (
-    K8S,
-    OVERLAYS,
+    DEPLOYMENTS,
+    ON_GPUS,
+    SITE,
     Manifests,
     Pod,
+    deployment,
+    deployment_text,
     load,
-    overlay,
-    render_text,
-    with_plain_autoscalers,
+    render,
 )
 from tests.deploy.kubernetes_names import settings_of
 
@@ -41,26 +40,72 @@ def stopping_s(manifests: Manifests, pod: Pod) -> float:
 
 
 def starting_s(pod: Pod) -> float:
-    """Return the seconds that a pod may take to start before it is killed."""
-    probe = pod.container["startupProbe"]
-    return float(probe["periodSeconds"] * probe["failureThreshold"])
+    """Return the seconds that a pod may take to start before it is killed, with what starts before its container."""
+    probes = [one["startupProbe"] for one in pod.spec.get("initContainers", ()) if "startupProbe" in one]
+    return float(
+        sum(probe["periodSeconds"] * probe["failureThreshold"] for probe in (*probes, pod.container["startupProbe"]))
+    )
 
 
-@pytest.mark.parametrize("name", OVERLAYS)
+@pytest.mark.parametrize("name", DEPLOYMENTS)
 def test_a_first_version_that_hangs_is_refused_before_its_pod_is_killed(name: str) -> None:
-    manifests = overlay(name)
+    manifests = deployment(name)
     for pod in manifests.processes():
         if pod.program != "gateway":
             assert settings_of(manifests, pod).load_timeout_s < starting_s(pod), pod.name
+
+
+@pytest.mark.parametrize("name", DEPLOYMENTS)
+def test_a_rollout_has_failed_when_a_pod_has_had_its_time_to_start_and_not_before(name: str) -> None:
+    for pod in deployment(name).processes():
+        if pod.workload["kind"] == "Deployment" and pod.program != "gateway":
+            deadline_s = pod.workload["spec"]["progressDeadlineSeconds"]
+            assert PLACING_S + starting_s(pod) < deadline_s <= PLACING_S + starting_s(pod) + 120, pod.name
+
+
+@pytest.mark.parametrize("name", ON_GPUS)
+def test_no_alert_says_that_a_pod_is_down_which_still_has_time_to_start(name: str) -> None:
+    manifests = deployment(name)
+    rules = manifests.of_kind("PrometheusRule")[0]["spec"]["groups"][0]["rules"]
+    patience_s = {rule["alert"]: rule["for"] for rule in rules if "for" in rule}
+    longest_s = PLACING_S + max(starting_s(pod) for pod in manifests.processes())
+    for alert in ("FoveaTargetDown", "FoveaModelNotReady"):
+        assert int(patience_s[alert].removesuffix("s")) > longest_s
+    assert patience_s["FoveaGatewayDown"] == "2m"
+
+
+def test_one_value_moves_all_times_of_a_start() -> None:
+    slow = render(("gpu",), SITE, {"services": {"predict": {"startSeconds": 4000}}})
+    assert starting_s(slow.pod("predict")) == 4000
+    assert settings_of(slow, slow.pod("predict")).load_timeout_s == 3970
+    scaled = slow.get("ScaledObject", "predict")
+    assert scaled is not None
+    assert scaled["spec"]["initialCooldownPeriod"] > PLACING_S + 4000
+    (gateway,) = gateways(slow)
+    assert gateway.wait_for_service_s > PLACING_S + 4000
+    assert gateway.max_request_timeout_s >= gateway.request_timeout_s > gateway.wait_for_service_s
+    rules = slow.of_kind("PrometheusRule")[0]["spec"]["groups"][0]["rules"]
+    assert {rule["for"] for rule in rules if rule["alert"] == "FoveaTargetDown"} == {"4360s"}
+
+
+def test_every_alert_links_to_the_page_where_the_runbooks_are_published() -> None:
+    published = {"monitoring": {"runbooks": "https://docs.example.org/runbooks/"}}
+    groups = render(("gpu",), SITE, published, namespace="models").of_kind("PrometheusRule")[0]["spec"]["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    for rule in rules:
+        assert rule["annotations"]["runbook_url"] == f"https://docs.example.org/runbooks/{rule['alert']}.md"
+    # Volumes and autoscalers are those of the release.
+    volumes = [rule["expr"] for rule in rules if "kubelet_volume" in rule["expr"]]
+    assert ['namespace="models"' in one and 'namespace="fovea"' not in one for one in volumes] == [True]
 
 
 def gateways(manifests: Manifests) -> list[Any]:
     return [settings_of(manifests, pod) for pod in manifests.processes() if pod.program == "gateway"]
 
 
-@pytest.mark.parametrize("name", OVERLAYS)
+@pytest.mark.parametrize("name", DEPLOYMENTS)
 def test_no_pod_is_killed_before_it_has_drained(name: str) -> None:
-    manifests = overlay(name)
+    manifests = deployment(name)
     for pod in manifests.processes():
         assert pod.spec["terminationGracePeriodSeconds"] >= stopping_s(manifests, pod), pod.name
 
@@ -68,21 +113,21 @@ def test_no_pod_is_killed_before_it_has_drained(name: str) -> None:
 @pytest.mark.parametrize(
     ("setting", "longer"),
     [
-        ('FOVEA_DRAIN_TIMEOUT_S: "60"', 'FOVEA_DRAIN_TIMEOUT_S: "70"'),
+        ("FOVEA_DRAIN_TIMEOUT_S: '60'", "FOVEA_DRAIN_TIMEOUT_S: '70'"),
         ("sleep:\n              seconds: 2", "sleep:\n              seconds: 12"),
     ],
 )
 def test_a_longer_drain_without_a_longer_grace_is_found(setting: str, longer: str) -> None:
-    text = render_text(K8S / "overlays" / "production")
+    text = deployment_text("production")
     assert setting in text
     manifests = load(text.replace(setting, longer))
     pod = manifests.pod("predict")
     assert stopping_s(manifests, pod) > pod.spec["terminationGracePeriodSeconds"]
 
 
-@pytest.mark.parametrize("name", OVERLAYS)
+@pytest.mark.parametrize("name", DEPLOYMENTS)
 def test_the_gateway_notices_that_a_service_stops_before_it_refuses_connections(name: str) -> None:
-    manifests = overlay(name)
+    manifests = deployment(name)
     probe_timeout_s = PROBE_TIMEOUT.total or 0
     slowest_s = max(one.probe_interval_s for one in gateways(manifests)) + probe_timeout_s
     for pod in manifests.processes():
@@ -90,17 +135,17 @@ def test_the_gateway_notices_that_a_service_stops_before_it_refuses_connections(
             assert settings_of(manifests, pod).drain_delay_s >= slowest_s, pod.name
 
 
-@pytest.mark.parametrize("name", OVERLAYS)
+@pytest.mark.parametrize("name", DEPLOYMENTS)
 def test_a_request_that_names_no_deadline_outlives_a_drain_of_the_gateway_and_of_its_service(name: str) -> None:
-    manifests = overlay(name)
+    manifests = deployment(name)
     for pod in manifests.processes():
         settings = settings_of(manifests, pod)
         assert settings.drain_timeout_s >= settings.request_timeout_s, pod.name
 
 
-@pytest.mark.parametrize("name", OVERLAYS)
+@pytest.mark.parametrize("name", DEPLOYMENTS)
 def test_whatever_balances_over_gateways_sees_one_leave_while_it_still_answers(name: str) -> None:
-    manifests = overlay(name)
+    manifests = deployment(name)
     for pod in manifests.processes():
         probe = pod.container["readinessProbe"]
         noticed_s = probe["periodSeconds"] * probe["failureThreshold"] + probe["timeoutSeconds"]
@@ -108,17 +153,17 @@ def test_whatever_balances_over_gateways_sees_one_leave_while_it_still_answers(n
             assert settings_of(manifests, pod).drain_delay_s >= noticed_s
 
 
-@pytest.mark.parametrize("name", OVERLAYS)
+@pytest.mark.parametrize("name", DEPLOYMENTS)
 def test_requests_wait_for_a_service_whose_only_pod_is_replaced_and_have_time_left_when_it_is_back(name: str) -> None:
-    manifests = overlay(name)
+    manifests = deployment(name)
     for settings in gateways(manifests):
         assert settings.wait_for_service_s > 0
         assert settings.request_timeout_s > settings.wait_for_service_s
 
 
-@pytest.mark.parametrize("name", OVERLAYS)
+@pytest.mark.parametrize("name", DEPLOYMENTS)
 def test_a_stalled_process_is_restarted_and_a_busy_one_is_not(name: str) -> None:
-    manifests = overlay(name)
+    manifests = deployment(name)
     for pod in manifests.processes():
         probe = pod.container["livenessProbe"]
         # `/livez` itself waits for FOVEA_STALL_TIMEOUT_S; what the probe adds is for an event loop that hangs.
@@ -128,7 +173,7 @@ def test_a_stalled_process_is_restarted_and_a_busy_one_is_not(name: str) -> None
 
 @pytest.mark.parametrize("name", ["gpu", "production"])
 def test_scaling_waits_longer_than_a_pod_may_take_to_start_and_mistrusts_silence(name: str) -> None:
-    manifests = overlay(name)
+    manifests = deployment(name)
     scaled = [one for one in manifests.of_kind("ScaledObject") if one["metadata"]["name"] != "gateway"]
     assert len(scaled) >= 3
     for one in scaled:
@@ -145,54 +190,9 @@ def test_scaling_waits_longer_than_a_pod_may_take_to_start_and_mistrusts_silence
         assert spec["maxReplicaCount"] > spec["minReplicaCount"]
 
 
-@pytest.mark.parametrize("name", ["gpu", "production", "hpa"])
-def test_pods_are_added_before_those_that_there_are_must_refuse(name: str, tmp_path: Path) -> None:
-    """A pod has as many requests as it is sure to be given, or fewer, so that those that wait ask for another."""
-    manifests = with_plain_autoscalers(tmp_path) if name == "hpa" else overlay(name)
-    if name == "hpa":
-        loads = [
-            metric["external"]["target"]["averageValue"]
-            for one in manifests.of_kind("HorizontalPodAutoscaler")
-            for metric in one["spec"]["metrics"]
-            if metric["type"] == "External" and metric["external"]["metric"]["name"] == "fovea_gateway_requests"
-        ]
-    else:
-        loads = [
-            trigger["metadata"]["threshold"]
-            for one in manifests.of_kind("ScaledObject")
-            for trigger in one["spec"]["triggers"]
-            if trigger.get("name") == "load"
-        ]
-    assert len(loads) >= 3
-    least_places = ServiceSettings(port=0).min_concurrency
-    assert [load for load in loads if int(load) > least_places] == []
-
-
-@pytest.mark.parametrize("name", ["gpu", "production", "hpa"])
-def test_generate_gets_another_pod_before_requests_wait_for_a_place_in_its_running_batch(
-    name: str, tmp_path: Path
-) -> None:
-    """Few requests fill it: fewer may run side by side at first than the threshold of requests in flight."""
-    assert ServiceSettings(port=0).min_concurrency > FIRST_BREADTH
-    manifests = with_plain_autoscalers(tmp_path) if name == "hpa" else overlay(name)
-    if name == "hpa":
-        scaler = manifests.get("HorizontalPodAutoscaler", "generate")
-        assert scaler is not None
-        external = [one["external"] for one in scaler["spec"]["metrics"]]
-        (room,) = [one for one in external if one["metric"]["name"] == "fovea_room_demand"]
-        share = float(room["target"]["averageValue"].removesuffix("m")) / 1000
-    else:
-        scaler = manifests.get("ScaledObject", "generate")
-        assert scaler is not None
-        (trigger,) = [one for one in scaler["spec"]["triggers"] if "fovea_room_demand_ratio" in str(one)]
-        assert trigger["metricType"] == "AverageValue"
-        share = float(trigger["metadata"]["threshold"])
-    assert 0.5 <= share < 1
-
-
 @pytest.mark.parametrize("name", ["gpu", "production"])
 def test_what_scales_to_zero_has_its_requests_held_until_a_pod_is_there(name: str) -> None:
-    manifests = overlay(name)
+    manifests = deployment(name)
     idle = [one for one in manifests.of_kind("ScaledObject") if one["spec"]["minReplicaCount"] == 0]
     assert {one["metadata"]["name"] for one in idle} == ({"predict", "score"} if name == "gpu" else set())
     for one in idle:
@@ -205,7 +205,7 @@ def test_what_scales_to_zero_has_its_requests_held_until_a_pod_is_there(name: st
 
 
 def test_production_runs_two_pods_of_everything_that_can_have_two() -> None:
-    manifests = overlay("production")
+    manifests = deployment("production")
     least = {
         one["spec"]["scaleTargetRef"]["name"]: one["spec"]["minReplicaCount"]
         for one in manifests.of_kind("ScaledObject")
@@ -217,14 +217,14 @@ def test_production_runs_two_pods_of_everything_that_can_have_two() -> None:
         assert budget["spec"].get("minAvailable", 1) == 1
 
 
-@pytest.mark.parametrize("name", ["cpu-demo", "gpu"])
+@pytest.mark.parametrize("name", ["demo", "gpu"])
 def test_the_only_pod_of_a_service_does_not_hold_up_the_drain_of_a_node(name: str) -> None:
-    for budget in overlay(name).of_kind("PodDisruptionBudget"):
+    for budget in deployment(name).of_kind("PodDisruptionBudget"):
         assert budget["spec"]["maxUnavailable"] == 1
 
 
 def test_a_route_lets_a_request_take_as_long_as_fovea_does() -> None:
-    manifests = overlay("production")
+    manifests = deployment("production")
     longest_s = max(one.max_request_timeout_s for one in gateways(manifests))
     timeouts = [
         rule["timeouts"]

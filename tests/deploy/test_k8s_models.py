@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.deploy.kubernetes_crds import SCHEMAS
-from tests.deploy.kubernetes_manifests import Object, overlay
+from tests.deploy.kubernetes_manifests import Object, deployment
 
 PACKAGES = (
     "@kubernetes-models/keda@2.0.0",
@@ -49,7 +49,7 @@ TSC = (
 
 def custom_resources() -> list[Object]:
     kinds = MODULES.keys()
-    return [one for name in ("gpu", "production-canary", "cluster") for one in overlay(name).of_kind(*kinds)]
+    return [one for name in ("gpu", "production-canary", "cluster") for one in deployment(name).of_kind(*kinds)]
 
 
 def program(resources: list[Object], *, typed: bool) -> str:

@@ -1,34 +1,24 @@
-"""The component `pools`: a second model of generate behind the same gateway, in an overlay of the operator's own."""
+"""A second model of generate behind the same gateway: one more entry of `models`."""
 
 import json
 from collections.abc import Callable
 from pathlib import PurePosixPath
-from textwrap import indent
 
 import pytest
 
 from gateway.routing.destinations import Pool, PoolFile
 from tests.deploy import kubernetes_names as names
-from tests.deploy.kubernetes_manifests import K8S, Manifests, Pod, overlay, own_overlay
+from tests.deploy.kubernetes_manifests import SITE, Manifests, Pod, deployment, render
 from tests.deploy.kubernetes_network import Network
 from tests.deploy.test_k8s_lifecycle import starting_s, stopping_s
-from tests.deploy.test_kubernetes import CHECKS, check_scaling_queries, check_targets, comparable
+from tests.deploy.test_kubernetes import CHECKS, check_scaling_queries, check_targets
 
-OVERLAY = """\
-namespace: fovea
-resources: [{overlays}/%s]
-components:
-  - {components}/pools
-  - {components}/store-s3
-  - {components}/gpu
-  - {components}/images
-  - {components}/vllm
-"""
+MODEL = {"name": "generate-vicuna", "service": "generate", "checkpoints": ["vicuna"], "weightsGiB": 14}
 
 
 @pytest.fixture(scope="module", params=["gpu", "production"])
-def manifests(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Manifests:
-    return own_overlay(tmp_path_factory.mktemp(request.param), OVERLAY % request.param)
+def manifests(request: pytest.FixtureRequest) -> Manifests:
+    return render((request.param,), SITE, {"models": [*SITE["models"], MODEL]})
 
 
 def pools_of(manifests: Manifests, gateway: Pod) -> tuple[Pool, ...]:
@@ -73,18 +63,12 @@ def test_a_pool_leads_to_pods_of_its_service_that_serve_the_models_that_it_claim
                 assert not set(models_of(manifests, other)) & set(pool.models)
 
 
-def test_a_pool_is_reached_by_the_gateway_and_differs_from_its_services_pod_in_its_model_alone(
-    manifests: Manifests,
-) -> None:
+def test_a_pool_is_reached_by_the_gateway_alone(manifests: Manifests) -> None:
     network = Network(manifests)
     pool, service = manifests.pod("generate-vicuna"), manifests.pod("generate")
     assert network.may(manifests.pod("gateway"), pool, pool.ports["http"])
     assert not network.may(service, pool, pool.ports["http"])
-    assert comparable(pool, but_for={"FOVEA_GENERATE_MODELS"}) == comparable(service, but_for=set())
     assert pool.spec["terminationGracePeriodSeconds"] >= stopping_s(manifests, pool)
-    beside = {one["name"]: one for one in pool.spec["initContainers"]}
-    assert {"name": "FOVEA_GENERATE_MODELS", "value": models_of(manifests, pool)[0]} in beside["checkpoint"]["env"]
-    assert beside["vllm"]["resources"]["limits"]["nvidia.com/gpu"] == 1
 
 
 def test_a_pool_scales_as_its_service_does_by_its_own_requests(manifests: Manifests) -> None:
@@ -92,11 +76,9 @@ def test_a_pool_scales_as_its_service_does_by_its_own_requests(manifests: Manife
     assert pool is not None
     assert service is not None
     assert pool["spec"]["initialCooldownPeriod"] > starting_s(manifests.pod("generate-vicuna"))
-    (load, _), (loads_of_service, _) = pool["spec"]["triggers"], service["spec"]["triggers"]
-    assert 'service="generate-vicuna"' in load["metadata"]["query"]
+    assert 'service="generate-vicuna"' in pool["spec"]["triggers"][0]["metadata"]["query"]
     text, expected = (json.dumps(one["spec"]["triggers"]) for one in (pool, service))
     assert text.replace("generate-vicuna", "generate") == expected
-    assert load["metadata"]["threshold"] == loads_of_service["metadata"]["threshold"]
 
 
 def test_a_changed_file_of_pools_needs_no_new_pods(manifests: Manifests) -> None:
@@ -105,9 +87,4 @@ def test_a_changed_file_of_pools_needs_no_new_pods(manifests: Manifests) -> None
 
 def test_deployments_of_one_model_a_service_have_no_pools() -> None:
     for name in ("gpu", "production"):
-        assert not any(pools_of(overlay(name), pod) for pod in gateways(overlay(name)))
-
-
-def test_the_readme_adds_the_component_as_it_is_added_here() -> None:
-    lines = (OVERLAY % "production").replace("{overlays}", "..").replace("{components}", "../../components")
-    assert indent(lines, "    ") in (K8S / "README.md").read_text()
+        assert not any(pools_of(deployment(name), pod) for pod in gateways(deployment(name)))

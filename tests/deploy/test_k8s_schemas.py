@@ -1,27 +1,23 @@
-"""Every manifest is what a cluster of the stated versions takes, with no field that it does not know."""
+"""Every object of the chart is what a cluster of the stated versions takes, with no field that it does not know."""
 
 import copy
 import functools
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from tests.deploy.kubernetes_crds import SCHEMAS
 from tests.deploy.kubernetes_manifests import (
-    JOBS,
-    K8S,
-    OVERLAYS,
+    CHART,
+    EVERYTHING,
+    KUBERNETES,
+    README,
     ROOT,
     Manifests,
     Object,
-    overlay,
-    raw_files,
-    render,
-    with_plain_autoscalers,
+    deployment,
 )
 
 # Both of the package kubernetes-validate, the second beneath it.
@@ -29,7 +25,7 @@ kubernetes_validate: Any = pytest.importorskip("kubernetes_validate")
 jsonschema: Any = pytest.importorskip("jsonschema")
 
 # The README promises the first and says that the second was checked.
-VERSIONS = ("1.34", "1.37")
+VERSIONS = (KUBERNETES, "1.37")
 
 
 def check_schemas(manifests: Manifests, version: str) -> list[str]:
@@ -40,7 +36,7 @@ def check_schemas(manifests: Manifests, version: str) -> list[str]:
 
 @functools.cache
 def refusal_of(text: str, version: str) -> str | None:
-    """Kept, since overlays have most objects in common and their schemas are large."""
+    """Kept, since deployments have most objects in common and their schemas are large."""
     one = json.loads(text)
     try:
         if one["kind"] in SCHEMAS:
@@ -53,44 +49,18 @@ def refusal_of(text: str, version: str) -> str | None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("name", [*OVERLAYS, *JOBS, "hpa"])
-def test_an_overlay_is_valid(name: str, version: str, tmp_path: Path) -> None:
-    if name == "hpa":
-        manifests = with_plain_autoscalers(tmp_path)
-    else:
-        manifests = render(K8S / name) if name in JOBS else overlay(name)
-    assert check_schemas(manifests, version) == []
-
-
-@pytest.mark.parametrize("file", raw_files(), ids=lambda file: file.relative_to(K8S).as_posix())
-def test_a_file_is_valid_by_itself(file: Path) -> None:
-    objects = tuple(one for one in yaml.safe_load_all(file.read_text()) if one is not None)
-    assert objects
-    assert check_schemas(Manifests(objects), VERSIONS[-1]) == []
-
-
-def test_every_file_of_the_folder_is_in_some_kustomization() -> None:
-    named = set()
-    for kustomization in K8S.rglob("kustomization.yaml"):
-        content = yaml.safe_load(kustomization.read_text())
-        files = [*content.get("resources", ()), *(patch.get("path") for patch in content.get("patches", ()))]
-        files += [env for generator in content.get("configMapGenerator", ()) for env in generator.get("envs", ())]
-        named |= {(kustomization.parent / file).resolve() for file in files if file}
-        named |= {(kustomization.parent / folder).resolve() for folder in content.get("components", ())}
-    kept = {file for file in K8S.rglob("*") if file.suffix in (".yaml", ".env") and file.name != "kustomization.yaml"}
-    assert kept <= named, sorted(kept - named)
+@pytest.mark.parametrize("name", EVERYTHING)
+def test_a_deployment_is_valid(name: str, version: str) -> None:
+    assert check_schemas(deployment(name), version) == []
 
 
 def test_the_readme_states_the_versions_that_are_checked() -> None:
-    assert (
-        f"Kubernetes {VERSIONS[0]} or later, checked against the schemas of {VERSIONS[1]}"
-        in (K8S / "README.md").read_text()
-    )
+    assert f"Kubernetes {VERSIONS[0]} or later, checked against the schemas of {VERSIONS[1]}" in (README).read_text()
 
 
 def broken(kind: str, name: str, path: tuple[str | int, ...], value: Any) -> Manifests:
     """Production with one field of one object set to something else."""
-    objects = copy.deepcopy(overlay("production").objects)
+    objects = copy.deepcopy(deployment("production").objects)
     (found,) = [one for one in objects if one["kind"] == kind and one["metadata"]["name"] == name]
     inner: Any = found
     for step in path[:-1]:
@@ -126,31 +96,14 @@ def test_a_broken_field_is_found(kind: str, name: str, path: tuple[str | int, ..
 
 
 def test_the_dashboards_of_the_cluster_are_all_that_there_are() -> None:
-    kustomization = yaml.safe_load((ROOT / "monitoring" / "kustomization.yaml").read_text())
-    (dashboards,) = kustomization["configMapGenerator"]
-    kept = sorted(path.name for path in (ROOT / "monitoring" / "dashboards").glob("*.json"))
-    assert sorted(dashboards["files"]) == [f"dashboards/{name}" for name in kept]
-    config: Object | None = overlay("production").get("ConfigMap", dashboards["name"])
+    kept = {path.name: path.read_text() for path in (CHART / "dashboards").glob("*.json")}
+    config: Object | None = deployment("production").get("ConfigMap", "fovea-dashboards")
     assert config is not None
-    assert sorted(config.get("data", ())) == kept
+    assert config["data"] == kept
 
 
-def test_the_rules_of_the_cluster_are_the_alerts_that_prometheus_reads() -> None:
-    rule = overlay("production").get("PrometheusRule", "fovea")
-    assert rule is not None
-    alerts = yaml.safe_load((ROOT / "monitoring" / "alerts.yml").read_text())
-    assert rule["spec"] == alerts, "write it anew: python k8s/components/monitoring/prometheus_rule.py"
-
-
-def test_folders_and_workloads_that_the_readme_names_exist() -> None:
-    text = (K8S / "README.md").read_text()
-    folders = set(re.findall(r"(?<![\w/])(k8s/[\w/.-]+|monitoring/[\w.]+)", text))
-    assert len(folders) >= 5
+def test_folders_and_files_that_the_readme_names_exist() -> None:
+    folders = set(re.findall(r"(?<![\w/])((?:charts|k8s)/[\w/.-]+)", README.read_text()))
+    assert len(folders) >= 4
     for folder in folders:
         assert (ROOT / folder.rstrip(".")).exists(), folder
-    named = set(re.findall(r"(?:patch job|delete deployment|port-forward service/)\s*(\S+)", text))
-    jobs = [one for name in JOBS for one in render(K8S / name).objects]
-    manifests = (*overlay("production-canary").objects, *jobs)
-    assert named
-    assert named <= {one["metadata"]["name"] for one in manifests}
-    assert set(re.findall(r"^\| `([\w-]+)` \|", text, re.MULTILINE)) == set(OVERLAYS)

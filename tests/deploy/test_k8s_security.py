@@ -4,21 +4,18 @@ from typing import Any
 
 import pytest
 
-from tests.deploy.kubernetes_manifests import JOBS, K8S, OVERLAYS, SITE, Manifests, Pod, overlay, render
-from tests.deploy.kubernetes_names import SETTINGS
+from tests.deploy.kubernetes_manifests import DEPLOYMENTS, EVERYTHING, ON_GPUS, SITE, Pod, deployment, gpus_of, jobs
+from tests.deploy.kubernetes_names import SETTINGS, settings_of
 from tests.deploy.kubernetes_network import Network
 
 SERVICES = SETTINGS.keys() - {"gateway"}
 PROMETHEUS = {"app.kubernetes.io/name": "prometheus"}
-GPU = "nvidia.com/gpu"
+# kube-dns and OpenShift's in the cluster, and NodeLocal DNSCache on the node.
+NAME_SERVERS = {("cluster", 53), ("cluster", 5353), ("169.254.20.10/32", 53)}
 MONITORING = {"kubernetes.io/metadata.name": "monitoring"}
 
 
-def deployment(name: str) -> Manifests:
-    return render(K8S / name) if name in JOBS else overlay(name)
-
-
-@pytest.mark.parametrize("name", [*OVERLAYS, *JOBS])
+@pytest.mark.parametrize("name", EVERYTHING)
 def test_pods_run_as_nobody_in_particular_and_may_do_nothing(name: str) -> None:
     for pod in deployment(name).pods():
         spec, container = pod.spec, pod.container
@@ -31,25 +28,46 @@ def test_pods_run_as_nobody_in_particular_and_may_do_nothing(name: str) -> None:
         assert container["securityContext"]["allowPrivilegeEscalation"] is False
         assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
         # NVIDIA's hooks write into the root of a container with a GPU.
-        assert container["securityContext"]["readOnlyRootFilesystem"] is (
-            GPU not in container["resources"]["limits"]
-        ), pod.name
+        assert container["securityContext"]["readOnlyRootFilesystem"] is (not gpus_of(container["resources"])), pod.name
         assert container["resources"]["limits"]["memory"]
         assert container["resources"]["requests"].keys() >= {"cpu", "memory"}
 
 
-@pytest.mark.parametrize("name", ["gpu", "production", "production-canary", "cluster", *JOBS])
+@pytest.mark.parametrize("name", [*ON_GPUS, "jobs"])
 def test_every_service_and_training_has_gpus_where_there_are_some(name: str) -> None:
     for pod in deployment(name).pods():
         assert has_gpu(pod) == (pod.program in {*SERVICES, "train"}), pod.name
         if has_gpu(pod):
             (resources,) = gpus(pod)
-            assert resources["requests"][GPU] == resources["limits"][GPU]
+            assert gpus_of(resources).items() <= resources["requests"].items()
             assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in pod.spec["tolerations"]
 
 
 def test_the_demonstration_asks_for_no_gpu() -> None:
-    assert not any(has_gpu(pod) for pod in overlay("cpu-demo").pods())
+    assert not any(has_gpu(pod) for pod in deployment("demo").pods())
+
+
+@pytest.mark.parametrize("name", ON_GPUS)
+def test_gateways_sign_and_services_check_with_one_secret_and_redis_asks_for_a_password(name: str) -> None:
+    manifests = deployment(name)
+    for pod in manifests.processes():
+        file = settings_of(manifests, pod).signing_secret_file
+        (mount,) = [one for one in pod.container["volumeMounts"] if one["mountPath"] == str(file.parent)]
+        (volume,) = [one for one in pod.spec["volumes"] if one["name"] == mount["name"]]
+        assert volume["secret"]["secretName"] == "fovea-signing"
+        variables = [one["name"] for one in pod.container["env"]]
+        # Kubernetes fills in variables that come before.
+        assert variables.index("REDIS_PASSWORD") < variables.index("FOVEA_REDIS_URL")
+    redis = manifests.pod("redis").container
+    assert redis["command"][-2:] == ["--requirepass", "$(REDIS_PASSWORD)"]
+
+
+@pytest.mark.parametrize("name", ["production", "production-canary", "cluster"])
+def test_behind_a_route_clients_are_told_apart_by_the_address_that_its_proxies_forward(name: str) -> None:
+    manifests = deployment(name)
+    for pod in manifests.processes():
+        if pod.program == "gateway":
+            assert settings_of(manifests, pod).trusted_proxies == tuple(SITE["route"]["trustedProxies"])
 
 
 def has_gpu(pod: Pod) -> bool:
@@ -59,21 +77,21 @@ def has_gpu(pod: Pod) -> bool:
 def gpus(pod: Pod) -> list[Any]:
     """The resources of each container with a GPU: generate's is vLLM's, beside it."""
     containers = [pod.container, *pod.spec.get("initContainers", ())]
-    return [one["resources"] for one in containers if GPU in one["resources"]["limits"]]
+    return [one["resources"] for one in containers if gpus_of(one["resources"])]
 
 
-@pytest.mark.parametrize("name", [*OVERLAYS, *JOBS])
+@pytest.mark.parametrize("name", EVERYTHING)
 def test_a_pod_that_no_policy_names_neither_reaches_nor_is_reached(name: str) -> None:
-    manifests = overlay("production") if name in JOBS else overlay(name)
-    policies = [one for one in manifests.of_kind("NetworkPolicy") if one["metadata"]["namespace"] == "fovea"]
+    manifests = deployment(name)
+    policies = [one for one in manifests.of_kind("NetworkPolicy") if "namespace" not in one["metadata"]]
     everything = [one for one in policies if one["spec"]["podSelector"] == {}]
     denied = {kind for one in everything if not one["spec"].get("egress") for kind in one["spec"]["policyTypes"]}
     assert denied == {"Ingress", "Egress"}
 
 
-@pytest.mark.parametrize("name", OVERLAYS)
+@pytest.mark.parametrize("name", DEPLOYMENTS)
 def test_pods_reach_those_that_they_need_and_no_others(name: str) -> None:
-    manifests = overlay(name)
+    manifests = deployment(name)
     network = Network(manifests)
     pods = manifests.pods()
     reached = {
@@ -89,11 +107,11 @@ def test_pods_reach_those_that_they_need_and_no_others(name: str) -> None:
     assert reached == expected
 
 
-@pytest.mark.parametrize("name", OVERLAYS)
+@pytest.mark.parametrize("name", DEPLOYMENTS)
 def test_only_the_gateway_is_reached_from_elsewhere(name: str) -> None:
-    manifests = overlay(name)
+    manifests = deployment(name)
     network = Network(manifests)
-    for pod in manifests.pods():
+    for pod in (pod for pod in manifests.pods() if pod.ports):
         (port,) = pod.ports.values()
         assert network.enters(pod, {"app": "any"}, port, {"kubernetes.io/metadata.name": "other"}) == (
             pod.program == "gateway"
@@ -101,9 +119,9 @@ def test_only_the_gateway_is_reached_from_elsewhere(name: str) -> None:
         assert not network.enters(pod, {"app": "any"}, 9999, {"kubernetes.io/metadata.name": "other"})
 
 
-@pytest.mark.parametrize("name", ["gpu", "production", "production-canary", "cluster"])
+@pytest.mark.parametrize("name", ON_GPUS)
 def test_prometheus_reaches_what_it_scrapes(name: str) -> None:
-    manifests = overlay(name)
+    manifests = deployment(name)
     network = Network(manifests)
     for pod in manifests.processes():
         (port,) = pod.ports.values()
@@ -111,12 +129,9 @@ def test_prometheus_reaches_what_it_scrapes(name: str) -> None:
         assert network.enters(pod, {"app": "any"}, port, MONITORING) == (pod.program == "gateway")
 
 
-@pytest.mark.parametrize("name", [*OVERLAYS, *JOBS])
+@pytest.mark.parametrize("name", EVERYTHING)
 def test_beyond_its_namespace_a_pod_reaches_name_servers_and_the_store_alone(name: str) -> None:
     manifests = deployment(name)
-    if name in JOBS:
-        # They run beside a deployment, under its policies too.
-        manifests = Manifests((*manifests.objects, *overlay("production").of_kind("NetworkPolicy")))
     network = Network(manifests)
     # A store may have more than one address.
     store = {
@@ -132,17 +147,18 @@ def test_beyond_its_namespace_a_pod_reaches_name_servers_and_the_store_alone(nam
             for way in network.ways_out(pod)
             for port in way["ports"]
         }
-        uses_store = name != "cpu-demo" and pod.program in {*SERVICES, *JOBS}
+        uses_store = name != "demo" and pod.program in {*SERVICES, "import", "train", "backup"}
         hub = {("0.0.0.0/0", 443)} if pod.program == "import" else set()
         vectors = {("cluster", 19530)} if (name, pod.program) == ("cluster", "embed") else set()
-        assert beyond == {("cluster", 53)} | hub | vectors | (store if uses_store else set()), pod.name
+        assert beyond == NAME_SERVERS | hub | vectors | (store if uses_store else set()), pod.name
 
 
 def test_pods_that_train_together_reach_each_other_and_nobody_else_reaches_them() -> None:
-    jobs, production = render(K8S / "train"), overlay("production")
-    network = Network(Manifests((*jobs.objects, *production.objects)))
-    one, other = jobs.pods()
+    manifests = jobs()
+    network = Network(manifests)
+    one, other = (pod for pod in manifests.pods() if pod.program == "train")
     assert network.may(one, other, 29500)
     assert network.may(other, one, 41234)
-    assert not any(network.may(pod, one, 29500) for pod in production.pods())
-    assert not any(network.may(one, pod, port) for pod in production.pods() for port in pod.ports.values())
+    others = [pod for pod in manifests.pods() if pod.program != "train"]
+    assert not any(network.may(pod, one, 29500) for pod in others)
+    assert not any(network.may(one, pod, port) for pod in others for port in pod.ports.values())

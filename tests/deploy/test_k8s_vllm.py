@@ -1,4 +1,4 @@
-"""The component `vllm`: generate with vLLM beside it in its pods, in every overlay that has GPUs."""
+"""vLLM beside generate in its pods, in every deployment that has GPUs."""
 
 import json
 import subprocess
@@ -13,12 +13,13 @@ from services.cli.store import app
 from services.core.store.store import Store
 from tests.core.tiny_checkpoints import INFO, write_checkpoint
 from tests.deploy import kubernetes_names as names
-from tests.deploy.kubernetes_manifests import ROOT, SITE, Manifests, Pod, overlay
+from tests.deploy.kubernetes_manifests import ON_GPUS, ROOT, SITE, Manifests, Pod, deployment
 from tests.deploy.kubernetes_network import Network
 from tests.deploy.test_kubernetes import CHECKS, check_scaling_queries, check_targets
 from tests.vllm_plugin.engine import ENVIRONMENT, vllm_python
 
 GPU = "nvidia.com/gpu"
+(MODEL,) = next(one["checkpoints"] for one in SITE["models"] if one["service"] == "generate")
 PARSE = (
     "import json, sys\n"
     "from vllm.entrypoints.launchers.cli_args import make_arg_parser\n"
@@ -29,9 +30,9 @@ PARSE = (
 )
 
 
-@pytest.fixture(params=["gpu", "production", "production-canary", "cluster"])
+@pytest.fixture(params=ON_GPUS)
 def manifests(request: pytest.FixtureRequest) -> Manifests:
-    return overlay(request.param)
+    return deployment(request.param)
 
 
 def beside(pod: Pod, name: str) -> Any:
@@ -58,7 +59,7 @@ def test_the_service_asks_the_vllm_beside_it_which_serves_the_same_model(manifes
     assert f"--port={vllm['ports'][0]['containerPort']}" in arguments(pod)
     # not the name in the store, which may have an alias
     assert f"--served-model-name={settings.vllm_model}" in arguments(pod)
-    assert settings.models == (SITE["models"]["generate"],)
+    assert settings.models == (MODEL,)
 
 
 def test_vllm_is_up_before_the_service_and_outlives_it(manifests: Manifests) -> None:
@@ -111,11 +112,10 @@ def test_the_checkpoint_is_fetched_to_where_vllm_reads_it(
 ) -> None:
     pod = manifests.pod("generate")
     store = Store.open((tmp_path / "store").as_uri())
-    store.publish(SITE["models"]["generate"], write_checkpoint(tmp_path / "published"), INFO)
+    store.publish(MODEL, write_checkpoint(tmp_path / "published"), INFO)
     monkeypatch.setenv("FOVEA_STORE_URL", store.label)
     program, group, *given, folder = beside(pod, "checkpoint")["command"]
     assert (program, group) == ("fovea", "store")
-    given = [one.replace("$(FOVEA_GENERATE_MODELS)", SITE["models"]["generate"]) for one in given]
 
     done = CliRunner().invoke(app, [*given, str(tmp_path / "fetched")])
 
@@ -134,7 +134,7 @@ def test_the_checkpoint_is_fetched_to_where_vllm_reads_it(
 
 @pytest.mark.slow
 def test_vllm_takes_the_arguments() -> None:
-    given = [arguments(overlay(name).pod("generate")) for name in ("gpu", "production")]
+    given = [arguments(deployment(name).pod("generate")) for name in ("gpu", "production")]
     parsed = subprocess.run(
         [vllm_python(), "-c", PARSE, json.dumps(given)], capture_output=True, text=True, env=ENVIRONMENT, cwd=ROOT
     )

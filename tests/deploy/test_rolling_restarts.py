@@ -13,15 +13,14 @@ from typing import Any
 
 import aiohttp
 import pytest
-import yaml
 
 from tests.contract.load import Load, Send, known_to
 from tests.contract.processes import SERVICES, Process
 from tests.contract.running_fovea import Fovea, settings_of_a_test
+from tests.deploy.kubernetes_manifests import deployment
 from tests.kept_port import kept_port
 
 ROOT = Path(__file__).parents[2]
-BASE = ROOT / "k8s" / "base"
 NUM_CLIENTS = 3
 PAUSE_S = 0.05
 # What a load balancer needs to leave a pod out that is being stopped.
@@ -38,8 +37,7 @@ class Pace:
 
 
 def pace_of(workload: str) -> Pace:
-    documents = yaml.safe_load_all((BASE / f"{workload}.yaml").read_text())
-    spec = next(document for document in documents if document["kind"] == "Deployment")["spec"]
+    spec = deployment("demo").pod(workload).workload["spec"]
     pod = spec["template"]["spec"]
     return Pace(
         pre_stop_s=pod["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"],
@@ -50,9 +48,9 @@ def pace_of(workload: str) -> Pace:
 
 def manifest_settings() -> dict[str, str]:
     """The settings of time that all pods have."""
-    lines = [line for line in (BASE / "fovea.env").read_text().splitlines() if line.startswith("FOVEA_")]
-    settings = dict(line.split("=", 1) for line in lines)
-    return {name: value for name, value in settings.items() if name.endswith("_S")}
+    config = deployment("demo").get("ConfigMap", "fovea")
+    assert config is not None
+    return {name: value for name, value in config["data"].items() if name.endswith("_S")}
 
 
 def send_embed(session: aiohttp.ClientSession, url: str, number: int) -> Any:

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks.scale_to_zero import ARRIVALS, BEFORE, POLL_S, START_S, Faults, Request, Scaling, at_random, simulate
 from gateway.access import digest
 from gateway.admission import RECENT_S
-from tests.deploy.kubernetes_manifests import Manifests, Object, Pod, overlay, selects
+from tests.deploy.kubernetes_manifests import Manifests, Object, Pod, deployment, selects
 from tests.deploy.kubernetes_names import settings_of
 from tests.deploy.kubernetes_queries import check_query, matchers
 from tests.gateway.servers import gateway, until
@@ -22,7 +22,7 @@ SERVICES = ("predict", "score")
 
 
 def scaled(service: str) -> Object:
-    found = overlay("gpu").get("ScaledObject", service)
+    found = deployment("gpu").get("ScaledObject", service)
     assert found is not None
     spec: Object = found["spec"]
     return spec
@@ -132,7 +132,7 @@ async def test_keda_finds_at_a_gateway_that_asks_for_keys_who_waits_for_a_servic
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_keda_asks_every_gateway_that_sends_to_the_service_and_with_the_scrapers_key(service: str) -> None:
-    manifests = overlay("gpu")
+    manifests = deployment("gpu")
     trigger = arrivals_trigger(service)
     metadata = trigger["metadata"]
     assert (metadata["aggregateFromKubeServiceEndpoints"], metadata["aggregationType"]) == ("true", "sum")
@@ -141,7 +141,7 @@ def test_keda_asks_every_gateway_that_sends_to_the_service_and_with_the_scrapers
     name, namespace, *_ = (url.hostname or "").split(".")
     found = manifests.get("Service", name)
     assert found is not None
-    assert found["metadata"]["namespace"] == namespace
+    assert namespace == "fovea"
     for pod in gateways_before(manifests, service):
         assert selects({"matchLabels": found["spec"]["selector"]}, pod.labels)
         assert url.port == pod.ports["http"]

@@ -15,7 +15,14 @@ from tests.deploy.kubernetes_manifests import LOADER, ROOT
 
 FILES = sorted(
     path.relative_to(ROOT).as_posix()
-    for pattern in ("*.y*ml", "k8s/**/*.y*ml", "monitoring/**/*.y*ml", "services/**/*.y*ml")
+    for pattern in (
+        "*.y*ml",
+        "charts/fovea/*.y*ml",
+        "charts/fovea/profiles/*.y*ml",
+        "k8s/**/*.y*ml",
+        "monitoring/**/*.y*ml",
+        "services/**/*.y*ml",
+    )
     for path in ROOT.glob(pattern)
 )
 

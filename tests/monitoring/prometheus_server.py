@@ -16,6 +16,8 @@ import yaml
 from tests.kept_port import kept_port
 
 MONITORING = Path(__file__).parents[2] / "monitoring"
+# Alerts and dashboards, where a cluster's chart has them too.
+CHART = MONITORING.parent / "charts" / "fovea"
 POLL_S = 0.1
 # Longer than a scrape may take in a test.
 SETTLED_AFTER_S = 3.0
@@ -109,7 +111,7 @@ def running_prometheus(
 ) -> Iterator[Prometheus]:
     """Listens once this yields; nothing of it outlives the block."""
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.copy(MONITORING / "alerts.yml", folder)
+    shutil.copy(CHART / "alerts.yml", folder)
     (folder / "metrics.key").write_text(metrics_key)
     (folder / "prometheus.yml").write_text(yaml.safe_dump(dict(configuration)))
     with kept_port() as port:

@@ -19,7 +19,7 @@ from tests.contract.running_fovea import Fovea, running_fovea, settings_of_a_tes
 from tests.core.redis_server import RedisServer, redis_executables
 from tests.monitoring.faulty_predict import FAULTS
 from tests.monitoring.load import ASK, Client
-from tests.monitoring.prometheus_server import MONITORING, Prometheus, moved_configuration, running_prometheus
+from tests.monitoring.prometheus_server import CHART, MONITORING, Prometheus, moved_configuration, running_prometheus
 from tests.monitoring.promql import metrics_in
 from tests.monitoring.recording import SCRAPED_S, WRITTEN_S, Series, notation, recorded, values_notation
 from tests.monitoring.scenarios import (
@@ -42,7 +42,7 @@ FIRING = 'group by (alertname, job, service, name) (ALERTS{alertstate="firing"})
 
 
 def alert_metrics() -> set[str]:
-    rules = yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"][0]["rules"]
+    rules = yaml.safe_load((CHART / "alerts.yml").read_text())["groups"][0]["rules"]
     return set().union(*(metrics_in(rule["expr"]) for rule in rules))
 
 
@@ -87,7 +87,11 @@ class Recorder:
         """Write new recordings beside the earlier ones that are kept."""
         before = yaml.safe_load(TARGET.read_text())["tests"] if TARGET.exists() else []
         tests = {test["name"]: test for test in before} | self.tests
-        body = {"rule_files": ["alerts.yml"], "evaluation_interval": f"{WRITTEN_S}s", "tests": list(tests.values())}
+        body = {
+            "rule_files": ["../charts/fovea/alerts.yml"],
+            "evaluation_interval": f"{WRITTEN_S}s",
+            "tests": list(tests.values()),
+        }
         TARGET.write_text(HEADER + yaml.safe_dump(body, sort_keys=False, width=4000))
 
 
@@ -215,7 +219,7 @@ RECORDINGS: dict[str, Callable[[Recorder, Path], None]] = {
 def main(names: Sequence[str]) -> None:
     """Without a gateway there is nothing to scrape: that series is not recorded, but missing."""
     recorder = Recorder()
-    gone = Expected("FoveaTargetDown", {"job": "gateway"})
+    gone = Expected("FoveaGatewayDown", {"job": "gateway"})
     recorder.tests["there is no gateway"] = unit_test("there is no gateway", [], [gone])
     for name, record in RECORDINGS.items():
         if not names or name in names:

@@ -12,15 +12,17 @@ import yaml
 
 from services.core.settings import ProcessSettings
 from services.predict.settings import PredictSettings
-from tests.monitoring.prometheus_server import MONITORING, needs_promtool
+from tests.monitoring.prometheus_server import CHART, MONITORING, needs_promtool
 from tests.monitoring.promql import labels_by_metric, labels_in, metrics_in, unknown_in
 
 ROOT = MONITORING.parent
 RUNBOOKS = ROOT / "docs" / "runbooks"
-RULES: list[dict[str, Any]] = yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"][0]["rules"]
+RULES: list[dict[str, Any]] = yaml.safe_load((CHART / "alerts.yml").read_text())["groups"][0]["rules"]
 UNIT_TESTS: list[dict[str, Any]] = yaml.safe_load((MONITORING / "alerts_test.yml").read_text())["tests"]
+CLUSTER_RULES: list[dict[str, Any]] = yaml.safe_load((CHART / "cluster-alerts.yml").read_text())["groups"][0]["rules"]
 ALERTS = [rule["alert"] for rule in RULES]
 each_rule = pytest.mark.parametrize("rule", RULES, ids=ALERTS)
+each_rule_of_any = pytest.mark.parametrize("rule", [*RULES, *CLUSTER_RULES], ids=lambda rule: rule["alert"])
 
 
 def promtool(*arguments: str, folder: Path = MONITORING) -> subprocess.CompletedProcess[str]:
@@ -35,7 +37,7 @@ def raised_by(test: dict[str, Any]) -> set[str]:
 
 @needs_promtool
 def test_the_rules_are_prometheus_s_language() -> None:
-    checked = promtool("check", "rules", "alerts.yml")
+    checked = promtool("check", "rules", "alerts.yml", folder=CHART)
     assert checked.returncode == 0, checked.stderr
 
 
@@ -51,11 +53,57 @@ def test_each_recording_raises_the_alerts_that_it_should_and_no_others() -> None
     [("fovea_oldest_queued_seconds > 15", "fovea_oldest_queued_seconds > 1500000"), ('code=~"5.."', 'code=~"4.."')],
 )
 def test_a_rule_that_fires_no_more_is_found(tmp_path: Path, was: str, becomes: str) -> None:
-    rules = (MONITORING / "alerts.yml").read_text()
+    rules = (CHART / "alerts.yml").read_text()
     assert was in rules
-    (tmp_path / "alerts.yml").write_text(rules.replace(was, becomes))
-    shutil.copy(MONITORING / "alerts_test.yml", tmp_path)
-    assert promtool("test", "rules", "alerts_test.yml", folder=tmp_path).returncode == 1
+    folder = tmp_path / "charts" / "fovea"
+    folder.mkdir(parents=True)
+    (folder / "alerts.yml").write_text(rules.replace(was, becomes))
+    (tmp_path / "monitoring").mkdir()
+    shutil.copy(MONITORING / "alerts_test.yml", tmp_path / "monitoring")
+    assert promtool("test", "rules", "alerts_test.yml", folder=tmp_path / "monitoring").returncode == 1
+
+
+@needs_promtool
+@pytest.mark.parametrize(
+    ("alert", "series", "raises"),
+    [
+        ("FoveaVolumeFull", {"kubelet_volume_stats_available_bytes{%s}": "5x60"}, True),
+        ("FoveaVolumeFull", {"kubelet_volume_stats_available_bytes{%s}": "50x60"}, False),
+        ("FoveaReplicasAtMaximum", {"kube_horizontalpodautoscaler_status_desired_replicas{%s}": "8x60"}, True),
+        ("FoveaReplicasAtMaximum", {"kube_horizontalpodautoscaler_status_desired_replicas{%s}": "7x60"}, False),
+        ("FoveaGpuErrors", {'DCGM_FI_DEV_XID_ERRORS{gpu="0",Hostname="node"}': "0x30 79x30"}, True),
+        ("FoveaGpuErrors", {'DCGM_FI_DEV_ECC_DBE_VOL_TOTAL{gpu="0",Hostname="node"}': "0x50 1x10"}, True),
+        ("FoveaGpuErrors", {'DCGM_FI_DEV_ECC_DBE_VOL_TOTAL{gpu="0",Hostname="node"}': "1x60"}, False),
+        ("FoveaErrorBudgetBurn", {'fovea_requests_total{%s,job="gateway",code="503"}': "0+20x60"}, True),
+        ("FoveaErrorBudgetBurn", {'fovea_requests_total{%s,job="gateway",code="503"}': "0+20x40 800x20"}, False),
+        ("FoveaErrorBudgetBurn", {'fovea_requests_total{%s,job="gateway",code="503"}': "0+10x60"}, False),
+    ],
+)
+def test_an_alert_of_the_cluster_fires_where_it_should(
+    alert: str, series: dict[str, str], raises: bool, tmp_path: Path
+) -> None:
+    beside = {
+        "kubelet_volume_stats_capacity_bytes{%s}": "100x60",
+        "kube_horizontalpodautoscaler_spec_max_replicas{%s}": "8x60",
+        'fovea_requests_total{%s,job="gateway",code="200"}': "0+1000x60",
+    }
+    labels = 'namespace="fovea",persistentvolumeclaim="store",horizontalpodautoscaler="keda-hpa-embed"'
+    given = [{"series": name.replace("%s", labels), "values": values} for name, values in (beside | series).items()]
+    test = {
+        "interval": "1m",
+        "input_series": given,
+        "promql_expr_test": [
+            {
+                "expr": f'count(ALERTS{{alertname="{alert}",alertstate="firing"}})',
+                "eval_time": "59m",
+                "exp_samples": [{"labels": "{}", "value": 1}] if raises else [],
+            }
+        ],
+    }
+    shutil.copy(CHART / "cluster-alerts.yml", tmp_path)
+    (tmp_path / "test.yml").write_text(yaml.safe_dump({"rule_files": ["cluster-alerts.yml"], "tests": [test]}))
+    checked = promtool("test", "rules", "test.yml", folder=tmp_path)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
 @pytest.mark.parametrize("alert", ALERTS)
@@ -86,7 +134,7 @@ def test_a_summary_names_only_labels_that_the_alert_has(rule: dict[str, Any]) ->
     assert named <= (grouped or own | {"job", "instance"})
 
 
-@each_rule
+@each_rule_of_any
 def test_an_alert_has_a_severity_and_a_page_that_tells_what_to_do(rule: dict[str, Any]) -> None:
     assert rule["labels"]["severity"] in ("critical", "warning")
     page = ROOT / rule["annotations"]["runbook"]
@@ -96,7 +144,9 @@ def test_an_alert_has_a_severity_and_a_page_that_tells_what_to_do(rule: dict[str
 
 
 def test_every_runbook_is_of_an_alert() -> None:
-    assert sorted(page.stem for page in RUNBOOKS.glob("*.md")) == sorted(ALERTS)
+    assert sorted(page.stem for page in RUNBOOKS.glob("*.md")) == sorted(
+        [*ALERTS, *(rule["alert"] for rule in CLUSTER_RULES)]
+    )
 
 
 @pytest.mark.parametrize("page", sorted(RUNBOOKS.glob("*.md")), ids=lambda page: page.stem)
@@ -104,7 +154,7 @@ def test_what_a_runbook_names_exists(page: Path) -> None:
     text = page.read_text()
     dashboards = {
         path.stem: [panel["title"] for panel in json.loads(path.read_text())["panels"]]
-        for path in (MONITORING / "dashboards").glob("*.json")
+        for path in (CHART / "dashboards").glob("*.json")
     }
     named = re.findall(r"Panels? (.*?) of\s+`(fovea-[a-z]+)`", text.replace("\n", " "))
     for panels, dashboard in named:
@@ -158,7 +208,7 @@ def check_firing(folder: Path, recorded: list[dict[str, str]], firing: set[tuple
             }
         ],
     }
-    shutil.copy(MONITORING / "alerts.yml", folder)
+    shutil.copy(CHART / "alerts.yml", folder)
     (folder / "test.yml").write_text(yaml.safe_dump({"rule_files": ["alerts.yml"], "tests": [test]}))
     checked = promtool("test", "rules", "test.yml", folder=folder)
     assert checked.returncode == 0, checked.stdout + checked.stderr

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.monitoring.prometheus_server import MONITORING, Prometheus, needs_prometheus
+from tests.monitoring.prometheus_server import CHART, MONITORING, Prometheus, needs_prometheus
 from tests.monitoring.promql import metrics_in, unknown_in
 
-DASHBOARDS = sorted((MONITORING / "dashboards").glob("*.json"))
+DASHBOARDS = sorted((CHART / "dashboards").glob("*.json"))
 # Grafana's values for its variables; the whole test fits in an hour, however slow the machine.
 VARIABLES = {"$__rate_interval": "1h", "$job": ".*"}
 
@@ -88,7 +88,7 @@ def test_panels_lie_beside_each_other_and_take_their_data_from_where_the_reader_
 
 @pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda path: path.stem)
 def test_alerts_and_settings_that_a_panel_names_exist(dashboard: Path) -> None:
-    rules = yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"][0]["rules"]
+    rules = yaml.safe_load((CHART / "alerts.yml").read_text())["groups"][0]["rules"]
     named = set(re.findall(r"\bFovea[A-Z][A-Za-z]+", dashboard.read_text()))
     assert named <= {rule["alert"] for rule in rules}
 

@@ -11,15 +11,15 @@ import yaml
 from services.core.metrics import Metrics
 from tests.contract.processes import SERVICES
 from tests.contract.running_fovea import PORTS
-from tests.monitoring.prometheus_server import MONITORING, Prometheus, needs_prometheus, needs_promtool
+from tests.monitoring.prometheus_server import CHART, MONITORING, Prometheus, needs_prometheus, needs_promtool
 
 SETTINGS_PAGE = MONITORING.parent / "docs" / "reference" / "settings.md"
 
 
 @needs_promtool
 def test_the_configuration_is_prometheus_s_once_the_gateway_s_key_lies_beside_it(tmp_path: Path) -> None:
-    for name in ("prometheus.yml", "alerts.yml"):
-        shutil.copy(MONITORING / name, tmp_path)
+    for file in (MONITORING / "prometheus.yml", CHART / "alerts.yml"):
+        shutil.copy(file, tmp_path)
     command = ["promtool", "check", "config", "prometheus.yml"]
     without = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "metrics.key" in without.stdout + without.stderr

@@ -1,0 +1,84 @@
+{{/* The port on which a service listens. */}}
+{{- define "fovea.ports" -}}
+{predict: 8101, generate: 8102, embed: 8103, score: 8104}
+{{- end }}
+
+{{/* All entries of `models`, each with what `services` and `defaults` say and what follows from it, as a YAML list. */}}
+{{- define "fovea.models" -}}
+{{- $ports := include "fovea.ports" . | fromYaml }}
+{{- $seen := dict }}
+{{- $models := list }}
+{{- range .Values.models }}
+{{- $model := mergeOverwrite (deepCopy $.Values.defaults) (deepCopy (index $.Values.services .service)) (deepCopy .) }}
+{{- $isFirst := not (hasKey $seen .service) }}
+{{- $_ := set $seen .service true }}
+{{- $hasGpu := or (gt (int $model.gpu.count) 0) (ne $model.gpu.claim "") }}
+{{- $isVllm := and $model.vllm.enabled (eq .service "generate") }}
+{{- if and $model.scaleToZero (not $.Values.scaling.enabled) }}
+{{- fail (printf "models: %s scales to zero, which needs scaling.enabled" .name) }}
+{{- end }}
+{{- if and $hasGpu (not $model.checkpoints) }}
+{{- fail (printf "models: %s has a GPU and names no checkpoints: no GPU is spent on a starter unasked" .name) }}
+{{- end }}
+{{- if and (not $isFirst) (not $model.checkpoints) }}
+{{- fail (printf "models: %s is not the first of %s, so it must name its checkpoints" .name .service) }}
+{{- end }}
+{{- if and $isVllm (ne (len $model.checkpoints) 1) }}
+{{- fail (printf "models: vLLM serves one checkpoint, and %s names %d" .name (len $model.checkpoints)) }}
+{{- end }}
+{{- if and $isVllm (not $hasGpu) }}
+{{- fail (printf "models: %s is served by vLLM, which needs a GPU: set gpu.count or gpu.claim" .name) }}
+{{- end }}
+{{- if and $isVllm (not $.Values.images.vllm) }}
+{{- fail (printf "images.vllm is empty, and %s is served by vLLM" .name) }}
+{{- end }}
+{{- if and $model.source (ne (len $model.checkpoints) 1) }}
+{{- fail (printf "models: a source is imported as one checkpoint, and %s names %d" .name (len $model.checkpoints)) }}
+{{- end }}
+{{- if and $model.source (not $.Values.store.url) }}
+{{- fail (printf "store.url is empty, and %s is imported into it" .name) }}
+{{- end }}
+{{- $holdsCollections := and (eq .service "embed") $isFirst (eq $.Values.collections.placement "embed") }}
+{{- if and $holdsCollections (gt (int $model.replicas.max) 1) }}
+{{- fail (printf "models: one pod of %s has the collections; to scale it, set collections.placement to apart or shared" .name) }}
+{{- end }}
+{{- $isScaled := and $.Values.scaling.enabled (or $model.scaleToZero (gt (int $model.replicas.max) (int $model.replicas.min))) }}
+{{- $start := int $model.startSeconds }}
+{{- if $isVllm }}{{ $start = add $start $model.vllm.startSeconds }}{{ end }}
+{{- $derived := dict
+      "port" (index $ports .service) "isFirst" $isFirst "hasGpu" $hasGpu "isVllm" $isVllm "isScaled" $isScaled
+      "holdsCollections" $holdsCollections "readySeconds" (add $.Values.times.placingSeconds $start) }}
+{{- $models = append $models (merge $derived $model) }}
+{{- end }}
+{{- toYaml $models }}
+{{- end }}
+
+{{/* The longest that a pod of any model may take from the decision to start it to its first answer. */}}
+{{- define "fovea.readySeconds" -}}
+{{- $longest := 0 }}
+{{- range include "fovea.models" . | fromYamlArray }}{{ $longest = max $longest .readySeconds }}{{ end }}
+{{- $longest }}
+{{- end }}
+
+{{/* How long requests wait at the gateway for a pod: for the only one that is replaced, or for the first one. */}}
+{{- define "fovea.waitSeconds" -}}
+{{- $wait := int .Values.times.replaceSeconds }}
+{{- range include "fovea.models" . | fromYamlArray }}
+{{- /* KEDA looks every 15 s; the gateway notices a new address within 35 s. */}}
+{{- if .scaleToZero }}{{ $wait = max $wait (add .readySeconds 50) }}{{ end }}
+{{- end }}
+{{- $wait }}
+{{- end }}
+
+{{/* The deadline of a request that names none; a process that stops waits for its requests as long. */}}
+{{- define "fovea.requestSeconds" -}}
+{{- $request := int .Values.times.requestSeconds }}
+{{- $wait := include "fovea.waitSeconds" . | int }}
+{{- if gt $wait (int .Values.times.replaceSeconds) }}{{ $request = add $wait .Values.times.requestSeconds }}{{ end }}
+{{- $request }}
+{{- end }}
+
+{{/* The longest deadline that a request may ask for. */}}
+{{- define "fovea.maxRequestSeconds" -}}
+{{- max 600 (include "fovea.requestSeconds" . | int) }}
+{{- end }}

@@ -1,0 +1,190 @@
+{{/* GiB of the volume of verified copies, 2 versions of all checkpoints with room for manifests: the model. */}}
+{{- define "fovea.cacheGiB" -}}
+{{- $weights := int .weightsGiB }}
+{{- add (mul 2 $weights) (div (add $weights 4) 5) 1 }}
+{{- end }}
+
+{{/* GiB of vLLM's copy: the model. */}}
+{{- define "fovea.vllmCopyGiB" -}}
+{{- $weights := int .weightsGiB }}
+{{- add $weights (div (add $weights 9) 10) 1 }}
+{{- end }}
+
+{{/* Settings of a service's process, as a YAML map: as "fovea.servicePod". */}}
+{{- define "fovea.serviceSettings" -}}
+{{- $model := .model }}
+{{- $prefix := printf "FOVEA_%s" (upper $model.service) }}
+{{- $env := dict (printf "%s_MODELS" $prefix) (join "," $model.checkpoints) }}
+{{- $_ := set $env "FOVEA_CHECKPOINT_CACHE_MAX_BYTES" (mul 2 $model.weightsGiB 1073741824 | toString) }}
+{{- if not $model.checkpoints }}{{ $_ := unset $env (printf "%s_MODELS" $prefix) }}{{ end }}
+{{- /* A first version that hangs is refused by its name before the pod is killed. */}}
+{{- $_ := set $env "FOVEA_LOAD_TIMEOUT_S" (sub $model.startSeconds 30 | toString) }}
+{{- with .alias }}{{ $_ := set $env (printf "%s_ALIAS" $prefix) . }}{{ end }}
+{{- if $model.isVllm }}
+{{- $_ := set $env "FOVEA_GENERATE_ENGINE" "vllm" }}
+{{- $_ := set $env "FOVEA_GENERATE_VLLM_URL" "http://127.0.0.1:8000" }}
+{{- /* vLLM serves one model, by a name that does not change with the store's. */}}
+{{- $_ := set $env "FOVEA_GENERATE_VLLM_MODEL" "checkpoint" }}
+{{- else if $model.hasGpu }}
+{{- /* Where the GPU is missing, starting fails instead of computing on the CPU. */}}
+{{- $_ := set $env (printf "%s_DEVICE" $prefix) "cuda" }}
+{{- $_ := set $env (printf "%s_MEMORY_SHARE" $prefix) ($model.gpu.memoryShare | toString) }}
+{{- if eq $model.service "embed" }}{{ $_ := set $env "FOVEA_EMBED_INDEX_DEVICE" "cuda" }}{{ end }}
+{{- end }}
+{{- if and (eq $model.service "embed") (eq .collections "none") }}
+{{- $_ := set $env "FOVEA_EMBED_MAX_COLLECTIONS" "0" }}
+{{- else if eq .collections "shared" }}
+{{- $_ := set $env "FOVEA_EMBED_VECTORS_URL" (printf "http://milvus-milvus.%s-milvus.svc:19530" .root.Release.Namespace) }}
+{{- $_ := set $env "FOVEA_EMBED_COLLECTIONS_STORE_URL" .root.Values.collections.url }}
+{{- /* States of images would fill the disk of a pod, which is a node's. */}}
+{{- $_ := set $env "FOVEA_EMBED_COLLECTION_STATE_BYTES" "0" }}
+{{- end }}
+{{- toYaml (mergeOverwrite $env $model.env) }}
+{{- end }}
+
+{{/* The pod of a service: (dict "root" $ "model" ... "name" ... "alias" "" "collections" "own"|"none"|"shared"). */}}
+{{- define "fovea.servicePod" -}}
+{{- $root := .root }}
+{{- $model := .model }}
+{{- $values := $root.Values }}
+{{- $serviceGpu := ternary dict $model.gpu $model.isVllm }}
+{{- $credentials := $values.store.secret }}
+{{- if eq .collections "shared" }}{{ $credentials = $values.collections.secret }}{{ end }}
+{{- $diskGiB := 2 }}
+{{- /* For the empty folder of collections. */}}
+{{- if and (eq $model.service "embed") (ne .collections "own") }}{{ $diskGiB = 3 }}{{ end }}
+{{- if not $values.modelCache.claim }}{{ $diskGiB = add $diskGiB (include "fovea.cacheGiB" $model) }}{{ end }}
+metadata:
+  labels:
+    {{- include "fovea.labels" (dict "program" $model.service) | trim | nindent 4 }}
+    app.kubernetes.io/instance: {{ .name }}
+    pool: {{ .name }}
+  annotations:
+    checksum/settings: {{ include "fovea.settings" $root | sha256sum | trunc 16 }}
+spec:
+  {{- include "fovea.podBasics" (dict "root" $root "model" $model "hasGpu" $model.hasGpu) | trim | nindent 2 }}
+  # 2 s of preStop, 3 s of delay, the requests in flight, and some to leave.
+  terminationGracePeriodSeconds: {{ add (include "fovea.requestSeconds" $root) 15 }}
+  {{- include "fovea.spread" .name | trim | nindent 2 }}
+  {{- with $model.gpu.claim }}
+  resourceClaims: [{name: gpu, resourceClaimName: {{ . }}}]
+  {{- end }}
+  {{- if $model.isVllm }}
+  initContainers: {{- include "fovea.vllm" . | trim | nindent 4 }}
+  {{- end }}
+  containers:
+    - name: service
+      image: {{ $values.images.service }}
+      imagePullPolicy: {{ $values.imagePullPolicy }}
+      command: [fovea, serve, {{ $model.service }}]
+      ports: [{name: http, containerPort: {{ $model.port }}}]
+      envFrom: [{configMapRef: {name: fovea}}]
+      env:
+        {{- include "fovea.env" (include "fovea.serviceSettings" . | fromYaml) | trim | nindent 8 }}
+        {{- include "fovea.sharedSecrets" $root | trim | nindent 8 }}
+        {{- include "fovea.credentials" $credentials | trim | nindent 8 }}
+        {{- if eq .collections "shared" }}
+        # Made by CloudNativePG: user, password and the Service of the primary.
+        - name: FOVEA_EMBED_COLLECTIONS_URL
+          valueFrom: {secretKeyRef: {name: postgres-app, key: uri}}
+        {{- end }}
+      {{- include "fovea.probes" (dict "startSeconds" $model.startSeconds "period" 5) | trim | nindent 6 }}
+      lifecycle: {preStop: {sleep: {seconds: 2}}}
+      {{- include "fovea.resources" (dict "resources" $model.resources "diskGiB" $diskGiB "gpu" $serviceGpu) | trim | nindent 6 }}
+      {{- include "fovea.confined" (and $model.hasGpu (not $model.isVllm)) | trim | nindent 6 }}
+      volumeMounts:
+        - {name: tmp, mountPath: /tmp}
+        - {name: checkpoints, mountPath: /var/cache/fovea}
+        {{- if eq $model.service "embed" }}
+        - {name: collections, mountPath: /var/lib/fovea/collections}
+        {{- end }}
+        {{- if not $values.store.url }}
+        - {name: store, mountPath: /var/lib/fovea/store}
+        {{- end }}
+        {{- if $values.signingSecret }}
+        - {name: signing, mountPath: /etc/fovea-signing, readOnly: true}
+        {{- end }}
+  volumes:
+    - {name: tmp, emptyDir: {sizeLimit: 2Gi}}
+    # Verified copies of what the store has.
+    {{- if $values.modelCache.claim }}
+    - {name: checkpoints, persistentVolumeClaim: {claimName: model-cache}}
+    {{- else }}
+    - {name: checkpoints, emptyDir: {sizeLimit: {{ include "fovea.cacheGiB" $model }}Gi}}
+    {{- end }}
+    {{- if eq .collections "own" }}
+    - {name: collections, persistentVolumeClaim: {claimName: embed-collections}}
+    {{- else if eq $model.service "embed" }}
+    - {name: collections, emptyDir: {sizeLimit: 100Mi}}
+    {{- end }}
+    {{- if not $values.store.url }}
+    - {name: store, persistentVolumeClaim: {claimName: store}}
+    {{- end }}
+    {{- with $values.signingSecret }}
+    - {name: signing, secret: {secretName: {{ . }}, defaultMode: 0440}}
+    {{- end }}
+    {{- if $model.isVllm }}
+    - {name: models, emptyDir: {sizeLimit: {{ include "fovea.vllmCopyGiB" $model }}Gi}}
+    - {name: vllm-tmp, emptyDir: {sizeLimit: 2Gi}}
+    - {name: vllm-cache, persistentVolumeClaim: {claimName: vllm-cache}}
+    # The processes of several GPUs talk through it.
+    - {name: shared-memory, emptyDir: {medium: Memory, sizeLimit: {{ $model.vllm.sharedMemory }}}}
+    {{- end }}
+{{- end }}
+
+{{/* What stands beside a service that is served by vLLM: as "fovea.servicePod". */}}
+{{- define "fovea.vllm" -}}
+{{- $model := .model }}
+{{- $values := .root.Values }}
+{{- $checkpoint := first $model.checkpoints }}
+{{- with .alias }}{{ $checkpoint = printf "%s@%s" (first (splitList "@" $checkpoint)) . }}{{ end }}
+# vLLM reads a plain folder; this one was compared byte by byte.
+- name: checkpoint
+  image: {{ $values.images.service }}
+  imagePullPolicy: {{ $values.imagePullPolicy }}
+  command: [fovea, store, fetch, {{ $checkpoint | quote }}, /models/checkpoint]
+  envFrom: [{configMapRef: {name: fovea}}]
+  env: {{- include "fovea.credentials" $values.store.secret | trim | nindent 4 }}
+  resources:
+    requests: {cpu: "1", memory: 1Gi}
+    limits: {memory: 4Gi}
+  {{- include "fovea.confined" false | trim | nindent 2 }}
+  volumeMounts:
+    - {name: tmp, mountPath: /tmp}
+    - {name: models, mountPath: /models}
+# A sidecar: it is up before the service starts, and ends after it, when the last requests are answered.
+- name: vllm
+  image: {{ $values.images.vllm }}
+  imagePullPolicy: {{ $values.imagePullPolicy }}
+  restartPolicy: Always
+  args:
+    - --model=/models/checkpoint
+    - --served-model-name=checkpoint
+    - --tensor-parallel-size={{ max 1 (int $model.gpu.count) }}
+    - --gpu-memory-utilization={{ $model.gpu.memoryShare }}
+    - --enable-prompt-tokens-details
+    # For the kubelet's probes and Prometheus; no policy lets anybody else in.
+    - --host=0.0.0.0
+    - --port=8000
+    {{- range $model.vllm.args }}
+    - {{ . | quote }}
+    {{- end }}
+  ports: [{name: vllm, containerPort: 8000}]
+  startupProbe:
+    httpGet: {path: /health, port: vllm}
+    periodSeconds: 5
+    timeoutSeconds: 5
+    failureThreshold: {{ div (add $model.vllm.startSeconds 4) 5 }}
+  livenessProbe:
+    httpGet: {path: /health, port: vllm}
+    periodSeconds: 10
+    timeoutSeconds: 10
+    failureThreshold: 3
+  {{- include "fovea.resources" (dict "resources" $model.vllm.resources "diskGiB" (add 2 (include "fovea.vllmCopyGiB" $model)) "gpu" $model.gpu) | trim | nindent 2 }}
+  {{- include "fovea.confined" true | trim | nindent 2 }}
+  volumeMounts:
+    - {name: vllm-tmp, mountPath: /tmp}
+    - {name: models, mountPath: /models, readOnly: true}
+    - {name: vllm-cache, mountPath: /var/cache/vllm}
+    - {name: shared-memory, mountPath: /dev/shm}
+{{- end }}

@@ -1,0 +1,282 @@
+"""Values of the chart: what only an operator can know has no default, and what is wrong or lacking is named."""
+
+import re
+from typing import Any
+
+import pytest
+
+from tests.deploy import kubernetes_names as names
+from tests.deploy.kubernetes_manifests import (
+    DEPLOYMENTS,
+    EVERYTHING,
+    JOBS,
+    ON_GPUS,
+    README,
+    SITE,
+    Manifests,
+    Pod,
+    build,
+    deployment,
+    jobs,
+    merged,
+    render,
+)
+from tests.deploy.kubernetes_network import Network
+
+UNITS = {"Mi": 2**20, "Gi": 2**30}
+TELEMETRY: dict[str, Any] = {
+    "endpoint": "http://collector.observability.svc:4318",
+    "egress": [
+        {
+            "to": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "observability"}}}],
+            "ports": [{"port": 4318}],
+        }
+    ],
+}
+UNNAMED = [{"name": service, "service": service} for service in ("predict", "generate", "embed", "score")]
+
+
+def refusal(profiles: tuple[str, ...], *values: dict[str, Any]) -> str:
+    """What helm says of values that it does not take."""
+    built = build(profiles, merged(*values))
+    assert built.returncode != 0
+    return built.stderr
+
+
+@pytest.mark.parametrize(
+    ("profiles", "lacking", "said"),
+    [
+        (("gpu",), {"images": {"gateway": "localhost/fovea-gateway:0.1.0"}}, "images.gateway is localhost/"),
+        (("gpu",), {"images": {"service": "localhost/fovea-service:0.1.0"}}, "images.service is localhost/"),
+        (("gpu",), {"images": {"vllm": ""}}, "images.vllm is empty, and generate is served by vLLM"),
+        (("gpu",), {"store": {"url": ""}}, "store.url is empty"),
+        (("gpu",), {"store": {"egress": []}}, "store.egress is empty"),
+        (("gpu",), {"models": UNNAMED}, "predict has a GPU and names no checkpoints"),
+        (("production",), {"route": {"host": ""}}, "route.host is empty"),
+        (("production",), {"route": {"gatewayClass": ""}}, "route.gatewayClass is empty"),
+        (("production",), {"route": {"trustedProxies": []}}, "route.trustedProxies is empty"),
+        (("production", "cluster"), {"collections": {"url": ""}}, "collections.url is empty"),
+        (("production", "cluster"), {"collections": {"milvus": {"bucket": ""}}}, "collections.milvus.bucket is empty"),
+        (("production", "cluster"), {"collections": {"apiServerEgress": []}}, "collections.apiServerEgress is empty"),
+        (("gpu",), {"telemetry": {"endpoint": "http://collector:4318"}}, "telemetry.egress is empty"),
+        (("gpu",), {"rayJobs": JOBS["rayJobs"]}, "images.ray is empty"),
+    ],
+)
+def test_what_is_not_said_is_named(profiles: tuple[str, ...], lacking: dict[str, Any], said: str) -> None:
+    assert said in refusal(profiles, SITE, lacking)
+
+
+def with_model(**changed: Any) -> dict[str, Any]:
+    """The site with fields of its first model changed."""
+    return {"models": [{**SITE["models"][0], **changed}, *SITE["models"][1:]]}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (with_model(service="rank"), 'models.0.service must be one of the following: "predict"'),
+        (with_model(name="Predict_1"), "models.0.name: Does not match pattern"),
+        (with_model(gpus=2), "models.0: Additional property gpus is not allowed"),
+        (with_model(replicas={"min": -1, "max": 2}), "models.0.replicas.min: Must be greater than or equal to 0"),
+        (with_model(replicas={"min": 3, "max": 2}), "replicas of predict are at least 3 and at most 2"),
+        (with_model(gpu={"memoryShare": 30}), "models.0.gpu.memoryShare: Must be less than or equal to 1"),
+        (with_model(gpu={"claim": "small"}), "predict names the GPU claim small, which gpuClaims does not have"),
+        (with_model(name="gateway"), "the name gateway is taken"),
+        (with_model(name="score"), "the name score is taken"),
+        (with_model(env={"max models": "2"}), "models.0.env"),
+        (with_model(vllm={"enabled": True}, service="generate"), "vLLM serves one checkpoint, and predict names 2"),
+        ({"images": {"gateway": "registry.example.org/gateway"}}, "images.gateway: Does not match pattern"),
+        ({"store": {"url": "ftp://example.org"}}, "store.url: Does not match pattern"),
+        ({"scaling": {"target": 70}}, "scaling.target: Must be less than or equal to 1"),
+        ({"collections": {"placement": "both"}}, "collections.placement must be one of the following"),
+        ({"route": {"trustedProxies": ["the proxy"]}}, "route.trustedProxies.0: Does not match pattern"),
+        ({"scalling": {}}, "Additional property scalling is not allowed"),
+        ({"scaling": {"enabled": False}}, "predict scales to zero, which needs scaling.enabled"),
+        ({"services": {"embed": {"replicas": {"min": 1, "max": 2}}}}, "set collections.placement to apart or shared"),
+    ],
+)
+def test_what_is_wrong_is_named_with_what_would_be_right(wrong: dict[str, Any], said: str) -> None:
+    assert said in refusal(("gpu",), SITE, wrong)
+
+
+@pytest.mark.parametrize("name", ON_GPUS)
+def test_as_it_is_in_the_repository_nothing_can_be_applied_to_a_cluster_by_accident(name: str) -> None:
+    assert build(DEPLOYMENTS[name][0], {}).returncode != 0
+
+
+def test_the_demonstration_needs_nothing_said_and_runs_images_that_are_on_the_node_or_nowhere() -> None:
+    for pod in deployment("demo").processes():
+        assert pod.container["image"].startswith("localhost/")
+        assert pod.container["imagePullPolicy"] == "Never"
+
+
+def test_two_releases_in_one_cluster_have_nothing_in_common() -> None:
+    for profiles in (("production",), ("production", "cluster")):
+        first, second = (render(profiles, SITE, namespace=namespace) for namespace in ("one", "two"))
+        assert {kind for one in first.objects if (kind := one["kind"]) == "Namespace"} <= {"Namespace"}
+        for manifests, own, other in ((first, "one", "two"), (second, "two", "one")):
+            text = str(manifests.objects)
+            assert f"'{other}'" not in text
+            assert f'namespace="{other}"' not in text
+            assert f'namespace="{own}"' in text
+            # Objects of a release are in its namespace or in one that is named after it.
+            assert {one["metadata"].get("namespace", own) for one in manifests.objects} <= {own, f"{own}-milvus"}
+            assert {one["metadata"]["name"] for one in manifests.of_kind("Namespace")} <= {f"{own}-milvus"}
+
+
+def test_what_a_cluster_asks_of_pods_is_on_every_pod() -> None:
+    pods = {
+        "serviceAccount": {"name": "fovea", "annotations": {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/f"}},
+        "priorityClass": "serving",
+        "nodeSelector": {"pool": "models"},
+        "tolerations": [{"key": "models", "operator": "Exists"}],
+        "gpuRuntimeClass": "nvidia",
+    }
+    asked = {"pods": pods, "imagePullSecrets": [{"name": "registry"}], "storageClass": "fast", "store": {"secret": ""}}
+    manifests = render(("gpu",), SITE, JOBS, asked)
+    for pod in manifests.pods():
+        assert pod.spec["serviceAccountName"] == "fovea"
+        assert pod.spec["priorityClassName"] == "serving"
+        assert pod.spec["nodeSelector"] == {"pool": "models"}
+        assert {"key": "models", "operator": "Exists"} in pod.spec["tolerations"]
+        assert pod.spec["imagePullSecrets"] == [{"name": "registry"}]
+        has_gpu = any("nvidia.com/gpu" in str(one) for one in pod.spec["tolerations"])
+        assert pod.spec.get("runtimeClassName") == ("nvidia" if has_gpu else None)
+    (account,) = manifests.of_kind("ServiceAccount")
+    assert account["metadata"]["annotations"] == pods["serviceAccount"]["annotations"]  # type: ignore[index]
+    # Its identity opens the store, and no key does.
+    assert not any("AWS_" in str(pod.spec) for pod in manifests.processes())
+    assert {one["spec"]["storageClassName"] for one in manifests.of_kind("PersistentVolumeClaim")} == {"fast"}
+
+
+def test_every_image_can_come_from_another_registry() -> None:
+    there = "mirror.example.org/"
+    images = {name: f"{there}{name}:1" for name in ("gateway", "service", "vllm", "ray", "redis", "postgres", "milvus")}
+    for profiles, values in ((("gpu",), JOBS), (("production", "cluster"), {})):
+        text = str(render(profiles, SITE, values, {"images": images}).objects)
+        assert all(found.startswith(there) for found in re.findall(r"'(?:image|imageName)': '([^']+)'", text))
+
+
+@pytest.mark.parametrize("name", ["gpu", "production", "production-canary"])
+def test_a_gpu_computes_what_the_operator_named_and_no_starter_unasked(name: str) -> None:
+    manifests = deployment(name)
+    for pod in manifests.processes():
+        settings = names.settings_of(manifests, pod)
+        if pod.program != "gateway":
+            (named,) = [one["checkpoints"] for one in SITE["models"] if one["service"] == pod.program]
+            assert list(settings.models) == named
+
+
+def claim_of_collections(manifests: Manifests) -> dict[str, Any]:
+    """The claim whose disk the one process with collections writes to."""
+    (holder,) = [
+        pod
+        for pod in manifests.processes()
+        if pod.program == "embed" and names.settings_of(manifests, pod).max_collections > 0
+    ]
+    folder = str(names.settings_of(manifests, holder).collections_dir)
+    (mounted,) = [one["name"] for one in holder.container["volumeMounts"] if one["mountPath"] == folder]
+    (volume,) = [one for one in holder.spec["volumes"] if one["name"] == mounted]
+    claim = manifests.get("PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"])
+    assert claim is not None
+    return claim
+
+
+def test_collections_stay_on_their_disk_when_a_deployment_becomes_another() -> None:
+    claims = {name: claim_of_collections(deployment(name)) for name in DEPLOYMENTS if name != "cluster"}
+    assert {claim["metadata"]["name"] for claim in claims.values()} == {"embed-collections"}
+    # A claim that has more than is asked for refuses the whole object.
+    assert claims["gpu"] == claims["production"] == claims["production-canary"]
+
+
+@pytest.mark.parametrize("name", ["gpu", "production"])
+def test_prometheus_of_kube_prometheus_stack_selects_every_monitor_and_rule(name: str) -> None:
+    selected = deployment(name).of_kind("PodMonitor", "PrometheusRule")
+    assert len(selected) == 3
+    for one in selected:
+        assert one["metadata"]["labels"]["release"] == SITE["monitoring"]["release"]
+
+
+def test_traces_reach_the_collector_that_the_operator_names() -> None:
+    manifests = render(("production",), SITE, {"telemetry": TELEMETRY})
+    network = Network(manifests)
+    (rule,) = TELEMETRY["egress"]
+    for pod in manifests.pods():
+        leads_there = {"ports": rule["ports"], "to": rule["to"][0]} in network.ways_out(pod)
+        assert leads_there == (pod.program in names.SETTINGS), pod.name
+    for pod in manifests.processes():
+        assert names.settings_of(manifests, pod).telemetry
+        assert manifests.environment(pod)["OTEL_EXPORTER_OTLP_ENDPOINT"] == TELEMETRY["endpoint"]
+
+
+def num_bytes(quantity: str) -> int:
+    return int(quantity[:-2]) * UNITS[quantity[-2:]]
+
+
+def disks(pod: Pod) -> dict[str, int]:
+    """The size limit of each volume on the node's disk."""
+    volumes = [one for one in pod.spec.get("volumes", ()) if one.get("emptyDir", {}).get("medium", "") == ""]
+    return {one["name"]: num_bytes(one["emptyDir"]["sizeLimit"]) for one in volumes if "emptyDir" in one}
+
+
+@pytest.mark.parametrize("name", EVERYTHING)
+def test_a_pod_asks_for_the_disk_that_its_volumes_may_take_and_its_copies_of_checkpoints_stay_within(name: str) -> None:
+    manifests = deployment(name)
+    for pod in manifests.pods():
+        # A container that does not stay may use what is free meanwhile.
+        beside = [one for one in pod.spec.get("initContainers", ()) if one.get("restartPolicy") == "Always"]
+        parts, taken = [one["resources"] for one in (pod.container, *beside)], sum(disks(pod).values())
+        asked, limit = (
+            sum(num_bytes(one[kind]["ephemeral-storage"]) for one in parts) for kind in ("requests", "limits")
+        )
+        assert limit >= asked
+        assert limit >= taken, pod.name
+        assert asked >= taken, pod.name
+        if "checkpoints" in disks(pod):
+            kept = names.settings_of(manifests, pod).checkpoint_cache_max_bytes
+            # Beside the files there are manifests, and blocks that are not full.
+            assert kept <= 0.95 * disks(pod)["checkpoints"], pod.name
+
+
+def secrets_of_the_store(pod: Pod) -> set[str]:
+    sources = [one.get("valueFrom", {}).get("secretKeyRef", {}) for one in pod.container.get("env", ())]
+    return {one["name"] for one in sources if one.get("key", "").startswith("AWS_")}
+
+
+def test_services_read_the_store_with_credentials_of_their_own_and_jobs_write_with_others() -> None:
+    for pod in deployment("production-canary").processes():
+        assert secrets_of_the_store(pod) == (set() if pod.program == "gateway" else {"fovea-store"}), pod.name
+    for pod in jobs().pods():
+        if pod.program in ("import", "train"):
+            assert secrets_of_the_store(pod) == {"fovea-store-writer"}, pod.name
+
+
+@pytest.mark.parametrize("name", DEPLOYMENTS)
+def test_metrics_server_is_named_as_needed_where_something_scales_by_cpu(name: str) -> None:
+    scaled = deployment(name).of_kind("ScaledObject")
+    assert ("metrics-server" in needs(name)) == (
+        "cpu" in [t["type"] for one in scaled for t in one["spec"]["triggers"]]
+    )
+
+
+def needs(name: str) -> str:
+    """The needs of a deployment by the guide, with those of the one that it names."""
+    profile = DEPLOYMENTS[name][0][-1:]
+    row = re.search(rf"^\| `{profile[0] if profile else name}` \|.*\|(.*)\|$", README.read_text(), re.MULTILINE)
+    assert row is not None
+    same = re.search(r"what `([\w-]+)` needs", row[1])
+    return row[1] + (needs(same[1]) if same else "")
+
+
+def test_a_job_that_is_applied_again_is_the_same_and_one_that_changes_is_another() -> None:
+    def named(**changed: Any) -> set[str]:
+        training = {**JOBS["trainings"][0], **changed}
+        objects = render(("gpu",), SITE, JOBS, {"trainings": [training]}).of_kind("Job", "RayJob")
+        assert not any("suspend" in one["spec"] for one in objects)
+        return {one["metadata"]["name"] for one in objects}
+
+    assert named() == named()
+    (left,), (new,) = named() - named(gpus=4), named(gpus=4) - named()
+    assert left.startswith("train-one-node-")
+    assert new.startswith("train-one-node-")
+    assert left != new
