@@ -9,6 +9,7 @@ from typer.testing import CliRunner, Result
 from services.cli.store import app
 from services.core.store.manifest import CheckpointInfo
 from services.core.store.store import Store
+from tests.core.s3_servers import ACCESS_KEY_ID, BUCKET, SECRET_ACCESS_KEY, moto_server, put_raw
 from tests.core.tiny_checkpoints import INFO, write_checkpoint, write_starter
 
 
@@ -60,6 +61,20 @@ def test_ls_says_that_a_store_is_empty(tmp_path: Path, monkeypatch: pytest.Monke
 
     assert empty("ls").stdout == f"No models in {empty.url}.\n"
     assert empty.json("ls") == []
+
+
+@pytest.mark.process
+def test_ls_names_a_key_that_can_not_be_read_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY_ID)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_ACCESS_KEY)
+    with moto_server() as server:
+        put_raw(server, BUCKET, "store/models//toy", "store/models/toy/versions/./a.json")
+        url = server.url("store")
+        version = Store.open(url).publish("toy", write_checkpoint(tmp_path / "toy"), INFO)
+        listed = StoreCommand(url)("ls")
+    assert listed.exit_code == 0
+    assert version.id in listed.stdout
+    assert f"s3://{BUCKET}/store/models/toy/versions/./a.json" in listed.stderr
 
 
 def test_publish_reads_the_description_and_moves_the_aliases(

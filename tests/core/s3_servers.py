@@ -9,8 +9,10 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import IO
+from urllib.parse import quote
 
 ACCESS_KEY_ID = "testaccess"
 SECRET_ACCESS_KEY = "testsecret"
@@ -48,6 +50,17 @@ def moto_server() -> Iterator[S3Server]:
     with _running([str(Path(sys.executable).with_name("moto_server")), "-H", "127.0.0.1", "-p", "0"]) as endpoint:
         urllib.request.urlopen(urllib.request.Request(f"{endpoint}/{BUCKET}", method="PUT")).close()
         yield S3Server(endpoint)
+
+
+def put_raw(server: S3Server, bucket: str, *keys: str) -> None:
+    """Put empty objects under keys that no client of ours would send."""
+    connection = HTTPConnection(server.endpoint.removeprefix("http://"))
+    for path in (bucket, *(f"{bucket}/{quote(key)}" for key in keys)):
+        connection.request("PUT", f"/{path}", body=b"")
+        answer = connection.getresponse()
+        assert answer.status == 200, answer.read()
+        answer.read()
+    connection.close()
 
 
 @contextmanager

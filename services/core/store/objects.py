@@ -6,18 +6,22 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import obstore
 import stamina
-from obstore.exceptions import AlreadyExistsError, BaseError, NotSupportedError, PreconditionError
+import structlog
+from obstore.exceptions import AlreadyExistsError, BaseError, InvalidPathError, NotSupportedError, PreconditionError
 from obstore.store import LocalStore, from_url
 
 from services.core.durable_files import delete_durably, half_written_files, write_durably
+from services.core.printable import first_line, printable
+from services.core.refusals import shown_names
 from services.core.store.errors import NotFoundInStore, StoreUnavailable
+from services.core.store.s3_listing import raw_listing
 
 SCHEMES = ("file", "memory", "s3", "gs")
 # Secrets, which must not be in a URL, since URLs are logged and copied.
@@ -32,6 +36,7 @@ SINGLE_PUT_BYTES = 8 * 1024 * 1024
 # Where obstore takes an endpoint from that the URL does not name, and what to set instead.
 ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 ENDPOINT = "endpoint= in the store URL or AWS_ENDPOINT_URL"
+UNREADABLE_KEY = "a key with an empty part, `.` or `..`, or that is not UTF-8, can't be read"
 # What an error says, and what to do about it; the first that matches counts.
 CURES = (
     ("169.254.169.254", "there are no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"),
@@ -47,7 +52,7 @@ CURES = (
     ),
     ("404 Not Found", f"the endpoint has no such bucket; check the bucket's name, and {ENDPOINT}"),
     ("HTTP error", f"there is no answer; check {ENDPOINT}, and the network"),
-    ("invalid path", "a key with an empty part, `.` or `..` can't be read; rename or delete that object"),
+    ("invalid path", f"{UNREADABLE_KEY}; rename or delete that object"),
 )
 
 CONNECT_TIMEOUT_S = 5
@@ -56,6 +61,8 @@ READ_TIMEOUT_S = 60
 REQUEST_TIMEOUT_S = 3 * 3600
 MAX_RETRIES = 4
 RETRY_TIMEOUT_S = 30
+
+log = structlog.get_logger(__name__)
 
 
 class ConditionFailed(Exception):
@@ -85,6 +92,14 @@ class Entry:
     modified: datetime
 
 
+@dataclass(frozen=True)
+class Listing:
+    """Objects under a prefix, unordered, and the full names of those that can't be read (see UNREADABLE_KEY)."""
+
+    entries: list[Entry]
+    unreadable: list[str]
+
+
 class Objects:
     """The objects of one store.
 
@@ -106,7 +121,8 @@ class Objects:
         if parts.scheme == "file":
             self.root = _local_root(parts.netloc, parts.path, url)
         else:
-            self._remote = _open_remote(self.label, {**_options_in_url(parts.query), **options})
+            self._options = {**_options_in_url(parts.query), **options}
+            self._remote = _open_remote(self.label, self._options)
 
     @stamina.retry(on=_BrokenOff, attempts=4, wait_initial=0.02, wait_max=0.5, wait_jitter=0.05)
     def read(self, key: str) -> StoredObject:
@@ -121,7 +137,7 @@ class Objects:
             try:
                 body = bytes(result.bytes())
             except BaseError as error:
-                raise _BrokenOff(f"{self.label}: {_first_line(error)}") from error
+                raise _BrokenOff(f"{self.label}: {printable(first_line(error))}") from error
             return StoredObject(body, result.meta["e_tag"])
 
     def size_bytes(self, key: str) -> int:
@@ -166,24 +182,41 @@ class Objects:
         self._write_conditionally(key, body, {"e_tag": e_tag})
 
     def entries(self, prefix: str | None) -> list[Entry]:
-        """Return every object under `prefix/`, or of the whole store, unordered.
+        """Return every readable object under `prefix/`, or of the whole store, unordered."""
+        return self.listing(prefix).entries
+
+    def listing(self, prefix: str | None) -> Listing:
+        """List every object under `prefix/`, or of the whole store; a warning names those that can't be read.
 
         Those that a local store reaches by symbolic links are left out.
         """
         with self._translated(prefix or "*"):
             if self._is_absent():
-                return []
+                return Listing([], [])
             store = self._whole() if prefix is None else self._store(prefix)
-            listing = obstore.list(store, prefix).collect()
-            entries = [Entry(meta["path"], meta["size"], meta["last_modified"]) for meta in listing]
-            return [entry for entry in entries if not self._is_linked(entry.key)]
+            try:
+                listing = obstore.list(store, prefix).collect()
+                found = [Entry(meta["path"], meta["size"], meta["last_modified"]) for meta in listing]
+            except InvalidPathError:
+                if self.label.startswith("gs:"):
+                    raise
+                found = list(self._raw_entries(prefix))
+            refused = (entry.key for entry in found if not _is_readable(entry.key))
+            unreadable = sorted(printable(f"{self.label}/{key}") for key in refused)
+            entries = [entry for entry in found if _is_readable(entry.key) and not self._is_linked(entry.key)]
+            if unreadable:
+                log.warning(f"objects are skipped: {UNREADABLE_KEY}", keys=shown_names(unreadable))
+            return Listing(entries, unreadable)
 
     def children(self, prefix: str) -> list[str]:
         """Return the names directly under `prefix/`, sorted, folders included."""
         with self._translated(prefix):
             if self._is_absent():
                 return []
-            listing = obstore.list_with_delimiter(self._store(prefix), prefix)
+            try:
+                listing = obstore.list_with_delimiter(self._store(prefix), prefix)
+            except InvalidPathError:
+                return sorted({entry.key[len(prefix) + 1 :].split("/", 1)[0] for entry in self.entries(prefix)})
         paths = [*listing["common_prefixes"], *(meta["path"] for meta in listing["objects"])]
         return sorted(path.rsplit("/", 1)[-1] for path in paths if not self._is_linked(path))
 
@@ -205,6 +238,23 @@ class Objects:
             for staged in half_written_files(self.root):
                 if staged.stat().st_mtime < before.timestamp():
                     staged.unlink(missing_ok=True)
+
+    def _raw_entries(self, prefix: str | None) -> Iterator[Entry]:
+        """Yield what obstore refuses to list, with the keys as they are."""
+        if self.root is not None:
+            for path in (self.root / (prefix or "")).rglob("*"):
+                if path.is_file():
+                    status = path.stat()
+                    modified = datetime.fromtimestamp(status.st_mtime, UTC)
+                    yield Entry(path.relative_to(self.root).as_posix(), status.st_size, modified)
+            return
+        parts = urlsplit(self.label)
+        root = f"{unquote(parts.path).strip('/')}/".lstrip("/")
+        for key, size_bytes, modified in raw_listing(
+            parts.netloc, f"{root}{prefix}/" if prefix else root, self._options
+        ):
+            if not (key.endswith("/") and _is_readable(key[:-1])):  # the empty object that marks a folder
+                yield Entry(key.removeprefix(root), size_bytes, modified)
 
     def _write_conditionally(self, key: str, body: bytes, mode: Any) -> None:
         with self._translated(key):
@@ -274,20 +324,19 @@ class Objects:
         except BaseException as error:
             if type(error).__name__ != "PanicException":  # a panic of Rust is no Exception
                 raise
-            raise StoreUnavailable(f"{self.label}: the store's client failed: {_first_line(error)}") from None
+            raise StoreUnavailable(f"{self.label}: the store's client failed: {printable(first_line(error))}") from None
+
+
+def _is_readable(key: str) -> bool:
+    """Whether obstore can read the key."""
+    return not {"", ".", ".."} & set(key.split("/")) and key == key.encode(errors="ignore").decode()
 
 
 def _told(error: Exception) -> str:
     """Say what to do about an error, if that is known, and what it is."""
-    text = _first_line(error)
+    text = printable(first_line(error))
     cure = next((cure for said, cure in CURES if re.search(said, str(error))), None)
     return text if cure is None else f"{cure} ({text})"
-
-
-def _first_line(error: BaseException) -> str:
-    """Return the error without obstore's long description of the request and without control characters."""
-    text = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def _local_root(host: str, path: str, url: str) -> Path:
@@ -340,4 +389,4 @@ def _open_remote(label: str, options: dict[str, str]) -> Any:
             retry_config={"max_retries": MAX_RETRIES, "retry_timeout": timedelta(seconds=RETRY_TIMEOUT_S)},
         )
     except (BaseError, ValueError) as error:
-        raise StoreUnavailable(f"{label}: {_first_line(error)}") from error
+        raise StoreUnavailable(f"{label}: {printable(first_line(error))}") from error

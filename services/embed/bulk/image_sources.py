@@ -24,7 +24,7 @@ import orjson
 import structlog
 
 from services.core.store.errors import StoreError
-from services.core.store.objects import SCHEMES, Entry, Objects
+from services.core.store.objects import SCHEMES, UNREADABLE_KEY, Entry, Objects
 
 # What is fetched at once while only the names in a tar file are wanted.
 READ_AHEAD_BYTES = 256 * 1024
@@ -100,10 +100,10 @@ def stored_tar(url: str) -> StoredFile | None:
     return _stored(parent, _objects(parent).entry(key))
 
 
-def list_stored(url: str) -> list[StoredFile]:
-    """List the objects below a URL, in the order of their keys. Raises StoreError."""
-    entries = sorted(_objects(url).entries(None), key=lambda entry: entry.key)
-    return [_stored(url, entry) for entry in entries]
+def list_stored(url: str) -> tuple[list[StoredFile], list[str]]:
+    """List the objects below a URL, in the order of their keys, and the names of unreadable ones. Raises StoreError."""
+    listing = _objects(url).listing(None)
+    return [_stored(url, entry) for entry in sorted(listing.entries, key=lambda one: one.key)], listing.unreadable
 
 
 def _stored(url: str, entry: Entry) -> StoredFile:
@@ -274,9 +274,10 @@ def _list_url(url: str, endings: tuple[str, ...]) -> Iterator[ListedImage | Skip
         if (tar := stored_tar(url)) is not None:
             yield from _list_tar(tar, endings)
             return
-        files = list_stored(url)
+        files, unreadable = list_stored(url)
     except StoreError as error:
         raise SourceError(str(error)) from None
+    yield from (Skipped(name, UNREADABLE_KEY) for name in unreadable if name.lower().endswith(endings))
     for file in files:
         if "/" not in file.key and file.key.endswith(".tar"):
             yield from _list_tar(file, endings)

@@ -1,8 +1,7 @@
 import asyncio
-import re
+import os
 from pathlib import Path
 from urllib.parse import quote
-from urllib.request import Request, urlopen
 
 import pytest
 from aiohttp import web
@@ -17,7 +16,7 @@ from services.core.store.errors import (
 from services.core.store.manifest import MAX_JSON_BYTES, CheckpointInfo
 from services.core.store.objects import Objects
 from services.core.store.store import Store
-from tests.core.s3_servers import BUCKET, S3Server, rclone_server
+from tests.core.s3_servers import BUCKET, S3Server, put_raw, rclone_server
 from tests.core.store_places import StorePlace
 from tests.core.tiny_checkpoints import INFO, write_checkpoint, write_starter
 from tests.kept_port import kept_port
@@ -364,14 +363,49 @@ def test_what_a_server_refuses_is_told_with_the_setting_to_change(status: int, c
     asyncio.run(ask())
 
 
-@pytest.mark.parametrize(("bucket", "key"), [("empty", "a//b.jpg"), ("dot", "a/./b.jpg"), ("dots", "a/../b.jpg")])
-def test_a_key_that_can_not_be_read_is_named_with_its_cure(moto: S3Server, bucket: str, key: str) -> None:
-    for path in (bucket, f"{bucket}/{key}"):
-        with urlopen(Request(f"{moto.endpoint}/{path}", data=b"", method="PUT")):
-            pass
-    objects = Objects(f"s3://{bucket}?endpoint={moto.endpoint}&region=us-east-1", moto.options)
-    with pytest.raises(StoreUnavailable, match=rf"rename or delete that object .*{re.escape(key)}"):
-        objects.entries(None)
+UNREADABLE_KEYS = ["a//b.jpg", "a/./b.jpg", "a/../b.jpg", "a/empty//", "a/.", "/lead.jpg", 'a/"é//x.jpg']
+
+
+def test_keys_that_can_not_be_read_are_skipped_and_named(moto: S3Server, capsys: pytest.CaptureFixture[str]) -> None:
+    # S3 lists a thousand keys a page.
+    readable = ["a/%2F b+ä.jpg", "a/c.jpg", "z.jpg", *(f"many/{number:04}" for number in range(1001))]
+    put_raw(moto, "odd", *UNREADABLE_KEYS, "a/folder/", *readable)
+    objects = Objects(f"s3://odd?endpoint={moto.endpoint}&region=us-east-1", moto.options)
+
+    listing = objects.listing(None)
+    assert sorted(listing.unreadable) == sorted(f"s3://odd/{key}" for key in UNREADABLE_KEYS)
+    assert sorted(entry.key for entry in listing.entries) == sorted(readable)
+    assert "can't be read" in (printed := capsys.readouterr().out) and "s3://odd/a//b.jpg" in printed
+
+    inside = Objects(f"s3://odd/a?endpoint={moto.endpoint}&region=us-east-1", moto.options)
+    assert sorted(entry.key for entry in inside.entries(None)) == ["%2F b+ä.jpg", "c.jpg"]
+    assert [entry.key for entry in objects.entries("many")] == readable[3:]
+    assert objects.children("a") == ["%2F b+ä.jpg", "c.jpg"]
+
+
+def test_a_public_bucket_with_an_unreadable_key_is_listed_without_credentials(moto: S3Server) -> None:
+    put_raw(moto, "public", "a//b.jpg", "c.jpg")
+    url = f"s3://public?endpoint={moto.endpoint}&region=us-east-1&skip_signature=true"
+    assert [entry.key for entry in Objects(url, {}).entries(None)] == ["c.jpg"]
+
+
+def test_the_models_of_a_store_with_an_unreadable_key_are_found(moto: S3Server, tmp_path: Path) -> None:
+    url = f"s3://models-and-more?endpoint={moto.endpoint}&region=us-east-1"
+    put_raw(moto, "models-and-more", "models//toy", "models/toy/versions//x", "models/toy/aliases//x")
+    store = Store.open(url, options=moto.options)
+    version = store.publish("toy", write_checkpoint(tmp_path / "toy"), INFO)
+    assert store.names() == ["toy"]
+    assert [found.id for found in store.versions("toy")] == [version.id]
+    assert list(store.aliases("toy")) == ["latest"]
+
+
+def test_a_file_whose_name_is_not_utf_8_is_skipped_and_named(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_bytes(b"1")
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/b\xff.jpg")).write_bytes(b"1")
+    listing = Objects(tmp_path.as_uri(), {}).listing(None)
+    assert [(entry.key, entry.size_bytes) for entry in listing.entries] == [("a.jpg", 1)]
+    [name] = listing.unreadable
+    assert name == f"{tmp_path.as_uri()}/b\\udcff.jpg"
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 
 from services.core.store.objects import Objects
 from services.embed.bulk.image_sources import SourceError, Unreadable, list_images, read_image, read_metadata
-from tests.core.s3_servers import ACCESS_KEY_ID, SECRET_ACCESS_KEY, S3Server, moto_server
+from tests.core.s3_servers import ACCESS_KEY_ID, BUCKET, SECRET_ACCESS_KEY, S3Server, moto_server, put_raw
 from tests.embed.bulk_sources import write_images, write_shard
 
 MAX_BYTES = 1 << 20
@@ -90,3 +90,13 @@ def test_a_bucket_lists_what_the_folder_lists_and_reads_the_same_bytes(folder: P
         assert read_metadata(one) == read_metadata(other)
     ranged = list_images([server.url("photos/a-{0..1}.tar")])
     assert len(ranged.images) == 5
+
+
+@pytest.mark.process
+def test_an_image_under_a_key_that_can_not_be_read_is_skipped_and_named(folder: Path, server: S3Server) -> None:
+    put_raw(server, BUCKET, "photos/2019//lost.jpg", "photos/2019/./notes.txt")
+    listing = list_images([server.url("photos")])
+    assert [image.id for image in listing.images] == [image.id for image in list_images([str(folder)]).images]
+    [lost] = listing.skipped
+    assert lost.id == f"s3://{BUCKET}/photos/2019//lost.jpg"
+    assert "can't be read" in lost.reason
