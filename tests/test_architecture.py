@@ -150,7 +150,7 @@ BUDGETS = {
     "services/curate": 4_270,
     "services/embed": 20_105,
     "services/generate": 13_465,
-    "services/predict": 7_135,
+    "services/predict": 7_139,
     "services/score": 10_830,
     "starters": 22_000,
     "vllm_plugin": 2_700,

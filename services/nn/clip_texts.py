@@ -11,7 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
-from services.core.errors import InvalidRequest, TooLarge
+from services.core.errors import InvalidField, TooLarge
+from services.nn.plain_texts import is_blank
 
 InputIds = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -55,14 +56,14 @@ def tokenise(tokenizer: TextTokenizer, text: str, *, truncate: bool = False, kee
     """Tokenise a text in its plain form, with runs of spaces collapsed unless `keeps_spaces`.
 
     Raises TooLarge for more tokens than the context takes, unless `truncate` cuts them off, and
-    InvalidRequest for a text without any token.
+    InvalidField for a text without a character that can be seen.
     """
     max_characters = MAX_CHARACTERS_PER_TOKEN * tokenizer.context_length
     if len(text) <= MAX_CHARACTERS or truncate:
         text = tokenizer.plain(text[:MAX_CHARACTERS])
         text = text.strip() if keeps_spaces else " ".join(text.split())
-    if not text:
-        raise InvalidRequest("the text is empty: it needs at least one character that can be seen")
+    if is_blank(text):
+        raise InvalidField("the text is empty: it needs at least one character that can be seen")
     if len(text) > max_characters:
         if not truncate:
             raise TooLarge(

@@ -49,6 +49,11 @@ def _plain_forms() -> dict[int, str]:
     return {code: plain for code, plain in forms.items() if chr(code) not in " \t\n\r\x0b\x0c"}
 
 
+def is_blank(text: str) -> bool:
+    """Whether a text has no character that can be seen."""
+    return not text.translate(_plain_forms()).strip()
+
+
 class PlainTexts:
     """The form in which a tokenizer is given clients' texts.
 

@@ -17,6 +17,7 @@ from pydantic import JsonValue
 from services.core.errors import InvalidField, TooLarge
 from services.nn.broken_model import BrokenModel
 from services.nn.devices import DeviceOptions
+from services.nn.plain_texts import is_blank
 from services.nn.reference_outputs import OutputRow, check_checkpoint
 from services.predict.model.scoring import Candidates
 from services.predict.model.student import Decoded, Encoded, Student
@@ -154,9 +155,9 @@ class PredictEngine:
         Without `probabilities`, candidates that cannot be the label are not scored.
 
         Raises InvalidField, naming the field, for one that is missing, unknown or of the wrong type, for texts that are
-        all empty unless they `may_be_empty`, for choices that are alike, and for a rationale if the student gives none;
-        TooLarge, naming tokens and limit, for an input or a choice that is too long. No part of a text becomes a
-        control token.
+        all empty, or one of a pair that is, unless they `may_be_empty`, for choices that are alike, and for a rationale
+        if the student gives none; TooLarge, naming tokens and limit, for an input or a choice that is too long. No part
+        of a text becomes a control token.
         """
         if rationale and not self.has_rationales:
             raise InvalidField(
@@ -168,8 +169,11 @@ class PredictEngine:
             text = self._task.input_text(plain)
         except FieldError as error:
             raise InvalidField(f"{param}: {error}.", param=f"{param}.{error.field}") from None
-        if not may_be_empty and not any(text for text in plain.values() if isinstance(text, str)):
-            raise InvalidField(f"{param}: All texts are empty; give one that can be seen.", param=param)
+        texts = {name: text for name, text in plain.items() if isinstance(text, str)}
+        blank = [name for name, text in texts.items() if is_blank(text)]
+        if not may_be_empty and (len(blank) == len(texts) or (blank and EOS in self._task.frame)):
+            where = param if len(blank) == len(texts) else f"{param}.{blank[0]}"
+            raise InvalidField(f"{where}: It has no text that can be seen.", param=where)
         numbers = None
         if self._task.metric == "equal_value" or self._slot_tokens is not None:
             numbers = hide_numbers(text)

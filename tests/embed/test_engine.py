@@ -11,7 +11,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from services.core.batching.batcher import CollatingEngine
-from services.core.errors import InvalidRequest, TooLarge
+from services.core.errors import InvalidField, TooLarge
 from services.embed import focallens
 from services.embed.model.focallens_engine import (
     FOCALLENS_WEIGHTS,
@@ -384,9 +384,9 @@ def test_spaces_do_not_count_towards_the_length_of_a_text(readout: FocalLensEngi
     assert padded.digest == readout.prepare_text("a red square").digest
 
 
-@pytest.mark.parametrize("text", ["", "   ", "\n\t"])
+@pytest.mark.parametrize("text", ["", "   ", "\n\t", "\u00a0\u200b"])
 def test_an_empty_text_is_refused(readout: FocalLensEngine, text: str) -> None:
-    with pytest.raises(InvalidRequest, match="empty"):
+    with pytest.raises(InvalidField, match="empty"):
         readout.prepare_text(text)
 
 

@@ -16,7 +16,7 @@ from services.core.batching.compute_thread import ComputeThread
 from services.core.batching.slices import SLICE_INPUTS
 from services.core.cache.result_cache import ResultCache
 from services.core.cache.stores import LruStore
-from services.core.errors import DeadlineExceeded, InvalidRequest, Overloaded, TooLarge
+from services.core.errors import DeadlineExceeded, InvalidField, InvalidRequest, Overloaded, TooLarge
 from services.core.exchange import RequestContext
 from services.core.images.inputs import DecodeLimits, ImageInput, ImageInputs
 from services.core.images.references import ImageLimits
@@ -204,7 +204,7 @@ async def test_an_error_in_any_slice_is_raised_as_itself_and_names_its_input(eng
 async def test_what_was_computed_before_a_failure_is_not_computed_again(engine: NotingEngine) -> None:
     async with service_of(engine) as service:
         texts = [TextInput(f"text {number}", f"input.{number}") for number in range(5 * SLICE_INPUTS)]
-        with pytest.raises(InvalidRequest):
+        with pytest.raises(InvalidField):
             await service.embed(EmbedCall([*texts, TextInput("", "input.320")]))
         engine.num_run = 0
         await service.embed(EmbedCall(texts))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.core.errors import InvalidField, InvalidRequest
+from services.core.errors import InvalidField
 from services.core.store.checkpoint_files import packaged_starters
 from services.embed.model.focallens_engine import FocalLensEngine
 from services.embed.model.plain_engine import PlainEngine
@@ -141,7 +141,7 @@ def test_an_imported_model_reads_every_form_alike_or_as_its_vocabulary_has_it(fa
 
 @pytest.mark.parametrize("name", ["open-facts", "focallens-shapes", "fsc-clip-scenes"])
 def test_a_text_without_anything_to_be_seen_is_refused(name: str) -> None:
-    with pytest.raises((InvalidField, InvalidRequest), match=r"character that can be seen"):
+    with pytest.raises(InvalidField, match=r"character that can be seen"):
         READERS[name]()(UNSEEN)
 
 

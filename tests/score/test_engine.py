@@ -11,7 +11,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from services.core.batching.batcher import CollatingEngine
-from services.core.errors import InvalidRequest, TooLarge
+from services.core.errors import InvalidField, TooLarge
 from services.nn.broken_model import BrokenModel
 from services.nn.clip_model import OPEN_CLIP_WEIGHTS
 from services.nn.clip_texts import Text
@@ -226,7 +226,7 @@ def test_an_item_costs_the_tokens_that_a_tower_sees(plain: ScoreEngine) -> None:
 def test_a_caption_over_the_context_length_is_refused_naming_limit_and_value(plain: ScoreEngine) -> None:
     with pytest.raises(TooLarge, match=f"{CONTEXT_LENGTH + 1} tokens.* {CONTEXT_LENGTH}"):
         plain.prepare_caption("red " * (CONTEXT_LENGTH - 1))
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(InvalidField):
         plain.prepare_caption(" ")
 
 

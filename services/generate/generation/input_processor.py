@@ -14,7 +14,7 @@ from services.generate.model.profile import CalibrationProfile, SpanRule
 from services.generate.prompts.chat import Message, render_chat, render_question, render_tool_chat
 from services.generate.prompts.ranking import RankingJob, RankMethod, prepare_ranking
 from services.generate.prompts.templates import Document, Piece, Prompt, least_tokens, tokenise, tokenise_whole
-from services.nn.plain_texts import PlainTexts
+from services.nn.plain_texts import PlainTexts, is_blank
 
 # Approximate cost of estimating a prompt's bias, in runs of the prompt; `exact` has one pass per document.
 BIAS_PROMPTS = {"tree": 2, "single": 1, "query": 0, "cached": 0}
@@ -69,7 +69,10 @@ class InputProcessor:
         self._check_characters(*(message["content"] for message in messages), documents=documents)
         messages = self._plain_messages(messages, has_documents=bool(documents))
         documents = self._plain_documents(documents)
-        query = next((message["content"] for message in reversed(messages) if message["role"] == "user"), "")
+        asked = [message["content"] for message in messages if message["role"] == "user"]
+        query = asked[-1] if asked else ""
+        if documents and asked and is_blank(query):
+            raise InvalidField("messages: The user's last message asks nothing about the documents.", param="messages")
         span_rule, tools = self._span_rule(options), options.for_vllm.get("tools", ())
 
         def prompt_of(ordered: Sequence[Document]) -> Prompt:
@@ -176,7 +179,7 @@ class InputProcessor:
         return (options.calibration or self.profile).span_rule
 
     def _plain_query(self, query: str) -> str:
-        if not (plain := self._plain.characters(query)).strip():
+        if is_blank(plain := self._plain.characters(query)):
             raise InvalidField("query: It has no character that can be seen.", param="query")
         return plain
 

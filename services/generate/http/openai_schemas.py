@@ -41,6 +41,7 @@ Role = Literal["system", "developer", "user", "assistant", "tool"]
 # strict: a list of booleans is not a prompt
 TokenIds = JsonList[Annotated[int, Field(strict=True, ge=0)]]
 Stop = Annotated[str, Field(min_length=1)]
+PromptText = Annotated[str, Field(min_length=1)]
 ChatFinishReason = Literal["stop", "length", "tool_calls"]
 LogitBias = Annotated[
     dict[Annotated[str, Field(pattern=TOKEN_ID)], Annotated[float, Field(ge=-100, le=100)]],
@@ -201,8 +202,8 @@ class CompletionRequest(SamplingRequest):
     """Texts, or token ids of the served model's own tokenizer, to be continued."""
 
     prompt: Annotated[
-        str
-        | Annotated[JsonList[str], Field(min_length=1)]
+        PromptText
+        | Annotated[JsonList[PromptText], Field(min_length=1)]
         | Annotated[TokenIds, Field(min_length=1)]
         | Annotated[JsonList[Annotated[TokenIds, Field(min_length=1)]], Field(min_length=1)],
         BeforeValidator(check_prompts),

@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from services.nn.plain_texts import is_blank
+
 Numbers = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 Visible = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
 
@@ -83,11 +85,13 @@ class Candidates:
     ) -> "Candidates":
         """Make the trie of texts, which errors call `name`, and each of them as it is `shown`.
 
-        Raises ValueError for two that the tokenizer reads as the same tokens, so that no answer tells them apart.
+        Raises ValueError for one that can't be seen, and for two that the tokenizer reads as the same tokens.
         """
         token_ids = [tuple(ids) for ids in tokenizer(list(texts)).input_ids]
         first: dict[tuple[int, ...], str] = {}
         for ids, text in zip(token_ids, shown or texts, strict=True):
+            if is_blank(text):
+                raise ValueError(f"{name}: {text!r} has no character that can be seen")
             if ids in first:
                 both = f"{text!r} twice" if text == first[ids] else f"{first[ids]!r} and {text!r}"
                 raise ValueError(f"{name}: the model reads {both} as the same tokens; give texts that it tells apart")

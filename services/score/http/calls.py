@@ -28,6 +28,7 @@ from services.core.http.bodies import (
 )
 from services.core.images.inputs import ImageInput, image_input
 from services.core.images.references import ImageLimits
+from services.nn.plain_texts import is_blank
 from services.score.call import CallLimits, Caption, ScoreCall, captions_of
 from services.score.http.schemas import ScoreOptions, ScoreRequest
 
@@ -236,6 +237,6 @@ def _within(call: ScoreCall, limits: CallLimits) -> ScoreCall:
             raise InvalidField("vqa_top_k: vLLM's format has no second opinion.", param="vqa_top_k")
         check_count("vqa_top_k", call.vqa_top_k, limits.max_vqa_captions, "captions of a second opinion")
     for caption in call.captions:
-        if not caption.text.strip():
+        if is_blank(caption.text):
             raise InvalidField(f"{caption.param}: The text is empty.", param=caption.param)
     return call

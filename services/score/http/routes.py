@@ -12,6 +12,7 @@ from services.core.exchange import RequestContext, context_of
 from services.core.http.bodies import JsonRoute, check_query, request_schema
 from services.core.serving.model_object import model_fields, models_router
 from services.core.serving.served_models import Resident
+from services.nn.plain_texts import is_blank
 from services.score.call import CallLimits, Caption, ScoreCall, captions_of
 from services.score.engine import ModelFacts
 from services.score.http.answers import num_numbers, render
@@ -79,7 +80,7 @@ def _check(captions: Sequence[Caption], limits: CallLimits) -> None:
     limit = limits.max_negative_characters
     for caption in captions:
         text, param = caption.text, caption.param
-        if not text.strip():
+        if is_blank(text):
             raise InvalidField(f"{param}: The text is empty.", param=param)
         if len(text) > limit:
             raise TooLarge(f"{param}: The text has {len(text)} characters; the limit is {limit}.", param=param)

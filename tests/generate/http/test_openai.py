@@ -356,6 +356,10 @@ CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{
         ({"documents": ["a"] * (MAX_DOCUMENTS + 1)}, 413, "documents"),
         ({"documents": [{"title": "a"}]}, 422, "documents.0.text"),
         ({"documents": ["a", "b"], "messages": [{"role": "system", "content": "a"}]}, 400, "messages"),
+        *(
+            ({"documents": ["a", "b"], "messages": [{"role": "user", "content": unseen}]}, 422, "messages")
+            for unseen in ("", "\u00a0\u200b")
+        ),
         ({"reorder": "randomly"}, 422, "reorder"),
         ({"reorder": "attention"}, 400, "reorder"),
         ({"calibration": {"enabled": True}}, 400, "calibration"),
@@ -403,6 +407,7 @@ def test_the_assistants_message_at_the_end_is_a_finished_turn_as_with_vllm(clien
         ({"prompt": []}, 422, "prompt"),
         ({"prompt": ["a"] * 129}, 413, "prompt"),
         ({"prompt": ""}, 422, "prompt"),
+        ({"prompt": ["a", ""]}, 422, "prompt.1"),
         ({"prompt": [True]}, 422, "prompt.0"),
         ({"document": ["a"]}, 422, "document"),
         ({"prompt": [5, 512]}, 422, "prompt"),
