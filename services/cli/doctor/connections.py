@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,7 +42,8 @@ FOLDERS = {
 
 def find_store(configured: Configured) -> Iterator[Finding]:
     """Tell whether each store answers and holds the models of the services."""
-    starters = {(one.name, alias) for one in map(read_description, packaged_starters()) for alias in one.aliases}
+    described = {folder: read_description(folder) for folder in packaged_starters()}
+    starters = {(one.name, alias): folder for folder, one in described.items() for alias in one.aliases}
     for url, names in configured.values("store_url").items():
         try:
             store = Store.open(url)
@@ -55,8 +56,11 @@ def find_store(configured: Configured) -> Iterator[Finding]:
         for name in names:
             settings = configured.settings[name]
             for model, alias in served_models(settings):
-                is_ours = (model, alias) in starters and _can_write(url)
+                starter = starters.get((model, alias))
+                is_ours = starter is not None and _can_write(url)
                 yield _model(store, (model, alias), name, f"FOVEA_{name.upper()}_MODELS", is_ours=is_ours)
+                if starter is not None and model in models:
+                    yield from _outdated(store, starter, f"{name}: {model}@{alias}")
 
 
 def find_room(configured: Configured, room_bytes: int) -> Iterator[Finding]:
@@ -78,6 +82,14 @@ def find_room(configured: Configured, room_bytes: int) -> Iterator[Finding]:
             yield Finding("room", "failure", f"{told}: less than {binary_size(room_bytes)}", cure, figures)
         else:
             yield Finding("room", "ok", told, figures=figures)
+
+
+def _outdated(store: Store, starter: Path, served: str) -> Iterator[Finding]:
+    """Tell of a starter that is packaged and not stored, as after an upgrade."""
+    with suppress(StoreError):  # which `_model` tells
+        if store.lacks(starter):
+            told = f"{served} is not the starter that this release packages, which the store does not hold"
+            yield Finding("store", "warning", told, f"fovea store publish {starter}")
 
 
 def _model(store: Store, followed: tuple[str, str], process: str, variable: str, *, is_ours: bool) -> Finding:

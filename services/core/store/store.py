@@ -223,9 +223,19 @@ class Store:
         except StoreUnavailable as error:
             log.warning("starter checkpoints not published", store=self.label, error=str(error))
 
+    def lacks(self, directory: Path) -> bool:
+        """Whether the store does not hold a starter's folder as it is now, such as after an upgrade."""
+        description = read_description(directory)
+        files = {file.path: file.stored for file in read_checkpoint_directory(directory)}
+        version = Manifest.describe(description.name, description.info(), files).version
+        return not self._versions.exists(description.name, version)
+
     def _publish_starter(self, directory: Path, description: CheckpointDescription) -> None:
         missing = [alias for alias in description.aliases if alias not in self.aliases(description.name)]
         if not missing:
+            if self.lacks(directory):
+                cure = f"fovea store publish {directory}"
+                log.warning("another starter is packaged", model=description.name, cure=cure)
             return
         version = self.publish(description.name, directory, description.info(), alias=None)
         for alias in missing:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from services.core.store.checkpoint_files import packaged_starters, read_description
 from services.core.store.store import Store
 from tests.cli.doctor.machine import ROOT, Machine
 from tests.cli.test_missing_packages import EXTRAS
@@ -188,6 +189,20 @@ def test_a_model_that_the_store_lacks_is_a_failure_and_one_that_it_holds_is_name
     url = machine.environment["FOVEA_STORE_URL"] = (tmp_path / "store").as_uri()
     version = Store.open(url).publish("my-llama", write_checkpoint(tmp_path / "folder"), INFO)
     assert f"generate: my-llama@latest is {version.id}" in [one["found"] for one in machine.findings()]
+
+
+def test_a_starter_of_an_earlier_release_is_told_with_the_command_that_publishes_the_packaged_one(
+    machine: Machine, tmp_path: Path
+) -> None:
+    [packaged] = [folder for folder in packaged_starters() if folder.name == "open-facts"]
+    url = machine.environment["FOVEA_STORE_URL"] = (tmp_path / "store").as_uri()
+    store = Store.open(url)
+    store.publish("open-facts", write_checkpoint(tmp_path / "earlier"), INFO)
+    [warning] = [one for one in machine.findings() if one["topic"] == "store" and one["status"] == "warning"]
+    assert warning["found"].startswith("generate: open-facts@latest is not the starter that this release packages")
+    assert warning["cure"] == f"fovea store publish {packaged}"
+    store.publish("open-facts", packaged, read_description(packaged).info())
+    assert not [one for one in machine.findings() if one["topic"] == "store" and one["status"] == "warning"]
 
 
 def test_a_task_that_the_store_lacks_is_named_with_the_variable_that_asks_for_it(machine: Machine) -> None:

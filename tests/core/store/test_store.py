@@ -6,6 +6,7 @@ from urllib.parse import quote
 import pytest
 from aiohttp import web
 
+from services.core.store.checkpoint_files import read_description
 from services.core.store.errors import (
     AliasMoved,
     CorruptCheckpoint,
@@ -260,6 +261,23 @@ def test_starters_never_move_an_alias_and_complete_what_a_killed_process_left(
 
     assert store.resolve("one") == own.id
     assert store.names() == ["one", "two"]
+
+
+def test_a_store_with_an_earlier_starter_keeps_it_and_is_told_how_to_publish_the_packaged_one(
+    place: StorePlace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = place.open()
+    store.publish_starters([write_starter(tmp_path / "a", "one", b"earlier")])
+    earlier = store.resolve("one")
+    capsys.readouterr()
+    packaged = write_starter(tmp_path / "b", "one")
+    store.publish_starters([packaged])
+    assert store.resolve("one") == earlier
+    assert f"fovea store publish {packaged}" in capsys.readouterr().out
+    store.publish("one", packaged, read_description(packaged).info())
+    capsys.readouterr()
+    store.publish_starters([packaged])
+    assert "packaged" not in capsys.readouterr().out
 
 
 @pytest.mark.slow
