@@ -74,6 +74,8 @@ def test_calibration_changes_answers_over_vllm(tiny: Served) -> None:
 @pytest.mark.parametrize("reorder", ["attention", "calibrated", "query_likelihood", "prompt"])
 def test_documents_are_reordered_alike(tiny: Served, reorder: str) -> None:
     for found, expected in both(tiny, "/generate", [question(seed, reorder=reorder) for seed in range(4)]):
+        for answer in (found, expected):
+            del answer["usage"]["calibration_passes"]  # fewer where an engine remembers an estimate of an earlier test
         assert_alike(found, expected)
 
 
