@@ -149,7 +149,7 @@ BUDGETS = {
     "services/jobs": 3_695,
     "services/curate": 4_270,
     "services/embed": 20_105,
-    "services/generate": 13_465,
+    "services/generate": 13_468,
     "services/predict": 7_139,
     "services/score": 10_830,
     "starters": 22_000,

@@ -342,6 +342,18 @@ def test_a_dry_run_tells_every_files_fate_and_publishes_nothing(tmp_path: Path) 
     assert not (tmp_path / "home" / ".fovea").exists()
 
 
+def test_the_calibration_profile_of_a_language_model_is_imported_with_it(tmp_path: Path) -> None:
+    source = publish(tmp_path, "Mistral-7B-Instruct-v0.2")
+    profile = CalibrationProfile(enabled=True, layers=(2, 3), rel_layers=(2, 3), temperature=1e-3)
+    (source / "calibration.json").write_text(profile.model_dump_json())
+    fates = {file["path"]: file["fate"] for file in json.loads(run(source, "--dry-run", "--json").stdout)["files"]}
+    assert fates["calibration.json"] == "taken"
+    assert GenerateEngine.load(imported(tmp_path, source), EngineOptions()).processor.profile == profile
+    (source / "calibration.json").write_text("{}")
+    refused = run(source)
+    assert (refused.exit_code, "calibration.json" in refused.stderr) == (1, True)
+
+
 def test_a_snapshot_in_the_hubs_cache_is_imported_through_its_links(tmp_path: Path) -> None:
     published = publish(tmp_path, "vicuna-7b-v1.5")
     cached = tmp_path / "hub" / "models--lmsys--vicuna-7b-v1.5"

@@ -20,6 +20,7 @@ from services.core.printable import first_line
 from services.core.refusals import Refused
 from services.generate.capacity import context_length
 from services.generate.model.language_model import ARCHITECTURES, check_config
+from services.generate.model.profile import PROFILE_FILE
 from services.jobs.imports.plan import Plan, left_files
 from services.jobs.imports.source import Source, fetch_small, read_model_config, read_object
 from services.jobs.imports.weights import find_weights, stored_weights
@@ -56,7 +57,7 @@ CONFIG, TOKENIZER, TOKENIZER_CONFIG, SENTENCEPIECE = (
     "tokenizer.model",
 )
 TEMPLATE, OLD_TEMPLATE = "chat_template.jinja", "chat_template.json"
-BESIDE_WEIGHTS = (CONFIG, "generation_config.json")
+BESIDE_WEIGHTS = (CONFIG, "generation_config.json", PROFILE_FILE)
 SPECIAL_TOKENS, ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"
 BESIDE_TOKENIZER = (TOKENIZER_CONFIG, SPECIAL_TOKENS, ADDED_TOKENS)
 # Of byte-pair tokenizers; without a tokenizer.json they lack how text is split.
