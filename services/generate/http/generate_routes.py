@@ -45,7 +45,8 @@ SEED_DESCRIPTION = (
     " tokens are almost equally likely."
 )
 RELEVANCE_DESCRIPTION = (
-    "Probability that the documents answer the question; null if the checkpoint has no trained refusal."
+    "Probability that the documents answer the question, of all answers together; beside a refusal it can be above 0.5,"
+    " where no single answer is as likely. Null if the checkpoint has no trained refusal."
 )
 APPLIED_DESCRIPTION = "The calibration of the answer; null where nothing was calibrated."
 FinishReason = Literal["stop", "length"]
