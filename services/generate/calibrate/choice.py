@@ -22,7 +22,7 @@ from services.generate.calibrate.search import (
     varied,
 )
 from services.generate.data.questions import Example, Unanswerable, at_positions
-from services.generate.generation.bias import DummyOptions
+from services.generate.generation.bias import DummyOptions, estimated
 from services.generate.model.profile import (
     OFF,
     TREE_SAVINGS,
@@ -192,9 +192,8 @@ def bias_tables(
     """
     placed = at_positions(examples, positions)
     prompts = bench.prompts(placed, profile.span_rule)
-    kind = "tree" if profile.bias == "cached" else profile.bias
     buckets: dict[int, list[list[float]]] = {}
-    measurements = bench.measure(placed, profile.span_rule, kind, DummyOptions(profile.dummy))
+    measurements = bench.measure(placed, profile.span_rule, estimated(profile.bias), DummyOptions(profile.dummy))
     for prompt, measured in zip(prompts, measurements, strict=True):
         bucket = length_bucket([end - start for start, end in prompt.spans])
         means = mean_over_heads(measured.bias, layers=profile.rel_layers, heads=profile.rel_heads).tolist()
@@ -208,7 +207,7 @@ def bias_tables(
 def _rel_settings(bench: AnyBench, examples: Sequence[Example], middle: Sequence[int], plan: Plan) -> list[RelSetting]:
     """Rank all settings of rel, of all span rules and scopes, best first."""
     placed = at_positions(examples, middle, plan.num_measured)
-    kind = "tree" if plan.search_bias == "cached" else plan.search_bias
+    kind = estimated(plan.search_bias)
     found: list[RelSetting] = []
     for span_rule in plan.span_rules:
         measured = list(bench.measure(placed, span_rule, kind, DummyOptions(plan.dummy)))

@@ -10,7 +10,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from services.generate.calibrate.bench import AnyBench
 from services.generate.calibration import relevance
 from services.generate.data.questions import Example
-from services.generate.generation.bias import DummyOptions
+from services.generate.generation.bias import DummyOptions, estimated
 from services.generate.generation.prompt_calibration import by_document, layers_of_relevance
 from services.generate.model.profile import CalibrationProfile, LogisticFit
 
@@ -18,8 +18,7 @@ from services.generate.model.profile import CalibrationProfile, LogisticFit
 def fitted_relevance(bench: AnyBench, examples: Sequence[Example], profile: CalibrationProfile) -> LogisticFit:
     """Fit the probability that a document answers to its rel, over all documents of the examples.
 
-    rel is the lesser of the profile's in both orders of the documents, as in rankings; a cached bias is estimated by
-    `tree`, as it is for numbers of documents without a table.
+    rel is the lesser of the profile's in both orders of the documents, as in rankings.
     """
     reverse = [replace(one, documents=one.documents[::-1], gold=len(one.documents) - 1 - one.gold) for one in examples]
     rels: list[float] = []
@@ -36,8 +35,7 @@ def fitted_relevance(bench: AnyBench, examples: Sequence[Example], profile: Cali
 
 
 def _rels(bench: AnyBench, examples: Sequence[Example], profile: CalibrationProfile) -> Iterator[tuple[float, ...]]:
-    kind = "tree" if profile.bias == "cached" else profile.bias
-    for one in bench.measure(examples, profile.span_rule, kind, DummyOptions.of(profile)):
+    for one in bench.measure(examples, profile.span_rule, estimated(profile.bias), DummyOptions.of(profile)):
         layers = layers_of_relevance(profile, len(one.attention))
         own = one.attention[: len(one.bias)]
         yield by_document(relevance(own, one.bias, layers=layers, heads=profile.rel_heads, scope=profile.rel_scope))

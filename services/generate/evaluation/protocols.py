@@ -25,7 +25,7 @@ from services.generate.calibrate.search import Measured, Score, is_found, middle
 from services.generate.calibration import relevance
 from services.generate.data.questions import Example, place_gold
 from services.generate.evaluation.results import MOST_USED
-from services.generate.generation.bias import DummyOptions
+from services.generate.generation.bias import DummyOptions, estimated
 from services.generate.generation.generation import Generation
 from services.generate.generation.ranking import reorder, run_rankings
 from services.generate.generation.running_batch import RunningBatch
@@ -193,8 +193,7 @@ def recall_at_3(study: Study, examples: Sequence[Example], *, methods: Mapping[s
     middle = (len(examples[0].documents) - 1) // 2
     placed = [place_gold(example, middle) for example in examples]
     profile = study.profile
-    kind = "tree" if profile.bias == "cached" else profile.bias
-    measured = list(study.own.measure(placed, profile.span_rule, kind, DummyOptions(profile.dummy)))
+    measured = list(study.own.measure(placed, profile.span_rule, estimated(profile.bias), DummyOptions(profile.dummy)))
     every = tuple(range(study.own.model.config.num_layers))
     found: dict[str, list[bool]] = {}
     for layers, heads in dict.fromkeys([(every, ()), (profile.rel_layers or every, profile.rel_heads)]):

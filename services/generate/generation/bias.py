@@ -37,10 +37,15 @@ from services.generate.generation.passes import Passes, finish
 from services.generate.model.branches import Branch, Range, Segment
 from services.generate.model.kv_cache import KeyValues, Slot
 from services.generate.model.language_model import LanguageModel, in_passes
-from services.generate.model.profile import CalibrationProfile, DummyForm
+from services.generate.model.profile import BiasKind, CalibrationProfile, DummyForm
 from services.generate.prompts.templates import CONTENT_FREE, Prompt, filler_ids, with_question
 
 EstimateKind = Literal["exact", "tree", "single", "query"]
+
+
+def estimated(bias: BiasKind) -> EstimateKind:
+    """Return how a bias is estimated: a cached one by `tree`, as it is for numbers of documents without a table."""
+    return "tree" if bias == "cached" else bias
 
 
 @dataclass(frozen=True)

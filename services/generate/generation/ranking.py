@@ -122,7 +122,7 @@ def ranking_of(
     A document behind one that answers is attended to as if it answered as well. `any_answers` is the probability that
     the documents answer, if it is known.
     """
-    if len(scores) == 2 * job.num_documents:
+    if job.is_in_both_orders:
         scores = list(map(min, scores[: job.num_documents], reversed(scores[job.num_documents :])))
     # the bias of a place is an estimate, so equal documents at two places differ a little
     equals = [[score for score, first in zip(scores, job.firsts, strict=True) if first == own] for own in job.firsts]

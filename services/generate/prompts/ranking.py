@@ -24,8 +24,8 @@ IS_IT_ANSWERED = "Does the passage answer the query?"
 class RankingJob:
     """One question and its documents, ready to be run.
 
-    prompts: one of all documents for the methods that use attention, and one of them in reverse if they are ranked in
-    both orders; else one for each of the K documents, in which the tokens whose likelihood counts begin at
+    prompts: one of all documents for the methods that use attention, and one of them in reverse if they
+    `is_in_both_orders`; else one for each of the K documents, in which the tokens whose likelihood counts begin at
     `tail_start`. firsts: for each document, the first that equals it (K). answer_ids: the tokens that distinguish Yes
     from No, for `relevance_prompt`.
     """
@@ -35,6 +35,7 @@ class RankingJob:
     prompts: tuple[Prompt, ...]
     firsts: tuple[int, ...] = ()
     answer_ids: tuple[int, int] | None = None
+    is_in_both_orders: bool = False
 
     @property
     def prompt_tokens(self) -> int:
@@ -62,15 +63,14 @@ def prepare_ranking(
     contents = [(document.title, document.text) for document in documents]
     firsts = tuple(map(contents.index, contents))
     if method in ("calibrated", "attention"):
-        orders = [documents]
-        if profile.relevance is not None and method == "calibrated" and len(documents) > 1:
-            orders.append(documents[::-1])
+        is_in_both = profile.relevance is not None and method == "calibrated" and len(documents) > 1
+        orders = [documents, documents[::-1]] if is_in_both else [documents]
         rendered = [render_question(tokenizer, query, order, QUERY_AWARE, profile.span_rule) for order in orders]
         prompts = [tokenise(tokenizer, pieces) for pieces in rendered]
         with blaming("documents"):
             for prompt in prompts:
                 _check_length(prompt, max_model_len, f"the prompt of {len(documents)} documents")
-        return RankingJob(method, len(documents), tuple(prompts), firsts)
+        return RankingJob(method, len(documents), tuple(prompts), firsts, is_in_both_orders=is_in_both)
     answer_ids = None
     if method == "relevance_prompt":
         prompts, answer_ids = _relevance_prompts(tokenizer, query, documents)
