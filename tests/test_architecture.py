@@ -144,7 +144,7 @@ MAX_CHAIN = 13
 BUDGETS = {
     "gateway": 3_420,
     "services/cli": 2_900,
-    "services/core": 13_205,
+    "services/core": 13_225,
     "services/nn": 2_485,
     "services/jobs": 3_695,
     "services/curate": 4_270,

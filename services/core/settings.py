@@ -7,6 +7,7 @@ reads no environment: only `read_settings` does, and only a `__main__` calls it.
 
 import difflib
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -133,7 +134,8 @@ class ProcessSettings(BaseSettings):
     redis_url: str | None = Field(
         None,
         repr=False,
-        description="`redis://…`: cache and rate limits shared by all processes. Unset: each process has its own.",
+        description="`redis://:PASSWORD@HOST:PORT/0`, `rediss://…` with TLS, or `unix://PATH`: cache and rate limits "
+        "shared by all processes. Unset: each process has its own.",
     )
     signing_secret_file: Path | None = Field(
         None,
@@ -149,6 +151,25 @@ class ProcessSettings(BaseSettings):
     @classmethod
     def split_names(cls, given: Any) -> Any:
         return tuple(one.strip() for one in given.split(",") if one.strip()) if isinstance(given, str) else given
+
+    @field_validator("redis_url")
+    @classmethod
+    def check_redis_url(cls, url: str | None) -> str | None:
+        """Refuse an address that would be read as another one; the message shows nothing of it, nor of a password."""
+        if not url:
+            return None
+        try:
+            parts = urlsplit(url)
+            has_place = bool(parts.path if parts.scheme == "unix" else parts.hostname and parts.port != 0)
+        except ValueError:
+            has_place = False
+        form = r"unix:///[^@#]+|rediss?://[^/?#]+(/\d*)?(\?[^@#]*)?|unix://[^/?#]*@/[^@#]+"
+        if not has_place or re.fullmatch(form, url) is None:
+            raise ValueError(
+                "this can't be read as redis://:PASSWORD@HOST:PORT/0, rediss://… (with TLS) or unix://PATH; write @, "
+                "/, :, ? and # in a password as %40, %2F, %3A, %3F and %23"
+            )
+        return url
 
     @field_validator("allowed_origins")
     @classmethod

@@ -20,10 +20,23 @@ def redis_executables() -> dict[str, str]:
     return found
 
 
-class RedisServer:
-    """Listens on a unix socket in `folder`, or on TCP where `folder` is None; keeps nothing on disk."""
+def make_certificate(file: Path) -> Path:
+    """Make a certificate of this machine, with its key in the same file."""
+    key = file.with_suffix(".key")
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-keyout", str(key), "-out", str(file), "-days", "2", "-subj", "/CN=redis"]
+    subprocess.run([*command, "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True)
+    file.write_text(file.read_text() + key.read_text())
+    return file
 
-    def __init__(self, executable: str, folder: Path | None, *options: str) -> None:
+
+class RedisServer:
+    """Listens on a unix socket in `folder`, or on TCP where `folder` is None; keeps nothing on disk.
+
+    `certificate` is a file with a certificate and its key, for TLS.
+    """
+
+    def __init__(self, executable: str, folder: Path | None, *options: str, certificate: Path | None = None) -> None:
         self._address: str | tuple[str, int]
         if folder is not None:
             self._family, self._address = socket.AF_UNIX, str(folder / "redis.sock")
@@ -36,6 +49,11 @@ class RedisServer:
             self._family, self._address = socket.AF_INET, ("127.0.0.1", port)
             self.url = f"redis://127.0.0.1:{port}"
             listen = ["--bind", "127.0.0.1", "--port", str(port)]
+            if certificate is not None:
+                self.url = f"rediss://127.0.0.1:{port}?ssl_ca_certs={certificate}"
+                names = ("--tls-cert-file", "--tls-key-file", "--tls-ca-cert-file")
+                listen = ["--bind", "127.0.0.1", "--port", "0", "--tls-port", str(port), "--tls-auth-clients", "no"]
+                listen += [part for name in names for part in (name, str(certificate))]
         self._command = [executable, *listen, "--save", "", "--appendonly", "no", *options]
         self._process: subprocess.Popen[bytes] | None = None
 

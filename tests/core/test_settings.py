@@ -99,6 +99,52 @@ def test_a_redis_password_is_not_in_the_settings_repr() -> None:
     assert "hunter2" not in repr(EmbedLikeSettings(redis_url="redis://:hunter2@host"))
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:hun/ter2@127.0.0.1:6379",
+        "redis://:12/hunter2@127.0.0.1:6379",
+        "redis://:hun#ter2@127.0.0.1:6379",
+        "redis://:hun?ter2@127.0.0.1:6379",
+        "rediss://user:12?ter2@127.0.0.1:6379/0",
+        "redis://127.0.0.1:hunter2",
+        "redis://127.0.0.1:6379/hunter2",
+        "redis://:hunter2@[::1",
+        "redis://:hunter2@",
+        "unix://:hun/ter2@/run/redis.sock",
+        "redis.example:6379",
+        "hunter2",
+        "redis:",
+    ],
+)
+def test_an_address_of_redis_that_would_be_read_as_another_is_refused_without_showing_its_password(
+    monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    monkeypatch.setenv("FOVEA_REDIS_URL", url)
+    with pytest.raises(SettingsError) as refused:
+        read_settings(EmbedLikeSettings)
+    assert str(refused.value).startswith("FOVEA_REDIS_URL: ")
+    assert "redis://:PASSWORD@HOST:PORT/0" in str(refused.value)
+    assert not any(part in str(refused.value) for part in ("hun", "ter2", "12/"))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://redis",
+        "redis://:hunter2@redis:6379/0",
+        "redis://user:a%40b%2Fc@[::1]:6379/",
+        "rediss://:hunter2@redis.example:6380/1?ssl_ca_certs=/etc/ca.pem",
+        "unix:///run/redis.sock?db=1",
+        "unix://:hunter2@/run/redis.sock",
+        "",
+    ],
+)
+def test_every_form_of_an_address_of_redis_is_taken(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setenv("FOVEA_REDIS_URL", url)
+    assert read_settings(EmbedLikeSettings).redis_url == (url or None)
+
+
 def test_default_folders_are_in_the_home_of_whoever_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/somebody")
     settings = EmbedLikeSettings()

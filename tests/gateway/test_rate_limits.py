@@ -10,6 +10,7 @@ import pytest
 from limits import parse
 from pydantic import ValidationError
 from redis.asyncio import Redis
+from structlog.testing import capture_logs
 
 from gateway.access import digest
 from gateway.settings import GatewaySettings, KeyRecord
@@ -136,6 +137,29 @@ async def test_gateways_that_share_a_redis_share_the_limit(redis: RedisServer) -
         gateway(embed_urls=url, **settings) as second,
     ):
         assert [await ask(client) for client in (first, second, first, second)] == [200, 200, 200, 429]
+
+
+@pytest.mark.parametrize(("given", "is_shared"), [("hunter2%40%2F", True), ("wrong-hunter2", False), ("", False)])
+async def test_a_redis_with_a_password_counts_for_those_who_know_it_and_costs_no_others_request(
+    tmp_path: Path, given: str, *, is_shared: bool
+) -> None:
+    server = RedisServer(next(iter(redis_executables().values())), tmp_path, "--requirepass", "hunter2@/")
+    await asyncio.to_thread(server.start)
+    url = server.url.replace("://", f"://:{given}@") if given else server.url
+    settings: dict[str, Any] = {"rate_limit": RATE, "redis_url": url, "redis_timeout_s": 60}
+    try:
+        with capture_logs() as logs:
+            async with (
+                serving(Service()) as service,
+                gateway(embed_urls=service, **settings) as first,
+                gateway(embed_urls=service, **settings) as second,
+            ):
+                answered = [await ask(client) for client in (first, second, first, second)]
+    finally:
+        server.stop()
+    assert answered == [200, 200, 200, 429 if is_shared else 200]
+    assert ("rate_limits_kept_in_memory" in [line["event"] for line in logs]) != is_shared
+    assert "hunter2" not in str(logs)
 
 
 async def test_a_redis_that_was_never_there_costs_no_request() -> None:

@@ -65,11 +65,14 @@ def test_a_redis_that_is_configured_and_down_is_named_without_its_password(machi
     assert "hunter2" not in ended.stdout + ended.stderr
 
 
-@pytest.mark.parametrize("given", ["redis.example:6379", "redis://127.0.0.1:port"])
-def test_an_address_that_is_none_of_redis_is_a_failure(given: str, machine: Machine) -> None:
+@pytest.mark.parametrize("given", ["redis.example:6379", "redis://:hun/ter2@127.0.0.1:6379"])
+def test_an_address_that_is_none_of_redis_is_a_failure_that_shows_no_password(given: str, machine: Machine) -> None:
     machine.environment["FOVEA_EMBED_REDIS_URL"] = given
-    [(topic, _, _)] = machine.failures()
-    assert topic == "redis"
+    ended = machine.doctor()
+    [(topic, found, cure)] = machine.failures()
+    assert (topic, cure) == ("settings", "unset FOVEA_EMBED_REDIS_URL")
+    assert found.startswith("embed would not start: FOVEA_EMBED_REDIS_URL: ")
+    assert not any(part in ended.stdout + ended.stderr for part in ("hun", "ter2"))
 
 
 @pytest.mark.skipif(not redis_executables(), reason="no Redis server is installed")

