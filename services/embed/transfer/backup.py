@@ -17,7 +17,7 @@ import re
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import islice
@@ -26,11 +26,12 @@ from typing import IO, Any
 
 from pydantic import BaseModel, ValidationError
 
+from services.core.errors import NotFound
 from services.core.exchange import DEFAULT_TENANT
 from services.core.store.errors import NotFoundInStore
 from services.core.store.objects import READ_CHUNK_BYTES, Objects
 from services.embed.bulk.collection_client import BATCH_SIZE, MAX_BATCH_BYTES
-from services.embed.collections.storage.backed_up import BackedUp, CollectionAsOf, Content, FolderBackedUp
+from services.embed.collections.storage.backed_up import BackedUp, FolderBackedUp
 from services.embed.collections.storage.catalog import Catalog
 from services.embed.collections.storage.folder_catalog import LOCK_NAME, FolderCatalog
 from services.embed.collections.storage.image_store import (
@@ -285,8 +286,9 @@ class BackupRun:
             if verify:
                 self._forget_damaged(stored, threads)
             with self._bars.bar("Copying images", "images") as bar:
-                for page in self._source.contents():
-                    self._copy(page, stored, threads, bar)
+                for _, store in _stores(self._source):
+                    for page in _pages(store):
+                        self._copy(store, page, stored, threads, bar)
             for _ in range(MAX_SNAPSHOTS):
                 backup_id = new_id()
                 try:
@@ -309,45 +311,48 @@ class BackupRun:
     def _list(self, backup_id: str, stored: dict[str, int], threads: ThreadPoolExecutor) -> Backup:
         """List the collections as of a moment, and copy the bytes that are still missing. Raises Gone."""
         saved = []
-        with self._source.snapshot() as collections:
-            for number, collection in enumerate(collections):
+        with self._source.snapshot() as catalog:
+            for number, (tenant, store) in enumerate(_stores(catalog)):
                 with (
                     tempfile.TemporaryFile() as lines,
-                    self._bars.bar(f"Listing {collection.info.name}", "images") as bar,
+                    self._bars.bar(f"Listing {store.info.name}", "images") as bar,
                 ):
                     total = Total()
-                    for page in _pages(collection.images):
+                    for page in _pages(store):
                         _write_lines(page, lines, total)
-                        for image, content in page:
-                            if stored.get(content.digest, image.num_bytes) != image.num_bytes:
-                                del stored[content.digest]
+                        for image in page:
+                            if stored.get(image.digest, image.num_bytes) != image.num_bytes:
+                                del stored[image.digest]
                         bar.advance(len(page))
-                        missing = self._copy([content for _, content in page], stored, threads, None)
-                        if missing:
+                        if self._copy(store, page, stored, threads, None):
                             raise Gone
                     file = f"{number:06}.jsonl"
                     sha256 = self._folder.write_manifest(backup_id, file, lines)
-                    saved.append(_saved(collection, total, file, sha256))
+                    saved.append(_saved(tenant, store, total, file, sha256))
         return Backup(format=FORMAT, kind=self._source.kind, time=backup_id, collections=saved)
 
     def _copy(
-        self, contents: Iterable[Content], stored: dict[str, int], threads: ThreadPoolExecutor, bar: Bar | None
-    ) -> list[Content]:
-        """Copy the bytes that are not stored yet; return those that are gone."""
-        lacking = list({one.digest: one for one in contents if one.digest not in stored}.values())
-        gone = []
+        self,
+        store: ImageStore,
+        images: Iterable[StoredImage],
+        stored: dict[str, int],
+        threads: ThreadPoolExecutor,
+        bar: Bar | None,
+    ) -> int:
+        """Copy the bytes that are not stored yet; return of how many images they are gone."""
+        lacking = list({one.digest: one for one in images if one.digest not in stored}.values())
+        num_gone = 0
         for begin in range(0, len(lacking), AT_ONCE):
-            some = lacking[begin : begin + AT_ONCE]
-            found = self._source.read(some)
-            there = [(one.digest, data) for one, data in zip(some, found, strict=True) if data is not None]
-            gone += [one for one, data in zip(some, found, strict=True) if data is None]
+            digests = {one.row: one.digest for one in lacking[begin : begin + AT_ONCE]}
+            there = [(digests[row], data) for row, data in store.data_by_rows(digests).items()]
+            num_gone += len(digests) - len(there)
             list(threads.map(self._put, there))
             stored.update((digest, len(data)) for digest, data in there)
             self._num_new += len(there)
             self._num_new_bytes += sum(len(data) for _, data in there)
             if bar is not None:
                 bar.advance(len(there))
-        return gone
+        return num_gone
 
     def _put(self, what: tuple[str, bytes]) -> None:
         digest, data = what
@@ -371,34 +376,39 @@ def entry_of(image: StoredImage) -> Entry:
     return Entry(image.id, image.digest, image.num_bytes, canonical(image.metadata), image.created)
 
 
-def _pages(images: Iterator[tuple[StoredImage, Content]]) -> Iterator[list[tuple[StoredImage, Content]]]:
-    page = []
-    for one in images:
-        page.append(one)
-        if len(page) == 1000:
-            yield page
-            page = []
-    if page:
-        yield page
+def _stores(catalog: Catalog) -> Iterator[tuple[str, ImageStore]]:
+    """Open the collections of all tenants one after the other, except those that are deleted meanwhile."""
+    for tenant in catalog.tenants():
+        for name in catalog.names(tenant):
+            with suppress(NotFound):
+                store = catalog.open_store(name, tenant)
+                with closing(store):
+                    yield tenant, store
 
 
-def _write_lines(page: Sequence[tuple[StoredImage, Content]], lines: IO[bytes], total: Total) -> None:
-    for image, content in page:
+def _pages(store: ImageStore) -> Iterator[list[StoredImage]]:
+    """List a collection's images, ascending by id."""
+    after: str | None = None
+    while images := store.images(after, PAGE):
+        yield images
+        after = images[-1].id
+
+
+def _write_lines(images: Sequence[StoredImage], lines: IO[bytes], total: Total) -> None:
+    for image in images:
         entry = entry_of(image)
         total.add(entry)
-        lines.write(manifest_line(replace(entry, file=content_key(content.digest))))
+        lines.write(manifest_line(replace(entry, file=content_key(image.digest))))
 
 
-def _saved(collection: CollectionAsOf, total: Total, file: str, sha256: str) -> SavedCollection:
+def _saved(tenant: str, store: ImageStore, total: Total, file: str, sha256: str) -> SavedCollection:
     return SavedCollection(
-        tenant=collection.tenant,
-        name=collection.info.name,
-        model=collection.info.model,
-        created=collection.info.created,
-        access=collection.access,
-        conditions=[
-            SavedCondition(text=one.text, pinned=one.is_pinned, used=one.used) for one in collection.conditions
-        ],
+        tenant=tenant,
+        name=store.info.name,
+        model=store.info.model,
+        created=store.info.created,
+        access=store.access(),
+        conditions=[SavedCondition(text=one.text, pinned=one.is_pinned, used=one.used) for one in store.conditions()],
         images=total.num_images,
         bytes=total.num_bytes,
         digest=total.digest,
@@ -493,9 +503,7 @@ def _entries(manifest: IO[bytes]) -> Iterator[Entry]:
 def _total(store: ImageStore) -> Total:
     """Sum up what a store holds."""
     total = Total()
-    after: str | None = None
-    while images := store.images(after, PAGE):
-        for image in images:
+    for page in _pages(store):
+        for image in page:
             total.add(entry_of(image))
-        after = images[-1].id
     return total

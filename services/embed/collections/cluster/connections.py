@@ -8,6 +8,7 @@ from importlib.resources import files
 from typing import Any, Self
 
 import psycopg
+from psycopg import IsolationLevel
 from psycopg.errors import DiskFull, InsufficientPrivilege, InvalidSchemaName, ReadOnlySqlTransaction
 from psycopg.pq import Conninfo
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
@@ -117,6 +118,18 @@ class Connections:
         with self.reading() as connection, connection.transaction():
             yield connection
 
+    @contextmanager
+    def snapshot(self) -> Iterator["Connections"]:
+        """Provide one connection, for one thread, that sees the database as of the first statement of the block."""
+        with self.reading() as connection:
+            connection.isolation_level = IsolationLevel.REPEATABLE_READ
+            connection.read_only = True
+            try:
+                with connection.transaction():
+                    yield _Snapshot(connection)
+            finally:
+                connection.isolation_level = connection.read_only = None
+
     def _note(self, error: psycopg.Error | None) -> None:
         """Keep why the last connection could not be made, as the pool only tells that there is none."""
         self._refusal = "" if error is None else first_line(error)
@@ -133,6 +146,16 @@ class Connections:
             raise CatalogUnreachable(self._refusal or str(error)) from error
         except UNUSABLE as error:
             raise CatalogUnreachable(first_line(error)) from error
+
+
+class _Snapshot(Connections):
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        with self._translated():
+            yield self._connection
 
 
 def place_of(url: str) -> dict[str, str]:

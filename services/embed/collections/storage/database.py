@@ -290,12 +290,33 @@ class Database:
             self._writer.execute("ROLLBACK")
 
 
-def open_beside(path: Path) -> sqlite3.Connection:
-    """Connect to a file that another process may have open, to read it. Raises DatabaseFailed."""
-    with storage_errors(path.parent):
-        connection = _connect(path)
-        connection.execute("PRAGMA query_only = ON")
-        return connection
+class DatabaseBeside(Database):
+    """A file that another process may have open, to be read by one thread; with `is_held`, as of the first read.
+
+    Raises DatabaseFailed, and IncompatibleDatabase for another version.
+    """
+
+    def __init__(self, path: Path, version: int, *, is_held: bool) -> None:
+        self._path = path
+        with storage_errors(path.parent):
+            self._connection = _connect(path)
+            self._connection.execute("PRAGMA query_only = ON")
+            (found,) = self._connection.execute("PRAGMA user_version").fetchone()
+            if found != version:
+                self.close()
+                raise IncompatibleDatabase(
+                    f"{path} has schema version {found}, not {version}: start the service of this version once."
+                )
+            if is_held:
+                self._connection.execute("BEGIN")
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        with storage_errors(self._path.parent):
+            yield self._connection
+
+    def close(self) -> None:
+        self._connection.close()
 
 
 @contextmanager

@@ -68,11 +68,6 @@ class FolderCatalog(Catalog):
                 shutil.rmtree(leftover, ignore_errors=True)
         return cls(root, lock)
 
-    @classmethod
-    def beside(cls, root: Path) -> "FolderCatalog":
-        """Look at the collections in a folder that another process may have open; they must not be changed."""
-        return cls(root, None)
-
     def close(self) -> None:
         """Let another catalog open the folder. Open stores stay open: close them first."""
         with self._changing:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from services.core.durable_files import make_folder_durably
-from services.embed.collections.storage.database import Database, IncompatibleDatabase, StorageFull
+from services.embed.collections.storage.database import Database, DatabaseBeside, IncompatibleDatabase, StorageFull
 from services.embed.collections.storage.image_store import (
     IMAGE_COLUMNS,
     Access,
@@ -91,6 +91,14 @@ class SqliteImageStore(ImageStore):
         except BaseException:
             database.close()
             raise
+
+    @classmethod
+    def beside(cls, directory: Path, *, is_held: bool) -> "SqliteImageStore":
+        """Open a store that another process may have open, to be read; with `is_held`, as of this moment.
+
+        Raises IncompatibleDatabase for another version.
+        """
+        return cls(DatabaseBeside(directory / DATABASE_NAME, SCHEMA_VERSION, is_held=is_held))
 
     def close(self) -> None:
         self._database.close()
