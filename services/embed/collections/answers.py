@@ -1,15 +1,22 @@
-"""Requests to a collection and their results, independent of JSON."""
+"""Requests to a collection and their results."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from pydantic import BaseModel, Field
+
+from services.core.http.bodies import JsonList, StrictRequest
 from services.core.images.inputs import ImageInput
 from services.embed.call import TextInput
 from services.embed.collections.index.vector_index import IndexKind
 from services.embed.collections.storage.image_store import Access
 
 State = Literal["ready", "building"]
+# Unix time in seconds of what was stored elsewhere before; until the year 9999.
+Created = Annotated[
+    float | None, Field(ge=0, lt=253402300800, description="Unix time in seconds, of what moves here. Default: now.")
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,18 +34,18 @@ class ImageToAdd:
     created: float | None = None
 
 
-@dataclass(frozen=True)
-class Creation:
-    """A collection as it is to be: its model, if it is new, conditions to index in advance, and which changes it takes.
+class CreateRequest(StrictRequest):
+    """A new or an existing collection as it is to be."""
 
-    `created` is the Unix time in seconds of one that was made elsewhere before. None means unspecified: a new
-    collection has the first model and is open, an existing one stays as it is.
-    """
-
-    model: str | None = None
-    conditions: Sequence[str] = ()
-    access: Access | None = None
-    created: float | None = None
+    model: str | None = Field(None, description="Model of a new collection; the first served one by default.")
+    conditions: JsonList[str] = Field([], description="Conditions to index in advance.")
+    access: Access | None = Field(
+        None,
+        description="`open`: takes all changes. `read_only`: refuses additions, deletions and conditions in advance "
+        "(503). `copy`: is being filled from another collection, and takes only additions and deletions with `fill`; "
+        "only for a new or empty collection. Default: a new one is open, an existing one stays as it is.",
+    )
+    created: Created = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,24 +69,18 @@ class SearchHit:
     metadata: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class IndexStatus:
-    """A condition's index, which holds `size` images and lacks `num_waiting`.
-
-    `condition` is the wording that was indexed, None for the unconditional embedding. `exact` means that searches
-    compare every image; `recall_at_10` was measured when an approximate index was built; `is_pinned` that the condition
-    is never dropped.
-    """
+class ConditionIndex(BaseModel):
+    """Indexing progress of a condition; null is the unconditional embedding."""
 
     condition: str | None
-    kind: IndexKind
-    size: int
-    exact: bool
     state: State
-    num_waiting: int = 0
-    num_bytes: int = 0
-    recall_at_10: float | None = None
-    is_pinned: bool = False
+    kind: IndexKind = Field(description="`flat` compares every image; `ivf` selects candidates.")
+    indexed: int
+    waiting: int
+    bytes: int
+    exact: bool
+    recall_at_10: float | None = Field(description="Recall measured when an approximate index was built.")
+    pinned: bool = Field(description="Whether the condition is never dropped, as it was given in advance.")
 
 
 @dataclass(frozen=True)
@@ -89,37 +90,32 @@ class SearchAnswer:
     model: str
     condition: str | None
     hits: Sequence[SearchHit]
-    index: IndexStatus
+    index: ConditionIndex
 
 
-@dataclass(frozen=True)
-class StatesStatus:
-    """Image states kept to make new conditions cheap: the number of images, their bytes, and the maximum of bytes."""
+class ImageStates(BaseModel):
+    """Stored states of images, which make new conditions cheaper to index."""
 
-    num_images: int
-    num_bytes: int
+    images: int
+    bytes: int
     bytes_per_image: int
     max_bytes: int
 
 
-@dataclass(frozen=True)
-class CollectionListing:
-    """A tenant's collections, and the names of those that are currently unavailable, both sorted by name."""
-
-    collections: "Sequence[CollectionStatus]"
-    unavailable: Sequence[str]
-
-
-@dataclass(frozen=True)
-class CollectionStatus:
-    """A collection; `created` is Unix time in seconds, `num_bytes` is the size of the stored images."""
-
+class Collection(BaseModel):
+    object: Literal["collection"] = "collection"
     name: str
     model: str
-    created: float
-    access: Access
-    num_images: int
-    num_bytes: int
-    state: State
-    indexes: Sequence[IndexStatus]
-    states: StatesStatus | None
+    created: int = Field(description="Unix time in seconds.")
+    access: Access = Field(description="A `read_only` collection refuses changes, a `copy` those that do not fill it.")
+    size: int = Field(description="Number of images.")
+    bytes: int = Field(description="Size of the image files; identical files are stored once.")
+    state: State = Field(description="`ready` when every index holds every image.")
+    conditions: list[ConditionIndex]
+    image_states: ImageStates | None = Field(description="Null if the checkpoint does not support stored states.")
+
+
+class CollectionList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[Collection]
+    unavailable: list[str] = Field([], description="Names of collections that currently can't be read.")

@@ -22,18 +22,12 @@ from services.core.images.references import StoredImage as StoredImageReference
 from services.core.metrics import Metrics
 from services.core.serving.served_models import Resident
 from services.embed.call import EmbedBatchers, EmbedModel, ServedEmbed
-from services.embed.collections.answers import (
-    CollectionStatus,
-    IndexStatus,
-    SearchAnswer,
-    SearchHit,
-    SearchQuery,
-    StatesStatus,
-)
+from services.embed.collections import answers
+from services.embed.collections.answers import SearchAnswer, SearchHit, SearchQuery
 from services.embed.collections.index.vector_index import IndexOptions
 from services.embed.collections.indexes import AnyIndexes, Changes, OpenCheckpoint, OpenIndexes, Step
 from services.embed.collections.reader import FreshPixels, ImageReader, Prepared, Read, Wanted
-from services.embed.collections.search import Question, Searcher, answered_by, kind_of, status_of
+from services.embed.collections.search import Question, Searcher, answered_by, kind_of, not_indexed, status_of
 from services.embed.collections.storage.catalog import CollectionKey, no_collection
 from services.embed.collections.storage.database import Ballast, DatabaseFailed, StorageFull
 from services.embed.collections.storage.image_store import (
@@ -42,7 +36,6 @@ from services.embed.collections.storage.image_store import (
     CollectionLimits,
     ImageStore,
     NewImage,
-    StoredCondition,
 )
 from services.embed.service import Embedder, EmbedModels
 from services.nn.clip_texts import Text
@@ -257,7 +250,7 @@ class Collection:
             self._serving.metrics.stage_seconds.labels("search").observe(context.timing.stages.get("search", 0.0))
             return SearchAnswer(served.label, query.condition, hits[: query.k], status)
 
-    async def status(self) -> CollectionStatus:
+    async def status(self) -> answers.Collection:
         """Return the collection's size and the progress of its indexes."""
         async with self.in_use() as store:
             num_images, num_bytes = await asyncio.to_thread(store.size)
@@ -266,21 +259,26 @@ class Collection:
             if indexes is not None:
                 statuses = [status_of(index, num_images, self._changes.last_row) for index in indexes]
             else:
-                conditions = [None, *await asyncio.to_thread(store.conditions)]
-                statuses = [_not_open(condition, num_images) for condition in conditions]
+                statuses = [not_indexed(None, waiting=num_images, pinned=True)]
+                for one in await asyncio.to_thread(store.conditions):
+                    statuses.append(not_indexed(one.text, waiting=num_images, pinned=one.is_pinned))
             states = indexes.states if indexes else None
-            return CollectionStatus(
+            return answers.Collection(
                 name=self.info.name,
                 model=self.info.model,
-                created=self.info.created,
+                created=int(self.info.created),
                 access=await asyncio.to_thread(store.access),
-                num_images=num_images,
-                num_bytes=num_bytes,
+                size=num_images,
+                bytes=num_bytes,
                 state="ready" if all(status.state == "ready" for status in statuses) else "building",
-                indexes=statuses,
-                states=StatesStatus(states.num_images, states.num_bytes, states.record_bytes, states.max_bytes)
-                if states
-                else None,
+                conditions=statuses,
+                image_states=states
+                and answers.ImageStates(
+                    images=states.num_images,
+                    bytes=states.num_bytes,
+                    bytes_per_image=states.record_bytes,
+                    max_bytes=states.max_bytes,
+                ),
             )
 
     def _model(self, asked: EmbedResident | None = None) -> EmbedResident:
@@ -493,19 +491,6 @@ class Collection:
     def _has_indexed(self, row: int) -> bool:
         indexes = self._indexes.newest
         return indexes is not None and all(index.vectors.through >= row for index in indexes)
-
-
-def _not_open(stored: StoredCondition | None, num_images: int) -> IndexStatus:
-    """Describe the index of a condition before its checkpoint is served: its content is not known."""
-    return IndexStatus(
-        stored.text if stored is not None else None,
-        "flat",
-        0,
-        exact=True,
-        state="building",
-        num_waiting=num_images,
-        is_pinned=stored is None or stored.is_pinned,
-    )
 
 
 class OpenCollections(ABC):

@@ -25,7 +25,7 @@ from services.core.errors import DeadlineExceeded
 from services.core.exchange import RequestContext
 from services.core.images.inputs import ImageInput
 from services.embed.call import EmbedCall, ServedEmbed, TextInput
-from services.embed.collections.answers import IndexStatus
+from services.embed.collections import answers
 from services.embed.collections.indexes import AnyIndexes, ConditionIndex, key_of
 from services.embed.collections.reader import ImageReader, Read, Wanted
 from services.embed.collections.storage.image_store import ImageStore
@@ -253,29 +253,38 @@ class Searcher:
         return [plain[0] if text is None else next(conditional) for text in texts]
 
 
-def status_of(index: ConditionIndex, num_images: int, last_row: int) -> IndexStatus:
+def status_of(index: ConditionIndex, num_images: int, last_row: int) -> answers.ConditionIndex:
     """Describe an index of a collection of so many images, of which `last_row` is the newest."""
     vectors = index.vectors
     is_ready = vectors.through >= last_row
-    return IndexStatus(
+    return answers.ConditionIndex(
         condition=index.condition,
         kind=vectors.kind,
-        size=vectors.num_vectors,
+        indexed=vectors.num_vectors,
         exact=vectors.is_exact,
         state="ready" if is_ready else "building",
-        num_waiting=0 if is_ready else max(0, num_images - vectors.num_vectors),
-        num_bytes=vectors.num_bytes,
+        waiting=0 if is_ready else max(0, num_images - vectors.num_vectors),
+        bytes=vectors.num_bytes,
         recall_at_10=vectors.recall_at_10,
-        is_pinned=index.is_pinned,
+        pinned=index.is_pinned,
     )
 
 
-def answered_by(nearest: Nearest, text: Text | None, last_row: int) -> IndexStatus:
+def not_indexed(
+    condition: str | None, *, exact: bool = True, waiting: int = 0, pinned: bool = False
+) -> answers.ConditionIndex:
+    """Describe the index of a condition that has no image yet, or of which nothing is known."""
+    return answers.ConditionIndex(
+        condition=condition, state="building", kind="flat", indexed=0, waiting=waiting, bytes=0, exact=exact,
+        recall_at_10=None, pinned=pinned,
+    )  # fmt: skip
+
+
+def answered_by(nearest: Nearest, text: Text | None, last_row: int) -> answers.ConditionIndex:
     """Describe the index that has answered a search, as far as there is one."""
     if nearest.index is None:
-        condition = text.text if text is not None else None
-        return IndexStatus(condition, "flat", 0, exact=nearest.is_exact, state="building")
-    return replace(status_of(nearest.index, 0, last_row), exact=nearest.is_exact)
+        return not_indexed(text.text if text is not None else None, exact=nearest.is_exact)
+    return status_of(nearest.index, 0, last_row).model_copy(update={"exact": nearest.is_exact})
 
 
 def kind_of(nearest: Nearest) -> str:

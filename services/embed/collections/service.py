@@ -17,10 +17,10 @@ from services.core.exchange import RequestContext, current_caller
 from services.core.http.health import CheckResult
 from services.core.images.inputs import DECODED_AT_ONCE
 from services.core.images.references import StoredImage as StoredImageReference
+from services.embed.collections import answers
 from services.embed.collections.answers import (
-    CollectionListing,
-    CollectionStatus,
-    Creation,
+    CollectionList,
+    CreateRequest,
     ImageToAdd,
     SearchAnswer,
     SearchQuery,
@@ -64,7 +64,9 @@ class CollectionService:
         """Report to `/readyz` which collections can't be used, and why; they do not make it fail."""
         return self._collections.check()
 
-    async def create(self, name: str, creation: Creation, context: RequestContext) -> tuple[CollectionStatus, bool]:
+    async def create(
+        self, name: str, creation: CreateRequest, context: RequestContext
+    ) -> tuple[answers.Collection, bool]:
         """Create a collection, or confirm it, change its access and index more conditions in advance; also return
         whether it is new.
 
@@ -90,7 +92,7 @@ class CollectionService:
         await collection.index_ahead(creation.conditions, context, asked)
         return await collection.status(), is_new
 
-    async def list(self) -> CollectionListing:
+    async def list(self) -> CollectionList:
         """List all collections by name. A damaged one does not hide the others."""
         found, unavailable = await self._collections.of(current_caller().tenant)
         statuses = []
@@ -102,9 +104,9 @@ class CollectionService:
                 failed.append(collection.info.name)
             except NotFound:  # deleted in the meantime
                 continue
-        return CollectionListing(statuses, sorted(failed))
+        return CollectionList(data=statuses, unavailable=sorted(failed))
 
-    async def describe(self, name: str) -> CollectionStatus:
+    async def describe(self, name: str) -> answers.Collection:
         return await (await self._get(name)).status()
 
     async def delete(self, name: str) -> None:

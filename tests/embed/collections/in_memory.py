@@ -1,7 +1,6 @@
 """Collections in memory, as the routes use them; and what the tests of the wire send and read."""
 
 import base64
-import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,16 +10,16 @@ from services.core.exchange import RequestContext
 from services.core.images.references import ImageLimits
 from services.embed.call import CallLimits
 from services.embed.collections.answers import (
-    CollectionListing,
-    CollectionStatus,
-    Creation,
+    Collection,
+    CollectionList,
+    CreateRequest,
+    ImageStates,
     ImageToAdd,
-    IndexStatus,
     SearchAnswer,
     SearchHit,
     SearchQuery,
-    StatesStatus,
 )
+from services.embed.collections.search import not_indexed
 from services.embed.collections.service import CollectionService
 from services.embed.collections.storage.image_store import Access, Added, StoredImage
 from tests.core.image_files import encode, scene
@@ -30,8 +29,10 @@ PHOTO = encode(scene(), "PNG")
 OTHER = encode(scene().rotate(90, expand=True), "JPEG")
 LIMITS = CallLimits(max_inputs=8, max_conditions=3, images=ImageLimits(max_image_bytes=100_000), max_k=50)
 MODEL = "tiny@0123456789ab"
-UNCONDITIONAL = IndexStatus(None, "flat", 2, exact=True, state="ready", num_bytes=192)
-COLORS = IndexStatus(COLOR, "ivf", 1, exact=False, state="building", num_waiting=1, num_bytes=96, recall_at_10=0.98)
+UNCONDITIONAL = not_indexed(None).model_copy(update={"indexed": 2, "state": "ready", "bytes": 192})
+COLORS = not_indexed(COLOR, exact=False, waiting=1).model_copy(
+    update={"kind": "ivf", "indexed": 1, "bytes": 96, "recall_at_10": 0.98}
+)
 
 
 class InMemory(CollectionService):
@@ -50,30 +51,31 @@ class InMemory(CollectionService):
         self.deadline = 0.0
         self.cosine: Callable[[StoredImage], float] = lambda image: 1 - image.row / 8
 
-    async def create(self, name: str, creation: Creation, context: RequestContext) -> tuple[CollectionStatus, bool]:
+    async def create(self, name: str, creation: CreateRequest, context: RequestContext) -> tuple[Collection, bool]:
         self.conditions, self.model = list(creation.conditions), creation.model
         self.access = creation.access or self.access
         is_new = name not in self.stored
         self.stored.setdefault(name, {})
         return await self.describe(name), is_new
 
-    async def list(self) -> CollectionListing:
-        return CollectionListing([await self.describe(name) for name in sorted(self.stored)], self.unavailable)
+    async def list(self) -> CollectionList:
+        found = [await self.describe(name) for name in sorted(self.stored)]
+        return CollectionList(data=found, unavailable=list(self.unavailable))
 
-    async def describe(self, name: str) -> CollectionStatus:
+    async def describe(self, name: str) -> Collection:
         images = self._images(name).values()
         num_bytes = sum(image.num_bytes for image in images)
-        states = StatesStatus(1, 64, 64, 4096) if images else None
-        return CollectionStatus(
-            name,
-            "tiny",
-            1700000000.75,
-            self.access,
-            len(images),
-            num_bytes,
-            "building",
-            [UNCONDITIONAL, COLORS],
-            states,
+        states = ImageStates(images=1, bytes=64, bytes_per_image=64, max_bytes=4096) if images else None
+        return Collection(
+            name=name,
+            model="tiny",
+            created=1700000000,
+            access=self.access,
+            size=len(images),
+            bytes=num_bytes,
+            state="building",
+            conditions=[UNCONDITIONAL, COLORS],
+            image_states=states,
         )
 
     async def delete(self, name: str) -> None:
@@ -116,7 +118,7 @@ class InMemory(CollectionService):
         stored = self._images(name)
         self.query, self.deadline = query, context.deadline
         hits = [SearchHit(image.id, self.cosine(image), image.metadata) for image in stored.values()]
-        return SearchAnswer(MODEL, query.condition, hits, dataclasses.replace(COLORS, condition=query.condition))
+        return SearchAnswer(MODEL, query.condition, hits, COLORS.model_copy(update={"condition": query.condition}))
 
     def _images(self, name: str) -> dict[str, StoredImage]:
         if name not in self.stored:

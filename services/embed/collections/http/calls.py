@@ -22,8 +22,8 @@ from services.core.http.bodies import (
 from services.core.images.inputs import ImageInput, image_input
 from services.core.images.references import StoredImage
 from services.embed.call import CallLimits, TextInput
-from services.embed.collections.answers import Creation, ImageToAdd, SearchQuery
-from services.embed.collections.http.schemas import AddRequest, CreateRequest, FormMetadata, Metadata, SearchRequest
+from services.embed.collections.answers import CreateRequest, ImageToAdd, SearchQuery
+from services.embed.collections.http.schemas import AddRequest, FormMetadata, Metadata, SearchRequest
 from services.embed.collections.storage.image_store import check_image_id
 from services.embed.http.schemas import conditions_of
 
@@ -33,16 +33,16 @@ DEFAULT_K = 10
 QUERIES = ("image", "text", "id")
 
 
-async def read_creation(request: Request, limits: CallLimits) -> Creation:
+async def read_creation(request: Request, limits: CallLimits) -> CreateRequest:
     """Read `PUT /collections/{name}`: JSON, or no body. Raises UnsupportedMediaType, InvalidField, TooLarge."""
     if not await request.body():
-        return Creation()
+        return CreateRequest()
     if media_type_of(request) != "application/json":
         raise await unsupported(request, "application/json")
     body = await read_json(request)
     asked = await off_loop(request, lambda: validate(CreateRequest, body))
     check_count("conditions", len(asked.conditions), limits.max_conditions)
-    return Creation(asked.model, asked.conditions, asked.access, asked.created)
+    return asked
 
 
 async def read_images(request: Request, image_id: str | None, limits: CallLimits) -> Sequence[ImageToAdd]:

@@ -11,13 +11,11 @@ from services.core.exchange import context_of
 from services.core.http.bodies import MAX_INLINE_BYTES, check_query, request_schema
 from services.core.images.headers import media_type_of
 from services.embed.call import CallLimits
+from services.embed.collections.answers import Collection, CollectionList, CreateRequest
 from services.embed.collections.http.calls import read_creation, read_images, read_search
 from services.embed.collections.http.schemas import (
     AddedImages,
     AddRequest,
-    Collection,
-    CollectionList,
-    CreateRequest,
     ImageList,
     SearchRequest,
     SearchResults,
@@ -91,18 +89,17 @@ def _add_collection_routes(router: APIRouter, collections: CollectionService, li
         """Create a collection, or confirm that it exists, index more conditions and change what it takes."""
         creation = await read_creation(request, limits)
         status, is_new = await collections.create(name, creation, context_of(request.scope))
-        body = Collection.model_validate(status).model_dump_json()
-        return Response(body, status_code=201 if is_new else 200, media_type="application/json")
+        return Response(status.model_dump_json(), status_code=201 if is_new else 200, media_type="application/json")
 
     @router.get("/collections")
     async def list_collections() -> CollectionList:
         """List all collections of the key's tenant, by name."""
-        return CollectionList.model_validate(await collections.list())
+        return await collections.list()
 
     @router.get("/collections/{name}")
     async def describe(name: Name) -> Collection:
         """Return the collection's size and the progress of its indexes."""
-        return Collection.model_validate(await collections.describe(name))
+        return await collections.describe(name)
 
     @router.delete("/collections/{name}", status_code=204)
     async def delete(name: Name) -> None:
@@ -130,7 +127,7 @@ def _add_image_routes(router: APIRouter, collections: CollectionService, limits:
         """Add all of the images or none. Images that already exist with the same content are left unchanged."""
         images = await read_images(request, id, limits)
         added = await collections.add(name, images, context_of(request.scope), wait=wait, fill=fill)
-        return AddedImages.model_validate(added)
+        return AddedImages(added=added.added, unchanged=added.unchanged, ids=added.ids)
 
     @router.get("/collections/{name}/images", responses={200: {"model": ImageList}})
     async def list_images(

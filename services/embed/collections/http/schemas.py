@@ -4,44 +4,15 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, Field, JsonValue
 
 from services.core.http.bodies import JsonList, StrictRequest
 from services.core.images.references import JsonImage
-from services.embed.collections.answers import SearchAnswer, State
+from services.embed.collections.answers import Created, SearchAnswer, State
 from services.embed.collections.index.vector_index import IndexKind
-from services.embed.collections.storage.image_store import Access, StoredImage
+from services.embed.collections.storage.image_store import StoredImage
 
 Metadata = dict[str, JsonValue]
-
-
-# Unix time in seconds of what was stored elsewhere before; until the year 9999.
-Created = Annotated[
-    float | None, Field(ge=0, lt=253402300800, description="Unix time in seconds, of what moves here. Default: now.")
-]
-
-
-WholeSeconds = Annotated[int, BeforeValidator(int)]
-
-
-class Described(BaseModel):
-    """A part of a response, read from the attributes of the service's result."""
-
-    model_config = ConfigDict(from_attributes=True)
-
-
-class CreateRequest(StrictRequest):
-    """A new or an existing collection as it is to be."""
-
-    model: str | None = Field(None, description="Model of a new collection; the first served one by default.")
-    conditions: JsonList[str] = Field([], description="Conditions to index in advance.")
-    access: Access | None = Field(
-        None,
-        description="`open`: takes all changes. `read_only`: refuses additions, deletions and conditions in advance "
-        "(503). `copy`: is being filled from another collection, and takes only additions and deletions with `fill`; "
-        "only for a new or empty collection. Default: a new one is open, an existing one stays as it is.",
-    )
-    created: Created = None
 
 
 class NewImage(StrictRequest):
@@ -81,7 +52,7 @@ class SearchRequest(StrictRequest):
     model: str | None = Field(None, description="Refused if it is not the collection's.")
 
 
-class AddedImages(Described):
+class AddedImages(BaseModel):
     """Response to adding images, sent once they are stored durably."""
 
     added: int
@@ -103,54 +74,6 @@ class ImageList(BaseModel):
     object: Literal["list"] = "list"
     data: list[ImageEntry]
     has_more: bool
-
-
-class ConditionIndex(Described):
-    """Indexing progress of a condition; null is the unconditional embedding."""
-
-    condition: str | None
-    state: State
-    kind: IndexKind = Field(description="`flat` compares every image; `ivf` selects candidates.")
-    indexed: int = Field(validation_alias="size")
-    waiting: int = Field(validation_alias="num_waiting")
-    bytes: int = Field(validation_alias="num_bytes")
-    exact: bool
-    recall_at_10: float | None = Field(description="Recall measured when an approximate index was built.")
-    pinned: bool = Field(
-        validation_alias="is_pinned", description="Whether the condition is never dropped, as it was given in advance."
-    )
-
-
-class ImageStates(Described):
-    """Stored states of images, which make new conditions cheaper to index."""
-
-    images: int = Field(validation_alias="num_images")
-    bytes: int = Field(validation_alias="num_bytes")
-    bytes_per_image: int
-    max_bytes: int
-
-
-class Collection(Described):
-    object: Literal["collection"] = "collection"
-    name: str
-    model: str
-    created: WholeSeconds = Field(description="Unix time in seconds.")
-    access: Access = Field(description="A `read_only` collection refuses changes, a `copy` those that do not fill it.")
-    size: int = Field(validation_alias="num_images", description="Number of images.")
-    bytes: int = Field(
-        validation_alias="num_bytes", description="Size of the image files; identical files are stored once."
-    )
-    state: State = Field(description="`ready` when every index holds every image.")
-    conditions: list[ConditionIndex] = Field(validation_alias="indexes")
-    image_states: ImageStates | None = Field(
-        validation_alias="states", description="Null if the checkpoint does not support stored states."
-    )
-
-
-class CollectionList(Described):
-    object: Literal["list"] = "list"
-    data: list[Collection] = Field(validation_alias="collections")
-    unavailable: list[str] = Field([], description="Names of collections that currently can't be read.")
 
 
 class SearchResult(BaseModel):
@@ -209,7 +132,7 @@ def render_search(answer: SearchAnswer) -> bytes:
         "index": {
             "condition": index.condition,
             "kind": index.kind,
-            "size": index.size,
+            "size": index.indexed,
             "exact": index.exact,
             "state": index.state,
             "recall_at_10": index.recall_at_10,
