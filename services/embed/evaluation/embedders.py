@@ -5,33 +5,31 @@ Shapes: N images or texts, C instructions, B images of a batch, E embedding widt
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor
 
 from services.embed.model.engines import engine_of
-from services.embed.model.focallens_engine import FocalLensCheckpoint, FocalLensEngine, load_focallens
+from services.embed.model.focallens_engine import FocalLensEngine
 from services.embed.model.image_engine import ImageEngine
 from services.embed.model.plain_engine import PlainEngine
-from services.embed.visibility import Readouts
 from services.jobs.checkpoints import find_checkpoint
-from services.nn.clip_model import ClipModel, load_clip, open_clip, uses_quick_gelu
+from services.nn.clip_model import ClipModel, open_clip, uses_quick_gelu
 from services.nn.clip_tokenizer import Tokenizer
 from services.nn.devices import DeviceOptions
 from services.nn.image_transform import ImageTransform
+from services.nn.plain_clip import PlainClip
 
 Array32 = NDArray[np.float32]
 T = TypeVar("T")
 
 # Readouts of one forward pass: images times instructions.
 MAX_READOUTS = 256
-# Images of a batch of an engine, which slices what is too much for one pass.
-BATCH_SIZE = 16
+# Images of a batch of an engine, which slices what is too much for one pass; those of a CLIP pass together.
+BATCH_SIZE, CLIP_BATCH_SIZE = 16, 128
 
 
 class NoTextSide(ValueError):
@@ -60,106 +58,23 @@ class ImageEmbedder(Protocol):
         ...
 
 
-class FocalLensEmbedder:
-    """A FocalLens checkpoint on the device on which it was loaded."""
-
-    def __init__(self, checkpoint: FocalLensCheckpoint, *, name: str, max_readouts: int = MAX_READOUTS) -> None:
-        self.name = name
-        self.image_size = checkpoint.transform.size[0]
-        self._checkpoint = checkpoint
-        self._max_readouts = max_readouts
-
-    @property
-    def visual(self) -> Any:
-        """The image tower, open_clip's."""
-        return self._checkpoint.model.clip.visual
-
-    @torch.inference_mode()
-    def embed_images(self, images: Iterable[Image.Image], instructions: Sequence[str | None]) -> Array32:
-        model = self._checkpoint.model
-        texts = [text for text in instructions if text is not None]
-        conditions = model.encode_conditions(self._tokens(texts)) if texts else None
-        places = iter(range(len(texts)))
-        condition_index = torch.tensor([-1 if text is None else next(places) for text in instructions])
-        parts = []
-        for batch in batches(images, max(1, self._max_readouts // len(instructions))):
-            pixels = preprocess(batch, self._checkpoint.transform, next(model.parameters()))
-            readouts = Readouts(
-                torch.arange(len(batch)).repeat(len(instructions)), condition_index.repeat_interleave(len(batch))
-            )
-            features = model.encode_images(pixels, conditions, readouts)
-            parts.append(features.view(len(instructions), len(batch), -1).float().cpu().numpy())
-        return _joined(parts)
-
-    @torch.inference_mode()
-    def embed_texts(self, texts: Sequence[str]) -> Array32:
-        model = self._checkpoint.model
-        parts = [
-            model.encode_texts(self._tokens(batch))[None].float().cpu().numpy()
-            for batch in batches(texts, self._max_readouts)
-        ]
-        features: Array32 = _joined(parts)[0]
-        return features
-
-    def _tokens(self, texts: Sequence[str]) -> Tensor:
-        return self._checkpoint.tokenizer(texts).to(next(self._checkpoint.model.parameters()).device)
-
-
-class ClipEmbedder:
-    """Any open_clip model; an image has one embedding, whatever the instruction."""
-
-    def __init__(self, clip: ClipModel, *, name: str, device: str = "cpu", batch_size: int = 128) -> None:
-        self.name = name
-        self.image_size = clip.transform.size[0]
-        self._model = clip.model.eval().requires_grad_(False).to(device)
-        self._clip = clip
-        self._batch_size = batch_size
-
-    @property
-    def visual(self) -> Any:
-        """The image tower."""
-        return self._model.visual
-
-    @torch.inference_mode()
-    def embed_images(self, images: Iterable[Image.Image], instructions: Sequence[str | None]) -> Array32:
-        parts = []
-        for batch in batches(images, self._batch_size):
-            pixels = preprocess(batch, self._clip.transform, next(self._model.parameters()))
-            parts.append(self._model.encode_image(pixels, normalize=True)[None].float().cpu().numpy())
-        features = _joined(parts)
-        return np.broadcast_to(features, (len(instructions), *features.shape[1:]))
-
-    @torch.inference_mode()
-    def embed_texts(self, texts: Sequence[str]) -> Array32:
-        device = next(self._model.parameters()).device
-        parts = [
-            self._model.encode_text(self._clip.tokenizer(batch).to(device), normalize=True)[None].float().cpu().numpy()
-            for batch in batches(texts, self._batch_size)
-        ]
-        features: Array32 = _joined(parts)[0]
-        return features
-
-
 class EngineEmbedder:
-    """A checkpoint run by its engine; instructions longer than its context are cut."""
+    """A checkpoint run by its engine. Instructions longer than its context are cut; a plain CLIP ignores them."""
 
-    def __init__(self, engine: ImageEngine[Any], *, name: str, batch_size: int = BATCH_SIZE) -> None:
+    def __init__(self, engine: ImageEngine[Any], *, name: str, batch_size: int | None = None) -> None:
         self.name = name
         self.image_size = max(engine.image_size)
+        self.visual = engine.visual
         self._engine = engine
-        self._batch_size = batch_size
-
-    @classmethod
-    def load(cls, kind: type[ImageEngine[Any]], directory: Path, *, name: str, device: str) -> "EngineEmbedder":
-        """Load a folder in single precision. Raises what the engine's `read` raises."""
-        chosen: Any = device.partition(":")[0]
-        return cls(kind.load(directory, DeviceOptions(chosen, "float32")), name=name)
+        self._ignores = isinstance(engine, PlainEngine)
+        is_clip = isinstance(engine, PlainEngine | FocalLensEngine)
+        self._batch_size = batch_size or (CLIP_BATCH_SIZE if is_clip else BATCH_SIZE)
 
     def embed_images(self, images: Iterable[Image.Image], instructions: Sequence[str | None]) -> Array32:
-        engine = self._engine
-        asked = [None if one is None else engine.prepare_condition(one, truncate=True) for one in instructions]
+        engine, told = self._engine, [None] if self._ignores else instructions
+        asked = [None if one is None else engine.prepare_condition(one, truncate=True) for one in told]
         parts = []
-        for number, batch in enumerate(batches(images, self._batch_size)):
+        for number, batch in enumerate(batches(images, max(1, min(self._batch_size, MAX_READOUTS // len(asked))))):
             items = [
                 item
                 for place, image in enumerate(batch)
@@ -167,7 +82,10 @@ class EngineEmbedder:
             ]
             rows = np.concatenate([reading.rows for reading in engine.run_batch(items)])
             parts.append(rows.reshape(len(batch), len(asked), -1).swapaxes(0, 1))
-        return _joined(parts)
+        if not parts:
+            raise ValueError("there are no inputs to embed")
+        features = np.concatenate(parts, axis=1)
+        return np.broadcast_to(features, (len(instructions), *features.shape[1:]))
 
     def embed_texts(self, texts: Sequence[str]) -> Array32:
         engine = self._engine
@@ -203,18 +121,6 @@ def batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
         yield batch
 
 
-def preprocess(images: Sequence[Image.Image], transform: ImageTransform, like: Tensor) -> Tensor:
-    """Convert RGB images → (B, 3, height, width), on the device and in the dtype of `like`."""
-    pixels = torch.from_numpy(np.stack([transform(image) for image in images]))
-    return transform.normalise(pixels.to(like.device)).to(like.dtype)
-
-
-def _joined(parts: list[Array32]) -> Array32:
-    if not parts:
-        raise ValueError("there are no inputs to embed")
-    return np.concatenate(parts, axis=1)
-
-
 def load_embedder(
     reference: str, *, pretrained: str | None = None, device: str = "cpu", store_url: str | None = None
 ) -> ImageEmbedder:
@@ -224,15 +130,16 @@ def load_embedder(
 
     Raises ValueError for an unknown open_clip name, StoreError if the store has no such name.
     """
+    engine: ImageEngine[Any]
     if pretrained is not None:
-        return ClipEmbedder(_known_clip(reference, pretrained), name=reference, device=device)
-    directory = find_checkpoint(reference, store_url).directory
-    engine = engine_of(directory)
-    if engine is FocalLensEngine:
-        return FocalLensEmbedder(load_focallens(directory, device=device), name=reference)
-    if engine is PlainEngine:
-        return ClipEmbedder(load_clip(str(directory)), name=reference, device=device)
-    return EngineEmbedder.load(engine, directory, name=reference, device=device)
+        clip = _known_clip(reference, pretrained)
+        clip.model.eval().requires_grad_(False).to(device)
+        engine = PlainEngine(PlainClip(clip, 1.0, None), torch.device(device), torch.float32)
+    else:
+        directory = find_checkpoint(reference, store_url).directory
+        chosen: Any = device.partition(":")[0]
+        engine = engine_of(directory).load(directory, DeviceOptions(chosen, "float32"))
+    return EngineEmbedder(engine, name=reference)
 
 
 def _known_clip(name: str, pretrained: str) -> ClipModel:

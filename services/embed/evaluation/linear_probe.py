@@ -21,7 +21,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from services.core.text_files import BadFile
-from services.embed.evaluation.embedders import Array32, ClipEmbedder, FocalLensEmbedder, ImageEmbedder
+from services.embed.evaluation.embedders import Array32, EngineEmbedder, ImageEmbedder
 from services.embed.evaluation.instructions import type_of
 from services.embed.evaluation.metrics import Labels
 from services.embed.evaluation.results import DEVIATION
@@ -39,7 +39,7 @@ def embed_features(embedder: ImageEmbedder, images: Iterable[Image.Image], instr
 
     Raises NoProjection for a model whose image tower is not an open_clip ViT.
     """
-    if not isinstance(embedder, FocalLensEmbedder | ClipEmbedder) or not _ends_in_projection(embedder.visual):
+    if not isinstance(embedder, EngineEmbedder) or not _ends_in_projection(embedder.visual):
         raise NoProjection(f"{embedder.name} has no ViT whose linear projection a classifier could replace")
     with _projected(embedder.visual) as features:
         embedder.embed_images(images, [instruction])

@@ -105,6 +105,7 @@ class FocalLensEngine(StackingEngine[FocalLensCheckpoint]):
         )
         super().__init__(checkpoint, device, dtype, costs)
         self._model = model
+        self.visual = model.clip.visual
         if can_pack(device, dtype):
             pack_tower(model.clip.visual)
         self._tokens = ConditionTokens(lambda texts: model.encode_conditions(stack(texts, device)))

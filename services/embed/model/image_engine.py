@@ -52,11 +52,12 @@ class ImageEngine(ABC, Generic[CheckpointT]):
     """Runs one checkpoint; methods that take tensors run on one thread at a time, `prepare_*` on any.
 
     `image_only` names a model, with its article, in whose space texts by themselves have no embeddings; None if they
-    have. Of an embedding, the first `reference_numbers` are kept as a reference output, all if None. A checkpoint is
-    checked under `sample_condition`, without a condition if None.
+    have. `visual` is the image tower, if it is open_clip's. Of an embedding, the first `reference_numbers` are kept as
+    a reference output, all if None. A checkpoint is checked under `sample_condition`, without a condition if None.
     """
 
     image_only: str | None = None
+    visual: Any = None
     sample_condition: ClassVar[str | None] = "what color is it?"
     reference_numbers: ClassVar[int | None] = None
 

@@ -30,7 +30,7 @@ class PlainEngine(StackingEngine[PlainClip]):
     sample_condition = None
 
     def __init__(self, checkpoint: PlainClip, device: torch.device, dtype: torch.dtype) -> None:
-        visual = checkpoint.clip.model.visual
+        self.visual = visual = checkpoint.clip.model.visual
         # what the tower of a model that reads conditions is tuned from, None if this one is
         self._other_tower = None if is_plain_vit(visual) else tower_name(visual)
         super().__init__(checkpoint, device, dtype, Costs(num_image_tokens(checkpoint.clip)))

@@ -11,17 +11,19 @@ import torch
 from PIL import Image
 
 from services.embed.evaluation.embedders import (
-    ClipEmbedder,
-    FocalLensEmbedder,
+    EngineEmbedder,
     ImageEmbedder,
     Unconditioned,
     load_embedder,
 )
-from services.embed.model.focallens_engine import load_focallens
-from services.nn.clip_model import create_clip, load_clip, open_clip, save_clip
+from services.embed.model.focallens_engine import FocalLensEngine, load_focallens
+from services.embed.model.plain_engine import PlainEngine
+from services.nn.clip_model import create_clip, open_clip, save_clip
+from services.nn.devices import DeviceOptions
 from tests.embed.evaluation.data_sets import hues
 from tests.embed.tiny import CONFIG, EMBEDDING_WIDTH, IMAGE_SIZE, write_tiny_checkpoint
 
+CPU = DeviceOptions("cpu", "float32")
 INSTRUCTIONS = ["What is the color?", None, "Focus on the shape."]
 
 
@@ -47,9 +49,9 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory / "plain"
 
 
-@pytest.mark.parametrize("max_readouts", [1, 4, 256])
-def test_several_instructions_in_one_pass_are_as_one_by_one(focallens: Path, max_readouts: int) -> None:
-    embedder = FocalLensEmbedder(load_focallens(focallens), name="tiny", max_readouts=max_readouts)
+@pytest.mark.parametrize("batch_size", [1, 4, None])
+def test_several_instructions_in_one_pass_are_as_one_by_one(focallens: Path, batch_size: int | None) -> None:
+    embedder = EngineEmbedder(FocalLensEngine.load(focallens, CPU), name="tiny", batch_size=batch_size)
     together = embedder.embed_images(iter(pictures()), INSTRUCTIONS)
     assert together.shape == (3, 7, EMBEDDING_WIDTH)
     assert together.dtype == np.float32
@@ -96,7 +98,7 @@ def test_images_are_taken_a_batch_at_a_time(clip: Path) -> None:
             )  # the batch before is let go when the next is whole
             yield image
 
-    embedder = ClipEmbedder(load_clip(str(clip)), name="tiny", batch_size=4)
+    embedder = EngineEmbedder(PlainEngine.load(clip, CPU), name="tiny", batch_size=4)
     assert embedder.embed_images(source(), [None]).shape == (1, 40, EMBEDDING_WIDTH)
 
 

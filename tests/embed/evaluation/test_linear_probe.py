@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from services.core.text_files import BadFile
-from services.embed.evaluation.embedders import ClipEmbedder, FocalLensEmbedder
+from services.embed.evaluation.embedders import EngineEmbedder
 from services.embed.evaluation.linear_probe import (
     NoProjection,
     ProbeOptions,
@@ -27,12 +27,15 @@ from services.embed.evaluation.linear_probe import (
     top1_accuracy,
 )
 from services.embed.evaluation.same_class import read_nodes
-from services.embed.model.focallens_engine import load_focallens
-from services.nn.clip_model import create_clip, load_clip, save_clip
+from services.embed.model.focallens_engine import FocalLensEngine
+from services.embed.model.plain_engine import PlainEngine
+from services.nn.clip_model import create_clip, save_clip
+from services.nn.devices import DeviceOptions
 from tests.embed.evaluation.data_sets import RED, write_image, write_probe
 from tests.embed.evaluation.embedders import MeanColor
 from tests.embed.tiny import CONFIG, EMBEDDING_WIDTH, write_tiny_checkpoint
 
+CPU = DeviceOptions("cpu", "float32")
 OPTIONS = ProbeOptions(shots=(1, 2), num_seeds=2, num_epochs=60, learning_rates=(1e-1, 1e-9), batch_size=4)
 WIDTH = CONFIG["model_cfg"]["vision_cfg"]["width"]
 
@@ -43,14 +46,14 @@ def pictures() -> list[Image.Image]:
 
 
 @pytest.fixture(scope="module", params=["readout", "full"])
-def embedder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> FocalLensEmbedder:
+def embedder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> EngineEmbedder:
     directory = write_tiny_checkpoint(tmp_path_factory.mktemp("focallens"), visibility=request.param)
-    return FocalLensEmbedder(load_focallens(directory), name="tiny", max_readouts=2)
+    return EngineEmbedder(FocalLensEngine.load(directory, CPU), name="tiny", batch_size=2)
 
 
 @pytest.mark.parametrize("instruction", ["What type of dog is in the image?", None])
 def test_features_projected_and_normalised_are_the_embeddings(
-    embedder: FocalLensEmbedder, instruction: str | None
+    embedder: EngineEmbedder, instruction: str | None
 ) -> None:
     features = embed_features(embedder, pictures(), instruction)
     assert features.shape == (5, WIDTH)
@@ -64,7 +67,7 @@ def test_features_of_a_clip_of_any_pooling_are_what_it_projects(tmp_path: Path, 
     model = CONFIG["model_cfg"]
     clip = create_clip({"model_cfg": {**model, "vision_cfg": {**model["vision_cfg"], **pooling}}})
     save_clip(clip, tmp_path)
-    plain = ClipEmbedder(load_clip(str(tmp_path)), name="clip", batch_size=2)
+    plain = EngineEmbedder(PlainEngine.load(tmp_path, CPU), name="clip", batch_size=2)
     features = embed_features(plain, pictures(), "What type of dog is in the image?")
     projected = features @ plain.visual.proj.numpy()
     assert projected.shape == (5, EMBEDDING_WIDTH)
@@ -72,7 +75,7 @@ def test_features_of_a_clip_of_any_pooling_are_what_it_projects(tmp_path: Path, 
     np.testing.assert_allclose(projected, plain.embed_images(pictures(), [None])[0], atol=1e-5)
 
 
-def test_collecting_features_leaves_the_model_as_it_was(embedder: FocalLensEmbedder) -> None:
+def test_collecting_features_leaves_the_model_as_it_was(embedder: EngineEmbedder) -> None:
     before = embedder.embed_images(pictures(), [None])
     embed_features(embedder, pictures(), None)
     np.testing.assert_array_equal(embedder.embed_images(pictures(), [None]), before)
@@ -124,7 +127,7 @@ def test_a_tie_of_logits_is_a_wrong_answer() -> None:
 
 @pytest.mark.slow
 def test_classes_that_look_different_are_learned_from_few_images_the_same_way_every_time(
-    embedder: FocalLensEmbedder, tmp_path: Path
+    embedder: EngineEmbedder, tmp_path: Path
 ) -> None:
     data = load_probe(write_probe(tmp_path), "colour", OPTIONS)
     assert (data.num_classes, len(data.train.paths), len(data.val.paths)) == (3, 9, 6)
@@ -136,7 +139,7 @@ def test_classes_that_look_different_are_learned_from_few_images_the_same_way_ev
     assert scores == evaluate_linear_probe(embedder, data, OPTIONS)
 
 
-class Listening(FocalLensEmbedder):
+class Listening(EngineEmbedder):
     """Notes what it is asked."""
 
     asked: tuple[str | None, ...] = ()
@@ -148,7 +151,7 @@ class Listening(FocalLensEmbedder):
 
 @pytest.mark.slow
 def test_images_are_asked_for_their_type_once_to_train_on_and_once_to_test(tmp_path: Path) -> None:
-    embedder = Listening(load_focallens(write_tiny_checkpoint(tmp_path / "checkpoint")), name="tiny")
+    embedder = Listening(FocalLensEngine.load(write_tiny_checkpoint(tmp_path / "checkpoint"), CPU), name="tiny")
     evaluate_linear_probe(embedder, load_probe(write_probe(tmp_path), "dog", OPTIONS), OPTIONS)
     assert embedder.asked == ("What type of dog is in the image?",) * 2
 
