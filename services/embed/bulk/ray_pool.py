@@ -1,7 +1,7 @@
 """Workers on Ray, started on this machine for one job or on a cluster that runs already.
 
-Ray Data keeps the workers busy and replaces those that die. Each item is a block of its own, so that only what a dead
-worker had in hand is done again. Ray is imported when a job connects, so that commands work without it.
+Ray replaces workers that die, and only what such a one had in hand is done again. Ray is imported when a job connects,
+so that commands work without it.
 """
 
 import importlib
@@ -10,10 +10,11 @@ import os
 import signal
 import socket
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,12 +34,10 @@ ENVIRONMENT = {
     "RAY_BACKEND_LOG_LEVEL": "fatal",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-# Items waiting beside the one that a worker has in hand, so that it never idles.
+# Items that a worker has in hand: with the next one it never idles.
 ITEMS_PER_WORKER = 2
-# How often an item may be begun. Ray would begin one that kills its worker for ever.
+# How often an item may be begun.
 MAX_ATTEMPTS = 4
-
-_DIRECT_CAUSE = "The above exception was the direct cause"
 
 
 class RayError(Exception):
@@ -131,104 +130,53 @@ def mapped(
     and RayError if workers fail otherwise.
     """
     import ray
-    import ray.data
+    from ray.exceptions import RayActorError, RayTaskError
     from ray.exceptions import RayError as FailureOfRay
 
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
-    context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = False
-    context.print_on_execution_start = False
-    rows = [{"item": _Sent(number, item)} for number, item in enumerate(items)]
-    num_workers = min(pool.num_workers, len(items))
-    # outlives the workers
-    ledger = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(_Ledger).remote()
-    results = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
-        _Worker,
-        fn_constructor_args=(make, refusals, ledger),
-        batch_size=1,
-        batch_format="numpy",
-        compute=ray.data.ActorPoolStrategy(size=num_workers, max_tasks_in_flight_per_actor=ITEMS_PER_WORKER),
-        num_cpus=pool.num_cpus,
-        num_gpus=pool.num_gpus,
+    kind: Any = ray.remote(_Worker)
+    kind = kind.options(
+        num_cpus=pool.num_cpus, num_gpus=pool.num_gpus, max_restarts=-1, max_task_retries=MAX_ATTEMPTS - 1
     )
-    seen = set[int]()
-    try:
-        for row in results.iter_rows():
-            returned: _Returned = row["result"]
-            if returned.error is not None:
-                raise returned.error
-            if returned.number not in seen:
-                seen.add(returned.number)
-                yield returned.number, returned.result
-    except FailureOfRay as error:
-        raise RayError(f"the workers on Ray failed: {_root_cause(error)}") from error
-    if len(seen) != len(items):
-        raise RayError(f"Ray returned {len(seen)} of {len(items)} results")
-
-
-@dataclass(frozen=True)
-class _Sent:
-    """An item and its place; a class that Arrow can't take apart, so Ray hands it on as it is."""
-
-    number: int
-    item: Any
-
-
-@dataclass(frozen=True)
-class _Returned:
-    """An item's place, and its result or the error that ends the job."""
-
-    number: int
-    result: Any = None
-    error: Exception | None = None
-
-
-class _Ledger:
-    """Counts how often each item was begun."""
-
-    def __init__(self) -> None:
-        self._num_begun: Counter[int] = Counter()
-
-    def begin(self, number: int) -> int:
-        """Count one more beginning of an item. Returns how many there were."""
-        self._num_begun[number] += 1
-        return self._num_begun[number]
+    workers = [kind.remote(make) for _ in range(min(pool.num_workers, len(items)))]
+    # one that waits for its place on the cluster is given no items
+    running: dict[Any, tuple[Any, int | None]] = {worker.start.remote(): (worker, None) for worker in workers}
+    waiting, num_left = enumerate(items), len(items)
+    while num_left:
+        (done,), _ = ray.wait(list(running), num_returns=1)
+        worker, number = running[done]
+        try:
+            result = ray.get(done)
+        except RayTaskError as error:
+            if isinstance(error.cause, refusals):
+                raise error.cause from None
+            told = f"{type(error.cause).__name__}: {first_line(error.cause)}"
+            raise RayError(f"the workers on Ray failed: {told}") from error
+        except RayActorError as error:
+            in_hand = min((n for one, n in running.values() if one is worker and n is not None), default=None)
+            of = "before their first item" if in_hand is None else f"of {items[in_hand]}"
+            raise RayError(f"{MAX_ATTEMPTS} workers died, one after the other, {of}") from error
+        except FailureOfRay as error:
+            raise RayError(f"the workers on Ray failed: {first_line(error)}") from error
+        del running[done]
+        for following, item in islice(waiting, ITEMS_PER_WORKER if number is None else 1):
+            running[worker.map.remote(item)] = (worker, following)
+        if number is not None:
+            num_left -= 1
+            yield number, result
 
 
 class _Worker:
-    """One worker: made once in its process, then called with one row at a time."""
+    """One worker, in a process of its own."""
 
-    def __init__(
-        self, make: Callable[[], Callable[[Any], Any]], refusals: tuple[type[Exception], ...], ledger: Any
-    ) -> None:
-        self._refusals = refusals
-        self._ledger = ledger
-        self._refused: Exception | None = None
-        try:
-            self._map = make()
-        except refusals as error:
-            self._refused = error
+    def __init__(self, make: Callable[[], Callable[[Any], Any]]) -> None:
+        self._made = cache(make)
 
-    def __call__(self, rows: dict[str, Any]) -> dict[str, Any]:
-        import numpy as np
+    def start(self) -> None:
+        """Make ready for the first item."""
+        self._made()
 
-        (sent,) = rows["item"]
-        results = np.empty(1, dtype=object)
-        results[0] = self._returned(sent)
-        return {"result": results}
-
-    def _returned(self, sent: _Sent) -> _Returned:
-        import ray
-
-        if self._refused is not None:
-            return _Returned(sent.number, error=self._refused)
-        if ray.get(self._ledger.begin.remote(sent.number)) > MAX_ATTEMPTS:
-            told = f"{MAX_ATTEMPTS} workers died, one after the other, of {sent.item}"
-            return _Returned(sent.number, error=RayError(told))
-        try:
-            return _Returned(sent.number, self._map(sent.item))
-        except self._refusals as error:
-            return _Returned(sent.number, error=error)
+    def map(self, item: Any) -> Any:
+        return self._made()(item)
 
 
 def _check_reachable(address: str) -> None:
@@ -274,10 +222,3 @@ def _resources() -> Cluster:
 def num_cores() -> int:
     """Count the cores that this process may use; in a container these may be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _root_cause(error: Exception) -> str:
-    """Return the line that tells what went wrong in the worker, where Ray's text has its traceback before its own."""
-    text, is_traceback, _ = str(error).partition(_DIRECT_CAUSE)
-    lines = text.strip().splitlines() or [type(error).__name__]
-    return (lines[-1] if is_traceback else lines[0]).strip()

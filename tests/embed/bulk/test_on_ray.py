@@ -66,7 +66,7 @@ def contents(output: Path) -> dict[str, bytes]:
 
 def workers() -> list[psutil.Process]:
     """The processes of the pool at work."""
-    return [one for one in psutil.Process().children(recursive=True) if "MapWorker" in " ".join(one.cmdline())]
+    return [one for one in psutil.Process().children(recursive=True) if "ray::_Worker" in " ".join(one.cmdline())]
 
 
 class KillingBars(Bars):
