@@ -7,7 +7,8 @@ import typer
 from accelerate.utils import set_seed
 
 from services.embed.model.mllm_engine import MLLM_KIND, load_mllm, save_mllm
-from services.embed.training.mllm_objective import MllmData, MllmLoss, merge, prepare_tuning
+from services.embed.training.mllm_objective import MllmLoss, merge, prepare_tuning
+from services.embed.training.objectives import TripletData
 from services.embed.training.train_mllm import NAME, Base, LoraRank, TextTower
 from services.jobs import training_options as options
 from services.jobs.checkpoints import check_publication, find_checkpoint, publish_trained
@@ -63,7 +64,7 @@ def focallens_mllm(
     loss = MllmLoss(model, checkpoint.transform, clip, scale or None)
     asked = Asked(questions, has_unconditional=False, picture_share=picture_share)
     source = DrawnTriplets(seed, run.num_examples, checkpoint.transform.size[0], asked)
-    train(run, loss, MllmData(checkpoint.tokenizer, clip.tokenizer, source))
+    train(run, loss, TripletData(clip.tokenizer, source, checkpoint.tokenizer))
     if rank() == 0:
         directory = output / "checkpoint"
         merge(model)

@@ -1,22 +1,18 @@
-"""FocalLens-MLLM's contrastive loss, its batches, and LoRA on the language model.
+"""FocalLens-MLLM's contrastive loss, and LoRA on the language model.
 
 Shapes: B images, R rows (an image under an instruction, and its answer), W text tokens, E embedding width.
 """
 
 import copy
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from services.embed.data.triplets import TripletSource
 from services.embed.focallens_mllm import FocalLensMllm
-from services.embed.model.mllm_engine import InstructionTokenizer
-from services.embed.training.objectives import contrast
+from services.embed.training.objectives import Rows, contrast
 from services.nn.clip_model import ClipModel
-from services.nn.clip_tokenizer import Tokenizer
 from services.nn.image_transform import ImageTransform
 from services.nn.loading import transformers
 from services.nn.text_transformer import clamped_scale, encode_text
@@ -24,33 +20,6 @@ from services.nn.text_transformer import clamped_scale, encode_text
 # LoRA's scale is SCALE / rank · rank, so that the matrices' contribution does not shrink with a small rank.
 SCALE = 2
 ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-
-
-@dataclass(frozen=True)
-class MllmRows:
-    """A batch of (image, instruction, answer) rows, tokenized."""
-
-    images: Tensor  # (B, height, width, 3) uint8
-    input_ids: Tensor  # (R, W), the language model's, after the image
-    answer_ids: Tensor  # (R, W), CLIP's
-    image_index: Tensor  # (R,)
-
-    def to(self, device: torch.device) -> "MllmRows":
-        return MllmRows(**{name: getattr(self, name).to(device) for name in MllmRows.__dataclass_fields__})
-
-
-@dataclass(frozen=True)
-class MllmData:
-    """Batches of a source's triplets, tokenized in the loader's workers."""
-
-    instructions: InstructionTokenizer
-    answers: Tokenizer
-    source: TripletSource
-
-    def __call__(self, step: int) -> MllmRows:
-        images, triplets = self.source(step)
-        instructions = [text for text in triplets.instructions if text is not None]
-        return MllmRows(images, self.instructions(instructions), self.answers(triplets.answers), triplets.image_index)
 
 
 class MllmLoss(nn.Module):
@@ -70,8 +39,9 @@ class MllmLoss(nn.Module):
         self.logit_scale = nn.Parameter(clip.model.logit_scale.detach().clone(), requires_grad=scale is None)
         self.scale = scale
 
-    def forward(self, batch: MllmRows) -> Tensor:
-        features = self.model(self.transform.normalise(batch.images), batch.input_ids, batch.image_index)
+    def forward(self, batch: Rows) -> Tensor:
+        input_ids = batch.condition_ids[batch.condition_index]
+        features = self.model(self.transform.normalise(batch.images), input_ids, batch.image_index)
         scale = clamped_scale(self.logit_scale) if self.scale is None else self.scale
         return contrast(features, batch.answer_ids, self._encode_answers, scale)
 

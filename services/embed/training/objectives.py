@@ -15,7 +15,7 @@ from services.embed.data.triplets import TripletSource
 from services.embed.focallens import FocalLens, unique_answer_loss
 from services.embed.visibility import Readouts
 from services.jobs.training import gather_rows
-from services.nn.clip_tokenizer import Tokenizer
+from services.nn.clip_texts import TextTokenizer
 from services.nn.image_transform import ImageTransform
 from services.nn.text_transformer import clamped_scale
 
@@ -36,10 +36,11 @@ class Rows:
 
 @dataclass(frozen=True)
 class TripletData:
-    """Batches of a source's triplets, tokenized in the loader's workers."""
+    """Batches of a source's triplets, tokenized in the loader's workers; conditions by `conditions` if it is given."""
 
-    tokenizer: Tokenizer
+    tokenizer: TextTokenizer
     source: TripletSource
+    conditions: TextTokenizer | None = None
 
     def __call__(self, step: int) -> Rows:
         images, triplets = self.source(step)
@@ -48,7 +49,7 @@ class TripletData:
             images=images,
             answer_ids=self.tokenizer(triplets.answers),
             image_index=triplets.image_index,
-            condition_ids=self.tokenizer(list(place)),
+            condition_ids=(self.conditions or self.tokenizer)(list(place)),
             condition_index=torch.tensor([-1 if text is None else place[text] for text in triplets.instructions]),
         )
 

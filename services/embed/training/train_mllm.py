@@ -13,7 +13,8 @@ from accelerate.utils import set_seed
 
 from services.embed.data.triplets import LlavaData, LlavaTriplets
 from services.embed.model.mllm_engine import MLLM_KIND, is_llava, load_mllm, save_mllm
-from services.embed.training.mllm_objective import MllmData, MllmLoss, merge, prepare_tuning, recompute_activations
+from services.embed.training.mllm_objective import MllmLoss, merge, prepare_tuning, recompute_activations
+from services.embed.training.objectives import TripletData
 from services.embed.training.train import ImageFolder, LlavaFile
 from services.jobs import training_options as options
 from services.jobs.checkpoints import check_publication, find_checkpoint, publish_trained
@@ -82,7 +83,7 @@ def focallens_mllm(
     prepare_tuning(model, embedding_width(clip), lora_rank, torch.bfloat16 if precision == "bf16" else torch.float32)
     loss = MllmLoss(model, checkpoint.transform, clip, scale or None)
     source = LlavaTriplets(data, checkpoint.transform, seed, run.num_examples)
-    train(run, loss, MllmData(checkpoint.tokenizer, clip.tokenizer, source))
+    train(run, loss, TripletData(clip.tokenizer, source, checkpoint.tokenizer))
     if rank() == 0:
         directory = output / "checkpoint"
         merge(model)

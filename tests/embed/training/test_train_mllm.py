@@ -22,7 +22,8 @@ from services.embed.model.mllm_engine import (
     load_mllm,
     save_mllm,
 )
-from services.embed.training.mllm_objective import MllmData, MllmLoss, MllmRows, merge, prepare_tuning
+from services.embed.training.mllm_objective import MllmLoss, merge, prepare_tuning
+from services.embed.training.objectives import Rows, TripletData
 from services.embed.training.train_mllm import app
 from services.jobs.checkpoints import find_checkpoint
 from services.nn.clip_model import ClipModel, load_clip
@@ -47,26 +48,33 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> ClipModel:
     return load_clip(str(find_checkpoint("clip-shapes", store_url).directory))
 
 
-def batch_of(folder: Path, checkpoint: MllmCheckpoint, clip: ClipModel, num_images: int) -> MllmRows:
+def batch_of(folder: Path, checkpoint: MllmCheckpoint, clip: ClipModel, num_images: int) -> Rows:
     """Tokenize a batch of conversations."""
     write_conversations(folder, num_images)
     source = LlavaTriplets(LlavaData(folder / "llava.json", folder), checkpoint.transform, 0, num_images)
-    return MllmData(checkpoint.tokenizer, clip.tokenizer, source)(0)
+    return TripletData(clip.tokenizer, source, checkpoint.tokenizer)(0)
+
+
+def instructions(batch: Rows) -> torch.Tensor:
+    """The tokens of each row's instruction."""
+    return batch.condition_ids[batch.condition_index]
 
 
 def test_the_loss_is_the_papers_over_distinct_answers(base: Path, clip: ClipModel, tmp_path: Path) -> None:
     checkpoint = load_mllm(base)
     prepare_tuning(checkpoint.model, TEXT_WIDTH, 0, torch.float32)
     batch = batch_of(tmp_path, checkpoint, clip, 4)
-    assert len(batch.input_ids) == len(batch.answer_ids) == len(batch.image_index) == 6
+    assert len(instructions(batch)) == len(batch.answer_ids) == len(batch.image_index) == 6
     loss = MllmLoss(checkpoint.model, checkpoint.transform, clip, None)
     with torch.no_grad():
         found = loss(batch).item()
         pairs = [(int(image), row) for row, image in enumerate(batch.image_index)]
         pixels = checkpoint.transform.normalise(batch.images)
-        phi = checkpoint.model.embed(pixels, batch.input_ids, pairs).double()
+        phi = checkpoint.model.embed(pixels, instructions(batch), pairs).double()
         np.testing.assert_allclose(
-            checkpoint.model(pixels, batch.input_ids, batch.image_index).numpy(), phi.numpy(), atol=1e-5
+            checkpoint.model(pixels, instructions(batch), batch.image_index).numpy(),
+            phi.numpy(),
+            atol=1e-5,
         )
         answers = [tuple(row) for row in batch.answer_ids.tolist()]
         known = sorted(set(answers))
@@ -91,11 +99,11 @@ def test_lora_is_merged_into_the_weights_that_are_saved(base: Path, clip: ClipMo
     batch = batch_of(tmp_path, checkpoint, clip, 2)
     pixels = checkpoint.transform.normalise(batch.images)
     with torch.inference_mode():
-        before = model.eval()(pixels, batch.input_ids, batch.image_index)
+        before = model.eval()(pixels, instructions(batch), batch.image_index)
     merge(model)
     save_mllm(model, base, tmp_path / "tuned")
     with torch.inference_mode():
-        again = load_mllm(tmp_path / "tuned").model(pixels, batch.input_ids, batch.image_index)
+        again = load_mllm(tmp_path / "tuned").model(pixels, instructions(batch), batch.image_index)
     np.testing.assert_allclose(again.numpy(), before.numpy(), atol=2e-3)  # stored in half precision
 
 
@@ -163,7 +171,7 @@ def test_conversations_of_llava_are_read(base: Path, clip: ClipModel, tmp_path: 
     checkpoint = load_mllm(base)
     records = LlavaData(tmp_path / "llava.json", tmp_path)
     source = LlavaTriplets(records, checkpoint.transform, 0, 2)
-    batch = MllmData(checkpoint.tokenizer, clip.tokenizer, source)(0)
+    batch = TripletData(clip.tokenizer, source, checkpoint.tokenizer)(0)
     assert batch.image_index.tolist() == [0, 0, 1, 1]
     asked = checkpoint.tokenizer(["What is it?", "Which color?"])
-    np.testing.assert_array_equal(batch.input_ids, torch.cat([asked, asked]))
+    np.testing.assert_array_equal(instructions(batch), torch.cat([asked, asked]))
