@@ -3,20 +3,23 @@
 import os
 import random
 import resource
+import sqlite3
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from services.embed.collections.storage.image_states import PAGE_BYTES, SLOTS_PER_GROUP, State, StateCache
+from services.embed.collections.storage.image_states import FIXED_PAGES, PAGE_BYTES, State, StateCache
 from tests.embed.collections.killed_process import until_killed
 
 RECORD_BYTES = 5000
 MANY = 10**9
+# Room for these records, and not for one more.
+SEVEN_RECORDS = (FIXED_PAGES + 2 * 7) * PAGE_BYTES
 
 
 def state_of(row: int, record_bytes: int = RECORD_BYTES) -> State:
@@ -77,11 +80,11 @@ def test_a_state_of_another_size_is_refused(cache: StateCache) -> None:
         cache.put([1], [state_of(1, RECORD_BYTES + 1)])
 
 
-def test_states_survive_the_process_over_more_than_one_group(path: Path) -> None:
-    rows = range(1, 2 * SLOTS_PER_GROUP + 10)
+def test_states_survive_the_process(path: Path) -> None:
+    rows = range(1, 520)
     first = opened(path, record_bytes=32)
     put(first, *rows)
-    for row in (5, SLOTS_PER_GROUP, 2 * SLOTS_PER_GROUP + 9):
+    for row in (5, 256, 519):
         first.delete(row)
     expected = rows_found(first, rows)
     first.close()
@@ -100,7 +103,7 @@ def test_states_of_another_model_or_size_are_gone(path: Path, identity: str, rec
     first.close()
     other = opened(path, identity=identity, record_bytes=record_bytes)
     assert other.rows() == []
-    assert other.num_bytes < RECORD_BYTES
+    assert other.num_bytes < FIXED_PAGES * PAGE_BYTES
     put(other, 1)
     assert rows_found(other, [1, 2]) == [1]
     other.close()
@@ -122,36 +125,26 @@ def test_a_deleted_state_is_gone_also_for_the_next_process_and_its_place_is_used
     cache.close()
 
 
-@pytest.mark.parametrize("max_bytes", [2 * PAGE_BYTES + RECORD_BYTES * n + extra for n in (1, 7) for extra in (0, 99)])
+@pytest.mark.parametrize("max_bytes", [SEVEN_RECORDS, SEVEN_RECORDS + 99, 3 * SEVEN_RECORDS])
 def test_the_budget_is_never_passed_and_what_it_does_not_hold_is_left_out(path: Path, max_bytes: int) -> None:
-    num_fitting = (max_bytes - 2 * PAGE_BYTES) // RECORD_BYTES
     cache = opened(path, max_bytes=max_bytes)
-    put(cache, *range(1, num_fitting))
-    had_room = cache.has_room
-    put(cache, *range(1, 20))
-    assert had_room
-    assert rows_found(cache, range(20)) == list(range(1, num_fitting + 1))
+    put(cache, 1)
+    had_room = [cache.has_room]
+    put(cache, *range(2, 100))
+    num_fitting = cache.num_images
+    assert num_fitting >= (max_bytes - FIXED_PAGES * PAGE_BYTES) // (2 * PAGE_BYTES)
+    assert rows_found(cache, range(100)) == list(range(1, num_fitting + 1))
     assert path.stat().st_size == cache.num_bytes <= max_bytes
-    assert not cache.has_room
+    had_room.append(cache.has_room)
     cache.delete(1)
-    put(cache, 30)
-    assert rows_found(cache, range(40)) == [*range(2, num_fitting + 1), 30]
+    assert [*had_room, cache.has_room] == [True, False, True]
+    put(cache, 130)
+    assert rows_found(cache, range(200)) == [*range(2, num_fitting + 1), 130]
     assert path.stat().st_size <= max_bytes
     cache.close()
 
 
-def test_budgets_of_several_groups_are_used_to_the_last_record(path: Path) -> None:
-    for num_fitting in (SLOTS_PER_GROUP - 1, SLOTS_PER_GROUP, SLOTS_PER_GROUP + 1):
-        num_pages = 2 if num_fitting <= SLOTS_PER_GROUP else 3
-        max_bytes = num_pages * PAGE_BYTES + 16 * num_fitting
-        cache = opened(path, record_bytes=16, max_bytes=max_bytes, identity=str(num_fitting))
-        put(cache, *range(1, 400))
-        assert cache.num_images == num_fitting
-        assert path.stat().st_size == max_bytes
-        cache.close()
-
-
-@pytest.mark.parametrize("max_bytes", [0, RECORD_BYTES, 2 * PAGE_BYTES + RECORD_BYTES - 1])
+@pytest.mark.parametrize("max_bytes", [0, RECORD_BYTES, FIXED_PAGES * PAGE_BYTES + RECORD_BYTES - 1])
 def test_a_budget_of_less_than_a_record_keeps_nothing(path: Path, max_bytes: int) -> None:
     first = opened(path)
     put(first, 1)
@@ -165,18 +158,18 @@ def test_a_budget_of_less_than_a_record_keeps_nothing(path: Path, max_bytes: int
     cache.close()
 
 
-def test_a_budget_that_has_shrunk_lets_go_of_what_it_no_longer_holds(path: Path) -> None:
+def test_a_file_larger_than_a_budget_that_has_shrunk_is_begun_again(path: Path) -> None:
     first = opened(path)
-    put(first, *range(1, 11))
+    put(first, *range(1, 41))
     first.close()
-    small = opened(path, max_bytes=2 * PAGE_BYTES + 4 * RECORD_BYTES)
-    assert rows_found(small, range(20)) == [1, 2, 3, 4]
-    assert path.stat().st_size == 2 * PAGE_BYTES + 4 * RECORD_BYTES
+    small = opened(path, max_bytes=SEVEN_RECORDS)
+    assert small.rows() == []
+    put(small, *range(1, 41))
+    assert path.stat().st_size <= SEVEN_RECORDS
+    kept = small.rows()
     small.close()
     large = opened(path)
-    assert rows_found(large, range(20)) == [1, 2, 3, 4]
-    put(large, 11)
-    assert rows_found(large, range(20)) == [1, 2, 3, 4, 11]
+    assert rows_found(large, range(50)) == kept
     large.close()
 
 
@@ -190,14 +183,14 @@ def test_damage_anywhere_loses_states_and_never_changes_one(path: Path, seed: in
     if seed % 3 == 0:
         del data[rng.randrange(len(data)) :]
     elif seed % 3 == 1:
-        data[rng.choice([rng.randrange(PAGE_BYTES + 160), rng.randrange(len(data))])] ^= 1 << rng.randrange(8)
+        data[rng.choice([rng.randrange(4 * PAGE_BYTES), rng.randrange(len(data))])] ^= 1 << rng.randrange(8)
     else:
         start = rng.randrange(len(data))
         data[start : start + PAGE_BYTES] = rng.randbytes(PAGE_BYTES)
     path.write_bytes(data)
     again = opened(path)
     found = rows_found(again, again.rows())
-    assert again.rows() == found, "what was found damaged is dropped"
+    assert {*again.rows()} <= {*found}, "what was found damaged is dropped, with the rest if SQLite can not read it"
     put(again, *range(1, 21))
     assert rows_found(again, range(30)) == list(range(1, 21))
     again.close()
@@ -207,37 +200,23 @@ def test_a_record_that_is_damaged_while_the_file_is_open_is_dropped_and_can_be_p
     cache: StateCache, path: Path
 ) -> None:
     put(cache, 1, 2)
-    with path.open("r+b") as file:
-        file.seek(2 * PAGE_BYTES + 17)
-        file.write(b"\0\0\0")
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("UPDATE states SET data = zeroblob(5000) WHERE row = 1")
     assert rows_found(cache, [1, 2]) == [2]
     assert cache.rows() == [2]
     put(cache, 1)
     assert rows_found(cache, [1, 2]) == [1, 2]
 
 
-def test_records_that_change_places_belong_to_no_row(path: Path) -> None:
+@pytest.mark.parametrize("change", ["row = -row", "data = (SELECT data FROM states AS other WHERE row <> states.row)"])
+def test_records_that_change_places_belong_to_no_row(path: Path, change: str) -> None:
     cache = opened(path)
     put(cache, 1, 2)
     cache.close()
-    data = bytearray(path.read_bytes())
-    first, second = (slice(2 * PAGE_BYTES + i * RECORD_BYTES, 2 * PAGE_BYTES + (i + 1) * RECORD_BYTES) for i in (0, 1))
-    data[first], data[second] = data[second], data[first]
-    path.write_bytes(data)
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute(f"UPDATE states SET {change}")
     again = opened(path)
-    assert again.get([1, 2]) == {}
-    again.close()
-
-
-def test_a_record_whose_entry_names_another_row_belongs_to_no_row(path: Path) -> None:
-    cache = opened(path)
-    put(cache, 1)
-    cache.close()
-    with path.open("r+b") as file:
-        file.seek(PAGE_BYTES)
-        file.write((2).to_bytes(8, "little"))
-    again = opened(path)
-    assert again.get([1, 2]) == {}
+    assert again.get([1, 2, -1, -2]).keys() <= {2}
     again.close()
 
 
@@ -253,18 +232,21 @@ def largest_file(num_bytes: int) -> Iterator[None]:
 
 
 def test_on_a_full_disk_what_fits_is_kept_and_the_rest_is_put_once_there_is_room(path: Path) -> None:
-    cache = opened(path, max_bytes=2 * PAGE_BYTES + 6 * RECORD_BYTES)
-    with largest_file(2 * PAGE_BYTES + 3 * RECORD_BYTES + 100):
-        put(cache, *range(1, 8))
-        assert rows_found(cache, range(10)) == [1, 2, 3]
+    cache = opened(path)
+    with largest_file(SEVEN_RECORDS):
+        put(cache, *range(1, 40))
+        fitting = rows_found(cache, range(50))
+        assert 7 <= len(fitting) < 39
+        assert not cache.has_room
         cache.delete(2)
-        put(cache, 8, 9)
-        assert rows_found(cache, range(10)) == [1, 3, 8]
-    put(cache, 4, 5, 6)
-    assert rows_found(cache, range(10)) == [1, 3, 4, 5, 6, 8]
+        put(cache, 48, 49)
+        assert rows_found(cache, range(50)) == [1, *fitting[2:], 48]
+    put(cache, 50, 51)
+    expected = [1, *fitting[2:], 48, 50, 51]
+    assert rows_found(cache, range(60)) == expected
     cache.close()
     again = opened(path)
-    assert rows_found(again, range(10)) == [1, 3, 4, 5, 6, 8]
+    assert rows_found(again, range(60)) == expected
     again.close()
 
 
@@ -298,7 +280,7 @@ def test_after_close_nothing_is_kept_or_found_and_no_other_file_is_touched(path:
     again.close()
 
 
-@pytest.mark.parametrize("number", [10, SLOTS_PER_GROUP + 40])
+@pytest.mark.parametrize("number", [30, 300])
 def test_the_room_of_deleted_states_is_given_back_and_the_others_stay(path: Path, number: int) -> None:
     cache = opened(path, record_bytes=500)
     put(cache, *range(number))
@@ -309,7 +291,7 @@ def test_the_room_of_deleted_states_is_given_back_and_the_others_stay(path: Path
     for row in set(range(number)) - set(kept):
         cache.delete(row)
     cache.give_back()
-    assert cache.num_bytes <= 2 * PAGE_BYTES + size * (len(kept) + 1) / number
+    assert cache.num_bytes <= (FIXED_PAGES + 2) * PAGE_BYTES + size * len(kept) / number
     assert rows_found(cache, range(number)) == kept
     cache.close()
     cache = opened(path, record_bytes=500)
@@ -317,14 +299,14 @@ def test_the_room_of_deleted_states_is_given_back_and_the_others_stay(path: Path
     for row in kept:
         cache.delete(row)
     cache.give_back()
-    assert cache.num_bytes == PAGE_BYTES
+    assert cache.num_bytes <= FIXED_PAGES * PAGE_BYTES
     put(cache, 1, 2)
     assert rows_found(cache, range(number)) == [1, 2]
     cache.close()
 
 
 def test_threads_that_put_get_and_delete_at_once_see_right_states_or_none(path: Path) -> None:
-    cache = opened(path, max_bytes=2 * PAGE_BYTES + 12 * RECORD_BYTES)
+    cache = opened(path, max_bytes=2 * SEVEN_RECORDS)
     actions: list[Callable[[int], object]] = [
         lambda row: put(cache, row),
         cache.delete,
@@ -341,8 +323,8 @@ def test_threads_that_put_get_and_delete_at_once_see_right_states_or_none(path: 
         list(threads.map(work, range(4)))  # raises what one of them raised
     assert rows_found(cache, cache.rows()) == cache.rows()
     assert cache.num_bytes <= cache.max_bytes
-    put(cache, *range(100, 112))
-    assert cache.num_images == 12, "no slot was lost"
+    put(cache, *range(100, 130))
+    assert cache.num_images >= 14, "no place was lost"
     cache.close()
 
 
