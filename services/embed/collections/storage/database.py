@@ -7,9 +7,9 @@ import errno
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from threading import Condition, Lock
+from threading import Lock, Semaphore
 
 from services.core.errors import Overloaded
 
@@ -95,8 +95,7 @@ class Database:
         self._files = self._inodes()
         self._writing = Lock()
         self._idle: list[sqlite3.Connection] = []
-        self._num_readers = 0
-        self._reading = Condition()
+        self._readers = Semaphore(MAX_READERS)
         self._is_open = True
 
     @classmethod
@@ -150,13 +149,12 @@ class Database:
 
     def close(self) -> None:
         """Let running reads and writes finish and close the file. Closing again has no effect."""
-        with self._reading:
-            self._is_open = False
-            self._reading.notify_all()
-            self._reading.wait_for(lambda: len(self._idle) == self._num_readers)
+        self._is_open = False
+        with ExitStack() as all_readers:
+            for _ in range(MAX_READERS):
+                all_readers.enter_context(self._readers)
             while self._idle:
                 self._idle.pop().close()
-            self._num_readers = 0
         with self._writing:
             self._writer.close()
 
@@ -221,31 +219,14 @@ class Database:
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
         """Provide a connection that sees what was committed before each of its statements, also during writes."""
-        connection = self._take_reader()
-        try:
-            with storage_errors(self._path.parent):
+        with self._readers, storage_errors(self._path.parent):
+            self._check_open()
+            connection = self._idle.pop() if self._idle else _connect(self._path)
+            try:
                 self._check_in_place()
                 yield connection
-        finally:
-            with self._reading:
+            finally:
                 self._idle.append(connection)
-                self._reading.notify_all()
-
-    def _take_reader(self) -> sqlite3.Connection:
-        with self._reading:
-            self._reading.wait_for(lambda: not self._is_open or self._idle or self._num_readers < MAX_READERS)
-            self._check_open()
-            if self._idle:
-                return self._idle.pop()
-            self._num_readers += 1
-        try:
-            with storage_errors(self._path.parent):
-                return _connect(self._path)
-        except BaseException:
-            with self._reading:
-                self._num_readers -= 1
-                self._reading.notify_all()
-            raise
 
     def _check_open(self) -> None:
         if not self._is_open:
