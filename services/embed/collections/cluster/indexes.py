@@ -25,6 +25,7 @@ from services.embed.collections.cluster.image_store import PostgresImageStore
 from services.embed.collections.cluster.leases import LEASE_ROWS, IndexProgress, IndexWork, Lease, Progress
 from services.embed.collections.cluster.vectors import StoredVectors, VectorDatabase, VectorsLost
 from services.embed.collections.index.vector_index import Found, IndexKind
+from services.embed.collections.index.vector_table import ordered
 from services.embed.collections.indexes import (
     Changes,
     CheckpointIndexes,
@@ -99,25 +100,20 @@ class SharedVectors:
     def search(self, queries: Embeddings, k: int, *, among: Rows | None = None) -> Found:
         """Find the k nearest rows of images that exist. Raises VectorsLost."""
         if self.stored is None or not self.num_vectors:
-            return _padded([[]] * len(queries), [[]] * len(queries), k)
+            return Found(np.full((len(queries), k), -1, np.int64), np.full((len(queries), k), -np.inf, np.float32))
         wanted = k
         for _ in range(MAX_REPEATS):
             with self._noticing_loss():
                 found = self.stored.search(queries, wanted, among=among)
-            there = [
-                (rows[rows >= 0], scores[rows >= 0]) for rows, scores in zip(found.rows, found.scores, strict=True)
-            ]
-            live = self._store.live(np.unique(np.concatenate([rows for rows, _ in there])).tolist())
-            kept = [[place for place, row in enumerate(rows.tolist()) if row in live][:k] for rows, _ in there]
+            is_there = found.rows >= 0
+            live = self._store.live(np.unique(found.rows[is_there]).tolist())
+            is_live = is_there & np.isin(found.rows, list(live))
             # what is not full and not all either lacks images behind the deleted ones
-            if all(len(own) == k or len(rows) < wanted for own, (rows, _) in zip(kept, there, strict=True)):
+            if ((is_live.sum(axis=1) >= k) | (is_there.sum(axis=1) < wanted)).all():
                 break
             wanted *= 2
-        return _padded(
-            [rows[own].tolist() for own, (rows, _) in zip(kept, there, strict=True)],
-            [scores[own].tolist() for own, (_, scores) in zip(kept, there, strict=True)],
-            k,
-        )
+        best = ordered(np.where(is_live, found.rows, -1), found.scores.copy())
+        return Found(best.positions[:, :k], best.scores[:, :k])
 
     def vectors(self, rows: Rows) -> tuple[Embeddings, NDArray[np.bool_]]:
         if self.stored is None or not self.num_vectors:
@@ -149,14 +145,6 @@ class SharedVectors:
         except VectorsLost:
             self._on_lost()
             raise
-
-
-def _padded(rows: Sequence[Sequence[int]], scores: Sequence[Sequence[float]], k: int) -> Found:
-    found = Found(np.full((len(rows), k), -1, np.int64), np.full((len(rows), k), -np.inf, np.float32))
-    for place, (own_rows, own_scores) in enumerate(zip(rows, scores, strict=True)):
-        found.rows[place, : len(own_rows)] = own_rows
-        found.scores[place, : len(own_scores)] = own_scores
-    return found
 
 
 class LostRows:
