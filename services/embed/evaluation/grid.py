@@ -1,17 +1,20 @@
 """A query's nearest neighbours under several conditions, next to CLIP's (Figures 5.1 and 5.5), and their picture: a
-block for each query, with its rows next to it. Lengths are in pixels.
+block for each query, with its rows next to it, drawn by matplotlib.
 
 Shapes: N images of a gallery, Q queries, k neighbours, E embedding width.
 """
 
+import io
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont, ImageOps
+from PIL import Image, ImageOps
 
 from services.core.text_files import BadFile
 from services.embed.evaluation.colorshape import TEST_INSTRUCTIONS, labels_of, rendered
@@ -21,23 +24,19 @@ from services.jobs.colorshape import Scenes, render, sample_scenes
 from services.jobs.progress import watched
 from services.jobs.published_data import read_image
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 THUMBNAIL = 96
-GAP = 14
-FRAME = 4
-MARGIN = 40
-LABEL_WIDTH = 220
-MAX_LINES = 4
-CAPTION_HEIGHT = 22
-
-PAPER = (255, 255, 255)
-INK = (28, 30, 34)
-PALE_INK = (112, 117, 125)
-LINE = (222, 225, 230)
-ALIKE = (26, 152, 80)
-UNLIKE = (214, 48, 39)
-
-ROW_HEIGHT = THUMBNAIL + CAPTION_HEIGHT + GAP
 QUERY = 2 * THUMBNAIL
+# Pixels around the picture, and the side of a neighbour in inches.
+MARGIN = 40
+CELL, DPI = 0.96, 100
+LABEL_CHARACTERS, MAX_LINES = 26, 4
+
+INK, PALE_INK = "#1c1e22", "#70757d"
+LINE, ALIKE, UNLIKE = (222, 225, 230), (26, 152, 80), (214, 48, 39)
+
 # Conditions on scenes if none are given.
 SCENE_CONDITIONS = tuple(TEST_INSTRUCTIONS[name] for name in ("color", "shape", "background"))
 # Neither training nor the ColorShape protocol uses this seed.
@@ -74,105 +73,49 @@ def draw_grid(blocks: Sequence[Block], names: tuple[str, str]) -> Image.Image:
 
     `names` are those of the baseline and of the model.
     """
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
     longest = max(len(row.neighbours) for block in blocks for row in block.rows)
-    width = 2 * MARGIN + QUERY + 3 * GAP + LABEL_WIDTH + longest * (THUMBNAIL + GAP) - GAP
-    has_frames = any(one.is_alike is not None for block in blocks for row in block.rows for one in row.neighbours)
-    heights = [_height(block) for block in blocks]
-    legend = 2 * GAP if has_frames else 0
-    picture = Image.new("RGB", (width, sum(heights) + (len(blocks) + 1) * MARGIN + legend), PAPER)
-    draw = ImageDraw.Draw(picture)
-    top = MARGIN
-    for number, (block, height) in enumerate(zip(blocks, heights, strict=True)):
-        if number:
-            draw.line([(MARGIN, top - MARGIN // 2), (width - MARGIN, top - MARGIN // 2)], LINE)
-        _draw_block(picture, block, names, top)
-        top += height + MARGIN
-    if has_frames:
-        _draw_legend(draw, top - MARGIN // 2)
-    return picture
+    heights = [max(2, len(block.rows)) for block in blocks]
+    figure = Figure(figsize=(CELL * (longest + 4.4), CELL * 1.25 * sum(heights)), dpi=DPI, layout="constrained")
+    for part, block in zip(
+        figure.subfigures(len(blocks), 1, squeeze=False, height_ratios=heights)[:, 0], blocks, strict=True
+    ):
+        places = part.add_gridspec(len(block.rows), longest + 2, width_ratios=[2, 2.2, *[1] * longest])
+        _draw_image(part.add_subplot(places[:, 0]), block.query, "query", None)
+        for number, row in enumerate(block.rows):
+            label = part.add_subplot(places[number, 1])
+            label.axis("off")
+            label.text(0, 0.6, _fitting(names[min(number, 1)]), color=PALE_INK, fontsize=8, va="bottom")
+            label.text(0, 0.55, _fitting(row.condition or "no condition"), color=INK, fontsize=9.5, va="top")
+            for place, one in enumerate(row.neighbours, 2):
+                _draw_image(part.add_subplot(places[number, place]), one.image, f"{one.cosine:.3f}", one.is_alike)
+    if any(one.is_alike is not None for block in blocks for row in block.rows for one in row.neighbours):
+        told = {ALIKE: "shares the queried attribute with the query", UNLIKE: "does not"}
+        frames = [Patch(fill=False, edgecolor=_color(color), linewidth=3, label=text) for color, text in told.items()]
+        figure.legend(handles=frames, loc="outside lower left", ncols=2, frameon=False, fontsize=8)
+    file = io.BytesIO()
+    figure.savefig(file, format="png")
+    return ImageOps.expand(Image.open(file).convert("RGB"), MARGIN, "white")
 
 
-def _height(block: Block) -> int:
-    """Height of a block, without the gap below its last row."""
-    return max(QUERY + CAPTION_HEIGHT, len(block.rows) * ROW_HEIGHT - GAP)
+def _draw_image(axes: "Axes", image: Image.Image, caption: str, is_alike: bool | None) -> None:
+    axes.imshow(image)
+    axes.set_anchor("N")
+    axes.set(xticks=[], yticks=[])
+    axes.set_xlabel(caption, color=PALE_INK, fontsize=8, labelpad=4)
+    color = LINE if is_alike is None else ALIKE if is_alike else UNLIKE
+    axes.spines[:].set(color=_color(color), linewidth=0.8 if is_alike is None else 3)
 
 
-def _draw_block(picture: Image.Image, block: Block, names: tuple[str, str], top: int) -> None:
-    draw = ImageDraw.Draw(picture)
-    picture.paste(block.query, (MARGIN, top))
-    _draw_frame(draw, (MARGIN, top), QUERY, LINE, 1)
-    draw.text((MARGIN + QUERY / 2, top + QUERY + 4), "query", PALE_INK, _font(14), anchor="ma")
-    left = MARGIN + QUERY + 3 * GAP
-    for number, row in enumerate(block.rows):
-        row_top = top + number * ROW_HEIGHT
-        _draw_label(draw, (left, row_top + THUMBNAIL // 2), names[min(number, 1)], row.condition)
-        for place, neighbour in enumerate(row.neighbours):
-            _draw_neighbour(picture, neighbour, (left + LABEL_WIDTH + place * (THUMBNAIL + GAP), row_top))
+def _fitting(text: str) -> str:
+    """Wrap to the labels' column; overlong words, and text beyond the last line, are cut."""
+    return "\n".join(textwrap.wrap(text, LABEL_CHARACTERS, max_lines=MAX_LINES, placeholder=" …"))
 
 
-def _draw_label(draw: ImageDraw.ImageDraw, at: tuple[int, int], name: str, condition: str) -> None:
-    """Draw the model's name above its condition, vertically centred."""
-    lines = [(line, PALE_INK, 14) for line in _wrapped(name, 14)]
-    lines += [(line, INK, 17) for line in _wrapped(condition or "no condition", 17)]
-    left, top = at[0], at[1] - sum(size + 5 for _, _, size in lines) / 2
-    for line, color, size in lines:
-        draw.text((left, top), line, color, _font(size))
-        top += size + 5
-
-
-def _draw_neighbour(picture: Image.Image, neighbour: Neighbour, at: tuple[int, int]) -> None:
-    draw = ImageDraw.Draw(picture)
-    picture.paste(neighbour.image, at)
-    if neighbour.is_alike is None:
-        _draw_frame(draw, at, THUMBNAIL, LINE, 1)
-    else:
-        _draw_frame(draw, at, THUMBNAIL, ALIKE if neighbour.is_alike else UNLIKE, FRAME)
-    cosine = f"{neighbour.cosine:.3f}"
-    draw.text((at[0] + THUMBNAIL / 2, at[1] + THUMBNAIL + FRAME + 3), cosine, PALE_INK, _font(14), anchor="ma")
-
-
-def _draw_frame(
-    draw: ImageDraw.ImageDraw, at: tuple[int, int], side: int, color: tuple[int, int, int], width: int
-) -> None:
-    """Draw a frame around a square image, outside of it."""
-    left, top = at
-    draw.rectangle((left - width, top - width, left + side + width - 1, top + side + width - 1), None, color, width)
-
-
-def _draw_legend(draw: ImageDraw.ImageDraw, top: int) -> None:
-    left: float = MARGIN
-    for color, text in ((ALIKE, "shares the queried attribute with the query"), (UNLIKE, "does not")):
-        draw.rectangle((left, top, left + 15, top + 15), outline=color, width=FRAME)
-        draw.text((left + 24, top + 7), text, PALE_INK, _font(14), anchor="lm")
-        left += 24 + _font(14).getlength(text) + 3 * GAP
-
-
-def _wrapped(text: str, size: int) -> list[str]:
-    """Wrap to the labels' column; overlong words, and text beyond the last line, are cut with an ellipsis."""
-    lines: list[str] = []
-    for word in text.split():
-        longer = f"{lines[-1]} {word}" if lines else word
-        if lines and _fits(longer, size):
-            lines[-1] = longer
-        else:
-            lines.append(_shortened(word, size))
-    if len(lines) > MAX_LINES:
-        lines[MAX_LINES - 1] = _shortened(" ".join(lines[MAX_LINES - 1 :]), size)
-    return lines[:MAX_LINES]
-
-
-def _shortened(text: str, size: int) -> str:
-    if _fits(text, size):
-        return text
-    return next(cut for end in range(len(text) - 1, -1, -1) if _fits(cut := f"{text[:end]}…", size))
-
-
-def _fits(text: str, size: int) -> bool:
-    return _font(size).getlength(text) <= LABEL_WIDTH - 2 * GAP
-
-
-def _font(size: int) -> ImageFont.ImageFont | ImageFont.FreeTypeFont:
-    return ImageFont.load_default(size)
+def _color(rgb: tuple[int, int, int]) -> str:
+    return f"#{bytes(rgb).hex()}"
 
 
 class SceneGallery:
