@@ -10,7 +10,6 @@ E embedding width, W text tokens, N texts.
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from services.embed.focallens import FocalLens
-from services.embed.model.image_engine import to_rows
+from services.embed.model.image_engine import Checkpoint, to_rows
 from services.embed.model.items import Bytes, Embeddings
 from services.embed.model.stacking_engine import ConditionTokens, Costs, Pair, StackingEngine, half_precision, packed
 from services.embed.visibility import Index, Readouts, ranks_within
@@ -44,13 +43,7 @@ MAX_READOUTS_AT_ONCE = 256
 MAX_SHARE_OF_EMPTY = 1 / 16
 
 
-@dataclass(frozen=True)
-class FocalLensCheckpoint:
-    """A FocalLens model ready to embed."""
-
-    model: FocalLens
-    tokenizer: Tokenizer
-    transform: ImageTransform
+FocalLensCheckpoint = Checkpoint[FocalLens, Tokenizer, ImageTransform]
 
 
 def save_focallens(model: FocalLens, clip: ClipModel, directory: Path) -> None:
@@ -70,7 +63,7 @@ def load_focallens(
     model = FocalLens(clip.model, **json.loads((directory / FOCALLENS_CONFIG).read_text()))
     model.load_state_dict(load_file(directory / FOCALLENS_WEIGHTS))
     model.eval().requires_grad_(False)
-    return FocalLensCheckpoint(model.to(device=device, dtype=dtype), clip.tokenizer, clip.transform)
+    return Checkpoint(model.to(device=device, dtype=dtype), clip.tokenizer, clip.transform)
 
 
 class _Pass(NamedTuple):

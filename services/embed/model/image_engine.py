@@ -7,6 +7,7 @@ Shapes: R rows, E embedding width.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
@@ -46,6 +47,18 @@ class ImageCheckpoint(Protocol):
 
 
 CheckpointT = TypeVar("CheckpointT", bound=ImageCheckpoint)
+ModelT = TypeVar("ModelT")
+TokenizerT = TypeVar("TokenizerT", bound=TextTokenizer)
+TransformT = TypeVar("TransformT", bound=ImagePreparation)
+
+
+@dataclass(frozen=True)
+class Checkpoint(Generic[ModelT, TokenizerT, TransformT]):
+    """A model ready to embed, and what prepares its inputs."""
+
+    model: ModelT
+    tokenizer: TokenizerT
+    transform: TransformT
 
 
 class ImageEngine(ABC, Generic[CheckpointT]):

@@ -14,7 +14,6 @@ import json
 import math
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from services.embed.instructblip import InstructBlip
+from services.embed.model.image_engine import Checkpoint
 from services.embed.model.items import ImageItem, Item
 from services.embed.model.stacking_engine import Costs, FeatureEngine, half_precision
 from services.nn.clip_texts import InputIds, Text
@@ -67,13 +67,7 @@ class InstructionTokenizer:
         return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=self.padding)
 
 
-@dataclass(frozen=True)
-class InstructBlipCheckpoint:
-    """An InstructBLIP's image side, ready to embed."""
-
-    model: InstructBlip
-    tokenizer: InstructionTokenizer
-    transform: ImageTransform
+InstructBlipCheckpoint = Checkpoint[InstructBlip, InstructionTokenizer, ImageTransform]
 
 
 def is_instructblip(directory: Path) -> bool:
@@ -101,7 +95,7 @@ def load_instructblip(
     model = InstructBlip(vision, qformer, weights["query_tokens"].to(dtype))
     model.eval().requires_grad_(False).to(device)
     positions = config.qformer_config.max_position_embeddings
-    return InstructBlipCheckpoint(model, InstructionTokenizer(tokenizer, positions), transform)
+    return Checkpoint(model, InstructionTokenizer(tokenizer, positions), transform)
 
 
 def instructblip_config(raw: Mapping[str, Any], stored: StoredWeights) -> Any:

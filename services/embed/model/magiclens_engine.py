@@ -11,7 +11,6 @@ Shapes: B images, R readouts (an image under a condition, or under none), D embe
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from services.embed.magiclens import MagicLens, MagicLensShape
+from services.embed.model.image_engine import Checkpoint
 from services.embed.model.stacking_engine import ConditionTokens, Costs, FeatureEngine
 from services.nn.clip_model import build_clip
 from services.nn.clip_texts import InputIds
@@ -49,13 +49,7 @@ MAGICLENS_CONFIG = "magiclens.json"
 MAGICLENS_WEIGHTS = "model.safetensors"
 
 
-@dataclass(frozen=True)
-class MagicLensCheckpoint:
-    """A MagicLens ready to embed."""
-
-    model: MagicLens
-    tokenizer: Tokenizer
-    transform: ImageTransform
+MagicLensCheckpoint = Checkpoint[MagicLens, Tokenizer, ImageTransform]
 
 
 def load_magiclens(
@@ -74,7 +68,7 @@ def load_magiclens(
         load_exactly(model, load_file(directory / MAGICLENS_WEIGHTS))
     model.eval().requires_grad_(False).to(device)
     model.clip.to(dtype)
-    return MagicLensCheckpoint(model, clip.tokenizer, clip.transform)
+    return Checkpoint(model, clip.tokenizer, clip.transform)
 
 
 def encode_image(clip: Any, pixels: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from services.core.errors import InvalidRequest
 from services.embed.focallens_mllm import FocalLensMllm
-from services.embed.model.image_engine import to_rows
+from services.embed.model.image_engine import Checkpoint, to_rows
 from services.embed.model.items import Embeddings, ImageItem, Item
 from services.embed.model.stacking_engine import Costs, Pair, StackingEngine, with_last
 from services.nn.clip_texts import InputIds, tokenise
@@ -69,7 +69,7 @@ class InstructionTokenizer:
 
     def __init__(self, tokenizer: Any, prompt: MllmPrompt, config: Any) -> None:
         self._tokenizer = tokenizer
-        self._prompt = prompt
+        self.prompt = prompt
         self.plain = PlainTexts.of(tokenizer)
         self._image: int = config.image_token_id
         self._special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id} | {self._image}
@@ -103,18 +103,11 @@ class InstructionTokenizer:
 
     def _encode(self, instruction: str) -> list[int]:
         with self._one_at_a_time:  # its settings of truncation are those of all threads
-            encoded: list[int] = self._tokenizer(self._prompt.prompt.replace(INSTRUCTION, instruction))["input_ids"]
+            encoded: list[int] = self._tokenizer(self.prompt.prompt.replace(INSTRUCTION, instruction))["input_ids"]
         return encoded
 
 
-@dataclass(frozen=True)
-class MllmCheckpoint:
-    """A FocalLens-MLLM ready to embed; `no_instruction` is the instruction of an image without one."""
-
-    model: FocalLensMllm
-    tokenizer: InstructionTokenizer
-    transform: ImageTransform
-    no_instruction: str
+MllmCheckpoint = Checkpoint[FocalLensMllm, InstructionTokenizer, ImageTransform]
 
 
 def is_llava(directory: Path) -> bool:
@@ -144,7 +137,7 @@ def load_mllm(
         projection = _read_projection(directory)
     model = FocalLensMllm(whole.model, tokenizer.opening, tokenizer.end, projection)
     model.eval().requires_grad_(False).to(device)
-    return MllmCheckpoint(model, tokenizer, transform, prompt.no_instruction)
+    return Checkpoint(model, tokenizer, transform)
 
 
 def save_mllm(model: FocalLensMllm, base: Path, directory: Path) -> None:
@@ -230,7 +223,7 @@ class MllmEngine(StackingEngine[MllmCheckpoint]):
         self._model = checkpoint.model
         if can_pack(device, dtype):
             pack_linear_layers(self._model)
-        self._no_instruction = tokenise(tokenizer, checkpoint.no_instruction)
+        self._no_instruction = tokenise(tokenizer, tokenizer.prompt.no_instruction)
 
     @classmethod
     def read(cls, directory: Path, device: torch.device, dtype: torch.dtype) -> MllmCheckpoint:

@@ -26,7 +26,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from services.core.errors import InvalidRequest, TooLarge
 from services.embed.last_token import AT_ONCE, LastTokenEmbedder
-from services.embed.model.image_engine import ImageEngine, to_rows
+from services.embed.model.image_engine import Checkpoint, ImageEngine, to_rows
 from services.embed.model.items import Embeddings, ImageItem, Item, Pixels, Reading
 from services.embed.model.vlm_prompts import VLM_CONFIG, VlmPrompt, WrittenPrompt, read_vlm_prompt
 from services.nn.clip_texts import Text, tokenise
@@ -170,14 +170,7 @@ class VlmTokenizer:
         return ids
 
 
-@dataclass(frozen=True)
-class VlmCheckpoint:
-    """A vision-language model ready to embed; `shares_beginning` tells whether a prompt's beginning can be shared."""
-
-    model: LastTokenEmbedder
-    tokenizer: VlmTokenizer
-    transform: ImageFit
-    shares_beginning: bool
+VlmCheckpoint = Checkpoint[LastTokenEmbedder, VlmTokenizer, ImageFit]
 
 
 def says_how_asked(directory: Path) -> bool:
@@ -227,8 +220,7 @@ def load_vlm(
         raise ValueError(f"the last hidden states of a {config.model_type!r} can't be read")
     model = LastTokenEmbedder(whole.model, int(text.hidden_size))
     model.eval().requires_grad_(False).to(device)
-    shares = prompt.is_image_first and config.model_type in SHARES_BEGINNING
-    return VlmCheckpoint(model, tokenizer, transform, shares)
+    return Checkpoint(model, tokenizer, transform)
 
 
 def image_factor(processor: Any) -> int:
@@ -278,7 +270,8 @@ class VlmEngine(ImageEngine[VlmCheckpoint]):
         super().__init__(checkpoint, device, dtype)
         self._vlm = checkpoint.tokenizer
         self._model = checkpoint.model
-        self._shares = checkpoint.shares_beginning
+        is_known = checkpoint.model.model.config.model_type in SHARES_BEGINNING
+        self._shares = self._vlm.prompt.is_image_first and is_known
         if self._vlm.written.text is None:
             self.image_only = "a vision-language model"
 
