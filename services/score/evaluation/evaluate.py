@@ -28,7 +28,7 @@ from services.score.evaluation.benchmarks.caption_choices import (
 )
 from services.score.evaluation.benchmarks.image_choices import load_imagecode, load_winoground
 from services.score.evaluation.benchmarks.record_files import load_pairs_tasks, load_records
-from services.score.evaluation.judges import RESULT_FILES, CannotJudge, Resampling, Result
+from services.score.evaluation.judges import RESULT_FILES, CannotJudge, Result
 from services.score.evaluation.judges import evaluate as evaluate_judge
 from services.score.evaluation.loading import JudgeKind, JudgeOptions, Limit, SimilarityOption, exits, load_judges
 from services.score.evaluation.records import Task, count
@@ -61,7 +61,6 @@ Output = Annotated[
     Path | None,
     typer.Option(callback=results_file(RESULT_FILES.load), help="JSON file to add the scores to."),
 ]
-Resamples = Annotated[int, typer.Option(min=0, help="Number of bootstrap samples for 95 % confidence intervals.")]
 BaseUrl = Annotated[str, typer.Option(help="Base URL of the endpoint, with --judge chat or vqa.")]
 KeyVariable = Annotated[
     str | None, typer.Option(help="Environment variable that holds its key.", show_default="no key")
@@ -162,7 +161,6 @@ def evaluate(
     similarity: SimilarityOption = "mix",
     limit: Limit = None,
     output: Output = None,
-    resamples: Resamples = 0,
     device: Device = "auto",
     store_url: StoreUrl = None,
     base_url: BaseUrl = JudgeOptions.base_url,
@@ -181,7 +179,7 @@ def evaluate(
     asked = {"valid_only": not everything} if "valid_only" in chosen.own else {}
     models = _models(model, judge)
     options = JudgeOptions(judge, device, store_url, similarity, base_url, _key(key_variable), log, concurrency)
-    run(tasks, models, options, {**asked, "limit": limit}, Resampling(resamples), output)
+    run(tasks, models, options, {**asked, "limit": limit}, output)
 
 
 for name, one in BENCHMARKS.items():
@@ -214,7 +212,6 @@ def run(
     models: Sequence[str],
     options: JudgeOptions,
     settings: Mapping[str, Any],
-    resampling: Resampling,
     output: Path | None,
 ) -> None:
     """Score the tasks with all judges, save the results and print them, with JSON as the last line.
@@ -229,7 +226,7 @@ def run(
                 judges = load_judges(models, options)
             for judge in judges:
                 with bad_parameters():
-                    results = evaluate_judge(judge, tasks, settings, resampling)
+                    results = evaluate_judge(judge, tasks, settings)
                 reached += results
                 if output is not None:
                     RESULT_FILES.save(results, output)

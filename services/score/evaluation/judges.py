@@ -3,7 +3,7 @@
 Shapes: R records of a task, O orders, I images and C captions of a record, N images or texts, E embedding width.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
@@ -18,7 +18,7 @@ from services.core.refusals import first_complaint
 from services.core.text_files import BadFile, read_json
 from services.jobs.progress import standard_bars
 from services.jobs.result_files import ResultFiles
-from services.score.evaluation.aggregates import IMAGE, TEXT, aggregates
+from services.score.evaluation.aggregates import IMAGE, TEXT
 from services.score.evaluation.records import (
     ImageFile,
     Outcomes,
@@ -38,8 +38,7 @@ NOTES = ("captions_cut", "left_out")
 class Result:
     """One judge on one benchmark: percent and number of records by task, and the settings.
 
-    `intervals` are of scores and of the benchmark's aggregates, by their names: [lower, upper] of 95 %. `data` tells,
-    by part of the suite, which data the scores are of.
+    `data` tells, by part of the suite, which data the scores are of.
     """
 
     judge: str
@@ -47,21 +46,14 @@ class Result:
     scores: dict[str, float]
     sizes: dict[str, int]
     settings: dict[str, Any] = field(default_factory=dict)
-    intervals: dict[str, list[float]] = field(default_factory=dict)
     data: dict[str, str] = field(default_factory=dict)
 
 
 def _combine(earlier: Result, later: Result) -> Result:
-    if not earlier.scores.keys() - later.scores.keys():
-        return later
-    scores = {**earlier.scores, **later.scores}
-    intervals = {**earlier.intervals, **later.intervals}
     return replace(
         later,
-        scores=scores,
+        scores={**earlier.scores, **later.scores},
         sizes={**earlier.sizes, **later.sizes},
-        # an aggregate's interval is only valid for the tasks it was computed from
-        intervals={name: intervals[name] for name in intervals if name in scores},
         data={**earlier.data, **later.data},
     )
 
@@ -75,7 +67,6 @@ RESULT_FILES = ResultFiles(Result, attrgetter("judge", "benchmark"), _combine, _
 
 Similarity = Literal["mix", "global", "local"]
 
-CONFIDENCE = 0.95
 OnScores = Callable[[int, Scores], None]
 
 
@@ -113,20 +104,7 @@ def open_image(image: ImageFile) -> Image.Image:
         raise CannotJudge(f"{image} can't be read as an image: {error}") from error
 
 
-@dataclass(frozen=True)
-class Resampling:
-    """Number of bootstrap resamples of the records for intervals; 0 for no intervals."""
-
-    num_resamples: int = 0
-    seed: int = 0
-
-
-def evaluate(
-    judge: Judge,
-    tasks: Sequence[Task],
-    settings: Mapping[str, Any] | None = None,
-    resampling: Resampling | None = None,
-) -> list[Result]:
+def evaluate(judge: Judge, tasks: Sequence[Task], settings: Mapping[str, Any] | None = None) -> list[Result]:
     """Judge the tasks, with one result for each benchmark and the judge's notes among its settings.
 
     Raises BadFile before the first image is read if any is missing, and CannotJudge.
@@ -137,15 +115,12 @@ def evaluate(
     right = [(task, outcomes(score(judge, task), task.num_true)) for task in tasks]
     left_out = {task.name: task.left_out for task in tasks if task.left_out}
     notes = {**(settings or {}), **judge.notes(), **({"left_out": left_out} if left_out else {})}
-    resampling = resampling or Resampling()
     results = []
     for benchmark in dict.fromkeys(task.benchmark for task in tasks):
         own = [(task, found) for task, found in right if task.benchmark == benchmark]
-        columns = [_columns(*pair) for pair in own]
-        scores = {name: percent(*column) for of_task in columns for name, column in of_task.items()}
+        scores = {name: value for pair in own for name, value in _percents(*pair)}
         sizes = {task.name: len(task.records) for task, _ in own}
-        intervals = _intervals(benchmark, columns, sizes, resampling) if resampling.num_resamples else {}
-        results.append(Result(judge.name, benchmark, scores, sizes, notes, intervals))
+        results.append(Result(judge.name, benchmark, scores, sizes, notes))
     return results
 
 
@@ -164,35 +139,13 @@ def score(judge: Judge, task: Task) -> list[Scores]:
     return scored
 
 
-Columns = dict[str, tuple[NDArray[np.float64], NDArray[np.int64]]]
-
-
-def _columns(task: Task, found: Outcomes) -> Columns:
-    """Correctness of each record of a task, and its category, by name of a score."""
+def _percents(task: Task, found: Outcomes) -> Iterator[tuple[str, float]]:
+    """Yield a task's scores by name: one, or for groups also those of the choices of captions and of images."""
     category = category_index(task)
-    columns = {task.name: (found.both, category)}
+    yield task.name, percent(found.both, category)
     if task.kind == "group":
-        columns[task.name + TEXT] = found.text, category
-        columns[task.name + IMAGE] = found.image, category
-    return columns
-
-
-def _intervals(
-    benchmark: str, columns: Sequence[Columns], sizes: Mapping[str, int], resampling: Resampling
-) -> dict[str, list[float]]:
-    """Compute percentile intervals of scores and aggregates; each task's records are resampled separately."""
-    rng = np.random.default_rng(resampling.seed)
-    drawn: dict[str, list[float]] = {}
-    for _ in range(resampling.num_resamples):
-        scores = {}
-        for of_task in columns:
-            num_records = len(next(iter(of_task.values()))[0])
-            rows = rng.integers(num_records, size=num_records)
-            scores.update({name: percent(right[rows], category[rows]) for name, (right, category) in of_task.items()})
-        for name, value in {**scores, **aggregates(benchmark, scores, sizes)}.items():
-            drawn.setdefault(name, []).append(value)
-    tail = 100 * (1 - CONFIDENCE) / 2
-    return {name: np.percentile(values, [tail, 100 - tail]).tolist() for name, values in drawn.items()}
+        yield task.name + TEXT, percent(found.text, category)
+        yield task.name + IMAGE, percent(found.image, category)
 
 
 Features = NDArray[np.float32]

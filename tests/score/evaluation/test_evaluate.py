@@ -66,7 +66,7 @@ def test_the_first_choices_of_sugarcrepe_under_cocos_names_are_scored_by_a_check
         "--model",
         f"tiny={checkpoint}",
     ]
-    result = run(*command, "--resamples", "20", "--output", tmp_path / "results.json")
+    result = run(*command, "--output", tmp_path / "results.json")
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith("35 records: replace_obj 5, replace_att 5, replace_rel 5, swap_obj 5, ")
     assert "Table 4.6" in result.stdout
@@ -75,7 +75,6 @@ def test_the_first_choices_of_sugarcrepe_under_cocos_names_are_scored_by_a_check
     assert set(found["sizes"].values()) == {5}
     assert found["settings"].keys() >= {"limit", "local_weight"}
     assert found["aggregates"].keys() == {"macro", "REPLACE", "SWAP", "ADD", "average"}
-    assert found["intervals"].keys() == found["scores"].keys() | found["aggregates"].keys()
     # five records of each, so fifths
     assert all(score % 20 == pytest.approx(0) for score in found["scores"].values())
     assert json.loads((tmp_path / "results.json").read_text())[0]["scores"] == found["scores"]

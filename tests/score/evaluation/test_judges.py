@@ -17,7 +17,6 @@ from services.score.evaluation.judges import (
     CannotJudge,
     OnScores,
     ReleasedAnswers,
-    Resampling,
     Result,
     evaluate,
     open_image,
@@ -103,42 +102,14 @@ def test_a_file_that_is_no_image_is_named(tmp_path: Path) -> None:
         open_image(path)
 
 
-def test_intervals_are_of_tasks_and_aggregates_and_the_same_for_the_same_seed() -> None:
-    tasks = [pairs(300, "swap_obj"), pairs(100, "swap_att")]
-    (result,) = evaluate(Certain(60, 999), tasks, resampling=Resampling(400))
-    assert result.scores == {"swap_obj": 20.0, "swap_att": 60.0}
-    # of a share p of n records, 1.96 √(p (1 − p) / n)
-    for name, share, half_width in (("swap_obj", 20, 4.53), ("swap_att", 60, 9.60)):
-        low, high = result.intervals[name]
-        assert (low + high) / 2 == pytest.approx(share, abs=1)
-        assert (high - low) / 2 == pytest.approx(half_width, rel=0.15)
-    assert result.intervals.keys() == {"swap_obj", "swap_att", "SWAP"}
-    low, high = result.intervals["SWAP"]
-    assert low < (300 * 20 + 100 * 60) / 400 < high
-    assert evaluate(Certain(60, 999), tasks, resampling=Resampling(400))[0] == result
-    assert evaluate(Certain(60, 999), tasks, resampling=Resampling(400, seed=1))[0] != result
-
-
-def test_results_of_equal_settings_come_together_and_keep_the_intervals_of_their_tasks() -> None:
-    first, other = (
-        evaluate(Certain(1, 1), [pairs(2, name)], {"limit": 2}, Resampling(10))[0] for name in ("swap_obj", "swap_att")
-    )
+def test_results_of_equal_settings_come_together() -> None:
+    first, other = (evaluate(Certain(1, 1), [pairs(2, name)], {"limit": 2})[0] for name in ("swap_obj", "swap_att"))
     (both,) = RESULT_FILES.merge([first, other])
     assert both.scores == {"swap_obj": 50.0, "swap_att": 50.0}
     assert both.sizes == {"swap_obj": 2, "swap_att": 2}
-    assert both.intervals == {**first.intervals, **other.intervals}
     unlike = replace(other, settings={"limit": 3})
     assert RESULT_FILES.merge([first, unlike]) == [unlike]
     assert RESULT_FILES.merge([first, replace(first, judge="other")]) == [first, replace(first, judge="other")]
-
-
-def test_an_aggregates_interval_goes_where_tasks_are_added() -> None:
-    tasks = [pairs(2, "swap_obj"), pairs(2, "swap_att")]
-    (swaps,) = evaluate(Certain(1, 1), tasks, resampling=Resampling(10))
-    (adds,) = evaluate(Certain(1, 1), [pairs(2, "add_obj")], resampling=Resampling(10))
-    (merged,) = RESULT_FILES.merge([swaps, adds])
-    assert merged.intervals.keys() == {"swap_obj", "swap_att", "add_obj"}
-    assert RESULT_FILES.merge([swaps, swaps]) == [swaps]
 
 
 GPT4V = "sugar-crepe/gpt4v/gpt4v_correct.json"
