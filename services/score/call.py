@@ -1,26 +1,11 @@
 """Calls of the score service and their results."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from services.core.images.inputs import ImageInput
-from services.core.images.references import ImageLimits
 from services.score.engine import Cosines
 from services.score.model.features import Heatmaps
-
-
-@dataclass(frozen=True)
-class CallLimits:
-    """Limits of one call; a call beyond them is rejected with the limit and its value."""
-
-    max_captions: int = 1024
-    max_images: int = 64
-    max_explained_captions: int = 64
-    max_heatmap_numbers: int = 1_000_000
-    max_negative_characters: int = 1000
-    max_negative_captions: int = 32
-    max_vqa_captions: int = 16
-    images: ImageLimits = field(default_factory=ImageLimits)
 
 
 @dataclass(frozen=True)

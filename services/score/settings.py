@@ -7,6 +7,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from services.core.byte_sizes import NumBytes
+from services.core.images.references import ImageLimits
 from services.core.serving.model_settings import ModelSettings
 from services.core.settings import MEBIBYTE, ImageSettings
 
@@ -34,12 +35,6 @@ class ScoreSettings(ModelSettings, ImageSettings):
         64_000_000, ge=1, description="Maximum number of pixels of an image (width × height)."
     )
 
-    num_negative_threads: int = Field(1, ge=1, description="Threads that generate hard negatives.")
-    max_waiting_negatives: int = Field(
-        256,
-        ge=1,
-        description="Maximum number of captions of one client queued for hard negatives; further requests get 503.",
-    )
     max_negative_characters: int = Field(
         1000, ge=1, description="Maximum length of a caption for hard negatives, in characters."
     )
@@ -55,7 +50,6 @@ class ScoreSettings(ModelSettings, ImageSettings):
     teacher_key: SecretStr | None = Field(None, description="Key of that endpoint.")
     teacher_timeout_s: float = Field(60.0, gt=0, description="Seconds to wait for one of its answers.")
     teacher_concurrency: int = Field(8, ge=1, description="Number of concurrent requests to it.")
-    teacher_max_tokens: int = Field(256, ge=1, description="Maximum number of tokens of one of its answers.")
 
     vqa_url: str | None = Field(
         None,
@@ -74,6 +68,10 @@ class ScoreSettings(ModelSettings, ImageSettings):
     wordnet_dir: Path | None = Field(
         None, description="Folder of WordNet's data files. Unset: the default locations are searched."
     )
+
+    @property
+    def image_limits(self) -> ImageLimits:
+        return ImageLimits(max_image_bytes=self.max_image_bytes, max_pixels=self.max_image_pixels)
 
     @field_validator("wordnet_dir")
     @classmethod

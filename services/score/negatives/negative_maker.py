@@ -1,4 +1,4 @@
-"""Creation of hard negatives: by rules in separate threads, and by a language model behind an endpoint."""
+"""Creation of hard negatives: by rules in a thread, and by a language model behind an endpoint."""
 
 import asyncio
 import time
@@ -21,10 +21,14 @@ from services.score.negatives.hard_negatives import Kind
 from services.score.negatives.prompting.checks import Problem, WrittenKind
 from services.score.negatives.prompting.prompt_files import load_prompts
 from services.score.negatives.prompting.writer import Chat, Reply, Requests, Writer, reply_of
+from services.score.settings import ScoreSettings
+
+# Captions of one client.
+MAX_WAITING = 256
 
 
 class Negatives(Protocol):
-    """A maker of hard negatives, used by one thread at a time or several; `sources` names the files that it reads."""
+    """A maker of hard negatives, used by one thread at a time; `sources` names the files that it reads."""
 
     @property
     def sources(self) -> Mapping[str, str | None]: ...
@@ -33,14 +37,14 @@ class Negatives(Protocol):
 
 
 class NegativeMaker:
-    """Makes hard negatives in its own threads; at most `max_waiting` captions of a client wait for one.
+    """Makes hard negatives in its own thread; at most `max_waiting` captions of a client wait for it.
 
-    `load` is called once, by `start`, on one of the threads.
+    `load` is called once, by `start`, on the thread.
     """
 
-    def __init__(self, load: Callable[[], Negatives], *, num_threads: int, max_waiting: int, metrics: Metrics) -> None:
+    def __init__(self, load: Callable[[], Negatives], *, max_waiting: int = MAX_WAITING, metrics: Metrics) -> None:
         self._load = load
-        self._threads = FairThreads(num_threads, "negatives", max_waiting=max_waiting, refusal=self._refusal)
+        self._threads = FairThreads(1, "negatives", max_waiting=max_waiting, refusal=self._refusal)
         self._rejected = metrics.rejected
         self._seconds = metrics.stage_seconds.labels("negatives")
         self._negatives: Negatives | None = None
@@ -58,7 +62,7 @@ class NegativeMaker:
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
-        """End the threads at the end of the block."""
+        """End the thread at the end of the block."""
         try:
             yield
         finally:
@@ -108,17 +112,16 @@ class WrittenNegative:
 class NegativeWriter:
     """Has a model behind an OpenAI-compatible address write negatives; usable between the ends of `opened`.
 
-    At most `concurrency` requests are on their way to it, of all callers together.
+    At most `teacher_concurrency` requests are on their way to it, of all callers together.
     """
 
-    def __init__(
-        self, endpoint: Endpoint, model: str, *, timeout_s: float, concurrency: int, max_tokens: int, metrics: Metrics
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, model: str, settings: ScoreSettings, metrics: Metrics) -> None:
         self.model = model
-        self._client = EndpointClient(endpoint, Patience(ATTEMPTS, timeout_s, longest_wait_s=LONGEST_WAIT_S))
-        self._requests = Requests(model, endpoint.api, max_tokens)
+        patience = Patience(ATTEMPTS, settings.teacher_timeout_s, longest_wait_s=LONGEST_WAIT_S)
+        self._client = EndpointClient(endpoint, patience)
+        self._requests = Requests(model, endpoint.api)
         self._writer = Writer(load_prompts())
-        self._slots = asyncio.Semaphore(concurrency)
+        self._slots = asyncio.Semaphore(settings.teacher_concurrency)
         self._seconds = metrics.stage_seconds.labels("teacher")
 
     @asynccontextmanager

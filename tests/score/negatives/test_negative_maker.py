@@ -49,9 +49,7 @@ def metrics() -> Metrics:
 @pytest.fixture
 async def maker(annotator: HeldBack, metrics: Metrics) -> AsyncIterator[NegativeMaker]:
     sources = {"tagger": annotator.name, "wordnet": "/usr/share/somewhere/wordnet.zip"}
-    made = NegativeMaker(
-        lambda: HardNegatives(annotator, Vocabulary(), sources), num_threads=1, max_waiting=2, metrics=metrics
-    )
+    made = NegativeMaker(lambda: HardNegatives(annotator, Vocabulary(), sources), max_waiting=2, metrics=metrics)
     async with made.opened():
         yield made
 
