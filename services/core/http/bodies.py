@@ -161,7 +161,11 @@ def parse_json(text: bytes | str) -> Any:
 
 def request_schema(model: type[BaseModel]) -> dict[str, Any]:
     """Return the JSON schema of a request that a handler reads by itself, with all references inlined."""
-    schema = model.model_json_schema(ref_template="{model}")
+    return inlined(model.model_json_schema(ref_template="{model}"))
+
+
+def inlined(schema: dict[str, Any]) -> dict[str, Any]:
+    """Inline the definitions of a schema where they are referenced by their names; none is recursive."""
     definitions = schema.pop("$defs", {})
 
     def inline(node: Any) -> Any:
@@ -169,13 +173,11 @@ def request_schema(model: type[BaseModel]) -> dict[str, Any]:
             return [inline(value) for value in node]
         if not isinstance(node, dict):
             return node
-        name = node.get("$ref")
-        if name == "JsonValue":
-            return {}
-        return inline(definitions[name]) if name else {key: inline(value) for key, value in node.items()}
+        beside = {key: value for key, value in node.items() if key != "$ref"}
+        return {key: inline(value) for key, value in {**definitions.get(node.get("$ref"), {}), **beside}.items()}
 
-    inlined: dict[str, Any] = inline(schema)
-    return inlined
+    whole: dict[str, Any] = inline(schema)
+    return whole
 
 
 # Fields of a multipart body beside its files: conditions and options.

@@ -13,6 +13,7 @@ from pydantic import BaseModel, TypeAdapter
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from services.core.http.bodies import inlined
 from services.core.http.error_responses import ErrorEnvelope
 from services.core.printable import json_line
 
@@ -36,27 +37,10 @@ def event_stream_content(*payloads: type[BaseModel]) -> dict[str, Any]:
     inlined, so that the content can be used in any document.
     """
     held: Any = Union[(*payloads, ErrorEnvelope)]
-    schema = TypeAdapter(held).json_schema(mode="serialization")
-    definitions = schema.pop("$defs", {})
-    payload = {
-        "type": "string",
-        "contentMediaType": "application/json",
-        "contentSchema": _without_references(schema, definitions),
-    }
+    schema = inlined(TypeAdapter(held).json_schema(mode="serialization", ref_template="{model}"))
+    payload = {"type": "string", "contentMediaType": "application/json", "contentSchema": schema}
     data = {"anyOf": [{"type": "string", "const": "[DONE]"}, payload]}
     return {"text/event-stream": {"itemSchema": {"type": "object", "properties": {"data": data}, "required": ["data"]}}}
-
-
-def _without_references(schema: Any, definitions: dict[str, Any]) -> Any:
-    """Inline the definitions of a schema where they are referenced; none is recursive."""
-    if isinstance(schema, list):
-        return [_without_references(one, definitions) for one in schema]
-    if not isinstance(schema, dict):
-        return schema
-    if "$ref" in schema:
-        name = schema["$ref"].removeprefix("#/$defs/")
-        schema = {**definitions[name], **{key: value for key, value in schema.items() if key != "$ref"}}
-    return {key: _without_references(value, definitions) for key, value in schema.items()}
 
 
 class EventStream(Response):
