@@ -8,8 +8,9 @@ by the log loss on rows that the student has not learnt from. A p of 0 or 1 coun
 
 import math
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
+import numpy as np
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
@@ -18,7 +19,6 @@ EPSILON = 1e-6
 PRIOR_ROWS = 1.0
 # Bounds of 1 / T: a greater probability never means a smaller confidence.
 MIN_SCALE, MAX_SCALE = 0.02, 20.0
-_STEPS = 100
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
@@ -34,31 +34,24 @@ class Calibration:
 
 
 def fit_calibration(probabilities: Sequence[float], is_right: Sequence[bool]) -> Calibration:
-    """Fit temperature and offset by Newton's method. Raises ValueError for no rows."""
+    """Fit temperature and offset. Raises ValueError for no rows."""
     if not probabilities:
         raise ValueError("there are no rows to fit a confidence to")
-    logits = [_logit(probability) for probability in probabilities]
-    scale, offset = 1.0, 0.0
-    for _ in range(_STEPS):
-        gradient = [PRIOR_ROWS * (scale - 1), PRIOR_ROWS * offset]
-        curvature = [PRIOR_ROWS, 0.0, PRIOR_ROWS]
-        for logit, right in zip(logits, is_right, strict=True):
-            share = _sigmoid(scale * logit + offset)
-            weight = max(share * (1 - share), EPSILON)
-            gradient[0] += (share - right) * logit
-            gradient[1] += share - right
-            curvature[0] += weight * logit * logit
-            curvature[1] += weight * logit
-            curvature[2] += weight
-        determinant = curvature[0] * curvature[2] - curvature[1] ** 2
-        steps = (
-            (curvature[2] * gradient[0] - curvature[1] * gradient[1]) / determinant,
-            (curvature[0] * gradient[1] - curvature[1] * gradient[0]) / determinant,
-        )
-        longest = max(1.0, *(abs(step) for step in steps))  # a step of at most 1 stays where the loss is convex
-        scale = min(max(scale - steps[0] / longest, MIN_SCALE), MAX_SCALE)
-        offset -= steps[1] / longest
-    return Calibration(1 / scale, offset)
+    # services do without scipy
+    from scipy.optimize import minimize
+    from scipy.special import expit
+
+    logits, right = np.array([_logit(one) for one in probabilities]), np.array(is_right)
+
+    def loss_and_gradient(at: Any) -> tuple[float, Any]:
+        value = at[0] * logits + at[1]
+        missed, pulled = expit(value) - right, at - (1.0, 0.0)
+        loss = (np.logaddexp(0, value) - right * value).sum() + PRIOR_ROWS * (pulled @ pulled) / 2
+        return loss, np.array([missed @ logits, missed.sum()]) + PRIOR_ROWS * pulled
+
+    bounds = ((MIN_SCALE, MAX_SCALE), (None, None))
+    scale, offset = minimize(loss_and_gradient, (1.0, 0.0), jac=True, method="L-BFGS-B", bounds=bounds).x
+    return Calibration(1 / float(scale), float(offset))
 
 
 def _logit(probability: float) -> float:

@@ -9,13 +9,11 @@ for the label, another for the rationale, so both losses use the same weights in
 pass is needed after training. The other methods apply the same loss to other texts: with the input [x, r̂] (Eq. 2.2),
 or with the single target [r̂, ŷ] (Eq. 2.5).
 
-ℓ is the cross-entropy of a target's tokens. As in the released code, the mean is over all target tokens of a batch; the
-mean over examples is different (`mean_over`).
+ℓ is the cross-entropy of a target's tokens. As in the released code, the mean is over all target tokens of a batch,
+which is not the mean over its examples.
 
 Shapes: B batch, T target tokens, V vocabulary. Losses have the logits' dtype, or float32 if that is half precision.
 """
-
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -24,36 +22,20 @@ from torch import Tensor
 IGNORED = -100  # in `labels` where there is no token to predict: padding, or no target at all
 
 
-def target_loss(
-    logits: Tensor,
-    labels: Tensor,
-    *,
-    mean_over: Literal["tokens", "examples"] = "tokens",
-    num_targets: int | Tensor | None = None,
-) -> Tensor:
+def target_loss(logits: Tensor, labels: Tensor, *, num_targets: int | Tensor | None = None) -> Tensor:
     """Loss of Eq. 2.1, 2.2, 2.4 or 2.5, depending on the inputs of the logits and on the labels: a scalar.
 
     `logits` (B, T, V), any float dtype, at t predict `labels` (B, T) int64 at t; labels are token ids in [0, V) or
-    IGNORED. "tokens" takes the mean over all tokens not IGNORED, "examples" the mean of the means of the examples that
-    have such tokens.
+    IGNORED, which do not count in the mean.
 
-    `num_targets` replaces the divisor of the sum: with `count_targets` of a whole batch, the losses of its parts add up
-    to the loss of the batch. Without any target token, the loss is 0 with gradient 0.
+    `num_targets` replaces the divisor of the sum: with the number of target tokens of a whole batch, the losses of its
+    parts add up to the loss of the batch. Without any target token, the loss is 0 with gradient 0.
     """
     if torch.finfo(logits.dtype).bits < 32:
         logits = logits.float()
-    losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="none")
-    if mean_over == "examples":
-        num_tokens = (labels != IGNORED).sum(dim=-1)
-        losses = losses.view_as(labels).sum(dim=-1) / num_tokens.clamp(min=1)
-    total = count_targets(labels, mean_over=mean_over) if num_targets is None else num_targets
-    return losses.sum() / torch.as_tensor(total, device=losses.device).clamp(min=1)
-
-
-def count_targets(labels: Tensor, *, mean_over: Literal["tokens", "examples"] = "tokens") -> Tensor:
-    """Count the tokens, or examples with tokens, over which the loss of `labels` (B, T) averages: a scalar int64."""
-    counts = labels != IGNORED
-    return counts.sum() if mean_over == "tokens" else counts.any(dim=-1).sum()
+    loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
+    total = (labels != IGNORED).sum() if num_targets is None else num_targets
+    return loss / torch.as_tensor(total, device=loss.device).clamp(min=1)
 
 
 def multi_task_loss(label_loss: Tensor, rationale_loss: Tensor, alpha: float = 0.5) -> Tensor:

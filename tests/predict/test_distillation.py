@@ -12,7 +12,6 @@ from torch import Tensor
 from services.predict.distillation import (
     IGNORED,
     alpha_of,
-    count_targets,
     multi_task_loss,
     target_loss,
 )
@@ -42,47 +41,32 @@ def test_losses_are_the_released_ones(case: dict[str, Any], dtype: torch.dtype, 
 
 
 @cases
-def test_the_mean_over_examples_is_another_number(case: dict[str, Any]) -> None:
-    for asked, loss in (("pred", "pred_loss"), ("expl", "expl_loss")):
-        by_example = target_loss(*golden(case, asked), mean_over="examples").item()
-        assert by_example == pytest.approx(case["per_example_mean_variant"][asked], rel=1e-9)
-        lengths = (golden(case, asked)[1] != IGNORED).sum(dim=-1)
-        assert (by_example == pytest.approx(case[loss], rel=1e-9)) is bool((lengths == lengths[0]).all())
-
-
-@cases
 def test_as_many_tokens_count_as_were_published(case: dict[str, Any]) -> None:
-    assert count_targets(golden(case, "pred")[1]).item() == case["n_label_tokens"]
-    assert count_targets(golden(case, "expl")[1]).item() == case["n_rationale_tokens"]
-    assert count_targets(golden(case, "expl")[1], mean_over="examples").item() == case["B"]
+    assert (golden(case, "pred")[1] != IGNORED).sum() == case["n_label_tokens"]
+    assert (golden(case, "expl")[1] != IGNORED).sum() == case["n_rationale_tokens"]
 
 
 @cases
-@pytest.mark.parametrize("mean_over", ["tokens", "examples"])
-def test_the_parts_of_a_batch_add_up_to_the_whole(case: dict[str, Any], mean_over: Any) -> None:
+def test_the_parts_of_a_batch_add_up_to_the_whole(case: dict[str, Any]) -> None:
     logits, labels = golden(case, "expl")
-    whole = target_loss(logits, labels, mean_over=mean_over)
-    total = count_targets(labels, mean_over=mean_over)
-    parts = [
-        target_loss(logits[i : i + 1], labels[i : i + 1], mean_over=mean_over, num_targets=total) for i in range(2)
-    ]
-    parts.append(target_loss(logits[2:], labels[2:], mean_over=mean_over, num_targets=int(total)))
+    whole = target_loss(logits, labels)
+    total = (labels != IGNORED).sum()
+    parts = [target_loss(logits[i : i + 1], labels[i : i + 1], num_targets=total) for i in range(2)]
+    parts.append(target_loss(logits[2:], labels[2:], num_targets=int(total)))
     torch.testing.assert_close(torch.stack(parts).sum(), whole)
 
 
-@pytest.mark.parametrize("mean_over", ["tokens", "examples"])
-def test_an_example_without_a_target_changes_nothing(mean_over: Any) -> None:
+def test_an_example_without_a_target_changes_nothing() -> None:
     logits, labels = golden(CASES[1], "expl")
     emptied = labels.clone()
     emptied[0] = IGNORED
-    expected = target_loss(logits[1:], labels[1:], mean_over=mean_over)
-    torch.testing.assert_close(target_loss(logits, emptied, mean_over=mean_over), expected)
+    expected = target_loss(logits[1:], labels[1:])
+    torch.testing.assert_close(target_loss(logits, emptied), expected)
 
 
-@pytest.mark.parametrize("mean_over", ["tokens", "examples"])
-def test_a_batch_without_targets_has_no_loss_and_no_gradient(mean_over: Any) -> None:
+def test_a_batch_without_targets_has_no_loss_and_no_gradient() -> None:
     logits = torch.randn(2, 3, 5, requires_grad=True)
-    loss = target_loss(logits, torch.full((2, 3), IGNORED), mean_over=mean_over)
+    loss = target_loss(logits, torch.full((2, 3), IGNORED))
     loss.backward()  # type: ignore[no-untyped-call]
     assert loss.item() == 0
     assert logits.grad is not None
