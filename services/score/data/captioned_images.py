@@ -138,15 +138,11 @@ class Example:
 
 
 class Captioned(NamedTuple):
-    """An image (RGB), a caption, the stored hard negatives of the caption, by name, and another caption of the image.
-
-    The other one is the same if the image has only one.
-    """
+    """An image (RGB), a caption, and the stored hard negatives of the caption, by name."""
 
     image: Image.Image
     caption: str
     negatives: Mapping[str, str]
-    other: str
 
 
 class CaptionedImages:
@@ -179,10 +175,10 @@ class CaptionedImages:
             example = order[place % self._num_examples]
             try:
                 captions = _captions(example)
-                caption, other = (captions[(position + seed + i) % len(captions)] for i in (0, 1))
+                caption = captions[(position + seed) % len(captions)]
                 stored = example.negatives.get(caption, {})
                 negatives = {name: texts[(epoch + seed) % len(texts)] for name, texts in stored.items()}
-                return Captioned(_image(example.image), caption, negatives, other)
+                return Captioned(_image(example.image), caption, negatives)
             except Unreadable as error:
                 last = error
         raise Unreadable(f"{MAX_UNREADABLE} consecutive examples can't be read; last error: {last}")

@@ -5,7 +5,7 @@ A source gives images with captions: a folder with a table of captions, or webda
 Shapes: B images, K kinds of hard negatives, N hard negatives, W text tokens, S image side in pixels.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, Protocol, Self, cast
 
@@ -31,7 +31,7 @@ class TuningBatch:
     `input_ids` (B + N, W) int64 are the captions, then the hard negatives that exist, all of the first kind in the
     order of the captions, then all of the second, and so on; `exists` (K, B) bool tells which exist. `rivals` (B, B)
     bool tells which captions (columns) are wrong of which images, None if all others are. `facts` are what a source
-    knows of its images besides captions. `others` are other captions of the images, if they are needed.
+    knows of its images besides captions.
     """
 
     images: Tensor
@@ -39,7 +39,6 @@ class TuningBatch:
     exists: Tensor
     rivals: Tensor | None = None
     facts: Movable | None = None
-    others: "OtherCaptions | None" = None
 
     def to(self, device: torch.device) -> "TuningBatch":
         known: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -51,20 +50,8 @@ class TuningBatch:
         return transform.normalise(self.images)
 
 
-@dataclass(frozen=True)
-class OtherCaptions:
-    """Another caption of each image of a batch: `input_ids` (B, W) for the text tower, and `labels` (B, T), tokens of a
-    decoder that end with its end of text, then IGNORED."""
-
-    input_ids: Tensor
-    labels: Tensor
-
-    def to(self, device: torch.device) -> "OtherCaptions":
-        return OtherCaptions(self.input_ids.to(device), self.labels.to(device))
-
-
 class Drawn(NamedTuple):
-    """Images (B, S, S, 3) uint8, a caption of each, and another caption of each.
+    """Images (B, S, S, 3) uint8, and a caption of each.
 
     `negatives` are the hard negatives of each caption by name; None for a caption whose negatives are to be made.
     `rivals` and `facts` are those of `TuningBatch`.
@@ -73,7 +60,6 @@ class Drawn(NamedTuple):
     images: Tensor
     captions: list[str]
     negatives: Sequence[Mapping[str, str] | None]
-    others: list[str]
     rivals: Tensor | None = None
     facts: Movable | None = None
 
@@ -99,10 +85,10 @@ class ImageSource:
     min_area: float = 0.9
 
     def draw(self, seed: int, step: int, num_images: int) -> Drawn:
-        pixels, captions, others = [], [], []
+        pixels, captions = [], []
         negatives: list[Mapping[str, str] | None] = []
         for position in range(step * num_images, (step + 1) * num_images):
-            image, caption, stored, other = self.images.example(seed, position)
+            image, caption, stored = self.images.example(seed, position)
             generator = torch.Generator().manual_seed((seed + 1) * 1_000_000_007 + position)
             share, left, top = torch.rand(3, generator=generator).tolist()
             side = (1 - share * (1 - self.min_area)) ** 0.5
@@ -111,16 +97,14 @@ class ImageSource:
             pixels.append(torch.tensor(self.transform(image.crop((x, y, x + width, y + height)))))
             captions.append(caption)
             negatives.append(stored if self.images.has_negatives else None)
-            others.append(other)
-        return Drawn(torch.stack(pixels), captions, negatives, others)
+        return Drawn(torch.stack(pixels), captions, negatives)
 
 
 @dataclass(frozen=True)
 class TuningData:
     """Batches by step number, for `services.jobs.training.train`, each with hard negatives of these names.
 
-    They are the source's own or, for captions of which it has none, made; names are then kinds. With `reads`, which
-    makes a decoder's labels, batches have other captions.
+    They are the source's own or, for captions of which it has none, made; names are then kinds.
     """
 
     source: Source
@@ -129,7 +113,6 @@ class TuningData:
     names: Sequence[str]
     seed: int
     num_images: int
-    reads: Callable[[Sequence[str]], Tensor] | None = None
 
     def __call__(self, step: int) -> TuningBatch:
         drawn = self.source.draw(self.seed, step, self.num_images)
@@ -141,11 +124,8 @@ class TuningData:
         columns = [[row.get(name) for row in rows] for name in self.names]
         texts = [*drawn.captions, *(text for column in columns for text in column if text is not None)]
         exists = torch.tensor([[text is not None for text in column] for column in columns], dtype=torch.bool)
-        others = None
-        if self.reads is not None:
-            others = OtherCaptions(self.tokenizer(drawn.others), self.reads(drawn.others))
         return TuningBatch(
-            drawn.images, self.tokenizer(texts), exists.view(len(columns), len(rows)), drawn.rivals, drawn.facts, others
+            drawn.images, self.tokenizer(texts), exists.view(len(columns), len(rows)), drawn.rivals, drawn.facts
         )
 
     def _made(self, caption: str, seed: int) -> Mapping[str, str | None]:

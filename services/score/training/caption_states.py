@@ -1,6 +1,6 @@
-"""Features of captions and the states at their ends, as losses need them.
+"""Features of captions, as losses need them.
 
-Shapes: A captions, W text tokens, D width, E embedding width.
+Shapes: A captions, W text tokens, E embedding width.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from services.score.fsc_clip import TextFeatures
-from services.score.model.dense_features import encode_texts, end_of_text
+from services.score.model.dense_features import encode_texts
 
 TEXT_GROUPS = 3
 
@@ -28,13 +28,3 @@ def encode_by_length(clip: Any, input_ids: Tensor) -> TextFeatures:
     return TextFeatures(
         torch.cat([group.pooled for group in groups])[back], torch.cat(padded)[back], torch.cat(masks)[back]
     )
-
-
-def caption_ends(clip: Any, input_ids: Tensor) -> Tensor:
-    """Compute the states at the ends of captions after the last norm, before the projection: (A, W) int64 → (A, D)."""
-    tower, end = getattr(clip, "text", clip), end_of_text(clip, input_ids)
-    length = int(end.max()) + 1
-    x = tower.token_embedding(input_ids[:, :length]) + tower.positional_embedding[:length]
-    x = tower.transformer(x, attn_mask=tower.attn_mask[:length, :length])
-    ends: Tensor = tower.ln_final(x[torch.arange(len(end), device=end.device), end])
-    return ends

@@ -16,7 +16,6 @@ from services.score.fsc_clip import FscClipWeights, clip_loss, fsc_clip_losses, 
 from services.score.model.dense_features import encode_images
 from services.score.training.batches import TuningBatch
 from services.score.training.caption_states import encode_by_length
-from services.score.training.reconstruction import Reading
 
 # "clip" uses no negatives, "negclip" adds them to the batch's softmax, "global" is FSC-CLIP without its local loss and
 # without its regularisation of the global one (plain cross-entropy).
@@ -40,8 +39,7 @@ class TuningLoss(nn.Module):
     negatives, and a hard negative loss is the mean of the processes' means.
 
     Batch norm of a convolutional stem keeps its statistics, and the temperature stays within [0, ln 100]. With
-    `naming`, a loss of the image features and the batch's facts is added; with `reading`, captions are reconstructed
-    and aligned with others.
+    `naming`, a loss of the image features and the batch's facts is added.
     """
 
     def __init__(
@@ -52,10 +50,8 @@ class TuningLoss(nn.Module):
         *,
         gather_negatives: bool = True,
         naming: nn.Module | None = None,
-        reading: Reading | None = None,
     ) -> None:
         super().__init__()
-        self.reading = reading
         self.naming = naming
         self.clip, self.transform = tuned
         self.method = method
@@ -77,10 +73,9 @@ class TuningLoss(nn.Module):
         images = encode_images(self.clip, batch.pixels(self.transform))
         texts = encode_by_length(self.clip, batch.input_ids)
         image_features, captions = gather(images.pooled), gather(texts.pooled[:num_images])
-        read = self.reading(self.clip, batch, captions) if self.reading is not None else 0.0
         if self.method == "negclip":
-            return read + self._negclip(image_features, captions, texts.pooled[num_images:], batch.exists.numel())
-        clip = read + clip_loss(image_features, captions, scale, _all_rivals(batch.rivals))
+            return self._negclip(image_features, captions, texts.pooled[num_images:], batch.exists.numel())
+        clip = clip_loss(image_features, captions, scale, _all_rivals(batch.rivals))
         if self.naming is not None and batch.facts is not None:
             clip = clip + self.naming(images, batch.facts)
         if self.method == "clip":

@@ -14,7 +14,6 @@ from services.jobs.training import Run, world_size
 from services.score.fsc_clip import FscClipWeights, Missing
 from services.score.negatives.hard_negatives import KINDS, PAPER_KINDS, Kind
 from services.score.training.objectives import METHODS, Method
-from services.score.training.reconstruction import ReadWeights
 
 
 @dataclass(frozen=True)
@@ -27,10 +26,8 @@ class Recipe:
     means no label smoothing. A negative that a caption lacks is left out of a softmax or, with `missing` "zero", has a
     logit of 0, as in the released code. With a `lora_rank`, only low-rank matrices are trained; `lora_official_init`
     initialises them as in the released code. `min_area` is the smallest part of an image that a random crop keeps.
-    `lambda_reconstruction` and `lambda_alignment` are the weights of READ-CLIP's losses; the decoder is that of the T5
-    in the folder `decoder`, or else a small one that learns to reconstruct captions in `decoder_steps` steps before the
-    tuning. `alpha` is WiSE-FT's share of the tuned weights, the rest are those of the base; `local_weight` is that of
-    the local (word-level) score in the checkpoint.
+    `alpha` is WiSE-FT's share of the tuned weights, the rest are those of the base; `local_weight` is that of the local
+    (word-level) score in the checkpoint.
 
     Raises ValueError for invalid values.
     """
@@ -54,10 +51,6 @@ class Recipe:
     lora_rank: int | None = None
     lora_official_init: bool = False
     min_area: float = 0.9
-    lambda_reconstruction: float = 0.0
-    lambda_alignment: float = 0.0
-    decoder: str | None = None
-    decoder_steps: int = 400
     alpha: float = 1.0
     local_weight: float = 0.0
 
@@ -71,12 +64,11 @@ class Recipe:
             raise ValueError(f"negatives are kinds of {', '.join(KINDS)}, each once: {', '.join(self.negatives)}")
         if self.method != "clip" and not self.negatives:
             raise ValueError(f"{self.method} needs at least one kind of hard negatives")
-        for name in ("batch_size", "epochs", "steps", "lora_rank", "decoder_steps"):
+        for name in ("batch_size", "epochs", "steps", "lora_rank"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} is at least 1, not {value}")
-        numbers = ("lambda_global", "lambda_local", "gamma", "weight_decay", "warmup_steps")
-        for name in (*numbers, "lambda_reconstruction", "lambda_alignment"):
+        for name in ("lambda_global", "lambda_local", "gamma", "weight_decay", "warmup_steps"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} is a finite number of at least 0, not {getattr(self, name)}")
         for name in ("learning_rate", "min_area"):
@@ -100,11 +92,6 @@ class Recipe:
             beta=self.beta or None,
             missing=self.missing,
         )
-
-    @property
-    def reading(self) -> ReadWeights:
-        """The constants of READ-CLIP's losses."""
-        return ReadWeights(self.lambda_reconstruction, self.lambda_alignment, self.decoder, self.decoder_steps)
 
     @property
     def kinds(self) -> tuple[Kind, ...]:

@@ -30,7 +30,6 @@ from services.score.training.batches import ImageSource, TuningData
 from services.score.training.lora import add_lora, merged_state_dict
 from services.score.training.objectives import TuningLoss
 from services.score.training.recipe import Recipe
-from services.score.training.reconstruction import prepare_reading
 
 DataKind = Literal["folder", "tars"]
 RecipeT = TypeVar("RecipeT", bound=Recipe)
@@ -160,12 +159,11 @@ def tuned(
 ) -> FscClipCheckpoint:
     """Train `clip` in place, and interpolate its weights before and after by the recipe's `alpha`."""
     before = {name: tensor.clone() for name, tensor in clip.model.state_dict().items()}
-    reading, data = prepare_reading(run, recipe.reading, clip, data)
     if recipe.lora_rank is not None:
         add_lora(clip.model, recipe.lora_rank, official_init=recipe.lora_official_init)
     loss = TuningLoss(
         (clip.model, clip.transform), recipe.method, recipe.weights, gather_negatives=recipe.gather_negatives,
-        naming=naming, reading=reading,
+        naming=naming,
     )  # fmt: skip
     train(run, loss, data)
     with torch.no_grad():

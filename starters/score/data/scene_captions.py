@@ -105,17 +105,6 @@ def _join(*parts: str | None) -> str:
     return " ".join(part for part in parts if part)
 
 
-def paraphrase(said: Facts, style: int, dice: Sequence[float]) -> str:
-    """Say the same facts as the caption of a `style` in other words, two groups also in the other order: "a blue square
-    right of a red circle". `dice` are two uniform numbers in 0..1."""
-    if said.relation and dice[0] < 0.5:
-        said = replace(said, groups=said.groups[::-1], relation=OPPOSITES[said.relation])
-        return sentence(said, int(dice[1] * NUM_STYLES))
-    num_styles = NUM_STYLES if len(said.groups) == 1 else 2
-    own = style if style < num_styles else 0
-    return sentence(said, (own + 1 + int(dice[1] * (num_styles - 1))) % num_styles)
-
-
 def is_true(said: Facts, scene: Facts) -> bool:
     """Whether a caption's facts are true of a scene in either order of its groups; reversed, left of is right of."""
     if any(word not in (None, known) for word, known in _surroundings(said, scene)):

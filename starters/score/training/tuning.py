@@ -15,7 +15,7 @@ from services.score.negatives.lexicon import Candidates
 from services.score.training.batches import Drawn
 from services.score.training.recipe import Recipe
 from starters.score.data.claimed_pictures import ClaimedPictures
-from starters.score.data.scene_captions import MAX_COUNT, NUM_STYLES, NUMBERS, forget, paraphrase, sentence, sketch
+from starters.score.data.scene_captions import MAX_COUNT, NUM_STYLES, NUMBERS, forget, sentence, sketch
 from starters.score.data.scenes import generator_of, render_scenes, sample_scenes, scene_facts
 
 # Share of generated scenes with two groups; those with one group preserve what the base model knows.
@@ -65,14 +65,11 @@ class SceneSource:
         generator = generator_of(seed, step)
         scenes = sample_scenes(num_images, generator, pair_fraction=self.pair_fraction)
         dice = torch.rand(num_images, 13, generator=generator).tolist()
-        more_dice = torch.rand(num_images, 2, generator=generator).tolist()
-        captions, others = [], []
-        for facts, draws, more in zip(scene_facts(scenes), dice, more_dice, strict=True):
+        captions = []
+        for facts, draws in zip(scene_facts(scenes), dice, strict=True):
             said = sketch(facts, draws) if facts.relation else forget(facts, draws)
-            style = int(draws[12] * NUM_STYLES)
-            captions.append(sentence(said, style))
-            others.append(paraphrase(said, style, more))
-        return Drawn(render_scenes(scenes, self.side), captions, [None] * num_images, others)
+            captions.append(sentence(said, int(draws[12] * NUM_STYLES)))
+        return Drawn(render_scenes(scenes, self.side), captions, [None] * num_images)
 
 
 @dataclass(frozen=True)
@@ -100,7 +97,7 @@ class ClaimedSource:
         negatives: list[Mapping[str, str]] = [dict(zip(self.kinds, wrong, strict=False)) for _, wrong in claimed.groups]
         return Drawn(
             torch.cat([scenes.images, claimed.pictures.pixels]), [*scenes.captions, *rights],
-            [*scenes.negatives, *negatives], [*scenes.others, *rights], rivals, claimed.pictures,
+            [*scenes.negatives, *negatives], rivals, claimed.pictures,
         )  # fmt: skip
 
 

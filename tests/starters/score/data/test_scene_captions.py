@@ -19,7 +19,6 @@ from starters.score.data.scene_captions import (
     forget,
     is_true,
     only,
-    paraphrase,
     scene_vocabulary,
     sentence,
 )
@@ -126,16 +125,3 @@ def test_the_vocabulary_holds_every_word_of_every_caption() -> None:
     said = [detail(facts, dice) for facts, dice in zip(many(0.5), draws(200), strict=True)]
     captions = [sentence(facts, style).replace(",", "") for facts, style in itertools.product(said, range(NUM_STYLES))]
     assert {word for caption in captions for word in caption.split()} <= known
-
-
-def test_paraphrases_say_the_same_in_other_words() -> None:
-    pair = Facts((Group(1, None, "red", "circle"), Group(2, "big", None, "star")), relation="left of")
-    caption = sentence(pair, 0)
-    assert caption == "a red circle left of two big stars"
-    turned = "two big stars right of a red circle"
-    assert {paraphrase(pair, 0, (0.1, i / 4)) for i in range(4)} == {turned, f"a picture of {turned}"}
-    assert {paraphrase(pair, 0, (0.9, i / 4)) for i in range(4)} == {f"a picture of {caption}"}
-    one = Facts((Group(1, None, "red", "circle"),), place="top left", background="gray")
-    for style in range(4):
-        others = {paraphrase(one, style, (0.5, i / 12)) for i in range(12)}
-        assert others == {sentence(one, other) for other in range(4)} - {sentence(one, style)}
