@@ -76,15 +76,3 @@ def likelihood_gap(positive: Floats, negative: Floats) -> Floats:
 def better_ratio(ours: Floats, theirs: Floats) -> float:
     """Compute the share of captions, (N,) and (N,), of which ours has the strictly higher score (Table 4.4)."""
     return float(np.mean(ours > theirs)) if len(ours) else float("nan")
-
-
-def pearson(x: Floats, y: Floats) -> float:
-    """Compute the correlation of two columns, (N,) and (N,), as in Figure 4.5.
-
-    Raises ValueError for fewer than 3 rows, and for a column of equal numbers, which has none.
-    """
-    if len(x) != len(y) or len(x) < 3:
-        raise ValueError(f"a correlation needs at least 3 rows of both columns, not {len(x)} and {len(y)}")
-    if np.ptp(x) == 0 or np.ptp(y) == 0:
-        raise ValueError("a column of equal numbers correlates with nothing")
-    return float(np.corrcoef(x, y)[0, 1])

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from services.core.durable_files import write_durably
-from services.curate.evaluation.audit import Attack
+from services.curate.refinement.scores import Attack
 from services.jobs.options import command_line, output_file
 from services.jobs.tables import MISSING, Table
 

@@ -16,8 +16,15 @@ import numpy as np
 import typer
 
 from services.core.durable_files import write_durably
-from services.curate.evaluation.audit import Attack
-from services.curate.evaluation.measure import Correlation, Scores, correlation_table, form_accuracies, gains_table
+from services.curate.evaluation.measure import (
+    Correlation,
+    Scores,
+    correlation,
+    correlation_table,
+    form_accuracies,
+    gains_table,
+)
+from services.curate.refinement.scores import Attack
 from services.jobs.options import command_line, output_file
 from services.jobs.tables import MISSING, Table
 from starters.curate.recorded import attacks_of, cell_of
@@ -93,7 +100,7 @@ def general_correlations(found: Mapping[str, Any]) -> list[Correlation]:
     """Correlate zero-shot accuracy with the accuracy on each form of each benchmark (Figure 4.5)."""
     columns = _columns(found)
     x = np.array(columns.pop(X))
-    return [Correlation(name, x, np.array(values)) for name, values in columns.items()]
+    return [correlation(name, x, np.array(values)) for name, values in columns.items()]
 
 
 def general_table(found: Mapping[str, Any]) -> Table:

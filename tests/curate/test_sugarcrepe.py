@@ -15,7 +15,6 @@ from services.curate.sugarcrepe import (
     better_ratio,
     cell_numbers,
     likelihood_gap,
-    pearson,
     refine,
 )
 
@@ -154,13 +153,3 @@ def test_ties_are_not_better() -> None:
     assert better_ratio(ours, theirs) == 0.5
     assert blind_accuracy(ours - theirs) == 0.5
     assert np.isnan(better_ratio(ours[:0], theirs[:0]))
-
-
-def test_a_correlation_is_pearsons_and_needs_rows_that_differ() -> None:
-    x = np.array([1.0, 2.0, 4.0, 8.0])
-    assert pearson(x, 3 - 2 * x) == pytest.approx(-1)
-    assert pearson(x, x**2) == pytest.approx(0.98088, abs=1e-5)
-    with pytest.raises(ValueError, match="at least 3 rows"):
-        pearson(x[:2], x[:2])
-    with pytest.raises(ValueError, match="equal numbers"):
-        pearson(x, np.ones(4))

@@ -21,9 +21,9 @@ from services.core.durable_files import write_durably
 from services.core.logs import log_warnings_to_stderr
 from services.core.refusals import Refused
 from services.curate.evaluation.choices import Choice, Fields, read_choices
-from services.curate.intervals import wilson
 from services.curate.model.blind_model import BlindModel
 from services.curate.refinement.loading import DEFAULT_CACHE, CacheFolder, Models, load_models
+from services.curate.refinement.scores import Attack
 from services.jobs.checkpoints import Device
 from services.jobs.options import StoreUrl, command_line, output_folder
 from services.jobs.progress import standard_bars
@@ -38,50 +38,6 @@ SHORTER, WORDS, MARKS = "the shorter caption", "words of the other items", "capi
 
 # Properties of a text, of which those that only one of two captions has tell them apart.
 Features = Callable[[str], frozenset[str]]
-
-
-@dataclass(frozen=True)
-class Attack:
-    """Outcome of one attack on a task: choices that are right, wrong, and without a single best caption."""
-
-    attacker: str
-    task: str
-    num_right: int
-    num_wrong: int
-    num_ties: int
-    chance: float
-
-    @property
-    def total(self) -> int:
-        return self.num_right + self.num_wrong + self.num_ties
-
-    @property
-    def accuracy(self) -> float:
-        """Share of right choices; a tie is wrong."""
-        return self.num_right / self.total
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """Wilson's interval of 95 %."""
-        return wilson(self.num_right, self.total)
-
-    @property
-    def with_guesses(self) -> float:
-        """Share of right choices of an attacker who guesses where captions tie."""
-        return (self.num_right + self.chance * self.num_ties) / self.total
-
-    @property
-    def verdict(self) -> str:
-        """`hackable` above chance, `reversed` where the other caption of two is right more often than chance, or none.
-
-        Items on which captions tie do not count: there an attacker guesses. A reversed attack is as good as one that is
-        right, since an attacker who knows of it takes the other caption.
-        """
-        num_decided = self.num_right + self.num_wrong
-        if wilson(self.num_right, num_decided)[0] > self.chance:
-            return "hackable"
-        is_reversed = self.chance == 0.5 and wilson(self.num_wrong, num_decided)[0] > 0.5
-        return "reversed" if is_reversed else ""
 
 
 @dataclass(frozen=True)

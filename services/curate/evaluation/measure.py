@@ -14,15 +14,15 @@ import typer
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 from rich.console import Console
+from scipy.stats import pearsonr
 
 from services.core.durable_files import write_durably
 from services.core.logs import log_warnings_to_stderr
 from services.core.refusals import Refused
 from services.core.text_files import BadFile, Place, read_json, read_records, read_table, text_of
-from services.curate.intervals import correlation_interval
 from services.curate.model.blind_model import BlindModel
 from services.curate.refinement.loading import DEFAULT_CACHE, CacheFolder, Models, load_models
-from services.curate.sugarcrepe import better_ratio, pearson
+from services.curate.sugarcrepe import better_ratio
 from services.jobs.checkpoints import Device
 from services.jobs.options import StoreUrl, command_line, output_file
 from services.jobs.plots import Curve, Panel, draw
@@ -125,19 +125,20 @@ def figure(rows: Sequence[Row], tasks: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Correlation:
-    """Pearson's r of two columns of one row a model, (N,) each, with its 95 % interval."""
+    """Pearson's r of two columns of one row a model, (N,) each, with its 95 % interval by Fisher's transformation."""
 
     name: str
     x: NDArray[np.float64]
     y: NDArray[np.float64]
+    r: float
+    interval: tuple[float, float]
 
-    @property
-    def r(self) -> float:
-        return pearson(self.x, self.y)
 
-    @property
-    def interval(self) -> tuple[float, float]:
-        return correlation_interval(self.r, len(self.x))
+def correlation(name: str, x: NDArray[np.float64], y: NDArray[np.float64]) -> Correlation:
+    """Correlate two columns of numbers that vary, of three rows or more."""
+    computed = pearsonr(x, y)
+    low, high = computed.confidence_interval()
+    return Correlation(name, x, y, float(computed.statistic), (float(low), float(high)))
 
 
 def correlations(path: Path, x: str, columns: Sequence[str]) -> list[Correlation]:
@@ -150,13 +151,11 @@ def correlations(path: Path, x: str, columns: Sequence[str]) -> list[Correlation
         raise Refused(f"{path} has no rows")
     wanted = columns or [name for name, value in rows[0][1].items() if name != x and _is_number(value)]
     values = {name: _column(rows, name) for name in (x, *wanted)}
-    found = [Correlation(name, values[x], values[name]) for name in wanted]
-    try:
-        for one in found:
-            pearson(one.x, one.y)
-    except ValueError as error:
-        raise Refused(f"{path}: {error}") from error
-    return found
+    if len(rows) < 3:
+        raise Refused(f"{path}: a correlation needs at least 3 rows, not {len(rows)}")
+    if flat := [name for name, column in values.items() if np.ptp(column) == 0]:
+        raise Refused(f"{path}: {flat[0]}: a column of equal numbers correlates with nothing")
+    return [correlation(name, values[x], values[name]) for name in wanted]
 
 
 def correlation_table(found: Sequence[Correlation], x: str) -> Table:

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.curate.intervals import wilson
-from services.curate.refinement.scores import BlindResult, Scored
+from services.curate.refinement.scores import Attack, Scored
 from services.jobs.plots import Curve, Panel, draw
 from services.jobs.sugarcrepe import FORMS, Pair
 from services.jobs.tables import MISSING, Table
@@ -27,15 +26,10 @@ FIELDS = (
 NUM_EXAMPLES = 2
 
 
-def accuracy(result: BlindResult) -> float | None:
-    """Compute the percentage of right choices; None without any."""
-    return 100 * result.num_right / result.total if result.total else None
-
-
-def accuracy_table(before: Sequence[BlindResult], after: Sequence[BlindResult]) -> Table:
+def accuracy_table(before: Sequence[Attack], after: Sequence[Attack]) -> Table:
     """Tell each model's accuracy by type before and after, and the ties among those that are kept."""
     rows = [
-        (one.model, one.kind, f"{one.total:,}", _percent(one), f"{two.total:,}", _percent(two), str(two.num_ties))
+        (one.attacker, one.task, f"{one.total:,}", _percent(one), f"{two.total:,}", _percent(two), str(two.num_ties))
         for one, two in zip(before, after, strict=True)
     ]
     header = ("Model", "Type", "before\npairs", "before\nblind %", "after\npairs", "after\nblind %", "after\nties")
@@ -80,24 +74,23 @@ def histograms(scored: Sequence[Scored], kept: NDArray[np.int64]) -> str:
     return draw(panels)
 
 
-def report(before: Sequence[BlindResult], after: Sequence[BlindResult], settings: dict[str, Any]) -> dict[str, Any]:
+def report(before: Sequence[Attack], after: Sequence[Attack], settings: dict[str, Any]) -> dict[str, Any]:
     """Make the report as JSON: settings, and for each model and type the choices before and after, with intervals."""
     told = [
-        {"model": one.model, "kind": one.kind, "before": _told(one), "after": _told(two)}
+        {"model": one.attacker, "kind": one.task, "before": _told(one), "after": _told(two)}
         for one, two in zip(before, after, strict=True)
     ]
     return {**settings, "results": told}
 
 
-def _told(result: BlindResult) -> dict[str, Any]:
+def _told(result: Attack) -> dict[str, Any]:
     counts = {"pairs": result.total, "right": result.num_right, "wrong": result.num_wrong, "ties": result.num_ties}
-    low, high = wilson(result.num_right, result.total)
-    return {**counts, "accuracy": accuracy(result), "interval": [100 * low, 100 * high]}
+    accuracy = 100 * result.accuracy if result.total else None
+    return {**counts, "accuracy": accuracy, "interval": [100 * edge for edge in result.interval]}
 
 
-def _percent(result: BlindResult) -> str:
-    found = accuracy(result)
-    return MISSING if found is None else f"{found:.1f}"
+def _percent(result: Attack) -> str:
+    return f"{100 * result.accuracy:.1f}" if result.total else MISSING
 
 
 def _shares(gaps: NDArray[np.float64], edges: NDArray[np.float64]) -> list[float]:

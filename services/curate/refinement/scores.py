@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
+from scipy.stats import binomtest
 
 from services.curate.model.blind_model import BlindModel
 from services.curate.refinement.loading import DEFAULT_CACHE, load_models
@@ -34,18 +35,55 @@ class Scored:
 
 
 @dataclass(frozen=True)
-class BlindResult:
-    """A model's choices among the pairs of one type: how many are right, wrong, and ties."""
+class Attack:
+    """Outcome of one attack on a task: choices that are right, wrong, and without a single best caption."""
 
-    model: str
-    kind: str
+    attacker: str
+    task: str
     num_right: int
     num_wrong: int
     num_ties: int
+    chance: float = 0.5
 
     @property
     def total(self) -> int:
         return self.num_right + self.num_wrong + self.num_ties
+
+    @property
+    def accuracy(self) -> float:
+        """Share of right choices; a tie is wrong, and no choice is no number."""
+        return self.num_right / self.total if self.total else float("nan")
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Wilson's interval of 95 %."""
+        return wilson(self.num_right, self.total)
+
+    @property
+    def with_guesses(self) -> float:
+        """Share of right choices of an attacker who guesses where captions tie."""
+        return (self.num_right + self.chance * self.num_ties) / self.total
+
+    @property
+    def verdict(self) -> str:
+        """`hackable` above chance, `reversed` where the other caption of two is right more often than chance, or none.
+
+        Items on which captions tie do not count: there an attacker guesses. A reversed attack is as good as one that is
+        right, since an attacker who knows of it takes the other caption.
+        """
+        num_decided = self.num_right + self.num_wrong
+        if wilson(self.num_right, num_decided)[0] > self.chance:
+            return "hackable"
+        is_reversed = self.chance == 0.5 and wilson(self.num_wrong, num_decided)[0] > 0.5
+        return "reversed" if is_reversed else ""
+
+
+def wilson(num_right: int, total: int) -> tuple[float, float]:
+    """Compute Wilson's score interval of 95 % of a share; (0, 1) without items."""
+    if not total:
+        return 0.0, 1.0
+    interval = binomtest(num_right, total).proportion_ci(method="wilson")
+    return float(interval.low), float(interval.high)
 
 
 def score_pairs(pairs: Sequence[Pair], models: Iterable[BlindModel]) -> list[Scored]:
@@ -72,7 +110,7 @@ def refine_pairs(kinds: Sequence[str], gaps: Floats, seed: int) -> NDArray[np.in
     return np.sort(np.concatenate(kept))
 
 
-def blind_results(kinds: Sequence[str], scored: Sequence[Scored], places: NDArray[np.int64]) -> list[BlindResult]:
+def blind_results(kinds: Sequence[str], scored: Sequence[Scored], places: NDArray[np.int64]) -> list[Attack]:
     """Count each model's right choices among some pairs, by type; a tie is wrong, and counted apart."""
     names = np.asarray(kinds)[places]
     results = []
@@ -81,7 +119,7 @@ def blind_results(kinds: Sequence[str], scored: Sequence[Scored], places: NDArra
         for kind in dict.fromkeys(kinds):
             own = signs[names == kind]
             counts = [int((own == sign).sum()) for sign in (1, -1, 0)]
-            results.append(BlindResult(one.model, kind, *counts))
+            results.append(Attack(one.model, kind, *counts))
     return results
 
 

@@ -18,6 +18,7 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.stats import rankdata
 from torch import Tensor
 
 from services.generate.calibrate.bench import AnyBench, Bench, VllmBench
@@ -488,7 +489,7 @@ def rank_correlation(examples: Sequence[Array], form: Form, *, is_ordered: bool 
 
 def spearman(one: Array, other: Array) -> float:
     """Spearman's rank correlation of two vectors of equal length; ties take their mean rank. NaN if one is constant."""
-    first, second = (ranks - ranks.mean() for ranks in (_ranks(one), _ranks(other)))
+    first, second = (ranks - ranks.mean() for ranks in (rankdata(one), rankdata(other)))
     scale = float(np.sqrt((first @ first) * (second @ second)))
     return float(first @ second) / scale if scale else float("nan")
 
@@ -523,11 +524,3 @@ def _values(attention: Array, form: Form) -> Array:
     if not (values > 0).all():
         raise ValueError("a document that is not attended at all has no log attention")
     return np.log(values)
-
-
-def _ranks(values: Array) -> Array:
-    """Rank values from 1; equal values have the mean of their ranks."""
-    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(count)
-    mean: Array = (last - (count - 1) / 2)[place]
-    return mean

@@ -8,7 +8,6 @@ import pytest
 from typer.testing import CliRunner
 
 from services.curate.evaluation.audit import (
-    Attack,
     app,
     attack,
     giveaways,
@@ -18,6 +17,7 @@ from services.curate.evaluation.audit import (
     words_of,
 )
 from services.curate.evaluation.choices import Choice
+from services.curate.refinement.scores import Attack, wilson
 from services.jobs.sugarcrepe import Pair, write_pairs
 from tests.tiny_text_models import write_tiny_grammar
 
@@ -162,3 +162,10 @@ def test_what_is_no_benchmark_is_refused(tmp_path: Path, model: Path) -> None:
         told = RUNNER.invoke(app, ["audit", *arguments, f"--model={model}", f"--cache={tmp_path}"])
         assert told.exit_code == 2
         assert message in " ".join(told.output.replace("│", " ").split())
+
+
+def test_wilsons_interval_is_that_of_the_textbook() -> None:
+    # Brown, Cai and DasGupta 2001 compute with z = 1.96; values by hand from the formula
+    assert wilson(8, 10) == pytest.approx((0.4902, 0.9433), abs=1e-4)
+    assert wilson(0, 20) == pytest.approx((0.0, 0.1611), abs=1e-4)
+    assert wilson(0, 0) == (0.0, 1.0)

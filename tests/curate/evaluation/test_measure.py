@@ -4,10 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from services.curate.evaluation.measure import app, qualities
+from services.curate.evaluation.measure import app, correlation, qualities
 from services.curate.model.blind_model import BlindModel
 from services.jobs.sugarcrepe import Pair, PairKind, write_pairs
 from services.nn.sentence_scores import ScorerKind, SentenceScorer
@@ -124,6 +125,18 @@ def test_columns_of_results_are_correlated(tmp_path: Path) -> None:
     assert "results.csv:2: model: 'a' is not a number" in refused(
         "correlate", tmp_path / "results.csv", "--x=imagenet", "--column=model"
     )
+    (tmp_path / "results.csv").write_text("\n".join(rows[:3]))
+    assert "at least 3 rows" in refused("correlate", tmp_path / "results.csv", "--x=imagenet")
+    (tmp_path / "results.csv").write_text("imagenet,add_obj\n60,1\n70,1\n75,1")
+    assert "add_obj: a column of equal numbers" in refused("correlate", tmp_path / "results.csv", "--x=imagenet")
+
+
+def test_a_correlations_interval_is_that_of_the_textbook() -> None:
+    x, y = np.array([1.0, 2.0, 4.0, 8.0]), np.array([1.0, 4.0, 16.0, 64.0])
+    assert correlation("y", x, y).r == pytest.approx(0.98088, abs=1e-5)
+    assert correlation("y", x[:3], y[:3]).interval == (-1.0, 1.0)
+    # tanh(artanh 0.98088 ± 1.96)
+    assert correlation("y", x, y).interval == pytest.approx((0.3455, 0.9996), abs=1e-4)
 
 
 def result(judge: str, benchmark: str, **scores: float) -> dict[str, Any]:
