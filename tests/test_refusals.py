@@ -78,8 +78,11 @@ def test_a_training_asks_for_the_store_that_it_publishes_to_before_it_begins(
         ([*FOCALLENS, "--checkpoint-every", "0"], "'--checkpoint-every': Input should be greater than or equal to 1"),
         ([*FOCALLENS, "--accumulate", "0"], "'--accumulate': Input should be greater than or equal to 1"),
         ([*FOCALLENS, "--learning-rate", "nan"], "'--learning-rate': nan is not a finite number above 0"),
-        (["fsc-clip", "--images", "x", "--set", "alpha=nan"], "alpha is a share from 0 to 1, not nan"),
-        (["fsc-clip", "--images", "x", "--set", "local_weight=2"], "local_weight is a share from 0 to 1, not 2"),
+        (["fsc-clip", "--images", "x", "--set", "alpha=nan"], "alpha: Input should be less than or equal to 1"),
+        (
+            ["fsc-clip", "--images", "x", "--set", "local_weight=2"],
+            "local_weight: Input should be less than or equal to 1",
+        ),
         (
             ["fsc-clip", "--images", "x", "--num-workers", "-1"],
             "'--num-workers': Input should be greater than or equal to 0",

@@ -4,7 +4,7 @@ Shapes: B images, N hard negatives, K kinds of them, W text tokens, E embedding 
 """
 
 from dataclasses import replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,6 @@ from services.score.training.caption_states import encode_by_length
 # "clip" uses no negatives, "negclip" adds them to the batch's softmax, "global" is FSC-CLIP without its local loss and
 # without its regularisation of the global one (plain cross-entropy).
 Method = Literal["clip", "negclip", "global", "fsc-clip"]
-METHODS: tuple[Method, ...] = get_args(Method)
 
 
 def method_weights(method: Method, weights: FscClipWeights) -> FscClipWeights:

@@ -4,16 +4,23 @@ A recipe contains neither the location of the data nor the number of processes t
 """
 
 import math
-from dataclasses import dataclass, fields
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, ClassVar, Self, get_args
+from typing import Annotated, Any, ClassVar, Self
 
+from pydantic import Field, ValidationError
+from pydantic.dataclasses import dataclass
+
+from services.core.refusals import first_complaint
 from services.core.text_files import read_toml
-from services.jobs.training import Run, world_size
+from services.jobs.training import Run
 from services.score.fsc_clip import FscClipWeights, Missing
-from services.score.negatives.hard_negatives import KINDS, PAPER_KINDS, Kind
-from services.score.training.objectives import METHODS, Method
+from services.score.negatives.hard_negatives import PAPER_KINDS, Kind
+from services.score.training.objectives import Method
+
+Number = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True)
@@ -36,51 +43,31 @@ class Recipe:
     base: str = "ViT-B-32"
     pretrained: str | None = None
     negatives: tuple[Kind, ...] = PAPER_KINDS
-    lambda_global: float = 0.5
-    lambda_local: float = 0.2
-    gamma: float = 2.0
-    beta: float = 0.02
+    lambda_global: Weight = 0.5
+    lambda_local: Weight = 0.2
+    gamma: Weight = 2.0
+    beta: Annotated[float, Field(ge=0, lt=1)] = 0.02
     missing: Missing = "exclude"
     gather_negatives: bool = True
-    batch_size: int = 256
-    learning_rate: float = 5e-6
-    warmup_steps: int = 50
-    weight_decay: float = 0.1
-    epochs: int = 5
-    steps: int | None = None
-    lora_rank: int | None = None
+    batch_size: Number = 256
+    learning_rate: Annotated[float, Field(gt=0, le=1)] = 5e-6
+    warmup_steps: Annotated[int, Field(ge=0)] = 50
+    weight_decay: Weight = 0.1
+    epochs: Number = 5
+    steps: Number | None = None
+    lora_rank: Number | None = None
     lora_official_init: bool = False
-    min_area: float = 0.9
-    alpha: float = 1.0
-    local_weight: float = 0.0
+    min_area: Annotated[float, Field(gt=0, le=1)] = 0.9
+    alpha: Share = 1.0
+    local_weight: Share = 0.0
 
     package: ClassVar[str] = "services.score.training"
 
     def __post_init__(self) -> None:
-        if self.method not in METHODS:
-            raise ValueError(f"method is one of {', '.join(METHODS)}, not {self.method!r}")
-        unknown = [kind for kind in self.negatives if kind not in KINDS]
-        if unknown or len(set(self.negatives)) < len(self.negatives):
-            raise ValueError(f"negatives are kinds of {', '.join(KINDS)}, each once: {', '.join(self.negatives)}")
+        if len(set(self.negatives)) < len(self.negatives):
+            raise ValueError(f"negatives are kinds, each once: {', '.join(self.negatives)}")
         if self.method != "clip" and not self.negatives:
             raise ValueError(f"{self.method} needs at least one kind of hard negatives")
-        for name in ("batch_size", "epochs", "steps", "lora_rank"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is at least 1, not {value}")
-        for name in ("lambda_global", "lambda_local", "gamma", "weight_decay", "warmup_steps"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} is a finite number of at least 0, not {getattr(self, name)}")
-        for name in ("learning_rate", "min_area"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ValueError(f"{name} is above 0 and at most 1, not {getattr(self, name)}")
-        for name in ("alpha", "local_weight"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} is a share from 0 to 1, not {getattr(self, name)}")
-        if not 0 <= self.beta < 1:
-            raise ValueError(f"beta is a share below 1, not {self.beta}")
-        if self.missing not in get_args(Missing):
-            raise ValueError(f"missing is one of {', '.join(get_args(Missing))}, not {self.missing!r}")
 
     @property
     def weights(self) -> FscClipWeights:
@@ -117,10 +104,6 @@ class Recipe:
         Raises ValueError as `num_steps` does, and for a batch that can't be divided among them.
         """
         num_steps = self.num_steps(num_examples)
-        if self.batch_size % (world_size() * accumulate):
-            raise ValueError(
-                f"{world_size() * accumulate} micro-batches can't evenly split a batch of {self.batch_size}"
-            )
         warmup_ratio = min(self.warmup_steps, num_steps) / num_steps
         return Run(
             output, num_steps, self.batch_size, self.learning_rate, self.weight_decay, warmup_ratio, seed,
@@ -143,12 +126,12 @@ class Recipe:
             values = read_toml(cls._folder() / f"{name}.toml")
         else:
             raise ValueError(f"there is no recipe {name!r}; available: {', '.join(cls.names())}, or a .toml file")
-        unknown = values.keys() - {field.name for field in fields(cls)}
-        if unknown:
+        if unknown := values.keys() - cls.__dataclass_fields__:
             raise ValueError(f"recipe {name} has unknown keys: {', '.join(sorted(unknown))}")
-        if "negatives" in values:
-            values["negatives"] = tuple(values["negatives"])
-        return cls(**values)
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            raise ValueError(f"recipe {name}: {first_complaint(error, name)}") from None
 
     @classmethod
     def _folder(cls) -> Any:

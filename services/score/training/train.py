@@ -13,8 +13,10 @@ from typing import Annotated, Any, Literal, TypeVar
 import torch
 import typer
 from accelerate.utils import set_seed
+from pydantic import ValidationError
 from torch import Tensor, nn
 
+from services.core.refusals import first_complaint
 from services.jobs.checkpoints import check_publication, publish_trained
 from services.jobs.clip_base import load_base
 from services.jobs.interruption import interruptible, resumable
@@ -129,9 +131,8 @@ def chosen_recipe(
         if "base" in changed:  # the recipe's pretrained weights belong to its own base
             recipe = replace(recipe, pretrained=None)
         return replace(recipe, **changed)
-    except TypeError:  # a word where a number belongs
-        told = f"{', '.join(overrides or ())}: a value is not of its key's type"
-        raise typer.BadParameter(told, param_hint="--set") from None
+    except ValidationError as error:
+        raise typer.BadParameter(first_complaint(error, "recipe")) from None
     except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from None
 
@@ -139,10 +140,9 @@ def chosen_recipe(
 def _toml_value(text: str) -> Any:
     """Read a value as a TOML file has it, or a word without quotes."""
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
+        return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
-    return tuple(value) if isinstance(value, list) else value
 
 
 def tuning_run(recipe: Recipe, output: Path, num_examples: int | None, seed: int, accumulate: int = 1) -> Run:

@@ -5,15 +5,17 @@ Shapes: B images, of which the last G are pictures with claims, S image side in 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from services.jobs.colorshape import BACKGROUNDS, COLORS, SHAPES, SIZES, TEXTURES
 from services.score.negatives.hard_negatives import Kind
 from services.score.negatives.lexicon import Candidates
 from services.score.training.batches import Drawn
-from services.score.training.recipe import Recipe
+from services.score.training.recipe import Recipe, Share, Weight
 from starters.score.data.claimed_pictures import ClaimedPictures
 from starters.score.data.scene_captions import MAX_COUNT, NUM_STYLES, NUMBERS, forget, sentence, sketch
 from starters.score.data.scenes import generator_of, render_scenes, sample_scenes, scene_facts
@@ -22,7 +24,7 @@ from starters.score.data.scenes import generator_of, render_scenes, sample_scene
 PAIR_FRACTION = 0.65
 
 
-@dataclass(frozen=True)
+@pydantic_dataclass(frozen=True)
 class SceneRecipe(Recipe):
     """The hyper-parameters of a tuning on generated images.
 
@@ -34,21 +36,15 @@ class SceneRecipe(Recipe):
     Raises ValueError for invalid values.
     """
 
-    claimed: float = 0.0
-    close: float = 0.0
+    claimed: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    close: Share = 0.0
     excludes_true: bool = False
-    named: float = 0.0
+    named: Weight = 0.0
 
     package: ClassVar[str] = "starters.score.training"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.named < float("inf"):
-            raise ValueError(f"named is a finite number of at least 0, not {self.named}")
-        if not 0 <= self.claimed < 1:
-            raise ValueError(f"claimed is a share below 1, not {self.claimed}")
-        if not 0 <= self.close <= 1:
-            raise ValueError(f"close is a share from 0 to 1, not {self.close}")
         if self.excludes_true and self.method == "negclip":
             raise ValueError("negclip counts all captions of other images as wrong: excludes_true is not for it")
 

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import replace
-from typing import cast
+from typing import cast, get_args
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from services.score.model.dense_features import encode_images, encode_texts
 from services.score.negatives.annotation import TextBlobAnnotator
 from services.score.negatives.hard_negatives import KINDS, HardNegatives
 from services.score.training.batches import TuningBatch, TuningData
-from services.score.training.objectives import METHODS, Method, TuningLoss, method_weights
+from services.score.training.objectives import Method, TuningLoss, method_weights
 from services.score.training.recipe import Recipe
 from starters.score.training.tuning import SceneLexicon, SceneSource
 from tests.score.tiny import IMAGE_SIZE, tiny_clip
@@ -46,7 +46,7 @@ def test_the_losses_are_those_of_the_methods() -> None:
         "global": fsc_clip_losses(images, texts, batch.exists, scale, cross_entropy).total,
         "fsc-clip": fsc_clip_losses(images, texts, batch.exists, scale, WEIGHTS).total,
     }
-    found = {method: loss_of(clip, method)(batch).item() for method in METHODS}
+    found = {method: loss_of(clip, method)(batch).item() for method in get_args(Method)}
     assert found == {method: pytest.approx(value.item(), rel=1e-6) for method, value in expected.items()}
     assert len(set(found.values())) == 4
 
@@ -67,7 +67,7 @@ def test_negclip_counts_missing_negatives_as_logits_of_zero_where_the_recipe_say
     assert expected > loss_of(clip, "negclip")(batch).item() + 1e-5
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", get_args(Method))
 def test_every_method_learns(method: Method) -> None:
     clip = tiny_clip()
     loss = loss_of(clip, method).train()
@@ -85,7 +85,7 @@ def test_every_method_learns(method: Method) -> None:
 
 
 @pytest.mark.parametrize("missing", ["exclude", "zero"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", get_args(Method))
 def test_captions_without_negatives_leave_clips_own_loss(method: Method, missing: Missing) -> None:
     clip = tiny_clip()
     batch = batch_of(clip)

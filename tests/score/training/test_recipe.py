@@ -68,17 +68,17 @@ def test_a_recipe_may_be_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('method = "siglip"', "siglip"),
-        ('negatives = ["negation"]', "negation"),
+        ('method = "siglip"', "method: Input should be 'clip'"),
+        ('negatives = ["negation"]', "negatives.0: Input should be"),
         ('negatives = ["negclip", "negclip"]', "each once"),
         ("negatives = []", "at least one"),
         ("steps = 0", "steps"),
         ("beta = 1.0", "beta"),
-        ('missing = "zeros"', "missing is one of exclude, zero"),
+        ('missing = "zeros"', "missing: Input should be 'exclude' or 'zero'"),
         ("lambda_local = -1.0", "lambda_local"),
         ("learning_rate = 0.0", "learning_rate"),
         ("lerning_rate = 1e-3", "lerning_rate"),
-        ("alpha = 1.5", "alpha is a share"),
+        ("alpha = 1.5", "alpha: Input should be less"),
     ],
 )
 def test_what_makes_no_training_is_refused_by_name(tmp_path: Path, text: str, message: str) -> None:

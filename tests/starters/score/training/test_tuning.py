@@ -48,7 +48,7 @@ def test_every_recipe_of_the_starter_can_be_read() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("close = 1.5", "close is a share"),
+        ("close = 1.5", "close: Input should be less"),
         ("named = -1.0", "named"),
         ('method = "negclip"\nexcludes_true = true', "excludes_true is not for it"),
     ],
