@@ -147,7 +147,7 @@ BUDGETS = {
     "services/core": 13_225,
     "services/nn": 2_485,
     "services/jobs": 3_695,
-    "services/curate": 4_210,
+    "services/curate": 4_190,
     "services/embed": 20_105,
     "services/generate": 13_468,
     "services/predict": 7_139,

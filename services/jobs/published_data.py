@@ -11,6 +11,8 @@ from services.core.refusals import Refused
 from services.core.text_files import BadFile
 from services.jobs.progress import watched
 
+FAULTS = (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, SyntaxError, TypeError, ValueError)
+
 
 @dataclass(frozen=True)
 class Source:
@@ -42,7 +44,7 @@ def described(path: Path, name: str, what: str) -> Iterator[None]:
         yield
     except Refused:
         raise
-    except (AttributeError, LookupError, MemoryError, RecursionError, SyntaxError, TypeError, ValueError) as error:
+    except FAULTS as error:
         told = f"there is no {error}" if isinstance(error, KeyError) else str(error)
         raise BadFile(f"{path} holds no {what} of {name}: {told}") from error
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from services.core.refusals import Refused
 from services.core.text_files import BadFile, id_of, json_objects, read_json, read_table, text_of
+from services.jobs.published_data import described
 from services.jobs.sugarcrepe import KINDS, Pair, published_pairs, read_pairs
 
 # Annotators, of three, who must have found VALSE's caption true and its foil false, as in its protocol.
@@ -105,18 +106,11 @@ def _read_lines(path: Path, fields: Fields) -> Iterator[Choice]:
 
 def _described(path: Path, read: Callable[[], Iterator[Choice]]) -> list[Choice]:
     """Raises Refused, with the file's name, for a file of another form or without choices."""
-    try:
+    with described(path, "a benchmark", "choices between captions"):
         choices = list(read())
-    except Refused:
-        raise
-    except (AttributeError, LookupError, MemoryError, RecursionError, SyntaxError, TypeError, ValueError) as error:
-        told = f"there is no field {error}" if isinstance(error, KeyError) else str(error)
-        raise Refused(f"{path} holds no choices between captions: {told}") from error
-    if not choices:
-        raise Refused(f"{path} holds no choices between captions")
-    empty = next(
-        (one for one in choices if not one.negatives or not all(isinstance(n, str) for n in one.negatives)), None
-    )
-    if empty is not None:
-        raise Refused(f"{path}: {empty.id} has no false caption")
-    return choices
+        if not choices:
+            raise ValueError("it is empty")
+        for one in choices:
+            if not one.negatives or not all(isinstance(text, str) for text in one.negatives):
+                raise Refused(f"{path}: {one.id} has no false caption")
+        return choices

@@ -3,11 +3,11 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import typer
@@ -19,15 +19,18 @@ from scipy.stats import pearsonr
 from services.core.durable_files import write_durably
 from services.core.logs import log_warnings_to_stderr
 from services.core.refusals import Refused
-from services.core.text_files import BadFile, Place, read_json, read_records, read_table, text_of
+from services.core.text_files import Place, read_json, read_records, read_table, text_of
 from services.curate.model.blind_model import BlindModel
 from services.curate.refinement.loading import DEFAULT_CACHE, CacheFolder, Models, load_models
 from services.curate.sugarcrepe import better_ratio
 from services.jobs.checkpoints import Device
 from services.jobs.options import StoreUrl, command_line, output_file
 from services.jobs.plots import Curve, Panel, draw
+from services.jobs.published_data import described
 from services.jobs.sugarcrepe import FORMS, Pair, load_pairs
 from services.jobs.tables import MISSING, Cell, Table, ranked
+
+EVALUATION = "`fovea evaluate compositionality`"
 
 
 @dataclass(frozen=True)
@@ -39,43 +42,24 @@ class Row:
     scores: Mapping[str, float]
 
 
-T = TypeVar("T")
-NO_RESULTS = "holds no results of an evaluation"
-
-
-def _parsed(path: Path, what: str, parse: Callable[[Any], T]) -> T:
-    """Parse a JSON file. Raises Refused, saying what the file is not, for another one."""
-    content = read_json(path)
-    try:
-        return parse(content)
-    except BadFile as error:
-        raise BadFile(f"{path} {what}: {error}") from error
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise Refused(f"{path} {what}: {error!r}") from error
-
-
 def read_audit(path: Path) -> list[Row]:
     """Read the `audit.json` of `fovea curate audit`. Raises Refused for another file."""
-
-    def rows(audit: Any) -> list[Row]:
+    audit = read_json(path)
+    with described(path, "`fovea curate audit`", "attacks"):
         attacks = [one for one in audit["attacks"] if one["task"] != "all"]
         return merged(
             [Row(text_of(one, "attacker", "an attack"), True, {one["task"]: 100 * one["accuracy"]}) for one in attacks]
         )
 
-    return _parsed(path, "is no audit.json", rows)
-
 
 def read_results(path: Path) -> list[Row]:
     """Read the results of `fovea evaluate compositionality … --output`. Raises Refused for another file."""
-
-    def rows(results: Any) -> list[Row]:
+    results = read_json(path)
+    with described(path, EVALUATION, "results"):
         return [
             Row(text_of(one, "judge", "a result"), False, {task: float(score) for task, score in one["scores"].items()})
             for one in results
         ]
-
-    return _parsed(path, NO_RESULTS, rows)
 
 
 def merged(rows: Sequence[Row]) -> list[Row]:
@@ -299,13 +283,14 @@ def read_scores(paths: Iterable[Path]) -> list[Scores]:
     Raises Refused for another file, and for results that have no type of pairs.
     """
 
-    def checked(loaded: Any) -> list[dict[str, Any]]:
-        if not isinstance(loaded, list):
-            raise TypeError("not a list")
-        form_accuracies(loaded)
-        return loaded
-
-    results = [one for path in paths for one in _parsed(path, NO_RESULTS, checked)]
+    results: list[dict[str, Any]] = []
+    for path in paths:
+        loaded = read_json(path)
+        with described(path, EVALUATION, "results"):
+            if not isinstance(loaded, list):
+                raise TypeError("it is not a list")
+            form_accuracies(loaded)
+            results += loaded
     found = form_accuracies(results)
     if not any(one.accuracy for one in found):
         raise Refused(f"none of these results is of pairs: {', '.join(sorted({one['benchmark'] for one in results}))}")

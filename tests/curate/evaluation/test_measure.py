@@ -112,7 +112,7 @@ def test_blind_models_stand_beside_those_that_see(tmp_path: Path) -> None:
     assert "best without images" in (tmp_path / "figure.svg").read_text()
     (tmp_path / "results.json").write_text(json.dumps([{**results[0], "scores": {"atomic": 22.3}}]))
     assert "no task has both: blind models have swap, negate; seeing ones atomic" in refused("blind", *files)
-    assert "is no audit.json" in refused("blind", tmp_path / "results.json", *files[1:])
+    assert "holds no attacks of `fovea curate audit`" in refused("blind", tmp_path / "results.json", *files[1:])
 
 
 def test_columns_of_results_are_correlated(tmp_path: Path) -> None:
