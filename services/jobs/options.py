@@ -83,17 +83,6 @@ def positive(value: float | None) -> float | None:
     return value
 
 
-def multiple_of(unit: int) -> Callable[[int], int]:
-    """Accept a positive multiple of `unit`."""
-
-    def check(value: int) -> int:
-        if value < 1 or value % unit:
-            raise typer.BadParameter(f"{value} is not a positive multiple of {unit}")
-        return value
-
-    return check
-
-
 def split(text: str) -> tuple[str, ...]:
     """Split at commas and remove duplicates."""
     return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))

@@ -15,7 +15,7 @@ import typer
 from services.core.refusals import Refused
 from services.jobs.checkpoints import check_publication, publish_trained
 from services.jobs.interruption import interruptible, resumable
-from services.jobs.options import MAX_SEED, StoreUrl, command_line, multiple_of, output_folder, positive
+from services.jobs.options import MAX_SEED, StoreUrl, command_line, output_folder, positive
 from services.jobs.training import Run, train
 from services.score.negatives.annotation import Annotation, TextBlobAnnotator
 from starters.curate.blind_network import (
@@ -29,6 +29,7 @@ from starters.curate.blind_network import (
 )
 from starters.curate.corruptions import Bias, Corruptions, Words
 from starters.curate.sentences import read_sentences
+from starters.options import multiple_of
 
 KIND = "blind-classifier"
 # Sentences that are not trained on: their share, and no more than this.

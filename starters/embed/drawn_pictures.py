@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.jobs.colorshape import nearest_object, render, sample_scenes
+from services.jobs.colorshape import render, sample_scenes
 from services.nn.image_transform import padded
 from starters.embed.facts import WORDS, Facts, is_kept_apart, picture_facts, scene_facts
 from starters.pictures import rendering
+from starters.pictures.patches import nearest_object
 from starters.pictures.things import Picture
 from starters.pictures.variety import Variety, draw_picture
 

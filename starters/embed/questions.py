@@ -16,7 +16,7 @@ from torch import Tensor
 from services.embed.data.triplets import TripletBatch
 from services.embed.evaluation.colorshape import TEST_INSTRUCTIONS, UNSEEN_CONDITIONS
 from services.jobs.colorshape import RELATIONS
-from services.nn import clip_tokenizer
+from starters import merges
 from starters.embed import wordings
 from starters.embed.condition_words import ENGLISH
 from starters.embed.drawn_pictures import Drawn, draw_batch
@@ -196,7 +196,7 @@ def instruction_vocabulary() -> list[str]:
 
 def learn_merges() -> list[tuple[str, str]]:
     """Learn byte-pair merges that make one token of each word of the generator."""
-    return clip_tokenizer.learn_merges(instruction_vocabulary())
+    return merges.learn_merges(instruction_vocabulary())
 
 
 def _family(attribute: str) -> str:

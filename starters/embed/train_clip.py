@@ -14,13 +14,14 @@ from services.core.refusals import Refused
 from services.jobs import training_options as options
 from services.jobs.checkpoints import check_publication, publish_trained
 from services.jobs.interruption import interruptible, resumable
-from services.jobs.options import StoreUrl, command_line, finite, multiple_of
+from services.jobs.options import StoreUrl, command_line, finite
 from services.jobs.training import Run, rank, train
 from services.nn.clip_model import MERGES, ClipModel, create_clip, load_clip, save_clip
-from services.nn.clip_tokenizer import vocabulary_size, write_merges
 from starters.embed.clip_objectives import AttributeHeads, AttributeLoss, CaptionData, CaptionLoss
 from starters.embed.measures import ImagesPerClass, measure_colorshape
 from starters.embed.questions import learn_merges
+from starters.merges import vocabulary_size, write_merges
+from starters.options import multiple_of
 
 NAME = "clip-shapes"
 HEAD_WIDTH = 32

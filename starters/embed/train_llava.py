@@ -15,7 +15,7 @@ from services.embed.model.mllm_engine import IMAGE, MLLM_KIND, MllmPrompt
 from services.jobs import training_options as options
 from services.jobs.checkpoints import check_publication, publish_trained
 from services.jobs.interruption import interruptible, resumable
-from services.jobs.options import StoreUrl, command_line, multiple_of
+from services.jobs.options import StoreUrl, command_line
 from services.jobs.training import Run, rank, train
 from services.nn.image_transform import ImageTransform
 from starters.embed.llava_objectives import AnswerLoss, ConversationData, PictureData, SeeingLoss
@@ -31,6 +31,7 @@ from starters.embed.small_llava import (
     create_tokenizer,
     save_llava,
 )
+from starters.options import multiple_of
 
 NAME = "llava-shapes"
 STATEMENT = (

@@ -6,7 +6,6 @@ import torch
 from services.jobs.colorshape import (
     COLORS,
     SHAPES,
-    covering_objects,
     is_held_out,
     render,
     sample_classes,
@@ -62,15 +61,3 @@ def test_two_objects_stand_as_their_relation_says_and_do_not_touch() -> None:
     axis, sign = (scenes.relation >= 2).long(), torch.where(scenes.relation % 2 == 0, -1, 1)
     assert (offset.gather(1, axis[:, None])[:, 0] * sign > 0).all()
     assert (offset.norm(dim=1) > scenes.radius.sum(dim=1) * 0.9).all()
-
-
-def test_patches_know_the_object_that_covers_them() -> None:
-    scenes = sample_classes([(0, 0)], 1, seeded())
-    scenes.center.fill_(0.5)
-    scenes.radius.fill_(0.2)
-    assert covering_objects(scenes, 4).view(4, 4).tolist() == [
-        [-1, -1, -1, -1],
-        [-1, 0, 0, -1],
-        [-1, 0, 0, -1],
-        [-1, -1, -1, -1],
-    ]

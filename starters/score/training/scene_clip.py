@@ -17,12 +17,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from services.jobs.colorshape import BACKGROUNDS, COLORS, RELATIONS, SHAPES, SIZES, TEXTURES, covering_objects
+from services.jobs.colorshape import BACKGROUNDS, COLORS, RELATIONS, SHAPES, SIZES, TEXTURES
 from services.jobs.training import gather
 from services.nn.clip_model import MERGES, ClipModel, create_clip
-from services.nn.clip_tokenizer import Tokenizer, learn_merges, vocabulary_size, write_merges
+from services.nn.clip_tokenizer import Tokenizer
 from services.nn.image_transform import ImageTransform
 from services.nn.text_transformer import clamped_scale, encode_text
+from starters.merges import learn_merges, vocabulary_size, write_merges
+from starters.pictures.patches import covering_objects
 from starters.score.data.claim_wordings import claim_vocabulary
 from starters.score.data.scene_captions import MAX_COUNT, NUM_STYLES, PLACES, detail, forget, scene_vocabulary, sentence
 from starters.score.data.scenes import GroupScenes, generator_of, render_scenes, sample_scenes, scene_facts

@@ -10,7 +10,7 @@ from accelerate.utils import set_seed
 from services.jobs.checkpoints import check_publication, publish_trained
 from services.jobs.clip_base import load_base
 from services.jobs.interruption import interruptible, resumable
-from services.jobs.options import StoreUrl, command_line, multiple_of, positive
+from services.jobs.options import StoreUrl, command_line, positive
 from services.jobs.training import Run, rank, train
 from services.nn.clip_model import ClipModel, save_clip
 from services.score.negatives.annotation import TextBlobAnnotator
@@ -30,6 +30,7 @@ from services.score.training.train import (
     tuned,
     tuning_run,
 )
+from starters.options import multiple_of
 from starters.score.data.claimed_pictures import ClaimedPictures, Pictures
 from starters.score.evaluation.claim_protocol import claim_metrics
 from starters.score.evaluation.scene_protocol import SceneProtocol

@@ -24,8 +24,8 @@ from services.nn.clip_model import (
     open_clip,
     save_clip,
 )
-from services.nn.clip_tokenizer import write_merges
 from starters.embed.questions import learn_merges
+from starters.merges import write_merges
 
 VISION = {"image_size": 32, "patch_size": 16, "width": 32, "layers": 2, "head_width": 16}
 TEXT = {"context_length": 16, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 1}

@@ -9,7 +9,6 @@ import torch
 from services.embed.evaluation.colorshape import TEST_INSTRUCTIONS, UNSEEN_CONDITIONS
 from services.jobs.colorshape import sample_classes
 from services.nn.clip_model import open_clip
-from services.nn.clip_tokenizer import write_merges
 from starters.embed.drawn_pictures import draw_batch
 from starters.embed.facts import answer, is_kept_apart, picture_facts, scene_facts
 from starters.embed.questions import (
@@ -23,6 +22,7 @@ from starters.embed.questions import (
     learn_merges,
     triplet_batch,
 )
+from starters.merges import write_merges
 from starters.pictures.things import Background, Picture, Thing
 
 

@@ -2,7 +2,8 @@
 
 import torch
 
-from services.jobs.colorshape import COLORS, SHAPES, covering_objects
+from services.jobs.colorshape import COLORS, SHAPES
+from starters.pictures.patches import covering_objects
 from starters.score.data.scene_captions import MAX_COUNT, PLACES
 from starters.score.data.scenes import NUM_SLOTS, generator_of, render_scenes, sample_scenes, scene_facts
 
