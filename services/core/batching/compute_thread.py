@@ -22,8 +22,6 @@ from services.core.errors import DeadlineExceeded, FoveaError, InternalError, Ov
 from services.core.metrics import Metrics
 from services.core.thread_priority import step_back
 
-T = TypeVar("T")
-
 # Seconds for which another client is expected after requests of several clients have arrived.
 SHARED_S = 1.0
 
@@ -47,10 +45,8 @@ class ComputeThread:
         self._newest_client = ""
         self._shared_until = -math.inf
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._unanswered: set[Future[Any]] = set()
         self._busy_since: float | None = None
         self._is_open = False
-        self._has_ended = False
         self._ended: Future[None] = Future()
         self._thread = threading.Thread(target=self._work, name=name)
 
@@ -70,34 +66,8 @@ class ComputeThread:
         busy_since = self._busy_since
         return 0.0 if busy_since is None else max(0.0, time.monotonic() - busy_since)
 
-    async def run(self, call: Callable[[], T]) -> T:
-        """Run a call; returns what it returns and raises what it raises. Cancelled before its turn, it never runs.
-
-        Raises Overloaded where the thread does not run, or ends before it has answered.
-        """
-        if not self._is_open:
-            raise _no_thread()
-        answer: Future[T] = Future()
-
-        def call_and_answer() -> None:
-            if not answer.set_running_or_notify_cancel():
-                return
-            try:
-                result = call()
-            except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to the caller
-                answer.set_exception(error)
-            else:
-                answer.set_result(result)
-
-        self._unanswered.add(answer)
-        answer.add_done_callback(self._unanswered.discard)
-        self.post(call_and_answer)
-        if self._has_ended:  # between the check above and now
-            self._refuse_unanswered()
-        return await asyncio.wrap_future(answer)
-
     def post(self, call: Callable[[], None]) -> None:
-        """Run a call without waiting for it. It must handle its own errors: what it raises ends the thread."""
+        """Run a call. It must handle its own errors: what it raises ends the thread."""
         self._calls.put(call)
 
     def attach(self, waiting: "Intake[Any]") -> None:
@@ -128,7 +98,7 @@ class ComputeThread:
         metrics.worker_heartbeat_timestamp_seconds.set_function(lambda: self.heartbeat)
 
     async def close(self) -> None:
-        """Refuse new calls, finish those posted before, end the thread; returns when it has ended."""
+        """Finish the calls posted before, and end the thread; returns when it has ended."""
         if self._is_open:
             self._is_open = False
             self._calls.put(None)
@@ -150,28 +120,14 @@ class ComputeThread:
             structlog.get_logger(__name__).critical("compute thread died", thread=self.name, exc_info=True)
         finally:
             self._is_open = False
-            self._has_ended = True
-            self._refuse_unanswered()
             for waiting in self.waiting:
                 waiting.thread_ended()
             self._ended.set_result(None)
-
-    def _refuse_unanswered(self) -> None:
-        # Two threads may be here: a set hands each answer to one of them.
-        while self._unanswered:
-            with suppress(KeyError):
-                answer = self._unanswered.pop()
-                if answer.running() or answer.set_running_or_notify_cancel():
-                    answer.set_exception(_no_thread())
 
 
 def drain_s(cost: float, cost_per_s: float) -> float:
     """Return the seconds in which a queue empties at a throughput, a guess where none was measured."""
     return cost / cost_per_s if cost_per_s else FIRST_RETRY_AFTER_S
-
-
-def _no_thread() -> Overloaded:
-    return Overloaded("The service cannot process requests any more: its compute thread has ended.")
 
 
 class Outstanding(Protocol):

@@ -16,6 +16,7 @@ from services.core.batching.batches import Request
 from services.core.batching.compute_thread import ComputeThread
 from services.core.errors import DeadlineExceeded, InternalError, InvalidRequest, Overloaded
 from services.core.metrics import Metrics
+from tests.core.compute_calls import run_on
 from tests.core.cpu_time import cpu_s
 from tests.core.engines import CollatingRecordingEngine, RecordingEngine, submission
 
@@ -291,7 +292,7 @@ async def test_nothing_of_an_answered_request_stays_in_memory(bench: Bench) -> N
     reference = weakref.ref(image)
     await batcher.submit([submission(image)], deadline=time.monotonic() + 60)
     del image
-    await bench.thread.run(lambda: None)
+    await run_on(bench.thread, lambda: None)
 
     assert reference() is None
 
@@ -434,7 +435,7 @@ async def test_a_request_fails_as_a_whole_and_what_it_still_had_in_the_queue_is_
     await held
     assert (batcher.queue_depth, batcher.queue_cost) == (0, 0)
     dropped = bench.sample("dropped_items_total", reason="failed")
-    await bench.thread.run(lambda: None)
+    await run_on(bench.thread, lambda: None)
     # one more may have left the queue before the request had failed, and not run after it had
     assert 201 <= len(engine.computed) + dropped <= 202
 
@@ -700,7 +701,7 @@ async def test_a_deadline_that_has_passed_is_not_computed(bench: Bench) -> None:
     with pytest.raises(DeadlineExceeded):
         await bench.batcher(engine).submit([submission("late")], deadline=time.monotonic() - 1)
 
-    await bench.thread.run(lambda: None)
+    await run_on(bench.thread, lambda: None)
     assert engine.computed == []
 
 

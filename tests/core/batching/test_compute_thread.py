@@ -9,7 +9,7 @@ import pytest
 import structlog
 
 from services.core.batching.compute_thread import ComputeThread
-from services.core.errors import Overloaded
+from tests.core.compute_calls import run_on
 
 
 @pytest.fixture
@@ -46,46 +46,23 @@ def end_thread() -> None:
 
 
 async def test_a_call_returns_to_its_caller_and_ran_on_the_one_thread(thread: ComputeThread) -> None:
-    names = {await thread.run(lambda: threading.current_thread().name) for _ in range(3)}
+    names = {await run_on(thread, lambda: threading.current_thread().name) for _ in range(3)}
 
     assert names == {"compute-test"}
-
-
-async def test_what_a_call_raises_reaches_its_caller_and_the_thread_goes_on(thread: ComputeThread) -> None:
-    with pytest.raises(ZeroDivisionError):
-        await thread.run(lambda: 1 // 0)
-
-    assert await thread.run(lambda: "next") == "next"
 
 
 async def test_calls_run_one_after_the_other_in_the_order_given(thread: ComputeThread) -> None:
     order: list[int] = []
 
-    await asyncio.gather(*(thread.run(partial(order.append, number)) for number in range(20)))
+    await asyncio.gather(*(run_on(thread, partial(order.append, number)) for number in range(20)))
 
     assert order == list(range(20))
-
-
-async def test_a_call_cancelled_before_its_turn_never_runs(thread: ComputeThread) -> None:
-    hold, ran = Hold(), threading.Event()
-    holding = asyncio.create_task(thread.run(hold))
-    await hold.is_running()
-    waiting = asyncio.create_task(thread.run(ran.set))
-    await asyncio.sleep(0)  # the task has given its call
-    waiting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
-    hold.let_go.set()
-
-    assert await holding == "held"
-    await thread.run(lambda: None)
-    assert not ran.is_set()
 
 
 async def test_stalled_for_is_zero_while_idle_and_grows_from_the_start_of_a_call(thread: ComputeThread) -> None:
     assert thread.stalled_for_s() == 0
     hold = Hold()
-    holding = asyncio.create_task(thread.run(hold))
+    holding = asyncio.create_task(run_on(thread, hold))
     await hold.is_running()
     first = thread.stalled_for_s()
     second = thread.stalled_for_s()
@@ -100,7 +77,7 @@ async def test_an_idle_thread_keeps_nothing_of_its_last_call(thread: ComputeThre
     hold = Hold()
     hold.let_go.set()
     reference = weakref.ref(hold)
-    await thread.run(hold)
+    await run_on(thread, hold)
     await until_idle(thread)
     del hold
 
@@ -109,7 +86,7 @@ async def test_an_idle_thread_keeps_nothing_of_its_last_call(thread: ComputeThre
 
 async def test_the_heartbeat_is_renewed_by_every_call(thread: ComputeThread) -> None:
     before = thread.heartbeat
-    during = await thread.run(lambda: thread.heartbeat)
+    during = await run_on(thread, lambda: thread.heartbeat)
 
     assert before < during <= thread.heartbeat
 
@@ -125,16 +102,13 @@ async def test_a_thread_that_was_not_started_or_has_ended_is_not_alive() -> None
     assert (thread.is_alive, thread.stalled_for_s()) == (False, math.inf)
 
 
-async def test_closing_finishes_the_calls_given_before_and_refuses_later_ones() -> None:
+async def test_closing_finishes_the_calls_given_before() -> None:
     thread = ComputeThread("compute-closing")
     thread.start()
     hold = Hold()
-    calls = [asyncio.create_task(thread.run(hold)), asyncio.create_task(thread.run(lambda: "queued"))]
+    calls = [asyncio.create_task(run_on(thread, hold)), asyncio.create_task(run_on(thread, lambda: "queued"))]
     await hold.is_running()
     closings = [asyncio.create_task(thread.close()) for _ in range(2)]
-    await asyncio.sleep(0)  # closing has begun
-    with pytest.raises(Overloaded):
-        await thread.run(lambda: "late")
     hold.let_go.set()
 
     assert await asyncio.gather(*calls) == ["held", "queued"]
@@ -142,23 +116,12 @@ async def test_closing_finishes_the_calls_given_before_and_refuses_later_ones() 
     assert "compute-closing" not in {running.name for running in threading.enumerate()}
 
 
-async def test_a_thread_that_dies_answers_its_running_and_its_waiting_calls_with_overloaded() -> None:
+async def test_a_thread_that_dies_says_so_and_is_not_alive() -> None:
     thread = ComputeThread()
     thread.start()
-    hold = Hold()
-    holding = asyncio.create_task(thread.run(hold))
-    await hold.is_running()
     with structlog.testing.capture_logs() as logs:
-        calls = [asyncio.create_task(thread.run(call)) for call in (end_thread, lambda: None, lambda: None)]
-        await asyncio.sleep(0)  # the tasks have given their calls
-        hold.let_go.set()
-        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        thread.post(end_thread)
+        await thread.close()
 
-    assert await holding == "held"
-    assert [type(outcome) for outcome in outcomes] == [Overloaded] * 3
-    assert len({id(outcome) for outcome in outcomes}) == 3
     assert (thread.is_alive, thread.stalled_for_s()) == (False, math.inf)
-    with pytest.raises(Overloaded):
-        await thread.run(lambda: None)
-    await thread.close()
     assert [log["event"] for log in logs] == ["compute thread died"]

@@ -16,6 +16,7 @@ from services.core.batching.stepper import StepLimits, Stepper
 from services.core.errors import DeadlineExceeded, FoveaError, InternalError, InvalidRequest, Overloaded, TooLarge
 from services.core.exchange import Caller, set_caller
 from services.core.metrics import Metrics
+from tests.core.compute_calls import run_on
 from tests.core.cpu_time import cpu_s
 from tests.core.stepping_engines import CountingEngine, Item, events_of
 
@@ -53,7 +54,7 @@ class Bench:
     async def next_turn(self) -> None:
         """A turn that began after this call has been taken, if one was due, and what came of it delivered."""
         for _ in range(2):  # the first call may stand before the turn that a running one asks for
-            await self.thread.run(lambda: None)
+            await run_on(self.thread, lambda: None)
         await asyncio.sleep(0)
 
     async def close(self) -> None:
@@ -218,7 +219,7 @@ async def test_while_items_run_others_get_their_turn_of_the_thread_between_two_s
     other_engine.fault = lambda what, items: order.append("other") if what == "step" else None
     held = await hold(engine, stepper)
     stream = submit(other, Item("a"))
-    calls = [asyncio.create_task(bench.thread.run(lambda: order.append("call"))) for _ in range(2)]
+    calls = [asyncio.create_task(run_on(bench.thread, lambda: order.append("call"))) for _ in range(2)]
     await asyncio.sleep(0)  # the tasks have given their calls
     engine.gate.set()
     await asyncio.gather(read(held), read(stream), *calls)
@@ -638,7 +639,7 @@ async def test_other_calls_of_the_thread_run_between_two_pieces(bench: Bench) ->
     engine.gate.clear()
     stream = submit(bench.stepper(engine), Item("long", num_events=1, num_pieces=100))
     assert await asyncio.to_thread(engine.entered.wait, 60)
-    other = asyncio.create_task(bench.thread.run(lambda: len(engine.prepared)))
+    other = asyncio.create_task(run_on(bench.thread, lambda: len(engine.prepared)))
     await asyncio.sleep(0)
     engine.gate.set()
 

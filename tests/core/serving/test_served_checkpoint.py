@@ -26,6 +26,7 @@ from services.core.serving.served_checkpoint import (
 from services.core.store.errors import StoreUnavailable
 from services.core.store.manifest import MANIFEST_FILE, Manifest, StoredFile
 from services.core.store.store import Store
+from tests.core.compute_calls import run_on
 from tests.core.engines import submission
 from tests.core.tiny_checkpoints import INFO, write_checkpoint
 from tests.core.unlimited_memory import Unlimited
@@ -390,7 +391,7 @@ async def test_an_unloaded_version_leaves_memory_at_once_and_comes_back_when_it_
         await served.batcher.submit([submission("a")], deadline=time.monotonic() + 3600)
         engine = weakref.ref(served.engine)
     del served
-    await place.thread.run(lambda: None)  # it answers a moment before its turn has ended
+    await run_on(place.thread, lambda: None)  # it answers a moment before its turn has ended
     gc.disable()  # a cycle would keep the parameters until a collection, which nobody orders
     try:
         await place.checkpoint.unload()
