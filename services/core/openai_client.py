@@ -5,15 +5,16 @@ If the endpoint asks to wait, all requests wait, not only the one that was told.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import aiohttp
 import orjson
 import stamina
+
+T = TypeVar("T")
 
 MAX_RETRY_AFTER_S = 120.0
 CONNECT_TIMEOUT_S = 10.0
@@ -21,7 +22,6 @@ MAX_MESSAGE_CHARACTERS = 500
 # Attempts at a request whose answers are not in OpenAI's format: each may be paid for, and more seldom help.
 MAX_MALFORMED = 3
 STOPPED = "stopped before it was answered"
-PAST = 0.0  # on the clock of an event loop
 
 # In what reasoning models write before their answer, unless the endpoint takes it out of the content.
 _THOUGHTS = ("think", "thinking", "thought", "reasoning")
@@ -117,8 +117,7 @@ class EndpointClient:
         self._url = f"{endpoint.base_url.rstrip('/')}/{_PATHS[endpoint.api]}"
         self._has_answered = False  # to any request
         self._not_before = 0.0  # on the monotonic clock
-        self._is_stopped = False
-        self._waits: set[asyncio.Timeout] = set()
+        self._stopped = asyncio.Event()
         self._num_asked = 0  # requests without an answer yet
         self._last_answer = 0.0  # on the monotonic clock
         self._last_failure = ""
@@ -140,9 +139,7 @@ class EndpointClient:
 
     def stop(self) -> None:
         """Stop sending requests; those already sent still get their answers."""
-        self._is_stopped = True
-        for wait in self._waits:
-            _end(wait)
+        self._stopped.set()
 
     async def ask(self, body: Mapping[str, Any]) -> Answer:
         """Return the answer to a request's JSON.
@@ -153,16 +150,9 @@ class EndpointClient:
         content = orjson.dumps(body)
         self._num_asked += 1
         try:
-            with suppress(TimeoutError):  # raised when `stop` ends a wait
-                async with asyncio.timeout(None) as wait:
-                    self._may_end(wait)
-                    try:
-                        return await self._send_until_answered(content, wait)
-                    finally:
-                        self._waits.discard(wait)
+            return await self._send_until_answered(content)
         finally:
             self._num_asked -= 1
-        raise EndpointError(STOPPED, is_about_all=True)
 
     async def watch(self, tell: Callable[[str], None]) -> None:
         """Tell whenever requests wait and none has been answered for `silence_s`; runs until it is cancelled."""
@@ -177,7 +167,7 @@ class EndpointClient:
                     silence = f"no answer from {self._url} for {now - self._last_answer:.0f} s"
                     tell(f"{silence}; requests waiting: {self._num_asked}{failed}")
 
-    async def _send_until_answered(self, content: bytes, wait: asyncio.Timeout) -> Answer:
+    async def _send_until_answered(self, content: bytes) -> Answer:
         patience = self._patience
         num_malformed = 0
 
@@ -186,7 +176,7 @@ class EndpointClient:
             num_malformed += isinstance(error, Malformed)
             return num_malformed < MAX_MALFORMED and self._wait_s(error)
 
-        attempts = stamina.retry_context(
+        context = stamina.retry_context(
             on=wait_s,
             attempts=patience.attempts,
             timeout=None,
@@ -195,11 +185,11 @@ class EndpointClient:
             wait_jitter=patience.first_wait_s,
         )
         try:
-            async for attempt in attempts:
-                await asyncio.sleep(max(0.0, self._not_before - time.monotonic()))
-                if self._is_stopped:  # since this task was woken, too late to end the wait
-                    raise EndpointError(STOPPED, is_about_all=True)
-                with attempt, self._on_its_way(wait):
+            attempts = aiter(context)
+            while True:
+                attempt = await self._unless_stopped(anext(attempts))
+                await self._unless_stopped(asyncio.sleep(max(0.0, self._not_before - time.monotonic())))
+                with attempt:
                     return await self._send(content)
         except _NO_ADDRESS:
             raise EndpointError(f"{self._url} is not an HTTP address", is_about_all=True) from None
@@ -208,22 +198,20 @@ class EndpointClient:
             if not self._has_answered and isinstance(error, aiohttp.ClientConnectorError):
                 raise EndpointError(f"no response from {self._url}: {reason}", is_about_all=True) from None
             raise EndpointError(f"{patience.attempts} attempts have failed; last error: {reason}") from None
-        raise AssertionError("attempts end with an answer or an error")
 
-    @contextmanager
-    def _on_its_way(self, wait: asyncio.Timeout) -> Iterator[None]:
-        """Prevent `stop` from ending this request before it is answered or has failed."""
-        self._waits.discard(wait)
+    async def _unless_stopped(self, wait: Awaitable[T]) -> T:
+        """Wait, but no longer than until `stop`. Raises EndpointError if that has come."""
+        stopped, waiting = asyncio.create_task(self._stopped.wait()), asyncio.ensure_future(wait)
         try:
-            yield
+            await asyncio.wait((stopped, waiting), return_when=asyncio.FIRST_COMPLETED)
+            if self._stopped.is_set():
+                waiting.cancel()
+                await asyncio.gather(waiting, return_exceptions=True)
+                raise EndpointError(STOPPED, is_about_all=True)
+            return waiting.result()
         finally:
-            self._may_end(wait)
-
-    def _may_end(self, wait: asyncio.Timeout) -> None:
-        """Let `stop` end the next await, also if it was called before."""
-        self._waits.add(wait)
-        if self._is_stopped:
-            _end(wait)
+            stopped.cancel()
+            waiting.cancel()
 
     def _wait_s(self, error: Exception) -> bool | float:
         """Decide whether to retry after an error, and after how many seconds if the endpoint says so."""
@@ -283,12 +271,6 @@ class EndpointClient:
 
 def _reason(error: Exception) -> str:
     return str(error) or type(error).__name__
-
-
-def _end(wait: asyncio.Timeout) -> None:
-    """Let a wait time out now; one that has timed out can't be changed."""
-    if not wait.expired():
-        wait.reschedule(PAST)
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
