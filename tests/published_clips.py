@@ -13,6 +13,8 @@ from safetensors.torch import save_file
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from torch import Tensor, nn
 
+from services.jobs.imports.clip_weights import convert_clip_folder
+from services.jobs.imports.source import Folder
 from services.nn.clip_model import open_clip
 from services.nn.loading import transformers
 
@@ -37,6 +39,11 @@ def random_weights(model: nn.Module, seed: int = 0) -> nn.Module:
             if weight.ndim == 1 and name.endswith("weight"):
                 weight.data += 1
     return model.eval()
+
+
+def convert_folder(source: Path, output: Path) -> None:
+    """Convert a published folder as an import does."""
+    convert_clip_folder(Folder(source), output)
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

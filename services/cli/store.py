@@ -17,7 +17,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from services.cli.delegation import errors_in_one_line
-from services.cli.store_import import ENGINES, ImportOptions, interruptions, recognise, summary, write_outputs
+from services.cli.store_import import ENGINES, interruptions, recognise, summary, write_outputs
 from services.core.audit import AuditFailed, AuditLog
 from services.core.logs import log_warnings_to_stderr
 from services.core.printable import printable
@@ -247,9 +247,16 @@ def import_checkpoint(  # noqa: PLR0913 - one parameter an option
 
     The same command continues an interrupted import. Nothing of a source is run: pickles are read as plain tensors.
     """
-    options = ImportOptions(name, task, label_prefix, rationale_prefix, chat_template, architecture, embed_by, licence)
+    given = {
+        "--task": task,
+        "--label-prefix": label_prefix or None,
+        "--rationale-prefix": rationale_prefix,
+        "--chat-template": chat_template,
+        "--architecture": architecture,
+        "--embed-by": embed_by,
+    }
     with errors_in_one_line("fovea store import", "generate"), interruptions():
-        planned = recognise(source, options)
+        planned = recognise(source, given, name, licence)
         check_model_name(planned.name)
         aliases = [check_alias(each) for each in alias or ["latest"]]
         if not as_json:

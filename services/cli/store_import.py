@@ -96,20 +96,6 @@ def _load(kind: str, directory: Path) -> Any:
 
 
 @dataclass(frozen=True)
-class ImportOptions:
-    """Options that describe a source, beside its place."""
-
-    name: str | None
-    task: str | None
-    label_prefix: str
-    rationale_prefix: str | None
-    chat_template: str | None
-    architecture: str | None
-    embed_by: str | None
-    licence: str | None
-
-
-@dataclass(frozen=True)
 class Import:
     """A source that was recognised: its plan, and how its checkpoint is built."""
 
@@ -215,8 +201,10 @@ def interruptions() -> Iterator[None]:
         raise typer.Exit(128 + signal.SIGINT) from None
 
 
-def recognise(text: str, options: ImportOptions) -> Import:
-    """Open a source and plan its import. Raises Refused for what can't be imported, and says why."""
+def recognise(text: str, given: Mapping[str, str | None], name: str | None, licence: str | None) -> Import:
+    """Open a source and plan its import by the options that were given. Raises Refused for what can't be imported, and
+    says why.
+    """
     from services.core.refusals import Refused
     from services.embed.imports.instructblip import InstructBlipImport
     from services.embed.imports.llava import LlavaImport
@@ -229,44 +217,33 @@ def recognise(text: str, options: ImportOptions) -> Import:
 
     source = open_source(text)
     config = read_object(source, "config.json")
-    for name, kind in (("model_type", str), ("architectures", list)):
-        if not isinstance(config.get(name) or kind(), kind):
-            raise Refused(f"config.json: {name} is {config[name]!r}: it must be a {kind.__name__}")
+    for field, kind in (("model_type", str), ("architectures", list)):
+        if not isinstance(config.get(field) or kind(), kind):
+            raise Refused(f"config.json: {field} is {config[field]!r}: it must be a {kind.__name__}")
     importer: Any
-    given = {
-        "--task": options.task,
-        "--label-prefix": options.label_prefix or None,
-        "--rationale-prefix": options.rationale_prefix,
-        "--chat-template": options.chat_template,
-        "--architecture": options.architecture,
-        "--embed-by": options.embed_by,
-    }
+    left = dict(given)
     if T5Import.recognises(config):
-        importer = T5Import(source, options.task, options.label_prefix, options.rationale_prefix)
-        del given["--task"], given["--label-prefix"], given["--rationale-prefix"]
+        prefix = left.pop("--label-prefix") or ""
+        importer = T5Import(source, left.pop("--task"), prefix, left.pop("--rationale-prefix"))
     elif ClipImport.recognises(source, config):
-        importer = ClipImport(source, options.architecture)
-        del given["--architecture"]
+        importer = ClipImport(source, left.pop("--architecture"))
     elif MagicLensImport.recognises(source):
         importer = MagicLensImport(source)
     elif InstructBlipImport.recognises(config):
         importer = InstructBlipImport(source)
-    elif LlavaImport.recognises(config) and options.embed_by is None:
+    elif LlavaImport.recognises(config) and given["--embed-by"] is None:
         importer = LlavaImport(source)
     elif LanguageModelImport.recognises(config):
-        importer = LanguageModelImport(source, options.chat_template)
-        del given["--chat-template"]
+        importer = LanguageModelImport(source, left.pop("--chat-template"))
     elif VlmImport.recognises(config):
-        importer = VlmImport(source, options.embed_by)
-        del given["--embed-by"]
+        importer = VlmImport(source, left.pop("--embed-by"))
     else:
         raise Refused(f"{source.uri} can't be imported: {_unknown(source.files, config)}")
-    if unused := [option for option, value in given.items() if value is not None]:
+    if unused := [option for option, value in left.items() if value is not None]:
         raise Refused(f"{unused[0]} does not apply to {source.uri}")
-    licence = options.licence or licence_of(source)
     plan = importer.plan()
     check_sizes(source.uri, {path: size for path, size in source.files.items() if path not in plan.left})
-    return Import(source, plan, importer.build, options.name or store_name(source.name), licence)
+    return Import(source, plan, importer.build, name or store_name(source.name), licence or licence_of(source))
 
 
 def _unknown(paths: Collection[str], config: Mapping[str, Any]) -> str:
@@ -285,6 +262,8 @@ def _unknown(paths: Collection[str], config: Mapping[str, Any]) -> str:
     if not config and within:
         return f"it has no config.json, but {shown_names(within)} in it has: name that folder"
     kind = config.get("model_type")
+    if kind == "siglip":
+        return "of SigLIP, import the repository in open_clip's layout, such as timm/ViT-B-16-SigLIP"
     what = f"its config.json is of a {kind!r}" if kind else "it has no config.json that names an architecture"
     known = "causal language models, T5s and CLIPs can be, and vision-language models, InstructBLIP and MagicLens"
     return f"{what}; {known} (docs/guide/import.md lists them)"

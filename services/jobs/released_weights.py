@@ -14,6 +14,7 @@ anything executable is rejected.
 import pickle
 import re
 import struct
+import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from torch import Tensor
 
 from services.core.printable import first_line
 from services.core.refusals import Refused, shown_names
-from services.nn.weight_files import check_sizes, load_exactly, without_wrappers
+from services.nn.weight_files import check_sizes, without_wrappers
 
 State = dict[str, Tensor]
 
@@ -51,10 +52,6 @@ DAMAGED = (
 )
 
 
-class UnusableWeights(ValueError):
-    """A file that is not a state dict of the expected model; the message says why."""
-
-
 @dataclass(frozen=True)
 class MergedLora:
     """Weights with their low-rank matrices added; `rank` is None if there were none."""
@@ -63,26 +60,32 @@ class MergedLora:
     rank: int | None
 
 
-def read_state_dict(path: Path) -> State:
-    """Read the weights in a file of `torch.save`, or in a safetensors file, by their names in the model.
+def read_tensors(path: Path) -> State:
+    """Read the tensors in a file of `torch.save`, mapped and not copied, or in a safetensors file, by its names.
 
-    Nothing in the file is executed. Raises UnusableWeights.
+    Nothing in the file is executed. Raises Refused.
     """
     content = _read(path)
-    if isinstance(content, Mapping) and "state_dict" in content:
+    if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
         content = content["state_dict"]
     if not isinstance(content, Mapping) or not content:
-        raise UnusableWeights(f"{path} contains no state dict")
+        raise Refused(f"{path} contains no state dict")
     others = [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
     others = [name for name in others if name not in NOT_LEARNT]
     if others:
-        raise UnusableWeights(f"{path} contains no state dict: {shown_names(others)} is not a weight")
+        raise Refused(f"{path} contains no state dict: {shown_names(others)} is not a weight")
     state = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
     try:
         check_sizes(state)
-        names = without_wrappers(state)
     except Refused as error:
-        raise UnusableWeights(f"{path}: {error}") from None
+        raise Refused(f"{path}: {error}") from None
+    return state
+
+
+def read_state_dict(path: Path) -> State:
+    """Read what `read_tensors` reads by the names that the weights have in the model. Raises Refused."""
+    state = read_tensors(path)
+    names = without_wrappers(state)
     return {names[name]: weight for name, weight in state.items()}
 
 
@@ -90,28 +93,28 @@ class _OnlyPlainValues(pickle.Unpickler):
     """Reads pickles that name no class and no function."""
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
-        raise UnusableWeights(f"it names {module_name}.{global_name}, and nothing of a file is run")
+        raise Refused(f"it names {module_name}.{global_name}, and nothing of a file is run")
 
 
 def read_pickled_bytes(path: Path) -> bytes:
-    """Read a pickle that holds bytes and nothing else. Raises UnusableWeights."""
+    """Read a pickle that holds bytes and nothing else. Raises Refused."""
     try:
         with path.open("rb") as file:
             content = _OnlyPlainValues(file).load()
-    except UnusableWeights as error:
-        raise UnusableWeights(f"{path.name} does not hold weights alone: {error}") from None
+    except Refused as error:
+        raise Refused(f"{path.name} does not hold weights alone: {error}") from None
     except (OSError, pickle.UnpicklingError, *DAMAGED) as error:
-        raise UnusableWeights(f"{path.name} can't be read as a pickle: {error}; copy or download it again") from error
+        raise Refused(f"{path.name} can't be read as a pickle: {error}; copy or download it again") from error
     if not isinstance(content, bytes):
-        raise UnusableWeights(f"{path.name} holds a {type(content).__name__}, not bytes")
+        raise Refused(f"{path.name} holds a {type(content).__name__}, not bytes")
     return content
 
 
-def merge_lora(state: Mapping[str, Tensor], alpha: float) -> MergedLora:
+def merge_lora(state: Mapping[str, Tensor], alpha: float = 1.0) -> MergedLora:
     """Add alpha / rank · B A to each weight that has such matrices.
 
     Those of a convolution with a kernel of k have k times as many rows, and their product is its flattened weight.
-    Raises UnusableWeights for a matrix without its other half or its weight, and for other shapes.
+    Raises Refused for a matrix without its other half or its weight, and for other shapes.
     """
     merged = {name: weight for name, weight in state.items() if "lora_" not in name}
     used, ranks = set(), set()
@@ -123,9 +126,9 @@ def merge_lora(state: Mapping[str, Tensor], alpha: float) -> MergedLora:
         target = f"{found['layer']}.{(found['weight'] or 'weight_').removesuffix('_')}"
         weight, b = merged.get(target), state.get(name_b)
         if weight is None or b is None:
-            raise UnusableWeights(f"{name} lacks its counterpart {target if weight is None else name_b}")
+            raise Refused(f"{name} lacks its counterpart {target if weight is None else name_b}")
         if a.ndim != 2 or b.ndim != 2 or b.shape[1] != a.shape[0] or b.shape[0] * a.shape[1] != weight.numel():
-            raise UnusableWeights(f"{name} {list(a.shape)} and {name_b} {list(b.shape)} do not make {target}")
+            raise Refused(f"{name} {list(a.shape)} and {name_b} {list(b.shape)} do not make {target}")
         rank = a.shape[0] // (weight.shape[-1] if weight.ndim == 4 else 1)
         added = (b.float() @ a.float()).view(weight.shape) * (alpha / rank)
         merged[target] = (weight.float() + added).to(weight.dtype)
@@ -133,26 +136,14 @@ def merge_lora(state: Mapping[str, Tensor], alpha: float) -> MergedLora:
         ranks.add(rank)
     unused = [name for name in state if "lora_" in name and name not in used]
     if unused:
-        raise UnusableWeights(f"unexpected weights: {shown_names(unused)}")
+        raise Refused(f"unexpected weights: {shown_names(unused)}")
     return MergedLora(merged, max(ranks) if ranks else None)
 
 
-def leave_out(state: Mapping[str, Tensor], prefixes: Sequence[str]) -> tuple[State, list[str]]:
+def leave_out(state: Mapping[str, Tensor], prefixes: Sequence[str] = ()) -> tuple[State, list[str]]:
     """Return a model's learnt weights except names with one of these prefixes, and the names that were left out."""
     left_out = [name for name in state if name in NOT_LEARNT or name.startswith(tuple(prefixes))]
     return {name: weight for name, weight in state.items() if name not in set(left_out)}, left_out
-
-
-def load_weights(model: Any, state: Mapping[str, Tensor]) -> None:
-    """Load exactly these weights into an open_clip model.
-
-    Raises UnusableWeights, by name, for weights that are missing, that the model does not have, of another shape, or
-    with numbers that are not finite.
-    """
-    try:
-        load_exactly(model, state)
-    except Refused as error:
-        raise UnusableWeights(str(error)) from error
 
 
 def _read(path: Path) -> Any:
@@ -161,19 +152,21 @@ def _read(path: Path) -> Any:
             return load_file(path)
         is_zip = zipfile.is_zipfile(path)
         if is_torch_script(path):
-            raise UnusableWeights(
+            raise Refused(
                 f"{path} is a TorchScript archive, which contains a program: load OpenAI's weights by their open_clip "
                 "name"
             )
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
-    except UnusableWeights:
+        with warnings.catch_warnings(action="ignore"):  # of other writers' pickles, which are read or refused below
+            # torch's format before 1.6, no archive, can't be mapped
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+    except Refused:
         raise
     except pickle.UnpicklingError as error:
         asked = re.search(r"GLOBAL (\S+)", str(error))
         what = f"it refers to {asked[1]}" if asked else "it was not written by torch.save"
-        raise UnusableWeights(f"{path} contains more than weights: {what}; no code was executed") from None
+        raise Refused(f"{path} contains more than weights: {what}; no code was executed") from None
     except DAMAGED as error:
-        raise UnusableWeights(f"{path} is not a complete weights file: {first_line(error)}; copy it again") from error
+        raise Refused(f"{path} is not a complete weights file: {first_line(error)}; copy it again") from error
 
 
 def is_torch_script(path: Path) -> bool:

@@ -177,6 +177,7 @@ def test_the_fast_tokenizer_of_a_sentencepiece_model_gives_its_tokens(tmp_path: 
         (lambda at: _with(at, "adapter_config.json", "{}"), "merge it into its model first"),
         (lambda at: _with(at, "model-q4.gguf", "GGUF"), "GGUF is llama.cpp's own format"),
         (lambda at: _with(at, "config.json", '{"model_type": "bert"}'), "causal language models, T5s and CLIPs can be"),
+        (lambda at: _with(at, "config.json", '{"model_type": "siglip"}'), "timm/ViT-B-16-SigLIP"),
         (lambda at: "hf://no", "is not of the form hf://owner/name"),
     ],
 )
@@ -334,8 +335,7 @@ def test_a_dry_run_tells_every_files_fate_and_publishes_nothing(tmp_path: Path) 
     assert set(fates) == {path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()}
     assert fates["LICENSE"] == "taken as text"
     assert fates["config.json"] == fates["model-00002-of-00003.safetensors"] == "taken"
-    assert fates["consolidated.safetensors"] == "left: other weights than those that are imported"
-    assert fates[".gitattributes"].startswith("left: bookkeeping")
+    assert fates["consolidated.safetensors"] == fates[".gitattributes"] == "left: not needed for serving"
     assert plan["licence"] == "llama2"
     assert plan["source"]["context_length"] == 32768
     assert not (tmp_path / "store").exists()
@@ -700,7 +700,7 @@ class Opens:
         ),
         (
             lambda source: (source / "pytorch_model-00001-of-00002.bin").write_bytes(pickle.dumps(Opens())),
-            "nothing of it was run",
+            "no code was executed",
         ),
         (
             lambda source: torch.save(

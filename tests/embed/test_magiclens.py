@@ -13,13 +13,14 @@ from starlette.testclient import TestClient
 
 from services.cli.store_import import write_reference
 from services.core.errors import InvalidRequest
+from services.core.refusals import Refused
 from services.core.store.manifest import CheckpointInfo
 from services.core.store.store import Store
 from services.embed.evaluation.embedders import NoTextSide, load_embedder
 from services.embed.imports.magiclens import convert_magiclens
 from services.embed.model.items import ImageItem
 from services.embed.model.magiclens_engine import MAGICLENS_KIND, MagicLensEngine, load_magiclens
-from services.jobs.released_weights import UnusableWeights, read_pickled_bytes
+from services.jobs.released_weights import read_pickled_bytes
 from services.nn.devices import DeviceOptions
 from tests.core.image_files import scene
 from tests.embed.magiclens_reference import embedding
@@ -132,7 +133,7 @@ def test_a_pickle_of_something_else_is_refused(tmp_path: Path) -> None:
         (b"", ""),
     ):
         (tmp_path / "a.pkl").write_bytes(content)
-        with pytest.raises(UnusableWeights, match=told or "can't be read as a pickle"):
+        with pytest.raises(Refused, match=told or "can't be read as a pickle"):
             read_pickled_bytes(tmp_path / "a.pkl")
 
 

@@ -16,14 +16,14 @@ from services.core.store.store import Store
 from services.embed.app import create_embed
 from services.embed.model.plain_engine import PlainEngine
 from services.embed.settings import EmbedSettings
-from services.jobs.imports.clip_weights import convert_clip_folder, convert_openai_clip
+from services.jobs.imports.clip_weights import convert_openai_clip
 from services.nn.broken_model import BrokenModel
 from services.nn.devices import DeviceOptions
 from services.nn.reference_outputs import REFERENCE_FILE
 from services.score.engine import ScoreEngine
 from tests.core.image_files import encode, scene
 from tests.embed.tiny import wait_until_ready, write_tiny_checkpoint
-from tests.published_clips import write_laion, write_openai, write_siglip
+from tests.published_clips import convert_folder, write_laion, write_openai, write_siglip
 
 CPU = DeviceOptions("cpu", "float32", num_threads=1)
 PHOTO = encode(scene(), "PNG")
@@ -125,7 +125,7 @@ def test_a_collection_keeps_its_conditions_while_a_plain_clip_is_served(tmp_path
     store_url = (tmp_path / "store").as_uri()
     store = Store.open(store_url)
     focallens = store.publish("clip", write_tiny_checkpoint(tmp_path / "tiny"), CheckpointInfo(kind="focallens-clip"))
-    convert_clip_folder(write_laion(tmp_path / "source"), tmp_path / "plain")
+    convert_folder(write_laion(tmp_path / "source"), tmp_path / "plain")
     with served(None, tmp_path) as client:
         assert client.put("/collections/things", json={"conditions": [CONDITION]}).status_code == 201
         images = [{"id": "photo", "image": as_base64(PHOTO)}]
@@ -141,7 +141,7 @@ def test_a_collection_keeps_its_conditions_while_a_plain_clip_is_served(tmp_path
 
 
 def test_both_services_check_the_reference_of_a_version(checkpoint: Path, tmp_path: Path) -> None:
-    convert_clip_folder(write_siglip(tmp_path / "source"), tmp_path / "siglip")
+    convert_folder(write_siglip(tmp_path / "source"), tmp_path / "siglip")
     for directory in (checkpoint, tmp_path / "siglip"):
         write_reference("open-clip", directory)
         PlainEngine.load(directory, CPU).self_check()

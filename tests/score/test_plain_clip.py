@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from services.jobs.imports.clip_weights import convert_clip_folder
 from tests.core.image_files import encode, scene
-from tests.published_clips import write_laion, write_siglip
+from tests.published_clips import convert_folder, write_laion, write_siglip
 from tests.score.served_tiny import publish, served_tiny
 
 PHOTO = encode(scene(), "PNG")
@@ -20,7 +19,7 @@ CAPTIONS = ["a red square", "a photo of two dogs", "red"]
 
 
 def client_of(source: Path, folder: Path) -> Iterator[TestClient]:
-    convert_clip_folder(source, folder / "checkpoint")
+    convert_folder(source, folder / "checkpoint")
     store_url = (folder / "store").as_uri()
     publish(store_url, folder / "checkpoint", kind="open-clip")
     with served_tiny(store_url, folder) as client:

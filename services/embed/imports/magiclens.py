@@ -23,7 +23,7 @@ from services.embed.magiclens import MagicLensShape
 from services.embed.model.magiclens_engine import MAGICLENS_CONFIG, MAGICLENS_KIND, MAGICLENS_WEIGHTS
 from services.jobs.imports.plan import Plan
 from services.jobs.imports.source import Source
-from services.jobs.released_weights import UnusableWeights, read_pickled_bytes
+from services.jobs.released_weights import read_pickled_bytes
 from services.nn.clip_model import OPEN_CLIP_CONFIG
 
 # flax's extensions for an array and for a number that was one of numpy's.
@@ -35,14 +35,14 @@ POOLER = "contrastive_multimodal_pooler"
 
 
 def read_arrays(data: bytes) -> dict[str, Tensor]:
-    """Read nested maps of arrays, by their paths: `params/clip/logit_scale`. Raises UnusableWeights."""
+    """Read nested maps of arrays, by their paths: `params/clip/logit_scale`. Raises Refused."""
     try:
         content = msgpack.unpackb(data, ext_hook=_array)
         if not isinstance(content, dict):
             raise ValueError("it is no map")
         return dict(_paths(content))
     except DAMAGED as error:
-        raise UnusableWeights(f"these are no arrays that flax serialised: {error!r}") from error
+        raise Refused(f"these are no arrays that flax serialised: {error!r}") from error
 
 
 def _paths(content: dict[str, Any], above: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -92,21 +92,21 @@ class MagicLensImport:
         (file,) = self.source.files
         try:
             convert_magiclens(self.source.fetch(file), folder)
-        except UnusableWeights as error:
+        except Refused as error:
             raise Refused(f"{file} holds no MagicLens: {error}") from None
 
 
 def convert_magiclens(source: Path, output: Path) -> None:
-    """Convert a published file into a folder of kind `magiclens`. Raises UnusableWeights."""
+    """Convert a published file into a folder of kind `magiclens`. Raises Refused."""
     arrays = _Arrays(read_arrays(read_pickled_bytes(source)))
     try:
         state = _towers(arrays) | _fusion(arrays)
         clip, shape = _clip_config(arrays), _shape(arrays)
     except (RuntimeError, ValueError) as error:
-        what = "" if isinstance(error, UnusableWeights) else "its arrays have other shapes: "
-        raise UnusableWeights(f"{what}{error}") from error
+        what = "" if isinstance(error, Refused) else "its arrays have other shapes: "
+        raise Refused(f"{what}{error}") from error
     if unused := arrays.unused:
-        raise UnusableWeights(f"unexpected arrays: {shown_names(unused)}")
+        raise Refused(f"unexpected arrays: {shown_names(unused)}")
     output.mkdir(parents=True, exist_ok=True)
     (output / OPEN_CLIP_CONFIG).write_text(json.dumps(clip, indent=2) + "\n")
     (output / MAGICLENS_CONFIG).write_text(json.dumps(asdict(shape), indent=2) + "\n")
@@ -122,7 +122,7 @@ class _Arrays:
 
     def __getitem__(self, path: str) -> Tensor:
         if path not in self._arrays:
-            raise UnusableWeights(f"{path} is missing")
+            raise Refused(f"{path} is missing")
         self._used.add(path)
         return self._arrays[path]
 

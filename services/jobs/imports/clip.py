@@ -3,14 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from pydantic import JsonValue
 
 from services.core.refusals import Refused
 from services.jobs.imports.clip_weights import (
-    HUGGING_FACE_CONFIG,
     Layout,
     clip_files,
     convert_clip_folder,
@@ -18,9 +16,9 @@ from services.jobs.imports.clip_weights import (
     convert_trained_clip,
 )
 from services.jobs.imports.plan import Plan, left_files
-from services.jobs.imports.source import Source, read_object
+from services.jobs.imports.source import MODEL_CONFIG, Source, read_object
 from services.jobs.imports.weights import PICKLES, check_whole, shards_of
-from services.jobs.released_weights import UnusableWeights, is_torch_script
+from services.jobs.released_weights import is_torch_script
 from services.nn.clip_model import OPEN_CLIP_CONFIG, OPEN_CLIP_WEIGHTS
 from services.nn.model_configs import StoredWeights, faults_of
 from services.nn.plain_clip import OPEN_CLIP_KIND
@@ -70,20 +68,18 @@ class ClipImport:
         """Convert the source into the folder. Raises Refused."""
         layout = self._layout()
         with faults_of(self.source.uri):
-            try:
-                if layout == "openai":
-                    convert_openai_clip(self._only_file(), folder)
-                elif layout == "training":
-                    convert_trained_clip(self._only_file(), folder, architecture=self.architecture)
-                else:
-                    self._convert_folder(layout, folder)
-            except UnusableWeights as error:
-                raise Refused(str(error)) from None
+            if layout == "openai":
+                convert_openai_clip(self._only_file(), folder)
+            elif layout == "training":
+                assert self.architecture is not None, "the plan has refused it otherwise"
+                convert_trained_clip(self._only_file(), folder, architecture=self.architecture)
+            else:
+                convert_clip_folder(self.source, folder)
 
     def _layout(self) -> Layout:
         if OPEN_CLIP_CONFIG in self.source.files:
             return "open-clip"
-        if HUGGING_FACE_CONFIG in self.source.files:
+        if MODEL_CONFIG in self.source.files:
             return "hugging-face"
         return "openai" if is_torch_script(self._only_file()) else "training"
 
@@ -94,16 +90,7 @@ class ClipImport:
     def _folder_files(self, layout: Layout) -> tuple[str, ...]:
         try:
             chosen = clip_files(layout, self.source.files)
-        except UnusableWeights as error:
+        except Refused as error:
             raise Refused(f"{self.source.uri}: {error}") from None
         indexes = [path for path in chosen if path.endswith(".index.json")]
         return (*chosen, *(shard for index in indexes for shard in shards_of(self.source, index)))
-
-    def _convert_folder(self, layout: Layout, folder: Path) -> None:
-        with TemporaryDirectory() as together:
-            for path in self._folder_files(layout):
-                Path(together, path).symlink_to(self.source.fetch(path))
-            try:
-                convert_clip_folder(Path(together), folder)
-            except UnusableWeights as error:
-                raise Refused(str(error).replace(f"{together}/", "")) from None

@@ -1,6 +1,6 @@
 """The open_clip configuration of a CLIP, told from the shapes of its weights.
 
-Shapes tell everything but the activation: OpenAI's models and those that were tuned from them use QuickGELU.
+Shapes tell everything but the activation, which is QuickGELU in all of OpenAI's models.
 """
 
 from collections.abc import Mapping
@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from services.jobs.released_weights import State, UnusableWeights
+from services.core.refusals import Refused
+from services.jobs.released_weights import State
 
 # CLIP's own means and deviations of RGB (Radford et al. 2021).
 OPENAI_MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -28,10 +29,10 @@ TEXT_TOWERS: dict[str, dict[str, Any]] = {
 }
 
 
-def clip_config(state: Mapping[str, Tensor], *, quick_gelu: bool) -> dict[str, Any]:
-    """Return the configuration of a model with these weights: a ViT or OpenAI's ResNet, with CLIP's own text tower.
+def clip_config(state: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return the configuration of OpenAI's model with these weights: a ViT or a ResNet, with CLIP's own text tower.
 
-    Raises UnusableWeights for weights of another architecture.
+    Raises Refused for weights of another architecture.
     """
     try:
         width = state["ln_final.weight"].shape[0]
@@ -43,26 +44,27 @@ def clip_config(state: Mapping[str, Tensor], *, quick_gelu: bool) -> dict[str, A
             "layers": _count(state, "transformer.resblocks."),
         }
         vision = _vit(state) if "visual.proj" in state else _resnet(state)
-        model: dict[str, Any] = {"embed_dim": state["text_projection"].shape[1], "vision_cfg": vision, "text_cfg": text}
+        model = {"embed_dim": state["text_projection"].shape[1], "vision_cfg": vision, "text_cfg": text}
     except (KeyError, IndexError, ZeroDivisionError) as error:
-        raise UnusableWeights(
+        raise Refused(
             f"these are not the weights of a ViT or a ResNet with CLIP's own text tower ({error}); give the name of "
             "their open_clip architecture"
         ) from error
-    if quick_gelu:
-        model["quick_gelu"] = True
-    return {"model_cfg": model, "preprocess_cfg": {"mean": list(OPENAI_MEAN), "std": list(OPENAI_STD)}}
+    return {
+        "model_cfg": {**model, "quick_gelu": True},
+        "preprocess_cfg": {"mean": list(OPENAI_MEAN), "std": list(OPENAI_STD)},
+    }
 
 
 def text_tower_config(state: Mapping[str, Tensor], name: str) -> dict[str, Any]:
     """Return transformers' configuration of a text tower of Hugging Face's, from its name and its weights.
 
-    Raises UnusableWeights for one that open_clip's published models do not have.
+    Raises Refused for one that open_clip's published models do not have.
     """
     prefix = "text.transformer."
     known = next((fields for beginning, fields in TEXT_TOWERS.items() if name.startswith(beginning)), None)
     if known is None:
-        raise UnusableWeights(f"a text tower of {name!r} is not supported, only {', '.join(TEXT_TOWERS)}")
+        raise Refused(f"a text tower of {name!r} is not supported, only {', '.join(TEXT_TOWERS)}")
     try:
         vocab_size, width = state[f"{prefix}embeddings.word_embeddings.weight"].shape
         return {
@@ -78,7 +80,7 @@ def text_tower_config(state: Mapping[str, Tensor], name: str) -> dict[str, Any]:
             "layer_norm_eps": 1e-5,
         }
     except KeyError as error:
-        raise UnusableWeights(f"the file has no {error.args[0]}, which a text tower of {name!r} has") from error
+        raise Refused(f"the file has no {error.args[0]}, which a text tower of {name!r} has") from error
 
 
 def with_counters(state: Mapping[str, Tensor]) -> State:

@@ -5,17 +5,17 @@ transposed.
 """
 
 import gzip
-import json
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from services.core.refusals import Refused
 from services.jobs.imports.clip_architecture import OPENAI_MEAN, OPENAI_STD
-from services.jobs.released_weights import State, UnusableWeights
+from services.jobs.imports.source import Source, read_object
+from services.jobs.released_weights import State
 
 # transformers writes only what differs from these.
 TEXT_DEFAULTS: dict[str, Any] = {
@@ -71,15 +71,13 @@ NOT_MERGED = NUM_BYTES + 2
 def open_clip_config(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> dict[str, Any]:
     """Return the open_clip configuration of a `config.json` and a `preprocessor_config.json`, empty if there is none.
 
-    Raises UnusableWeights for a model that open_clip can't compute.
+    Raises Refused for a model that open_clip can't compute.
     """
     text = _merged(TEXT_DEFAULTS, config.get("text_config"), config.get("text_config_dict"))
     vision = _merged(VISION_DEFAULTS, config.get("vision_config"), config.get("vision_config_dict"))
     acts = {text["hidden_act"], vision["hidden_act"]}
     if len(acts) > 1 or not acts <= {"quick_gelu", "gelu"}:
-        raise UnusableWeights(
-            f"hidden_act is {' and '.join(sorted(acts))}: it must be quick_gelu or gelu in both towers"
-        )
+        raise Refused(f"hidden_act is {' and '.join(sorted(acts))}: it must be quick_gelu or gelu in both towers")
     text_config = {
         "context_length": text["max_position_embeddings"],
         "vocab_size": text["vocab_size"],
@@ -109,7 +107,7 @@ def open_clip_config(config: Mapping[str, Any], preprocessor: Mapping[str, Any])
 
 
 def open_clip_state(state: Mapping[str, Tensor]) -> State:
-    """Return `CLIPModel`'s weights by open_clip's names. Raises UnusableWeights for a part of attention that lacks."""
+    """Return `CLIPModel`'s weights by open_clip's names. Raises Refused for a part of attention that lacks."""
     renamed: State = {}
     parts: dict[str, dict[str, Tensor]] = {}
     for name, weight in state.items():
@@ -122,22 +120,22 @@ def open_clip_state(state: Mapping[str, Tensor]) -> State:
             renamed[_renamed(name)] = weight
     for target, found_parts in parts.items():
         if missing := [part for part in PARTS if part not in found_parts]:
-            raise UnusableWeights(f"the file has no {missing[0]}_proj of {target}")
+            raise Refused(f"the file has no {missing[0]}_proj of {target}")
         renamed[target] = torch.cat([found_parts[part] for part in PARTS])
     return renamed
 
 
-def own_merges(folder: Path, known: Sequence[str], vocab_size: int) -> bytes | None:
-    """Return the byte-pair merges of a folder as open_clip reads them, None if they are CLIP's own (`known`) or lack.
+def own_merges(source: Source, known: Sequence[str], vocab_size: int) -> bytes | None:
+    """Return the byte-pair merges of a source as open_clip reads them, None if they are CLIP's own (`known`) or lack.
 
-    Raises UnusableWeights for a tokenizer that is not of CLIP's kind: bytes, merges in their order, start and end.
+    Raises Refused for a tokenizer that is not of CLIP's kind: bytes, merges in their order, start and end.
     """
-    if (folder / "merges.txt").is_file():
-        lines = (folder / "merges.txt").read_text(encoding="utf-8").splitlines()
+    if "merges.txt" in source.files:
+        lines = source.fetch("merges.txt").read_text(encoding="utf-8").splitlines()
         merges = [line for line in lines if line.strip() and not line.startswith("#version")]
-        vocabulary = _read(folder / "vocab.json") if (folder / "vocab.json").is_file() else {}
-    elif (folder / "tokenizer.json").is_file():
-        model = _read(folder / "tokenizer.json").get("model") or {}
+        vocabulary = read_object(source, "vocab.json")
+    elif "tokenizer.json" in source.files:
+        model = read_object(source, "tokenizer.json").get("model") or {}
         vocabulary = model.get("vocab") or {}
         merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model.get("merges") or ()]
     else:
@@ -148,16 +146,9 @@ def own_merges(folder: Path, known: Sequence[str], vocab_size: int) -> bytes | N
     if len(merges) + NOT_MERGED != vocab_size or any(
         number != NUM_BYTES + place for place, number in enumerate(ids.values())
     ):
-        raise UnusableWeights(f"a tokenizer with {len(merges)} merges and {vocab_size} tokens is not of CLIP's kind")
+        raise Refused(f"a tokenizer with {len(merges)} merges and {vocab_size} tokens is not of CLIP's kind")
     # a fixed time in the gzip header makes equal vocabularies equal bytes
     return gzip.compress("\n".join(["#version: 0.2", *merges]).encode(), mtime=0)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    found = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(found, dict):
-        raise UnusableWeights(f"{path.name} is not a JSON object")
-    return found
 
 
 def _merged(defaults: Mapping[str, Any], *given: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -180,7 +171,7 @@ def _further(tower: Mapping[str, Any]) -> dict[str, Any]:
 def _preprocessing(preprocessor: Mapping[str, Any]) -> dict[str, Any]:
     resample = preprocessor.get("resample", 3)
     if resample not in INTERPOLATIONS:
-        raise UnusableWeights(f"preprocessor_config.json: resample is {resample}: it must be 2 or 3")
+        raise Refused(f"preprocessor_config.json: resample is {resample}: it must be 2 or 3")
     preprocessing = {
         "mean": list(preprocessor.get("image_mean") or OPENAI_MEAN),
         "std": list(preprocessor.get("image_std") or OPENAI_STD),

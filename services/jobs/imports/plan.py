@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from pydantic import JsonValue
 from rich.filesize import decimal as human_bytes
@@ -18,27 +18,11 @@ from rich.filesize import decimal as human_bytes
 from services.core.refusals import Refused
 from services.core.store.errors import InvalidCheckpoint
 from services.jobs.imports.source import Source
-from services.jobs.imports.weights import PICKLES, Weights, convert, is_wrapped, stored_names
+from services.jobs.imports.weights import Weights, convert, is_wrapped, stored_names
 from services.jobs.progress import standard_bars, watched
 
-DOCUMENTATION = (".md", ".txt", ".pdf", ".png", ".jpg", ".jpeg", ".gif", ".svg", ".webp")
-OTHER_FRAMEWORKS = (
-    ".onnx",
-    ".onnx_data",
-    ".gguf",
-    ".ggml",
-    ".msgpack",
-    ".h5",
-    ".ot",
-    ".tflite",
-    ".mlpackage",
-    ".engine",
-)
 # A licence goes with what it is about.
 LICENCES = re.compile(r"(LICEN[CS]E|NOTICE|USE_POLICY)(\.(md|txt))?", re.IGNORECASE)
-# What the trainer of transformers saves beside the model.
-TRAINING_STATE = ("optimizer.", "scheduler.", "rng_state", "scaler.", "training_args.", "trainer_state.")
-PROGRAMS = (".py", ".pyc", ".sh", ".so", ".ipynb")
 
 
 @dataclass(frozen=True)
@@ -81,28 +65,10 @@ class Plan:
 def left_files(
     source: Source, weights: Weights | None, others: Collection[str], reasons: Mapping[str, str]
 ) -> dict[str, str]:
-    """Say for each file of a source but the weights and `others` why it is left; `reasons` win over what names tell."""
+    """Say for each file of a source but the weights and `others` why it is left."""
     used = {*others, *((*weights.files, weights.index) if weights else ())}
     left = [path for path in source.files if path not in used and not LICENCES.fullmatch(path)]
-    return {path: reasons.get(path) or _reason(path) for path in left}
-
-
-def _reason(path: str) -> str:
-    name = PurePosixPath(path).name
-    suffix = PurePosixPath(path).suffix.lower()
-    if name.startswith("."):
-        return "bookkeeping of git or of a download"
-    if suffix in PROGRAMS:
-        return "a program; nothing of a source is run"
-    if name.startswith(TRAINING_STATE):
-        return "state of a training"
-    if suffix in OTHER_FRAMEWORKS:
-        return "of another framework"
-    if suffix == ".safetensors" or suffix in PICKLES or ".bin." in name or ".safetensors." in name:
-        return "other weights than those that are imported"
-    if suffix in DOCUMENTATION or name.upper() in ("LICENSE", "README"):
-        return "documentation"
-    return "not needed for serving"
+    return {path: reasons.get(path, "not needed for serving") for path in left}
 
 
 # An interrupted import continues with the shards in its folder, <name>-<digest of the source's files>, which is removed

@@ -6,7 +6,6 @@ Pickles are read by torch with `weights_only`, which builds tensors and plain va
 import json
 import pickle
 import re
-import warnings
 import zipfile
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,11 +18,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from services.core.printable import first_line
 from services.core.refusals import Refused
 from services.jobs.imports.source import Source, read_object
 from services.jobs.progress import standard_bars, watched
-from services.jobs.released_weights import DAMAGED, State, UnusableWeights, is_torch_script
+from services.jobs.released_weights import DAMAGED, State, is_torch_script, read_tensors
 from services.nn.model_configs import StoredWeights
 from services.nn.weight_files import check_sizes, integers_told, readable_weights, shapes_in, without_wrappers
 
@@ -158,29 +156,12 @@ def convert(source: Source, weights: Weights, folder: Path) -> None:
         _write_index(folder, weights.made())
 
 
-def read_pickle(path: Path) -> Mapping[str, Tensor]:
-    """Read the tensors of a file of `torch.save`, by name, mapped and not copied. Raises Refused."""
-    try:
-        with warnings.catch_warnings(action="ignore"):  # of other writers' pickles, which are read or refused below
-            # torch's format before 1.6, no archive, can't be mapped
-            content: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except pickle.UnpicklingError as error:
-        asked = re.search(r"GLOBAL (\S+)", str(error))
-        what = f"it asks to run {asked[1]}" if asked else "it was not written by torch.save"
-        raise Refused(f"{path.name} holds more than weights: {what}; nothing of it was run") from None
-    except (RuntimeError, ValueError, LookupError, EOFError, OSError) as error:
-        raise Refused(f"{path.name} is not a complete file of torch.save: {first_line(error)}") from None
-    if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
-        content = content["state_dict"]
-    if not isinstance(content, Mapping) or not content or not all(isinstance(v, Tensor) for v in content.values()):
-        raise Refused(f"{path.name} is not a file of weights by name")
-    try:
-        check_sizes(content)
-    except Refused as error:
-        raise Refused(f"{path.name}: {error}") from None
-    for name, tensor in content.items():
+def read_pickle(path: Path) -> State:
+    """Read what `read_tensors` reads. Raises Refused, also for integers."""
+    tensors = read_tensors(path)
+    for name, tensor in tensors.items():
         _check_dtype(path.name, name, str(tensor.dtype).removeprefix("torch."))
-    return content
+    return tensors
 
 
 def separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -219,10 +200,10 @@ MAX_DEPTH = 32
 def read_torch_script(path: Path) -> State:
     """Read the parameters and buffers of a TorchScript archive by their names. Nothing in the file is executed.
 
-    Raises UnusableWeights for another file, and for one that holds more than modules and tensors.
+    Raises Refused for another file, and for one that holds more than modules and tensors.
     """
     if not is_torch_script(path):
-        raise UnusableWeights(f"{path} is not a TorchScript archive")
+        raise Refused(f"{path} is not a TorchScript archive")
     try:
         with zipfile.ZipFile(path) as archive:
             (pickled,) = [name for name in archive.namelist() if name.count("/") == 1 and name.endswith("/data.pkl")]
@@ -232,10 +213,10 @@ def read_torch_script(path: Path) -> State:
             tensors = dict(_tensors(module))
             check_sizes(tensors)
             return tensors
-    except UnusableWeights:
+    except Refused:
         raise
     except (*DAMAGED, pickle.UnpicklingError) as error:
-        raise UnusableWeights(f"{path} is not a complete TorchScript archive: {error}") from error
+        raise Refused(f"{path} is not a complete TorchScript archive: {error}") from error
 
 
 class _Shell:
@@ -265,7 +246,7 @@ class _ModuleTree(pickle.Unpickler):
             return _first  # lists and types of the program's attributes
         known = {("torch._utils", "_rebuild_tensor_v2"): _rebuilt, ("collections", "OrderedDict"): OrderedDict}
         if (module, name) not in known:
-            raise UnusableWeights(f"the archive contains more than weights: it refers to {module}.{name}")
+            raise Refused(f"the archive contains more than weights: it refers to {module}.{name}")
         return known[module, name]
 
     def persistent_load(self, pid: Any) -> Tensor:
@@ -273,7 +254,7 @@ class _ModuleTree(pickle.Unpickler):
         if key not in self._storages:
             info = self._archive.getinfo(f"{self._root}/data/{key}")
             if info.file_size != num_elements * dtype.itemsize or info.compress_type != zipfile.ZIP_STORED:
-                raise UnusableWeights(f"the storage {key} has {info.file_size} bytes for {num_elements} numbers")
+                raise Refused(f"the storage {key} has {info.file_size} bytes for {num_elements} numbers")
             body = bytearray(self._archive.read(info))
             self._storages[key] = torch.frombuffer(body, dtype=dtype) if body else torch.empty(0, dtype=dtype)
         return self._storages[key]
@@ -289,7 +270,7 @@ def _first(value: Any = None, *_: Any) -> Any:
 
 def _tensors(module: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Tensor]]:
     if depth > MAX_DEPTH:
-        raise UnusableWeights(f"modules are nested more than {MAX_DEPTH} deep")
+        raise Refused(f"modules are nested more than {MAX_DEPTH} deep")
     attributes = module.attributes if isinstance(module, _Shell) else None
     for name, value in attributes.items() if isinstance(attributes, dict) else ():
         if isinstance(value, Tensor):

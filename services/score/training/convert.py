@@ -11,18 +11,18 @@ import typer
 from pydantic import JsonValue
 from rich.console import Console
 
+from services.core.refusals import Refused
 from services.core.store.errors import StoreError
 from services.core.store.manifest import CheckpointInfo, check_model_name
 from services.jobs.checkpoints import publish_described
 from services.jobs.options import StoreUrl, command_line
 from services.jobs.released_weights import (
-    UnusableWeights,
     leave_out,
-    load_weights,
     merge_lora,
     read_state_dict,
 )
 from services.nn.clip_model import ClipModel, load_clip
+from services.nn.weight_files import load_exactly
 from services.score.model.checkpoint import FSC_CLIP_KIND, FscClipCheckpoint, save_fsc_clip
 
 app = command_line()
@@ -77,11 +77,11 @@ def fsc_clip(
 def _converted(
     path: Path, model: str, lora_alpha: float, prefixes: Sequence[str]
 ) -> tuple[ClipModel, dict[str, JsonValue]]:
-    """Load a model with released weights, and describe their origin for the manifest. Raises UnusableWeights."""
+    """Load a model with released weights, and describe their origin for the manifest. Raises Refused."""
     lora = merge_lora(read_state_dict(path), lora_alpha)
     state, left_out = leave_out(lora.state, prefixes)
     clip = _untrained(model)
-    load_weights(clip.model, state)
+    load_exactly(clip.model, state)
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     of_lora: dict[str, JsonValue] = {} if lora.rank is None else {"lora_rank": lora.rank, "lora_alpha": lora_alpha}
@@ -89,12 +89,12 @@ def _converted(
 
 
 def _untrained(model: str) -> ClipModel:
-    """Create an open_clip model whose weights will be replaced. Raises UnusableWeights for an unknown model."""
+    """Create an open_clip model whose weights will be replaced. Raises Refused for an unknown model."""
     logging.disable(logging.WARNING)  # open_clip warns of random weights
     try:
         return load_clip(model)
     except (OSError, RuntimeError, ValueError) as error:
-        raise UnusableWeights(f"--model: {error}") from error
+        raise Refused(f"--model: {error}") from error
     finally:
         logging.disable(logging.NOTSET)
 

@@ -8,9 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from services.cli.main import app
+from services.core.refusals import Refused
 from services.core.store.store import Store
 from services.embed.imports.magiclens import convert_magiclens, read_arrays
-from services.jobs.released_weights import UnusableWeights
 from tests.published_magiclens import packed, random_parameters, write_magiclens
 
 
@@ -43,7 +43,7 @@ def test_arrays_of_every_size_are_read_by_their_paths() -> None:
     ],
 )
 def test_damaged_arrays_are_refused(data: bytes) -> None:
-    with pytest.raises(UnusableWeights, match="no arrays that flax serialised"):
+    with pytest.raises(Refused, match="no arrays that flax serialised"):
         read_arrays(data)
 
 
@@ -59,7 +59,7 @@ def test_damaged_arrays_are_refused(data: bytes) -> None:
 def test_files_of_another_model_are_refused_by_name(tmp_path: Path, change: Any, told: str) -> None:
     parameters = random_parameters()
     change(parameters["params"])
-    with pytest.raises(UnusableWeights, match=told):
+    with pytest.raises(Refused, match=told):
         convert_magiclens(write_magiclens(tmp_path / "m.pkl", parameters), tmp_path / "out")
 
 
