@@ -21,6 +21,8 @@ from rich.console import Console
 from services.core.durable_files import make_folder_durably
 from services.core.openai_client import EndpointClient, EndpointError
 from services.core.printable import json_line
+from services.core.refusals import first_complaint
+from services.core.text_files import text_lines
 from services.jobs.interruption import SIGNALS, Interrupted
 
 # After this many consecutive inputs without an answer, the fault is probably not in the inputs.
@@ -139,44 +141,31 @@ class RecordFile(Generic[RecordT]):
 
 
 def read_records(path: Path, kind: type[RecordT], what: str) -> list[RecordT]:
-    """Read the records of a file in order, except one left incomplete by a crash. Raises OutputError."""
-    try:
-        return _parsed(path, path.read_bytes(), kind, what)[0]
-    except OSError as error:
-        raise OutputError(f"{path}: {error.strerror}") from None
+    """Read the records of a file in order, except one left incomplete by a crash. Raises OutputError and BadFile."""
+    return _parsed(path, "".join(text_lines(path)).encode(), kind, what)[0]
 
 
 def _parsed(path: Path, content: bytes, kind: type[RecordT], what: str) -> tuple[list[RecordT], int]:
     """Parse a file's content into its records, and count the bytes that hold them.
 
-    An incomplete record at the end is left out. Raises OutputError for anything else that is not a record, and for a
-    repeated id.
+    What a crash leaves at the end is left out: an incomplete line, and zeros where the size reached the disk before the
+    content. Raises OutputError for anything else that is not a record, and for a repeated id.
     """
     records: list[RecordT] = []
     seen: set[str] = set()
-    num_bytes, torn_at = 0, 0
-    for number, line in enumerate(content.splitlines(keepends=True), start=1):
-        record = _record(line, kind)
-        if record is None:
-            torn_at = torn_at or number
-            continue
-        if torn_at:
-            raise OutputError(f"{path}: line {torn_at} is not an output of {_article(what)} {what}")
+    whole, _, zeros = content.partition(b"\0")
+    num_bytes = (content if zeros.strip(b"\0\n") else whole).rfind(b"\n") + 1
+    for number, line in enumerate(content[:num_bytes].splitlines(), start=1):
+        try:
+            record = kind.model_validate_json(line)
+        except ValidationError as invalid:
+            told = first_complaint(invalid, "the line")
+            raise OutputError(f"{path}: line {number} is not an output of {_article(what)} {what}: {told}") from None
         if record.id in seen:
             raise OutputError(f"{path}: {record.id} occurs twice")
         seen.add(record.id)
         records.append(record)
-        num_bytes += len(line)
     return records, num_bytes
-
-
-def _record(line: bytes, kind: type[RecordT]) -> RecordT | None:
-    if not line.endswith(b"\n"):
-        return None
-    try:
-        return kind.model_validate_json(line)
-    except ValidationError:
-        return None
 
 
 def _article(noun: str) -> str:

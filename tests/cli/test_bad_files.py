@@ -230,7 +230,7 @@ GIVEN = [
         "train distill --task FOLDER/good.yaml --data FOLDER/good.jsonl --rationales FILE --model /nowhere TO_OUT",
         "rationales.jsonl",
         RATIONALE,
-        "no training row|not row 0",
+        "is not row 0 of the data",
     ),
     Given(
         "evaluate focallens sugarcrepe --data FOLDER --coco FOLDER --checkpoint /nowhere",

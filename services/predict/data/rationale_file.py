@@ -82,7 +82,7 @@ def opened_rationales(path: Path, arguments: Mapping[str, Any]) -> Iterator[Reco
 
 
 def read_records(path: Path) -> list[Record]:
-    """Read the records of a file in order, except one left incomplete by a crash. Raises OutputError."""
+    """Read the records of a file in order, except one left incomplete by a crash. Raises OutputError and BadFile."""
     return inquiry.read_records(path, Record, JOB)
 
 
