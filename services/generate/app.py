@@ -13,7 +13,7 @@ from services.generate.engine import EngineOptions, GenerateEngine
 from services.generate.http.generate_routes import generate_models_router, generate_router
 from services.generate.http.openai_routes import openai_router, tokenize_router
 from services.generate.http.rerank_routes import rerank_router
-from services.generate.service import GenerateModels, GenerateService, ModelFacts, Preparing, Stepping
+from services.generate.service import CallLimits, GenerateModels, GenerateService, ModelFacts, Preparing, Stepping
 from services.generate.settings import GenerateSettings
 from services.generate.vllm.client import VllmAddress
 from services.generate.vllm.engine import VllmEngine
@@ -30,7 +30,15 @@ def create_generate(settings: GenerateSettings) -> FastAPI:
         settings.max_batch_cost, settings.max_queue_cost, settings.max_waiting, max_wait_s=settings.max_wait_s
     )
     models = (_over_vllm if settings.engine == "vllm" else _over_own_engine)(host, settings, steps)
-    service = GenerateService(models, settings, host.metrics)
+    limits = CallLimits(
+        settings.max_documents,
+        settings.max_tokens,
+        settings.max_choices,
+        settings.max_waiting,
+        settings.max_queue_cost,
+        is_over_vllm=settings.engine == "vllm",
+    )
+    service = GenerateService(models, limits, host.metrics)
     return host.create_app(
         models,
         [

@@ -37,7 +37,6 @@ from services.generate.model.profile import CalibrationProfile
 from services.generate.prompts.ranking import RankMethod
 from services.generate.prompts.templates import Document, shorten
 from services.generate.prompts.turns import PreparationTurns
-from services.generate.settings import GenerateSettings
 
 T = TypeVar("T")
 
@@ -87,6 +86,22 @@ class ModelFacts:
 GenerateModels = ServedModels[Preparing, ModelFacts, Stepping]
 
 
+@dataclass(frozen=True)
+class CallLimits:
+    """Limits of one request; a request beyond them is rejected with the limit and its value.
+
+    An empty queue has room for `max_waiting` answers and `max_queue_cost` tokens. `is_over_vllm` allows the fields that
+    only vLLM can keep to.
+    """
+
+    max_documents: int = 256
+    max_tokens: int = 2048
+    max_choices: int = 16
+    max_waiting: int = 1024
+    max_queue_cost: int = 262_144
+    is_over_vllm: bool = False
+
+
 class Charged(NamedTuple):
     """An answer to be generated, and its charge for a place in the queue."""
 
@@ -120,7 +135,7 @@ class GenerateService:
     threads that prepare."""
 
     models: GenerateModels
-    settings: GenerateSettings
+    limits: CallLimits
     metrics: Metrics
     turns: PreparationTurns = field(default_factory=PreparationTurns)
 

@@ -4,8 +4,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.core.images.inputs import ImageInput
+from services.core.images.references import ImageLimits
 from services.score.engine import Cosines
 from services.score.model.features import Heatmaps
+
+
+@dataclass(frozen=True)
+class CallLimits:
+    """Limits of one call, by the settings' names; a call beyond them is rejected with the limit and its value."""
+
+    max_captions: int
+    max_images: int
+    max_explained_captions: int
+    max_heatmap_numbers: int
+    max_image_bytes: int
+    max_image_pixels: int
+    max_negative_characters: int
+    max_negative_captions: int
+    max_vqa_captions: int
+
+    @property
+    def images(self) -> ImageLimits:
+        return ImageLimits(max_image_bytes=self.max_image_bytes, max_pixels=self.max_image_pixels)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
 
@@ -23,7 +24,6 @@ from services.core.exchange import RequestContext
 from services.core.images.inputs import ImageInput, ImageInputs
 from services.core.metrics import Metrics
 from services.core.openai_client import Endpoint, EndpointClient, EndpointError, Patience
-from services.score.settings import ScoreSettings
 
 # The most that OpenAI's API returns, and vLLM's by default.
 NUM_TOP_TOKENS = 20
@@ -82,21 +82,31 @@ LONGEST_WAIT_S = 5.0
 log = structlog.get_logger()
 
 
-class SecondOpinion:
-    """Asks a model behind an OpenAI-compatible address; usable between the ends of `opened`.
+@dataclass(frozen=True)
+class OpinionLimits:
+    """Seconds to wait for one answer, requests at a time of all callers together, and pixels of a sent image's side."""
 
-    At most `vqa_concurrency` requests are on their way to it, of all callers together.
-    """
+    timeout_s: float
+    concurrency: int
+    max_side: int
+
+
+class SecondOpinion:
+    """Asks a model behind an OpenAI-compatible address; usable between the ends of `opened`."""
 
     def __init__(
-        self, endpoint: Endpoint, model: str, inputs: ImageInputs, settings: ScoreSettings, metrics: Metrics
+        self,
+        endpoint: Endpoint,
+        model: str,
+        inputs: ImageInputs,
+        limits: OpinionLimits,
+        metrics: Metrics,
     ) -> None:
         self.model = model
         self._inputs = inputs
-        self._max_side = settings.vqa_image_side
-        patience = Patience(ATTEMPTS, settings.vqa_timeout_s, longest_wait_s=LONGEST_WAIT_S)
-        self._client = EndpointClient(endpoint, patience)
-        self._slots = asyncio.Semaphore(settings.vqa_concurrency)
+        self._max_side = limits.max_side
+        self._client = EndpointClient(endpoint, Patience(ATTEMPTS, limits.timeout_s, longest_wait_s=LONGEST_WAIT_S))
+        self._slots = asyncio.Semaphore(limits.concurrency)
         self._seconds = metrics.stage_seconds.labels("vqa")
 
     @asynccontextmanager

@@ -26,13 +26,12 @@ from services.core.metrics import Metrics
 from services.core.serving.served_checkpoint import Served
 from services.core.serving.served_models import ServedModels
 from services.nn.clip_texts import Text
-from services.score.call import Caption, Explained, ScoreCall, Scored
+from services.score.call import CallLimits, Caption, Explained, ScoreCall, Scored
 from services.score.engine import Item, ModelFacts, ScoreEngine
 from services.score.model.features import BYTES_FORMAT, Features, as_heatmaps
 from services.score.model.pairing import PairItem, Similarities, Weights
 from services.score.negatives.negative_maker import NegativeMaker, NegativeWriter
 from services.score.second_opinion import SecondOpinion
-from services.score.settings import ScoreSettings
 
 # Below these limits, hashing and tokenising take less time than waking a thread for them.
 MAX_INLINE_BYTES = 256 * 1024
@@ -62,7 +61,7 @@ class ScoreService:
     models: ScoreModels
     scorer: "Scorer"
     negatives: NegativeMaker
-    settings: ScoreSettings
+    limits: CallLimits
     metrics: Metrics
     writer: NegativeWriter | None = None
     second_opinion: SecondOpinion | None = None

@@ -7,7 +7,6 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from services.core.byte_sizes import NumBytes
-from services.core.images.references import ImageLimits
 from services.core.serving.model_settings import ModelSettings
 from services.core.settings import MEBIBYTE, ImageSettings
 
@@ -68,10 +67,6 @@ class ScoreSettings(ModelSettings, ImageSettings):
     wordnet_dir: Path | None = Field(
         None, description="Folder of WordNet's data files. Unset: the default locations are searched."
     )
-
-    @property
-    def image_limits(self) -> ImageLimits:
-        return ImageLimits(max_image_bytes=self.max_image_bytes, max_pixels=self.max_image_pixels)
 
     @field_validator("wordnet_dir")
     @classmethod

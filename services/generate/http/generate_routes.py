@@ -30,8 +30,7 @@ from services.generate.model.profile import (
     paper_profile,
 )
 from services.generate.prompts.templates import Document
-from services.generate.service import Charged, GenerateService, ModelFacts
-from services.generate.settings import GenerateSettings
+from services.generate.service import CallLimits, Charged, GenerateService, ModelFacts
 
 MAX_STOPS = 16
 # Far above any reasonable setting of a service: it bounds the time to parse a request body.
@@ -346,8 +345,8 @@ def generate_router(service: GenerateService) -> APIRouter:
 
         The attention and relevance of each document are reported in the order of the request; with `explain`, by layer.
         """
-        documents = documents_of(body.documents, service.settings.max_documents)
-        check_count("max_tokens", body.max_tokens, service.settings.max_tokens, "tokens")
+        documents = documents_of(body.documents, service.limits.max_documents)
+        check_count("max_tokens", body.max_tokens, service.limits.max_tokens, "tokens")
         context, answer = context_of(request.scope), AnswerSoFar(f"gen-{uuid.uuid4().hex}", documents)
         steps = service.generate(body.model, partial(_charged, body, documents), context)
         if body.stream:
@@ -363,7 +362,7 @@ def generate_router(service: GenerateService) -> APIRouter:
 
 def generate_models_router(service: GenerateService) -> APIRouter:
     """Make the routes of the served models, in OpenAI's form."""
-    return models_router(service.models, partial(_model, service.settings), one=Model, listing=ModelList)
+    return models_router(service.models, partial(_model, service.limits), one=Model, listing=ModelList)
 
 
 def _charged(body: GenerateRequest, documents: tuple[Document, ...], processor: InputProcessor) -> list[Charged]:
@@ -390,10 +389,10 @@ async def _events(
     yield DONE
 
 
-def _model(settings: GenerateSettings, resident: Resident[Any, ModelFacts, Any], facts: ModelFacts) -> Model:
+def _model(limits: CallLimits, resident: Resident[Any, ModelFacts, Any], facts: ModelFacts) -> Model:
     return Model(
         **model_fields(resident),
         max_model_len=facts.context_length,
         calibration=ModelCalibration.of(facts.profile),
-        limits=ModelLimits.model_validate(settings, from_attributes=True),
+        limits=ModelLimits(**{name: getattr(limits, name) for name in ModelLimits.model_fields}),
     )

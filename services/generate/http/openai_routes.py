@@ -35,8 +35,7 @@ from services.generate.http.openai_schemas import (
     SamplingRequest,
 )
 from services.generate.http.streaming import DONE, EventStream, event, event_stream_content
-from services.generate.service import Charged, GenerateService
-from services.generate.settings import GenerateSettings
+from services.generate.service import CallLimits, Charged, GenerateService
 from services.generate.vllm.guides import check_guides
 
 # Chat templates only know OpenAI's original role.
@@ -277,13 +276,13 @@ def openai_router(service: GenerateService) -> APIRouter:
     @router.post("/v1/chat/completions", responses=_responses(ChatCompletion, ChatCompletionChunk))
     async def chat_completions(request: Request, body: ChatRequest) -> Response:
         """OpenAI's chat completions; the user's last message asks about `documents`, with `calibration` applied."""
-        check_chat(body, is_over_vllm=service.settings.engine == "vllm")
+        check_chat(body, is_over_vllm=service.limits.is_over_vllm)
         return await _answer(service, request, body)
 
     @router.post("/v1/completions", responses=_responses(Completion, CompletionChunk))
     async def completions(request: Request, body: CompletionRequest) -> Response:
         """OpenAI's completions: each prompt is continued verbatim."""
-        check_completion(body, is_over_vllm=service.settings.engine == "vllm")
+        check_completion(body, is_over_vllm=service.limits.is_over_vllm)
         return await _answer(service, request, body)
 
     return router
@@ -300,9 +299,9 @@ def _responses(whole: type[BaseModel], chunk: type[BaseModel]) -> dict[int | str
 
 
 async def _answer(service: GenerateService, request: Request, body: ChatRequest | CompletionRequest) -> Response:
-    check_count("n", body.n or 1, service.settings.max_choices, "answers")
-    answer = Answer(body, context_of(request.scope), _form(service.settings, body))
-    steps = service.generate(body.model, partial(_charged, service.settings, body), answer.context)
+    check_count("n", body.n or 1, service.limits.max_choices, "answers")
+    answer = Answer(body, context_of(request.scope), _form(service.limits, body))
+    steps = service.generate(body.model, partial(_charged, service.limits, body), answer.context)
     if body.stream:
         return await EventStream.begin(_events(steps, answer))
     async with aclosing(steps):
@@ -362,41 +361,39 @@ async def _events(steps: AsyncGenerator[tuple[int, Progress], None], answer: Ans
     yield DONE
 
 
-def _form(settings: GenerateSettings, body: ChatRequest | CompletionRequest) -> Form:
+def _form(limits: CallLimits, body: ChatRequest | CompletionRequest) -> Form:
     if isinstance(body, ChatRequest):
         given = body.documents or ()
-        reports = (lambda facts: reports_of(documents_of(given, settings.max_documents), facts)) if given else None
+        reports = (lambda facts: reports_of(documents_of(given, limits.max_documents), facts)) if given else None
         return ChatForm(bool(body.logprobs), reports)
     return CompletionForm(body.logprobs)
 
 
-def _charged(
-    settings: GenerateSettings, body: ChatRequest | CompletionRequest, processor: InputProcessor
-) -> Sequence[Charged]:
+def _charged(limits: CallLimits, body: ChatRequest | CompletionRequest, processor: InputProcessor) -> Sequence[Charged]:
     """Prepare all choices, those of one prompt together, each with its charge.
 
     Raises what the processor's `prepare_*` raise, and errors of fields that no schema can check.
     """
     if isinstance(body, ChatRequest):
-        generations = [_prepare_chat(settings, processor, body)]
+        generations = [_prepare_chat(limits, processor, body)]
     else:
-        generations = _prepare_completion(settings, processor, body)
+        generations = _prepare_completion(limits, processor, body)
     num_choices = body.n or 1
     costs = charges(
         [processor.cost(generation) for generation in generations],
         num_choices,
-        max_waiting=settings.max_waiting,
-        max_queue_cost=settings.max_queue_cost,
+        max_waiting=limits.max_waiting,
+        max_queue_cost=limits.max_queue_cost,
     )
     choices = [choice for generation in generations for choice in generation.choices(num_choices)]
     return [Charged(choice, cost) for choice, cost in zip(choices, costs, strict=True)]
 
 
-def _prepare_chat(settings: GenerateSettings, processor: InputProcessor, body: ChatRequest) -> Generation:
-    documents = documents_of(body.documents or (), settings.max_documents)
+def _prepare_chat(limits: CallLimits, processor: InputProcessor, body: ChatRequest) -> Generation:
+    documents = documents_of(body.documents or (), limits.max_documents)
     num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
     options = AnswerOptions(
-        max_tokens=_max_tokens(settings, body.max_completion_tokens or body.max_tokens),
+        max_tokens=_max_tokens(limits, body.max_completion_tokens or body.max_tokens),
         sampling=sampling_of(body, num_logprobs, processor.vocab_size, is_greedy=processor.is_greedy),
         stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
         calibration=calibration_of(body.calibration, processor.profile, processor.num_layers),
@@ -408,14 +405,12 @@ def _prepare_chat(settings: GenerateSettings, processor: InputProcessor, body: C
     messages = messages_of(body.messages, has_tools=has_tools)
     generation = processor.prepare_chat(messages, documents, options)
     # if the request has no `max_tokens`, the service's limit applies as well as the context
-    return replace(generation, max_tokens=min(generation.max_tokens, settings.max_tokens))
+    return replace(generation, max_tokens=min(generation.max_tokens, limits.max_tokens))
 
 
-def _prepare_completion(
-    settings: GenerateSettings, processor: InputProcessor, body: CompletionRequest
-) -> list[Generation]:
+def _prepare_completion(limits: CallLimits, processor: InputProcessor, body: CompletionRequest) -> list[Generation]:
     options = AnswerOptions(
-        max_tokens=_max_tokens(settings, COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens),
+        max_tokens=_max_tokens(limits, COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens),
         sampling=sampling_of(body, body.logprobs, processor.vocab_size, is_greedy=processor.is_greedy),
         stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
         ignore_eos=body.ignore_eos,
@@ -427,9 +422,9 @@ def _prepare_completion(
         return [processor.prepare_completion(prompt, options) for prompt in prompts]
 
 
-def _max_tokens(settings: GenerateSettings, asked: int | None) -> int | None:
+def _max_tokens(limits: CallLimits, asked: int | None) -> int | None:
     if asked is not None:
-        check_count("max_tokens", asked, settings.max_tokens, "tokens")
+        check_count("max_tokens", asked, limits.max_tokens, "tokens")
     return asked
 
 

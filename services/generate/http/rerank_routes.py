@@ -18,8 +18,7 @@ from services.generate.generation.ranking import Ranking
 from services.generate.http.generate_routes import check_length
 from services.generate.prompts.ranking import RankMethod
 from services.generate.prompts.templates import Document
-from services.generate.service import GenerateService, RankCall
-from services.generate.settings import GenerateSettings
+from services.generate.service import CallLimits, GenerateService, RankCall
 
 
 class RerankDocument(BaseModel):
@@ -241,7 +240,7 @@ def rerank_router(service: GenerateService) -> APIRouter:
         """
         if isinstance(body, TeiRerankRequest):
             began = time.perf_counter()
-            _check_count(body.texts, "texts", service.settings)
+            _check_count(body.texts, "texts", service.limits)
             call = RankCall(body.query, [Document(text) for text in body.texts], body.method)
             ranked = await service.rank(call, context_of(request.scope))
             headers = tei_headers(
@@ -252,33 +251,33 @@ def rerank_router(service: GenerateService) -> APIRouter:
             )
             content = orjson.dumps(render_tei(body, ranked.ranking))
             return Response(content, headers=headers, media_type="application/json")
-        ranked = await service.rank(_call(body, service.settings), context_of(request.scope))
+        ranked = await service.rank(_call(body, service.limits), context_of(request.scope))
         return _json(render_answer(body, ranked.ranking, id=_new_id(), model=ranked.model, cut=ranked.cut))
 
     @router.post("/v2/rerank", responses={200: {"model": RerankAnswerV2, "description": "Cohere's form"}})
     async def rerank_v2(request: Request, body: RerankRequest) -> Response:
         """Rank documents by their relevance to a query, best first: the form of Cohere's version 2."""
-        ranked = await service.rank(_call(body, service.settings), context_of(request.scope))
+        ranked = await service.rank(_call(body, service.limits), context_of(request.scope))
         return _json(render_answer_v2(body, ranked.ranking, id=_new_id(), cut=ranked.cut))
 
     return router
 
 
-def _call(body: RerankRequest, settings: GenerateSettings) -> RankCall:
+def _call(body: RerankRequest, limits: CallLimits) -> RankCall:
     """Convert a request. Raises InvalidRequest if it cannot be ranked, TooLarge for too many documents."""
     refuse_unsupported(body.model_extra, UNSUPPORTED)
     refuse_misspelt(body.model_extra, ("method",))
     if body.rank_fields is not None and not READ_FIELDS.issuperset(body.rank_fields):
         raise InvalidRequest("rank_fields: Only text and title are supported.", param="rank_fields")
-    _check_count(body.documents, "documents", settings)
+    _check_count(body.documents, "documents", limits)
     documents = [Document(one) if isinstance(one, str) else Document(one.text, one.title) for one in body.documents]
     return RankCall(body.query, documents, body.method, body.model, body.max_tokens_per_doc)
 
 
-def _check_count(documents: Sequence[Any], param: str, settings: GenerateSettings) -> None:
+def _check_count(documents: Sequence[Any], param: str, limits: CallLimits) -> None:
     if not documents:
         raise InvalidRequest(f"{param}: The list is empty.", param=param)
-    check_count(param, len(documents), settings.max_documents)
+    check_count(param, len(documents), limits.max_documents)
 
 
 def _new_id() -> str:

@@ -29,9 +29,8 @@ from services.core.http.bodies import (
 from services.core.images.inputs import ImageInput, image_input
 from services.core.images.references import ImageLimits
 from services.nn.plain_texts import is_blank
-from services.score.call import Caption, ScoreCall, captions_of
+from services.score.call import CallLimits, Caption, ScoreCall, captions_of
 from services.score.http.schemas import ScoreOptions, ScoreRequest
-from services.score.settings import ScoreSettings
 
 SIDES = (("data_1", "data_2"), ("queries", "documents"), ("queries", "items"), ("text_1", "text_2"))
 SIDE_NAMES = frozenset(name for sides in SIDES for name in sides)
@@ -156,7 +155,7 @@ def _side(value: Any, param: str, limits: ImageLimits) -> _Side:
 OPTIONS = ("explain", "truncate", "model", "vqa_top_k")
 
 
-async def read_score(request: Request, query: ScoreCall, settings: ScoreSettings) -> ScoreCall:
+async def read_score(request: Request, query: ScoreCall, limits: CallLimits) -> ScoreCall:
     """Read `POST /score`: an image, a multipart form, Fovea's JSON or vLLM's; `query` has the URL's parameters.
 
     Raises UnsupportedMediaType for any other content type, InvalidField and TooLarge for invalid content.
@@ -165,26 +164,26 @@ async def read_score(request: Request, query: ScoreCall, settings: ScoreSettings
     if media_type.startswith("image/"):
         call = _of_one_image(ImageInput(await request.body(), "body"), [], ScoreOptions())
     elif media_type == "multipart/form-data":
-        call = await _read_form(request, settings)
+        call = await _read_form(request, limits)
     elif media_type == "application/json":
         body = await read_json(request)
-        call = await off_loop(request, lambda: _json_call(body, settings))
+        call = await off_loop(request, lambda: _json_call(body, limits))
     else:
         raise await unsupported(request, "image/*, multipart/form-data or application/json")
-    return _within(_merge(query, call), settings)
+    return _within(_merge(query, call), limits)
 
 
-def _json_call(body: dict[str, Any], settings: ScoreSettings) -> ScoreCall:
+def _json_call(body: dict[str, Any], limits: CallLimits) -> ScoreCall:
     if is_vllm(body):
-        return read_pairs(body, settings.image_limits, max_pairs=settings.max_captions)
+        return read_pairs(body, limits.images, max_pairs=limits.max_captions)
     parsed = validate(ScoreRequest, body)
-    image = image_input(parsed.image, "image", settings.image_limits)
+    image = image_input(parsed.image, "image", limits.images)
     return _of_one_image(image, parsed.captions, parsed)
 
 
-async def _read_form(request: Request, settings: ScoreSettings) -> ScoreCall:
+async def _read_form(request: Request, limits: CallLimits) -> ScoreCall:
     # allow as many captions over the limit as there may be options, so that the error names captions instead of parts
-    max_fields = settings.max_captions + MAX_FORM_FIELDS
+    max_fields = limits.max_captions + MAX_FORM_FIELDS
     form = await read_form(request, max_files=1, fields=("captions", *OPTIONS), max_fields=max_fields)
     if len(form.files) > 1:
         raise TooLarge(
@@ -225,18 +224,18 @@ def _merge(query: ScoreCall, call: ScoreCall) -> ScoreCall:
     return merged if call.is_vllm else replace(merged, pairs=[(0, index) for index in range(len(merged.captions))])
 
 
-def _within(call: ScoreCall, settings: ScoreSettings) -> ScoreCall:
+def _within(call: ScoreCall, limits: CallLimits) -> ScoreCall:
     """Raises InvalidField without captions and for a blank caption, TooLarge for a call that exceeds the limits."""
     if not call.captions:
         raise InvalidField("captions: The request has none.", param="captions")
-    check_count("captions", len(call.captions), settings.max_captions)
-    check_count(call.images[0].param.partition(".")[0], len(call.images), settings.max_images, "images")
+    check_count("captions", len(call.captions), limits.max_captions)
+    check_count(call.images[0].param.partition(".")[0], len(call.images), limits.max_images, "images")
     if call.explain:
-        check_count("explain", len(call.captions), settings.max_explained_captions, "captions that are explained")
+        check_count("explain", len(call.captions), limits.max_explained_captions, "captions that are explained")
     if call.vqa_top_k is not None:
         if call.is_vllm:
             raise InvalidField("vqa_top_k: vLLM's format has no second opinion.", param="vqa_top_k")
-        check_count("vqa_top_k", call.vqa_top_k, settings.max_vqa_captions, "captions of a second opinion")
+        check_count("vqa_top_k", call.vqa_top_k, limits.max_vqa_captions, "captions of a second opinion")
     for caption in call.captions:
         if is_blank(caption.text):
             raise InvalidField(f"{caption.param}: The text is empty.", param=caption.param)

@@ -1,6 +1,7 @@
 """The routes of the score service."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
@@ -12,7 +13,7 @@ from services.core.http.bodies import JsonRoute, check_query, request_schema
 from services.core.serving.model_object import model_fields, models_router
 from services.core.serving.served_models import Resident
 from services.nn.plain_texts import is_blank
-from services.score.call import Caption, ScoreCall, captions_of
+from services.score.call import CallLimits, Caption, ScoreCall, captions_of
 from services.score.engine import ModelFacts
 from services.score.http.answers import num_numbers, render
 from services.score.http.calls import read_score
@@ -36,7 +37,6 @@ from services.score.negatives.hard_negatives import KINDS, PAPER_KINDS, Kind
 from services.score.negatives.negative_maker import NegativeWriter, WrittenNegative
 from services.score.negatives.prompting.checks import WRITTEN_KINDS, WrittenKind
 from services.score.service import ScoreService
-from services.score.settings import ScoreSettings
 
 KindT = TypeVar("KindT", bound=str)
 
@@ -51,7 +51,7 @@ async def make_negatives(
     negatives raise.
     """
     captions = _captions(body)
-    _check(captions, service.settings)
+    _check(captions, service.limits)
     texts = [caption.text for caption in captions]
     if body.method == "llm":
         written = await _writer(service).write(texts, _written_kinds(body), body.seed, context.timing)
@@ -75,9 +75,9 @@ def _writer(service: ScoreService) -> NegativeWriter:
     return service.writer
 
 
-def _check(captions: Sequence[Caption], settings: ScoreSettings) -> None:
-    check_count("captions", len(captions), settings.max_negative_captions)
-    limit = settings.max_negative_characters
+def _check(captions: Sequence[Caption], limits: CallLimits) -> None:
+    check_count("captions", len(captions), limits.max_negative_captions)
+    limit = limits.max_negative_characters
     for caption in captions:
         text, param = caption.text, caption.param
         if is_blank(text):
@@ -153,7 +153,7 @@ def score_router(service: ScoreService) -> APIRouter:
         query = ScoreCall(
             captions=captions_of(captions or []), model=model, explain=explain, truncate=truncate, vqa_top_k=vqa_top_k
         )
-        call = await read_score(request, query, service.settings)
+        call = await read_score(request, query, service.limits)
         scored = await service.score(call, context_of(request.scope))
         with service.metrics.stage_seconds.labels("serialize").time():
             is_short = num_numbers(scored) <= MAX_INLINE_NUMBERS
@@ -192,7 +192,7 @@ def _model(service: ScoreService, resident: Resident[Any, ModelFacts, Any], fact
         local_weight=facts.local_weight,
         logit_scale=facts.logit_scale,
         logit_bias=facts.logit_bias,
-        limits=ModelLimits.model_validate(service.settings, from_attributes=True),
+        limits=ModelLimits(**asdict(service.limits)),
         hard_negatives=HardNegativeSources(
             kinds=[*KINDS, *(WRITTEN_KINDS if service.writer else ())],
             sources=service.negatives.sources,

@@ -21,7 +21,6 @@ from services.score.negatives.hard_negatives import Kind
 from services.score.negatives.prompting.checks import Problem, WrittenKind
 from services.score.negatives.prompting.prompt_files import load_prompts
 from services.score.negatives.prompting.writer import Chat, Reply, Requests, Writer, reply_of
-from services.score.settings import ScoreSettings
 
 # Captions of one client.
 MAX_WAITING = 256
@@ -112,16 +111,15 @@ class WrittenNegative:
 class NegativeWriter:
     """Has a model behind an OpenAI-compatible address write negatives; usable between the ends of `opened`.
 
-    At most `teacher_concurrency` requests are on their way to it, of all callers together.
+    At most `concurrency` requests are on their way to it, of all callers together.
     """
 
-    def __init__(self, endpoint: Endpoint, model: str, settings: ScoreSettings, metrics: Metrics) -> None:
+    def __init__(self, endpoint: Endpoint, model: str, *, timeout_s: float, concurrency: int, metrics: Metrics) -> None:
         self.model = model
-        patience = Patience(ATTEMPTS, settings.teacher_timeout_s, longest_wait_s=LONGEST_WAIT_S)
-        self._client = EndpointClient(endpoint, patience)
+        self._client = EndpointClient(endpoint, Patience(ATTEMPTS, timeout_s, longest_wait_s=LONGEST_WAIT_S))
         self._requests = Requests(model, endpoint.api)
         self._writer = Writer(load_prompts())
-        self._slots = asyncio.Semaphore(settings.teacher_concurrency)
+        self._slots = asyncio.Semaphore(concurrency)
         self._seconds = metrics.stage_seconds.labels("teacher")
 
     @asynccontextmanager
