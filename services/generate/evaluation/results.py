@@ -18,7 +18,6 @@ from services.jobs.tables import MISSING, Table
 Protocol = Literal["accuracy", "recall", "attention", "hypotheses", "estimates"]
 
 # Suffix of the column of an accuracy's standard error, if there is one.
-ERROR = " ±"
 
 
 @dataclass(frozen=True)
@@ -177,10 +176,7 @@ def _estimate_tables(results: Sequence[Result]) -> Iterator[Table]:
 
 
 def _percent(columns: dict[str, float], position: str) -> str:
-    if position not in columns:
-        return MISSING
-    error = columns.get(position + ERROR)
-    return truncated(columns[position]) + ("" if error is None else f" ± {error:.1f}")
+    return truncated(columns[position]) if position in columns else MISSING
 
 
 def _grouped(results: Sequence[Result]) -> list[list[Result]]:
@@ -235,8 +231,4 @@ def _curve(name: str, columns: Mapping[str, float]) -> Curve:
     positions = positions_of(columns)
     if not positions:
         return Curve(name, ((0.0, average_of(columns)),), is_level=True)
-    return Curve(
-        name,
-        tuple((position + 1, columns[str(position)]) for position in positions),
-        tuple(columns.get(f"{position}{ERROR}") for position in positions),
-    )
+    return Curve(name, tuple((position + 1, columns[str(position)]) for position in positions))

@@ -114,7 +114,6 @@ BENCHMARKS = {
         "Distinguish a caption from its foil: VALSE's eleven files.\n\n--data is a folder with existence.json and the "
         "other ten files, optionally gzipped. The images are in folders of their data sets: visual7w, val2017, swig, "
         "VisualDialog_val2018, train2014, val2014.",
-        own=("valid_only",),
     ),
     "aro": Benchmark(
         load_negclip_captions,
@@ -153,9 +152,6 @@ def evaluate(
         str | None,
         typer.Option(help="pairs, records: name of the benchmark in tables.", show_default="the file's name"),
     ] = None,
-    everything: Annotated[
-        bool, typer.Option("--all", help="valse: include items that fewer than two of three annotators agreed with.")
-    ] = False,
     model: Model = None,
     judge: JudgeOption = "clip",
     similarity: SimilarityOption = "mix",
@@ -169,17 +165,17 @@ def evaluate(
     concurrency: Concurrency = JudgeOptions.concurrency,
 ) -> None:
     chosen = BENCHMARKS[str(context.info_name)]
-    own = {"swap_obj": swap_obj, "benchmark": benchmark, "valid_only": not everything}
-    for option, name in (("--swap-obj", "swap_obj"), ("--benchmark", "benchmark"), ("--all", "valid_only")):
-        if name not in chosen.own and own[name] not in (None, True):
-            raise typer.BadParameter(f"{context.info_name} has no such option", param_hint=option)
+    own = {"swap_obj": swap_obj, "benchmark": benchmark}
+    for name, value in own.items():
+        if name not in chosen.own and value is not None:
+            told = f"{context.info_name} has no such option"
+            raise typer.BadParameter(told, param_hint=f"--{name.replace('_', '-')}")
     with bad_parameters():
         given = {name: own[name] for name in chosen.own}
         tasks = chosen.load(data, chosen.images if images is None else images, limit=limit, **given)
-    asked = {"valid_only": not everything} if "valid_only" in chosen.own else {}
     models = _models(model, judge)
     options = JudgeOptions(judge, device, store_url, similarity, base_url, _key(key_variable), log, concurrency)
-    run(tasks, models, options, {**asked, "limit": limit}, output)
+    run(tasks, models, options, {"limit": limit}, output)
 
 
 for name, one in BENCHMARKS.items():

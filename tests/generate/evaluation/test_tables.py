@@ -8,7 +8,6 @@ import pytest
 from rich.console import Console
 
 from services.generate.evaluation.results import (
-    ERROR,
     MOST_USED,
     RESULT_FILES,
     Result,
@@ -54,12 +53,7 @@ def test_accuracies_stand_by_position_and_the_average_is_truncated_as_the_disser
     assert ["Method", "1st", "5th", "10th", "Avg.", "1st", "10th", "20th", "Avg."] in lines
 
 
-def test_an_error_stands_beside_its_accuracy() -> None:
-    columns = {"0": 74.359, "0" + ERROR: 1.26, "9": 50.0}
-    assert ["Vanilla attention", "74.35 ± 1.3", "50.00", "62.17"] in printed(
-        Result("m", "accuracy", "generated", 10, {VANILLA: columns})
-    )
-    assert average_of(columns) == pytest.approx(62.1795)
+def test_a_row_without_numbers_has_no_average() -> None:
     assert math.isnan(average_of({}))
 
 

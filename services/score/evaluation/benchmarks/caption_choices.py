@@ -85,10 +85,10 @@ VALSE_FOLDERS = {
 }
 
 
-def load_valse(directory: Path, images: Path, *, valid_only: bool = True, limit: int | None = None) -> list[Task]:
+def load_valse(directory: Path, images: Path, *, limit: int | None = None) -> list[Task]:
     """Load VALSE's eleven files, `<task>.json` or `.json.gz`, with the images of VALSE_FOLDERS and COCO's of 2014.
 
-    `valid_only` leaves out items that fewer than VALSE_MIN_VOTES annotators agreed with. Raises BadFile.
+    Items that fewer than VALSE_MIN_VOTES annotators agreed with are left out. Raises BadFile.
     """
     tasks = []
     for name in VALSE_TASKS:
@@ -98,7 +98,7 @@ def load_valse(directory: Path, images: Path, *, valid_only: bool = True, limit:
             records = tuple(
                 Record(key, (images / _valse_file(entry),), (entry["caption"], entry["foil"]))
                 for key, entry in read_json(path).items()
-                if not valid_only or entry["mturk"]["caption"] >= VALSE_MIN_VOTES
+                if entry["mturk"]["caption"] >= VALSE_MIN_VOTES
             )
             tasks.append(Task(name, "valse", records[:limit], VALSE))
     return tasks
