@@ -68,8 +68,9 @@ def test_openai_maps_errors_to_its_own_classes(client: openai.OpenAI) -> None:
     with pytest.raises(openai.UnprocessableEntityError) as width:
         client.embeddings.create(model=MODEL, input="ok", dimensions=8)
     assert width.value.param == "dimensions"
-    with pytest.raises(openai.BadRequestError):
+    with pytest.raises(openai.UnprocessableEntityError) as empty:
         client.embeddings.create(model=MODEL, input="")
+    assert empty.value.param == "input"
     with pytest.raises(openai.APIStatusError) as too_long:
         client.embeddings.create(model=MODEL, input=TOO_LONG)
     assert too_long.value.status_code == 413
