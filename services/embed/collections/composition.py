@@ -1,7 +1,5 @@
 """The collections put together from the settings: those of one process in a folder, or those that replicas share."""
 
-import os
-import socket
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib.util import find_spec
@@ -13,7 +11,6 @@ from services.core.audit import AuditLog
 from services.core.images.inputs import ImageInputs
 from services.core.metrics import Metrics
 from services.core.settings import MEBIBYTE
-from services.core.store.objects import Objects
 from services.core.thread_priority import step_back
 from services.embed.collections.collection import CollectionOptions, OpenCollections, Serving
 from services.embed.collections.index.gpu import first_gpu
@@ -36,8 +33,7 @@ MAX_FRESH_BYTES = 256 * MEBIBYTE
 SEARCH_THREADS = 4
 # No collection's name begins with a dot.
 BALLAST_NAME = ".ballast"
-# Time between looks of a replica at what others have added, and of a request that waits for what others index.
-FOLLOW_S = 1.0
+# Time between looks of a request that waits for what other replicas index.
 WAIT_S = 0.1
 
 
@@ -100,29 +96,9 @@ def create_collections(
 def _shared(settings: EmbedSettings, serving: Serving, options: CollectionOptions) -> OpenCollections:
     if find_spec("psycopg_pool") is None or find_spec("pymilvus") is None:
         raise ValueError("FOVEA_EMBED_COLLECTIONS_URL needs fovea[cluster]")
-    from services.embed.collections.cluster.catalog import PostgresCatalog
-    from services.embed.collections.cluster.collections import ClusterOptions, SharedCollections
-    from services.embed.collections.cluster.connections import place_of
-    from services.embed.collections.cluster.milvus import address_of
+    from services.embed.collections.cluster.collections import SharedCollections
 
-    assert settings.collections_url is not None and settings.vectors_url is not None, "the settings are complete"
-    objects = Objects(settings.collections_store_url or settings.store_url, {})
-    try:
-        place = place_of(settings.collections_url)
-    except ValueError as error:
-        raise ValueError(f"FOVEA_EMBED_COLLECTIONS_URL {error}") from None
-    cluster = ClusterOptions(
-        place=place,
-        vectors_address=address_of(settings.vectors_url),
-        folder=settings.collections_dir / ".shared",
-        open_catalog=partial(PostgresCatalog.open, settings.collections_url, objects),
-        connect_vectors=partial(connect_vectors, settings.vectors_url, options.index),
-        holder=f"{socket.gethostname()}-{os.getpid()}",
-        lease_s=settings.collection_lease_s,
-        follow_s=FOLLOW_S,
-        max_collections=settings.max_collections,
-    )
-    return SharedCollections(cluster, serving, options)
+    return SharedCollections(settings, connect_vectors, serving, options)
 
 
 def connect_vectors(url: str, options: IndexOptions, identity: str) -> "VectorDatabase":

@@ -9,8 +9,9 @@ import itertools
 import os
 import random
 import shutil
+import socket
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -22,9 +23,12 @@ import structlog
 from services.core.backoff import backoff_s
 from services.core.errors import FoveaError, NotFound, Overloaded
 from services.core.http.health import CheckResult
+from services.core.store.objects import Objects
 from services.embed.collections.cluster.catalog import PostgresCatalog, sweep
+from services.embed.collections.cluster.connections import place_of
 from services.embed.collections.cluster.image_store import PostgresImageStore
 from services.embed.collections.cluster.indexes import SharedIndexes, Sharing
+from services.embed.collections.cluster.milvus import address_of
 from services.embed.collections.cluster.vectors import VectorDatabase
 from services.embed.collections.collection import (
     Collection,
@@ -33,14 +37,18 @@ from services.embed.collections.collection import (
     Serving,
     describe_problems,
 )
+from services.embed.collections.index.vector_index import IndexOptions
 from services.embed.collections.indexes import Changes, stem_of
 from services.embed.collections.storage.catalog import CollectionKey, check_tenant, is_name, no_collection
 from services.embed.collections.storage.database import DatabaseUnreachable, IncompatibleDatabase
 from services.embed.collections.storage.image_store import CollectionInfo
+from services.embed.settings import EmbedSettings
 
 LOCK_NAME = ".lock"
 VECTORS_SETTING = "FOVEA_EMBED_VECTORS_URL"
 LOOK_EVERY_S = 60.0
+# Time between looks at what others have added.
+FOLLOW_S = 1.0
 SETTING = "FOVEA_EMBED_COLLECTIONS_URL"
 MIN_RETRY_S, MAX_RETRY_S = 1.0, 30.0
 # Time between sweeps of one process; whichever is first sweeps for all.
@@ -128,26 +136,6 @@ class VectorsWatch:
             await asyncio.to_thread(vectors.close)
 
 
-@dataclass(frozen=True)
-class ClusterOptions:
-    """`place` names the database in the log, and `vectors_address` Milvus; `folder` is for this process's own files.
-
-    `open_catalog` may raise IncompatibleDatabase and Overloaded; `connect_vectors` makes the vector database of the
-    catalog of a given identity. `holder` and `lease_s` are those of Sharing; `follow_s` is the time between looks for
-    images to index.
-    """
-
-    place: Mapping[str, str]
-    vectors_address: str
-    folder: Path
-    open_catalog: Callable[[], PostgresCatalog]
-    connect_vectors: Callable[[str], VectorDatabase]
-    holder: str
-    lease_s: float
-    follow_s: float
-    max_collections: int
-
-
 @dataclass(frozen=True, eq=False)
 class _Opened:
     """The parts that are there once PostgreSQL has been reached."""
@@ -159,14 +147,30 @@ class _Opened:
 
 
 class SharedCollections(OpenCollections):
-    """Collections in PostgreSQL, an object store and a vector database."""
+    """Collections in PostgreSQL, an object store and a vector database, which `connect_vectors` makes of its URL, its
+    options and the identity of the catalog."""
 
-    def __init__(self, cluster: ClusterOptions, serving: Serving, options: CollectionOptions) -> None:
-        super().__init__(serving, options, max_collections=cluster.max_collections)
-        self._cluster = cluster
+    def __init__(
+        self,
+        settings: EmbedSettings,
+        connect_vectors: Callable[[str, IndexOptions, str], VectorDatabase],
+        serving: Serving,
+        options: CollectionOptions,
+    ) -> None:
+        """Raises ValueError for a URL of the database that can't be read."""
+        super().__init__(serving, options, max_collections=settings.max_collections)
+        assert settings.collections_url is not None and settings.vectors_url is not None, "the settings are complete"
+        try:
+            self._place = place_of(settings.collections_url)
+        except ValueError as error:
+            raise ValueError(f"{SETTING} {error}") from None
+        self._settings = settings
+        objects = Objects(settings.collections_store_url or settings.store_url, {})
+        self._open_catalog = partial(PostgresCatalog.open, settings.collections_url, objects)
+        self._connect_vectors = partial(connect_vectors, settings.vectors_url, options.index)
         self._opened: _Opened | None = None
         # without an identity it has no vectors, and is only looked at
-        self._watch = VectorsWatch(cluster.vectors_address, partial(cluster.connect_vectors, ""))
+        self._watch = VectorsWatch(address_of(settings.vectors_url), partial(self._connect_vectors, ""))
         self._numbers: dict[CollectionKey, int] = {}
         self._checkpoints: dict[str, str] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -282,7 +286,7 @@ class SharedCollections(OpenCollections):
             except Exception:  # noqa: BLE001 - whatever went wrong may be mended by the next attempt
                 structlog.get_logger(__name__).error("collections not followed", exc_info=True)
             # replicas that were started together do not ask together
-            await asyncio.sleep(self._cluster.follow_s * random.uniform(0.8, 1.2))
+            await asyncio.sleep(FOLLOW_S * random.uniform(0.8, 1.2))
 
     async def _open(self) -> _Opened:
         """Connect, retrying until that succeeds."""
@@ -293,15 +297,15 @@ class SharedCollections(OpenCollections):
                 self._note_problem(error)
             else:
                 self._problem = self._reported = ""
-                structlog.get_logger(__name__).info("collections open", **self._cluster.place)
+                structlog.get_logger(__name__).info("collections open", **self._place)
                 return self._opened
             await asyncio.sleep(backoff_s(num_failures, MIN_RETRY_S, MAX_RETRY_S))
         raise AssertionError("numbers do not end")
 
     def _connect(self) -> _Opened:
-        catalog = self._cluster.open_catalog()
+        catalog = self._open_catalog()
         try:
-            vectors = self._cluster.connect_vectors(catalog.identity())
+            vectors = self._connect_vectors(catalog.identity())
             own_folder = self._open_folder()
             if own_folder is not None:
                 own_folder.remove_others(catalog.open_stores(None))
@@ -312,15 +316,15 @@ class SharedCollections(OpenCollections):
             catalog.connections,
             vectors,
             self._serving.fresh,
-            self._cluster.holder,
-            self._cluster.lease_s,
+            f"{socket.gethostname()}-{os.getpid()}",
+            self._settings.collection_lease_s,
             self._options.max_state_bytes if own_folder is not None else 0,
         )
         return _Opened(catalog, vectors, sharing, own_folder)
 
     def _open_folder(self) -> OwnFolder | None:
         try:
-            return OwnFolder.open(self._cluster.folder)
+            return OwnFolder.open(self._settings.collections_dir / ".shared")
         except OSError as error:
             structlog.get_logger(__name__).warning("image states are not kept", reason=str(error))
             return None
@@ -356,7 +360,7 @@ class SharedCollections(OpenCollections):
         self._problem = (error.message if isinstance(error, FoveaError) else str(error)).rstrip(".")
         reason = error.reason if isinstance(error, DatabaseUnreachable) else self._problem
         if reason != self._reported:
-            log = structlog.get_logger(__name__).bind(setting=SETTING, **self._cluster.place)
+            log = structlog.get_logger(__name__).bind(setting=SETTING, **self._place)
             log.warning("collections wait for their database", reason=reason)
         self._reported = reason
 
