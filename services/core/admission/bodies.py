@@ -71,11 +71,16 @@ GZIP_WINDOW = 16 + zlib.MAX_WBITS
 FRAMING = frozenset({b"content-encoding", b"content-length", b"transfer-encoding"})
 
 
-class GzipBody:
-    """Decompress a body of `Content-Encoding: gzip`; what is further in sees a plain body of unknown length.
+class BodyLimit:
+    """Refuse a body of over `max_body_bytes`: by its announced length, by the bytes that arrive and, of one with
+    `Content-Encoding: gzip`, by those that it decompresses to. Other encodings are refused.
 
-    No more is decompressed at a time than a piece, and nothing beyond `max_body_bytes`, so that a small body that would
-    grow very large costs neither its memory nor its time. Other encodings are refused.
+    What is further in sees a decompressed body as a plain one of unknown length. No more is decompressed at a time than
+    a piece, and nothing beyond the limit, so that a small body that would grow very large costs neither its memory nor
+    its time.
+
+    Starlette's own limit answers in plain text, even in place of a response made further in, so it cannot carry the
+    error envelope.
     """
 
     def __init__(self, app: ASGIApp, settings: ProcessSettings, metrics: Metrics) -> None:
@@ -85,32 +90,49 @@ class GzipBody:
         self.metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        encoding = header_of(scope, b"content-encoding") if scope["type"] == "http" else None
-        name = (encoding or "identity").strip().lower()
-        if name == "identity" or not announces_body(scope):
+        if scope["type"] != "http" or not announces_body(scope):
             await self.app(scope, receive, send)
             return
-        if name not in ("gzip", "x-gzip"):
+        announced = header_of(scope, b"content-length") or ""
+        if announced.isdecimal():  # the server passes on no more
+            self.check(int(announced), f"has {announced} bytes")
+        else:
+            receive = self._counted(receive)
+        name = (header_of(scope, b"content-encoding") or "identity").strip().lower()
+        if name in ("gzip", "x-gzip"):
+            plain = [header for header in scope["headers"] if header[0] not in FRAMING]
+            scope["headers"] = [*plain, (b"transfer-encoding", b"chunked")]
+            forget_headers(scope)
+            receive = _Decompressed(self, receive).receive
+        elif name != "identity":
             raise UnsupportedMediaType(f"Content-Encoding: {name[:100]!r} is not read; send gzip or no encoding.")
-        plain = [header for header in scope["headers"] if header[0] not in FRAMING]
-        scope["headers"] = [*plain, (b"transfer-encoding", b"chunked")]
-        forget_headers(scope)
-        await self.app(scope, _Decompressed(self, receive).receive, send)
+        await self.app(scope, receive, send)
 
-    def check(self, num_bytes: int) -> None:
+    def _counted(self, receive: Receive) -> Receive:
+        received = 0
+
+        async def receive_counted() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            self.check(received, f"has at least {received} bytes")
+            return message
+
+        return receive_counted
+
+    def check(self, num_bytes: int, told: str) -> None:
         """Raises TooLarge for more bytes than a body may have."""
         if num_bytes > self.max_body_bytes:
             self.metrics.rejected.labels("too_large").inc()
             raise TooLarge(
-                f"The request body decompresses to over {self.max_body_bytes} bytes, the limit ({self.setting}).",
-                code="body_too_large",
+                f"The request body {told}; the limit is {self.max_body_bytes} ({self.setting}).", code="body_too_large"
             )
 
 
 class _Decompressed:
     """The receiving side of one compressed body."""
 
-    def __init__(self, owner: GzipBody, receive: Receive) -> None:
+    def __init__(self, owner: BodyLimit, receive: Receive) -> None:
         self._owner = owner
         self._receive = receive
         self._inflate = zlib.decompressobj(GZIP_WINDOW)
@@ -148,7 +170,7 @@ class _Decompressed:
             raise InvalidRequest("The body is not valid gzip.") from None
         self._input = self._inflate.unconsumed_tail
         self._num_bytes += len(piece)
-        self._owner.check(self._num_bytes)
+        self._owner.check(self._num_bytes, f"decompresses to at least {self._num_bytes} bytes")
         return piece
 
 

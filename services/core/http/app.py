@@ -13,13 +13,12 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 
 from services.core.admission.admission import Admission
-from services.core.admission.bodies import BodyBudget, BodyPace, GzipBody
+from services.core.admission.bodies import BodyBudget, BodyLimit, BodyPace
 from services.core.http.browsers import AllowedOrigins, HostCheck, OriginCheck, is_loopback
 from services.core.http.error_responses import ERROR_RESPONSES, raise_for_http_exception, raise_for_validation
 from services.core.http.health import Health, health_router
 from services.core.http.middleware import (
     AccessLog,
-    BodyLimit,
     Deadline,
     DisconnectCancellation,
     ErrorResponses,
@@ -115,9 +114,8 @@ def _middleware(settings: ProcessSettings, parts: AppParts, secrets: SigningSecr
         *([Middleware(SignatureCheck, secrets=secrets, metrics=metrics)] if secrets else []),
         *([Middleware(HostCheck, allowed=hosts, metrics=metrics)] if checks_host else []),
         origin_check,
-        Middleware(BodyLimit, settings=settings, metrics=metrics),
         Middleware(BodyPace, settings=settings, metrics=metrics),
-        Middleware(GzipBody, settings=settings, metrics=metrics),
+        Middleware(BodyLimit, settings=settings, metrics=metrics),
         Middleware(Deadline, settings=settings, metrics=metrics),
         Middleware(DisconnectCancellation, metrics=metrics),
         *for_services,

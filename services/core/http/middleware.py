@@ -9,7 +9,7 @@ import math
 import time
 import uuid
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 from starlette.requests import ClientDisconnect
@@ -22,7 +22,6 @@ from services.core.errors import (
     InternalError,
     InvalidRequest,
     Overloaded,
-    TooLarge,
     is_out_of_memory,
     no_memory,
 )
@@ -42,10 +41,12 @@ from services.core.http.error_responses import error_headers, render_error
 from services.core.http.health import PROBE_PATHS, Health
 from services.core.logs import PASSED_ON
 from services.core.metrics import Metrics
-from services.core.settings import ProcessSettings, variable_of
+from services.core.settings import ProcessSettings
 
 if TYPE_CHECKING:
     from prometheus_client import Counter, Histogram
+
+MetricT = TypeVar("MetricT", bound="Counter | Histogram")
 
 # The second is sent by OpenAI's clients on their own.
 TIMEOUT_HEADERS = (b"x-request-timeout", b"x-stainless-read-timeout")
@@ -222,8 +223,7 @@ class RequestMetrics:
         # When each version last answered.
         self._versions: dict[str, float] = {}
         # Looking up a label set costs more than counting; routes, methods, codes and versions are few.
-        self._counters: dict[tuple[str, str, int, str], Counter] = {}
-        self._seconds: dict[tuple[str, str], Histogram] = {}
+        self._series: dict[tuple[Any, ...], Any] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or exchange_of(scope).is_probe:
@@ -237,8 +237,9 @@ class RequestMetrics:
             self.metrics.inflight_requests.dec()
             route = getattr(scope.get("route"), "path", "unmatched")
             version = self._version(exchange.context.model)
-            self._counter(route, scope["method"], exchange.code(), version).inc()
-            self._histogram(route, version).observe(exchange.seconds())
+            method = scope["method"] if scope["method"] in KNOWN_METHODS else "OTHER"
+            self._labelled(self.metrics.requests, route, method, exchange.code(), version).inc()
+            self._labelled(self.metrics.request_seconds, route, version).observe(exchange.seconds())
 
     def _version(self, model: str | None) -> str:
         """Return the label of `name@version`, empty where no model answered."""
@@ -255,26 +256,17 @@ class RequestMetrics:
 
     def _forget(self, version: str) -> None:
         del self._versions[version]
-        for counted in [key for key in self._counters if key[-1] == version]:
-            del self._counters[counted]
-            self.metrics.requests.remove(*counted)
-        for timed in [key for key in self._seconds if key[-1] == version]:
-            del self._seconds[timed]
-            self.metrics.request_seconds.remove(*timed)
+        for key in [key for key in self._series if key[-1] == version]:
+            metric, *labels = key
+            del self._series[key]
+            metric.remove(*labels)
 
-    def _counter(self, route: str, method: str, code: int, version: str) -> "Counter":
-        key = (route, method if method in KNOWN_METHODS else "OTHER", code, version)
-        counter = self._counters.get(key)
-        if counter is None:
-            counter = self._counters[key] = self.metrics.requests.labels(*key)
-        return counter
-
-    def _histogram(self, route: str, version: str) -> "Histogram":
-        key = (route, version)
-        histogram = self._seconds.get(key)
-        if histogram is None:
-            histogram = self._seconds[key] = self.metrics.request_seconds.labels(*key)
-        return histogram
+    def _labelled(self, metric: MetricT, *labels: str | int) -> MetricT:
+        key = (metric, *labels)
+        if key not in self._series:
+            self._series[key] = metric.labels(*labels)
+        series: MetricT = self._series[key]
+        return series
 
 
 QUIET_PATHS = PROBE_PATHS | {"/metrics"}
@@ -427,49 +419,6 @@ class ErrorResponses:
         elif not exchange.is_complete and exchange.content_type.startswith(b"text/event-stream"):
             event = b"data: " + json.dumps(error.body()).encode("ascii") + b"\n\n"
             await send({"type": "http.response.body", "body": event, "more_body": False})
-
-
-class BodyLimit:
-    """Refuse a body over the limit: by its announced length before reading, and by the bytes that arrive.
-
-    Starlette's own limit answers in plain text, even in place of a response made further in, so it cannot carry the
-    error envelope.
-    """
-
-    def __init__(self, app: ASGIApp, settings: ProcessSettings, metrics: Metrics) -> None:
-        self.app = app
-        self.max_body_bytes = settings.max_body_bytes
-        self.setting = variable_of(type(settings), "max_body_bytes")
-        self.metrics = metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        announced = header_of(scope, b"content-length") or ""
-        if announced.isdecimal():
-            if int(announced) > self.max_body_bytes:
-                raise self._refusal(f"has {announced} bytes")
-            await self.app(scope, receive, send)  # the server passes on no more than was announced
-            return
-        received = 0
-
-        async def receive_counted() -> Message:
-            nonlocal received
-            message = await receive()
-            received += len(message.get("body", b""))
-            if received > self.max_body_bytes:
-                raise self._refusal(f"has at least {received} bytes")
-            return message
-
-        await self.app(scope, receive_counted, send)
-
-    def _refusal(self, what: str) -> TooLarge:
-        self.metrics.rejected.labels("too_large").inc()
-        return TooLarge(
-            f"The request body {what}; the limit is {self.max_body_bytes} ({self.setting}).",
-            code="body_too_large",
-        )
 
 
 class VersionPrefix:
