@@ -74,7 +74,7 @@ class Gate(Permits):
         super().__init__(
             destination.title,
             limit=min(FIRST_PERMITS, max_inflight),
-            max_waiting=min(line_length(FIRST_PERMITS), max_queued),
+            max_in_line=min(line_length(FIRST_PERMITS), max_queued),
             max_burst=max_queued,
             burst_s=burst_s,
             clock=clock,
@@ -92,8 +92,8 @@ class Gate(Permits):
 
     def follow(self, num_permits: int, *, is_patient: bool = False) -> None:
         """Set the instances' permits in sum; a patient gate queues up to its maximum, without regard to the wait."""
-        max_waiting = self._max_queued if is_patient else min(line_length(num_permits), self._max_queued)
-        self.resize(min(num_permits, self._max_inflight), max_waiting)
+        max_in_line = self._max_queued if is_patient else min(line_length(num_permits), self._max_queued)
+        self.resize(min(num_permits, self._max_inflight), max_in_line)
 
     def _refuse(self, message: str, code: str) -> Overloaded:
         self.refused.inc()

@@ -39,7 +39,7 @@ class BodyMemory:
         self.max_bytes = max(settings.max_held_body_bytes, settings.max_body_bytes)
         self.max_client_bytes = max(int(CLIENT_SHARE * self.max_bytes), settings.max_body_bytes)
         self._refused = metrics.rejected.labels("body_memory_full")
-        self.gate = FairGate(self.max_bytes, max_waiting=0, refusal=self._refusal)
+        self.gate = FairGate(self.max_bytes, max_waiting_of_client=0, refusal=self._refusal)
         metrics.gateway_held_body_bytes.set_function(lambda: self.gate.taken)
 
     async def take(self, client: str, num_bytes: int) -> Permit:

@@ -79,15 +79,15 @@ class FairGate:
 
     What does not fit waits. Clients take turns, and so do a client's requests; one request's amounts stay in order. The
     next in turn is never passed over for lack of capacity, or large amounts would never be let in; it is passed over if
-    it lacks room only in a counter of its own (`within`). `max_waiting` is the amount of one client that may wait;
-    `refusal` makes the error that is raised for more.
+    it lacks room only in a counter of its own (`within`). `max_waiting_of_client` is the amount of one client that may
+    wait; `refusal` makes the error that is raised for more.
     """
 
     def __init__(
         self,
         capacity: int,
         *,
-        max_waiting: float = math.inf,
+        max_waiting_of_client: float = math.inf,
         refusal: Callable[[], Exception] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -95,7 +95,7 @@ class FairGate:
         self.taken = 0
         self.num_waiting = 0
         self._num_arrivals = 0
-        self._max_waiting = max_waiting
+        self._max_waiting_of_client = max_waiting_of_client
         self._refusal = refusal
         self._clock = clock
         self._held: Counter[Hashable] = Counter()
@@ -120,7 +120,11 @@ class FairGate:
             return permit
         self._stand_in_line(permit)
         self._let_in()
-        if permit.is_in_line and self._refusal is not None and self._amount_waiting(permit.client) > self._max_waiting:
+        if (
+            permit.is_in_line
+            and self._refusal is not None
+            and self._amount_waiting(permit.client) > self._max_waiting_of_client
+        ):
             self._leave_line(permit)
             raise self._refusal()
         await self._granted(permit)

@@ -18,9 +18,9 @@ T = TypeVar("T")
 class FairThreads:
     """Runs pieces of work on `num_threads` threads, in the order of a `FairGate`. Used on one event loop.
 
-    The pieces at work have amounts of up to `capacity` in sum, by default one for each thread. `max_waiting` and
-    `refusal` are as in `FairGate`. The threads have the compute thread's priority, so that they leave it its share of
-    the processor.
+    The pieces at work have amounts of up to `capacity` in sum, by default one for each thread. `refusal` and
+    `max_waiting_of_client` are as in `FairGate`. The threads have the compute thread's priority, so that they leave it
+    its share of the processor.
     """
 
     def __init__(
@@ -29,11 +29,11 @@ class FairThreads:
         name: str,
         *,
         capacity: int | None = None,
-        max_waiting: float = math.inf,
+        max_waiting_of_client: float = math.inf,
         refusal: Callable[[], Exception] | None = None,
     ) -> None:
         self._threads = ThreadPoolExecutor(num_threads, name, initializer=step_back)
-        self.gate = FairGate(capacity or num_threads, max_waiting=max_waiting, refusal=refusal)
+        self.gate = FairGate(capacity or num_threads, max_waiting_of_client=max_waiting_of_client, refusal=refusal)
 
     async def run(self, work: Callable[[], T], amount: int = 1) -> T:
         """Run `work` on a thread, with the caller's context variables.

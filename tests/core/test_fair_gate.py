@@ -9,7 +9,7 @@ from services.core.fair_gate import FairGate, Permit, in_the_way
 
 
 def gate_of(capacity: int, max_waiting: int = 1000) -> FairGate:
-    return FairGate(capacity, max_waiting=max_waiting, refusal=lambda: Overloaded("full"))
+    return FairGate(capacity, max_waiting_of_client=max_waiting, refusal=lambda: Overloaded("full"))
 
 
 class Crowd:

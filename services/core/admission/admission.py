@@ -170,7 +170,7 @@ class Admission:
         self.permits = Permits(
             f"The {metrics.service} service",
             limit=self.limit.limit,
-            max_waiting=line_length(self.limit.limit),
+            max_in_line=line_length(self.limit.limit),
             max_burst=settings.max_concurrency,
             burst_s=settings.burst_s,
         )

@@ -228,7 +228,7 @@ class BodyBudget:
         return scan.refusal()
 
     def _gate(self, capacity: int) -> FairGate:
-        return FairGate(capacity, max_waiting=capacity, refusal=self._refusal)
+        return FairGate(capacity, max_waiting_of_client=capacity, refusal=self._refusal)
 
     def _refusal(self) -> Overloaded:
         self._rejected.labels("bodies_full").inc()

@@ -47,7 +47,7 @@ FIRST_HOLD_S = 1.0
 
 
 class Permits(FairGate):
-    """At most `limit` requests hold a permit and at most `max_waiting` wait for one; `resize` changes both.
+    """At most `limit` requests hold a permit and at most `max_in_line` wait for one; `resize` changes both.
 
     In a burst, the `burst_s` seconds after a queue has formed, `max_burst` may wait. A full queue refuses the newest
     request of the client with the largest share: the one that arrives, or a waiting one of a client that has more.
@@ -59,14 +59,14 @@ class Permits(FairGate):
         name: str,
         *,
         limit: int,
-        max_waiting: int,
+        max_in_line: int,
         max_burst: int,
         burst_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(limit, clock=clock)
         self.name = name
-        self._max_in_line = max_waiting
+        self._max_in_line = max_in_line
         self._max_burst = max_burst
         self._burst_s = burst_s
         self.refusals: Counter | None = None  # counts refusals by their reason, where it is set
@@ -82,10 +82,10 @@ class Permits(FairGate):
         """Seconds until all requests that hold a permit or wait for one are done, at this rate (Little's law)."""
         return (self.taken + self.num_waiting) * (self._mean_hold_s or FIRST_HOLD_S) / self.capacity
 
-    def resize(self, limit: int, max_waiting: int) -> None:
+    def resize(self, limit: int, max_in_line: int) -> None:
         """Change both limits; requests that hold a permit or wait for one already are not turned away."""
         self.capacity = limit
-        self._max_in_line = max_waiting
+        self._max_in_line = max_in_line
         self._let_in()
 
     def check(self, client: str, deadline: float = math.inf) -> None:

@@ -89,13 +89,13 @@ class ImageInputs:
         self._url_setting = url_setting
         self._fetcher: ImageFetcher | None = None
         self._small = FairThreads(
-            decoding.num_threads, "decode", max_waiting=decoding.max_waiting, refusal=self._refusal
+            decoding.num_threads, "decode", max_waiting_of_client=decoding.max_waiting, refusal=self._refusal
         )
         self._large = FairThreads(
             max(1, decoding.num_threads // 2),
             "decode-large",
             capacity=decoding.max_pixels,
-            max_waiting=MAX_WAITING_BUDGETS * decoding.max_pixels,
+            max_waiting_of_client=MAX_WAITING_BUDGETS * decoding.max_pixels,
             refusal=self._refusal,
         )
         self._rejected = metrics.rejected.labels("decode_queue_full")

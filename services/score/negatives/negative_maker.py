@@ -43,7 +43,7 @@ class NegativeMaker:
 
     def __init__(self, load: Callable[[], Negatives], *, max_waiting: int = MAX_WAITING, metrics: Metrics) -> None:
         self._load = load
-        self._threads = FairThreads(1, "negatives", max_waiting=max_waiting, refusal=self._refusal)
+        self._threads = FairThreads(1, "negatives", max_waiting_of_client=max_waiting, refusal=self._refusal)
         self._rejected = metrics.rejected
         self._seconds = metrics.stage_seconds.labels("negatives")
         self._negatives: Negatives | None = None

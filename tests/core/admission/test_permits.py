@@ -15,12 +15,12 @@ from services.core.fair_gate import Permit
 class Door(Permits):
     """Permits on a clock that a test sets, and who took one in what order."""
 
-    def __init__(self, limit: int, max_waiting: int, max_burst: int = 0) -> None:
+    def __init__(self, limit: int, max_in_line: int, max_burst: int = 0) -> None:
         self.now = 0.0
         super().__init__(
             "The embed service",
             limit=limit,
-            max_waiting=max_waiting,
+            max_in_line=max_in_line,
             max_burst=max_burst,
             burst_s=1.0,
             clock=lambda: self.now,
@@ -65,7 +65,7 @@ class Door(Permits):
 
 
 async def test_a_client_that_is_alone_takes_every_permit_and_is_served_in_the_order_of_its_requests() -> None:
-    door = Door(limit=8, max_waiting=4)
+    door = Door(limit=8, max_in_line=4)
     await door.come(*["one"] * 12)
     assert (door.taken, door.num_waiting) == (8, 4)
     await door.come("one")
@@ -75,7 +75,7 @@ async def test_a_client_that_is_alone_takes_every_permit_and_is_served_in_the_or
 
 
 async def test_what_comes_within_a_second_after_a_line_has_formed_may_wait_though_the_line_is_long() -> None:
-    door = Door(limit=4, max_waiting=2, max_burst=100)
+    door = Door(limit=4, max_in_line=2, max_burst=100)
     await door.come("one", "one", "one", "one")
     door.now = 10.0  # the line forms now
     await door.come(*["one"] * 50)
@@ -85,7 +85,7 @@ async def test_what_comes_within_a_second_after_a_line_has_formed_may_wait_thoug
 
 
 async def test_a_line_that_has_lasted_for_a_second_takes_no_more_before_it_is_short() -> None:
-    door = Door(limit=4, max_waiting=2, max_burst=100)
+    door = Door(limit=4, max_in_line=2, max_burst=100)
     await door.come(*["one"] * 14)
     door.now = 1.0
     await door.come("one")
@@ -101,7 +101,7 @@ async def test_a_line_that_has_lasted_for_a_second_takes_no_more_before_it_is_sh
 
 
 async def test_a_line_that_was_empty_for_a_moment_of_an_overload_takes_no_burst() -> None:
-    door = Door(limit=4, max_waiting=2, max_burst=100)
+    door = Door(limit=4, max_in_line=2, max_burst=100)
     await door.come(*["one"] * 14)
     door.now = 1.0
     await door.come("one")
@@ -112,7 +112,7 @@ async def test_a_line_that_was_empty_for_a_moment_of_an_overload_takes_no_burst(
 
 
 async def test_a_line_may_always_hold_what_is_answered_within_a_quarter_of_a_second() -> None:
-    door = Door(limit=4, max_waiting=2, max_burst=100)
+    door = Door(limit=4, max_in_line=2, max_burst=100)
     await door.come(*["one"] * 4)
     door.now = 0.1
     await door.empty()  # 40 a second
@@ -123,7 +123,7 @@ async def test_a_line_may_always_hold_what_is_answered_within_a_quarter_of_a_sec
 
 
 async def test_a_request_whose_deadline_comes_too_near_in_the_line_leaves_it_and_may_be_sent_again() -> None:
-    permits = Permits("The embed service", limit=1, max_waiting=1, max_burst=0, burst_s=1.0)
+    permits = Permits("The embed service", limit=1, max_in_line=1, max_burst=0, burst_s=1.0)
     permit = await permits.enter("one")
     with pytest.raises(Overloaded, match="did not start this request before its deadline") as refused:
         await permits.enter("one", deadline=time.monotonic() + 0.05)
@@ -134,7 +134,7 @@ async def test_a_request_whose_deadline_comes_too_near_in_the_line_leaves_it_and
 
 
 async def test_a_free_permit_goes_to_the_waiting_client_that_holds_the_fewest() -> None:
-    door = Door(limit=4, max_waiting=8)
+    door = Door(limit=4, max_in_line=8)
     await door.come("hog", "hog", "hog", "hog", "hog", "hog", "late", "late", "later")
     assert door.order == ["hog"] * 4
     for _ in range(4):
@@ -143,7 +143,7 @@ async def test_a_free_permit_goes_to_the_waiting_client_that_holds_the_fewest() 
 
 
 async def test_a_newcomer_to_a_full_line_displaces_the_newest_request_of_the_client_with_the_largest_share() -> None:
-    door = Door(limit=4, max_waiting=4)
+    door = Door(limit=4, max_in_line=4)
     await door.come(*["hog"] * 8)
     await door.come("honest")
     assert door.refused == ["hog"]
@@ -153,7 +153,7 @@ async def test_a_newcomer_to_a_full_line_displaces_the_newest_request_of_the_cli
 
 
 async def test_the_client_with_the_largest_share_displaces_nobody() -> None:
-    door = Door(limit=4, max_waiting=4)
+    door = Door(limit=4, max_in_line=4)
     await door.come(*["hog"] * 6, "a", "b")
     await door.come("hog")
     assert door.refused == ["hog"]
@@ -161,7 +161,7 @@ async def test_the_client_with_the_largest_share_displaces_nobody() -> None:
 
 
 async def test_a_client_that_holds_nothing_is_let_in_beyond_a_limit_that_another_fills() -> None:
-    door = Door(limit=16, max_waiting=8)
+    door = Door(limit=16, max_in_line=8)
     await door.come(*["hog"] * 24)
     await door.come("a", "b", "c")
     assert door.held() == {"hog": 16, "a": 1, "b": 1}  # an eighth of the permits
@@ -170,7 +170,7 @@ async def test_a_client_that_holds_nothing_is_let_in_beyond_a_limit_that_another
 
 
 async def test_while_several_clients_come_none_holds_more_than_its_share() -> None:
-    door = Door(limit=32, max_waiting=16)
+    door = Door(limit=32, max_in_line=16)
     honest = [f"honest-{number}" for number in range(3)]
     for client in honest:
         await door.come(client)
@@ -182,7 +182,7 @@ async def test_while_several_clients_come_none_holds_more_than_its_share() -> No
 
 
 async def test_a_client_holds_an_eighth_of_the_permits_however_many_others_come() -> None:
-    door = Door(limit=32, max_waiting=16)
+    door = Door(limit=32, max_in_line=16)
     for number in range(100):
         await door.come(f"honest-{number}")
         await door.go(f"honest-{number}")
@@ -191,7 +191,7 @@ async def test_a_client_holds_an_eighth_of_the_permits_however_many_others_come(
 
 
 async def test_a_client_has_all_permits_again_once_the_others_have_gone() -> None:
-    door = Door(limit=8, max_waiting=8)
+    door = Door(limit=8, max_in_line=8)
     await door.come("honest")
     await door.go("honest")
     await door.come(*["hog"] * 10)
@@ -204,7 +204,7 @@ async def test_a_client_has_all_permits_again_once_the_others_have_gone() -> Non
 
 
 async def test_a_request_that_would_wait_past_its_deadline_is_refused_on_arrival() -> None:
-    door = Door(limit=2, max_waiting=10)
+    door = Door(limit=2, max_in_line=10)
     await door.come("one", "one")
     door.now = 4.0
     await door.empty()
@@ -222,7 +222,7 @@ async def test_a_request_that_would_wait_past_its_deadline_is_refused_on_arrival
 
 
 async def test_a_refused_client_is_told_to_come_back_when_those_before_it_are_done() -> None:
-    door = Door(limit=2, max_waiting=2)
+    door = Door(limit=2, max_in_line=2)
     await door.come("one", "one")
     door.now = 4.0
     await door.empty()
@@ -237,7 +237,7 @@ async def test_a_refused_client_is_told_to_come_back_when_those_before_it_are_do
 
 
 async def test_more_permits_are_given_to_those_that_wait_and_fewer_are_taken_from_nobody() -> None:
-    door = Door(limit=2, max_waiting=10)
+    door = Door(limit=2, max_in_line=10)
     await door.come(*["one"] * 8)
     door.resize(6, 3)
     await asyncio.sleep(0)
@@ -250,7 +250,7 @@ async def test_more_permits_are_given_to_those_that_wait_and_fewer_are_taken_fro
 
 
 async def test_requests_that_give_up_waiting_leave_the_line() -> None:
-    door = Door(limit=1, max_waiting=2)
+    door = Door(limit=1, max_in_line=2)
     await door.come("one")
     waiting = asyncio.create_task(door.enter("one"))
     await asyncio.sleep(0)
@@ -263,7 +263,7 @@ async def test_requests_that_give_up_waiting_leave_the_line() -> None:
 
 
 async def test_a_request_that_gives_up_as_a_permit_becomes_free_leaves_it_to_the_next() -> None:
-    door = Door(limit=1, max_waiting=2)
+    door = Door(limit=1, max_in_line=2)
     await door.come("one")
     waiting = asyncio.create_task(door.enter("one"))
     await asyncio.sleep(0)
