@@ -69,8 +69,11 @@ def create(  # noqa: PLR0913 - one parameter an option
     with _changing(file, secret) as (source, keys):
         if any(known.name == name for known in keys):
             _refuse(f"{source} already has a key named {name!r}; revoke it first.")
-        with _recorded(audit_log, "key.create", source, record):
-            source.write((*keys, record))
+        try:
+            with _audited(audit_log, "key.create", source, record):
+                source.write((*keys, record))
+        except AuditFailed as failed:
+            _refuse(f"{audit_log}: {failed.message}")
     typer.echo(key)
 
 
@@ -131,19 +134,10 @@ def _reasons_in_one_line() -> Iterator[None]:
         _refuse(str(reason))
 
 
-@contextmanager
-def _recorded(audit_log: Path | None, action: str, source: KeySource, record: KeyRecord) -> Iterator[None]:
-    """Record the block in the audit log. If the log can't be written, the block does not run."""
-    try:
-        with _audited(audit_log, action, source, record):
-            yield
-    except AuditFailed as failed:
-        _refuse(f"{audit_log}: {failed.message}")
-
-
 def _audited(
     audit_log: Path | None, action: str, source: KeySource, record: KeyRecord
 ) -> AbstractContextManager[object]:
+    """Record the block in the audit log. If the log can't be written, the block does not run."""
     what = {"key": record.name, "sha256": record.sha256, "tenant": record.tenant, "scopes": sorted(record.scopes)}
     return AuditLog(audit_log and audit_log.expanduser()).command(action, file=str(source), **what)
 

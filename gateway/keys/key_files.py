@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from gateway.access import KeyFile, parse_key_file, read_key_file
 from gateway.settings import KeyRecord
@@ -23,20 +23,11 @@ class KeysUnavailable(Exception):
     """Keys that can't be read or written; the message is one line for users."""
 
 
-class KeySource(Protocol):
-    """A set of keys; all methods raise KeysUnavailable."""
-
-    def read(self) -> Keys: ...
-
-    @contextmanager
-    def changing(self) -> Iterator[Keys]:
-        """Yield the keys; within the block `write` replaces these and no others."""
-
-    def write(self, keys: Keys) -> None: ...
-
-
 class KeysInFile:
-    """A keys file, which one command changes at a time."""
+    """A keys file, which one command changes at a time.
+
+    Within `changing`, which yields the keys, `write` replaces these and no others. All methods raise KeysUnavailable.
+    """
 
     def __init__(self, path: Path) -> None:
         self._shown = path
@@ -72,8 +63,9 @@ class KeysInFile:
 class KeysInSecret:
     """A Secret, by kubectl and its current context. What else is in it stays.
 
-    Several people may change it from their own machines: each changes the keys as they are in the cluster, and a change
-    that another has overtaken is refused, so that nobody's keys are revoked by somebody who did not know of them.
+    Its methods are those of `KeysInFile`. Several people may change it from their own machines: each changes the keys
+    as they are in the cluster, and a change that another has overtaken is refused, so that nobody's keys are revoked by
+    somebody who did not know of them.
     """
 
     def __init__(self, reference: str) -> None:
@@ -138,6 +130,9 @@ class KeysInSecret:
         if done.returncode:
             raise KeysUnavailable(f"{self}: {' '.join(done.stderr.split()) or 'kubectl failed'}")
         return done.stdout
+
+
+KeySource = KeysInFile | KeysInSecret
 
 
 def _content(keys: Keys) -> bytes:

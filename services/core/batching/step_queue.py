@@ -406,8 +406,4 @@ def _may_leave(work: AnyWork, newcomer: AnyWork, shares: Counter[str], now: floa
 
 
 def _latest_of_largest(works: Collection[AnyWork], shares: Counter[str]) -> AnyWork:
-    return max(works, key=lambda work: (shares[work.client], _arrival(work)))
-
-
-def _arrival(work: AnyWork) -> float:
-    return work.call.queued_at
+    return max(works, key=lambda work: (shares[work.client], work.call.queued_at))

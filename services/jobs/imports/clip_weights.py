@@ -110,7 +110,8 @@ def _convert_open_clip(source: Source, output: Path) -> None:
 def _convert_hugging_face(source: Source, output: Path) -> None:
     converted = open_clip_config(read_object(source, MODEL_CONFIG), read_object(source, PREPROCESSOR))
     state = open_clip_state(_read_weights(source, "hugging-face"))
-    merges = own_merges(source, _own_merges_of_clip(), converted["model_cfg"]["text_cfg"]["vocab_size"])
+    known = [" ".join(merge) for merge in open_clip().tokenizer._tokenizer.bpe_ranks]
+    merges = own_merges(source, known, converted["model_cfg"]["text_cfg"]["vocab_size"])
     _write(output, converted, state)
     if merges is not None:
         (output / MERGES).write_bytes(merges)
@@ -148,11 +149,6 @@ def _copy_tokenizer(source: Source, output: Path) -> None:
             raise Refused(f"{name} refers to code (auto_map), which is never run")
         if name in source.files:
             shutil.copyfile(source.fetch(name), output / name)
-
-
-def _own_merges_of_clip() -> list[str]:
-    tokenizer = open_clip().tokenizer._tokenizer
-    return [" ".join(merge) for merge in tokenizer.bpe_ranks]
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
