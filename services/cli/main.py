@@ -257,12 +257,6 @@ def serve(
         runpy.run_module(PACKAGES[service][0], run_name="__main__", alter_sys=True)
 
 
-@app.command()
-def version() -> None:
-    """Print the version."""
-    typer.echo(installed_version("fovea"))
-
-
 for group, commands in COMMANDS.items():
     into = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help=GROUPS[group]) if group else app
     if group:

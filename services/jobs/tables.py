@@ -1,9 +1,7 @@
-"""Tables of results, for a terminal, as Markdown and as LaTeX."""
+"""Tables of results, for a terminal and as Markdown."""
 
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Literal, NamedTuple
 
 from rich.console import JustifyMethod
@@ -14,7 +12,6 @@ MISSING = "–"
 Mark = Literal["", "best", "second"]
 TERMINAL = {"": "", "best": "bold", "second": "underline"}
 MARKDOWN = {"": "{}", "best": "**{}**", "second": "<u>{}</u>"}
-LATEX = {"": "{}", "best": r"\textbf{{{}}}", "second": r"\underline{{{}}}"}
 
 
 class Cell(NamedTuple):
@@ -51,23 +48,6 @@ class Table:
         ]
         return "\n".join([*([f"### {self.title}", ""] if self.title else []), *lines, ""])
 
-    def to_latex(self) -> str:
-        """Write a `table` with rules of booktabs."""
-        groups, names = zip(*(heading.rpartition("\n")[::2] for heading in self.header), strict=True)
-        columns = "l" * self.num_names + "r" * (len(names) - self.num_names)
-        lines = [
-            r"\begin{table}",
-            rf"\caption{{{_latex(self.title)}}}",
-            rf"\begin{{tabular}}{{{columns}}}",
-            r"\toprule",
-        ]
-        if any(groups):
-            lines.append(" & ".join(_latex_groups(groups)) + r" \\")
-        lines += [" & ".join(map(_latex, names)) + r" \\", r"\midrule"]
-        for row in self.rows:
-            lines.append(" & ".join(LATEX[cell.mark].format(_latex(cell.text)) for cell in row) + r" \\")
-        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
-
     def to_rich(self, title_justify: JustifyMethod = "left") -> RichTable:
         """Make the table for a terminal."""
         table = RichTable(title=self.title, title_justify=title_justify)
@@ -95,17 +75,3 @@ def ranked(values: Sequence[float | None], texts: Sequence[str]) -> list[Cell]:
 def with_error(value: float, error: float | None, digits: int = 2) -> str:
     """Format a number and, if known, its error: `61.00 ± 1.25`."""
     return f"{value:.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")
-
-
-def _latex(text: str) -> str:
-    return re.sub(r"[&%$#_{}]", lambda match: f"\\{match[0]}", text).replace(MISSING, "--")
-
-
-def _latex_groups(groups: Sequence[str]) -> Iterator[str]:
-    """Write the headings over several columns; columns without a group have an empty one each."""
-    for name, neighbours in groupby(groups):
-        num_columns = len(list(neighbours))
-        if name and num_columns > 1:
-            yield rf"\multicolumn{{{num_columns}}}{{c}}{{{_latex(name)}}}"
-        else:
-            yield from [_latex(name)] * num_columns

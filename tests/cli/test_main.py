@@ -35,10 +35,6 @@ def test_the_first_pages_say_how_to_get_the_command_on_the_path() -> None:
         assert "source .venv/bin/activate" in text
 
 
-def test_the_version_is_the_installed_one() -> None:
-    assert CliRunner().invoke(app, ["version"]).output.strip() == version("fovea")
-
-
 @pytest.mark.parametrize(
     "command",
     [
@@ -211,5 +207,5 @@ def test_completion_belongs_to_the_whole_command() -> None:
         assert "--install-completion" not in runner.invoke(app, [command, "--help"]).output
 
 
-def test_version_is_an_option_too() -> None:
+def test_the_version_is_the_installed_one() -> None:
     assert CliRunner().invoke(app, ["--version"]).output.strip() == version("fovea")

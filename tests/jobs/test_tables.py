@@ -44,18 +44,9 @@ def test_markdown_without_a_title_is_the_table_alone() -> None:
     assert Table.of_texts("", ("", "x"), [("a", "1")]).to_markdown() == "| | x |\n| :-- | --: |\n| a | 1 |\n"
 
 
-def test_latex_spans_groups_and_escapes_what_it_would_read_as_a_command() -> None:
-    lines = GROUPED.to_latex().splitlines()
-    assert r"\caption{Accuracy \& cost}" in lines
-    assert r"\begin{tabular}{lrrr}" in lines
-    assert r" & \multicolumn{2}{c}{SWAP} &  \\" in lines
-    assert r"a|b & \textbf{1.00} & -- & \underline{0.50} \\" in lines
-
-
 def test_names_stand_left_and_numbers_right() -> None:
     table = Table.of_texts("t", ("Model", "Method", "Accuracy"), [("a", "b", "1")], num_names=2)
     assert "| :-- | :-- | --: |" in table.to_markdown()
-    assert r"\begin{tabular}{llr}" in table.to_latex()
     assert "│ a     │ b      │        1 │" in printed(table)
 
 

@@ -186,7 +186,7 @@ for name, one in BENCHMARKS.items():
 def table(
     results: Annotated[list[Path], typer.Argument(help="Files written by --output.")],
     form: Annotated[
-        Literal["terminal", "markdown", "latex", "json"], typer.Option("--format", help="Format of the tables.")
+        Literal["terminal", "markdown", "json"], typer.Option("--format", help="Format of the tables.")
     ] = "terminal",
 ) -> None:
     """Print saved scores in the papers' tables."""
@@ -199,8 +199,7 @@ def table(
     elif form == "json":
         typer.echo(json.dumps(numbers_of(loaded), indent=2, ensure_ascii=False))
     else:
-        made = make_tables(loaded)
-        typer.echo("\n".join(one.to_markdown() if form == "markdown" else one.to_latex() for one in made), nl=False)
+        typer.echo("\n".join(one.to_markdown() for one in make_tables(loaded)), nl=False)
 
 
 def run(

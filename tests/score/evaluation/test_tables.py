@@ -167,17 +167,6 @@ def test_markdown_marks_the_best_and_the_second(three: list[Result]) -> None:
     )
 
 
-def test_latex_escapes_names_and_spans_groups(three: list[Result]) -> None:
-    lines = titled(three, "pets").to_latex().splitlines()
-    assert r"Model & a\_b \\" in lines
-    assert r"A|B \& co & 1.00 \\" in lines
-    assert r"b & \textbf{3.00} \\" in lines
-    assert r"c & \underline{2.00} \\" in lines
-    table = titled([of_sugarcrepe("a", TABLE_4_6["rows"]["RN50"])], "Table 4.6").to_latex()
-    assert r"\begin{tabular}{lrrrrrrrr}" in table
-    assert r" & \multicolumn{3}{c}{REPLACE} & \multicolumn{2}{c}{SWAP} & \multicolumn{2}{c}{ADD} & " in table
-
-
 def test_a_terminal_shows_the_best_bold_and_the_second_underlined(three: list[Result]) -> None:
     output = io.StringIO()
     print_tables(three, Console(file=output, force_terminal=True, color_system="standard", width=100))
