@@ -1,9 +1,11 @@
 """Fixtures that every test may use; each folder's own fixtures stand in its own conftest."""
 
+import gc
 import os
 import signal
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,23 @@ ON_ONE_WORKER = {
     "monitoring": ("tests/monitoring/",),
 }
 
+# Threads of OpenMP wait for each other in loops that keep a core busy, and many processes share few cores here;
+# and sums come out the same, bit for bit, only in the same order.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 # A shell has its background jobs ignore SIGINT, and so would the commands that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Import without collections of garbage, of which modules leave none, and keep modules out of later ones."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -39,6 +56,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.training)
 
 
+class Started:
+    """A server that is started when it is first asked for, and stopped before the session ends."""
+
+    def __init__(self) -> None:
+        self._stack, self._server = ExitStack(), None
+
+    def get(self, start: Callable[[], AbstractContextManager[Any]]) -> Any:
+        self._server = self._server or self._stack.enter_context(start())
+        return self._server
+
+    def stop(self) -> None:
+        self._stack.close()
+        self._server = None
+
+
+STARTED_MILVUS = pytest.StashKey[Started]()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Give a worker whole files, and one of them all files that share something that takes long to start."""
@@ -46,10 +81,20 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class BySharedStart(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            file: str = super()._split_scope(nodeid)
-            return next((shared for shared, files in ON_ONE_WORKER.items() if file.startswith(files)), file)
+            return shared_start(nodeid) or str(super()._split_scope(nodeid))
 
     return BySharedStart(config, log)
+
+
+def shared_start(nodeid: str) -> str | None:
+    return next((shared for shared, files in ON_ONE_WORKER.items() if nodeid.startswith(files)), None)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """End Milvus after the last test that may use it: it keeps a tenth of a core busy while nobody asks."""
+    if nextitem is None or shared_start(nextitem.nodeid) != "milvus":
+        item.session.stash.setdefault(STARTED_MILVUS, Started()).stop()
 
 
 @pytest.fixture(autouse=True)
@@ -89,14 +134,13 @@ def postgres_url() -> Iterator[str]:
         yield server.url
 
 
-@pytest.fixture(scope="session")
-def milvus() -> Iterator[Any]:
+@pytest.fixture
+def milvus(request: pytest.FixtureRequest) -> Any:
     """A Milvus server (`MilvusServer`), which the tests share."""
     pytest.importorskip("pymilvus", reason="needs the extra `cluster`")
     from tests.core.milvus_server import milvus_server  # for those who ask
 
-    with milvus_server() as server:
-        yield server
+    return request.session.stash.setdefault(STARTED_MILVUS, Started()).get(milvus_server)
 
 
 @pytest.fixture
@@ -119,14 +163,3 @@ def empty_schema(url: str) -> str:
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(f"CREATE SCHEMA {schema}")
     return f"{url}&options=-csearch_path%3D{schema}"
-
-
-@pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
-    """Sums come out the same, bit for bit, only in the same order: in a test as in the jobs that it starts."""
-    import torch  # for those who ask: most tests do without
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

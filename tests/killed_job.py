@@ -19,7 +19,7 @@ def run_until_killed(state: Path, module: str, *arguments: str) -> None:
     """`python -m module …` as a process of its own, which leaves the first state that it saved."""
     command = [sys.executable, "-m", "tests.killed_job", str(state), module, *arguments]
     # A test may stand in another folder than the repository's, where `tests` is found.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=environment, capture_output=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert state.exists()

@@ -13,11 +13,9 @@ from tests.contract.served_system import System
 
 
 @pytest.fixture(autouse=True, scope="module")
-def objects_of_other_modules() -> Iterator[None]:
+def objects_of_other_modules() -> None:
     """A collection after each test looks at what this module has made, not at all libraries again."""
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ import sys
 import time
 import urllib.request
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from services.cli.programs import existing_names
@@ -48,8 +49,15 @@ class Process:
             return False
 
 
+@cache
+def _input_of_all() -> int:
+    """A pipe that says nothing, and ends with this process."""
+    reading, _ = os.pipe()
+    return reading
+
+
 def start_process(module: str, log: Path, environment: dict[str, str]) -> Process:
-    """`python -m module` with these settings and none of the caller's; returns once it listens.
+    """Run a module with these settings and none of the caller's; returns once it listens.
 
     A gateway knows only the services that `environment` names, whatever else listens on this machine.
     """
@@ -57,8 +65,9 @@ def start_process(module: str, log: Path, environment: dict[str, str]) -> Proces
     no_services = {f"FOVEA_GATEWAY_{name.upper()}_URLS": "" for name in SERVICES}
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", module],
+            [sys.executable, "-m", "services.cli.child", module],
             env={**inherited, **no_services, **environment},
+            stdin=_input_of_all(),
             stdout=output,
             stderr=subprocess.STDOUT,
         )

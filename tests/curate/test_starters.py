@@ -65,7 +65,6 @@ def test_the_first_refinement_publishes_them_without_a_word_of_it(tmp_path: Path
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("one_thread")
 def test_neither_can_tell_the_true_captions_of_sugarcrepe_after_its_refinement(models: list[BlindModel]) -> None:
     pairs = published_pairs(published("sugar-crepe/unrefined"))
     kinds = [pair.kind for pair in pairs]

@@ -81,7 +81,7 @@ def run_until_ctrl_c(program: str, arguments: list[str], awaited: str) -> Ended:
 
     process = subprocess.Popen(
         [sys.executable, "-m", program, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, cwd=ROOT,
-        env={**os.environ, "TERM": "xterm", "COLUMNS": "200", "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "200"},
         start_new_session=True, preexec_fn=own_terminal,
     )  # fmt: skip
     os.close(theirs)

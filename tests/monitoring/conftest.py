@@ -23,7 +23,7 @@ def write_keys(path: Path) -> Path:
     return path
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     """Every service that has a process was asked in every way, before and between scrapes; its gateway wants keys."""
     folder = tmp_path_factory.mktemp("monitoring")

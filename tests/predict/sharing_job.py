@@ -73,7 +73,6 @@ def work(rank: int, port: int, folder: Path) -> None:
     """One of the two processes, as a launcher would have started it."""
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
-    torch.set_num_threads(1)
     run(folder / "copies")
     vars(services.predict.training.loop)["Accelerator"] = SharingAccelerator
     run(folder / "parts")

@@ -87,7 +87,6 @@ def test_evaluations_of_compositionality_read_it(
 
 @pytest.mark.slow
 @pytest.mark.training
-@pytest.mark.usefixtures("one_thread")
 def test_both_trainings_take_a_step_on_it(output: Path, images: Path, tmp_path: Path) -> None:
     fast = ["--precision", "no", "--no-publish", "--batch-size", "4"]
     base = ["--base", str(CLIP), "--steps", "1"]

@@ -352,7 +352,7 @@ def kill_jobs(*arguments: object) -> int:
     """See `killed_bulk_job`; returns the number of jobs."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.embed.killed_bulk_job", *map(str, arguments)],
-        capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return int(done.stdout)

@@ -21,8 +21,6 @@ from tests.embed.conversations import write_conversations
 from tests.embed.tiny import CONFIG
 from tests.killed_job import run_until_killed
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(scope="module")
 def arguments(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
@@ -99,7 +97,7 @@ def test_the_papers_settings_tune_a_model(arguments: list[str], tmp_path: Path) 
 def test_two_processes_tune_one_model(arguments: list[str], tmp_path: Path) -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     options = ["--steps", "2", "--scale", "0", "--output", str(tmp_path), "--no-publish"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
     command = [*launcher, "-m", "services.embed.training.train", *arguments, *options]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=570, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -32,8 +32,6 @@ from services.nn.text_transformer import encode_text
 from tests.embed.conversations import write_conversations
 from tests.published_llava import SIDE, WIDTH, write_llava
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 TEXT_WIDTH = 128
 
 

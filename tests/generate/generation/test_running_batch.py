@@ -43,7 +43,6 @@ PROFILES: dict[str, CalibrationProfile | None] = {
 
 
 # Sampled tokens are compared, and a sum in another order may turn one into its neighbour.
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @functools.cache

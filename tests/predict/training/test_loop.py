@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import signal
 import subprocess
 import sys
@@ -29,8 +28,6 @@ from services.predict.training.recipe import METHODS, Method, Outcome, Recipe, T
 from tests.predict.sharing_job import shared_recipe
 from tests.predict.tiny_students import tiny_tokenizer
 from tests.predict.toy_lessons import TOY, examples, toy_data, toy_recipe, toy_t5
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 CPU = DeviceOptions("cpu", "float32", 1)
 
@@ -404,7 +401,7 @@ def test_processes_that_share_the_work_learn_what_one_does_interrupted_or_not(tm
     alone = taught(tmp_path / "alone", recipe, data, toy_t5(dropout_rate=0.0))
     job = subprocess.run(
         [sys.executable, "-m", "tests.predict.sharing_job", str(tmp_path)],
-        check=False, capture_output=True, text=True, timeout=570, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False, capture_output=True, text=True, timeout=570,
     )  # fmt: skip
     assert job.returncode == 0, job.stderr
     for way in ("copies", "parts"):

@@ -15,7 +15,7 @@ from tests.predict.served_tiny import served_tiny
 from tests.predict.teacher_server import TeacherServer
 from tests.predict.tiny_students import save_student
 
-pytestmark = [pytest.mark.training, pytest.mark.process, pytest.mark.usefixtures("one_thread")]
+pytestmark = [pytest.mark.training, pytest.mark.process]
 
 TINY = ["--model", "tiny", "--batch-size", "8", "--steps", "4"]
 REFUND = {"subject": "Money back", "body": "I want a refund for May."}

@@ -18,8 +18,6 @@ from services.predict.training.train import app
 from tests.killed_job import run_until_killed
 from tests.predict.toy_data_sets import write_rationales, write_svamp
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 SMALL = {"vocab_size": 300, "evaluate_every": 2, "max_new_tokens": 4, "max_target_tokens": 16}
 TINY = ["--model", "tiny", "--batch-size", "4", "--recipe", "recipe.toml"]
 

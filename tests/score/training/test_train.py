@@ -21,8 +21,6 @@ from tests.kept_port import kept_port
 from tests.score.tiny import tiny_clip
 from tests.score.training.test_batches import write_folder, write_shards, write_stored
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 FAST = ["--precision", "no", "--checkpoint-every", "2"]
 TUNING = ["--batch-size", "4", *FAST]
 
@@ -43,7 +41,6 @@ def run_killed_job(arguments: list[str], state: Path, number: int) -> None:
 
 def run_job(arguments: list[str], environment: dict[str, str]) -> None:
     """A job as a process of its own runs it."""
-    torch.set_num_threads(1)
     os.environ.update(environment)
     app(arguments, standalone_mode=False)
 

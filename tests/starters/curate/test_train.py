@@ -35,7 +35,6 @@ def train(texts: Path, output: Path, bias: str, *options: str) -> Any:
     return RUNNER.invoke(app, ["blind", bias, f"--texts={texts}", f"--output={output}", *small, *options])
 
 
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("bias", ["plausibility", "grammar"])
 def test_a_model_learns_what_is_said_and_how_from_sentences_alone(texts: Path, tmp_path: Path, bias: str) -> None:
     told = train(texts, tmp_path, bias, "--steps=250", "--statement=A world of six things.")
@@ -57,7 +56,6 @@ def test_a_model_learns_what_is_said_and_how_from_sentences_alone(texts: Path, t
     ]
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_the_same_sentences_and_seed_make_the_same_weights(texts: Path, tmp_path: Path) -> None:
     for name in ("one", "two"):
         assert train(texts, tmp_path / name, "grammar", "--steps=8").exit_code == 0
@@ -65,7 +63,6 @@ def test_the_same_sentences_and_seed_make_the_same_weights(texts: Path, tmp_path
     assert first == second
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_sentences_that_are_few_for_the_steps_are_told(texts: Path, tmp_path: Path) -> None:
     few = tmp_path / "few.txt"
     few.write_text("\n".join(texts.read_text().splitlines()[:20]))

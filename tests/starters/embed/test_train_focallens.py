@@ -17,8 +17,6 @@ from services.nn.clip_model import OPEN_CLIP_WEIGHTS
 from starters.embed import train_clip, train_focallens
 from tests.killed_job import run_until_killed
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 FAST = ["--precision", "no", "--checkpoint-every", "2", "--images-per-class", "4"]
 CLIP = ["--batch-size", "8", "--width", "64", "--layers", "2", *FAST]
 FOCALLENS = ["--batch-size", "4", *FAST]
@@ -98,7 +96,7 @@ def test_two_processes_tune_one_model(base: Path, tmp_path: Path) -> None:
     arguments = [*FOCALLENS, "--base", str(base), "--steps", "2", "--output", str(tmp_path), "--no-publish"]
     # neither a bank nor the fixed scale: the negatives come from the other process
     options = ["--no-bank", "--scale", "0"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
     command = [*launcher, "-m", "starters.embed.train_focallens", *arguments, *options]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=570, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -28,8 +28,6 @@ from starters.embed.small_llava import (
 )
 from starters.embed.train_llava import app
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 SIDE = 16
 # In single precision, like all jobs of one process.
 FAST = ["--precision", "no", "--images-per-class", "2"]

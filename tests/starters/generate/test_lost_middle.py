@@ -18,7 +18,6 @@ NUM_QUESTIONS = 60
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("one_thread")
 def test_the_exact_bias_and_trees_beat_none_in_the_middle() -> None:
     profile = read_profile(STARTER)
     assert profile is not None

@@ -20,8 +20,6 @@ from starters.predict.word_labels import WORD_LABELS, WordLabels
 from tests.predict.tiny_students import tiny_tokenizer
 from tests.predict.toy_lessons import TOY, toy_data, toy_recipe, toy_t5
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 CLASSES = ("animal", "place")
 _KINDS = {"dog": "animal", "park": "place"}
 

@@ -26,7 +26,7 @@ def run(module: str, *arguments: str, environment: dict[str, str]) -> str:
     path = os.pathsep.join((str(ROOT / "vllm_plugin"), str(ROOT)))
     done = subprocess.run(
         [sys.executable, "-m", f"tests.vllm_plugin.attention.{module}", *arguments],
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environment},
+        env={**os.environ, "PYTHONPATH": path, **environment},
         capture_output=True,
         text=True,
     )

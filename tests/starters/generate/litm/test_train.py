@@ -19,8 +19,6 @@ from starters.generate.muon import orthogonalised
 from starters.generate.run import Run
 from tests.killed_job import run_until_killed
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 TINY = ["--lookup-steps", "2", "--doubt-steps", "2", "--bias-steps", "2", "--documents", "3", "--tokens", "250"]
 FAST = [*TINY, "--checkpoint-every", "2", "--questions", "2"]
 

@@ -27,8 +27,6 @@ from starters.generate.run import Run
 from starters.generate.world.documents import REFUSAL, Scope, draw_world
 from starters.generate.world.subjects import GROUPS
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 MIXED = Mixture(Scope((1, 4), 3), pasted=0.2, history=0.3, closed_book=0.1, narrow=0.1)
 
 

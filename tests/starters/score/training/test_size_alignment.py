@@ -16,7 +16,7 @@ from starters.score.training.train import app
 from tests.file_events import before, die, putting
 from tests.score.tiny import write_tiny_checkpoint
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.slow
 
 FAST = ["--pictures", "50", "--batch-size", "4", "--scenes", "2", "--checkpoint-every", "1"]
 
@@ -30,7 +30,6 @@ def align(base: Path, output: Path, *options: str) -> None:
 def run_killed_job(arguments: list[str], state: Path, number: int) -> None:
     """Run a job as a process of its own does, until it saves this state for the `number`th time."""
     before(putting(state), number, die)
-    torch.set_num_threads(1)
     app(arguments, standalone_mode=False)
 
 

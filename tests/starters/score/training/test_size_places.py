@@ -22,8 +22,6 @@ from starters.score.training.size_places import (
 )
 from tests.score.tiny import tiny_clip
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 BIG, SMALL = Noun("big", "red", None, "circle"), Noun("small", "blue", None, "square")
 
 

@@ -10,7 +10,7 @@ from services.core.store.store import Store
 from services.score.model.checkpoint import load_fsc_clip
 from starters.score.training.train import app
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.slow
 
 FAST = ["--precision", "no", "--checkpoint-every", "2"]
 QUIET = ["--no-publish"]
