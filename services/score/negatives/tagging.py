@@ -4,6 +4,7 @@ The lexicon is the one in the TextBlob package (94,000 words of Brill's tagger w
 read as a file, because importing the package imports NLTK and SciPy, which takes seconds and 90 MB.
 """
 
+import functools
 import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -106,7 +107,11 @@ def textblob_lexicon() -> dict[str, str]:
     package = importlib.util.find_spec("textblob")
     if package is None or package.submodule_search_locations is None:
         raise ModuleNotFoundError("hard negatives need a tagger: pip install textblob (or spacy with en_core_web_sm)")
-    file = Path(package.submodule_search_locations[0]) / "en" / "en-lexicon.txt"
+    return _lexicon(Path(package.submodule_search_locations[0]) / "en" / "en-lexicon.txt")
+
+
+@functools.cache
+def _lexicon(file: Path) -> dict[str, str]:
     rows = (line.split(" ", 2) for line in file.read_text(encoding="utf-8").splitlines() if not line.startswith(";;;"))
     return {row[0]: row[1] for row in rows if len(row) > 1}
 
