@@ -1,5 +1,10 @@
 """The addresses of one service: looked up periodically; the least busy one is chosen, failing ones are ejected.
 
+Requests with the same prefix of a prompt go to the same address as long as its load is within a bound of the others',
+then to the next in an order that the prefix has (rendezvous hashing, whose order no address that comes or goes changes,
+with the bounded loads of Mirrokni, Thorup and Zadimoghaddam, Consistent Hashing with Bounded Loads, SODA 2018). All
+gateways find the same order.
+
 A host name may stand for several addresses (a headless Kubernetes service); each is an instance of its own. One that
 fails several times in a row is ejected; after a while one request at a time probes it, and success brings it back
 while failure ejects it for longer. The last address in service is never ejected.
@@ -10,11 +15,14 @@ the only one, and requests that wait for it are ended. The next probe that is an
 """
 
 import asyncio
+import math
 import random
 import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from hashlib import blake2b
 from urllib.parse import SplitResult, urlsplit
 
 import structlog
@@ -27,6 +35,10 @@ Resolve = Callable[[str, int], Awaitable[list[str]]]
 # Requests that an instance is sent at a time before it has announced its permits.
 FIRST_PERMITS = 32
 DEFAULT_PORTS = {"http": 80, "https": 443}
+# ε of the bounded loads: the share over the mean of requests that an address may have before the next one of a prefix
+# is sent elsewhere. More keeps prefixes together and less spreads a popular one; with 1, a service of two addresses has
+# no bound at all, while with a half at most three in four requests are at one of them.
+EXCESS = 0.5
 
 log = structlog.get_logger(__name__)
 
@@ -134,6 +146,10 @@ class Addresses:
         return bool(self._bases)
 
     @property
+    def are_several(self) -> bool:
+        return len(self._addresses) > 1
+
+    @property
     def has_ready(self) -> bool:
         """Whether any address, ejected or not, last reported ready."""
         return any(address.is_ready for address in self._addresses)
@@ -172,9 +188,10 @@ class Addresses:
             for ip in ips
         ]
 
-    def choose(self, avoid: Address | None = None) -> Lease | None:
+    def choose(self, avoid: Address | None = None, prefix: bytes | None = None) -> Lease | None:
         """Lease the usable address with the fewest outstanding requests, any of several; None where none answers.
 
+        A prefix of a prompt has an address of its own, which is preferred to that while its load is within the bound.
         One that is not ready (loading, draining), and `avoid`, are taken only where there is no other. Where all are
         ejected, the one whose time is over soonest is tried: an attempt that may fail is better than none.
         """
@@ -185,8 +202,7 @@ class Addresses:
         now = self._clock()
         if usable := [address for address in addresses if address.is_usable(now)]:
             ready = [address for address in usable if address.is_ready] or usable
-            fewest = min(address.outstanding for address in ready)
-            chosen = random.choice([address for address in ready if address.outstanding == fewest])
+            chosen = _of_prefix(prefix, ready) if prefix is not None else _least_busy(ready)
         else:
             chosen = min(addresses, key=lambda address: address.ejected_until or now)
         chosen.outstanding += 1
@@ -247,3 +263,20 @@ class Addresses:
         log.warning("address_hangs", address=address.url, unanswered_probes=address.unanswered_probes)
         self.on_ejection(address)
         address.give_up()
+
+
+def _least_busy(addresses: Sequence[Address]) -> Address:
+    fewest = min(address.outstanding for address in addresses)
+    return random.choice([address for address in addresses if address.outstanding == fewest])
+
+
+def _of_prefix(prefix: bytes, addresses: Sequence[Address]) -> Address:
+    """Return the first address in the prefix's order whose load is within the bound."""
+    num_outstanding = 1 + sum(address.outstanding for address in addresses)
+    bound = math.ceil((1 + EXCESS) * num_outstanding / len(addresses))
+    bounded = [address for address in addresses if address.outstanding < min(bound, address.permits)]
+    return max(bounded, key=partial(_rank, prefix), default=None) or _least_busy(addresses)
+
+
+def _rank(prefix: bytes, address: Address) -> bytes:
+    return blake2b(address.url.encode(), key=prefix, digest_size=8).digest()

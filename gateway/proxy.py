@@ -17,7 +17,8 @@ from gateway.access import Access
 from gateway.headers import request_headers, response_headers
 from gateway.keys.own_key import STATE, Admitted, RequestCounts, UsageCounts
 from gateway.routes import COUNTED_PATHS, OWN_SCOPES, Route, RouteTable, check_method
-from gateway.routing.upstream_choice import UpstreamChoice
+from gateway.routing.prompt_prefix import prefix_of
+from gateway.routing.upstream_choice import UpstreamChoice, find_in_body
 from gateway.settings import GatewaySettings
 from gateway.upstream import Upstream, UpstreamRequest
 from gateway.upstreams import Upstreams
@@ -198,6 +199,7 @@ class Proxy:
                     deadline=context.deadline,
                     client=visitor.identity,
                 )
+                request.prefix = await _prefix(upstream, scope["route"], request.body, visitor.tenant)
                 sent_at = time.perf_counter()
                 async with self._send(upstream, request) as response:
                     # The body is not sent again, and need not be kept while the answer, perhaps a long stream, is
@@ -237,6 +239,13 @@ class Proxy:
         with collections.recent.counted():
             async with collections.send(request) as response:
                 yield response
+
+
+async def _prefix(upstream: Upstream, route: Route, body: bytes | None, tenant: str) -> bytes | None:
+    """Return the digest of what a prompt begins with, where there is a choice of processes that may know it."""
+    if not route.prefix_in or not body or not upstream.addresses.are_several:
+        return None
+    return await find_in_body(prefix_of, body, route.prefix_in, tenant)
 
 
 def _target(scope: Scope) -> str:

@@ -43,6 +43,7 @@ class Route:
     `error_body` shapes the gateway's own errors on this route; None is OpenAI's envelope. `changes` says that requests
     other than GETs and searches change stored data of the service. `has_canary` is False where the answer is about data
     that the service keeps, which a version on trial does not have. `model_in` lists where a request may name a model.
+    `prefix_in` lists the members of a JSON body that may hold what a prompt begins with; the first that does counts.
     `is_merged` says that a list of what is served is that of all pools together, where there are any. `is_public` says
     that no key is needed: browsers send none for the files of a page.
     """
@@ -54,6 +55,7 @@ class Route:
     changes: bool = False
     has_canary: bool = True
     model_in: tuple[ModelPlace, ...] = ()
+    prefix_in: tuple[str, ...] = ()
     is_merged: bool = False
     is_public: bool = False
 
@@ -68,12 +70,12 @@ class Route:
 ROUTES = (
     Route("predict", "/tasks", ("GET",), is_merged=True),
     Route("predict", "/predict", ("POST",), model_in=IN_JSON),
-    Route("generate", "/generate", ("POST",), model_in=IN_JSON),
-    Route("generate", "/chat/completions", ("POST",), model_in=IN_JSON),
-    Route("generate", "/completions", ("POST",), model_in=IN_JSON),
+    Route("generate", "/generate", ("POST",), model_in=IN_JSON, prefix_in=("documents",)),
+    Route("generate", "/chat/completions", ("POST",), model_in=IN_JSON, prefix_in=("documents", "messages")),
+    Route("generate", "/completions", ("POST",), model_in=IN_JSON, prefix_in=("prompt",)),
     Route("generate", "/tokenize", ("POST",), model_in=IN_JSON),
-    Route("generate", "/rerank", ("POST",), rerank_error_body, model_in=IN_JSON),
-    Route("generate", "/v2/rerank", ("POST",), rerank_error_body, model_in=IN_JSON),
+    Route("generate", "/rerank", ("POST",), rerank_error_body, model_in=IN_JSON, prefix_in=("documents", "texts")),
+    Route("generate", "/v2/rerank", ("POST",), rerank_error_body, model_in=IN_JSON, prefix_in=("documents",)),
     Route("embed", "/embed", ("GET", "POST"), model_in=ANYWHERE),
     Route("embed", "/v2/embed", ("POST",), model_in=IN_JSON),
     Route("embed", "/info", ("GET",)),

@@ -125,7 +125,8 @@ async def _sign(
 class UpstreamRequest:
     """A request to send: `target` is the path and query as the client wrote them, `deadline` a `time.monotonic()`.
 
-    It counts for the share of `client`. `headers` hold no length, which is that of `body`.
+    It counts for the share of `client`. `headers` hold no length, which is that of `body`. Requests with the same
+    `prefix` are best sent to the same instance.
     """
 
     method: str
@@ -134,6 +135,7 @@ class UpstreamRequest:
     body: bytes | None
     deadline: float
     client: str
+    prefix: bytes | None = None
 
 
 class _Unsent(Exception):
@@ -259,7 +261,7 @@ class Upstream:
         failed: Address | None = None
         was_closed = False
         for attempts_left in reversed(range(MAX_ATTEMPTS)):
-            lease = self.addresses.choose(avoid=failed)
+            lease = self.addresses.choose(avoid=failed, prefix=request.prefix)
             if lease is None and any(address.is_hung for address in self.addresses):
                 raise self._hangs()
             if lease is None:

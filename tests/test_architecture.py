@@ -142,7 +142,7 @@ MAX_FUNCTION_LINES = 60
 MAX_CHAIN = 13
 # Lines of Python that a room may have. A commit that raises a budget says why.
 BUDGETS = {
-    "gateway": 3_420,
+    "gateway": 3_555,
     "services/cli": 2_900,
     "services/core": 13_225,
     "services/nn": 2_485,

@@ -10,6 +10,7 @@ import functools
 import re
 from collections.abc import Callable, Iterator
 from email.message import Message
+from typing import TypeVar, TypeVarTuple
 from urllib.parse import parse_qsl
 
 import orjson
@@ -32,14 +33,15 @@ MAX_POSITIONS = 1000
 CANARY_HEADER = b"x-fovea-canary"
 MAX_SHOWN_CHARACTERS = 256
 
-Find = Callable[[bytes, str], str | None]
+Found = TypeVar("Found")
+Wanted = TypeVarTuple("Wanted")
 
 
-async def find_in_body(find: Find, body: bytes, field: str) -> str | None:
-    """Find the value of a field in a body, in a thread where the body is large."""
+async def find_in_body(find: Callable[[bytes, *Wanted], Found], body: bytes, *wanted: *Wanted) -> Found:
+    """Find what is wanted in a body, in a thread where the body is large."""
     if len(body) <= MAX_INLINE_BYTES:
-        return find(body, field)
-    return await asyncio.to_thread(find, body, field)
+        return find(body, *wanted)
+    return await asyncio.to_thread(find, body, *wanted)
 
 
 def find_in_query(query: bytes, field: str) -> str | None:
@@ -53,6 +55,13 @@ def find_in_json(body: bytes, field: str) -> str | None:
 
     None where there is no such member or it is no string or an empty one, also in a body that is not JSON.
     """
+    start = find_member(body, field)
+    name = None if start is None else _NAME.match(body, start)
+    return _string(name[0]) if name else None
+
+
+def find_member(body: bytes, field: str) -> int | None:
+    """Return where the value of the first member of the outermost object with this name begins."""
     nesting = _Nesting()
     num_read = 0
     for position in _positions(body, orjson.dumps(field)):
@@ -60,7 +69,7 @@ def find_in_json(body: bytes, field: str) -> str | None:
         num_read = position
         member = _member(field).match(body, position) if nesting.is_at_member else None
         if member is not None:
-            return _string(member[1]) if member[1] else None
+            return member.end()
     return None
 
 
@@ -118,11 +127,13 @@ class _Nesting:
             self._depth += sum(map(outside.count, (b"{", b"["))) - sum(map(outside.count, (b"}", b"]")))
 
 
+_NAME = re.compile(rb'"(?:[^"\\]|\\.){1,%d}"' % MAX_NAME_LENGTH)
+
+
 @functools.cache
 def _member(field: str) -> re.Pattern[bytes]:
-    """Return the pattern of a member with this name; its group is the string that it is, None for any other value."""
-    string = rb'"(?:[^"\\]|\\.){1,%d}"' % MAX_NAME_LENGTH
-    return re.compile(re.escape(orjson.dumps(field)) + rb"[ \t\n\r]*:[ \t\n\r]*(%s)?" % string)
+    """Return the pattern of a member's name and of what stands between it and the value."""
+    return re.compile(re.escape(orjson.dumps(field)) + rb"[ \t\n\r]*:[ \t\n\r]*")
 
 
 def _string(text: bytes) -> str | None:

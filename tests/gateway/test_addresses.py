@@ -1,8 +1,10 @@
 """The choice of an address for the next request, and the ejection of others."""
 
+import math
+
 import pytest
 
-from gateway.addresses import Address, Addresses, EjectionPolicy, resolve_host
+from gateway.addresses import EXCESS, Address, Addresses, EjectionPolicy, resolve_host
 from tests.gateway.servers import Service, gateway, respond, serving, until
 
 POLICY = EjectionPolicy(failures=3, first_s=10.0, longest_s=35.0)
@@ -77,6 +79,71 @@ async def test_an_address_to_be_avoided_is_taken_only_where_there_is_no_other() 
     lease = addresses.choose(avoid=only)
     assert lease is not None
     assert lease.address is only
+
+
+def of_prefix(addresses: Addresses, number: int, *, avoid: Address | None = None) -> str:
+    """Return the address of a prefix's request, which ends at once."""
+    lease = addresses.choose(avoid, prefix=b"%d" % number)
+    assert lease is not None
+    addresses.release(lease)
+    return lease.address.url
+
+
+async def test_a_prefix_has_the_same_address_for_every_gateway_and_prefixes_are_spread_evenly() -> None:
+    addresses, known = await addresses_of(4, Clock())
+    others, _ = await addresses_of(4, Clock())
+    homes = [of_prefix(addresses, number) for number in range(400)]
+    assert homes == [of_prefix(others, number) for number in range(400)]
+    assert all(60 < homes.count(address.url) < 140 for address in known)
+
+
+async def test_an_address_that_goes_or_comes_moves_only_its_own_share_of_the_prefixes() -> None:
+    names = Names(embed=[f"10.0.0.{i}" for i in range(4)])
+    addresses = Addresses(["http://embed:8103"], resolve=names)
+    await addresses.refresh()
+    before = [of_prefix(addresses, number) for number in range(400)]
+    gone = f"http://{names.ips['embed'].pop()}:8103"
+    await addresses.refresh()
+    without = [of_prefix(addresses, number) for number in range(400)]
+    assert all(now == then for now, then in zip(without, before, strict=True) if then != gone)
+    # What it had is spread over all that are left.
+    assert len({now for now, then in zip(without, before, strict=True) if then == gone}) == 3
+    names.ips["embed"].append("10.0.0.3")
+    await addresses.refresh()
+    assert [of_prefix(addresses, number) for number in range(400)] == before
+
+
+async def test_a_prefix_that_many_ask_for_spreads_over_the_addresses_and_none_gets_more_than_its_bound() -> None:
+    addresses, known = await addresses_of(4, Clock())
+    for num_outstanding in range(1, 101):
+        assert addresses.choose(prefix=b"popular") is not None
+        bound = math.ceil((1 + EXCESS) * num_outstanding / 4)
+        assert max(address.outstanding for address in known) <= bound
+    assert sum(address.outstanding > 20 for address in known) == 3
+
+
+async def test_a_prefix_waits_at_no_address_that_has_no_permit_left_while_another_has() -> None:
+    addresses, known = await addresses_of(2, Clock())
+    home = next(address for address in known if address.url == of_prefix(addresses, 0))
+    home.permits = 2
+    leases = [addresses.choose(prefix=b"0") for _ in range(10)]
+    assert home.outstanding == 2
+    assert all(lease is not None for lease in leases)
+
+
+async def test_a_prefix_whose_address_is_avoided_not_ready_or_ejected_has_a_second_one() -> None:
+    addresses, known = await addresses_of(4, Clock())
+    for number in range(20):
+        home = next(address for address in known if address.url == of_prefix(addresses, number))
+        second = of_prefix(addresses, number, avoid=home)
+        assert second != home.url
+        home.is_ready = False
+        assert of_prefix(addresses, number) == second
+        home.is_ready = True
+        fail(addresses, home)
+        assert of_prefix(addresses, number) == second
+        addresses.succeeded(home)
+        assert of_prefix(addresses, number) == home.url
 
 
 async def test_no_address_is_no_choice() -> None:
