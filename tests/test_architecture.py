@@ -142,18 +142,18 @@ MAX_FUNCTION_LINES = 60
 MAX_CHAIN = 13
 # Lines of Python that a room may have. A commit that raises a budget says why.
 BUDGETS = {
-    "gateway": 3_555,
-    "services/cli": 2_900,
-    "services/core": 13_225,
-    "services/nn": 2_485,
-    "services/jobs": 3_695,
-    "services/curate": 4_190,
-    "services/embed": 20_105,
-    "services/generate": 13_468,
-    "services/predict": 7_139,
-    "services/score": 10_830,
-    "starters": 22_000,
-    "vllm_plugin": 2_700,
+    "gateway": 3_548,
+    "services/cli": 2_889,
+    "services/core": 13_252,
+    "services/nn": 2_469,
+    "services/jobs": 3_458,
+    "services/curate": 4_194,
+    "services/embed": 19_508,
+    "services/generate": 13_447,
+    "services/predict": 7_124,
+    "services/score": 10_467,
+    "starters": 20_750,
+    "vllm_plugin": 2_615,
 }
 SAYS_NOTHING = {"utils", "util", "helpers", "helper", "common", "manager", "base", "misc"}
 # Here all errors must be caught: a batch is retried in halves, a request gets its answer, a checkpoint that does not
