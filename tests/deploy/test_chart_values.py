@@ -91,6 +91,7 @@ def with_model(**changed: Any) -> dict[str, Any]:
         ({"collections": {"placement": "both"}}, "collections.placement must be one of the following"),
         ({"route": {"trustedProxies": ["the proxy"]}}, "route.trustedProxies.0: Does not match pattern"),
         ({"scalling": {}}, "Additional property scalling is not allowed"),
+        ({"pods": {"serviceAccount": {"annotations": {"a": "b"}}}}, "annotations need a name of its own"),
         ({"scaling": {"enabled": False}}, "predict scales to zero, which needs scaling.enabled"),
         ({"services": {"embed": {"replicas": {"min": 1, "max": 2}}}}, "set collections.placement to apart or shared"),
     ],
