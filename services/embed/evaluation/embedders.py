@@ -17,7 +17,7 @@ from services.embed.model.focallens_engine import FocalLensEngine
 from services.embed.model.image_engine import ImageEngine
 from services.embed.model.plain_engine import PlainEngine
 from services.jobs.checkpoints import find_checkpoint
-from services.nn.clip_model import ClipModel, open_clip, uses_quick_gelu
+from services.nn.clip_model import OPEN_CLIP_CONFIG, ClipModel, open_clip, uses_quick_gelu
 from services.nn.clip_tokenizer import Tokenizer
 from services.nn.devices import DeviceOptions
 from services.nn.image_transform import ImageTransform
@@ -138,7 +138,10 @@ def load_embedder(
     else:
         directory = find_checkpoint(reference, store_url).directory
         chosen: Any = device.partition(":")[0]
-        engine = engine_of(directory).load(directory, DeviceOptions(chosen, "float32"))
+        kind = engine_of(directory)
+        if kind is PlainEngine and not (directory / OPEN_CLIP_CONFIG).is_file():
+            raise ValueError(f"{reference!r} is neither a directory with {OPEN_CLIP_CONFIG} nor of another known model")
+        engine = kind.load(directory, DeviceOptions(chosen, "float32"))
     return EngineEmbedder(engine, name=reference)
 
 
