@@ -89,8 +89,8 @@ class Candidates:
         """
         token_ids = [tuple(ids) for ids in tokenizer(list(texts)).input_ids]
         first: dict[tuple[int, ...], str] = {}
-        for ids, text in zip(token_ids, shown or texts, strict=True):
-            if is_blank(text):
+        for ids, given, text in zip(token_ids, texts, shown or texts, strict=True):
+            if is_blank(given):
                 raise ValueError(f"{name}: {text!r} has no character that can be seen")
             if ids in first:
                 both = f"{text!r} twice" if text == first[ids] else f"{first[ids]!r} and {text!r}"
