@@ -5,8 +5,8 @@
                                               with OLD each overwrites a copy of it
     times CHECKPOINT SOURCE OUTPUT SECONDS…   one job, killed after each of these seconds in turn
 
-In the end every job is given its time. Prints how many there were. Each is forked from a process that has torch
-and open_clip imported, so it begins in milliseconds.
+In the end every job is given its time. Prints how many there were. Each is forked from a process that has done such a
+job and so has imported and read what one needs: it begins in milliseconds.
 """
 
 import itertools
@@ -19,6 +19,7 @@ from collections.abc import Callable
 from functools import partial
 from io import StringIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from rich.console import Console
@@ -27,7 +28,6 @@ from services.embed.bulk.folder import OutputError
 from services.embed.bulk.image_sources import list_images
 from services.embed.bulk.to_files import OutputRequest, embed_into_files
 from services.jobs.progress import Bars
-from services.nn.clip_model import open_clip
 from tests.file_events import IsMeant, before, die
 
 
@@ -94,8 +94,9 @@ def kill_at_times(checkpoint: str, source: str, output: Path, seconds: list[floa
 
 
 if __name__ == "__main__":
-    open_clip()  # imports it
     mode, checkpoint, source, output, *others = sys.argv[1:]
+    with TemporaryDirectory() as scratch:
+        run_job(checkpoint, source, Path(scratch) / "output")
     if mode == "writes":
         print(kill_at_writes(checkpoint, source, Path(output), Path(others[0]) if others else None))
     else:
