@@ -25,6 +25,8 @@ ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
+    # compiles a count of the sampler, which takes longer than most tests
+    "TORCHDYNAMO_DISABLE": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
     # longer than any test, so that no request meets a connection that the server is closing
     "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "3600",
@@ -40,27 +42,38 @@ def vllm_python() -> Path:
     return python
 
 
-def run_offline(model: Path, rounds: Sequence[Sequence[dict[str, Any]]], **job: Any) -> dict[str, Any]:
-    """Answer rounds of requests by one engine, each round's at once. `offline.py` describes a job and its result.
+class Offline:
+    """Answers rounds of requests, each round's at once, by one engine a job. See `offline.py`."""
 
-    With `is_stock`, the engine runs without the plug-in.
-    """
-    is_stock = job.pop("is_stock", False)
+    def __init__(self, process: "subprocess.Popen[str]", log: Path) -> None:
+        self._process = process
+        self._log = log
+
+    def run(self, model: Path, rounds: Sequence[Sequence[dict[str, Any]]], **job: Any) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps({"model": str(model), "rounds": rounds, **job}), file=self._process.stdin, flush=True)
+        result: dict[str, Any] = json.loads(self._process.stdout.readline() or "{}")
+        assert "answers" in result, self._log.read_text()[-4000:]
+        return result
+
+
+@contextmanager
+def running_offline(log: Path) -> Iterator[Offline]:
     environment = os.environ | ENVIRONMENT | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-    if is_stock:
-        environment["VLLM_PLUGINS"] = "none"
-    ran = subprocess.run(
-        [vllm_python(), OFFLINE],
-        input=json.dumps({"model": str(model), "rounds": rounds, **job}),
-        capture_output=True,
-        text=True,
-        env=environment,
-        cwd=model,
-    )
-    assert ran.returncode == 0, ran.stderr[-4000:]
-    [line] = [line for line in ran.stdout.splitlines() if line.startswith('{"answers"')]  # vLLM's workers write as well
-    result: dict[str, Any] = json.loads(line)
-    return result
+    with (
+        log.open("w") as output,
+        subprocess.Popen(
+            [vllm_python(), OFFLINE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=output,
+            text=True,
+            env=environment,
+            cwd=log.parent,
+        ) as process,
+    ):
+        yield Offline(process, log)
 
 
 class Server:

@@ -1,18 +1,53 @@
-"""A job for vLLM's engine in this process; run by the Python of an environment with vLLM, not by pytest.
+"""Jobs for vLLM's engine; run by the Python of an environment with vLLM, not by pytest.
 
-The job comes as JSON on standard input: `model`, a checkpoint's folder; `rounds` of requests, each with `input_ids`,
+A job is a line of JSON on standard input: `model`, a checkpoint's folder; `rounds` of requests, each with `input_ids`,
 `max_tokens` and `fields` for the plug-in; `engine`, further settings of the engine; `has_block_hashes`, false to leave
-out the plug-in's keys of the prefix cache. A line of standard output is the result: `answers` of each round with
-`tokens`, `logprobs`, `cached` and, where it was measured, `attention` (L, H, K), and `num_preemptions`.
+out the plug-in's keys of the prefix cache; `is_stock`, true to run without the plug-in. A line of standard output is
+its result: `answers` of each round with `tokens`, `logprobs`, `cached` and, where it was measured, `attention`
+(L, H, K), and `num_preemptions`; or the `status` of a job that failed.
+
+Each job has a fork of this process, in which vLLM is imported: that takes as long as most jobs.
 """
 
+import gc
+import importlib
 import json
+import os
 import sys
 from typing import Any
 
+# What an engine imports when it starts.
+OF_AN_ENGINE = (
+    "vllm.entrypoints.llm",
+    "vllm.model_executor.model_loader",
+    "vllm.model_executor.models.llama",
+    "vllm.v1.engine.llm_engine",
+    "vllm.v1.executor.uniproc_executor",
+    "vllm.v1.worker.cpu_worker",
+)
+
 
 def main() -> None:
-    job = json.loads(sys.stdin.read())
+    for module in OF_AN_ENGINE:
+        importlib.import_module(module)
+    gc.freeze()  # what has been imported stays
+    results = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # vLLM writes as well
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            results.write(json.dumps(_answer(json.loads(line))) + "\n")
+            results.flush()
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if status != 0:
+            results.write(json.dumps({"status": os.waitstatus_to_exitcode(status)}) + "\n")
+            results.flush()
+
+
+def _answer(job: dict[str, Any]) -> dict[str, Any]:
+    os.chdir(job["model"])
+    os.environ["VLLM_PLUGINS"] = "none" if job.get("is_stock") else "fovea"
     if not job.get("has_block_hashes", True):
         from fovea_vllm import block_hashes
 
@@ -30,7 +65,7 @@ def main() -> None:
     )
     answers = [_round(engine, requests) for requests in job["rounds"]]
     counted = [metric.value for metric in engine.get_metrics() if metric.name == "vllm:num_preemptions"]
-    print(json.dumps({"answers": answers, "num_preemptions": sum(counted)}))
+    return {"answers": answers, "num_preemptions": sum(counted)}
 
 
 def _round(engine: Any, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:

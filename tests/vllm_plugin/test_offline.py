@@ -1,12 +1,13 @@
 """vLLM's engine with the plug-in, in runs that a server cannot be made to repeat."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.vllm_plugin.engine import BLOCK_SIZE, run_offline
+from tests.vllm_plugin.engine import BLOCK_SIZE, Offline, running_offline
 from tests.vllm_plugin.own_answers import MAX_TOKENS, Question, assert_equal, load, own_answers, question, save
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -17,6 +18,12 @@ LATER = [question(seed) for seed in range(140, 180)]
 NUM_BLOCKS = {"llama": 18, "mistral": 7}
 
 Rounds = list[list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def offline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Offline]:
+    with running_offline(tmp_path_factory.mktemp("engine") / "log") as offline:
+        yield offline
 
 
 @pytest.fixture(scope="module", params=NUM_BLOCKS)
@@ -30,16 +37,16 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("architecture", ["mistral", "qwen2", "qwen3"])
-def test_every_architecture_answers_as_in_the_own_engine(architecture: str, tmp_path: Path) -> None:
+def test_every_architecture_answers_as_in_the_own_engine(architecture: str, offline: Offline, tmp_path: Path) -> None:
     """Llama is served in `test_served`."""
     checkpoint = save(tmp_path, architecture)
-    questions = [question(seed, is_per_head=seed % 5 == 0) for seed in range(60)]
+    questions = [question(seed, is_per_head=seed % 5 == 0) for seed in range(30)]
     calibrated, plain = ([getattr(one, kind) for one in questions] for kind in ("request", "plain_request"))
     measuring = [
         one.plain_request | {"max_tokens": 1, "fields": one.documents | {"fovea_measure": str(number)}}
         for number, one in enumerate(questions[:10])
     ]
-    first, again, without, measured = run_offline(checkpoint, [calibrated, calibrated, plain, measuring])["answers"]
+    first, again, without, measured = offline.run(checkpoint, [calibrated, calibrated, plain, measuring])["answers"]
     own = own_answers(load(checkpoint), questions)
     assert_equal(first, own)
     assert_equal(again, own)
@@ -49,11 +56,13 @@ def test_every_architecture_answers_as_in_the_own_engine(architecture: str, tmp_
         torch.testing.assert_close(torch.tensor(answer["attention"]), of.attention, rtol=0, atol=2e-5)
 
 
-def test_prompts_in_small_chunks_and_preempted_answers_are_those_of_the_own_engine(checkpoint: Path) -> None:
+def test_prompts_in_small_chunks_and_preempted_answers_are_those_of_the_own_engine(
+    checkpoint: Path, offline: Offline
+) -> None:
     """Let a running answer that needs another block preempt the last, which is then computed again."""
     asked, max_tokens = QUESTIONS[:16], 60
     own = own_answers(load(checkpoint), asked, max_tokens)
-    found = run_offline(
+    found = offline.run(
         checkpoint,
         [[one.request | {"max_tokens": max_tokens} for one in asked]],
         engine={"max_num_batched_tokens": 24, "num_gpu_blocks_override": NUM_BLOCKS[checkpoint.name]},
@@ -62,9 +71,9 @@ def test_prompts_in_small_chunks_and_preempted_answers_are_those_of_the_own_engi
     assert_equal(found["answers"][0], own)
 
 
-def test_processes_that_share_the_heads_calibrate_each_its_own(llama: Path) -> None:
+def test_processes_that_share_the_heads_calibrate_each_its_own(llama: Path, offline: Offline) -> None:
     asked = [question(seed, is_per_head=seed % 2 == 0) for seed in range(200, 220)]
-    found = run_offline(llama, [[one.request for one in asked]], engine={"tensor_parallel_size": 2})
+    found = offline.run(llama, [[one.request for one in asked]], engine={"tensor_parallel_size": 2})
     assert_equal(found["answers"][0], own_answers(load(llama), asked))
 
 
@@ -90,20 +99,20 @@ OF_SEVERAL_ROWS = [asked for asked in LATER if asked.first_row < len(asked.input
 
 
 @pytest.fixture(scope="module")
-def rounds(llama: Path) -> Rounds:
+def rounds(llama: Path, offline: Offline) -> Rounds:
     """Answers with the plug-in: of a mixed batch, of both rounds of a poisoned prompt, and of prompts that are answered
     without calibration before they are calibrated."""
     mixed = [asked.request if number % 2 else asked.plain_request for number, asked in enumerate(QUESTIONS)]
     plain, calibrated = ([getattr(asked, kind) for asked in OF_SEVERAL_ROWS] for kind in ("plain_request", "request"))
-    answers: Rounds = run_offline(llama, [mixed, *POISONED, plain, calibrated])["answers"]
+    answers: Rounds = offline.run(llama, [mixed, *POISONED, plain, calibrated])["answers"]
     return answers
 
 
 @pytest.fixture(scope="module")
-def stock(llama: Path) -> Rounds:
+def stock(llama: Path, offline: Offline) -> Rounds:
     """Answers of vLLM without the plug-in: of a batch, and of the poisoned prompt's tokens twice."""
     batch = [asked.plain_request for asked in QUESTIONS]
-    found = run_offline(llama, [batch, POISONED[1], POISONED[1]], is_stock=True)
+    found = offline.run(llama, [batch, POISONED[1], POISONED[1]], is_stock=True)
     answers: Rounds = found["answers"]
     return answers
 
@@ -128,6 +137,6 @@ def test_calibrated_requests_never_find_the_keys_of_plain_rows_that_they_calibra
     assert sum(answer["cached"] for answer in calibrated) > 0
 
 
-def test_without_their_own_block_hashes_they_would_be(llama: Path, stock: Rounds) -> None:
-    _, after = run_offline(llama, POISONED, has_block_hashes=False)["answers"]
+def test_without_their_own_block_hashes_they_would_be(llama: Path, offline: Offline, stock: Rounds) -> None:
+    _, after = offline.run(llama, POISONED, has_block_hashes=False)["answers"]
     assert after[0]["logprobs"] != pytest.approx(stock[1][0]["logprobs"], abs=1e-5, rel=0)
