@@ -28,7 +28,7 @@ from tests.kept_port import kept_port
 COLOR, SHAPE = "What is the color?", "What is the shape?"
 COSINE_TOLERANCE = 5e-3
 # Searches and deletions while images come.
-MIN_OF_EACH = 80
+MIN_OF_EACH = 50
 # One search lists them all at the end.
 MAX_STORED = 900
 

@@ -4,6 +4,7 @@ import base64
 import json
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -97,7 +98,7 @@ class Memory:
         self.peak_bytes = self.now()
 
         def watch() -> None:
-            while not is_over.wait(0.02):
+            while not is_over.wait(0.05):
                 self.peak_bytes = max(self.peak_bytes, self.now())
 
         with ThreadPoolExecutor(1) as pool:
@@ -150,6 +151,7 @@ class Running:
         """Send the small request again and again, for the same answer, until `fact` is told of a version."""
         while not self.told(version).get(fact):
             assert self.answer() == expected
+            time.sleep(0.1)  # leaves the machine to the service
 
 
 @contextmanager

@@ -1,8 +1,6 @@
 """Two language models, two CLIPs and three students behind one gateway, imported as they are published."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -10,7 +8,9 @@ from typing import Any
 
 import pytest
 import requests
+from typer.testing import CliRunner
 
+from services.cli.store import app
 from tests.contract.running_fovea import Fovea, settings_of_a_test
 from tests.contract.served_system import wait_until
 from tests.core.image_files import encode, scene
@@ -68,9 +68,8 @@ class Site:
 
 
 def run(*arguments: str, store: str) -> None:
-    command = [sys.executable, "-m", "services.cli.main", "store", "import", *arguments, "--store-url", store]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = CliRunner().invoke(app, ["import", *arguments, "--store-url", store])
+    assert done.exit_code == 0, done.output
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +108,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 @pytest.mark.process
 def test_requests_by_name_are_answered_by_their_model_and_a_killed_pool_takes_no_other_with_it(site: Site) -> None:
-    asked = site.models * 10
+    asked = site.models * 5
     with ThreadPoolExecutor(7) as threads:
         for answer in threads.map(site.ask, asked):
             assert answer.status == 200, answer

@@ -21,6 +21,9 @@ from tests.core.redis_server import RedisServer, redis_executables
 from tests.embed.tiny import write_tiny_checkpoint
 from tests.kept_port import kept_port
 
+# Leaves a part of the machine to processes that start.
+PAUSE_S = 0.05
+
 
 @dataclass
 class System:
@@ -90,7 +93,7 @@ def send_photograph(session: aiohttp.ClientSession, url: str, number: int) -> An
 
 
 def under_load(system: System) -> AbstractAsyncContextManager[Load]:
-    return Load(send_photograph, [system.gateway.url]).running()
+    return Load(send_photograph, [system.gateway.url], pause_s=PAUSE_S).running()
 
 
 @pytest.mark.slow
