@@ -63,6 +63,15 @@ def test_a_rule_that_fires_no_more_is_found(tmp_path: Path, was: str, becomes: s
     assert promtool("test", "rules", "alerts_test.yml", folder=tmp_path / "monitoring").returncode == 1
 
 
+def attempts(canary: dict[str, str], stable: dict[str, str]) -> dict[str, str]:
+    """Attempts of the gateway at embed and at its canary, by code."""
+    return {
+        f'fovea_upstream_requests_total{{%s,job="gateway",service="{service}",code="{code}"}}': values
+        for service, of_code in (("embed-canary", canary), ("embed", stable))
+        for code, values in of_code.items()
+    }
+
+
 @needs_promtool
 @pytest.mark.parametrize(
     ("alert", "series", "raises"),
@@ -77,6 +86,23 @@ def test_a_rule_that_fires_no_more_is_found(tmp_path: Path, was: str, becomes: s
         ("FoveaErrorBudgetBurn", {'fovea_requests_total{%s,job="gateway",code="503"}': "0+20x60"}, True),
         ("FoveaErrorBudgetBurn", {'fovea_requests_total{%s,job="gateway",code="503"}': "0+20x40 800x20"}, False),
         ("FoveaErrorBudgetBurn", {'fovea_requests_total{%s,job="gateway",code="503"}': "0+10x60"}, False),
+        ("FoveaCanaryErrors", attempts(canary={"200": "0+95x60", "500": "0+5x60"}, stable={"200": "0+100x60"}), True),
+        ("FoveaCanaryErrors", attempts(canary={"unreachable": "0+5x60"}, stable={}), True),
+        (
+            "FoveaCanaryErrors",
+            attempts(canary={"200": "0+9x60", "503": "0+1x60"}, stable={"200": "0+98x60", "500": "0+2x60"}),
+            True,
+        ),
+        # As often as stable, for clients' errors, less than one in a hundred, too few to tell, and no more.
+        (
+            "FoveaCanaryErrors",
+            attempts(canary={"200": "0+9x60", "503": "0+1x60"}, stable={"200": "0+94x60", "503": "0+6x60"}),
+            False,
+        ),
+        ("FoveaCanaryErrors", attempts(canary={"200": "0+5x60", "422": "0+5x60"}, stable={"200": "0+100x60"}), False),
+        ("FoveaCanaryErrors", attempts(canary={"200": "0+995x60", "500": "0+5x60"}, stable={}), False),
+        ("FoveaCanaryErrors", attempts(canary={"200": "0+1x60", "500": "0x50 1x10"}, stable={}), False),
+        ("FoveaCanaryErrors", attempts(canary={"200": "0+9x60", "500": "0+5x30 150x30"}, stable={}), False),
     ],
 )
 def test_an_alert_of_the_cluster_fires_where_it_should(

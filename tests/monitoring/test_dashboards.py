@@ -88,9 +88,9 @@ def test_panels_lie_beside_each_other_and_take_their_data_from_where_the_reader_
 
 @pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda path: path.stem)
 def test_alerts_and_settings_that_a_panel_names_exist(dashboard: Path) -> None:
-    rules = yaml.safe_load((CHART / "alerts.yml").read_text())["groups"][0]["rules"]
+    files = [yaml.safe_load((CHART / name).read_text()) for name in ("alerts.yml", "cluster-alerts.yml")]
     named = set(re.findall(r"\bFovea[A-Z][A-Za-z]+", dashboard.read_text()))
-    assert named <= {rule["alert"] for rule in rules}
+    assert named <= {rule["alert"] for file in files for rule in file["groups"][0]["rules"]}
 
 
 def test_grafana_finds_the_dashboards_and_the_source_of_their_data() -> None:
