@@ -53,6 +53,7 @@ class Visitor:
     scopes: frozenset[Scope] | None = None
     rate: str | None = None
     tenant: str = DEFAULT_TENANT
+    prefers_canary: bool = False
 
     @property
     def caller(self) -> Caller:
@@ -238,6 +239,7 @@ def _visitors(records: Iterable[KeyRecord]) -> dict[str, Visitor]:
             scopes=record.scopes,
             rate=record.rate_limit,
             tenant=record.tenant,
+            prefers_canary=record.canary,
         )
         for record in records
     }

@@ -13,7 +13,7 @@ from io import BytesIO
 import aiohttp
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.access import Access
+from gateway.access import Access, Visitor
 from gateway.headers import request_headers, response_headers
 from gateway.keys.own_key import STATE, Admitted, RequestCounts, UsageCounts
 from gateway.routes import COUNTED_PATHS, OWN_SCOPES, Route, RouteTable, check_method
@@ -185,7 +185,7 @@ class Proxy:
         context = context_of(scope)
         body = ClientBody(self.body_memory, visitor.identity)
         try:
-            upstream = await self._choose(body, scope, receive)
+            upstream = await self._choose(body, visitor, scope, receive)
             # From here on the request is demand for the upstream, whatever becomes of it.
             with upstream.recent.counted():
                 # Refuse here if possible: once the body is read, a refusal costs as much as an answer. A choice by
@@ -216,13 +216,13 @@ class Proxy:
         finally:
             body.release()
 
-    async def _choose(self, body: ClientBody, scope: Scope, receive: Receive) -> Upstream:
+    async def _choose(self, body: ClientBody, visitor: Visitor, scope: Scope, receive: Receive) -> Upstream:
         """Return the upstream, having read the body only where that names it."""
         route: Route = scope["route"]
         upstream = self.choice.by_head(route, scope)
         if upstream is None:
             upstream = await self.choice.by_body(route, scope, await body.read(scope, receive) or b"")
-        return upstream
+        return self.choice.preferring_canary(upstream, route, scope) if visitor.prefers_canary else upstream
 
     @asynccontextmanager
     async def _send(self, upstream: Upstream, request: UpstreamRequest) -> AsyncIterator[aiohttp.ClientResponse]:

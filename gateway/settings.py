@@ -65,6 +65,7 @@ class KeyRecord(BaseModel):
     rate_limit: str | None = None
     created: str | None = None
     tenant: str = DEFAULT_TENANT
+    canary: bool = False
 
     @field_validator("tenant")
     @classmethod

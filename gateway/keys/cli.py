@@ -54,6 +54,8 @@ def create(  # noqa: PLR0913 - one parameter an option
     tenant: Annotated[str, typer.Option(help="Tenant of the key. Keys of the same tenant share its collections.")] = (
         DEFAULT_TENANT
     ),
+    *,
+    canary: Annotated[bool, typer.Option("--canary", help="Send its requests to canaries that are ready.")] = False,
     file: FileOption = DEFAULT_FILE,
     secret: SecretOption = None,
     audit_log: AuditOption = None,
@@ -62,7 +64,7 @@ def create(  # noqa: PLR0913 - one parameter an option
     key = new_key()
     fields = {"name": name, "sha256": digest(key), "scopes": scope, "rate_limit": rate_limit, "tenant": tenant}
     try:
-        record = KeyRecord(**fields, created=datetime.now(UTC).isoformat(timespec="seconds"))
+        record = KeyRecord(**fields, canary=canary, created=datetime.now(UTC).isoformat(timespec="seconds"))
     except ValidationError as invalid:
         first = invalid.errors()[0]
         _refuse(f"{first['loc'][0]}: {first['msg'].removeprefix('Value error, ')}.")
@@ -79,13 +81,14 @@ def create(  # noqa: PLR0913 - one parameter an option
 
 @app.command("list")
 def list_keys(file: FileOption = DEFAULT_FILE, secret: SecretOption = None) -> None:
-    """Show the name, scopes, limit, creation time and tenant of every key."""
+    """Show the name, scopes, limit, creation time and tenant of every key, and whether it goes to canaries."""
     with _reasons_in_one_line():
         records = _source(file, secret).read()
     for record in records:
         scopes = ",".join(sorted(record.scopes))
         limit, created = record.rate_limit or "-", record.created or "-"
-        typer.echo(f"{printable(record.name)}\t{scopes}\t{limit}\t{created}\t{record.tenant}")
+        version = "canary" if record.canary else "-"
+        typer.echo(f"{printable(record.name)}\t{scopes}\t{limit}\t{created}\t{record.tenant}\t{version}")
 
 
 @app.command()

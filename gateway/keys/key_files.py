@@ -136,4 +136,4 @@ KeySource = KeysInFile | KeysInSecret
 
 
 def _content(keys: Keys) -> bytes:
-    return KeyFile(keys=keys).model_dump_json(indent=2, exclude_none=True).encode() + b"\n"
+    return KeyFile(keys=keys).model_dump_json(indent=2, exclude_defaults=True).encode() + b"\n"

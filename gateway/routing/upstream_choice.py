@@ -146,8 +146,8 @@ def _string(text: bytes) -> str | None:
 class UpstreamChoice:
     """Chooses among the upstreams of a service.
 
-    No request is answered by another model than the one that it names: neither a canary nor a pool is replaced by
-    another upstream.
+    No request is answered by another model than the one that it names: neither a pool nor a canary that the request
+    asks for is replaced by another upstream.
     """
 
     def __init__(self, upstreams: Upstreams) -> None:
@@ -185,6 +185,15 @@ class UpstreamChoice:
             return _of_model(branch, model)
         task = await find_in_body(find_in_json, body, "task") if branch.by_task else None
         return branch.default if task is None else branch.by_task.get(task, branch.default)
+
+    def preferring_canary(self, upstream: Upstream, route: Route, scope: Scope) -> Upstream:
+        """Return the canary that stands beside a service's own processes while it is ready, else the upstream itself.
+
+        For keys that are marked for it, whose clients say nothing of it: a header, also one that says `false`, wins.
+        """
+        branch = self._upstreams.of(route.service)
+        is_free = route.has_canary and header_of(scope, CANARY_HEADER) is None and upstream is branch.own
+        return branch.canary if is_free and branch.canary and branch.canary.addresses.has_ready else upstream
 
 
 def _asks_for_canary(scope: Scope) -> bool:

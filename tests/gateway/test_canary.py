@@ -1,10 +1,15 @@
 """A version on trial beside the one that serves: no client gets results of two models unasked."""
 
+import json
 from collections import Counter
+from pathlib import Path
 
+import aiohttp
 import pytest
 
-from tests.gateway.servers import NOWHERE, Service, gateway, metric, respond, serving
+from gateway.access import digest
+from tests.gateway.routing.pools import pool, write_pools
+from tests.gateway.servers import NOWHERE, Service, gateway, metric, respond, serving, until
 
 STABLE, CANDIDATE = "eyes@20260101T000000Z-aaaaaaaaaaaa", "eyes@20260201T000000Z-bbbbbbbbbbbb"
 ASKING = {"X-Fovea-Canary": "true"}
@@ -69,6 +74,82 @@ async def test_what_has_no_version_on_trial_says_so_instead_of_answering_with_an
         error = (await response.json())["error"]
         assert error["param"] == "X-Fovea-Canary"
         assert complaint in error["message"]
+
+
+def keys_file(folder: Path) -> Path:
+    """Two keys: `tester` is marked for canaries, `shop` is not."""
+    records = [{"name": name, "sha256": digest(name), "scopes": ["admin"]} for name in ("tester", "shop")]
+    path = folder / "keys.json"
+    path.write_text(json.dumps({"keys": [records[0] | {"canary": True}, records[1]]}))
+    return path
+
+
+async def model_of(client: aiohttp.ClientSession, path: str, key: str, **headers: str) -> str | None:
+    """The model that answers a key, None where none does."""
+    sent = {"Authorization": f"Bearer {key}"} | {name.replace("_", "-"): value for name, value in headers.items()}
+    async with client.post(path, json={"model": "eyes"}, headers=sent) as response:
+        return response.headers.get("X-Fovea-Model")
+
+
+async def test_a_marked_key_gets_the_canary_unless_a_header_says_otherwise(tmp_path: Path) -> None:
+    async with (
+        serving(answering_as(STABLE)) as stable,
+        serving(answering_as(CANDIDATE)) as candidate,
+        gateway(
+            keys_file=keys_file(tmp_path),
+            embed_urls=stable,
+            score_urls=stable,
+            canary_urls={"embed": [candidate]},
+        ) as client,
+    ):
+        assert await model_of(client, "/v1/embeddings", "tester") == CANDIDATE
+        assert await model_of(client, "/v1/embeddings", "tester", X_Fovea_Canary="false") == STABLE
+        assert await model_of(client, "/v1/embeddings", "shop") == STABLE
+        assert await model_of(client, "/v1/embeddings", "shop", X_Fovea_Canary="true") == CANDIDATE
+        # Where there is no canary, the key is like any other.
+        assert await model_of(client, "/score", "tester") == STABLE
+        assert await model_of(client, "/collections/birds/search", "tester") == STABLE
+
+
+async def test_a_marked_key_gets_the_stable_version_while_no_canary_is_ready(tmp_path: Path) -> None:
+    canary = answering_as(CANDIDATE)
+    canary.is_ready = False
+    async with (
+        serving(answering_as(STABLE)) as stable,
+        serving(canary) as candidate,
+        gateway(
+            keys_file=keys_file(tmp_path),
+            embed_urls=stable,
+            canary_urls={"embed": [candidate]},
+            probe_interval_s=0.001,
+        ) as client,
+    ):
+        assert await model_of(client, "/embed", "tester") == STABLE
+        canary.is_ready = True
+
+        async def is_answered_by(model: str) -> bool:
+            return await model_of(client, "/embed", "tester") == model
+
+        await until(lambda: is_answered_by(CANDIDATE))
+        canary.is_ready = False
+        await until(lambda: is_answered_by(STABLE))
+
+
+async def test_a_marked_key_gets_the_pool_of_the_model_that_it_names(tmp_path: Path) -> None:
+    async with (
+        serving(answering_as(STABLE)) as stable,
+        serving(answering_as("eyes@pooled")) as pooled,
+        serving(answering_as(CANDIDATE)) as candidate,
+        gateway(
+            keys_file=keys_file(tmp_path),
+            embed_urls=stable,
+            canary_urls={"embed": [candidate]},
+            pools=write_pools(tmp_path / "pools", pool("eyes", "embed", pooled)),
+        ) as client,
+    ):
+        assert await model_of(client, "/embed", "tester") == "eyes@pooled"
+        async with client.post("/embed", json={}, headers={"Authorization": "Bearer tester"}) as response:
+            assert response.headers["X-Fovea-Model"] == CANDIDATE
 
 
 async def test_requests_are_counted_by_the_version_that_answered_and_by_the_pool_that_was_asked() -> None:

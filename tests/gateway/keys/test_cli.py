@@ -60,6 +60,20 @@ def test_keys_are_listed_and_revoked_by_name(file: Path) -> None:
     assert ring.find(second) is not None
 
 
+def test_a_key_can_be_marked_for_canaries_and_other_keys_are_stored_as_before(file: Path) -> None:
+    marked, plain = make(file, "tester", "--scope", "embed", "--canary"), make(file, "shop", "--scope", "embed")
+    ring = KeyRing(GatewaySettings(keys_file=file))
+    found = [visitor.prefers_canary for key in (marked, plain) if (visitor := ring.find(key)) is not None]
+    assert found == [True, False]
+    listed = [line.split("\t") for line in keys(file, "list").output.splitlines()]
+    assert [(line[0], line[5]) for line in listed] == [("tester", "canary"), ("shop", "-")]
+    # Gateways of before refuse a file with a field that they do not know.
+    assert [set(record) - {"created"} for record in json.loads(file.read_text())["keys"]] == [
+        {"name", "sha256", "scopes", "canary"},
+        {"name", "sha256", "scopes"},
+    ]
+
+
 def test_a_key_belongs_to_a_tenant_and_the_list_says_which(file: Path) -> None:
     made = {"first": make(file, "first", "--scope", "embed:read", "--tenant", "north")}
     made["second"] = make(file, "second", "--scope", "embed")
