@@ -76,7 +76,7 @@ lint: $(DEVELOPS)
 	$(BIN)/mypy $(TYPED)
 
 # Beside these, which need nothing but this machine: peers, bulk_ray, cluster_search, collection_rows, migration,
-# ranking_by_attention, hard_negative_trainings and scale_to_zero.
+# ranking_by_attention, hard_negative_trainings and autoscaling.
 bench: $(DEVELOPS)
 	for benchmark in batcher gateway pools embed states conditions scenes search ingest bulk calibration generate \
 		predict_engines predict score negatives refinement tuning; do $(BIN)/python -m benchmarks.$$benchmark || exit 1; done
