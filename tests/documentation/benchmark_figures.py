@@ -4,6 +4,7 @@ import functools
 import json
 from typing import Any
 
+from benchmarks import autoscaling
 from tests.documentation.blocks import ROOT, table
 
 Figure = tuple[str, tuple[str, ...]]
@@ -287,3 +288,13 @@ def bulk_on_ray_table() -> str:
     rates = table(("job", "images/s", "times the plain job's"), rows)
     told = f"Ray took {run['ray_start_s']:.0f} s to start."
     return f"{rates}\n{told}\n"
+
+
+def autoscaling_table() -> str:
+    heading, *rows = autoscaling.load_rows(latest("autoscaling"))
+    return table(heading, rows)
+
+
+def waking_table() -> str:
+    heading, *rows = autoscaling.waking_rows(latest("autoscaling"))
+    return table(heading, rows)

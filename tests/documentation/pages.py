@@ -61,6 +61,8 @@ WRITERS: dict[str, Writer] = {
     "predict figures": partial(benchmark_figures.figures_table, benchmark_figures.PREDICT),
     "score figures": partial(benchmark_figures.figures_table, benchmark_figures.SCORE),
     "gateway figures": partial(benchmark_figures.figures_table, benchmark_figures.GATEWAY),
+    "autoscaling": benchmark_figures.autoscaling_table,
+    "waking": benchmark_figures.waking_table,
     "other servers": benchmark_figures.peers_table,
     "bulk": benchmark_figures.bulk_table,
     "bulk on ray": benchmark_figures.bulk_on_ray_table,
