@@ -151,9 +151,9 @@ def daily(per_s: float, seed: int) -> Trace:
 
 
 def bursty(per_s: float, seed: int) -> Trace:
-    """Two hours with bursts at once to between 1.3 and 3.3 pods, of three minutes, one in ten minutes."""
+    """Six hours with bursts at once to between 1.3 and 3.3 pods, of three minutes, one in ten minutes."""
     chance = random.Random(seed)
-    rates = [0.3 * per_s] * (2 * HOUR_S)
+    rates = [0.3 * per_s] * (6 * HOUR_S)
     at = chance.expovariate(1 / 420)
     while at < len(rates):
         height, end = chance.uniform(1.0, 3.0) * per_s, at + chance.expovariate(1 / 180)
