@@ -31,7 +31,6 @@ def _byte_characters() -> dict[int, int]:
 
 
 _BYTES = _byte_characters()
-_BYTE_CHARACTERS = frozenset(map(chr, _BYTES))
 
 
 @functools.cache
@@ -114,11 +113,10 @@ def _texts_of(vocabulary: Iterable[str]) -> Iterator[str]:
     vocabulary of bytes has.
     """
     tokens = [token.removesuffix("</w>") for token in vocabulary]
-    is_of_bytes = set().union(*tokens) <= _BYTE_CHARACTERS
+    is_of_bytes = set().union(*tokens) <= set(map(chr, _BYTES))
     for token in tokens:
-        text = token
-        if not token.isascii():
-            text = token.translate(_BYTES).encode("latin-1").decode(errors="ignore") if is_of_bytes else token
-            text = text.replace("▁", " ")
+        if is_of_bytes and not token.isascii():
+            token = token.translate(_BYTES).encode("latin-1").decode(errors="ignore")
+        text = token.replace("▁", " ")
         if not text.isascii() or (len(text) > 1 and text.isspace()):
             yield text

@@ -68,8 +68,7 @@ class Tagger:
     """Tags the words of one caption at a time."""
 
     def __init__(self, lexicon: Mapping[str, str]) -> None:
-        own = dict(entry.split(":") for entry in _OWN_TEXT.split())
-        self._lexicon = {**lexicon, **own}
+        self._lexicon = {**lexicon, **dict(entry.split(":") for entry in _OWN_TEXT.split())}
 
     def tags(self, words: Sequence[str]) -> list[str]:
         """Return a tag for each word of a caption."""
