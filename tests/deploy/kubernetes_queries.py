@@ -10,7 +10,10 @@ TARGET_LABELS = frozenset(
     {"namespace", "job", "instance", "pod", "container", "endpoint", "app_kubernetes_io_instance"}
 )
 WORDS = frozenset(
-    {"clamp_min", "sum", "max", "min", "avg", "count", "by", "without", "on", "or", "and", "unless", "rate", "increase"}
+    {
+        *("sum", "max", "min", "avg", "count", "by", "without", "on", "or", "and", "unless", "rate", "increase"),
+        *("clamp_min", "max_over_time", "avg_over_time", "vector", "Inf"),
+    }
 )
 SELECTOR = re.compile(r"([a-zA-Z_:][\w:]*)\s*\{([^}]*)\}")
 MATCHER = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)\s*\"([^\"]*)\"")
@@ -44,7 +47,7 @@ def check_query(query: str, *, allowed: Set[str] = frozenset()) -> list[str]:
         for name, label, _ in matchers(query)
         if name in known and label not in known[name] | TARGET_LABELS
     ]
-    bare = SELECTOR.sub(r"\1", re.sub(r"\[\w+\]", "", re.sub(r"\b(by|without|on)\s*\([^)]*\)", r"\1", query)))
+    bare = SELECTOR.sub(r"\1", re.sub(r"\[[\w:]+\]", "", re.sub(r"\b(by|without|on)\s*\([^)]*\)", r"\1", query)))
     words = set(re.findall(r"[a-zA-Z_:][\w:]*", bare))
     grouped = {
         label for inner in re.findall(r"\b(?:by|on)\s*\(([^)]*)\)", query) for label in re.findall(r"\w+", inner)

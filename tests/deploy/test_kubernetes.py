@@ -83,6 +83,7 @@ def test_what_scales_asks_for_metrics_labels_and_values_that_exist(name: str) ->
         "namespace": {"fovea"},
         "app_kubernetes_io_instance": {pod.name for pod in manifests.processes()},
         "service": SERVICES,
+        "code": {"2.."},
     }
     for query in queries(manifests):
         assert all(value in known[label] for _, label, value in matchers(query)), query
