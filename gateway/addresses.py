@@ -202,7 +202,9 @@ class Addresses:
         now = self._clock()
         if usable := [address for address in addresses if address.is_usable(now)]:
             ready = [address for address in usable if address.is_ready] or usable
-            chosen = _of_prefix(prefix, ready) if prefix is not None else _least_busy(ready)
+            # One whose time is over is probed soon, also where no prefix is its own.
+            is_one_due = any(address.ejected_until is not None for address in ready)
+            chosen = _least_busy(ready) if prefix is None or is_one_due else _of_prefix(prefix, ready)
         else:
             chosen = min(addresses, key=lambda address: address.ejected_until or now)
         chosen.outstanding += 1

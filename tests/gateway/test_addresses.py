@@ -188,6 +188,23 @@ async def test_an_ejected_address_is_probed_by_one_request_and_comes_back_with_i
     assert chosen(addresses) == {first.url}
 
 
+async def test_an_ejected_address_is_probed_soon_also_where_all_requests_have_the_prefix_of_another() -> None:
+    clock = Clock()
+    addresses, known = await addresses_of(2, clock)
+    home = next(address for address in known if address.url == of_prefix(addresses, 0))
+    (other,) = [address for address in known if address is not home]
+    fail(addresses, other)
+    assert of_prefix(addresses, 0) == home.url
+    clock.now += POLICY.first_s
+    held = [addresses.choose(prefix=b"0") for _ in range(2)]
+    assert other.outstanding == 1
+    addresses.succeeded(other)
+    for lease in held:
+        assert lease is not None
+        addresses.release(lease)
+    assert of_prefix(addresses, 0) == home.url
+
+
 async def test_a_request_from_before_the_ejection_does_not_end_the_probe() -> None:
     clock = Clock()
     addresses, (first, second) = await addresses_of(2, clock)
