@@ -78,8 +78,9 @@ lint: $(DEVELOPS)
 # Beside these, which need nothing but this machine: peers, bulk_ray, cluster_search, collection_rows, migration,
 # ranking_by_attention, hard_negative_trainings and autoscaling.
 bench: $(DEVELOPS)
-	for benchmark in batcher gateway pools embed states conditions scenes search ingest bulk calibration generate \
-		predict_engines predict score negatives refinement tuning; do $(BIN)/python -m benchmarks.$$benchmark || exit 1; done
+	for benchmark in batcher gateway pools prefix_routing embed states conditions scenes search ingest bulk calibration \
+		generate predict_engines predict score negatives refinement tuning; do \
+		$(BIN)/python -m benchmarks.$$benchmark || exit 1; done
 
 # The theme announces its successor at every build, which docs/decisions.md knows.
 docs docs-serve: export NO_MKDOCS_2_WARNING = 1

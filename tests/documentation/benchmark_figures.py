@@ -207,6 +207,24 @@ GATEWAY: list[Figure] = [
         ("pools", "longest", "search_longest_pause_ms"),
     ),
     ("the same, parsed by orjson in a thread, ms", ("pools", "longest", "orjson_longest_pause_ms")),
+    *(
+        (
+            f"{load} to `generate`, sent to {sent}: {title}",
+            ("prefix_routing", "figures", f"{load}, {choice}", name),
+        )
+        for load in ("questions", "chats")
+        for name, title in (
+            ("cached_share", "cached share of prompt tokens"),
+            ("passes", "calibration passes"),
+            ("cpu_ms", "CPU time of its process, ms"),
+            ("p50_ms", "median latency, ms"),
+        )
+        if (load, name) != ("chats", "passes")
+        for choice, sent in (
+            ("least busy", "the least busy of three processes"),
+            ("prefix", "the process that knows the prompt"),
+        )
+    ),
     ("batcher: CPU time per item with an empty engine, µs", ("batcher", "cpu_us_per_item")),
     ("batcher: CPU time in 2 idle seconds, s", ("batcher", "idle_cpu_s")),
 ]
