@@ -48,6 +48,7 @@ def refusal(profiles: tuple[str, ...], *values: dict[str, Any]) -> str:
     [
         (("gpu",), {"images": {"gateway": "localhost/fovea-gateway:0.1.0"}}, "images.gateway is localhost/"),
         (("gpu",), {"images": {"service": "localhost/fovea-service:0.1.0"}}, "images.service is localhost/"),
+        (("gpu",), {"images": {"service": ""}}, "images.service is empty"),
         (("gpu",), {"images": {"vllm": ""}}, "images.vllm is empty, and generate is served by vLLM"),
         (("gpu",), {"store": {"url": ""}}, "store.url is empty"),
         (("gpu",), {"store": {"egress": []}}, "store.egress is empty"),
@@ -78,11 +79,25 @@ def with_model(**changed: Any) -> dict[str, Any]:
         (with_model(name="Predict_1"), "models.0.name: Does not match pattern"),
         (with_model(gpus=2), "models.0: Additional property gpus is not allowed"),
         (with_model(replicas={"min": -1, "max": 2}), "models.0.replicas.min: Must be greater than or equal to 0"),
-        (with_model(replicas={"min": 3, "max": 2}), "replicas of predict are at least 3 and at most 2"),
+        (
+            with_model(replicas={"min": 3, "max": 2}, scaleToZero=False),
+            "replicas of predict are at least 3 and at most 2",
+        ),
         (with_model(gpu={"memoryShare": 30}), "models.0.gpu.memoryShare: Must be less than or equal to 1"),
-        (with_model(gpu={"claim": "small"}), "predict names the GPU claim small, which gpuClaims does not have"),
+        (
+            with_model(gpu={"count": 0, "claim": "small"}),
+            "predict names the GPU claim small, which gpuClaims does not have",
+        ),
+        (with_model(gpu={"count": 1, "claim": "small"}), "has gpu.count 1 and gpu.claim small: set gpu.count to 0"),
+        (with_model(replicas={"min": 1, "max": 2}), "predict has replicas.min 1 and scaleToZero true"),
         (with_model(name="gateway"), "the name gateway is taken"),
         (with_model(name="score"), "the name score is taken"),
+        (
+            with_model(name="score-canary") | {"services": {"score": {"canary": "next"}}},
+            "the name score-canary is taken",
+        ),
+        ({"trainings": [JOBS["trainings"][0]] * 2}, "trainings: the name one-node is taken"),
+        ({"gpuClaims": [{"name": "small", "deviceClass": "gpu.nvidia.com"}] * 2}, "gpuClaims: the name small is taken"),
         (with_model(env={"max models": "2"}), "models.0.env"),
         (with_model(vllm={"enabled": True}, service="generate"), "vLLM serves one checkpoint, and predict names 2"),
         ({"images": {"gateway": "registry.example.org/gateway"}}, "images.gateway: Does not match pattern"),
@@ -114,7 +129,6 @@ def test_the_demonstration_needs_nothing_said_and_runs_images_that_are_on_the_no
 def test_two_releases_in_one_cluster_have_nothing_in_common() -> None:
     for profiles in (("production",), ("production", "cluster")):
         first, second = (render(profiles, SITE, namespace=namespace) for namespace in ("one", "two"))
-        assert {kind for one in first.objects if (kind := one["kind"]) == "Namespace"} <= {"Namespace"}
         for manifests, own, other in ((first, "one", "two"), (second, "two", "one")):
             text = str(manifests.objects)
             assert f"'{other}'" not in text
@@ -122,7 +136,6 @@ def test_two_releases_in_one_cluster_have_nothing_in_common() -> None:
             assert f'namespace="{own}"' in text
             # Objects of a release are in its namespace or in one that is named after it.
             assert {one["metadata"].get("namespace", own) for one in manifests.objects} <= {own, f"{own}-milvus"}
-            assert {one["metadata"]["name"] for one in manifests.of_kind("Namespace")} <= {f"{own}-milvus"}
 
 
 def test_what_a_cluster_asks_of_pods_is_on_every_pod() -> None:
@@ -148,6 +161,43 @@ def test_what_a_cluster_asks_of_pods_is_on_every_pod() -> None:
     # Its identity opens the store, and no key does.
     assert not any("AWS_" in str(pod.spec) for pod in manifests.processes())
     assert {one["spec"]["storageClassName"] for one in manifests.of_kind("PersistentVolumeClaim")} == {"fast"}
+
+
+def test_a_large_number_is_a_setting_as_it_is_written() -> None:
+    env = {"FOVEA_EMBED_INDEX_DEVICE_BYTES": 8589934592, "FOVEA_EMBED_MEMORY_SHARE": 0.25, "FOVEA_TELEMETRY": False}
+    manifests = render(("gpu",), SITE, {"services": {"embed": {"env": env}}})
+    found = {one["name"]: one.get("value") for one in manifests.pod("embed").container["env"]}
+    assert [found[name] for name in env] == ["8589934592", "0.25", "false"]
+
+
+def test_where_a_namespace_has_users_of_its_own_no_pod_names_one() -> None:
+    for pod in render(("gpu",), SITE, JOBS, {"pods": {"setUser": False}}).pods():
+        context = pod.spec["securityContext"]
+        assert context == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+
+
+def test_what_only_gateways_read_leaves_the_other_pods_as_they_are() -> None:
+    before, after = (
+        render(("production",), SITE, {"gateway": {"rateLimit": rate}, "route": {"trustedProxies": [proxies]}})
+        for rate, proxies in (("5/minute", "10.42.0.0/16"), ("6/minute", "10.43.0.0/16"))
+    )
+    changed = {
+        pod.name
+        for pod in before.pods()
+        if pod.spec != after.pod(pod.name).spec or pod.labels != after.pod(pod.name).labels
+    }
+    assert changed == {"gateway", "gateway-collections"}
+    annotations = [
+        [pod.workload["spec"]["template"]["metadata"].get("annotations") for pod in one.pods()]
+        for one in (before, after)
+    ]
+    assert annotations[0] == annotations[1]
+
+
+def test_keda_asks_the_prometheus_of_the_monitorings_namespace() -> None:
+    manifests = render(("gpu",), SITE, {"monitoring": {"namespace": "observability"}})
+    text = str(manifests.of_kind("ScaledObject"))
+    assert set(re.findall(r"'serverAddress': '([^']+)'", text)) == {"http://prometheus-operated.observability.svc:9090"}
 
 
 def test_every_image_can_come_from_another_registry() -> None:
@@ -277,6 +327,10 @@ def test_a_job_that_is_applied_again_is_the_same_and_one_that_changes_is_another
         return {one["metadata"]["name"] for one in objects}
 
     assert named() == named()
+    # Kubernetes changes no job's pods, so whatever they are made of names another one.
+    images = {**JOBS["images"], "service": "registry.example.org/vision/fovea-service:0.2.0-cuda"}
+    later = {one["metadata"]["name"] for one in render(("gpu",), SITE, JOBS, {"images": images}).of_kind("Job")}
+    assert not later & {one["metadata"]["name"] for one in jobs().of_kind("Job")}
     (left,), (new,) = named() - named(gpus=4), named(gpus=4) - named()
     assert left.startswith("train-one-node-")
     assert new.startswith("train-one-node-")

@@ -5,7 +5,17 @@ import re
 from urllib.parse import urlsplit
 
 from tests.core import milvus_server
-from tests.deploy.kubernetes_manifests import MILVUS_PARTS, ROOT, SITE, Manifests, Object, Pod, deployment, selects
+from tests.deploy.kubernetes_manifests import (
+    MILVUS_PARTS,
+    README,
+    ROOT,
+    SITE,
+    Manifests,
+    Object,
+    Pod,
+    deployment,
+    selects,
+)
 from tests.deploy.kubernetes_names import settings_of
 from tests.deploy.kubernetes_network import NAME, Network
 from tests.deploy.test_k8s_security import NAME_SERVERS
@@ -155,9 +165,9 @@ def test_the_databases_leave_for_what_they_need_alone() -> None:
     assert all(ways == NAME_SERVERS | store for ways in beyond.values())
 
 
-def test_namespaces_are_as_closed_as_their_pods_allow() -> None:
-    levels = {
-        one["metadata"]["name"]: one["metadata"]["labels"]["pod-security.kubernetes.io/enforce"]
-        for one in cluster().of_kind("Namespace")
-    }
-    assert levels == {"fovea-milvus": "baseline"}
+def test_the_guide_makes_the_namespaces_as_closed_as_their_pods_allow() -> None:
+    """Their Secrets come before the release, so that it can't make them."""
+    assert cluster().of_kind("Namespace") == []
+    labelled = re.findall(r"label namespace (\S+) pod-security.kubernetes.io/enforce=(\w+)", README.read_text())
+    assert dict(labelled) == {"fovea": "restricted", "fovea-milvus": "baseline"}
+    assert resource("Milvus")["metadata"]["namespace"] == "fovea-milvus"

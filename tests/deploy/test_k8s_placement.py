@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.deploy.kubernetes_manifests import SITE, Manifests, Pod, deployment, gpus_of, render
+from tests.deploy.kubernetes_manifests import SITE, Manifests, Pod, build, deployment, gpus_of, merged, render
 
 UNITS = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "m": 1e-3, "": 1}
 GPU, SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
@@ -102,8 +102,8 @@ def test_pods_that_share_a_gpu_take_no_more_of_its_memory_than_there_is(share: f
 
 
 def test_pods_that_name_one_claim_share_its_gpu() -> None:
-    small = {"gpu": {"count": 0, "claim": "small", "memoryShare": 0.3}}
-    values = {
+    small = {"gpu": {"count": 0, "claim": "small", "memoryShare": 0.05}}
+    values: dict[str, Any] = {
         "gpuClaims": [{"name": "small", "deviceClass": "gpu.nvidia.com"}],
         "services": {"predict": small, "score": small, "embed": small},
     }
@@ -115,6 +115,10 @@ def test_pods_that_name_one_claim_share_its_gpu() -> None:
         assert pod.spec["resourceClaims"] == [{"name": "gpu", "resourceClaimName": "small"}]
         assert pod.container["resources"]["claims"] == [{"name": "gpu"}]
         assert gpus_of(pod.container["resources"]) == {}
+    # One of embed, up to eight of each of the others.
+    values["services"] = {name: {"gpu": {**small["gpu"], "memoryShare": 0.1}} for name in ("predict", "score", "embed")}
+    built = build(("gpu",), merged(SITE, values))
+    assert "the pods that share small may take 1.70 of its memory" in built.stderr
 
 
 def test_pods_that_share_verified_copies_ask_for_no_disk_of_their_own_for_them() -> None:

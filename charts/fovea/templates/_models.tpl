@@ -18,7 +18,13 @@
 {{- fail (printf "models: %s scales to zero, which needs scaling.enabled" .name) }}
 {{- end }}
 {{- if and $hasGpu (not $model.checkpoints) }}
-{{- fail (printf "models: %s has a GPU and names no checkpoints: no GPU is spent on a starter unasked" .name) }}
+{{- fail (printf "models: %s has a GPU and names no checkpoints: name some, also where they are starters, or set gpu.count to 0" .name) }}
+{{- end }}
+{{- if and (gt (int $model.gpu.count) 0) (ne $model.gpu.claim "") }}
+{{- fail (printf "models: %s has gpu.count %d and gpu.claim %s: set gpu.count to 0" .name (int $model.gpu.count) $model.gpu.claim) }}
+{{- end }}
+{{- if ne (eq (int $model.replicas.min) 0) $model.scaleToZero }}
+{{- fail (printf "models: %s has replicas.min %d and scaleToZero %t: a model that scales to zero has replicas.min 0, and no other" .name (int $model.replicas.min) $model.scaleToZero) }}
 {{- end }}
 {{- if and (not $isFirst) (not $model.checkpoints) }}
 {{- fail (printf "models: %s is not the first of %s, so it must name its checkpoints" .name .service) }}

@@ -37,10 +37,12 @@ tolerations: {{- toYaml . | nindent 2 }}
 {{- end }}
 securityContext:
   runAsNonRoot: true
+  {{- if $pods.setUser }}
   runAsUser: {{ default 10001 .uid }}
   runAsGroup: {{ default 10001 .uid }}
   fsGroup: {{ default 10001 .uid }}
   fsGroupChangePolicy: OnRootMismatch
+  {{- end }}
   seccompProfile: {type: RuntimeDefault}
 {{- end }}
 
@@ -120,7 +122,12 @@ resources:
 {{- define "fovea.env" -}}
 {{- range $name, $value := . }}
 - name: {{ $name }}
+  {{- /* Numbers of values are floats: a large one would be written with an exponent. */}}
+  {{- if kindIs "float64" $value }}
+  value: {{ ternary ($value | int64 | toString) ($value | toString) (eq (floor $value) $value) | quote }}
+  {{- else }}
   value: {{ $value | toString | quote }}
+  {{- end }}
 {{- end }}
 {{- end }}
 
