@@ -90,10 +90,13 @@ docs: $(DEVELOPS)
 docs-serve: $(DEVELOPS)
 	$(BIN)/mkdocs serve --strict
 
-# The service's other target, cuda, is built as docker/service.Dockerfile says.
+# The gateway, the services and the jobs. The other target of services and jobs, cuda, is built as
+# docker/service.Dockerfile says. BUILD builds them with something else than docker.
+BUILD ?= docker build
 images:
-	docker build -f docker/gateway.Dockerfile -t localhost/fovea-gateway:$(VERSION) .
-	docker build -f docker/service.Dockerfile --target cpu -t localhost/fovea-service:$(VERSION) .
+	$(BUILD) -f docker/gateway.Dockerfile -t localhost/fovea-gateway:$(VERSION) .
+	$(BUILD) -f docker/service.Dockerfile --target cpu -t localhost/fovea-service:$(VERSION) .
+	$(BUILD) -f docker/service.Dockerfile --target cpu --build-arg EXTRAS=evaluate -t localhost/fovea-jobs:$(VERSION) .
 
 clean:
 	rm -rf $(VENV) .venv-vllm site .mypy_cache .ruff_cache .pytest_cache *.egg-info

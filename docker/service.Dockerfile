@@ -1,7 +1,10 @@
-# One image for the four services and for training: the command says which. Targets `cpu` and `cuda`.
+# One image for the four services: the command says which. Targets `cpu` and `cuda`. With other extras they are
+# images for jobs.
 #   docker build -f docker/service.Dockerfile --target cpu -t localhost/fovea-service:0.1.0 .
 #   docker build -f docker/service.Dockerfile --target cuda -t localhost/fovea-service:0.1.0-cuda .
+#   docker build -f docker/service.Dockerfile --target cpu --build-arg EXTRAS=evaluate -t localhost/fovea-jobs:0.1.0 .
 ARG PYTHON_IMAGE=docker.io/library/python:3.11.15-slim-bookworm
+ARG EXTRAS=predict,generate,cluster,score,telemetry
 
 FROM ${PYTHON_IMAGE} AS builder
 # Everything that pip installs, what builds a wheel included, is of the version that the constraints name.
@@ -17,10 +20,10 @@ COPY constraints.txt pyproject.toml ./
 RUN python -m venv --without-pip /opt/fovea && touch README.md
 
 
-# What all services and jobs need; it changes with the lock alone. Of torch goes what others are compiled and tested with.
+# What all services need; it changes with the lock alone. Of torch goes what others are compiled and tested with.
 # (`-x`: a file that only newer Pythons read.)
 FROM builder AS cpu-dependencies
-ARG EXTRAS=predict,generate,search,cluster,score,train,evaluate,telemetry
+ARG EXTRAS
 # On Linux PyPI's torch is the CUDA build.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 # hadolint ignore=DL3013
@@ -80,12 +83,15 @@ COPY --from=code /code /
 
 
 FROM builder AS cuda-dependencies
-ARG EXTRAS=predict,generate,search,cluster,score,train,evaluate,telemetry
-# FAISS for GPUs takes the place of that for processors: both have one import name. It brings CUDA 12 beside torch's.
+ARG EXTRAS
+# FAISS for GPUs takes the place of that for processors, if there is one: both have one import name. It brings CUDA 12
+# beside torch's.
 # hadolint ignore=DL3013
 RUN pip --python /opt/fovea/bin/python install --only-binary=:all: ".[$EXTRAS]" \
-    && pip --python /opt/fovea/bin/python uninstall --yes fovea faiss-cpu \
-    && pip --python /opt/fovea/bin/python install --only-binary=:all: faiss-gpu \
+    && pip --python /opt/fovea/bin/python uninstall --yes fovea \
+    && if pip --python /opt/fovea/bin/python show --quiet faiss-cpu; then \
+        pip --python /opt/fovea/bin/python uninstall --yes faiss-cpu \
+        && pip --python /opt/fovea/bin/python install --only-binary=:all: faiss-gpu; fi \
     && rm -rf /opt/fovea/lib/python3.*/site-packages/torch/include /opt/fovea/lib/python3.*/site-packages/torch/test \
     && find /opt/fovea/lib/python3.*/site-packages/torch/bin -type f ! -name torch_shm_manager -delete \
     && /opt/fovea/bin/python -m compileall -q -j 0 --invalidation-mode unchecked-hash -x py312_ /opt/fovea/lib

@@ -45,9 +45,10 @@ def missing_module(name: str) -> str | None:
 
 
 def needs(command: str, module: str, extra: str | None) -> str:
-    """Say what a command lacks and how to install it."""
+    """Say what a command lacks and how to install it, or in which image it is."""
     extra = OPTIONAL.get(module.partition(".")[0], extra)
-    return f"{command}: {module} is not installed; pip install 'fovea{f'[{extra}]' if extra else ''}'"
+    image = ", or use the image fovea-jobs" if extra in ("train", "evaluate") else ""
+    return f"{command}: {module} is not installed; pip install 'fovea{f'[{extra}]' if extra else ''}'{image}"
 
 
 @contextmanager

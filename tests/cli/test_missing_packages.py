@@ -12,6 +12,7 @@ from packaging.utils import canonicalize_name
 
 from services.cli.delegation import MODULES
 from services.cli.doctor.installation import TOOLS
+from services.cli.main import COMMANDS
 
 pytestmark = pytest.mark.process
 
@@ -91,7 +92,8 @@ def fovea(missing: list[str], *arguments: str, home: Path) -> subprocess.Complet
 def test_a_command_whose_extra_is_missing_names_the_extra_in_one_line(command: str, extra: str, tmp_path: Path) -> None:
     ended = fovea([*EXTRAS], *command.split(), home=tmp_path)
     [line] = ended.stderr.splitlines()
-    assert line.endswith(f" is not installed; pip install 'fovea[{extra}]'")
+    image = ", or use the image fovea-jobs" if extra in ("train", "evaluate") else ""
+    assert line.endswith(f" is not installed; pip install 'fovea[{extra}]'{image}")
     assert line.startswith(f"fovea {' '.join(word for word in command.split() if word not in ('--help', 'create'))}: ")
     assert (ended.returncode, ended.stdout) == (1, "")
 
@@ -107,6 +109,27 @@ def test_a_job_on_ray_without_it_names_its_extra(command: str, tmp_path: Path) -
     name = " ".join(command.split()[:1] if command.startswith("embed") else command.split()[:2])
     assert ended.stderr == f"fovea {name}: ray is not installed; pip install 'fovea[ray]'\n"
     assert ended.returncode == 1
+
+
+def test_commands_of_services_import_nothing_that_only_jobs_have() -> None:
+    """So they run in the images that serve."""
+    serving = set().union(*map(imported_by, ("gateway", "cluster", "telemetry", *MODULES)))
+    modules = sorted(
+        module
+        for commands in COMMANDS.values()
+        for module, extra, _ in commands.values()
+        if extra not in ("train", "evaluate")
+    )
+    program = f"""
+import sys
+from importlib import import_module
+from tests.cli.without_packages import Missing
+sys.meta_path.insert(0, Missing({sorted(imported_by("evaluate") - serving)}))
+for module in {[*modules, "services.jobs.imports.plan", "services.generate.imports.language_model"]}:
+    import_module(module)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_up_without_any_extra_names_the_extra_of_each_process(tmp_path: Path) -> None:
@@ -158,4 +181,4 @@ def test_a_job_that_the_gateways_image_leaves_out_is_told_in_one_line(tmp_path: 
     ended = fovea(GATEWAY_ONLY, "train", "fsc-clip", "--help", home=tmp_path)
     assert ended.returncode == 1
     [line] = ended.stderr.splitlines()
-    assert line.endswith("pip install 'fovea[train]'")
+    assert line.endswith("pip install 'fovea[train]', or use the image fovea-jobs")

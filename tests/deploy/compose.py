@@ -16,6 +16,7 @@ VARIABLE = re.compile(r"\$(?:\{(?P<name>\w+)(?::(?P<kind>[-?])(?P<rest>[^}]*))?\
 IMAGES = {
     "localhost/fovea-gateway": (Dockerfile("gateway.Dockerfile"), "gateway"),
     "localhost/fovea-service": (Dockerfile("service.Dockerfile"), "cpu"),
+    "localhost/fovea-jobs": (Dockerfile("service.Dockerfile"), "cpu"),
     "localhost/fovea-vllm": (Dockerfile("vllm.Dockerfile"), "cuda"),
 }
 

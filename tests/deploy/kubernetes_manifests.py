@@ -60,7 +60,10 @@ SITE: dict[str, Any] = {
 }
 # Jobs beside the deployment `gpu`.
 JOBS: dict[str, Any] = {
-    "images": {"ray": "registry.example.org/vision/fovea-ray:0.1.0-cuda"},
+    "images": {
+        "jobs": "registry.example.org/vision/fovea-jobs:0.1.0-cuda",
+        "ray": "registry.example.org/vision/fovea-ray:0.1.0-cuda",
+    },
     "models": [
         *(one for one in SITE["models"] if one["name"] != "generate"),
         {

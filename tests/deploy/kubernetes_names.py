@@ -21,7 +21,7 @@ from services.embed.settings import EmbedSettings
 from services.generate.settings import GenerateSettings
 from services.predict.settings import PredictSettings
 from services.score.settings import ScoreSettings
-from tests.deploy.kubernetes_manifests import README, ROOT, SECRETS, SITE, Manifests, Object, Pod, selects
+from tests.deploy.kubernetes_manifests import JOBS, README, ROOT, SECRETS, SITE, Manifests, Object, Pod, selects
 
 SETTINGS: dict[str, type[ProcessSettings]] = {
     "gateway": GatewaySettings,
@@ -198,10 +198,10 @@ def check_images(manifests: Manifests) -> list[str]:
     wrong = []
     for pod in manifests.pods():
         if pod.program != "redis":
-            kind = "gateway" if pod.program == "gateway" else "service"
+            kind = {"gateway": "gateway", "train": "jobs"}.get(pod.program, "service")
             built = f"localhost/fovea-{kind}:{VERSION}"
             is_built = pod.container.get("imagePullPolicy") == "Never"
-            expected = built if is_built else SITE["images"][kind]
+            expected = built if is_built else {**JOBS["images"], **SITE["images"]}[kind]
         else:
             expected = pod.container["image"]
         if pod.container["image"] != expected:

@@ -61,6 +61,7 @@ def refusal(profiles: tuple[str, ...], *values: dict[str, Any]) -> str:
         (("production", "cluster"), {"collections": {"apiServerEgress": []}}, "collections.apiServerEgress is empty"),
         (("gpu",), {"telemetry": {"endpoint": "http://collector:4318"}}, "telemetry.egress is empty"),
         (("gpu",), {"rayJobs": JOBS["rayJobs"]}, "images.ray is empty"),
+        (("gpu",), {"trainings": JOBS["trainings"]}, "images.jobs is localhost/"),
     ],
 )
 def test_what_is_not_said_is_named(profiles: tuple[str, ...], lacking: dict[str, Any], said: str) -> None:
@@ -202,7 +203,8 @@ def test_keda_asks_the_prometheus_of_the_monitorings_namespace() -> None:
 
 def test_every_image_can_come_from_another_registry() -> None:
     there = "mirror.example.org/"
-    images = {name: f"{there}{name}:1" for name in ("gateway", "service", "vllm", "ray", "redis", "postgres", "milvus")}
+    names = ("gateway", "service", "jobs", "vllm", "ray", "redis", "postgres", "milvus")
+    images = {name: f"{there}{name}:1" for name in names}
     for profiles, values in ((("gpu",), JOBS), (("production", "cluster"), {})):
         text = str(render(profiles, SITE, values, {"images": images}).objects)
         assert all(found.startswith(there) for found in re.findall(r"'(?:image|imageName)': '([^']+)'", text))

@@ -19,6 +19,7 @@ from packaging.utils import canonicalize_name
 
 from services.cli.programs import PACKAGES
 from tests.core.child_processes import running
+from tests.deploy.compose import SERVICES
 from tests.deploy.dockerfiles import ROOT, Dockerfile
 from tests.documentation.reference import PROCESSES, describe_settings
 from tests.kept_port import kept_port
@@ -26,6 +27,9 @@ from tests.kept_port import kept_port
 SERVICE, GATEWAY = Dockerfile("service.Dockerfile"), Dockerfile("gateway.Dockerfile")
 VLLM = Dockerfile("vllm.Dockerfile")
 IMAGES = [(SERVICE, "cpu"), (SERVICE, "cuda"), (GATEWAY, "gateway")]
+# What compose and `make images` install into the image of jobs.
+JOBS = set(SERVICES["job"]["build"]["args"]["EXTRAS"].split(","))
+TRAINS = {"accelerate", "matplotlib", "peft", "scipy", "tensorboard"}
 EVERY_IMAGE = pytest.mark.parametrize(("dockerfile", "target"), IMAGES, ids=[target for _, target in IMAGES])
 PROBE = ROOT / "docker" / "probe.py"
 
@@ -104,16 +108,22 @@ def closure(extras: set[str]) -> set[str]:
     return {name for name, _ in found} - {"fovea"}
 
 
-@pytest.mark.parametrize("dockerfile", [SERVICE, GATEWAY], ids=["service", "gateway"])
-def test_everything_that_an_image_installs_is_pinned(dockerfile: Dockerfile) -> None:
+@pytest.mark.parametrize("extras", [SERVICE.extras(), GATEWAY.extras(), JOBS], ids=["service", "gateway", "jobs"])
+def test_everything_that_an_image_installs_is_pinned(extras: set[str]) -> None:
     pinned = {
         canonicalize_name(line.partition("==")[0])
         for line in (ROOT / "constraints.txt").read_text().splitlines()
         if "==" in line
     }
-    installed = closure(dockerfile.extras())
+    installed = closure(extras)
     assert len(installed) > 30
     assert installed - pinned == set()
+
+
+def test_the_image_of_jobs_has_what_trains_and_the_services_has_not() -> None:
+    assert closure(JOBS) >= TRAINS
+    assert not closure(SERVICE.extras()) & TRAINS
+    assert f"--build-arg EXTRAS={','.join(JOBS)} -t localhost/fovea-jobs:" in (ROOT / "Makefile").read_text()
 
 
 def test_the_gateways_image_has_no_torch_and_the_services_has_what_each_service_needs() -> None:
@@ -125,7 +135,7 @@ def test_the_gateways_image_has_no_torch_and_the_services_has_what_each_service_
         "safetensors",
         "pillow",
     }
-    assert SERVICE.extras() >= {"predict", "generate", "cluster", "score", "train", "telemetry"}
+    assert SERVICE.extras() >= {"predict", "generate", "cluster", "score", "telemetry"}
     assert closure({"embed"}) <= closure(SERVICE.extras())
 
 

@@ -13,6 +13,7 @@ from tests.deploy import kubernetes_names as names
 from tests.deploy.kubernetes_manifests import (
     DEPLOYMENTS,
     EVERYTHING,
+    JOBS,
     README,
     ROOT,
     Manifests,
@@ -209,8 +210,9 @@ def test_the_nodes_of_a_training_find_the_first_by_the_name_that_its_service_giv
     assert "JOB_COMPLETION_INDEX" in [one["name"] for one in pod.container["env"]]
 
 
-def test_a_training_has_as_many_processes_as_gpus_and_writes_where_a_disk_is() -> None:
+def test_a_training_runs_in_the_image_of_jobs_and_has_a_process_for_each_gpu_and_a_disk_to_write_to() -> None:
     for pod in (pod for pod in jobs().pods() if pod.program == "train"):
+        assert pod.container["image"] == JOBS["images"]["jobs"]
         options = dict(one.removeprefix("--").split("=", 1) for one in pod.container["command"] if "=" in one)
         assert int(options["nproc-per-node"]) == pod.container["resources"]["limits"]["nvidia.com/gpu"]
         (runs,) = [one["mountPath"] for one in pod.container["volumeMounts"] if one["name"] == "runs"]
