@@ -90,13 +90,14 @@ docs: $(DEVELOPS)
 docs-serve: $(DEVELOPS)
 	$(BIN)/mkdocs serve --strict
 
-# The gateway, the services and the jobs. The other target of services and jobs, cuda, is built as
+# The gateway, the services, the jobs, and all in one. The other target of services and jobs, cuda, is built as
 # docker/service.Dockerfile says. BUILD builds them with something else than docker.
 BUILD ?= docker build
 images:
 	$(BUILD) -f docker/gateway.Dockerfile -t localhost/fovea-gateway:$(VERSION) .
 	$(BUILD) -f docker/service.Dockerfile --target cpu -t localhost/fovea-service:$(VERSION) .
 	$(BUILD) -f docker/service.Dockerfile --target cpu --build-arg EXTRAS=evaluate -t localhost/fovea-jobs:$(VERSION) .
+	$(BUILD) -f docker/service.Dockerfile --target all-in-one -t fovea .
 
 clean:
 	rm -rf $(VENV) .venv-vllm site .mypy_cache .ruff_cache .pytest_cache *.egg-info

@@ -1,26 +1,30 @@
 """Readiness probe of this container's process: status 0 where it answers /readyz with 200, 1 where not.
 
-The process is found by the container's own command, `fovea serve NAME`; with another command, such as a training
-job, nothing is asked. Its port and address come from the same variables that the process reads.
+The process is found by the container's own command, `fovea serve NAME` or `fovea up`, whose gateway knows its services.
+With another command, such as a training job, nothing is asked. Port and address come from the same variables that the
+process reads.
 """
 
 import http.client
+import json
 import os
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
-from services.cli.programs import Program, plan_programs
+from services.cli.programs import Program, existing_names, plan_programs
 
 TIMEOUT_S = 4.0
 
 
 def served_program(command: Sequence[str]) -> Program | None:
-    """Return the program that a command line serves; None for one that serves nothing."""
-    if "serve" not in command[:-1]:
-        return None
-    (program,) = plan_programs([command[command.index("serve") + 1]], os.environ)
-    return program
+    """Return the program that a command line serves, of all the gateway; None for one that serves nothing."""
+    if "serve" in command[:-1]:
+        return plan_programs([command[command.index("serve") + 1]], os.environ)[0]
+    if any(Path(word).name == "fovea" and following == "up" for word, following in pairwise(command)):
+        return plan_programs(existing_names(), os.environ)[0]
+    return None
 
 
 def is_ready(program: Program) -> bool:
@@ -28,8 +32,11 @@ def is_ready(program: Program) -> bool:
     try:
         connection.request("GET", "/readyz")
         response = connection.getresponse()
-        sys.stdout.write(response.read().decode())
-        return response.status == 200
+        body = response.read()
+        sys.stdout.write(body.decode())
+        # The gateway has no check of a service that is left out.
+        checks = json.loads(body)["checks"] if program.needs else {}
+        return response.status == 200 and all(checks[name]["ok"] for name in program.needs if name in checks)
     except OSError as unreachable:
         sys.stdout.write(f"{program.url}: {unreachable}")
         return False

@@ -1,10 +1,11 @@
-# One image for the four services: the command says which. Targets `cpu` and `cuda`. With other extras they are
-# images for jobs.
+# One image for the four services: the command says which. Targets `cpu` and `cuda`, and `all-in-one`, which is `cpu` with
+# the gateway in front. With other extras the first two are images for jobs.
 #   docker build -f docker/service.Dockerfile --target cpu -t localhost/fovea-service:0.1.0 .
 #   docker build -f docker/service.Dockerfile --target cuda -t localhost/fovea-service:0.1.0-cuda .
+#   docker build -f docker/service.Dockerfile --target all-in-one -t fovea .
 #   docker build -f docker/service.Dockerfile --target cpu --build-arg EXTRAS=evaluate -t localhost/fovea-jobs:0.1.0 .
 ARG PYTHON_IMAGE=docker.io/library/python:3.11.15-slim-bookworm
-ARG EXTRAS=predict,generate,cluster,score,telemetry
+ARG EXTRAS=gateway,predict,generate,cluster,score,telemetry
 
 FROM ${PYTHON_IMAGE} AS builder
 # Everything that pip installs, what builds a wheel included, is of the version that the constraints name.
@@ -80,6 +81,16 @@ LABEL org.opencontainers.image.title="Fovea service" \
 FROM runtime AS cpu
 COPY --from=cpu-dependencies /opt/fovea /opt/fovea
 COPY --from=code /code /
+
+
+FROM cpu AS all-in-one
+# Only the gateway can be reached from outside.
+ENV FOVEA_HOST=127.0.0.1 \
+    FOVEA_GATEWAY_HOST=0.0.0.0
+VOLUME ["/var/lib/fovea", "/var/cache/fovea"]
+EXPOSE 8080
+CMD ["up"]
+LABEL org.opencontainers.image.title="Fovea"
 
 
 FROM builder AS cuda-dependencies

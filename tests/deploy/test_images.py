@@ -17,7 +17,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from services.cli.programs import PACKAGES
+from services.cli.programs import PACKAGES, plan_programs
 from tests.core.child_processes import running
 from tests.deploy.compose import SERVICES
 from tests.deploy.dockerfiles import ROOT, Dockerfile
@@ -26,7 +26,7 @@ from tests.kept_port import kept_port
 
 SERVICE, GATEWAY = Dockerfile("service.Dockerfile"), Dockerfile("gateway.Dockerfile")
 VLLM = Dockerfile("vllm.Dockerfile")
-IMAGES = [(SERVICE, "cpu"), (SERVICE, "cuda"), (GATEWAY, "gateway")]
+IMAGES = [(SERVICE, "cpu"), (SERVICE, "cuda"), (SERVICE, "all-in-one"), (GATEWAY, "gateway")]
 # What compose and `make images` install into the image of jobs.
 JOBS = set(SERVICES["job"]["build"]["args"]["EXTRAS"].split(","))
 TRAINS = {"accelerate", "matplotlib", "peft", "scipy", "tensorboard"}
@@ -66,15 +66,15 @@ def test_the_health_check_runs_the_probe_that_the_image_brings(dockerfile: Docke
 def test_each_image_exposes_the_ports_of_its_processes() -> None:
     services = {str(port) for name, (_, port) in PACKAGES.items() if name != "gateway"}
     assert set(SERVICE.says("cpu", "EXPOSE").split()) == services
-    assert GATEWAY.says("gateway", "EXPOSE") == str(PACKAGES["gateway"][1])
+    assert GATEWAY.says("gateway", "EXPOSE") == SERVICE.says("all-in-one", "EXPOSE") == str(PACKAGES["gateway"][1])
 
 
 @EVERY_IMAGE
 def test_settings_that_an_image_makes_exist_and_its_folders_are_the_users(dockerfile: Dockerfile, target: str) -> None:
     known = {row.variable for process in PROCESSES.values() for row in describe_settings(process)}
     settings = {name: value for name, value in dockerfile.environment(target).items() if name.startswith("FOVEA_")}
+    assert settings.pop("FOVEA_GATEWAY_HOST", settings["FOVEA_HOST"]) == "0.0.0.0"
     assert settings.keys() <= known
-    assert settings["FOVEA_HOST"] == "0.0.0.0"
     assert {value.removeprefix("file://") for value in settings.values() if "/" in value} <= writable(
         dockerfile, target
     )
@@ -124,6 +124,14 @@ def test_the_image_of_jobs_has_what_trains_and_the_services_has_not() -> None:
     assert closure(JOBS) >= TRAINS
     assert not closure(SERVICE.extras()) & TRAINS
     assert f"--build-arg EXTRAS={','.join(JOBS)} -t localhost/fovea-jobs:" in (ROOT / "Makefile").read_text()
+
+
+def test_all_in_one_serves_what_up_starts_and_only_its_gateway_is_reached_from_outside() -> None:
+    assert closure({"cpu"}) <= closure(SERVICE.extras())
+    assert json.loads(SERVICE.says("all-in-one", "CMD")) == ["up"]
+    programs = {one.name: one.host for one in plan_programs([*PACKAGES], SERVICE.environment("all-in-one"))}
+    assert {name for name, host in programs.items() if host == "0.0.0.0"} == {"gateway"}
+    assert json.loads(SERVICE.says("all-in-one", "VOLUME")) == ["/var/lib/fovea", "/var/cache/fovea"]
 
 
 def test_the_gateways_image_has_no_torch_and_the_services_has_what_each_service_needs() -> None:
@@ -195,6 +203,8 @@ def test_the_gateway_serves_without_torch_and_the_services_code_and_the_probe_te
         assert time.monotonic() < deadline and process.poll() is None, probe.stdout
         time.sleep(0.1)
     assert json.loads(probe.stdout)["status"] == "ok"
+    # Without its services a gateway is ready, but `fovea up` is not.
+    assert run_probe("fovea", "up", FOVEA_GATEWAY_PORT=str(port)).returncode == 1
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=30) == 0
 
