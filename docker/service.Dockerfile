@@ -50,7 +50,7 @@ FROM ${PYTHON_IMAGE} AS runtime
 # standard library is compiled, since nobody may write to it later.
 RUN apt-get update \
     && apt-get install -y --no-install-recommends wordnet-base=1:3.0-* wordnet-sense-index=1:3.0-* \
-    && rm -rf /var/lib/apt/lists/* /var/log/apt /var/log/dpkg.log \
+    && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/log/apt /var/log/dpkg.log \
     && pip uninstall --yes --root-user-action=ignore pip setuptools wheel \
     && python -m compileall -q -j 0 --invalidation-mode unchecked-hash -x 'lib2to3|site-packages' /usr/local/lib/python3.11 \
     && groupadd --gid 10001 fovea \

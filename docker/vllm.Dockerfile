@@ -40,7 +40,7 @@ FROM ${PYTHON_IMAGE} AS cpu
 # the installer goes.
 RUN apt-get update \
     && apt-get install -y --no-install-recommends libgomp1=12.2.* libnuma1=2.0.* \
-    && rm -rf /var/lib/apt/lists/* /var/log/apt /var/log/dpkg.log \
+    && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/log/apt /var/log/dpkg.log \
     && pip uninstall --yes --root-user-action=ignore pip setuptools wheel \
     && groupadd --gid 10001 fovea \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin fovea \

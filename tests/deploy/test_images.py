@@ -10,9 +10,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.metadata import requires
 from pathlib import Path
 
+import httpx2
+import psutil
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -207,6 +210,72 @@ def test_the_gateway_serves_without_torch_and_the_services_code_and_the_probe_te
     assert run_probe("fovea", "up", FOVEA_GATEWAY_PORT=str(port)).returncode == 1
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=30) == 0
+
+
+@pytest.fixture
+def buildah(tmp_path: Path) -> Iterator[list[str]]:
+    """The command, with a storage of its own."""
+    for program in ("buildah", "mmdebstrap"):
+        if shutil.which(program) is None:
+            pytest.skip(f"{program} is not installed (apt-get install buildah mmdebstrap)")
+    command = ["buildah", "--root", f"{tmp_path}/images", "--runroot", f"{tmp_path}/run"]
+    yield command
+    for ending in (["rm", "--all"], ["rmi", "--all", "--force"]):
+        subprocess.run([*command, *ending], check=True)
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.timeout(1100)
+def test_the_gateways_image_is_built_without_daemon_and_registry_serves_and_ends_on_sigterm(buildah: list[str]) -> None:
+    base, image = "localhost/base:test", "localhost/gateway:test"
+    subprocess.run([ROOT / "docker" / "base.sh", base], env={**os.environ, "BUILDAH": " ".join(buildah)}, check=True)
+    # What this machine trusts, a proxy of its network included.
+    volumes = ["--volume", "/etc/ssl/certs:/etc/ssl/certs:ro"]
+    dockerfile = ["--build-arg", f"PYTHON_IMAGE={base}", "--file", str(ROOT / "docker" / "gateway.Dockerfile")]
+    build = [
+        *buildah,
+        "build",
+        "--isolation",
+        "chroot",
+        "--pull-never",
+        *volumes,
+        *dockerfile,
+        "--tag",
+        image,
+        str(ROOT),
+    ]
+    subprocess.run(build, check=True)
+    made = subprocess.run([*buildah, "from", "--pull-never", image], stdout=subprocess.PIPE, text=True, check=True)
+    program = [*json.loads(GATEWAY.says("gateway", "ENTRYPOINT")), *json.loads(GATEWAY.says("gateway", "CMD"))]
+    with kept_port() as port:
+        run = [
+            "run",
+            "--isolation",
+            "chroot",
+            "--env",
+            f"FOVEA_GATEWAY_PORT={port}",
+            made.stdout.strip(),
+            "--",
+            *program,
+        ]
+        with running([*buildah, *run], cwd=ROOT) as container:
+            url = f"http://127.0.0.1:{port}/livez"
+            while (answer := answer_of(url)) is None:
+                assert container.poll() is None
+                time.sleep(0.1)
+            assert answer == 200
+            *_, served = psutil.Process(container.pid).children(recursive=True)
+            assert served.uids().real == 10001
+            served.send_signal(signal.SIGTERM)
+            assert container.wait(timeout=60) == 0
+
+
+def answer_of(url: str) -> int | None:
+    """The status of an answer; None while nobody listens."""
+    with suppress(httpx2.ConnectError):
+        return httpx2.get(url).status_code
+    return None
 
 
 def test_the_probe_fails_where_nobody_answers() -> None:
