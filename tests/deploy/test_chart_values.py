@@ -97,7 +97,7 @@ def with_model(**changed: Any) -> dict[str, Any]:
             with_model(name="score-canary") | {"services": {"score": {"canary": "next"}}},
             "the name score-canary is taken",
         ),
-        ({"trainings": [JOBS["trainings"][0]] * 2}, "trainings: the name one-node is taken"),
+        ({"trainings": JOBS["trainings"][:1] * 2, "images": JOBS["images"]}, "trainings: the name one-node is taken"),
         ({"gpuClaims": [{"name": "small", "deviceClass": "gpu.nvidia.com"}] * 2}, "gpuClaims: the name small is taken"),
         (with_model(env={"max models": "2"}), "models.0.env"),
         (with_model(vllm={"enabled": True}, service="generate"), "vLLM serves one checkpoint, and predict names 2"),
