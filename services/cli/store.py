@@ -199,6 +199,10 @@ def publish(  # noqa: PLR0913 - one parameter an option
     report({**asdict(version), "aliases": aliases}, f"{version} published as {', '.join(aliases)}", as_json=as_json)
 
 
+TaskOfT5 = Annotated[
+    str | None,
+    typer.Option("--task", help="For a T5, what it answers: a task file, or esnli, anli1, cqa, svamp or asdiv."),
+]
 EmbedBy = Annotated[
     str | None,
     typer.Option(
@@ -212,10 +216,7 @@ EmbedBy = Annotated[
 def import_checkpoint(  # noqa: PLR0913 - one parameter an option
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="hf://owner/name[@revision], a folder, or a file.")],
     name: Annotated[str | None, typer.Option(help="Name to publish under. Default: the source's.")] = None,
-    task: Annotated[
-        str | None,
-        typer.Option("--task", help="For a T5, what it answers: a task file, or esnli, anli1, cqa, svamp or asdiv."),
-    ] = None,
+    task: TaskOfT5 = None,
     label_prefix: Annotated[str, typer.Option(help="Text that a T5 was trained to have before its input.")] = "",
     rationale_prefix: Annotated[
         str | None, typer.Option(help="Text before the input that asks a T5 for its rationale. Default: it gives none.")
