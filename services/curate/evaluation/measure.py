@@ -48,7 +48,10 @@ def read_audit(path: Path) -> list[Row]:
     with described(path, "`fovea curate audit`", "attacks"):
         attacks = [one for one in audit["attacks"] if one["task"] != "all"]
         return merged(
-            [Row(text_of(one, "attacker", "an attack"), True, {one["task"]: 100 * one["accuracy"]}) for one in attacks]
+            [
+                Row(text_of(one, "attacker", f"{path}: an attack"), True, {one["task"]: 100 * one["accuracy"]})
+                for one in attacks
+            ]
         )
 
 
@@ -57,7 +60,11 @@ def read_results(path: Path) -> list[Row]:
     results = read_json(path)
     with described(path, EVALUATION, "results"):
         return [
-            Row(text_of(one, "judge", "a result"), False, {task: float(score) for task, score in one["scores"].items()})
+            Row(
+                text_of(one, "judge", f"{path}: a result"),
+                False,
+                {task: float(score) for task, score in one["scores"].items()},
+            )
             for one in results
         ]
 
@@ -289,7 +296,7 @@ def read_scores(paths: Iterable[Path]) -> list[Scores]:
         with described(path, EVALUATION, "results"):
             if not isinstance(loaded, list):
                 raise TypeError("it is not a list")
-            form_accuracies(loaded)
+            form_accuracies(loaded, f"{path}: a result")
             results += loaded
     found = form_accuracies(results)
     if not any(one.accuracy for one in found):
@@ -297,11 +304,14 @@ def read_scores(paths: Iterable[Path]) -> list[Scores]:
     return found
 
 
-def form_accuracies(results: Sequence[Mapping[str, Any]]) -> list[Scores]:
-    """Compute each judge's accuracy by benchmark and form, weighted by the numbers of pairs of the form's types."""
+def form_accuracies(results: Sequence[Mapping[str, Any]], place: str = "a result") -> list[Scores]:
+    """Compute each judge's accuracy by benchmark and form, weighted by the numbers of pairs of the form's types.
+
+    Raises BadFile for a judge that is no text, with the place of the results.
+    """
     found: dict[str, Scores] = {}
     for one in results:
-        judge = text_of(one, "judge", "a result")
+        judge = text_of(one, "judge", place)
         own, sizes = found.setdefault(judge, Scores(judge, {}, {})), one["sizes"]
         for form, kinds in FORMS.items():
             tested = [kind for kind in kinds if kind in one["scores"]]
