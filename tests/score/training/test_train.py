@@ -233,14 +233,14 @@ def test_stored_negatives_belong_to_a_table(base: Path, tmp_path: Path) -> None:
     ("options", "message"),
     [
         (["--recipe", "coco"], "there is no recipe"),
-        (["--set", "method=siglip"], "siglip"),
+        (["--set", "method=siglip"], "method: Input should be 'clip'"),
         (["--set", "metod=clip"], "'metod=clip' is not KEY=VALUE of alpha"),
-        (["--set", "learning_rate=fast"], "fast"),
+        (["--set", "learning_rate=fast"], "learning_rate: Input should be a valid number"),
         (["--data", "video"], "video"),
         (["--images", "other.tsv"], "one table"),
         (["--data", "tars", "--images", "none.tar"], "captions.tsv"),
         (["--batch-size", "5", "--accumulate", "2"], "can't evenly split"),
-        (["--negatives", "negation"], "negation"),
+        (["--negatives", "negation"], "negatives.0: Input should be"),
     ],
 )
 def test_what_makes_no_training_is_refused_before_it_starts(
