@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tests.deploy.kubernetes_manifests import SITE, Manifests, Pod, build, deployment, gpus_of, merged, render
+from tests.deploy.kubernetes_names import settings_of
 
 UNITS = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "m": 1e-3, "": 1}
 GPU, SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
@@ -128,10 +129,13 @@ def test_pods_that_share_verified_copies_ask_for_no_disk_of_their_own_for_them()
             continue
         (volume,) = [one for one in pod.spec["volumes"] if one["name"] == "checkpoints"]
         assert volume["persistentVolumeClaim"] == {"claimName": "model-cache"}
+        # Otherwise a pod would remove the copies of other models, of which it knows nothing.
+        assert settings_of(manifests, pod).checkpoint_cache_max_bytes == 180 * 2**30
         assert (
             number(pod.container["resources"]["requests"]["ephemeral-storage"])
             == (3 if pod.name == "embed" else 2) * 2**30
         )
     claim = manifests.get("PersistentVolumeClaim", "model-cache")
     assert claim is not None
+    assert claim["spec"]["resources"]["requests"] == {"storage": "200Gi"}
     assert claim["spec"]["accessModes"] == ["ReadWriteMany"]

@@ -6,7 +6,7 @@ app.kubernetes.io/name: {{ . }}
 app.kubernetes.io/part-of: fovea
 {{- end }}
 
-{{/* What every pod has: (dict "root" $ "name" ... "uid" 10001 "hasGpu" false "model" ...). */}}
+{{/* What every pod has: (dict "root" $ "uid" 10001 "hasGpu" false "model" ...). */}}
 {{- define "fovea.podBasics" -}}
 {{- $pods := .root.Values.pods }}
 {{- $model := default dict .model }}
@@ -148,7 +148,7 @@ resources:
 {{- end }}
 {{- end }}
 
-{{/* (dict "root" $ "name" ... "program" ...): the Service and the PodDisruptionBudget of a workload. */}}
+{{/* The Service of a workload: (dict "name" ... "program" ... "port" ...). */}}
 {{- define "fovea.headless" -}}
 apiVersion: v1
 kind: Service
@@ -164,6 +164,7 @@ spec:
     - {name: http, port: {{ .port }}, targetPort: http}
 {{- end }}
 
+{{/* The PodDisruptionBudget of a workload: (dict "name" ... "program" ...). */}}
 {{- define "fovea.budget" -}}
 apiVersion: policy/v1
 kind: PodDisruptionBudget

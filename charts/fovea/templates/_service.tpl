@@ -15,7 +15,9 @@
 {{- $model := .model }}
 {{- $prefix := printf "FOVEA_%s" (upper $model.service) }}
 {{- $env := dict (printf "%s_MODELS" $prefix) (join "," $model.checkpoints) }}
-{{- $_ := set $env "FOVEA_CHECKPOINT_CACHE_MAX_BYTES" (mul 2 $model.weightsGiB 1073741824 | toString) }}
+{{- /* Of a claim that pods share, each may fill nine tenths: a pod that knew of its own model alone would remove others'. */}}
+{{- $keptGiB := ternary (div (mul 9 .root.Values.modelCache.sizeGiB) 10) (mul 2 $model.weightsGiB) .root.Values.modelCache.claim }}
+{{- $_ := set $env "FOVEA_CHECKPOINT_CACHE_MAX_BYTES" (mul $keptGiB 1073741824 | toString) }}
 {{- if not $model.checkpoints }}{{ $_ := unset $env (printf "%s_MODELS" $prefix) }}{{ end }}
 {{- /* A first version that hangs is refused by its name before the pod is killed. */}}
 {{- $_ := set $env "FOVEA_LOAD_TIMEOUT_S" (sub $model.startSeconds 30 | toString) }}
