@@ -46,11 +46,11 @@ def pace_of(workload: str) -> Pace:
     )
 
 
-def manifest_settings() -> dict[str, str]:
-    """The settings of time that all pods have."""
-    config = deployment("demo").get("ConfigMap", "fovea")
-    assert config is not None
-    return {name: value for name, value in config["data"].items() if name.endswith("_S")}
+def times_of(workload: str) -> dict[str, str]:
+    """The settings of time in a workload's manifest."""
+    manifests = deployment("demo")
+    settings = manifests.environment(manifests.pod(workload))
+    return {name: value for name, value in settings.items() if name.endswith("_S")}
 
 
 def send_embed(session: aiohttp.ClientSession, url: str, number: int) -> Any:
@@ -93,15 +93,15 @@ def stop_as(pace: Pace, process: Process, *, waited_s: float = 0.0) -> None:
 
 def next_pod(fovea: Fovea, service: str, instance: str, port: int) -> Process:
     """The next pod of a service, ready."""
-    process = fovea.start(service, instance=instance, port=port)
+    process = fovea.start(service, times_of(service), instance=instance, port=port)
     process.wait_until_ready()
     return process
 
 
 @pytest.fixture
 def fovea(tmp_path: Path) -> Iterator[Fovea]:
-    """Nothing runs yet; what is started has the times of the manifests."""
-    fovea = Fovea(tmp_path, {**settings_of_a_test(tmp_path), **manifest_settings()})
+    """Nothing runs yet."""
+    fovea = Fovea(tmp_path, settings_of_a_test(tmp_path))
     yield fovea
     fovea.kill()
 
@@ -125,7 +125,8 @@ async def test_a_service_is_replaced_at_the_pace_of_its_manifest(
     for pod, port in zip(pods, ports, strict=False):
         await asyncio.to_thread(next_pod, fovea, service, pod, port)
     urls = ",".join(fovea.processes[pod].url for pod in pods)
-    gateway = await asyncio.to_thread(fovea.start_gateway, {f"FOVEA_GATEWAY_{service.upper()}_URLS": urls})
+    settings = {**times_of("gateway"), f"FOVEA_GATEWAY_{service.upper()}_URLS": urls}
+    gateway = await asyncio.to_thread(fovea.start_gateway, settings)
     await asyncio.to_thread(gateway.wait_until_ready)
     async with Load(
         SENT[service], [gateway.url], anew=True, num_clients=NUM_CLIENTS, pause_s=PAUSE_S

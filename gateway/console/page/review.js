@@ -33,6 +33,7 @@ async function styled(host) {
 // Shows the review, and again for the reviewer of another link or with another key.
 function show(host) {
   let shown;
+  let usedKey;
   let end = () => {};
   let isOver = false;
   const ready = styled(host);
@@ -41,6 +42,7 @@ function show(host) {
     problem.value = mount ? "" : "The review's page did not load. Reload this page once the review runs.";
     if (isOver || !mount) return;
     end();
+    usedKey = key.peek();
     shown = fields.reviewer.peek();
     const onReviewer = (name) => (fields.reviewer.value = shown = name);
     end = mount(body, { server, reviewer: shown, onReviewer });
@@ -48,11 +50,13 @@ function show(host) {
   const follow = effect(() => {
     if (fields.reviewer.value !== shown) start();
   });
-  window.addEventListener("key-changed", start);
+  // The models may come with the new key after the review did, and its token must not have to be typed again.
+  const onKey = () => key.peek() !== usedKey && start();
+  window.addEventListener("key-changed", onKey);
   return () => {
     isOver = true;
     follow();
-    window.removeEventListener("key-changed", start);
+    window.removeEventListener("key-changed", onKey);
     end();
   };
 }

@@ -106,23 +106,52 @@ def test_it_is_accessible_and_no_wider_than_its_window(
         assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
 
 
-def test_with_a_key_and_a_token_its_images_are_shown_and_its_verdicts_saved(
-    browser: Any, fovea: Fovea, tmp_path: Path
-) -> None:
-    write_review(tmp_path)
-    with kept_port() as port, Served(tmp_path, port, "--token-file", "token") as review:
+@pytest.fixture(scope="module")
+def guarded(fovea: Fovea, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """A review that needs a token, behind a gateway that needs a key: the gateway's address and the token."""
+    folder = tmp_path_factory.mktemp("guarded")
+    write_review(folder)
+    with kept_port() as port, Served(folder, port, "--token-file", "token") as review:
         gateway = guarded_gateway(fovea, FOVEA_GATEWAY_REVIEW_URL=review.url)
-        with visit(browser, gateway.url) as page:
-            page.goto("/console#review?reviewer=Anna")
+        yield gateway.url, (folder / "token").read_text().strip()
+
+
+def test_with_a_key_and_a_token_its_images_are_shown_and_its_verdicts_saved(
+    browser: Any, guarded: tuple[str, str]
+) -> None:
+    url, token = guarded
+    with visit(browser, url) as page:
+        page.goto("/console#review?reviewer=Anna")
+        give_key(page, KEY)
+        page.get_by_label("Token").fill(token)
+        page.keyboard.press("Enter")
+        page.get_by_role("heading", name="Pair chelsea-1").wait_for()
+        page.wait_for_function(IS_SHOWN, arg="img[src^=blob]")
+        press(page, "1", "chelsea-2")
+        page.get_by_text("Progress and agreement").press("Enter")
+        with page.expect_download() as download:
+            page.get_by_text("Download all verdicts").press("Enter")
+        (line,) = Path(download.value.path()).read_text().splitlines()
+        assert json.loads(line)["verdict"] == "valid"
+        assert page.evaluate("document.cookie") == ""
+
+
+def test_models_that_come_after_the_review_leave_its_token_where_it_is_typed(
+    browser: Any, guarded: tuple[str, str]
+) -> None:
+    url, token = guarded
+    with visit(browser, url) as page:
+        held: dict[str, Any] = {}
+        page.route("**/review.css", lambda route: held.update(style=route))
+        with page.expect_request("**/review.css"):
+            page.goto("/console#review?reviewer=Ben")
+        page.get_by_role("dialog", name="API key").wait_for()
+        page.route("**/v1/models", lambda route: held.update(models=route))
+        with page.expect_request("**/v1/models"):
             give_key(page, KEY)
-            page.get_by_label("Token").fill((tmp_path / "token").read_text().strip())
-            page.keyboard.press("Enter")
-            page.get_by_role("heading", name="Pair chelsea-1").wait_for()
-            page.wait_for_function(IS_SHOWN, arg="img[src^=blob]")
-            press(page, "1", "chelsea-2")
-            page.get_by_text("Progress and agreement").press("Enter")
-            with page.expect_download() as download:
-                page.get_by_text("Download all verdicts").press("Enter")
-            (line,) = Path(download.value.path()).read_text().splitlines()
-            assert json.loads(line)["verdict"] == "valid"
-            assert page.evaluate("document.cookie") == ""
+        held["style"].continue_()
+        page.get_by_label("Token").fill(token)
+        with page.expect_response("**/v1/models"):
+            held["models"].continue_()
+        page.get_by_label("Token").press("Enter")
+        page.get_by_role("heading", name="Pair chelsea").wait_for()
