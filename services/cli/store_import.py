@@ -54,7 +54,7 @@ def write_reference(kind: str, directory: Path, source: str | None = None) -> No
         raise NoReference(f"no service of Fovea's own runs checkpoints of kind {kind!r}, only {', '.join(ENGINES)}")
     if find_spec("torch") is None:
         raise NoReference("torch is not installed")
-    from services.core.serving.served_checkpoint import Refused
+    from services.core.serving.served_checkpoint import VersionRefused
     from services.core.serving.tokenizer_trial import try_tokenizers
     from services.nn.broken_model import BrokenModel
     from services.nn.model_configs import unexpected
@@ -66,7 +66,7 @@ def write_reference(kind: str, directory: Path, source: str | None = None) -> No
     try:
         try_tokenizers(shown, directory)
         engine = _load(kind, directory)
-    except Refused as error:
+    except VersionRefused as error:
         raise InvalidCheckpoint(str(error)) from error
     except StoreUnavailable as error:
         raise NoReference(str(error)) from error

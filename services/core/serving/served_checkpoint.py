@@ -49,7 +49,7 @@ FREE_GROWTH_BYTES = 4 * 2**30
 EngineT = TypeVar("EngineT", bound=CheckpointEngine)
 
 
-class Refused(Exception):
+class VersionRefused(Exception):
     """A version that must not serve; the message may be shown to clients."""
 
 
@@ -91,8 +91,10 @@ class Candidate(Generic[EngineT]):
         self._engine: Future[EngineT] = Future()
 
     async def ready(self, timeout_s: float) -> EngineT:
-        """Return the engine, ready to serve. Raises Refused for one that fails, or is not ready within `timeout_s`, and
-        StoreUnavailable where something else is not there yet that the version needs.
+        """Return the engine, ready to serve.
+
+        Raises VersionRefused for one that fails, or is not ready within `timeout_s`, and StoreUnavailable where
+        something else is not there yet that the version needs.
         """
         thread = threading.Thread(target=self._work, name=THREAD_NAME, daemon=True)
         thread.start()
@@ -101,15 +103,15 @@ class Candidate(Generic[EngineT]):
             reason = await self._awaited(engine, timeout_s)
             if reason is not None:
                 await _given_up(thread, engine)
-                raise Refused(f"{self._label}: {reason}")
+                raise VersionRefused(f"{self._label}: {reason}")
             return engine.result()
-        except (Refused, StoreUnavailable):
+        except (VersionRefused, StoreUnavailable):
             raise
         except UnservedKind as error:
-            raise Refused(str(error)) from error
+            raise VersionRefused(str(error)) from error
         except Exception as error:
             # The cause is only logged: a loader's message may hold paths and values.
-            raise Refused(f"{self._label}: it did not {self._step} ({type(error).__name__})") from error
+            raise VersionRefused(f"{self._label}: it did not {self._step} ({type(error).__name__})") from error
         finally:
             engine.cancel()  # one that was given up has no waiter
 
@@ -435,7 +437,7 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
                     self._note_trouble(None)
                     return
                 generation = await self._load_generation(version)
-            except Refused as refused:
+            except VersionRefused as refused:
                 self._refuse(version, refused)
             except Exception as error:  # noqa: BLE001 - whatever fails in the store, the loaded version serves on
                 self._note_trouble(error)
@@ -454,7 +456,7 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
             await self.look()
 
     async def _load_generation(self, version: str) -> _Generation[EngineT, BatcherT]:
-        """Load a version. Raises Refused, and StoreError where the version can't be fetched at the moment."""
+        """Load a version. Raises VersionRefused, and StoreError where the version can't be fetched at the moment."""
         began = time.monotonic()
         try:
             manifest = self.manifest
@@ -468,13 +470,13 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
             )
             async with followed.room.entered(folder, manifest) as leave:
                 engine = await self._load_engine(folder, manifest)
-        except Refused as refused:
+        except VersionRefused as refused:
             if folder.is_dir():
                 raise
             # Another process that shares the folder needed the room: no fault of the version.
             raise StoreUnavailable(f"{self.name}@{version}: its copy went while it was loaded") from refused
         except (CorruptCheckpoint, InvalidCheckpoint) as error:
-            raise Refused(str(error)) from error
+            raise VersionRefused(str(error)) from error
         self._metrics.model_load_seconds.labels(self.name).set(time.monotonic() - began)
         self._metrics.model_loads.labels(self.name).inc()
         return _Generation(Served(engine, self._make_batcher(engine), manifest), leave)
@@ -523,7 +525,7 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
         self._metrics.rejected.labels("loading").inc()
         return Overloaded(self.absence, code="loading", retry_after_s=LOADING_RETRY_AFTER_S)
 
-    def _refuse(self, version: str, refused: Refused) -> None:
+    def _refuse(self, version: str, refused: VersionRefused) -> None:
         self._note_trouble(None)
         cause = refused.__cause__
         retry_s = self._followed.damaged_retry_s if isinstance(cause, CorruptCheckpoint) else math.inf

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from services.core.serving import tokenizer_worker
-from services.core.serving.served_checkpoint import Refused
+from services.core.serving.served_checkpoint import VersionRefused
 from services.core.store.errors import StoreUnavailable
 
 WORKER = Path(tokenizer_worker.__file__)
@@ -25,9 +25,9 @@ SIGNALS_OF_EXCESS = (signal.SIGXCPU, signal.SIGABRT, signal.SIGSEGV, signal.SIGB
 def try_tokenizers(label: str, folder: Path, *, cpu_s: int = CPU_S) -> None:
     """Read the tokenizers of the version `label`, and with them the texts of its JSON files, in another process.
 
-    Raises Refused for one that needs more time or memory than that process has, breaks its library, or has other files
-    than `tokenizer.json`, and StoreUnavailable if the process can't be started or ends in another way. The process ends
-    with an exception that is raised in this thread from outside.
+    Raises VersionRefused for one that needs more time or memory than that process has, breaks its library, or has other
+    files than `tokenizer.json`, and StoreUnavailable if the process can't be started or ends in another way. The
+    process ends with an exception that is raised in this thread from outside.
     """
     names = (tokenizer_worker.TOKENIZER, tokenizer_worker.TOKENIZER_CONFIG)
     files = [file for file in folder.rglob("*.json") if file.name.lower() in names]
@@ -50,9 +50,11 @@ def try_tokenizers(label: str, folder: Path, *, cpu_s: int = CPU_S) -> None:
         worker.wait()
     code = worker.returncode
     if code == tokenizer_worker.NAMES_OTHERS:
-        raise Refused(f"{label}: its tokenizer_config.json has fast_tokenizer_files, which may name untried files")
+        raise VersionRefused(
+            f"{label}: its tokenizer_config.json has fast_tokenizer_files, which may name untried files"
+        )
     if code == tokenizer_worker.BROKEN or -code in SIGNALS_OF_EXCESS:
-        raise Refused(
+        raise VersionRefused(
             f"{label}: its tokenizer.json takes more than {cpu_s} s of processor time or {memory_bytes} bytes of "
             "memory, or breaks its library"
         )

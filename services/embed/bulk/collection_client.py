@@ -45,7 +45,7 @@ class Unavailable(Exception):
     """The service does not respond, or not like a Fovea; the message can be shown to users."""
 
 
-class Refused(Exception):
+class CallRefused(Exception):
     """A call that would fail again if repeated.
 
     `status` is the HTTP status, `image` the index in the request of the image at fault if the service names one.
@@ -124,16 +124,16 @@ class CollectionClient:
     async def put(self, description: Mapping[str, Any]) -> dict[str, Any]:
         """Create the collection, or change what the description names; return what it is now.
 
-        Raises Unavailable at once if nothing listens, and Refused.
+        Raises Unavailable at once if nothing listens, and CallRefused.
         """
         return await self._first("PUT", orjson.dumps(description))
 
     async def describe(self) -> dict[str, Any]:
-        """Return what it is. Raises Unavailable at once if nothing listens, and Refused."""
+        """Return what it is. Raises Unavailable at once if nothing listens, and CallRefused."""
         return await self._first("GET", None)
 
     async def listed(self) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield the entries of its images, ascending by id. Raises Unavailable, Refused."""
+        """Yield the entries of its images, ascending by id. Raises Unavailable, CallRefused."""
         after: str | None = None
         while True:
             query = f"?limit={IDS_A_PAGE}" + ("" if after is None else f"&after={quote(after, safe='')}")
@@ -147,7 +147,7 @@ class CollectionClient:
     async def add(self, images: Sequence[Mapping[str, Any]]) -> Additions:
         """Add images, JSON objects, except those at fault, which do not keep the others out.
 
-        Raises Unavailable, and Refused for what does not concern a single image.
+        Raises Unavailable, and CallRefused for what does not concern a single image.
         """
         if not images:
             return Additions()
@@ -155,7 +155,7 @@ class CollectionClient:
             body = await asyncio.to_thread(orjson.dumps, {"images": list(images)})
             answer = await self._call("POST", f"/images{self._changes}", body)
             return Additions(answer["added"], answer["unchanged"])
-        except Refused as refused:
+        except CallRefused as refused:
             if refused.code in _ABOUT_THE_COLLECTION or refused.status not in _ABOUT_IMAGES:
                 raise
             if len(images) == 1:
@@ -171,20 +171,20 @@ class CollectionClient:
         return done
 
     async def data(self, image_id: str) -> bytes | None:
-        """Return an image as it was uploaded, None if there is none. Raises Unavailable, Refused."""
+        """Return an image as it was uploaded, None if there is none. Raises Unavailable, CallRefused."""
         try:
             data: bytes = await self._call("GET", f"/images/{quote(image_id)}", is_json=False)
-        except Refused as refused:
+        except CallRefused as refused:
             if refused.code != NO_IMAGE:
                 raise
             return None
         return data
 
     async def remove(self, image_id: str) -> None:
-        """Remove an image, which may be gone already. Raises Unavailable, Refused."""
+        """Remove an image, which may be gone already. Raises Unavailable, CallRefused."""
         try:
             await self._call("DELETE", f"/images/{quote(image_id)}{self._changes}", is_json=False)
-        except Refused as refused:
+        except CallRefused as refused:
             if refused.code != NO_IMAGE:
                 raise
 
@@ -227,7 +227,7 @@ class CollectionClient:
             message, param, code = _error(content, response)
             if response.status in _RETRIED_STATUSES:
                 raise Busy(f"{response.status}: {message}", retry_after_s(response.headers))
-            raise Refused(response.status, message, param, code)
+            raise CallRefused(response.status, message, param, code)
 
 
 def _parsed(content: bytes, service: str) -> Any:

@@ -17,7 +17,7 @@ from typer.core import TyperCommand
 
 from services.core.logs import log_warnings_to_stderr
 from services.core.store.errors import StoreError
-from services.embed.bulk.collection_client import Refused, Unavailable
+from services.embed.bulk.collection_client import CallRefused, Unavailable
 from services.embed.bulk.folder import EmbeddingError, OutputError, StoredDtype
 from services.embed.bulk.image_sources import IMAGE_SUFFIXES, SourceError, list_images
 from services.embed.bulk.ray_pool import RayError, RayOptions, import_ray
@@ -27,7 +27,7 @@ from services.jobs.options import command_line
 from services.jobs.progress import Bars
 
 EXIT_SKIPPED = 3
-ERRORS = (SourceError, EmbeddingError, OutputError, StoreError, Refused, Unavailable, RayError)
+ERRORS = (SourceError, EmbeddingError, OutputError, StoreError, CallRefused, Unavailable, RayError)
 
 # Parameters of the options that apply to only one of the two targets.
 ONLY_COLLECTION = ("url", "api_key", "no_skip", "no_wait")

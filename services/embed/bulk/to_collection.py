@@ -42,7 +42,7 @@ class UploadTarget:
 async def upload(target: UploadTarget, listing: Listing, bars: Bars, on_skipped: Callable[[Skipped], None]) -> int:
     """Send the listed images that do not exist yet, and wait for the indexes. Returns how many images were skipped.
 
-    Raises Unavailable if the service stays unavailable, and Refused if it would reject every image.
+    Raises Unavailable if the service stays unavailable, and CallRefused if it would reject every image.
     """
     for skipped in listing.skipped:
         on_skipped(skipped)

@@ -99,7 +99,7 @@ class Serving:
         self.search_threads.shutdown(wait=False)
 
 
-class Collection:
+class OpenCollection:
     """Started once; every method runs on the event loop, disk access and search on worker threads.
 
     `changes` is shared with the indexes that `open_checkpoint` opens. `on_failure` is called when the database turns
@@ -500,7 +500,7 @@ class OpenCollections(ABC):
         self._serving = serving
         self._options = options
         self._max_collections = max_collections
-        self._collections: dict[CollectionKey, Collection] = {}
+        self._collections: dict[CollectionKey, OpenCollection] = {}
         self._damaged: dict[CollectionKey, str] = {}
         self._changing = asyncio.Lock()
         self._problem = "they are being opened"
@@ -531,15 +531,15 @@ class OpenCollections(ABC):
         """Report to `/readyz`; what can't be used does not make it fail, but the detail names it and the reason."""
 
     @abstractmethod
-    async def get(self, key: CollectionKey) -> Collection:
+    async def get(self, key: CollectionKey) -> OpenCollection:
         """Raises NotFound if it does not exist, Overloaded if it can't be opened."""
 
     @abstractmethod
-    async def of(self, tenant: str) -> tuple[Sequence[Collection], Sequence[str]]:
+    async def of(self, tenant: str) -> tuple[Sequence[OpenCollection], Sequence[str]]:
         """List a tenant's collections, and the names of those that can't be opened, both sorted by name."""
 
     @abstractmethod
-    async def get_or_make(self, tenant: str, info: CollectionInfo) -> tuple[Collection, bool]:
+    async def get_or_make(self, tenant: str, info: CollectionInfo) -> tuple[OpenCollection, bool]:
         """Return a collection and whether it is new. Raises TooLarge for too many, and what Catalog.create raises."""
 
     @abstractmethod

@@ -96,7 +96,7 @@ class SearchableVectors(SearchedVectors, Protocol):
 
 
 @dataclass(eq=False)
-class ConditionIndex:
+class OpenIndex:
     """The index of one condition, None being the unconditional embedding; `used` is Unix time in seconds."""
 
     text: Text | None
@@ -109,7 +109,7 @@ class ConditionIndex:
         return None if self.text is None else self.text.text
 
 
-IndexT = TypeVar("IndexT", bound=ConditionIndex)
+IndexT = TypeVar("IndexT", bound=OpenIndex)
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,7 +176,7 @@ class CheckpointIndexes(ABC, Generic[IndexT, StepT]):
         """Return the index of a condition, creating an empty one if it has none of its own."""
 
     @abstractmethod
-    def drop(self, index: ConditionIndex) -> None:
+    def drop(self, index: OpenIndex) -> None:
         """Remove an index."""
 
     @abstractmethod

@@ -18,8 +18,8 @@ from services.core.backoff import backoff_s
 from services.core.errors import FoveaError, Misdirected, NotFound, Overloaded
 from services.core.http.health import CheckResult
 from services.embed.collections.collection import (
-    Collection,
     CollectionOptions,
+    OpenCollection,
     OpenCollections,
     Serving,
     describe_problems,
@@ -75,7 +75,7 @@ class LocalCollections(OpenCollections):
         self._is_open = False
         self._failures: dict[CollectionKey, Failure] = {}
         self._last_failures: dict[CollectionKey, Failure] = {}
-        self._to_close: dict[CollectionKey, Collection] = {}
+        self._to_close: dict[CollectionKey, OpenCollection] = {}
         self._wake = asyncio.Event()
 
     def _tasks(self) -> list[Coroutine[Any, Any, None]]:
@@ -86,7 +86,7 @@ class LocalCollections(OpenCollections):
         if self._catalog is not None:
             self._catalog.close()
 
-    async def get(self, key: CollectionKey) -> Collection:
+    async def get(self, key: CollectionKey) -> OpenCollection:
         """Raises NotFound if it does not exist, Overloaded if it can't be opened, and Misdirected if this process has
         no collections at all."""
         self._check_open()
@@ -104,14 +104,14 @@ class LocalCollections(OpenCollections):
                 ) from None
             raise no_collection(key.name) from None
 
-    async def of(self, tenant: str) -> tuple[Sequence[Collection], Sequence[str]]:
+    async def of(self, tenant: str) -> tuple[Sequence[OpenCollection], Sequence[str]]:
         self._check_open()
         if CollectionKey(tenant, ALL) in self._failures:
             raise Overloaded("The collections currently can't be listed.", code="collection_not_open")
         own = [self._collections[key] for key in sorted(self._collections) if key.tenant == tenant]
         return own, sorted(key.name for key in self._failures if key.tenant == tenant)
 
-    async def get_or_make(self, tenant: str, info: CollectionInfo) -> tuple[Collection, bool]:
+    async def get_or_make(self, tenant: str, info: CollectionInfo) -> tuple[OpenCollection, bool]:
         key = CollectionKey(tenant, info.name)
         async with self._changing:
             catalog = self._check_open()
@@ -252,7 +252,7 @@ class LocalCollections(OpenCollections):
             keeping=Keeping(self._options.index, self._options.max_state_bytes, self._serving.fresh),
             changes=changes,
         )
-        collection = Collection(
+        collection = OpenCollection(
             store,
             self._serving,
             self._options,
@@ -270,7 +270,7 @@ class LocalCollections(OpenCollections):
         self._collections[key] = collection
         self._damaged.pop(key, None)
 
-    def _fail(self, key: CollectionKey, collection: Collection, error: DatabaseFailed) -> None:
+    def _fail(self, key: CollectionKey, collection: OpenCollection, error: DatabaseFailed) -> None:
         """Handle a failure of an open collection: unless all of it is damaged, its intact part stays in use."""
         if self._collections.get(key) is not collection:
             return

@@ -20,7 +20,7 @@ from services.embed.collections.index.vector_index import IndexOptions, VectorIn
 from services.embed.collections.indexes import (
     Changes,
     CheckpointIndexes,
-    ConditionIndex,
+    OpenIndex,
     Rows,
     Step,
     clear_away,
@@ -48,7 +48,7 @@ class Keeping:
 
 
 @dataclass(eq=False)
-class LocalIndex(ConditionIndex):
+class LocalIndex(OpenIndex):
     """An index with its file, which has the images up to `saved_through`, `num_saved` of them."""
 
     vectors: VectorIndex
@@ -103,7 +103,7 @@ class LocalIndexes(CheckpointIndexes[LocalIndex, Step[LocalIndex]]):
             self._indexes[key_of(text)] = LocalIndex(text, vectors, path=self._path(text))
         return self._indexes[key_of(text)]
 
-    def drop(self, index: ConditionIndex) -> None:
+    def drop(self, index: OpenIndex) -> None:
         """Remove an index and its file."""
         dropped = self._indexes.pop(key_of(index.text), None)
         if dropped is not None:

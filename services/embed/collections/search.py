@@ -26,7 +26,7 @@ from services.core.exchange import RequestContext
 from services.core.images.inputs import ImageInput
 from services.embed.call import EmbedCall, ServedEmbed, TextInput
 from services.embed.collections import answers
-from services.embed.collections.indexes import AnyIndexes, ConditionIndex, key_of
+from services.embed.collections.indexes import AnyIndexes, OpenIndex, key_of
 from services.embed.collections.reader import ImageReader, Read, Wanted
 from services.embed.collections.storage.image_store import ImageStore
 from services.embed.model.items import Embeddings
@@ -59,7 +59,7 @@ class Candidates:
 
     rows: Sequence[int]
     cost: Mapping[int, int]
-    guides: Sequence[ConditionIndex] = ()
+    guides: Sequence[OpenIndex] = ()
     num_guided: int = 0
 
     def within(self, budget: int) -> int:
@@ -127,7 +127,7 @@ class Nearest:
     rows: Sequence[int]
     scores: Sequence[float]
     is_exact: bool
-    index: ConditionIndex | None
+    index: OpenIndex | None
 
 
 class Searcher:
@@ -221,12 +221,12 @@ class Searcher:
                 return reads, False
         return reads, True
 
-    def _lacking(self, index: ConditionIndex | None, among: Rows | None) -> Rows:
+    def _lacking(self, index: OpenIndex | None, among: Rows | None) -> Rows:
         rows = self._store.rows(after=index.vectors.through if index is not None else 0)
         return rows if among is None else np.intersect1d(rows, among, assume_unique=True)
 
     async def _among_indexed(
-        self, index: ConditionIndex, query: Embeddings, question: Question
+        self, index: OpenIndex, query: Embeddings, question: Question
     ) -> tuple[list[int], list[float]]:
         began = time.perf_counter()
         search = functools.partial(index.vectors.search, query[None], question.k, among=question.among)
@@ -253,7 +253,7 @@ class Searcher:
         return [plain[0] if text is None else next(conditional) for text in texts]
 
 
-def status_of(index: ConditionIndex, num_images: int, last_row: int) -> answers.ConditionIndex:
+def status_of(index: OpenIndex, num_images: int, last_row: int) -> answers.ConditionIndex:
     """Describe an index of a collection of so many images, of which `last_row` is the newest."""
     vectors = index.vectors
     is_ready = vectors.through >= last_row

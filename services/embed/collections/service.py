@@ -25,7 +25,7 @@ from services.embed.collections.answers import (
     SearchAnswer,
     SearchQuery,
 )
-from services.embed.collections.collection import Collection, OpenCollections, Serving, prepare_conditions
+from services.embed.collections.collection import OpenCollection, OpenCollections, Serving, prepare_conditions
 from services.embed.collections.storage.catalog import CollectionKey, check_name
 from services.embed.collections.storage.database import DatabaseFailed
 from services.embed.collections.storage.image_store import (
@@ -179,10 +179,10 @@ class CollectionService:
     async def _stored_image(self, reference: StoredImageReference) -> bytes:
         return await self.image(reference.collection, reference.image_id)
 
-    async def _get(self, name: str) -> Collection:
+    async def _get(self, name: str) -> OpenCollection:
         return await self._collections.get(_key(name))
 
-    async def _get_or_make(self, info: CollectionInfo) -> tuple[Collection, bool]:
+    async def _get_or_make(self, info: CollectionInfo) -> tuple[OpenCollection, bool]:
         try:
             return await self._get(info.name), False
         except NotFound:
@@ -192,7 +192,7 @@ class CollectionService:
             entry["created"] = is_new
             return collection, is_new
 
-    async def _set_access(self, collection: Collection, access: Access) -> None:
+    async def _set_access(self, collection: OpenCollection, access: Access) -> None:
         name = collection.info.name
         async with collection.in_use() as store:
             if await asyncio.to_thread(store.access) != access:
@@ -203,14 +203,14 @@ class CollectionService:
         async with self._audit.change("collection.delete", collection=key.name):
             await self._collections.delete(key)
 
-    async def _add(self, name: str, collection: Collection, images: Sequence[NewImage], *, fill: bool) -> Added:
+    async def _add(self, name: str, collection: OpenCollection, images: Sequence[NewImage], *, fill: bool) -> Added:
         ids = [image.id for image in images[:MAX_NAMED_IMAGES]]
         async with self._audit.change("images.add", collection=name, images=len(images), ids=ids) as entry:
             added = await collection.add(images, fill=fill)
             entry["added"] = added.added
             return added
 
-    async def _delete_image(self, name: str, collection: Collection, image_id: str, *, fill: bool) -> None:
+    async def _delete_image(self, name: str, collection: OpenCollection, image_id: str, *, fill: bool) -> None:
         async with self._audit.change("images.delete", collection=name, ids=[image_id]):
             await collection.delete(image_id, fill=fill)
 

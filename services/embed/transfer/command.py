@@ -19,7 +19,7 @@ from services.core.errors import FoveaError
 from services.core.logs import log_warnings_to_stderr
 from services.core.printable import printable
 from services.core.store.errors import StoreError
-from services.embed.bulk.collection_client import CollectionClient, Refused, Unavailable
+from services.embed.bulk.collection_client import CallRefused, CollectionClient, Unavailable
 from services.embed.collections.storage.catalog import CatalogInUse, check_name
 from services.embed.collections.storage.database import DatabaseFailed, DatabaseUnreachable, IncompatibleDatabase
 from services.embed.transfer.backup import BackupFolder, BackupRun, Restore, Storage
@@ -32,7 +32,7 @@ from services.jobs.options import StoreUrl, command_line
 from services.jobs.progress import Bars, counted
 
 EXIT_REJECTED = 3
-ERRORS = (*(FoveaError, TransferError, StoreError, Refused, Unavailable, CatalogInUse, IncompatibleDatabase, OSError),)
+ERRORS = (FoveaError, TransferError, StoreError, CallRefused, Unavailable, CatalogInUse, IncompatibleDatabase, OSError)
 # More would keep a service from answering others.
 NUM_CONNECTIONS = 8
 LOCAL_URL = "http://127.0.0.1:8080"

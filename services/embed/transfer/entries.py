@@ -79,14 +79,14 @@ def listed_entry(image: dict[str, Any]) -> Entry:
 
 
 async def listed(client: CollectionClient) -> AsyncIterator[Entry]:
-    """Yield the entries of a collection, in order of their ids. Raises Unavailable, Refused."""
+    """Yield the entries of a collection, in order of their ids. Raises Unavailable, CallRefused."""
     async with aclosing(client.listed()) as images:
         async for image in images:
             yield listed_entry(image)
 
 
 async def fetched(client: CollectionClient, batch: Sequence[Entry]) -> list[tuple[Entry, bytes | None]]:
-    """Fetch the bytes of images, None for one that has changed since it was listed. Raises Unavailable, Refused."""
+    """Fetch the bytes of images, None for one that has changed since it was listed. Raises Unavailable, CallRefused."""
     found = await asyncio.gather(*(client.data(entry.id) for entry in batch))
     return [
         (entry, data if data is not None and hashlib.sha256(data).hexdigest() == entry.sha256 else None)

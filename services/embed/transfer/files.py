@@ -39,7 +39,7 @@ MAX_PASSES = 5
 async def export(client: CollectionClient, name: str, path: Path, bars: Bars) -> dict[str, Any]:
     """Write a collection to a folder or, if its name ends so, a tar. Returns what was written.
 
-    Each image that exists all the while is in it. Raises TransferError, Unavailable, Refused, OSError.
+    Each image that exists all the while is in it. Raises TransferError, Unavailable, CallRefused, OSError.
     """
     if any(path.name.endswith(ending) for ending in COMPRESSED):
         raise TransferError(f"{path}: an export is a folder or an uncompressed {TAR}")
@@ -133,7 +133,7 @@ class Import:
     async def run(self, description: Description, model: str | None) -> dict[str, Any]:
         """Add all images, and make sure afterwards that they are there. Returns the numbers.
 
-        Raises TransferError, Unavailable, Refused.
+        Raises TransferError, Unavailable, CallRefused.
         """
         ordered = await asyncio.to_thread(_checked_order, self._form, description)
         num_images = len(ordered) if isinstance(ordered, list) else ordered

@@ -11,7 +11,7 @@ from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from services.embed.bulk.collection_client import BATCH_SIZE, CollectionClient, Refused, in_batches, in_workers
+from services.embed.bulk.collection_client import BATCH_SIZE, CallRefused, CollectionClient, in_batches, in_workers
 from services.embed.transfer.entries import Entry, Total, TransferError, compared, fetched, listed
 from services.jobs.progress import Bar, Bars
 
@@ -58,7 +58,7 @@ class Migrated:
 async def migrate(original: CollectionClient, copy: CollectionClient, bars: Bars, *, finishes: bool) -> Migrated:
     """Copy until few changes are left, and then, if it `finishes`, until both are the same and the copy is open.
 
-    Raises TransferError, Unavailable, Refused. If it fails, the original takes changes again.
+    Raises TransferError, Unavailable, CallRefused. If it fails, the original takes changes again.
     """
     before = await original.describe()
     if before["access"] == "copy":
@@ -101,7 +101,7 @@ async def _prepare(original: dict[str, Any], copy: CollectionClient) -> None:
     asked = {key: original[key] for key in ("model", "created")}
     try:
         await copy.put({**asked, "access": "copy", "conditions": pinned})
-    except Refused as refused:
+    except CallRefused as refused:
         if refused.code == "collection_exists":
             raise TransferError(
                 f"{copy.service}: {refused} If an earlier --finish has opened it, there is nothing left to do; if it "

@@ -19,9 +19,9 @@ from services.core.serving.served_checkpoint import (
     THREAD_NAME,
     Candidate,
     FollowOptions,
-    Refused,
     Served,
     ServedCheckpoint,
+    VersionRefused,
 )
 from services.core.store.errors import StoreUnavailable
 from services.core.store.manifest import MANIFEST_FILE, Manifest, StoredFile
@@ -275,7 +275,7 @@ async def test_a_version_that_takes_far_more_memory_than_its_files_is_refused_be
             held.append(b"1" * 2**20)
             time.sleep(0.001)
 
-    with pytest.raises(Refused, match="toy@v1: it did not load within 33554432 bytes of memory"):
+    with pytest.raises(VersionRefused, match="toy@v1: it did not load within 33554432 bytes of memory"):
         await Candidate("toy@v1", load, max_growth_bytes=2**25).ready(3600)
     await until_no_thread_loads()
 

@@ -15,7 +15,7 @@ from services.core.batching.batcher import Batcher
 from services.core.serving import model_service, tokenizer_worker
 from services.core.serving.model_service import ModelService
 from services.core.serving.model_settings import ModelSettings
-from services.core.serving.served_checkpoint import Candidate, Refused
+from services.core.serving.served_checkpoint import Candidate, VersionRefused
 from services.core.serving.served_models import ServedModels
 from services.core.serving.tokenizer_trial import CPU_S, MEMORY_BYTES, MEMORY_OF_FILES, WORKER, try_tokenizers
 from services.core.store.errors import StoreUnavailable
@@ -45,7 +45,7 @@ def write(folder: Path, tokenizer: dict[str, Any]) -> Path:
 def test_a_tokenizer_that_needs_too_much_as_it_is_read_is_refused(tmp_path: Path, hostile: Hostile, cpu_s: int) -> None:
     write(tmp_path / "text", hostile_tokenizer(hostile))
     with pytest.raises(
-        Refused, match=rf"toy@v1: its tokenizer.json takes more than {cpu_s} s .* or breaks its library"
+        VersionRefused, match=rf"toy@v1: its tokenizer.json takes more than {cpu_s} s .* or breaks its library"
     ):
         try_tokenizers("toy@v1", tmp_path, cpu_s=cpu_s)
 
@@ -61,7 +61,7 @@ def test_a_tokenizer_is_tried_with_all_texts_of_the_version_whatever_else_is_the
         try_tokenizers("toy@v1", tmp_path)
 
     (tmp_path / texts).write_text(json.dumps({token: 1} if texts == "labels.json" else {"inputs": [{"text": token}]}))
-    with pytest.raises(Refused):
+    with pytest.raises(VersionRefused):
         try_tokenizers("toy@v1", tmp_path, cpu_s=1)
 
 
@@ -75,7 +75,7 @@ def test_a_version_whose_tokenizer_may_have_another_name_is_refused(tmp_path: Pa
 
     (config.parent / "tokenizer.4.0.0.json").write_text(json.dumps(hostile_tokenizer(HANGING)))
     config.write_text(json.dumps({"fast_tokenizer_files": ["tokenizer.4.0.0.json"]}))
-    with pytest.raises(Refused, match=r"toy@v1: its tokenizer_config\.json has fast_tokenizer_files"):
+    with pytest.raises(VersionRefused, match=r"toy@v1: its tokenizer_config\.json has fast_tokenizer_files"):
         try_tokenizers("toy@v1", tmp_path)
 
 
@@ -84,7 +84,7 @@ def test_texts_that_can_not_be_read_within_the_memory_of_a_trial_are_not_passed_
     folder = write(tmp_path, hostile_tokenizer(Hostile({"type": "Lowercase"}, "token")))
     try_tokenizers("toy@v1", folder)
     (folder / "labels.json").write_text(f"[{'[],' * (16 * 2**20)}0]")
-    with pytest.raises(Refused):
+    with pytest.raises(VersionRefused):
         try_tokenizers("toy@v1", folder)
 
 
@@ -92,7 +92,7 @@ def test_more_tokenizers_do_not_bring_more_memory(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         write(tmp_path / name, hostile_tokenizer(HANGING))
     num_bytes = MEMORY_BYTES + MEMORY_OF_FILES * (tmp_path / "a/tokenizer.json").stat().st_size
-    with pytest.raises(Refused, match=f"or {num_bytes} bytes of memory"):
+    with pytest.raises(VersionRefused, match=f"or {num_bytes} bytes of memory"):
         try_tokenizers("toy@v1", tmp_path, cpu_s=1)
 
 
@@ -171,6 +171,6 @@ async def test_the_trial_of_a_version_that_is_given_up_ends(tmp_path: Path) -> N
         try_tokenizers("toy@v1", folder)
         return Engine()
 
-    with pytest.raises(Refused, match=r"did not load within 0\.3 s"):
+    with pytest.raises(VersionRefused, match=r"did not load within 0\.3 s"):
         await Candidate("toy@v1", load).ready(0.3)
     assert not workers()

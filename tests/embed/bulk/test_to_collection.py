@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 from rich.console import Console
 
-from services.embed.bulk.collection_client import MAX_BATCH_BYTES, Patience, Refused, Unavailable, each, in_batches
+from services.embed.bulk.collection_client import MAX_BATCH_BYTES, CallRefused, Patience, Unavailable, each, in_batches
 from services.embed.bulk.image_sources import Skipped, list_images
 from services.embed.bulk.to_collection import UploadTarget, upload
 from services.jobs.progress import Bars
@@ -166,7 +166,7 @@ async def test_where_nobody_listens_is_told_at_once(tmp_path: Path) -> None:
 async def test_a_wrong_key_ends_the_upload(server: CollectionServer, target: UploadTarget, tmp_path: Path) -> None:
     server.key = "right"
     source = write_files(tmp_path / "images", 10)
-    with pytest.raises(Refused, match="There is no such key"):
+    with pytest.raises(CallRefused, match="There is no such key"):
         await send(replace(target, api_key="wrong"), source)
     assert await send(replace(target, api_key="right"), source) == []
 
@@ -175,7 +175,7 @@ async def test_a_full_collection_ends_the_upload(
     server: CollectionServer, target: UploadTarget, tmp_path: Path
 ) -> None:
     server.faults = [error(413, "The limit is 7.", code="collection_full")]
-    with pytest.raises(Refused, match="The limit is 7"):
+    with pytest.raises(CallRefused, match="The limit is 7"):
         await send(target, write_files(tmp_path / "images", 10))
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from services.embed.collections.indexes import ConditionIndex
+from services.embed.collections.indexes import OpenIndex
 from services.embed.collections.reader import Read
 from services.embed.collections.search import MIN_SAMPLE, Candidates, predict_cosines
 
@@ -41,7 +41,7 @@ def images() -> tuple[NDArray[np.float32], NDArray[np.float32]]:
 
 def candidates_of(plain: NDArray[np.float32], query: int, num_guided: int | None = None) -> Candidates:
     in_order = (np.argsort(-plain @ plain[query]) + 1).tolist()
-    guide = ConditionIndex(None, Held(plain))  # type: ignore[arg-type] # only its vectors are asked for
+    guide = OpenIndex(None, Held(plain))  # type: ignore[arg-type] # only its vectors are asked for
     return Candidates(in_order, dict.fromkeys(in_order, 1), [guide], num_guided or len(in_order))
 
 

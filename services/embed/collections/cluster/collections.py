@@ -31,8 +31,8 @@ from services.embed.collections.cluster.indexes import SharedIndexes, Sharing
 from services.embed.collections.cluster.milvus import address_of
 from services.embed.collections.cluster.vectors import VectorDatabase
 from services.embed.collections.collection import (
-    Collection,
     CollectionOptions,
+    OpenCollection,
     OpenCollections,
     Serving,
     describe_problems,
@@ -193,7 +193,7 @@ class SharedCollections(OpenCollections):
             found.append(f"the vectors can't be reached ({VECTORS_SETTING}; see the log)")
         return True, "; ".join([*found, *describe_problems(self._damaged)])
 
-    async def get(self, key: CollectionKey) -> Collection:
+    async def get(self, key: CollectionKey) -> OpenCollection:
         opened = self._check_open()
         check_tenant(key.tenant)
         if not is_name(key.name):
@@ -205,13 +205,13 @@ class SharedCollections(OpenCollections):
             raise
         return await self._of_store(opened, key, store)
 
-    async def of(self, tenant: str) -> tuple[Sequence[Collection], Sequence[str]]:
+    async def of(self, tenant: str) -> tuple[Sequence[OpenCollection], Sequence[str]]:
         opened = self._check_open()
         check_tenant(tenant)
         stores = await asyncio.to_thread(opened.catalog.open_stores, tenant)
         return [await self._of_store(opened, CollectionKey(tenant, store.info.name), store) for store in stores], []
 
-    async def get_or_make(self, tenant: str, info: CollectionInfo) -> tuple[Collection, bool]:
+    async def get_or_make(self, tenant: str, info: CollectionInfo) -> tuple[OpenCollection, bool]:
         opened = self._check_open()
         key = CollectionKey(tenant, info.name)
         with suppress(NotFound):
@@ -234,7 +234,7 @@ class SharedCollections(OpenCollections):
             raise self._not_open()
         return self._opened
 
-    async def _of_store(self, opened: _Opened, key: CollectionKey, store: PostgresImageStore) -> Collection:
+    async def _of_store(self, opened: _Opened, key: CollectionKey, store: PostgresImageStore) -> OpenCollection:
         """Return the open collection of a store, opening it if necessary instead of an older one of its name."""
         if self._numbers.get(key) == store.collection:
             return self._collections[key]
@@ -245,10 +245,10 @@ class SharedCollections(OpenCollections):
             self._close(key)
             return await self._start(opened, key, store)
 
-    async def _start(self, opened: _Opened, key: CollectionKey, store: PostgresImageStore) -> Collection:
+    async def _start(self, opened: _Opened, key: CollectionKey, store: PostgresImageStore) -> OpenCollection:
         changes = Changes()
         folder = opened.own_folder.of(store) if opened.own_folder is not None else Path()
-        collection = Collection(
+        collection = OpenCollection(
             store,
             self._serving,
             self._options,

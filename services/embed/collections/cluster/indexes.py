@@ -29,7 +29,7 @@ from services.embed.collections.index.vector_table import ordered
 from services.embed.collections.indexes import (
     Changes,
     CheckpointIndexes,
-    ConditionIndex,
+    OpenIndex,
     Step,
     key_of,
     make_folder,
@@ -208,7 +208,7 @@ class Sharing:
 
 
 @dataclass(eq=False)
-class SharedIndex(ConditionIndex):
+class SharedIndex(OpenIndex):
     """An index; `noted` is the use of it that is stored."""
 
     vectors: SharedVectors
@@ -266,7 +266,7 @@ class SharedIndexes(CheckpointIndexes[SharedIndex, LeasedStep]):
             self._indexes = {**self._indexes, key_of(text): SharedIndex(text, vectors)}
         return self._indexes[key_of(text)]
 
-    def drop(self, index: ConditionIndex) -> None:
+    def drop(self, index: OpenIndex) -> None:
         """Forget an index; its progress and vectors are removed by `tidy`, once its condition is not stored either."""
         key = key_of(index.text)
         self._indexes = {own: other for own, other in self._indexes.items() if own != key}
