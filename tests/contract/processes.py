@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from services.cli.programs import existing_names
+from tests.core.child_processes import ForkedModule
 
 POLL_S = 0.02
 SERVICES = tuple(name for name in existing_names() if name != "gateway")
@@ -20,7 +21,7 @@ SERVICES = tuple(name for name in existing_names() if name != "gateway")
 class Process:
     """One running process: where it listens and where it logs."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | ForkedModule
     log: Path
     port: int
 
@@ -63,14 +64,20 @@ def start_process(module: str, log: Path, environment: dict[str, str]) -> Proces
     """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("FOVEA_")}
     no_services = {f"FOVEA_GATEWAY_{name.upper()}_URLS": "" for name in SERVICES}
+    settings = {**inherited, **no_services, **environment}
+    command = ("services.cli.child", module)
+    process: subprocess.Popen[bytes] | ForkedModule
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "services.cli.child", module],
-            env={**inherited, **no_services, **environment},
-            stdin=_input_of_all(),
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
+        if sys.platform == "linux" and module != "gateway":
+            process = ForkedModule(command, settings, _input_of_all(), log)
+        else:  # forks that have our modules are not safe on macOS, and the gateway has no torch
+            process = subprocess.Popen(
+                [sys.executable, "-m", *command],
+                env=settings,
+                stdin=_input_of_all(),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
     while b'"port"' not in log.read_bytes():
         assert process.poll() is None, log.read_text()
         time.sleep(POLL_S)

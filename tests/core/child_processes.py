@@ -2,11 +2,15 @@
 
 import multiprocessing
 import os
+import runpy
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from multiprocessing.context import ForkServerContext
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.reduction import DupFd
+from pathlib import Path
 from typing import Any
 
 
@@ -33,5 +37,55 @@ def running(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen
 def forked_processes() -> ForkServerContext:
     """Return what forks processes from a server that has our modules loaded, so that each starts in milliseconds."""
     processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["services.core.store.store", "tests.core.restless_writer"])
+    processes.set_forkserver_preload(["services.core.store.store", "tests.core.restless_writer", "tests.core.preload"])
     return processes
+
+
+class ForkedModule:
+    """A module that runs as `python -m` would run it, in a process forked from one that has imported most of it.
+
+    `stdin` is the file descriptor that it reads. Its methods are those of Popen.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], stdin: int, output: Path) -> None:
+        arguments = (command, dict(environment), DupFd(stdin), output)
+        self._process = ForkServerProcess(target=_run_module, args=arguments, daemon=True)
+        forked_processes()
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self.poll()
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        status = self.poll()
+        if status is None:
+            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
+        return status
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def _run_module(command: Sequence[str], environment: Mapping[str, str], stdin: Any, output: Path) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    os.dup2(stdin.detach(), 0)
+    written = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(written, 1)
+    os.dup2(written, 2)
+    sys.argv = list(command)
+    runpy.run_module(command[0], run_name="__main__", alter_sys=True)
