@@ -6,10 +6,10 @@ python -m tests.killed_job STATE MODULE ARGUMENT…   as `python -m MODULE ARGUM
 import os
 import runpy
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
+from tests.core.child_processes import start_module
 from tests.file_events import before, die, putting
 
 ROOT = Path(__file__).parents[1]
@@ -17,11 +17,13 @@ ROOT = Path(__file__).parents[1]
 
 def run_until_killed(state: Path, module: str, *arguments: str) -> None:
     """`python -m module …` as a process of its own, which leaves the first state that it saved."""
-    command = [sys.executable, "-m", "tests.killed_job", str(state), module, *arguments]
+    output = state.parent.with_suffix(".log")
     # A test may stand in another folder than the repository's, where `tests` is found.
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environment, capture_output=True, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    command = ("tests.killed_job", str(state), module, *arguments)
+    with Path(os.devnull).open() as nothing:
+        status = start_module(command, environment, output, stdin=nothing.fileno()).wait()
+    assert status == -signal.SIGKILL, output.read_text()
     assert state.exists()
 
 

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from services.cli.programs import existing_names
-from tests.core.child_processes import ForkedModule
+from tests.core.child_processes import ForkedModule, start_module
 
 POLL_S = 0.02
 SERVICES = tuple(name for name in existing_names() if name != "gateway")
@@ -67,10 +67,8 @@ def start_process(module: str, log: Path, environment: dict[str, str]) -> Proces
     settings = {**inherited, **no_services, **environment}
     command = ("services.cli.child", module)
     process: subprocess.Popen[bytes] | ForkedModule
-    with log.open("wb") as output:
-        if sys.platform == "linux" and module != "gateway":
-            process = ForkedModule(command, settings, _input_of_all(), log)
-        else:  # forks that have our modules are not safe on macOS, and the gateway has no torch
+    if module == "gateway":  # which has no torch
+        with log.open("wb") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", *command],
                 env=settings,
@@ -78,6 +76,8 @@ def start_process(module: str, log: Path, environment: dict[str, str]) -> Proces
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
+    else:
+        process = start_module(command, settings, log, stdin=_input_of_all())
     while b'"port"' not in log.read_bytes():
         assert process.poll() is None, log.read_text()
         time.sleep(POLL_S)

@@ -41,6 +41,21 @@ def forked_processes() -> ForkServerContext:
     return processes
 
 
+def start_module(
+    command: Sequence[str], environment: Mapping[str, str], output: Path, *, stdin: int
+) -> "subprocess.Popen[bytes] | ForkedModule":
+    """Run a module that needs our packages with torch, as `python -m` would; `command` begins with its name."""
+    output.touch()
+    if sys.platform != "linux":
+        # after a fork, libraries of macOS may not be used that have threads
+        with output.open("wb") as written:
+            return subprocess.Popen(
+                [sys.executable, "-m", *command], env=environment, stdin=stdin, stdout=written, stderr=subprocess.STDOUT
+            )
+    else:
+        return ForkedModule(command, environment, stdin, output)
+
+
 class ForkedModule:
     """A module that runs as `python -m` would run it, in a process forked from one that has imported most of it.
 
@@ -48,7 +63,7 @@ class ForkedModule:
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], stdin: int, output: Path) -> None:
-        arguments = (command, dict(environment), DupFd(stdin), output)
+        arguments = (command, dict(environment), DupFd(stdin), output, Path.cwd())
         self._process = ForkServerProcess(target=_run_module, args=arguments, daemon=True)
         forked_processes()
         self._process.start()
@@ -80,7 +95,8 @@ class ForkedModule:
         self.send_signal(signal.SIGKILL)
 
 
-def _run_module(command: Sequence[str], environment: Mapping[str, str], stdin: Any, output: Path) -> None:
+def _run_module(command: Sequence[str], environment: Mapping[str, str], stdin: Any, output: Path, folder: Path) -> None:
+    os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
     os.dup2(stdin.detach(), 0)
