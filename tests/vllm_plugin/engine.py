@@ -146,7 +146,8 @@ def served(model: Path, log: Path, *arguments: str, port: int = 0) -> Iterator[S
             command,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=os.environ | ENVIRONMENT | {"VLLM_PLUGINS": "fovea"},
+            # without, the engine starts a further process for its one worker
+            env=os.environ | ENVIRONMENT | {"VLLM_PLUGINS": "fovea", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
             cwd=model,
         )
     server = Server(f"http://127.0.0.1:{port}", model.name, process)
