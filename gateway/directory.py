@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar, get_args
 from urllib.parse import quote
 
 from fastapi import APIRouter, FastAPI, Request, Response
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, OnErrorOmit
 
 from gateway.routes import PUBLIC_PATHS, RouteTable
 from gateway.settings import Service
@@ -17,15 +17,44 @@ from gateway.upstreams import Branch, Upstreams
 from services.core.errors import NotFound, Overloaded
 from services.core.serving.model_versions import ModelVersionList
 
-Document = dict[str, Any]
-Entry = dict[str, Any]
-
 SCHEMA_REF = "#/components/schemas/"
 # Seconds after which at most a newly started service is in the document, and its models are listed.
 DOCUMENT_AGE_S = 5.0
 MODELS_AGE_S = 1.0
 
+Document = dict[str, Any]
 AnswerT = TypeVar("AnswerT")
+EntryT = TypeVar("EntryT", bound=BaseModel)
+
+
+class Model(BaseModel, extra="allow"):
+    """A model as its service describes it, including any fields beyond OpenAI's."""
+
+    id: str
+    object: str = "model"
+    created: int = 0
+    owned_by: str = "fovea"
+
+
+class Task(BaseModel, extra="allow"):
+    model: str
+
+
+class Listed(BaseModel, Generic[EntryT]):
+    """A service's list without what is not understood of it."""
+
+    data: list[OnErrorOmit[EntryT]]
+
+
+class ModelList(Listed[Model]):
+    object: str = "list"
+
+
+class OpenApi(BaseModel, extra="allow"):
+    """A service's OpenAPI document, with as much of a shape as merging it takes."""
+
+    paths: dict[str, dict[str, Any]] = {}
+    components: dict[str, dict[str, Any]] = {}
 
 
 def merge_documents(own: Document, documents: Mapping[str, Document], belongs: Callable[[str, str], bool]) -> Document:
@@ -98,14 +127,14 @@ def _operation_ids(document: Document) -> set[str]:
         operation["operationId"]
         for operations in document.get("paths", {}).values()
         for operation in operations.values()
-        if isinstance(operation, dict) and "operationId" in operation
+        if isinstance(operation, dict) and isinstance(operation.get("operationId"), str)
     }
 
 
 def _with_own_ids(operations: dict[str, Any], service: str, taken: set[str]) -> dict[str, Any]:
     changed = {}
     for method, operation in operations.items():
-        if isinstance(operation, dict) and "operationId" in operation:
+        if isinstance(operation, dict) and isinstance(operation.get("operationId"), str):
             operation_id = operation["operationId"]
             if operation_id in taken:
                 operation_id = f"{service}_{operation_id}"
@@ -113,22 +142,6 @@ def _with_own_ids(operations: dict[str, Any], service: str, taken: set[str]) -> 
             operation = {**operation, "operationId": operation_id}
         changed[method] = operation
     return changed
-
-
-class Model(BaseModel):
-    """A model as its service describes it, including any fields beyond OpenAI's."""
-
-    model_config = ConfigDict(extra="allow")
-
-    id: str
-    object: str = "model"
-    created: int = 0
-    owned_by: str = "fovea"
-
-
-class ModelList(BaseModel):
-    object: str = "list"
-    data: list[Model]
 
 
 class Kept(Generic[AnswerT]):
@@ -160,59 +173,46 @@ class Directory:
         self._routes = routes
         self._document = Kept[bytes](DOCUMENT_AGE_S)
         self._models = Kept[list[tuple[Upstream, Model]]](MODELS_AGE_S)
-        self._tasks = Kept[list[Entry]](MODELS_AGE_S)
+        self._tasks = Kept[list[tuple[Upstream, Task]]](MODELS_AGE_S)
 
-    async def models(self) -> list[Model]:
-        return [model for _, model in await self._owned()]
-
-    async def _owned(self) -> list[tuple[Upstream, Model]]:
+    async def models(self) -> list[tuple[Upstream, Model]]:
         """Return the models, each with the upstream that lists it."""
+        services = [self._upstreams.of(service) for service in get_args(Service)]
+        return await self._models.get(lambda: _listed("/v1/models", services, Listed[Model], lambda model: model.id))
 
-        async def ask() -> list[tuple[Upstream, Model]]:
-            services = [self._upstreams.of(service) for service in get_args(Service)]
-            listed = await self._listed("/v1/models", services, model_of="id")
-            return [(owner, Model.model_validate(entry)) for owner, entry in listed]
-
-        return await self._models.get(ask)
-
-    def missing(self, model_id: str) -> NotFound | Overloaded:
-        """Make the error for a model that is not listed, which may be one of a pool that does not answer."""
+    async def find(self, model_id: str) -> tuple[Upstream, Model]:
+        """Return a model and the upstream that lists it. Raises NotFound, or Overloaded where its pool is down."""
+        if found := next((one for one in await self.models() if one[1].id == model_id), None):
+            return found
         claimed = (branch.by_model.get(model_id.partition("@")[0]) for branch in self._upstreams.branches)
         down = next((pool for pool in claimed if pool is not None and not pool.addresses.has_ready), None)
         if down is None:
-            return NotFound(f"No available service has a model {model_id!r}.", code="model_not_found")
+            raise NotFound(f"No available service has a model {model_id!r}.", code="model_not_found")
         message = f"{down.destination.title}, which has the model {model_id!r}, is not available."
-        return Overloaded(message, code="service_unavailable", retry_after_s=NOT_RUNNING_RETRY_S)
+        raise Overloaded(message, code="service_unavailable", retry_after_s=NOT_RUNNING_RETRY_S)
 
     async def versions(self, model_id: str) -> ModelVersionList:
         """Return the versions of a listed model as its service finds them in the store. Raises NotFound, Overloaded."""
-        owner = next((owner for owner, model in await self._owned() if model.id == model_id), None)
-        if owner is None:
-            raise self.missing(model_id)
-        found = await owner.fetch_json(f"/v1/models/{quote(model_id, safe='')}/versions")
-        if not isinstance(found, dict):
+        owner, _ = await self.find(model_id)
+        found = await owner.fetch(f"/v1/models/{quote(model_id, safe='')}/versions", ModelVersionList)
+        if found is None:
             message = f"The versions of {model_id!r} can't be listed now."
             raise Overloaded(message, code="service_unavailable", retry_after_s=NOT_RUNNING_RETRY_S)
-        return ModelVersionList.model_validate(found)
+        return found
 
-    async def tasks(self) -> list[Entry]:
+    async def tasks(self) -> list[Task]:
         """Return the tasks of predict as its processes describe them."""
-
-        async def ask() -> list[Entry]:
-            listed = await self._listed("/tasks", [self._upstreams.of("predict")], model_of="model")
-            return [entry for _, entry in listed]
-
-        return await self._tasks.get(ask)
+        predict = [self._upstreams.of("predict")]
+        listed = await self._tasks.get(lambda: _listed("/tasks", predict, Listed[Task], lambda task: task.model))
+        return [task for _, task in listed]
 
     async def document(self, own: Document) -> bytes:
         """Return the merged OpenAPI document as JSON, written once in a while since anybody may ask for it."""
 
         async def ask() -> bytes:
             branches = self._upstreams.branches
-            found = await asyncio.gather(*(_first_answer(branch, "/openapi.json") for branch in branches))
-            documents: dict[str, Document] = {
-                branch.service: one for branch, one in zip(branches, found, strict=True) if one is not None
-            }
+            found = zip(branches, await asyncio.gather(*(_first_document(branch) for branch in branches)), strict=True)
+            documents: dict[str, Document] = {branch.service: one for branch, one in found if one is not None}
             merged = merge_documents(own, documents, self._belongs)
             return json.dumps(require_key(merged, PUBLIC_PATHS) if self._needs_key else merged).encode()
 
@@ -222,29 +222,29 @@ class Directory:
         route = self._routes.find(path)
         return route is not None and route.service == service
 
-    async def _listed(self, path: str, branches: Sequence[Branch], *, model_of: str) -> list[tuple[Upstream, Entry]]:
-        """Return the entries of the lists at a path, each with the upstream that a request for its model reaches.
 
-        What no request reaches, such as a model that a pool serves and does not claim, is left out.
-        """
-        asked = [(branch, upstream) for branch in branches for upstream in branch]
-        answers = await asyncio.gather(*(upstream.fetch_json(path) for _, upstream in asked))
-        return [
-            (upstream, entry)
-            for (branch, upstream), answer in zip(asked, answers, strict=True)
-            for entry in (answer.get("data", []) if isinstance(answer, dict) else [])
-            if isinstance(entry, dict)
-            and isinstance(model := entry.get(model_of), str)
-            and branch.of_model(model) is upstream
-        ]
+async def _listed(
+    path: str, branches: Sequence[Branch], shape: type[Listed[EntryT]], model_of: Callable[[EntryT], str]
+) -> list[tuple[Upstream, EntryT]]:
+    """Return the entries of the lists at a path, each with the upstream that a request for its model reaches.
+
+    What no request reaches, such as a model that a pool serves and does not claim, is left out.
+    """
+    asked = [(branch, upstream) for branch in branches for upstream in branch]
+    answers = await asyncio.gather(*(upstream.fetch(path, shape) for _, upstream in asked))
+    return [
+        (upstream, entry)
+        for (branch, upstream), answer in zip(asked, answers, strict=True)
+        for entry in (answer.data if answer else ())
+        if branch.of_model(model_of(entry)) is upstream
+    ]
 
 
-async def _first_answer(branch: Branch, path: str) -> Document | None:
-    """Return the first object that one of a service's upstreams answers, those first that are ready."""
+async def _first_document(branch: Branch) -> Document | None:
+    """Return the document of the first of a service's upstreams that answers, those first that are ready."""
     for upstream in sorted(branch, key=lambda one: not one.addresses.has_ready):
-        answer = await upstream.fetch_json(path)
-        if isinstance(answer, dict):
-            return answer
+        if answer := await upstream.fetch("/openapi.json", OpenApi):
+            return answer.model_dump()
     return None
 
 
@@ -254,7 +254,7 @@ def directory_router(directory: Directory) -> APIRouter:
     @router.get("/v1/models", tags=["models"])
     async def list_models() -> ModelList:
         """The models of all services that answer."""
-        return ModelList(data=await directory.models())
+        return ModelList(data=[model for _, model in await directory.models()])
 
     @router.get("/v1/models/{model_id:path}/versions", tags=["models"])
     async def list_versions(model_id: str) -> ModelVersionList:
@@ -264,10 +264,7 @@ def directory_router(directory: Directory) -> APIRouter:
     @router.get("/v1/models/{model_id:path}", tags=["models"])
     async def show_model(model_id: str) -> Model:
         """One model, whichever service has it."""
-        for model in await directory.models():
-            if model.id == model_id:
-                return model
-        raise directory.missing(model_id)
+        return (await directory.find(model_id))[1]
 
     # Asked for here only where predict has pools; predict's own document describes it. Both paths are declared, so that
     # neither is rewritten on its way to a predict without pools.

@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import aiohttp
 import structlog
@@ -26,6 +26,7 @@ from services.core.admission.admission import PERMITS_HEADER
 from services.core.descriptors import ExhaustionLog, is_exhaustion, out_of_descriptors
 from services.core.errors import Overloaded
 from services.core.exchange import Caller
+from services.core.followed_file import ModelT, parse_file
 from services.core.http.signatures import SIGNATURE_HEADER, SigningSecrets
 from services.core.metrics import Metrics
 
@@ -410,18 +411,22 @@ class Upstream:
         title = self.destination.title
         return Overloaded(f"{title} closed the connection before it responded.", code="upstream_failed")
 
-    async def fetch_json(self, path: str) -> Any:
-        """Return one instance's JSON answer to a GET; None where it does not answer 200 with JSON."""
+    async def fetch(self, path: str, shape: type[ModelT]) -> ModelT | None:
+        """Return one instance's answer to a GET; None where it does not answer 200 with JSON of this shape."""
         lease = self.addresses.choose()
         if lease is None:
             return None
         try:
             async with self._get(lease.address, path) as response:
-                return await response.json(content_type=None) if response.status == 200 else None
-        except (aiohttp.ClientError, OSError, ValueError):
-            return None
+                if response.status == 200:
+                    return parse_file(shape, shape.__name__, await response.read(), lease.address.url + path)
+        except (aiohttp.ClientError, OSError):
+            pass
+        except ValueError as not_understood:
+            log.warning("answer_not_understood", reason=str(not_understood))
         finally:
             self.addresses.release(lease)
+        return None
 
     async def look_up_and_probe(self) -> None:
         """Find the addresses and their readiness, as before the first request."""

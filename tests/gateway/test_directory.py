@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 from starlette.types import Receive, Scope, Send
+from structlog.testing import capture_logs
 
 from gateway import directory
 from gateway.access import digest
@@ -92,6 +93,93 @@ async def test_versions_of_a_model_are_those_that_its_service_finds_in_the_store
         for model, status in (("none", 404), ("shapes", 503)):
             async with client.get(f"/v1/models/{model}/versions") as response:
                 assert response.status == status
+
+
+# Answers of a service that is older, newer or broken, as they are sent, by the path at which the gateway asks for them.
+NOT_UNDERSTOOD = {
+    "/v1/models": (
+        b"null",
+        b'{"data": null}',
+        b'{"data": 1}',
+        b'{"data": {"id": 1}}',
+        b'{"data": [{"id": "odd", "cost": NaN}]}',
+        b'{"data": [{"id": "\\ud800"}]}',
+        b"[" * 100_000,
+    ),
+    "/v1/models/fsc/versions": (
+        b"{}",
+        b"[]",
+        b'{"data": []}',
+        b'{"data": null, "followed": "latest"}',
+        b'{"data": [{"version": "1"}], "followed": "latest"}',
+        b'{"data": [], "followed": null}',
+    ),
+    "/openapi.json": (
+        b"[]",
+        b'{"paths": null}',
+        b'{"paths": []}',
+        b'{"paths": {"/score": null}}',
+        b'{"paths": {"/score": {}}, "components": null}',
+        b'{"paths": {"/score": {}}, "components": {"schemas": []}}',
+        b'{"paths": {"/score": {"post": {"x-cost": Infinity}}}}',
+        b'{"paths": {"/score": {"post": {"summary": "\\udc00"}}}}',
+    ),
+    "/tasks": (b'{"data": null}', b'{"data": [{"model": "nli", "cost": NaN}]}'),
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "answered"), [(path, answer) for path, answers in NOT_UNDERSTOOD.items() for answer in answers]
+)
+async def test_an_answer_of_a_service_that_is_not_understood_is_left_out_and_logged(
+    path: str, answered: bytes, tmp_path: Path
+) -> None:
+    listed = json.dumps(models("fsc")).encode()
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        await respond({"/v1/models": listed, path: answered}.get(scope["path"], b"{}"))(scope, receive, send)
+
+    other = service_with(models=models("shapes"), openapi=document("/embed", "run"))
+    pools = write_pools(tmp_path / "pools", pool("students", "predict", NOWHERE))
+    async with (
+        serving(Service(answer)) as url,
+        serving(other) as embed_url,
+        gateway(pools=pools, score_urls=url, predict_urls=url, embed_urls=embed_url) as client,
+    ):
+        with capture_logs() as logs:
+            async with client.get(path) as response:
+                told = json.loads(await response.read(), parse_constant=pytest.fail)
+    assert f"{url}{path}" in str([log["reason"] for log in logs if log["event"] == "answer_not_understood"])
+    assert (response.status, told.get("error", {}).get("code")) in ((200, None), (503, "service_unavailable"))
+    assert (response.status == 503) is path.endswith("/versions")
+    assert "/score" not in told.get("paths", {})
+    assert ("/embed" in str(told), "shapes" in str(told)) == (path == "/openapi.json", path == "/v1/models")
+
+
+async def test_the_operation_id_of_a_service_may_be_anything() -> None:
+    odd = document("/score", "run")
+    odd["paths"]["/score"]["post"]["operationId"] = ["run"]
+    async with (
+        serving(service_with(openapi=odd)) as url,
+        gateway(score_urls=url) as client,
+        client.get("/openapi.json") as response,
+    ):
+        assert (await response.json())["paths"]["/score"] == odd["paths"]["/score"]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [1, None, {"created": 1}, {"id": None}, *({"id": "odd", name: None} for name in ("object", "created", "owned_by"))],
+)
+async def test_a_model_that_is_not_understood_hides_no_other_of_its_service(odd: Any) -> None:
+    listed = models("fsc", "odd", "clip")
+    listed["data"][1] = odd
+    async with (
+        serving(service_with(models=listed)) as url,
+        gateway(score_urls=url) as client,
+        client.get("/v1/models") as response,
+    ):
+        assert [model["id"] for model in (await response.json())["data"]] == ["fsc", "clip"]
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/openapi.json"])
