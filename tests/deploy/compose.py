@@ -66,7 +66,9 @@ def environment(name: str, variables: Mapping[str, str] = FILLED) -> dict[str, s
     """Return the environment of the service's process, the image's own included."""
     service = SERVICES[name]
     own = IMAGES.get(service["image"].partition(":")[0])
-    settings = {key: variables.get(key) if value is None else value for key, value in service["environment"].items()}
+    settings = {
+        key: variables.get(key) if value is None else value for key, value in service.get("environment", {}).items()
+    }
     of_image = own[0].environment(own[1]) if own else {}
     return of_image | {key: value for key, value in settings.items() if value is not None}
 

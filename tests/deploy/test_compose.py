@@ -7,13 +7,14 @@ import re
 import subprocess
 import sys
 import tomllib
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 import yaml
 
+from services.core.http.signatures import parse_secrets
 from services.core.serving.server import ACCEPT_GRACE_S, IDLE_GRACE_S
 from services.core.settings import read_settings
 from services.core.store.objects import Objects
@@ -138,7 +139,7 @@ def test_each_start_waits_for_what_it_needs_to_be_healthy() -> None:
             assert how["condition"] == ("service_completed_successfully" if ends else "service_healthy"), (name, needed)
             assert ends or "test" in SERVICES[needed]["healthcheck"], (name, needed)
     needs = SERVICES["gateway"]["depends_on"]
-    assert needs.keys() == {"redis", *PROCESS} - {"gateway"}
+    assert needs.keys() == {"signing", "redis", *PROCESS} - {"gateway"}
     # Others of the same process are in a profile that is off.
     assert all(needs[name]["required"] is False for name in PROCESS if name != "gateway")
 
@@ -191,6 +192,7 @@ def test_no_secret_has_a_default() -> None:
     assert secrets == {name for name, value in GIVEN.items() if not value}
     assert {kind for name, kind in used if name in secrets} == {"?"}
     held = {key: value for name in SERVICES for key, value in environment_of(name).items() if SECRET.search(key)}
+    assert held.pop("FOVEA_SIGNING_SECRET_FILE").startswith("/")
     assert set(held.values()) == {FILLED["REDIS_PASSWORD"]}
     assert all("0a1b" in value for value in held.values())
 
@@ -257,7 +259,8 @@ def test_what_is_mounted_exists(name: str) -> None:
 
 @pytest.mark.parametrize("name", OURS)
 def test_a_new_volume_can_be_written_by_the_images_user(name: str) -> None:
-    assert set(mounts(name)) <= writable(*IMAGES[SERVICES[name]["image"].partition(":")[0]])
+    read_only = {mount.split(":")[1] for mount in SERVICES[name].get("volumes", []) if mount.endswith(":ro")}
+    assert set(mounts(name)) - read_only <= writable(*IMAGES[SERVICES[name]["image"].partition(":")[0]])
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -271,11 +274,27 @@ def test_what_a_process_writes_outlives_its_container(name: str) -> None:
 
 def test_keys_are_read_where_they_are_made_and_the_gateway_cannot_change_them() -> None:
     (made_in,) = mounts("keys").items()
-    assert mounts("gateway") == dict([made_in])
+    assert made_in in mounts("gateway").items()
     assert SERVICES["gateway"]["volumes"][0].endswith(":ro")
     variable = "FOVEA_GATEWAY_KEYS_FILE"
     assert environment("gateway")[variable] == environment("keys")[variable]
     assert environment("keys")[variable].startswith(made_in[0] + "/")
+
+
+def test_services_know_the_gateway_by_a_secret_that_the_first_start_makes_and_later_ones_keep(tmp_path: Path) -> None:
+    made = SERVICES["signing"]
+    ((folder, volume),) = mounts("signing").items()
+    (file,) = made["command"]
+    for name in PROCESS:
+        assert environment(name)["FOVEA_SIGNING_SECRET_FILE"] == f"/etc/fovea-signing/{file.removeprefix(f'{folder}/')}"
+        assert f"{volume}:/etc/fovea-signing:ro" in SERVICES[name]["volumes"]
+        assert SERVICES[name]["depends_on"]["signing"] == {"condition": "service_completed_successfully"}
+    secrets: list[bytes] = []
+    for path in (tmp_path / "secret", tmp_path / "secret", tmp_path / "other"):
+        subprocess.run([*made["entrypoint"], str(path)], check=True)
+        secrets += parse_secrets(path.read_bytes(), path.name)
+        assert path.stat().st_mode & 0o077 == 0
+    assert secrets[0] == secrets[1] != secrets[2]
 
 
 def test_services_use_the_store_and_the_cache_that_are_started() -> None:
@@ -312,7 +331,7 @@ def test_two_processes_of_embed_share_collections_in_the_databases_that_start_wi
     assert shared["networks"] == {"inside": {"aliases": ["embed"]}}
     assert shared["deploy"] == {"replicas": 2}
     # Each takes a part of the folder, which no process without shared collections may have.
-    assert not set(mounts("embed-shared").values()) & set(mounts("embed").values()) - {"checkpoints"}
+    assert not set(mounts("embed-shared").values()) & set(mounts("embed").values()) - {"checkpoints", "signing"}
     database = urlsplit(environment("embed-shared")["FOVEA_EMBED_COLLECTIONS_URL"])
     given = environment("postgres")
     assert (database.scheme, database.hostname, database.port) == ("postgresql", "postgres", 5432)
