@@ -147,7 +147,7 @@ BUDGETS = {
     "services/core": 13_252,
     "services/nn": 2_469,
     "services/jobs": 3_458,
-    "services/curate": 4_208,
+    "services/curate": 4_249,
     "services/embed": 19_508,
     "services/generate": 13_447,
     "services/predict": 7_124,

@@ -1,7 +1,8 @@
 """`fovea curate audit`: how much of a benchmark can be solved without its images, and what gives it away.
 
 Beside the blind models there are three attacks that know no English: the length of a caption, and what the benchmark's
-own other choices tell of words, or of capitals and marks.
+own other choices tell of words, or of capitals and marks. False captions that only reorder the true one's words bound
+the accuracy of any judge that does not see their order.
 """
 
 import json
@@ -27,6 +28,7 @@ from services.curate.refinement.scores import Attack
 from services.jobs.checkpoints import Device
 from services.jobs.options import StoreUrl, command_line, output_folder
 from services.jobs.progress import standard_bars
+from services.jobs.sugarcrepe import FORMS
 from services.jobs.tables import Table
 
 WORD = re.compile(r"[^\W_]+(?:['’-][^\W_]+)*")
@@ -55,9 +57,25 @@ class Giveaway:
         return (self.num_false - self.num_true) / math.sqrt(self.num_false + self.num_true)
 
 
+@dataclass(frozen=True)
+class Reordered:
+    """Negatives of a task that have the words of the true caption, equally often, and what this leaves to a judge that
+    does not see the order of words: the best accuracies with ties wrong, and with guesses at ties."""
+
+    task: str
+    num_negatives: int
+    num_reordered: int
+    ceiling: float
+    ceiling_with_guesses: float
+
+
 def words_of(text: str) -> frozenset[str]:
     """Return a caption's distinct words, lower case."""
-    return frozenset(WORD.findall(text.lower()))
+    return frozenset(_counted(text))
+
+
+def _counted(text: str) -> Counter[str]:
+    return Counter(WORD.findall(text.lower()))
 
 
 def marks_of(text: str) -> frozenset[str]:
@@ -115,6 +133,23 @@ def learned_scores(choices: Sequence[Choice], features: Features = words_of) -> 
         counts = totals[fold]
         scores.append(tuple(_log_odds(features(text), counts) for text in (one.caption, *one.negatives)))
     return scores
+
+
+def reorderings(choices: Sequence[Choice]) -> list[Reordered]:
+    """Count the negatives that reorder their caption's words, by task, by form of several tasks, and of all tasks."""
+    tasks = tuple(dict.fromkeys(one.task for one in choices))
+    groups = {**{task: (task,) for task in tasks}, **FORMS, "all": tasks}
+    found = []
+    for name, members in groups.items():
+        own = [one for one in choices if one.task in members]
+        if not own or (name not in tasks and len({one.task for one in own}) == 1):
+            continue
+        # a true caption ties with each of its reorderings
+        ties = [sum(_counted(text) == _counted(one.caption) for text in one.negatives) for one in own]
+        ceilings = (sum(tied == 0 for tied in ties), math.fsum(1 / (1 + tied) for tied in ties))
+        num_negatives = sum(len(one.negatives) for one in own)
+        found.append(Reordered(name, num_negatives, sum(ties), *(right / len(own) for right in ceilings)))
+    return found
 
 
 def giveaways(choices: Sequence[Choice], *, num_words: int) -> list[Giveaway]:
@@ -198,8 +233,8 @@ def audit(
             spotted += _spotted(blind.name, choices, scores, items)
     except Refused as error:
         raise typer.BadParameter(str(error)) from error
-    found = giveaways(choices, num_words=words)
-    tables = [attack_table(benchmark.name, attacks), word_table(found), item_table(spotted)]
+    found, reordered = giveaways(choices, num_words=words), reorderings(choices)
+    tables = [attack_table(benchmark.name, attacks), order_table(reordered), word_table(found), item_table(spotted)]
     console = Console(width=140, highlight=False)
     for table in tables:
         if table.rows:
@@ -211,6 +246,7 @@ def audit(
                 {**asdict(one), "accuracy": one.accuracy, "interval": one.interval, "verdict": one.verdict}
                 for one in attacks
             ],
+            "reordered": [asdict(one) for one in reordered],
             "words": [{**asdict(one), "deviations": round(one.deviations, 2)} for one in found],
             "items": spotted,
         }
@@ -235,6 +271,20 @@ def attack_table(name: str, attacks: Sequence[Attack]) -> Table:
     ]
     header = ("Task", "Chosen by", "Items", "Chance %", "Right %", "95 %", "Ties", "Ties guessed %", "Verdict")
     return Table.of_texts(f"{name}: accuracy without images", header, rows, num_names=2)
+
+
+def order_table(found: Sequence[Reordered]) -> Table:
+    """Tell what a judge that sees words without their order can reach at most."""
+    rows = [
+        (
+            *(one.task, f"{one.num_negatives:,}", f"{one.num_reordered:,}"),
+            f"{100 * one.num_reordered / one.num_negatives:.1f}",
+            *(f"{100 * one.ceiling:.1f}", f"{100 * one.ceiling_with_guesses:.1f}"),
+        )
+        for one in found
+    ]
+    header = ("Task", "Negatives", "Reordered", "Reordered %", "Right at most %", "Ties guessed %")
+    return Table.of_texts("Negatives with the caption's own words, and a judge that sees no order", header, rows)
 
 
 def word_table(found: Sequence[Giveaway]) -> Table:

@@ -8,17 +8,20 @@ import pytest
 from typer.testing import CliRunner
 
 from services.curate.evaluation.audit import (
+    Reordered,
     app,
     attack,
     giveaways,
     learned_scores,
     length_scores,
     marks_of,
+    reorderings,
     words_of,
 )
 from services.curate.evaluation.choices import Choice
 from services.curate.refinement.scores import Attack, wilson
-from services.jobs.sugarcrepe import Pair, write_pairs
+from services.jobs.sugarcrepe import Pair, published_pairs, write_pairs
+from tests.published_data import published
 from tests.tiny_text_models import write_tiny_grammar
 
 NOUNS = ("dog", "cat", "bus", "tree", "cup", "man", "woman", "kite", "bed", "cake")
@@ -112,6 +115,39 @@ def test_capitals_and_marks_give_away_captions_that_another_hand_has_written() -
     assert attack("marks", alike, learned_scores(alike, marks_of))[0].num_ties == 50
 
 
+def test_a_judge_without_order_can_tell_no_caption_from_a_reordering_of_its_words() -> None:
+    choices = [
+        # a reordering, whatever its capitals and marks are
+        Choice("swap_obj", "1", "A dog chases a cat.", ("a cat chases, a dog",)),
+        # the same words, but not equally often
+        Choice("swap_obj", "2", "a dog and a cat", ("a dog and cat",)),
+        Choice("swap_att", "3", "a man's red hat", ("a red man's hat", "red hat a man's", "a blue hat")),
+        Choice("add_obj", "4", "a dog", ("a dog and a dog",)),
+    ]
+    assert reorderings(choices) == [
+        Reordered("swap_obj", 2, 1, 1 / 2, (1 / 2 + 1) / 2),
+        Reordered("swap_att", 3, 2, 0.0, 1 / 3),
+        Reordered("add_obj", 1, 0, 1.0, 1.0),
+        Reordered("swap", 5, 3, 1 / 3, pytest.approx((1 / 2 + 1 + 1 / 3) / 3)),
+        Reordered("all", 6, 3, 1 / 2, pytest.approx((1 / 2 + 1 + 1 / 3 + 1) / 4)),
+    ]
+
+
+def test_two_thirds_of_sugarcrepes_swapped_objects_are_reorderings() -> None:
+    pairs = published_pairs(published("sugar-crepe/refined"))
+    found = {
+        one.task: one for one in reorderings([Choice(p.kind, p.id, p.caption, (p.negative_caption,)) for p in pairs])
+    }
+    assert {name: (one.num_negatives, one.num_reordered) for name, one in found.items() if one.num_reordered} == {
+        "swap_obj": (245, 164),
+        "swap_att": (666, 407),
+        "swap": (911, 571),
+        "all": (7_511, 571),
+    }
+    assert found["swap_obj"].ceiling == pytest.approx(81 / 245)
+    assert found["swap_obj"].ceiling_with_guesses == pytest.approx((81 + 164 / 2) / 245)
+
+
 RUNNER = CliRunner()
 
 
@@ -144,6 +180,10 @@ def test_a_benchmark_made_by_a_rule_is_told_to_be_hackable_with_its_word(tmp_pat
     assert {"the shorter caption", model.name} < set(by_attacker)
     assert {one["word"]: (one["num_true"], one["num_false"]) for one in found["words"]}["no"] == (0, 60)
     assert "| negate | words of the other items | 60 | 50.0 | 100.0 |" in (tmp_path / "out" / "audit.md").read_text()
+    assert found["reordered"] == [
+        {"task": "negate", "num_negatives": 60, "num_reordered": 0, "ceiling": 1.0, "ceiling_with_guesses": 1.0}
+    ]
+    assert "| negate | 60 | 0 | 0.0 | 100.0 | 100.0 |" in (tmp_path / "out" / "audit.md").read_text()
     spotted = found["items"]
     assert len(spotted) <= 1 and all(one["gap"] > 0 for one in spotted)
 
