@@ -5,6 +5,7 @@ Names of files and weights, dtypes, fields of configurations and tokenizers are 
 
 import json
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,64 @@ VOCAB_SIZE = 49408
 TEXT = {"context_length": 77, "vocab_size": VOCAB_SIZE, "width": 64, "heads": 1, "layers": 1}
 VISION = {"image_size": 64, "layers": 2, "width": 64, "patch_size": 32}
 SIGLIP_VOCABULARY = ["<unk>", "</s>", "<pad>", "▁", *"abcdefghijklmnopqrstuvwxyz", "▁a", "red", "▁red", "▁square"]
+
+
+State = dict[str, Tensor]
+RANK = 4
+
+
+def training_checkpoint(state: State, prefix: str = "") -> dict[str, Any]:
+    """Return a checkpoint as open_clip's training writes it."""
+    optimizer = torch.optim.AdamW([nn.Parameter(torch.ones(2))]).state_dict()
+    named = {f"{prefix}{name}": weight for name, weight in state.items()}
+    return {"epoch": 5, "name": "run", "state_dict": named, "optimizer": optimizer, "scaler": {"scale": 2}}
+
+
+def with_lora(state: State) -> tuple[State, State]:
+    """Return the state as loralib's layers store it, and the weights that its model computes with."""
+    generator = torch.Generator().manual_seed(0)
+    released, merged = dict(state), dict(state)
+    for name, weight in state.items():
+        if name.endswith("in_proj_weight"):
+            prefix = f"{name}_"
+        elif name.endswith((".c_fc.weight", ".c_proj.weight", ".out_proj.weight")) or name == "visual.conv1.weight":
+            prefix = name.removesuffix("weight")
+        else:
+            continue
+        kernel = weight.shape[-1] if weight.ndim == 4 else 1
+        a = torch.randn(RANK * kernel, weight.shape[1] * kernel, generator=generator)
+        b = torch.randn(weight.shape[0] * kernel, RANK * kernel, generator=generator)
+        released |= {f"{prefix}lora_A": a, f"{prefix}lora_B": b}
+        merged[name] = weight + (b @ a).reshape(weight.shape) / RANK
+    return released, merged
+
+
+def gnm_checkpoint(state: State) -> dict[str, Any]:
+    """Return a checkpoint as GNM's training/train.py writes it, of a model that OpenAI's package loaded on a GPU."""
+    halved = {name: weight.half() if weight.ndim > 1 else weight for name, weight in state.items()}
+    optimizer = torch.optim.Adam([nn.Parameter(torch.ones(2))]).state_dict()
+    loss = torch.tensor(1.0, requires_grad=True) * 2
+    return {"epoch": 3, "model_state_dict": halved, "optimizer_state_dict": optimizer, "loss": loss}
+
+
+# The other methods of FSC-CLIP's Table 1, by name: their checkpoints, and whether these have low-rank matrices. The
+# layouts follow the code that saves and loads them, in the repositories named; the released files were not at hand.
+RELEASED: dict[str, tuple[Callable[[State], dict[str, Any]], bool]] = {
+    # mertyg/vision-language-models-are-bows, model_zoo/__init__.py, and its fork of open_clip
+    "NegCLIP": (lambda state: {"state_dict": state}, False),
+    # SivanDoveh/TSVLC, src/training/main.py and src/open_clip/loralib; on one GPU and on several
+    "TSVLC": (training_checkpoint, True),
+    "TSVLC, several GPUs": (lambda state: training_checkpoint(state, "module."), True),
+    # SivanDoveh/DAC, src/training/main.py and src/aro_clip_lora_eval.py, with the same loralib
+    "DAC": (lambda state: training_checkpoint(state, "module."), True),
+    # Netflix/clove, src/training/__main__.py; its example trains on eight GPUs
+    "CLoVe": (lambda state: training_checkpoint(state, "module."), False),
+    # ugorsahin/Generative-Negative-Mining, training/train.py and evaluation/eval_winoground.py
+    "GNM": (gnm_checkpoint, False),
+    # ytaek-oh/fsc-clip, src/training/main.py and src/training/models/lora_utils
+    "FSC-CLIP": (training_checkpoint, False),
+    "FSC-CLIP with LoRA": (training_checkpoint, True),
+}
 
 
 def random_weights(model: nn.Module, seed: int = 0) -> nn.Module:

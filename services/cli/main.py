@@ -84,7 +84,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str | None, str]]] = {
         "fsc-clip": (
             "services.score.training.convert",
             "score",
-            "Convert released weights of FSC-CLIP, NegCLIP or CE-CLIP.",
+            "Convert released weights of FSC-CLIP, NegCLIP and other CLIPs tuned for composition.",
         ),
     },
     "curate": {

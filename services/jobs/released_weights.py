@@ -3,9 +3,11 @@
 Only this module and `services.jobs.imports.weights` read pickle, and only tensors and plain values from it:
 anything executable is rejected.
 
-    FSC-CLIP, NegCLIP, CE-CLIP   {"state_dict": …, "optimizer": …, …} of open_clip's training, names with those of
-                                 wrappers, such as `module.` after training on several GPUs; or only the weights
-    FSC-CLIP with LoRA           for some weights, matrices `lora_A` and `lora_B`, which are added to them
+    FSC-CLIP, NegCLIP, CE-CLIP,  {"state_dict": …, "optimizer": …, …} of open_clip's training, names with those of
+      CLoVe                      wrappers, such as `module.` after training on several GPUs; or only the weights
+    FSC-CLIP with LoRA, TSVLC,   the same; for some weights, matrices `lora_A` and `lora_B`, which are added to them
+      DAC
+    GNM                          {"model_state_dict": …, "optimizer_state_dict": …, …}, as PyTorch's tutorials save
     MagicLens                    a pickle of bytes, which flax made of its arrays (`services.embed.imports` reads those)
     OpenAI                       a TorchScript archive, rejected (`services.jobs.imports` reads it); its state dict has
                                  three additional plain numbers
@@ -34,6 +36,8 @@ State = dict[str, Tensor]
 
 # Values that were not learnt: masks that every model creates itself, and sizes that OpenAI stored with its weights.
 NOT_LEARNT = ("attn_mask", "text.attn_mask", "input_resolution", "context_length", "vocab_size")
+# Where checkpoints of trainings have their weights.
+STATE_DICTS = ("state_dict", "model_state_dict")
 # A linear layer's or a convolution's matrices are `lora_A`; those of attention's input projection have a prefix.
 LORA_A = re.compile(r"(?P<layer>.+)\.(?P<weight>in_proj_weight_)?lora_A")
 
@@ -66,8 +70,8 @@ def read_tensors(path: Path) -> State:
     Nothing in the file is executed. Raises Refused.
     """
     content = _read(path)
-    if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
-        content = content["state_dict"]
+    if isinstance(content, Mapping):
+        content = next((content[name] for name in STATE_DICTS if isinstance(content.get(name), Mapping)), content)
     if not isinstance(content, Mapping) or not content:
         raise Refused(f"{path} contains no state dict")
     others = [str(name) for name, value in content.items() if not isinstance(value, Tensor)]

@@ -54,7 +54,7 @@ def fsc_clip(
     publish: Annotated[bool, typer.Option(help="Publish to the model store when done.")] = True,
     store_url: StoreUrl = None,
 ) -> None:
-    """Convert the weights of FSC-CLIP (plain or LoRA), NegCLIP, CE-CLIP or any other open_clip training.
+    """Convert the weights of FSC-CLIP, NegCLIP, CE-CLIP, TSVLC, DAC, CLoVe, GNM or any other training of a CLIP.
 
     Every weight must match the model: a missing or unexpected weight is an error that names it.
     """

@@ -34,8 +34,10 @@ from services.score.engine import ScoreEngine
 from services.score.model.pairing import PairItem
 from tests.core.image_files import scene
 from tests.published_clips import (
+    RELEASED,
     convert_folder,
     openai_state,
+    with_lora,
     write_hugging_face,
     write_json,
     write_laion,
@@ -196,19 +198,14 @@ def test_weights_keep_their_dtypes(tmp_path: Path) -> None:
     assert {weight.dtype for weight in written.values()} == {torch.float16, torch.float32}
 
 
-@pytest.mark.parametrize("name", ["NegCLIP", "FSC-CLIP"])
+@pytest.mark.parametrize("name", RELEASED)
 def test_a_file_of_training_is_read_by_its_architecture(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = {key: weight.float() for key, weight in openai_state(seed=3).items()}
-    prefix = "module." if name == "NegCLIP" else ""
-    content = {
-        "epoch": 5,
-        "name": "run",
-        "state_dict": {f"{prefix}{key}": w for key, w in state.items()},
-        "optimizer": {},
-    }
-    torch.save(content, tmp_path / "released.pt")
+    layout, has_lora = RELEASED[name]
+    released, state = with_lora(state) if has_lora else (state, state)
+    torch.save(layout(released), tmp_path / "released.pt")
     convert_openai_clip(write_openai(tmp_path / "ViT-B-32.pt"), tmp_path / "configs")
     model = json.loads((tmp_path / "configs/open_clip_config.json").read_text())["model_cfg"]
     monkeypatch.setitem(open_clip().factory._MODEL_CONFIGS, "ViT-tiny-quickgelu", model)

@@ -24,11 +24,8 @@ from services.nn.clip_model import ClipModel, open_clip, save_clip
 from services.score.model.checkpoint import load_fsc_clip
 from services.score.model.dense_features import encode_texts
 from services.score.training.convert import app
+from tests.published_clips import RANK, RELEASED, State, training_checkpoint, with_lora
 from tests.score.tiny import CONFIG, CONTEXT_LENGTH, EMBEDDING_WIDTH, tiny_clip
-
-State = dict[str, Tensor]
-RANK = 4
-PATCH_SIZE = 8
 
 
 @pytest.fixture(scope="module")
@@ -75,24 +72,16 @@ def assert_equal(ours: State, expected: State) -> None:
         assert torch.equal(weight, expected[name].half().to(weight.dtype)), name
 
 
-def training_checkpoint(state: State, prefix: str = "") -> dict[str, Any]:
-    """Return a checkpoint as open_clip's training writes it."""
-    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(2))])
-    named = {f"{prefix}{name}": weight for name, weight in state.items()}
-    return {"epoch": 5, "name": "run", "state_dict": named, "optimizer": optimizer.state_dict(), "scaler": {"scale": 2}}
-
-
 @pytest.mark.parametrize(
     "layout",
     [
         training_checkpoint,
         lambda state: training_checkpoint(state, "module."),
         lambda state: training_checkpoint(state, "module._orig_mod."),
-        lambda state: {"state_dict": state},
         lambda state: state,
         lambda state: {name: weight.half() for name, weight in state.items()},
     ],
-    ids=["training", "several GPUs", "compiled", "NegCLIP", "weights alone", "half precision"],
+    ids=["training", "several GPUs", "compiled", "weights alone", "half precision"],
 )
 def test_every_layout_of_a_release_gives_its_weights(
     tmp_path: Path, convert: Callable[..., Result], state: State, layout: Callable[[State], Any]
@@ -114,36 +103,16 @@ def test_a_safetensors_file_and_an_old_file_of_torch_are_read_too(
     assert_equal(converted(tmp_path), other)
 
 
-def with_lora(state: State) -> tuple[State, State]:
-    """The state as the released LoRA training writes it, and the weights that its model computes with."""
-    generator = torch.Generator().manual_seed(0)
-    released, merged = dict(state), dict(state)
-    for name, weight in state.items():
-        if name.endswith("in_proj_weight"):
-            prefix, high, wide = f"{name}_", RANK, RANK
-        elif name.endswith((".c_fc.weight", ".c_proj.weight", ".out_proj.weight")):
-            prefix, high, wide = name.removesuffix("weight"), RANK, RANK
-        elif name == "visual.conv1.weight":
-            prefix, high, wide = name.removesuffix("weight"), RANK * PATCH_SIZE, RANK * PATCH_SIZE
-        else:
-            continue
-        kernel = PATCH_SIZE if weight.ndim == 4 else 1
-        a = torch.randn(high, weight.shape[1] * kernel, generator=generator)
-        b = torch.randn(weight.shape[0] * kernel, wide, generator=generator)
-        released |= {f"{prefix}lora_A": a, f"{prefix}lora_B": b}
-        merged[name] = weight + (b @ a).reshape(weight.shape) / RANK
-    return released, merged
-
-
-@pytest.mark.parametrize("prefix", ["", "module."])
-def test_low_rank_matrices_are_added_to_the_weights_that_they_stand_beside(
-    tmp_path: Path, convert: Callable[..., Result], state: State, prefix: str
+@pytest.mark.parametrize("name", RELEASED)
+def test_other_methods_checkpoints_become_the_weights_that_they_compute_with(
+    tmp_path: Path, convert: Callable[..., Result], state: State, name: str
 ) -> None:
-    released, merged = with_lora(state)
-    result = convert(training_checkpoint(released, prefix))
+    layout, has_lora = RELEASED[name]
+    released, computed = with_lora(state) if has_lora else (state, state)
+    result = convert(layout(released))
     assert result.exit_code == 0, result.output
-    assert "rank 4, alpha 1" in result.output
-    assert_equal(converted(tmp_path), merged)
+    assert ("rank 4, alpha 1" in result.output) == has_lora
+    assert_equal(converted(tmp_path), computed)
 
 
 def test_another_alpha_scales_what_is_added(tmp_path: Path, convert: Callable[..., Result], state: State) -> None:
