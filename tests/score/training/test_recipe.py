@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 
 from services.jobs.training import learning_rate
+from services.nn.clip_model import open_clip
 from services.score.fsc_clip import FscClipWeights
 from services.score.negatives.hard_negatives import KINDS
 from services.score.training.recipe import Recipe
 
+NEGCLIP: dict[str, Any] = {"method": "negclip", "negatives": ("negclip",), "gather_negatives": False}
+LORA: dict[str, Any] = {"lora_rank": 4, "lora_official_init": True, "learning_rate": 5e-5}
 GOLDENS = Path(__file__).parents[2] / "goldens" / "lr_schedules.json"
 
 
@@ -28,21 +31,36 @@ def test_the_default_is_the_papers() -> None:
     ("name", "changes"),
     [
         ("fsc-clip-coco", {}),
-        ("fsc-clip-cc3m", {"lambda_global": 1.0}),
-        ("fsc-clip-vit-b-16", {"base": "ViT-B-16", "batch_size": 128, "lambda_local": 0.5}),
         ("fsc-clip-vit-l-14", {"base": "ViT-L-14", "lambda_local": 0.5}),
-        ("fsc-clip-lora-laion-coco", {"lora_rank": 4, "lora_official_init": True, "learning_rate": 5e-5}),
-        ("negclip-laion-coco", {"method": "negclip", "negatives": ("negclip",), "gather_negatives": False}),
         ("clip-laion-coco", {"method": "clip"}),
+        # Table 1
+        ("negclip-laion-coco", NEGCLIP),
+        ("fsc-clip-lora-laion-coco", LORA),
+        ("negclip-cc3m", NEGCLIP),
+        ("fsc-clip-cc3m", {}),
+        ("fsc-clip-cc3m-released", {"lambda_global": 1.0}),
+        ("fsc-clip-lora-cc3m", LORA),
+        ("fsc-clip-lora-cc3m-released", {**LORA, "lambda_global": 1.0}),
+        # Table 4
+        ("negclip-vit-b-16", {**NEGCLIP, "base": "ViT-B-16"}),
+        ("fsc-clip-vit-b-16", {"base": "ViT-B-16"}),
+        ("fsc-clip-vit-b-16-released", {"base": "ViT-B-16", "batch_size": 128, "lambda_local": 0.5}),
+        ("fsc-clip-lora-vit-b-16", {**LORA, "base": "ViT-B-16"}),
+        ("fsc-clip-lora-vit-b-16-released", {**LORA, "base": "ViT-B-16", "batch_size": 128, "lambda_local": 0.5}),
+        # Table 5
+        ("negclip-datacomp-xl", {**NEGCLIP, "pretrained": "datacomp_xl_s13b_b90k"}),
+        ("fsc-clip-datacomp-xl", {"pretrained": "datacomp_xl_s13b_b90k"}),
+        ("fsc-clip-lora-datacomp-xl", {**LORA, "pretrained": "datacomp_xl_s13b_b90k"}),
     ],
 )
-def test_the_others_differ_from_it_in_what_was_released(name: str, changes: dict[str, Any]) -> None:
+def test_the_others_differ_from_it_in_what_their_rows_of_the_tables_say(name: str, changes: dict[str, Any]) -> None:
     assert Recipe.read(name) == replace(Recipe.read("fsc-clip-laion-coco"), **changes)
 
 
-def test_every_recipe_of_the_service_can_be_read() -> None:
-    assert all(isinstance(Recipe.read(name), Recipe) for name in Recipe.names())
-    assert "fsc-clip-laion-coco" in Recipe.names()
+@pytest.mark.parametrize("name", Recipe.names())
+def test_every_recipe_names_weights_that_open_clip_knows(name: str) -> None:
+    recipe = Recipe.read(name)
+    assert recipe.pretrained in open_clip().list_pretrained_tags_by_model(recipe.base)
 
 
 def test_the_schedule_is_the_reference_one(tmp_path: Path) -> None:
