@@ -151,7 +151,7 @@ BUDGETS = {
     "services/embed": 19_508,
     "services/generate": 13_447,
     "services/predict": 7_124,
-    "services/score": 10_467,
+    "services/score": 10_643,
     "starters": 20_750,
     "vllm_plugin": 2_615,
 }

@@ -34,15 +34,16 @@ COMMANDS: dict[str, dict[str, tuple[str, str | None, str]]] = {
     "train": {
         "focallens": ("services.embed.training.train", "train", "Tune a CLIP with FocalLens."),
         "focallens-mllm": ("services.embed.training.train_mllm", "train", "Tune a LLaVA with FocalLens."),
-        "distill": (
-            "services.predict.training.train",
-            "train",
-            "Train a small T5 on labels and a teacher's rationales.",
-        ),
+        "distill": ("services.predict.training.train", "train", "Train a T5 on labels and a teacher's rationales."),
         "fsc-clip": (
             "services.score.training.train",
             "train",
             "Tune a CLIP on hard negatives: FSC-CLIP, NegCLIP and their ablations.",
+        ),
+        "fsc-clip-ablations": (
+            "services.score.training.ablations",
+            "evaluate",
+            "Tune and evaluate the rows of FSC-CLIP's ablations, or of a sweep; resumable.",
         ),
     },
     "evaluate": {

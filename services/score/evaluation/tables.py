@@ -98,7 +98,7 @@ _COMP_HEADINGS = (
     *("Winoground", "SPEC"),
 )
 
-_AVERAGES = (
+AVERAGES = (
     Column("Comp", _comp),
     Column("ZS", _number("elevater", AVERAGE)),
     Column("I2T Ret", _number("retrieval", "i2t")),
@@ -106,7 +106,7 @@ _AVERAGES = (
 )
 _TABLE_1 = (
     *(Column(heading, _number(benchmark, AVERAGE)) for heading, benchmark in zip(_COMP_HEADINGS, COMP, strict=True)),
-    *_AVERAGES,
+    *AVERAGES,
 )
 _RETRIEVAL_HEADINGS = ("COCO", "Flickr30k", "COCO-CounterFactuals")
 
@@ -139,7 +139,7 @@ LAYOUTS = (
         ),
     ),
     Layout("Table 1 of FSC-CLIP: averages of sub-tasks", _TABLE_1, digits=1),
-    Layout("Tables 2 to 5 of FSC-CLIP: averages over benchmarks", _AVERAGES, digits=1),
+    Layout("Tables 2 to 5 of FSC-CLIP: averages over benchmarks", AVERAGES, digits=1),
     Layout(
         "Table 8 of FSC-CLIP: zero-shot classification",
         (
@@ -241,7 +241,7 @@ def _mean_and_deviation(values: Sequence[float | None]) -> str:
 def _table_of_shares(numbers: Mapping[str, Numbers]) -> Iterator[Table]:
     """Yield the points of Figure 3 unless no model has two shares."""
     rows = [(name, f"{alpha:g}", own) for name, some in shares_of(numbers).items() for alpha, own in some.items()]
-    shown = [column for column in _AVERAGES if any(column.of(own) is not None for _, _, own in rows)]
+    shown = [column for column in AVERAGES if any(column.of(own) is not None for _, _, own in rows)]
     if shown:
         texts = [
             [name, alpha, *(MISSING if (value := column.of(own)) is None else f"{value:.1f}" for column in shown)]
