@@ -15,9 +15,12 @@ from tests.deploy.kubernetes_manifests import (
     KUBERNETES,
     README,
     ROOT,
+    SITE,
     Manifests,
     Object,
     deployment,
+    find_all,
+    render,
 )
 
 # Both of the package kubernetes-validate, the second beneath it.
@@ -95,11 +98,35 @@ def test_a_broken_field_is_found(kind: str, name: str, path: tuple[str | int, ..
     assert problem.startswith(f"{kind} {name} ")
 
 
-def test_the_dashboards_of_the_cluster_are_all_that_there_are() -> None:
-    kept = {path.name: path.read_text() for path in (CHART / "dashboards").glob("*.json")}
-    config: Object | None = deployment("production").get("ConfigMap", "fovea-dashboards")
+def dashboards(namespace: str) -> dict[str, Any]:
+    config: Object | None = render(("production",), SITE, namespace=namespace).get("ConfigMap", "fovea-dashboards")
     assert config is not None
-    assert config["data"] == kept
+    return {name: json.loads(text) for name, text in config["data"].items()}
+
+
+def test_the_dashboards_of_the_cluster_are_all_that_there_are_with_the_queries_of_the_own_namespace() -> None:
+    kept = {path.name: json.loads(path.read_text()) for path in (CHART / "dashboards").glob("*.json")}
+    found = dashboards("one")
+    assert found.keys() == {name.replace(".json", "-one.json") for name in kept}
+    for name, dashboard in kept.items():
+        own = found[name.replace(".json", "-one.json")]
+        asked = [*find_all(own, "expr"), *(one for one in find_all(own, "query") if one != "prometheus")]
+        for query in asked:
+            selected = re.findall(r'\b(?:fovea_|process_|up\b)\w*(\{namespace="one")?', query)
+            assert selected
+            assert all(selected), query
+        bare = re.sub(r'\{namespace=\\"one\\"(?:, |(\}))', lambda it: "" if it[1] else "{", json.dumps(own))
+        assert json.loads(bare) == {**dashboard, "title": own["title"], "uid": own["uid"]}
+
+
+def test_grafana_can_have_the_dashboards_of_two_releases_side_by_side() -> None:
+    """Grafana keeps the files of all namespaces in one folder, and takes no two dashboards with one `uid`."""
+    one, two = dashboards("one"), dashboards("two" * 20)
+    assert not one.keys() & two.keys()
+    for field in ("uid", "title"):
+        values = [dashboard[field] for dashboard in (*one.values(), *two.values())]
+        assert len(set(values)) == len(values)
+    assert all(re.fullmatch(r"[\w-]{1,40}", dashboard["uid"]) for dashboard in (*one.values(), *two.values()))
 
 
 def test_folders_and_files_that_the_readme_names_exist() -> None:

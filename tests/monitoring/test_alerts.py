@@ -12,6 +12,7 @@ import yaml
 
 from services.core.settings import ProcessSettings
 from services.predict.settings import PredictSettings
+from tests.deploy.kubernetes_manifests import SITE, render
 from tests.monitoring.prometheus_server import CHART, MONITORING, needs_promtool
 from tests.monitoring.promql import labels_by_metric, labels_in, metrics_in, unknown_in
 
@@ -63,6 +64,47 @@ def test_a_rule_that_fires_no_more_is_found(tmp_path: Path, was: str, becomes: s
     assert promtool("test", "rules", "alerts_test.yml", folder=tmp_path / "monitoring").returncode == 1
 
 
+def chart_rules(folder: Path, namespace: str) -> Path:
+    """The rules that Prometheus Operator gets of a release in this namespace."""
+    found = render(("production",), SITE, namespace=namespace).get("PrometheusRule", "fovea")
+    assert found is not None
+    file = folder / "rules.yml"
+    file.write_text(yaml.safe_dump(found["spec"]))
+    return file
+
+
+def firing(namespace: str, test: dict[str, Any], alerts: set[str]) -> dict[str, Any]:
+    """The recording, made in a namespace beside another where all is well, with the alerts that it should raise."""
+    series = [
+        {**one, "series": one["series"].replace("{", f'{{namespace="{namespace}",', 1)} for one in test["input_series"]
+    ]
+    well = [
+        {"series": f'up{{job="gateway",namespace="{one}"}}', "values": "1x200"} for one in {"one", "two"} - {namespace}
+    ]
+    (asked,) = test["promql_expr_test"]
+    expected = {
+        # What clients get is the trouble of the cluster's own alert too.
+        "expr": 'group by (alertname, namespace) (ALERTS{alertstate="firing",alertname!="FoveaErrorBudgetBurn"})',
+        "eval_time": asked["eval_time"],
+        "exp_samples": [{"labels": f'{{alertname="{one}", namespace="{namespace}"}}', "value": 1} for one in alerts],
+    }
+    return {**test, "input_series": [*series, *well], "promql_expr_test": [expected]}
+
+
+@needs_promtool
+def test_a_release_s_alerts_tell_its_own_trouble_and_none_of_another_in_the_cluster(tmp_path: Path) -> None:
+    rules = chart_rules(tmp_path, "one")
+    # Pods in a cluster have longer to start than the recordings last.
+    tests = [
+        *(firing("one", test, raised_by(test) - {"FoveaTargetDown", "FoveaModelNotReady"}) for test in UNIT_TESTS),
+        *(firing("two", test, set()) for test in UNIT_TESTS),
+    ]
+    file = {"rule_files": [rules.name], "evaluation_interval": "15s", "tests": tests}
+    (tmp_path / "test.yml").write_text(yaml.safe_dump(file))
+    checked = promtool("test", "rules", "test.yml", folder=tmp_path)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
 def attempts(canary: dict[str, str], stable: dict[str, str]) -> dict[str, str]:
     """Attempts of the gateway at embed and at its canary, by code."""
     return {
@@ -105,7 +147,7 @@ def attempts(canary: dict[str, str], stable: dict[str, str]) -> dict[str, str]:
         ("FoveaCanaryErrors", attempts(canary={"200": "0+9x60", "500": "0+5x30 150x30"}, stable={}), False),
     ],
 )
-def test_an_alert_of_the_cluster_fires_where_it_should(
+def test_an_alert_of_the_cluster_fires_where_it_should_and_in_the_release_s_own_namespace(
     alert: str, series: dict[str, str], raises: bool, tmp_path: Path
 ) -> None:
     beside = {
@@ -113,21 +155,20 @@ def test_an_alert_of_the_cluster_fires_where_it_should(
         "kube_horizontalpodautoscaler_spec_max_replicas{%s}": "8x60",
         'fovea_requests_total{%s,job="gateway",code="200"}': "0+1000x60",
     }
-    labels = 'namespace="fovea",persistentvolumeclaim="store",horizontalpodautoscaler="keda-hpa-embed"'
-    given = [{"series": name.replace("%s", labels), "values": values} for name, values in (beside | series).items()]
-    test = {
-        "interval": "1m",
-        "input_series": given,
-        "promql_expr_test": [
-            {
-                "expr": f'count(ALERTS{{alertname="{alert}",alertstate="firing"}})',
-                "eval_time": "59m",
-                "exp_samples": [{"labels": "{}", "value": 1}] if raises else [],
-            }
-        ],
-    }
-    shutil.copy(CHART / "cluster-alerts.yml", tmp_path)
-    (tmp_path / "test.yml").write_text(yaml.safe_dump({"rule_files": ["cluster-alerts.yml"], "tests": [test]}))
+    # A GPU is its node's: each release tells of it.
+    ways = {"one": raises, "two": raises and alert == "FoveaGpuErrors"}
+    tests = []
+    for namespace, fires in ways.items():
+        labels = f'namespace="{namespace}",persistentvolumeclaim="store",horizontalpodautoscaler="keda-hpa-embed"'
+        given = [{"series": name.replace("%s", labels), "values": values} for name, values in (beside | series).items()]
+        asked = {
+            "expr": f'count(ALERTS{{alertname="{alert}",alertstate="firing"}})',
+            "eval_time": "59m",
+            "exp_samples": [{"labels": "{}", "value": 1}] if fires else [],
+        }
+        tests.append({"interval": "1m", "input_series": given, "promql_expr_test": [asked]})
+    rules = chart_rules(tmp_path, "one")
+    (tmp_path / "test.yml").write_text(yaml.safe_dump({"rule_files": [rules.name], "tests": tests}))
     checked = promtool("test", "rules", "test.yml", folder=tmp_path)
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
