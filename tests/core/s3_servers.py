@@ -1,6 +1,7 @@
 """Real S3 servers on free ports: rclone, which ignores conditions on a put, and moto, which honours them."""
 
 import re
+import ssl
 import subprocess
 import sys
 import threading
@@ -46,9 +47,15 @@ def rclone_server(folder: Path, *flags: str) -> Iterator[S3Server]:
 
 
 @contextmanager
-def moto_server() -> Iterator[S3Server]:
-    with _running([str(Path(sys.executable).with_name("moto_server")), "-H", "127.0.0.1", "-p", "0"]) as endpoint:
-        urllib.request.urlopen(urllib.request.Request(f"{endpoint}/{BUCKET}", method="PUT")).close()
+def moto_server(authority: Path | None = None, certificate: Path | None = None) -> Iterator[S3Server]:
+    """`certificate` is a file with a certificate and its key, for TLS, which the authority gave."""
+    command = [str(Path(sys.executable).with_name("moto_server")), "-H", "127.0.0.1", "-p", "0"]
+    if certificate is not None:
+        command += ["--ssl", f"--ssl-cert={certificate}", f"--ssl-key={certificate}"]
+    trusting = None if authority is None else ssl.create_default_context(cafile=str(authority))
+    with _running(command) as endpoint:
+        making = urllib.request.Request(f"{endpoint}/{BUCKET}", method="PUT")
+        urllib.request.urlopen(making, context=trusting).close()
         yield S3Server(endpoint)
 
 
@@ -86,6 +93,6 @@ def _printed_address(output: IO[str]) -> str:
     printed = []
     for line in output:
         printed.append(line)
-        if address := re.search(r"http://127\.0\.0\.1:\d+", line):
+        if address := re.search(r"https?://127\.0\.0\.1:\d+", line):
             return address.group()
     raise AssertionError(f"the server ended: {''.join(printed)}")

@@ -1,10 +1,32 @@
-"""Pods may do little and reach few."""
+"""Pods may do little and reach few, and believe those whom the operator believes."""
 
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.deploy.kubernetes_manifests import DEPLOYMENTS, EVERYTHING, ON_GPUS, SITE, Pod, deployment, gpus_of, jobs
+from tests.core.redis_server import RedisServer, make_authority, redis_executables
+from tests.core.s3_servers import ACCESS_KEY_ID, SECRET_ACCESS_KEY, moto_server
+from tests.deploy.kubernetes_manifests import (
+    DEPLOYMENTS,
+    EVERYTHING,
+    JOBS,
+    ON_GPUS,
+    SITE,
+    Manifests,
+    Pod,
+    deployment,
+    find_all,
+    gpus_of,
+    jobs,
+    render,
+)
 from tests.deploy.kubernetes_names import SETTINGS, settings_of
 from tests.deploy.kubernetes_network import Network
 
@@ -162,3 +184,82 @@ def test_pods_that_train_together_reach_each_other_and_nobody_else_reaches_them(
     others = [pod for pod in manifests.pods() if pod.program != "train"]
     assert not any(network.may(pod, one, 29500) for pod in others)
     assert not any(network.may(one, pod, port) for pod in others for port in pod.ports.values())
+
+
+AUTHORITIES: dict[str, Any] = {"caBundle": {"configMap": "authorities", "key": "all.pem"}}
+BACKUP: dict[str, Any] = {"collections": {"backup": {"enabled": True}}}
+
+
+def containers_that_speak_tls(manifests: Manifests) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Every container of an image of Fovea with its pod, of jobs on Ray too."""
+    for spec in find_all(list(manifests.objects), "spec"):
+        for container in [*spec.get("initContainers", ()), *spec.get("containers", ())]:
+            if "fovea-" in container["image"] and "fovea-vllm" not in container["image"]:
+                yield spec, container
+
+
+@pytest.mark.parametrize(
+    ("profiles", "values"), [((), {}), (("gpu",), JOBS), (("production",), {}), (("production", "cluster"), BACKUP)]
+)
+def test_every_process_believes_the_authorities_that_the_operator_names(
+    profiles: tuple[str, ...], values: dict[str, Any]
+) -> None:
+    manifests = render(profiles, SITE if profiles else {}, values, AUTHORITIES)
+    settings = manifests.get("ConfigMap", "fovea")
+    assert settings is not None
+    found = list(containers_that_speak_tls(manifests))
+    assert len(found) >= len(manifests.processes())
+    for spec, container in found:
+        env = settings["data"] if "envFrom" in container else {}
+        env = env | {one["name"]: one.get("value") for one in container["env"]}
+        file = Path(env["SSL_CERT_FILE"])
+        assert {env[name] for name in ("REQUESTS_CA_BUNDLE", "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH")} == {str(file)}
+        (name,) = [one["name"] for one in container["volumeMounts"] if one["mountPath"] == str(file.parent)]
+        (volume,) = [one for one in spec["volumes"] if one["name"] == name]
+        assert volume["configMap"] == {"name": "authorities", "items": [{"key": "all.pem", "path": file.name}]}
+
+
+def test_no_variable_names_authorities_where_the_operator_names_none() -> None:
+    assert not any("SSL_CERT_FILE" in str(deployment(name).objects) for name in EVERYTHING)
+
+
+@pytest.mark.process
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
+def test_by_what_the_chart_sets_the_store_and_redis_of_a_private_authority_are_reached(tmp_path: Path) -> None:
+    authority, certificate = make_authority(tmp_path)
+    manifests = render(("gpu",), SITE, AUTHORITIES)
+    trusted = {
+        name: str(authority)
+        for name, value in manifests.environment(manifests.pod("embed")).items()
+        if value == "/etc/fovea-ca/ca-bundle.crt"
+    }
+    system = redis_executables().get("system")
+    redis = RedisServer(system, None, certificate=certificate) if system else None
+    with moto_server(authority, certificate) as server:
+        own = {
+            "AWS_ACCESS_KEY_ID": ACCESS_KEY_ID,
+            "AWS_SECRET_ACCESS_KEY": SECRET_ACCESS_KEY,
+            "FOVEA_STORE_URL": server.url("store"),
+            "HOME": str(tmp_path),
+        }
+        if redis is not None:
+            redis.start()
+            own["FOVEA_REDIS_URL"] = redis.url.partition("?")[0]
+        try:
+            listed, doctor = (run_fovea(own | trusted, *command) for command in (("store", "ls"), ("doctor", "--json")))
+            refused = run_fovea(own, "store", "ls")
+        finally:
+            if redis is not None:
+                redis.stop()
+    assert listed.returncode == 0, listed.stderr
+    assert "focallens-shapes" in listed.stdout
+    assert refused.returncode == 1
+    assert "set SSL_CERT_FILE to a file with the certificate of its authority" in refused.stderr
+    if redis is not None:
+        (told,) = [one for one in json.loads(doctor.stdout)["findings"] if one["topic"] == "redis"]
+        assert told["status"] == "ok", told
+
+
+def run_fovea(env: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).with_name("fovea")), *arguments]
+    return subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, check=False)

@@ -131,6 +131,28 @@ resources:
 {{- end }}
 {{- end }}
 
+{{/* The authorities that are believed, by the name that each library asks for, as a YAML map. */}}
+{{- define "fovea.trust" -}}
+{{- if .Values.caBundle.configMap }}
+# OpenSSL, rustls and httpx; requests, for traces; gRPC, for Milvus.
+{{- range list "SSL_CERT_FILE" "REQUESTS_CA_BUNDLE" "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH" }}
+{{ . }}: /etc/fovea-ca/ca-bundle.crt
+{{- end }}
+{{- end }}
+{{- end }}
+{{- define "fovea.trustMount" -}}
+{{- if .Values.caBundle.configMap }}
+- {name: ca, mountPath: /etc/fovea-ca, readOnly: true}
+{{- end }}
+{{- end }}
+{{- define "fovea.trustVolume" -}}
+{{- with .Values.caBundle }}
+{{- if .configMap }}
+- {name: ca, configMap: {name: {{ .configMap }}, items: [{key: {{ .key }}, path: ca-bundle.crt}]}}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{/* Redis and the gateway's signature, for every process of Fovea. */}}
 {{- define "fovea.sharedSecrets" -}}
 {{- with .Values.signingSecret }}

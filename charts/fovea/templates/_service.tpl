@@ -97,6 +97,7 @@ spec:
       volumeMounts:
         - {name: tmp, mountPath: /tmp}
         - {name: checkpoints, mountPath: /var/cache/fovea}
+        {{- include "fovea.trustMount" $root | trim | nindent 8 }}
         {{- if eq $model.service "embed" }}
         - {name: collections, mountPath: /var/lib/fovea/collections}
         {{- end }}
@@ -108,6 +109,7 @@ spec:
         {{- end }}
   volumes:
     - {name: tmp, emptyDir: {sizeLimit: 2Gi}}
+    {{- include "fovea.trustVolume" $root | trim | nindent 4 }}
     # Verified copies of what the store has.
     {{- if $values.modelCache.claim }}
     - {name: checkpoints, persistentVolumeClaim: {claimName: model-cache}}
@@ -154,6 +156,7 @@ spec:
   volumeMounts:
     - {name: tmp, mountPath: /tmp}
     - {name: models, mountPath: /models}
+    {{- include "fovea.trustMount" .root | trim | nindent 4 }}
 # A sidecar: it is up before the service starts, and ends after it, when the last requests are answered.
 - name: vllm
   image: {{ $values.images.vllm }}

@@ -51,6 +51,11 @@ CURES = (
         " GOOGLE_APPLICATION_CREDENTIALS, and what they may do",
     ),
     ("404 Not Found", f"the endpoint has no such bucket; check the bucket's name, and {ENDPOINT}"),
+    (
+        "InvalidCertificate",
+        "the certificate of the endpoint is refused; set SSL_CERT_FILE to a file with the certificate of its authority,"
+        " and check the endpoint's name and the clock",
+    ),
     ("HTTP error", f"there is no answer; check {ENDPOINT}, and the network"),
     ("invalid path", f"{UNREADABLE_KEY}; rename or delete that object"),
 )
