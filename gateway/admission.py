@@ -1,5 +1,6 @@
 """Limits on the concurrent requests to a service and on retries, and what an autoscaler reads of them."""
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -15,6 +16,10 @@ from services.core.metrics import Metrics
 # Seconds for which a request counts as recent after it has ended. It is longer than an autoscaler takes between two
 # looks, so that none misses a request, and an autoscaler's own patience begins after it.
 RECENT_S = 300.0
+# When a canary is withdrawn: the figures of the alert FoveaCanaryErrors. After RECORD_S an attempt counts a third.
+RECORD_S = 900.0
+MAX_FAILURES = 5
+MAX_FAILING_SHARE = 0.01
 
 
 class RecentRequests:
@@ -49,6 +54,44 @@ class RecentRequests:
                 self._num_ended.append((int(now), 1))
             while self._num_ended[0][0] < now - RECENT_S:
                 self._num_ended.popleft()
+
+
+class TrackRecord:
+    """Counts the attempts at a destination and failures, which fade with time; anew with each version of a model."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._at = clock()
+        self._attempts = self._failures = 0.0
+        self._versions: dict[str, str] = {}
+        self.is_withdrawn = False
+
+    def add(self, code: str, model: str) -> None:
+        """Count an attempt by its status, or by the word for what it met in place of an answer."""
+        name, _, version = model.partition("@")
+        if version and self._versions.get(name) != version:
+            self._versions[name] = version
+            self._attempts = self._failures = 0.0
+            self.is_withdrawn = False
+        self._fade()
+        self._attempts += 1
+        self._failures += code[0] not in "1234"
+
+    def is_worse_than(self, stable: "TrackRecord") -> bool:
+        """Whether this fails more than twice as often as the stable version, and has failed more than a few times."""
+        self._fade()
+        bound = max(MAX_FAILING_SHARE, 2 * stable._share)
+        return self._failures > MAX_FAILURES and self._share > bound
+
+    def _fade(self) -> None:
+        now = self._clock()
+        kept, self._at = math.exp((self._at - now) / RECORD_S), now
+        self._attempts *= kept
+        self._failures *= kept
+
+    @property
+    def _share(self) -> float:
+        return self._failures / self._attempts if self._attempts else 0.0
 
 
 class Gate(Permits):

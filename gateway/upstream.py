@@ -19,7 +19,7 @@ from opentelemetry import propagate
 from yarl import URL
 
 from gateway.addresses import Address, Addresses, Lease
-from gateway.admission import Gate, RecentRequests, RetryBudget
+from gateway.admission import Gate, RecentRequests, RetryBudget, TrackRecord
 from gateway.routing.destinations import Destination
 from gateway.settings import GatewaySettings
 from services.core.admission.admission import PERMITS_HEADER
@@ -180,6 +180,9 @@ class Upstream:
             metrics=metrics,
         )
         self.recent = RecentRequests()
+        self.record = TrackRecord()
+        if destination.kind == "canary":
+            metrics.canary_withdrawn.labels(self.name).set_function(lambda: self.record.is_withdrawn)
         metrics.gateway_recent_requests.labels(self.name).set_function(self.recent.count)
         self._unserved = metrics.gateway_unserved_requests.labels(self.name)
         self._session = session
@@ -353,7 +356,7 @@ class Upstream:
                 raise _ClosedWhileIdle from None
             self.addresses.failed(address)
             raise self._broke_off() from broken
-        self._count(str(response.status))
+        self._count(str(response.status), response.headers.get("X-Fovea-Model", ""))
         self._note_permits(address, response)
         self.addresses.answered(address)
         if response.headers.get("WWW-Authenticate") == SIGNATURE_HEADER:
@@ -386,7 +389,8 @@ class Upstream:
         self._retries.inc()
         return True
 
-    def _count(self, code: str) -> None:
+    def _count(self, code: str, model: str = "") -> None:
+        self.record.add(code, model)
         counter = self._counters.get(code)
         if counter is None:
             if not self._is_counted:
@@ -410,6 +414,13 @@ class Upstream:
     def _broke_off(self) -> Overloaded:
         title = self.destination.title
         return Overloaded(f"{title} closed the connection before it responded.", code="upstream_failed")
+
+    def is_on_trial_beside(self, stable: "Upstream") -> bool:
+        """Whether this canary is ready and has not been withdrawn, as it is once it fails more often than `stable`."""
+        if not self.record.is_withdrawn and self.record.is_worse_than(stable.record):
+            log.error("canary_withdrawn", canary=self.name)
+            self.record.is_withdrawn = True
+        return self.addresses.has_ready and not self.record.is_withdrawn
 
     async def fetch(self, path: str, shape: type[ModelT]) -> ModelT | None:
         """Return one instance's answer to a GET; None where it does not answer 200 with JSON of this shape."""

@@ -142,7 +142,7 @@ MAX_FUNCTION_LINES = 60
 MAX_CHAIN = 13
 # Lines of Python that a room may have. A commit that raises a budget says why.
 BUDGETS = {
-    "gateway": 3_563,
+    "gateway": 3_614,
     "services/cli": 2_889,
     "services/core": 13_252,
     "services/nn": 2_469,

@@ -187,13 +187,13 @@ class UpstreamChoice:
         return branch.default if task is None else branch.by_task.get(task, branch.default)
 
     def preferring_canary(self, upstream: Upstream, route: Route, scope: Scope) -> Upstream:
-        """Return the canary that stands beside a service's own processes while it is ready, else the upstream itself.
+        """Return the canary beside a service's own processes while it is ready and does well, else the upstream itself.
 
         For keys that are marked for it, whose clients say nothing of it: a header, also one that says `false`, wins.
         """
         branch = self._upstreams.of(route.service)
         is_free = route.has_canary and header_of(scope, CANARY_HEADER) is None and upstream is branch.own
-        return branch.canary if is_free and branch.canary and branch.canary.addresses.has_ready else upstream
+        return branch.canary if is_free and branch.canary and branch.canary.is_on_trial_beside(upstream) else upstream
 
 
 def _asks_for_canary(scope: Scope) -> bool:

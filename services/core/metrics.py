@@ -211,6 +211,9 @@ class Metrics:
             "Addresses of a service that are ready and not ejected.",
             "service",
         )
+        self.canary_withdrawn = self._gauge(
+            "canary_withdrawn", "Whether the gateway sends marked keys to stable, as their canary fails.", "service"
+        )
         self.upstream_ejections = self._counter(
             "upstream_ejections", "Ejections of addresses after failures.", "service"
         )

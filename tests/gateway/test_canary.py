@@ -2,12 +2,15 @@
 
 import json
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
 import pytest
 
 from gateway.access import digest
+from gateway.admission import TrackRecord
 from tests.gateway.routing.pools import pool, write_pools
 from tests.gateway.servers import NOWHERE, Service, gateway, metric, respond, serving, until
 
@@ -133,6 +136,81 @@ async def test_a_marked_key_gets_the_stable_version_while_no_canary_is_ready(tmp
         await until(lambda: is_answered_by(CANDIDATE))
         canary.is_ready = False
         await until(lambda: is_answered_by(STABLE))
+
+
+async def codes_of(client: aiohttp.ClientSession, key: str, times: int, **headers: str) -> list[int]:
+    """The statuses of a key's requests, one after the other."""
+    sent = {"Authorization": f"Bearer {key}"} | {name.replace("_", "-"): value for name, value in headers.items()}
+    codes = []
+    for _ in range(times):
+        async with client.post("/embed", json={}, headers=sent) as response:
+            codes.append(response.status)
+    return codes
+
+
+@asynccontextmanager
+async def on_trial(folder: Path, stable: Service, canary: Service) -> AsyncIterator[aiohttp.ClientSession]:
+    async with (
+        serving(stable) as stable_url,
+        serving(canary) as canary_url,
+        gateway(keys_file=keys_file(folder), embed_urls=stable_url, canary_urls={"embed": [canary_url]}) as client,
+    ):
+        yield client
+
+
+async def is_withdrawn(client: aiohttp.ClientSession) -> float:
+    async with client.get("/metrics", headers={"Authorization": "Bearer shop"}) as response:
+        (line,) = [one for one in (await response.text()).splitlines() if one.startswith("fovea_canary_withdrawn{")]
+    assert 'service="embed-canary"' in line
+    return float(line.rpartition(" ")[2])
+
+
+async def test_a_canary_that_fails_is_withdrawn_from_marked_keys_until_another_version_answers(tmp_path: Path) -> None:
+    canary = answering_as(CANDIDATE)
+    async with on_trial(tmp_path, answering_as(STABLE), canary) as client:
+        assert await codes_of(client, "shop", 20) == [200] * 20
+        assert await model_of(client, "/embed", "tester") == CANDIDATE
+        canary.answer = respond(status=500)
+        assert await codes_of(client, "tester", 10) == [500] * 6 + [200] * 4
+        assert await is_withdrawn(client) == 1
+        # Nobody stands in for it where a request asks for it.
+        assert await codes_of(client, "shop", 1, X_Fovea_Canary="true") == [500]
+        # The version that failed does not come back by answering once.
+        canary.answer = answering_as(CANDIDATE).answer
+        assert await model_of(client, "/embed", "shop", X_Fovea_Canary="true") == CANDIDATE
+        assert await model_of(client, "/embed", "tester") == STABLE
+        canary.answer = answering_as("eyes@20260301T000000Z-cccccccccccc").answer
+        assert await codes_of(client, "shop", 1, X_Fovea_Canary="true") == [200]
+        assert await is_withdrawn(client) == 0
+        assert await model_of(client, "/embed", "tester") == "eyes@20260301T000000Z-cccccccccccc"
+
+
+@pytest.mark.parametrize(
+    ("stable", "canary", "times"),
+    [(200, 500, 5), (200, 422, 20), (500, 500, 20)],
+    ids=["it has failed a few times", "the requests are wrong", "the stable version fails as often"],
+)
+async def test_a_canary_stays_on_trial_where(stable: int, canary: int, times: int, tmp_path: Path) -> None:
+    services = [Service(respond(status=status)) for status in (stable, canary)]
+    async with on_trial(tmp_path, *services) as client:
+        assert await codes_of(client, "shop", 20) == [stable] * 20
+        assert await codes_of(client, "tester", times) == [canary] * times
+        services[1].answer = answering_as(CANDIDATE).answer
+        assert await model_of(client, "/embed", "tester") == CANDIDATE
+        assert await is_withdrawn(client) == 0
+
+
+@pytest.mark.parametrize(("num_well", "minutes", "is_worse"), [(0, 0, True), (600, 0, False), (0, 60, False)])
+def test_failures_weigh_by_their_share_and_less_with_time(num_well: int, minutes: int, *, is_worse: bool) -> None:
+    now = 0.0
+    record = TrackRecord(lambda: now)
+    record.add("200", CANDIDATE)
+    for code in ("500", "unreachable", "broken", "503", "504", "hung"):
+        record.add(code, "")
+    now = minutes * 60.0
+    for _ in range(num_well):
+        record.add("200", CANDIDATE)
+    assert record.is_worse_than(TrackRecord()) == is_worse
 
 
 async def test_a_marked_key_gets_the_pool_of_the_model_that_it_names(tmp_path: Path) -> None:

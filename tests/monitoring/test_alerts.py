@@ -130,6 +130,8 @@ def attempts(canary: dict[str, str], stable: dict[str, str]) -> dict[str, str]:
         ("FoveaErrorBudgetBurn", {'fovea_requests_total{%s,job="gateway",code="503"}': "0+10x60"}, False),
         ("FoveaCanaryErrors", attempts(canary={"200": "0+95x60", "500": "0+5x60"}, stable={"200": "0+100x60"}), True),
         ("FoveaCanaryErrors", attempts(canary={"unreachable": "0+5x60"}, stable={}), True),
+        ("FoveaCanaryErrors", {'fovea_canary_withdrawn{%s,job="gateway",service="embed-canary"}': "0x40 1x20"}, True),
+        ("FoveaCanaryErrors", {'fovea_canary_withdrawn{%s,job="gateway",service="embed-canary"}': "1x40 0x20"}, False),
         (
             "FoveaCanaryErrors",
             attempts(canary={"200": "0+9x60", "503": "0+1x60"}, stable={"200": "0+98x60", "500": "0+2x60"}),
