@@ -111,6 +111,12 @@ ROOMS = (
         ("services.{service}.{transfer,bulk,collections}", "services.jobs", CORE_OF_JOBS, "services.core.exchange"),
         (*HEAVY, *HTTP),
     ),
+    # Benchmarks are read for judges without images as for those that see them.
+    Room(
+        "services/curate/evaluation/**",
+        ("services.curate", "services.score.evaluation.benchmarks", "services.nn", "services.jobs", CORE_OF_JOBS),
+        (*HTTP, "services.curate.review"),
+    ),
     Room(
         f"services/*/{{data,{JOBS}}}/**",
         (*BELOW, "services.jobs", CORE_OF_JOBS),

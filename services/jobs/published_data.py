@@ -8,7 +8,7 @@ from pathlib import Path
 from PIL import Image
 
 from services.core.refusals import Refused
-from services.core.text_files import BadFile
+from services.core.text_files import BadFile, Place
 from services.jobs.progress import watched
 
 FAULTS = (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, SyntaxError, TypeError, ValueError)
@@ -38,15 +38,15 @@ class Source:
 
 
 @contextmanager
-def described(path: Path, name: str, what: str) -> Iterator[None]:
-    """Raises BadFile, with the file's name, for a file of another form."""
+def described(place: Path | Place, name: str, what: str) -> Iterator[None]:
+    """Raises BadFile, with the name of the file or the place in it, for a file of another form."""
     try:
         yield
     except Refused:
         raise
     except FAULTS as error:
         told = f"there is no {error}" if isinstance(error, KeyError) else str(error)
-        raise BadFile(f"{path} holds no {what} of {name}: {told}") from error
+        raise BadFile(f"{place} holds no {what} of {name}: {told}") from error
 
 
 def read_image(path: Path) -> Image.Image:

@@ -43,7 +43,6 @@ VALSE = json.dumps(
     ensure_ascii=False,
 )
 ARO = f"\ttitle\tneg_caption\n0\t{CAPTION}\t['A black cat']\n"
-AUDIT = json.dumps({"attacks": [{"attacker": ACCENT, "task": "replace_obj", "accuracy": 0.5}]}, ensure_ascii=False)
 SCORES = json.dumps(
     [{"judge": ACCENT, "benchmark": "mine", "scores": {"replace_obj": 50.0}, "sizes": {"replace_obj": 2}}],
     ensure_ascii=False,
@@ -132,9 +131,9 @@ GIVEN = [
     Given("curate measure counts FILE", "pairs.jsonl", lines(PAIR), "replace_obj"),
     Given("curate measure quality FILE FILE --model m=/nowhere", "pairs.jsonl", lines(PAIR), "nowhere"),
     Given("curate measure humans FILE", "judgements.jsonl", JUDGEMENT, "SWAP"),
-    Given("curate measure blind FILE --results FOLDER/results.json", "audit.json", AUDIT, "replace_obj"),
     Given("curate measure gains FILE --control nobody", "scores.json", SCORES, "nobody"),
     Given("curate measure correlate FILE --x imagenet", "table.csv", TABLE, "imagenet"),
+    Given("curate measure correlate FILE --x imagenet", "correlated.json", SCORES, "imagenet"),
     Given("curate review FILE --database FOLDER/verdicts.db --export FOLDER/out.jsonl", "pairs.jsonl", lines(PAIR), ""),
     Given("curate run FILE", "recipe.toml", RECIPE, "nowhere"),
     Given(

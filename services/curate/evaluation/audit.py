@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Annotated, Any
 from zlib import crc32
 
+import numpy as np
 import typer
+from numpy.typing import NDArray
 from rich.console import Console
 
 from services.core.durable_files import write_durably
@@ -24,6 +26,7 @@ from services.core.refusals import Refused
 from services.curate.evaluation.choices import Choice, Fields, read_choices
 from services.curate.model.blind_model import BlindModel
 from services.curate.refinement.loading import DEFAULT_CACHE, CacheFolder, Models, load_models
+from services.curate.refinement.report import histograms
 from services.curate.refinement.scores import Attack
 from services.jobs.checkpoints import Device
 from services.jobs.options import StoreUrl, command_line, output_folder
@@ -198,8 +201,9 @@ def audit(
         Path,
         typer.Argument(
             exists=True,
-            help="JSON lines of pairs; SugarCrepe's or VALSE's folder or one of its files; ARO's .tsv; or any JSON "
-            "lines with --caption-field and --negative-field.",
+            help="JSON lines of pairs; SugarCrepe's or VALSE's folder or one of its files; the folder of ARO, CREPE, "
+            "VL-CheckList, What's Up or NegBench; ARO's .tsv; or any JSON lines with --caption-field and "
+            "--negative-field.",
         ),
     ],
     caption_field: Annotated[str | None, typer.Option(help="Field of the true caption of a JSON line.")] = None,
@@ -211,7 +215,8 @@ def audit(
     words: Annotated[int, typer.Option(min=0, help="Most words to tell of each task.")] = 5,
     items: Annotated[int, typer.Option(min=0, help="Most items to tell of each task and model.")] = 2,
     output: Annotated[
-        Path | None, typer.Option(callback=output_folder, help="Folder for audit.json and audit.md.")
+        Path | None,
+        typer.Option(callback=output_folder, help="Folder for audit.json, audit.md and gaps.svg (Figure 4.1)."),
     ] = None,
     cache: CacheFolder = DEFAULT_CACHE,
     device: Device = "auto",
@@ -227,10 +232,12 @@ def audit(
             *attack(MARKS, choices, learned_scores(choices, marks_of)),
         ]
         spotted: list[dict[str, Any]] = []
+        gaps: dict[str, dict[str, NDArray[np.float64]]] = {}
         for blind in load_models(model, device=device, cache=cache, store_url=store_url):
             scores = _scores(choices, blind)
             attacks += attack(blind.name, choices, scores)
             spotted += _spotted(blind.name, choices, scores, items)
+            gaps[blind.name] = _gaps(choices, blind, scores)
     except Refused as error:
         raise typer.BadParameter(str(error)) from error
     found, reordered = giveaways(choices, num_words=words), reorderings(choices)
@@ -253,6 +260,7 @@ def audit(
         write_durably(output / "audit.json", [json.dumps(told, indent=2, ensure_ascii=False).encode() + b"\n"])
         markdown = "\n".join(table.to_markdown() for table in tables if table.rows)
         write_durably(output / "audit.md", [markdown.rstrip().encode() + b"\n"])
+        write_durably(output / "gaps.svg", [histograms(gaps).encode()])
 
 
 def attack_table(name: str, attacks: Sequence[Attack]) -> Table:
@@ -315,6 +323,16 @@ def _scores(choices: Sequence[Choice], blind: BlindModel) -> list[tuple[float, .
     with standard_bars().bar(f"{blind.name}, captions", total=len(texts)) as bar:
         found = iter(blind.scores(texts, bar.advance).tolist())
     return [tuple(next(found) for _ in range(1 + len(one.negatives))) for one in choices]
+
+
+def _gaps(
+    choices: Sequence[Choice], blind: BlindModel, scores: Sequence[tuple[float, ...]]
+) -> dict[str, NDArray[np.float64]]:
+    """Compute by task the gaps of the true caption from the best of the others."""
+    of_task: dict[str, list[tuple[float, float]]] = {}
+    for one, own in zip(choices, scores, strict=True):
+        of_task.setdefault(one.task, []).append((own[0], max(own[1:])))
+    return {task: blind.gaps(*np.asarray(pairs).T) for task, pairs in of_task.items()}
 
 
 def _spotted(

@@ -1,4 +1,7 @@
-"""Choices between captions from the files of any benchmark, without their images."""
+"""Choices between captions from the files of any benchmark, without their images.
+
+Benchmarks that are told by the files of their folder are read as the score service's evaluation reads them.
+"""
 
 import ast
 from collections.abc import Callable, Iterator
@@ -9,6 +12,7 @@ from services.core.refusals import Refused
 from services.core.text_files import BadFile, id_of, json_objects, read_json, read_table, text_of
 from services.jobs.published_data import described
 from services.jobs.sugarcrepe import KINDS, Pair, published_pairs, read_pairs
+from services.score.evaluation.benchmarks.published import load_recognized
 
 # Annotators, of three, who must have found VALSE's caption true and its foil false, as in its protocol.
 VALSE_MIN_VOTES = 2
@@ -36,9 +40,9 @@ class Fields:
 def read_choices(path: Path, fields: Fields | None = None) -> list[Choice]:
     """Read a benchmark by the form of its files, or JSON lines with the fields named.
 
-    The forms are SugarCrepe's folder or one of its files, VALSE's folder or one of its files, ARO's `.tsv` of captions
-    for NegCLIP, and our JSON lines of pairs; files may be gzipped. Raises Refused for any other, BadFile for
-    faults within.
+    The forms are SugarCrepe's folder or one of its files, VALSE's folder or one of its files, the folders of ARO,
+    CREPE, VL-CheckList, What's Up and NegBench, ARO's `.tsv` of captions for NegCLIP, and our JSON lines of pairs;
+    files may be gzipped. Raises Refused for any other, BadFile for faults within.
     """
     if path.is_dir():
         return _read_folder(path)
@@ -65,11 +69,16 @@ def _of_pair(pair: Pair) -> Choice:
 def _read_folder(folder: Path) -> list[Choice]:
     if _has_all_types(folder):
         return list(map(_of_pair, published_pairs(folder)))
+    if (tasks := load_recognized(folder)) is not None:
+        return [Choice(task.name, one.id, one.captions[0], one.captions[1:]) for task in tasks for one in task.records]
     paths = sorted([*folder.glob("*.json"), *folder.glob("*.json.gz")])
     if below := [one.name for one in sorted(folder.iterdir()) if _has_all_types(one)]:
         raise Refused(f"{folder} does not hold SugarCrepe's seven files itself: choose of {', '.join(below)} in it")
     if not paths:
-        raise Refused(f"{folder} holds no .json files of SugarCrepe's or VALSE's form")
+        raise Refused(
+            f"{folder} holds no .json files of SugarCrepe's or VALSE's form, nor those that tell the folder of ARO, "
+            "CREPE, VL-CheckList, What's Up or NegBench: `fovea evaluate compositionality crepe --help` tells them"
+        )
     return [choice for path in paths for choice in _described(path, lambda path=path: _read_records(path))]  # type: ignore[misc]
 
 

@@ -1,7 +1,6 @@
 """`fovea curate measure …`: the dissertation's tables and figures about hard negatives, on your own data."""
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from scipy.stats import pearsonr
 
 from services.core.durable_files import write_durably
 from services.core.logs import log_warnings_to_stderr
-from services.core.refusals import Refused
+from services.core.refusals import Refused, shown_names
 from services.core.text_files import Place, read_json, read_records, read_table, text_of
 from services.curate.model.blind_model import BlindModel
 from services.curate.refinement.loading import DEFAULT_CACHE, CacheFolder, Models, load_models
@@ -28,90 +27,31 @@ from services.jobs.options import StoreUrl, command_line, output_file
 from services.jobs.plots import Curve, Panel, draw
 from services.jobs.published_data import described
 from services.jobs.sugarcrepe import FORMS, Pair, load_pairs
-from services.jobs.tables import MISSING, Cell, Table, ranked
+from services.jobs.tables import MISSING, Cell, Table
 
 EVALUATION = "`fovea evaluate compositionality`"
 
 
-@dataclass(frozen=True)
-class Row:
-    """A model's accuracy in percent by task; a blind one has never seen an image."""
+def read_results(path: Path, needed: Sequence[str]) -> list[tuple[Place, dict[str, str]]]:
+    """Read results of an evaluation as a table: a row for each judge that has the needed scores, and the columns that
+    all of these have.
 
-    model: str
-    is_blind: bool
-    scores: Mapping[str, float]
-
-
-def read_audit(path: Path) -> list[Row]:
-    """Read the `audit.json` of `fovea curate audit`. Raises Refused for another file."""
-    audit = read_json(path)
-    with described(path, "`fovea curate audit`", "attacks"):
-        attacks = [one for one in audit["attacks"] if one["task"] != "all"]
-        return merged(
-            [
-                Row(text_of(one, "attacker", f"{path}: an attack"), True, {one["task"]: 100 * one["accuracy"]})
-                for one in attacks
-            ]
-        )
-
-
-def read_results(path: Path) -> list[Row]:
-    """Read the results of `fovea evaluate compositionality … --output`. Raises Refused for another file."""
+    Raises Refused for another file, and if no judge has these scores.
+    """
     results = read_json(path)
+    rows: dict[str, dict[str, str]] = {}
     with described(path, EVALUATION, "results"):
-        return [
-            Row(
-                text_of(one, "judge", f"{path}: a result"),
-                False,
-                {task: float(score) for task, score in one["scores"].items()},
-            )
-            for one in results
-        ]
-
-
-def merged(rows: Sequence[Row]) -> list[Row]:
-    """Merge rows of one model, in order of their first appearance."""
-    found: dict[tuple[str, bool], dict[str, float]] = {}
-    for row in rows:
-        found.setdefault((row.model, row.is_blind), {}).update(row.scores)
-    return [Row(model, is_blind, scores) for (model, is_blind), scores in found.items()]
-
-
-def common_tasks(rows: Sequence[Row]) -> list[str]:
-    """List the tasks that a blind model and a seeing one have. Raises Refused if there is none."""
-    blind = dict.fromkeys(task for row in rows if row.is_blind for task in row.scores)
-    seeing = {task for row in rows if not row.is_blind for task in row.scores}
-    tasks = [task for task in blind if task in seeing]
-    if not tasks:
-        raise Refused(
-            f"no task has both: blind models have {', '.join(blind)}; seeing ones {', '.join(sorted(seeing))}"
-        )
-    return tasks
-
-
-def comparison(rows: Sequence[Row], tasks: Sequence[str]) -> Table:
-    """Tell every model's accuracy by task, blind ones first, and mark the best."""
-    ordered = sorted(rows, key=lambda row: not row.is_blind)
-    columns = []
-    for task in tasks:
-        values = [round(row.scores[task], 2) if task in row.scores else None for row in ordered]
-        columns.append(ranked(values, ["" if value is None else f"{value:.2f}" for value in values]))
-    names = Table.of_texts("", (), [(row.model, "texts" if row.is_blind else "images and texts") for row in ordered])
-    cells = tuple((*name, *own) for name, own in zip(names.rows, zip(*columns, strict=True), strict=True))
-    return Table("Models with and without images (accuracy)", ("Model", "Reads", *tasks), cells, num_names=2)
-
-
-def figure(rows: Sequence[Row], tasks: Sequence[str]) -> str:
-    """Draw the best blind and the best seeing model of each task as SVG."""
-    curves = []
-    for name, is_blind in (("best without images", True), ("best with images", False)):
-        of_kind = [row for row in rows if row.is_blind is is_blind]
-        best = [max(row.scores[task] for row in of_kind if task in row.scores) for task in tasks]
-        points = tuple((float(place), score) for place, score in enumerate(best))
-        curves.append(Curve(name, points, is_joined=False))
-    # long names have a line for each part, or neighbours would overlap
-    names = {float(place): re.sub(r"[_-]", r"\g<0>\n", task) for place, task in enumerate(tasks)}
-    return draw([Panel("Accuracy by task", "task", "%", tuple(curves), x_names=names)])
+        for one in results:
+            own = rows.setdefault(text_of(one, "judge", f"{path}: a result"), {})
+            own |= {task: str(float(score)) for task, score in one["scores"].items()}
+    kept = [row for row in rows.values() if row.keys() >= set(needed)]
+    if not kept:
+        known = dict.fromkeys(name for row in rows.values() for name in row)
+        raise Refused(f"{path}: no judge has scores of {', '.join(needed)}; there are {shown_names(list(known))}")
+    return [
+        (Place(path, number, ", judge "), {name: row[name] for name in kept[0] if all(name in one for one in kept)})
+        for number, row in enumerate(kept, 1)
+    ]
 
 
 @dataclass(frozen=True)
@@ -133,11 +73,13 @@ def correlation(name: str, x: NDArray[np.float64], y: NDArray[np.float64]) -> Co
 
 
 def correlations(path: Path, x: str, columns: Sequence[str]) -> list[Correlation]:
-    """Correlate column `x` of a CSV file with other columns, all numeric ones if none are named (Figure 4.5).
+    """Correlate column `x` of a CSV file, or of results of an evaluation, with other columns, all numeric ones if none
+    are named (Figure 4.5).
 
     Raises Refused for a column that is missing, holds other than numbers, or does not vary.
     """
-    rows = list(read_table(path, columns=(x, *columns)))
+    needed = (x, *columns)
+    rows = read_results(path, needed) if path.suffix == ".json" else list(read_table(path, columns=needed))
     if not rows:
         raise Refused(f"{path} has no rows")
     wanted = columns or [name for name, value in rows[0][1].items() if name != x and _is_number(value)]
@@ -430,32 +372,16 @@ def humans(
 
 
 @app.command()
-def blind(
-    audits: Annotated[list[Path], typer.Argument(exists=True, dir_okay=False, help="Files audit.json of audits.")],
-    results: Annotated[
-        list[Path],
-        typer.Option(exists=True, dir_okay=False, help="Results of `fovea evaluate compositionality`. Repeatable."),
-    ],
-    output: Markdown = None,
-    drawing: Annotated[
-        Path | None, typer.Option("--figure", callback=output_file, help="SVG file of the best of both kinds by task.")
-    ] = None,
-) -> None:
-    """Compare blind models with models that see the images, on the tasks that both have (Table C.2, Figure 4.2)."""
-    with bad_input():
-        rows = merged(
-            [row for path in audits for row in read_audit(path)] + [r for p in results for r in read_results(p)]
-        )
-        tasks = common_tasks(rows)
-    tell(comparison(rows, tasks), output)
-    if drawing is not None:
-        write_durably(drawing, [figure(rows, tasks).encode()])
-
-
-@app.command()
 def correlate(
-    table: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="CSV file, one model a row.")],
-    x: Annotated[str, typer.Option(help="Column to correlate with, such as accuracy on ImageNet.")],
+    table: Annotated[
+        Path,
+        typer.Argument(
+            exists=True,
+            dir_okay=False,
+            help="CSV file, one model a row, or results of `fovea evaluate suite … --save`.",
+        ),
+    ],
+    x: Annotated[str, typer.Option(help="Column to correlate with, such as imagenet-1k.")],
     column: Annotated[
         list[str] | None, typer.Option(help="Column of accuracies. Repeatable.", show_default="all other numbers")
     ] = None,

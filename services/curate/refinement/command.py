@@ -77,7 +77,7 @@ def refine_command(
             report(before, after, {"pairs": str(pairs), "models": named, "seed": seed}), indent=2
         ),
         "report.md": "\n".join(table.to_markdown() for table in tables),
-        "gaps.svg": histograms(scored, kept),
+        "gaps.svg": histograms({one.model: {"before": one.gaps, "after": one.gaps[kept]} for one in scored}),
         "DATA_CARD.md": data_card(name or output.resolve().name, refined, tables, models=named, licence=licence),
     }
     for file, text in texts.items():

@@ -1,4 +1,4 @@
-"""Reports of a refinement: tables, histograms of the gaps before and after (Figures 4.1 and 4.4), and a data card."""
+"""Reports of refinements and audits: tables, histograms of gaps (Figures 4.1 and 4.4), and a data card."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.curate.refinement.scores import Attack, Scored
+from services.curate.refinement.scores import Attack
 from services.jobs.plots import Curve, Panel, draw
 from services.jobs.sugarcrepe import FORMS, Pair
 from services.jobs.tables import MISSING, Table
@@ -57,20 +57,20 @@ def scarce(before: Iterable[str], after: Iterable[str]) -> str | None:
     )
 
 
-def histograms(scored: Sequence[Scored], kept: NDArray[np.int64]) -> str:
-    """Draw the gaps of each model as SVG: the share of all pairs in each bin, before and after."""
+def histograms(gaps: Mapping[str, Mapping[str, NDArray[np.float64]]]) -> str:
+    """Draw gaps by model and name of a curve as SVG: the share of all pairs in each bin."""
     edges = np.linspace(-1, 1, NUM_BINS + 1)
     middles = ((edges[:-1] + edges[1:]) / 2).round(3).tolist()
     # only a few bins are named, since one name for each would not fit
     names = dict.fromkeys(middles, "")
     names |= {min(middles, key=lambda middle: abs(middle - gap)): f"{gap:g}" for gap in NAMED_GAPS}
     panels = []
-    for one in scored:
+    for model, of_model in gaps.items():
         curves = tuple(
-            Curve(f"{name} ({len(gaps):,})", tuple(zip(middles, _shares(gaps, edges), strict=True)), mark_radius=1.5)
-            for name, gaps in (("before", one.gaps), ("after", one.gaps[kept]))
+            Curve(f"{name} ({len(own):,})", tuple(zip(middles, _shares(own, edges), strict=True)), mark_radius=1.5)
+            for name, own in of_model.items()
         )
-        panels.append(Panel(one.model, "gap: positive − negative", "% of pairs", curves, x_names=names))
+        panels.append(Panel(model, "gap: positive − negative", "% of pairs", curves, x_names=names))
     return draw(panels)
 
 

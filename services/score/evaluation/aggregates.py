@@ -119,18 +119,21 @@ def pair_forms(scores: ByTask, sizes: Sizes) -> dict[str, float]:
 
 
 def vl_checklist(scores: ByTask) -> float:
-    """The mean of objects, attributes and relations, each the mean of its tasks, such as `Object_Size_large`, which are
-    scores or means over the sources of images, such as `Object_Size_large/swig`."""
-    groups: list[Nested] = []
-    for group, tasks in VL_CHECKLIST.items():
-        names = {f"{group}_{task}": VL_CHECKLIST_SOURCES[group, task] for task in tasks}
-        groups.append(
-            tuple(
-                name if name in scores else tuple(f"{name}/{source}" for source in sources)
-                for name, sources in names.items()
-            )
-        )
-    return mean_of(scores, groups)
+    """The mean of objects, attributes and relations."""
+    return fmean(vl_checklist_group(scores, group) for group in VL_CHECKLIST)
+
+
+def vl_checklist_group(scores: ByTask, group: str) -> float:
+    """The mean of a group's tasks, such as `Object_Size_large`, which are scores or means over the sources of images,
+    such as `Object_Size_large/swig`."""
+    names = {f"{group}_{task}": VL_CHECKLIST_SOURCES[group, task] for task in VL_CHECKLIST[group]}
+    return mean_of(
+        scores,
+        [
+            name if name in scores else tuple(f"{name}/{source}" for source in sources)
+            for name, sources in names.items()
+        ],
+    )
 
 
 def spec(scores: ByTask) -> float:
@@ -149,6 +152,10 @@ Rule = Callable[[ByTask, Sizes], float]
 
 def _mean(*tasks: Nested) -> Rule:
     return lambda scores, _: mean_of(scores, tasks)
+
+
+def _vl_group(group: str) -> Rule:
+    return lambda scores, _: vl_checklist_group(scores, group)
 
 
 def _form(form: str) -> Rule:
@@ -172,11 +179,16 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
     "imagecode": {AVERAGE: lambda scores, sizes: micro(scores, sizes, tuple(IMAGECODE_SIZES))},
     "svo_probes": {AVERAGE: _mean(*SVO_PROBES)},
     "valse": {AVERAGE: _mean(*VALSE_GROUPS.values())},
-    "vl_checklist": {AVERAGE: lambda scores, _: vl_checklist(scores)},
+    "vl_checklist": {
+        AVERAGE: lambda scores, _: vl_checklist(scores),
+        **{group: _vl_group(group) for group in VL_CHECKLIST},
+    },
     "whatsup": {AVERAGE: _mean(*WHATSUP)},
     "winoground": {AVERAGE: _mean("winoground")},
     "spec": {AVERAGE: lambda scores, _: spec(scores)},
     "colorswap": {AVERAGE: _mean("colorswap")},
+    # the authors' own: how often both captions choose their image
+    "cola": {"official": _mean("cola" + IMAGE)},
     # the mean group score over nine patterns, and the authors' own: how often both captions choose their image
     "mmvp_vlm": {AVERAGE: _mean(*MMVP_VLM), "official": _mean(*(pattern + IMAGE for pattern in MMVP_VLM))},
     "half_truths": {AVERAGE: _mean(*HALF_TRUTHS.values())},

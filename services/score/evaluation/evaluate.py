@@ -6,33 +6,27 @@ and released answers.
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 
+from services.core.durable_files import write_durably
 from services.core.logs import log_warnings_to_stderr
 from services.core.text_files import BadFile
 from services.jobs.checkpoints import Device
 from services.jobs.options import StoreUrl, command_line, output_file, results_file
 from services.score.evaluation.aggregates import aggregates
-from services.score.evaluation.benchmarks.aro import load_negclip_captions
-from services.score.evaluation.benchmarks.caption_choices import (
-    load_sugarcrepe_pp_tasks,
-    load_sugarcrepe_tasks,
-    load_valse,
-)
-from services.score.evaluation.benchmarks.image_choices import load_imagecode, load_winoground
-from services.score.evaluation.benchmarks.record_files import load_pairs_tasks, load_records
+from services.score.evaluation.benchmarks.published import BENCHMARKS
 from services.score.evaluation.judges import RESULT_FILES, CannotJudge, Result
 from services.score.evaluation.judges import evaluate as evaluate_judge
 from services.score.evaluation.loading import JudgeKind, JudgeOptions, Limit, SimilarityOption, exits, load_judges
 from services.score.evaluation.records import Task, count
-from services.score.evaluation.tables import make_tables, numbers_of, print_tables
+from services.score.evaluation.tables import draw_blind, make_tables, numbers_of, print_tables
 
 STARTER = "fsc-clip-scenes"
 
@@ -78,68 +72,6 @@ def choose_benchmark() -> None:
     log_warnings_to_stderr()
 
 
-@dataclass(frozen=True)
-class Benchmark:
-    """A benchmark's loader, what its data are, the folder of its images, and the options that only it has."""
-
-    load: Callable[..., Sequence[Task]]
-    help: str
-    images: Path = Path()
-    own: tuple[str, ...] = ()
-
-
-COCO = Path("val2017")
-BENCHMARKS = {
-    "sugarcrepe": Benchmark(
-        load_sugarcrepe_tasks,
-        "Choose the correct one of two similar captions: SugarCrepe's seven types (Tables 4.5, 4.6).\n\n--data is a "
-        "folder with replace_obj.json and the other six files.",
-        COCO,
-        ("swap_obj",),
-    ),
-    "pairs": Benchmark(
-        load_pairs_tasks,
-        "Choose the true one of two captions in any pairs of `fovea curate`, by type and form.\n\n--data is a file of "
-        "JSON lines, or a folder in SugarCrepe's form.",
-        own=("benchmark",),
-    ),
-    "sugarcrepe-pp": Benchmark(
-        load_sugarcrepe_pp_tasks,
-        "Prefer each of two true captions in different words to a similar false one: SugarCrepe++, image to text.\n\n"
-        "--data is a folder with replace_obj.json and others of the seven files.",
-        COCO,
-    ),
-    "valse": Benchmark(
-        load_valse,
-        "Distinguish a caption from its foil: VALSE's eleven files.\n\n--data is a folder with existence.json and the "
-        "other ten files, optionally gzipped. The images are in folders of their data sets: visual7w, val2017, swig, "
-        "VisualDialog_val2018, train2014, val2014.",
-    ),
-    "aro": Benchmark(
-        load_negclip_captions,
-        "Choose a caption among swaps of its words, as NegCLIP was validated; `suite` reads ARO's own four tasks.\n\n"
-        "--data is NegCLIP's valid_neg_clip.tsv.",
-    ),
-    "winoground": Benchmark(
-        load_winoground,
-        "Match two captions of the same words with two images: text, image and group score.\n\n--data is a folder with "
-        "examples.jsonl.",
-        Path("images"),
-    ),
-    "imagecode": Benchmark(
-        load_imagecode,
-        "Choose the image that a caption describes among ten: ImageCoDe.\n\n--data is valid_data.json.",
-        Path("image-sets"),
-    ),
-    "records": Benchmark(
-        load_records,
-        "Evaluate any benchmark given as records: captions of an image, images of a caption, or pairs of both.\n\n"
-        "--data is a file of JSON lines with id, images and captions.",
-        own=("benchmark",),
-    ),
-}
-
-
 def evaluate(
     context: typer.Context,
     data: Annotated[Path, typer.Option(help="The benchmark's annotations: see above.")],
@@ -165,14 +97,18 @@ def evaluate(
     concurrency: Concurrency = JudgeOptions.concurrency,
 ) -> None:
     chosen = BENCHMARKS[str(context.info_name)]
-    own = {"swap_obj": swap_obj, "benchmark": benchmark}
+    own = {"swap_obj": swap_obj, "benchmark": benchmark, "images": images}
     for name, value in own.items():
-        if name not in chosen.own and value is not None:
+        if name not in chosen.options and value is not None:
             told = f"{context.info_name} has no such option"
             raise typer.BadParameter(told, param_hint=f"--{name.replace('_', '-')}")
     with bad_parameters():
-        given = {name: own[name] for name in chosen.own}
-        tasks = chosen.load(data, chosen.images if images is None else images, limit=limit, **given)
+        given: dict[str, Any] = {name: own[name] for name in chosen.options}
+        if chosen.images is not None and images is None:
+            given["images"] = chosen.images
+        if limit is not None:  # some benchmarks have a limit of their own
+            given["limit"] = limit
+        tasks = chosen.load(data, **given)
     models = _models(model, judge)
     options = JudgeOptions(judge, device, store_url, similarity, base_url, _key(key_variable), log, concurrency)
     run(tasks, models, options, {"limit": limit}, output)
@@ -188,12 +124,21 @@ def table(
     form: Annotated[
         Literal["terminal", "markdown", "json"], typer.Option("--format", help="Format of the tables.")
     ] = "terminal",
+    figure: Annotated[
+        Path | None,
+        typer.Option(callback=output_file, help="SVG file of the best judges with and without images (Figure 4.2)."),
+    ] = None,
 ) -> None:
     """Print saved scores in the papers' tables."""
     try:
         loaded = RESULT_FILES.load(results)
     except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error), param_hint="RESULTS") from error
+    if figure is not None:
+        if (drawn := draw_blind(loaded)) is None:
+            told = "no column of Table C.2 has a judge with images and one without: add results of `--judge vera`"
+            raise typer.BadParameter(told, param_hint="--figure")
+        write_durably(figure, [drawn.encode()])
     if form == "terminal":
         print_tables(loaded, Console(width=200, highlight=False))
     elif form == "json":

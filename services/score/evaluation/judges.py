@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -152,6 +152,7 @@ Features = NDArray[np.float32]
 NameT = TypeVar("NameT", bound=Hashable)
 
 
+@runtime_checkable
 class Embedder(Judge, Protocol):
     """A judge whose scores are, or contain, the cosine of an image's and a text's embedding.
 

@@ -83,8 +83,8 @@ class Named:
 def load_judges(models: Sequence[str], options: JudgeOptions) -> Iterator[Judge]:
     """Load the judges one after the other, so that only one is in memory.
 
-    `models` are, by kind of judge: names in the store, folders, or open_clip's `name:pretrained`; Hugging Face folders
-    of Vera or of a classifier of acceptable sentences; models behind the endpoint; files of answers. Raises
+    `models` are, by kind of judge: names in the store, folders, or open_clip's `name:pretrained`; names or Hugging Face
+    folders of Vera or of a classifier of acceptable sentences; models behind the endpoint; files of answers. Raises
     CannotJudge, at once if one does not exist, later if it can't be loaded.
     """
     named = [Named.parse(model) for model in models]
@@ -93,7 +93,7 @@ def load_judges(models: Sequence[str], options: JudgeOptions) -> Iterator[Judge]
             f"several judges have the same name: {', '.join(one.name for one in named)}; name them with NAME=…"
         )
     places = [find_model(one.reference, options) for one in named]
-    return (_load(one, place, options) for one, place in zip(named, places, strict=True))
+    return (load_judge(one, place, options) for one, place in zip(named, places, strict=True))
 
 
 def find_model(reference: str, options: JudgeOptions) -> Path | str:
@@ -103,18 +103,19 @@ def find_model(reference: str, options: JudgeOptions) -> Path | str:
     path = Path(reference)
     if path.exists():
         return path
-    if options.kind != "clip":
+    if options.kind == "answers":
         raise CannotJudge(f"{path} is missing")
-    if ":" in reference:
+    if ":" in reference and options.kind == "clip":
         return reference
     try:
         return find_checkpoint(reference, options.store_url).directory
     except StoreError as error:
-        told = f"; a model of open_clip is {reference}:TAG, with the tag of its weights" if "/" not in reference else ""
+        is_open_clips = options.kind == "clip" and "/" not in reference
+        told = f"; a model of open_clip is {reference}:TAG, with the tag of its weights" if is_open_clips else ""
         raise CannotJudge(f"{error}{told}") from error
 
 
-def _load(named: Named, place: Path | str, options: JudgeOptions) -> Judge:
+def load_judge(named: Named, place: Path | str, options: JudgeOptions) -> Judge:
     """Load a judge, and import only what it needs: transformers for texts, an HTTP client for endpoints."""
     if isinstance(place, str) and options.kind in ENDPOINT_KINDS:
         return _load_endpoint_judge(named, place, options)

@@ -1,4 +1,4 @@
-"""Comparison of judges, in the layouts of the dissertation's Tables 4.5, 4.6 and C.4 and of FSC-CLIP's tables.
+"""Comparison of judges, in the layouts of the dissertation's Tables 4.5, 4.6, C.2 and C.4 and of FSC-CLIP's tables.
 
 Other benchmarks get a table of their own. The best value of a column is bold, the second underlined. Rows whose names
 end with `#SEED` are trainings of one method (Table 7), those with `, α = SHARE` are interpolated weights (Figure 3).
@@ -11,16 +11,21 @@ from statistics import fmean, stdev
 
 from rich.console import Console
 
+from services.jobs.plots import Curve, Panel, draw
 from services.jobs.tables import MISSING, Cell, Table, ranked
 from services.score.evaluation.aggregates import (
+    ARO_ORDERS,
+    ARO_VISUAL_GENOME,
     AVERAGE,
     COMP,
+    CREPE,
     ELEVATER,
     MACRO,
     RETRIEVAL,
     SUGARCREPE_FORMS,
     SUGARCREPE_SIZES,
     VALSE_GROUPS,
+    VL_CHECKLIST,
     aggregates,
     comp,
     mean_of,
@@ -108,6 +113,14 @@ _TABLE_1 = (
     *(Column(heading, _number(benchmark, AVERAGE)) for heading, benchmark in zip(_COMP_HEADINGS, COMP, strict=True)),
     *AVERAGES,
 )
+_TABLE_C2 = (
+    *(
+        Column(heading, _number("crepe", task), "CREPE")
+        for heading, task in zip(("Atomic", "Swap", "Negate"), CREPE, strict=True)
+    ),
+    *(Column(task.replace("_", "-"), _number("aro", task), "ARO") for task in (*ARO_VISUAL_GENOME, *ARO_ORDERS[::-1])),
+    *(Column(group, _number("vl_checklist", group), "VL-CheckList") for group in VL_CHECKLIST),
+)
 _RETRIEVAL_HEADINGS = ("COCO", "Flickr30k", "COCO-CounterFactuals")
 
 LAYOUTS = (
@@ -131,6 +144,7 @@ LAYOUTS = (
             *(Column(form, _number("sugarcrepe", form), "SugarCrepe") for form in SUGARCREPE_FORMS),
         ),
     ),
+    Layout("Table C.2: existing benchmarks (accuracy)", _TABLE_C2),
     Layout(
         "VALSE: by phenomenon (accuracy)",
         (
@@ -164,6 +178,28 @@ LAYOUTS = (
 )
 # Benchmarks whose tasks have columns in a layout above.
 LAID_OUT = frozenset({"sugarcrepe", "valse", "aro+crepe", "elevater", "retrieval"})
+
+
+def draw_blind(results: Sequence[Result]) -> str | None:
+    """Draw the best judge that reads only captions and the best of the others as SVG, by column of Table C.2 (Figure
+    4.2); None if no column has both."""
+    numbers = numbers_of(results)
+    blind = {one.judge for one in results if one.settings.get("reads") == "captions"}
+    best: dict[str, tuple[float, float]] = {}
+    for column in _TABLE_C2:
+        values = {judge: value for judge, own in numbers.items() if (value := column.of(own)) is not None}
+        if values.keys() & blind and values.keys() - blind:
+            of_blind = max(value for judge, value in values.items() if judge in blind)
+            name = f"{column.group}\n{column.heading.replace('-', f'-{chr(10)}')}"
+            best[name] = of_blind, max(value for judge, value in values.items() if judge not in blind)
+    if not best:
+        return None
+    curves = [
+        Curve(name, tuple((float(place), pair[number]) for place, pair in enumerate(best.values())), is_joined=False)
+        for number, name in enumerate(("best without images", "best with images"))
+    ]
+    x_names = {float(place): name for place, name in enumerate(best)}
+    return draw([Panel("Figure 4.2: accuracy by task", "task", "%", tuple(curves), x_names=x_names)])
 
 
 def _layout(benchmark: str, results: Sequence[Result]) -> Layout:

@@ -29,8 +29,8 @@ class TextJudge:
         self._scorer = scorer
 
     def notes(self) -> dict[str, Any]:
-        """Return no notes."""
-        return {}
+        """Return that images are not read."""
+        return {"reads": "captions"}
 
     def score(self, task: Task, on_scores: OnScores) -> None:
         """Score one order; a caption's score does not depend on the image, so that images tie."""

@@ -184,6 +184,7 @@ def test_a_benchmark_made_by_a_rule_is_told_to_be_hackable_with_its_word(tmp_pat
         {"task": "negate", "num_negatives": 60, "num_reordered": 0, "ceiling": 1.0, "ceiling_with_guesses": 1.0}
     ]
     assert "| negate | 60 | 0 | 0.0 | 100.0 | 100.0 |" in (tmp_path / "out" / "audit.md").read_text()
+    assert f"{model.name}" in (drawn := (tmp_path / "out" / "gaps.svg").read_text()) and "negate (60)" in drawn
     spotted = found["items"]
     assert len(spotted) <= 1 and all(one["gap"] > 0 for one in spotted)
 

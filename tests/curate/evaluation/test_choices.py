@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from services.curate.authoring.candidates import write_outcomes
 from services.curate.evaluation.choices import Choice, Fields, read_choices
 from services.jobs.sugarcrepe import Pair, write_pairs, write_published
 from tests.published_data import published
+from tests.score.evaluation import tiny_suite
 
 PAIR = Pair(id="a", kind="negate", filename="1.jpg", caption="A dog.", negative_caption="No dog.")
 ARO = "\ttitle\tfilepath\tneg_caption\n7\tA dog and a cat.\tx.jpg\t['A cat and a dog.', \"A dog's cat.\"]\n"
@@ -29,6 +31,26 @@ def test_our_own_pairs_and_sugarcrepes_folder_are_read(tmp_path: Path) -> None:
     write_published(tmp_path / "folder", [PAIR.model_copy(update={"kind": "add_obj"})])
     assert read_choices(tmp_path / "folder") == [Choice("add_obj", "add_obj-0", "A dog.", ("No dog.",))]
     assert read_choices(tmp_path / "folder" / "add_obj.json") == [Choice("add_obj", "0", "A dog.", ("No dog.",))]
+
+
+def test_folders_of_published_benchmarks_are_told_by_their_files(tmp_path: Path) -> None:
+    tiny_suite.write_aro(tmp_path / "aro")
+    tiny_suite.write_crepe(tmp_path)
+    tiny_suite.write_vl_checklist(tmp_path / "vl")
+    tiny_suite.write_negbench(tmp_path / "negbench")
+    tiny_suite.write_whatsup(tmp_path / "whatsup")
+    for folder in ("vg", "swig", "hake"):
+        shutil.rmtree(tmp_path / "vl" / folder)
+    (aro, *_) = read_choices(tmp_path / "aro")
+    assert aro == Choice("VG_Relation", "0", "a red cup is on the table", ("a green cup is on it",))
+    crepe = read_choices(tmp_path / "crepe")
+    assert Counter(one.task for one in crepe) == {"atom": 9, "swap": 9, "negate": 9}
+    assert crepe[0].negatives == ("green roof and wall", "no roof, 'blue' wall")
+    assert len(read_choices(tmp_path / "vl")) == 112
+    assert [one.task for one in read_choices(tmp_path / "negbench/images")] == ["COCO_val_mcq_llama3.1_rephrased"]
+    assert len(read_choices(tmp_path / "whatsup")) == 6
+    with pytest.raises(Refused, match=r"nor those that tell the folder of ARO, CREPE"):
+        read_choices(tmp_path / "visual_genome")
 
 
 def test_what_unicode_ends_lines_with_ends_no_line_of_pairs(tmp_path: Path) -> None:

@@ -96,25 +96,6 @@ def test_peoples_judgements_are_counted_as_in_table_c_3(tmp_path: Path) -> None:
     )
 
 
-def test_blind_models_stand_beside_those_that_see(tmp_path: Path) -> None:
-    attacks = [
-        {"attacker": name, "task": task, "accuracy": value}
-        for name, task, value in (("Vera", "swap", 0.708), ("Vera", "negate", 0.6615), ("Vera", "all", 0.7))
-    ]
-    (tmp_path / "audit.json").write_text(json.dumps({"attacks": attacks}))
-    results = [{"judge": "ViT-B-32", "benchmark": "crepe", "scores": {"swap": 26.55, "negate": 28.78, "atomic": 22.31}}]
-    (tmp_path / "results.json").write_text(json.dumps(results))
-    files = (tmp_path / "audit.json", f"--results={tmp_path / 'results.json'}")
-    measured("blind", *files, f"--output={tmp_path / 'table.md'}", f"--figure={tmp_path / 'figure.svg'}")
-    table = (tmp_path / "table.md").read_text()
-    assert "| Vera | texts | **70.80** | **66.15** |" in table
-    assert "| ViT-B-32 | images and texts | <u>26.55</u> | <u>28.78</u> |" in table
-    assert "best without images" in (tmp_path / "figure.svg").read_text()
-    (tmp_path / "results.json").write_text(json.dumps([{**results[0], "scores": {"atomic": 22.3}}]))
-    assert "no task has both: blind models have swap, negate; seeing ones atomic" in refused("blind", *files)
-    assert "holds no attacks of `fovea curate audit`" in refused("blind", tmp_path / "results.json", *files[1:])
-
-
 def test_columns_of_results_are_correlated(tmp_path: Path) -> None:
     rows = ["model,imagenet,add_obj,swap_obj", "a,60,80,55", "b,70,85,60", "c,75,95,50", "d,80,97,62"]
     (tmp_path / "results.csv").write_text("\n".join(rows))
@@ -129,6 +110,22 @@ def test_columns_of_results_are_correlated(tmp_path: Path) -> None:
     assert "at least 3 rows" in refused("correlate", tmp_path / "results.csv", "--x=imagenet")
     (tmp_path / "results.csv").write_text("imagenet,add_obj\n60,1\n70,1\n75,1")
     assert "add_obj: a column of equal numbers" in refused("correlate", tmp_path / "results.csv", "--x=imagenet")
+
+
+def test_judges_of_an_evaluation_are_correlated_as_far_as_they_have_the_scores(tmp_path: Path) -> None:
+    scores = {"a": (60.0, 80.0), "b": (70.0, 85.0), "c": (75.0, 95.0)}
+    results = [
+        {"judge": judge, "benchmark": benchmark, "scores": {task: value}}
+        for judge, pair in scores.items()
+        for benchmark, task, value in (("elevater", "imagenet-1k", pair[0]), ("sugarcrepe", "add_obj", pair[1]))
+    ]
+    blind = {"judge": "Vera", "benchmark": "sugarcrepe", "scores": {"add_obj": 49.42, "swap_obj": 49.19}}
+    (tmp_path / "results.json").write_text(json.dumps([blind, *results]))
+    measured("correlate", tmp_path / "results.json", "--x=imagenet-1k", f"--output={tmp_path / 'table.md'}")
+    assert "| add_obj | 0.93 |" in (tmp_path / "table.md").read_text()
+    assert "no judge has scores of top1; there are add_obj, swap_obj, imagenet-1k" in refused(
+        "correlate", tmp_path / "results.json", "--x=top1"
+    )
 
 
 def test_a_correlations_interval_is_that_of_the_textbook() -> None:

@@ -227,8 +227,8 @@ def test_a_broken_archive_and_broken_tables_are_named(tmp_path: Path) -> None:
         load_valse(tmp_path, IMAGES)
     table = tmp_path / "valid.tsv"
     table.write_text("\ttitle\tfilepath\tneg_caption\n0\ta\tb.jpg\t['c'\n")
-    with pytest.raises(BadFile, match=r"valid.tsv holds no captions and their negatives"):
+    with pytest.raises(BadFile, match=r"valid.tsv:2 holds no captions and their negatives"):
         load_negclip_captions(table, IMAGES)
     table.write_text("\ttitle\tfilepath\tneg_caption\n0\ta\tb.jpg\t[]\n")
-    with pytest.raises(BadFile, match=r"valid.tsv holds no captions.*nothing to choose from"):
+    with pytest.raises(BadFile, match=r"valid.tsv:2 holds no captions.*nothing to choose from"):
         load_negclip_captions(table, IMAGES)

@@ -13,6 +13,7 @@ from services.score.evaluation.evaluate import app
 from tests.published_data import published
 from tests.score.evaluation.endpoint.chat_server import ChatServer
 from tests.score.evaluation.stand_ins import write_image, write_sugarcrepe, write_valse
+from tests.score.evaluation.tiny_suite import write_aro, write_crepe
 from tests.score.tiny import write_tiny_checkpoint
 from tests.tiny_text_models import write_tiny_grammar, write_tiny_vera
 
@@ -189,10 +190,28 @@ def test_aros_four_tasks_are_averaged_under_either_name_of_the_second(checkpoint
     assert averages == [{"average"}] * 2
 
 
-def test_the_command_aro_says_that_it_reads_negclips_captions_and_what_reads_aros_own_tasks() -> None:
-    told = run("aro", "--help").stdout
-    assert "NegCLIP's valid_neg_clip.tsv" in told
-    assert "suite reads ARO's own four tasks" in " ".join(told.replace("`", "").split())
+def test_aros_own_files_and_crepes_are_judged_without_images_by_a_name_of_the_store(tmp_path: Path) -> None:
+    write_aro(tmp_path)
+    write_crepe(tmp_path)
+    store = f"file://{tmp_path / 'store'}"
+    blind = ("--judge", "grammar", "--model", "blind-grammar", "--store-url", store)
+    (aro,) = answer("aro", "--data", tmp_path, *blind)
+    assert aro["sizes"] == {"VG_Relation": 2, "VG_Attribution": 25} and aro["settings"]["reads"] == "captions"
+    (crepe,) = answer("crepe", "--data", tmp_path / "crepe", *blind)
+    assert crepe["sizes"] == {"atom": 9, "swap": 9, "negate": 9}
+    told = run("vl-checklist", "--data", tmp_path, "--images", tmp_path, *blind)
+    assert told.exit_code == 2 and "--images: vl-checklist has no such option" in told.stderr
+
+
+def test_figure_4_2_needs_judges_with_and_without_images(tmp_path: Path) -> None:
+    saved = tmp_path / "results.json"
+    blind = {"judge": "Vera", "benchmark": "crepe", "scores": {"atom": 43.7}, "sizes": {"atom": 1}}
+    saved.write_text(json.dumps([{**blind, "settings": {"reads": "captions"}}]))
+    told = run("table", saved, "--figure", tmp_path / "figure.svg")
+    assert told.exit_code == 2 and "no column of Table C.2 has a judge with images and one without" in told.stderr
+    saved.write_text(json.dumps([{**blind, "settings": {"reads": "captions"}}, {**blind, "judge": "CLIP"}]))
+    assert "Table C.2" in run("table", saved, "--figure", tmp_path / "figure.svg").stdout
+    assert "best without images" in (tmp_path / "figure.svg").read_text()
 
 
 def test_sugarcrepe_pp_has_two_true_captions_of_each_image(checkpoint: Path, tmp_path: Path) -> None:
@@ -280,7 +299,7 @@ def test_missing_data_is_told_without_a_traceback(arguments: list[str], message:
         (["--model", "=x"], "'=x' is not NAME=REFERENCE"),
         (["--model", "x:y", "--model", "x:y"], "several judges have the same name: x:y, x:y"),
         (["--judge", "vera"], "--judge vera needs at least one"),
-        (["--judge", "vera", "--model", "nowhere"], "nowhere is missing"),
+        (["--judge", "vera", "--model", "nowhere"], "nowhere has no alias 'latest'"),
         (["--judge", "answers", "--model", "nowhere.json"], "nowhere.json is missing"),
         (["--judge", "chat", "--model", "x", "--key-variable", "NO_SUCH_KEY"], "NO_SUCH_KEY is not set"),
         (["--judge", "chat", "--model", "x", "--base-url", "http://127.0.0.1:1/v1"], "no response from"),

@@ -1,5 +1,7 @@
 """FSC-CLIP's benchmarks are read as their authors publish them, from a few records in each published form."""
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -7,14 +9,21 @@ import pytest
 
 from services.core.text_files import BadFile
 from services.score.evaluation.aggregates import VL_CHECKLIST_SOURCES, aggregates
-from services.score.evaluation.benchmarks.aro import load_order_tasks, load_visual_genome_tasks, orders
+from services.score.evaluation.benchmarks.aro import load_aro, load_order_tasks, load_visual_genome_tasks, orders
 from services.score.evaluation.benchmarks.caption_choices import (
     load_crepe,
     load_half_truths,
+    load_negbench,
     load_vl_checklist,
     load_whatsup,
 )
-from services.score.evaluation.benchmarks.image_choices import load_eqben, load_spec, load_svo_probes
+from services.score.evaluation.benchmarks.image_choices import (
+    load_cola,
+    load_colorswap,
+    load_eqben,
+    load_spec,
+    load_svo_probes,
+)
 from services.score.evaluation.recognition import SETS, load_classification_set, load_retrieval_set
 from services.score.evaluation.records import Crop, count, read_image_file
 from tests.score.evaluation import tiny_suite
@@ -72,7 +81,7 @@ def test_crepe_puts_all_complexities_of_a_type_together(tmp_path: Path) -> None:
     assert record.images == (Crop(tmp_path / "visual_genome" / "VG_100K_2" / "7.jpg", (0, 0, 7, 8)),)
     assert record.captions == ("red roof and wall", "green roof and wall", "no roof, 'blue' wall")
     (tmp_path / "crepe/prod_hard_negatives/swap/prod_vg_hard_negs_swap_complexity_5.csv").write_text("image_id\n7\n")
-    with pytest.raises(BadFile, match=r"complexity_5\.csv holds no captions and hard negatives of CREPE: there is"):
+    with pytest.raises(BadFile, match=r"complexity_5\.csv:2 holds no captions and hard negatives of CREPE: there is"):
         load_crepe(tmp_path / "crepe", tmp_path / "visual_genome")
 
 
@@ -114,8 +123,11 @@ def test_sentences_without_their_images_are_left_out_and_counted(tmp_path: Path)
     tasks = load_svo_probes(tmp_path / "svo_probes.csv", tmp_path / "images")
     assert count(tasks) == "3 records: subj_neg 1, verb_neg 1, obj_neg 1 (1 without images left out)"
     assert tasks[0].records[0].images == (tmp_path / "images" / "1.jpg", tmp_path / "images" / "2.jpg")
+    # where there are none at all, a judge that reads images names the first
+    nothing = load_svo_probes(tmp_path / "svo_probes.csv", tmp_path / "elsewhere")
+    assert (len(nothing[2].records), nothing[2].left_out) == (2, 0)
     with pytest.raises(BadFile, match=r"1\.jpg is missing\. It belongs to SVO-Probes"):
-        load_svo_probes(tmp_path / "svo_probes.csv", tmp_path / "elsewhere")
+        nothing[0].check_images()
 
 
 def test_vl_checklist_is_a_mean_over_sources_and_their_files(tmp_path: Path) -> None:
@@ -133,7 +145,77 @@ def test_vl_checklist_is_a_mean_over_sources_and_their_files(tmp_path: Path) -> 
     scores = dict.fromkeys(tasks, 50.0) | {"Relation_spatial/vg": 80.0}
     assert aggregates("vl_checklist", scores, {})["average"] == pytest.approx((50 + 50 + 65) / 3)
     del scores["Object_Size_large/hake"]
-    assert aggregates("vl_checklist", scores, {}) == {}
+    assert aggregates("vl_checklist", scores, {}) == {"Attribute": 50.0, "Relation": 65.0}
+
+
+def test_captions_of_vl_checklist_are_read_where_there_are_no_images(tmp_path: Path) -> None:
+    tiny_suite.write_vl_checklist(tmp_path)
+    for images in ("vg", "swig", "hake"):
+        shutil.rmtree(tmp_path / images)
+    tasks = load_vl_checklist(tmp_path, limit=1)
+    assert {task.left_out for task in tasks} == {0}
+    assert count(tasks).startswith("56 records: Object_Location_center/vg 2, ")
+    with pytest.raises(BadFile, match=r"here\.jpg is missing\. It belongs to VL-CheckList"):
+        tasks[0].check_images()
+
+
+def test_negbenchs_right_answer_comes_first(tmp_path: Path) -> None:
+    tiny_suite.write_negbench(tmp_path)
+    (task,) = load_negbench(tmp_path / "images", tmp_path)
+    (record,) = task.records
+    assert record.captions == ("a red car and no green one", "a green car", "no red car", "a blue car")
+    assert record.images == (tmp_path / "val2017" / "000000000005.jpg",)
+    with pytest.raises(BadFile, match=r"rephrased\.csv is missing\. It belongs to NegBench"):
+        load_negbench(tmp_path, tmp_path)
+
+
+def test_cola_and_colorswap_match_two_images_with_two_captions(tmp_path: Path) -> None:
+    tiny_suite.write_cola(tmp_path / "cola")
+    tiny_suite.write_colorswap(tmp_path / "swap")
+    (cola,) = load_cola(tmp_path / "cola" / "data", tmp_path / "cola" / "images")
+    (swap,) = load_colorswap(tmp_path / "swap", tmp_path / "swap")
+    assert cola.records[0].captions == ("red car # on # road", "green car # on # road")
+    assert cola.records[0].images[1] == tmp_path / "cola" / "images" / "2.jpg"
+    assert swap.records[0].captions == ("a red dog on it", "a green dog on it")
+    assert swap.records[0].images[0] == tmp_path / "swap" / "images" / "img_0_1.png"
+    # Cola's authors count examples in which both captions choose their image
+    assert aggregates("cola", {"cola": 10.0, "cola::text": 20.0, "cola::image": 30.0}, {}) == {"official": 30.0}
+
+
+@pytest.mark.parametrize(
+    ("load", "file", "content", "message"),
+    [
+        (
+            load_aro,
+            "visual_genome_relation.json",
+            '[{"image_path": "1.png"}]',
+            "record 1 holds .* there is no",
+        ),
+        (load_aro, "visual_genome_relation.json", '{"a": 1}', "relation.json holds no captions .* not a list"),
+        (load_aro, "x.tsv", "\ttitle\tfilepath\tneg_caption\n0\ta\tb\tc d\n", r"x\.tsv:2 holds no captions"),
+        (load_cola, "COLA_multiobjects_matching_benchmark.json", '[["a", "b"]]', "record 1 holds no examples of Cola"),
+        (load_cola, "COLA_multiobjects_matching_benchmark.json", '[["a", "b", "c", null]]', "record 1 .* not null"),
+        (load_colorswap, "test.json", '[{"id": 0, "image_1": "a"}]', "record 1 .* ColorSwap: there is no 'image_2'"),
+        (load_negbench, "x_mcq.csv", "image_path,correct_answer\na,0\n", "lacks the columns 'caption_0'"),
+        (load_negbench, "x_mcq.csv", "image_path,correct_answer,caption_0,caption_1\na,2,b,c\n", "csv:2 .* label 2 is"),
+    ],
+)
+def test_what_has_another_layout_is_refused_by_file_and_record(
+    tmp_path: Path, load: Callable[..., object], file: str, content: str, message: str
+) -> None:
+    (tmp_path / file).write_text(content)
+    with pytest.raises(BadFile, match=message):
+        load(tmp_path / file if file == "x.tsv" else tmp_path, tmp_path)
+
+
+def test_aros_authors_folder_is_read_as_far_as_it_is_there(tmp_path: Path) -> None:
+    tiny_suite.write_captions(tmp_path)
+    assert [task.name for task in load_aro(tmp_path, tmp_path)] == ["Flickr30k_Order", "COCO_Order"]
+    tiny_suite.write_aro(tmp_path)
+    assert [task.name for task in load_aro(tmp_path, tmp_path)][:2] == ["VG_Relation", "VG_Attribution"]
+    with pytest.raises(BadFile, match=r"relation\.json is missing\. It belongs to ARO"):
+        (tmp_path / "empty").mkdir()
+        load_aro(tmp_path / "empty", tmp_path)
 
 
 def test_whats_up_has_six_files_whose_first_caption_is_true(tmp_path: Path) -> None:

@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from services.score.evaluation.aggregates import AVERAGE, COMP, ELEVATER
 from services.score.evaluation.judges import RESULT_FILES, CannotJudge
-from services.score.evaluation.suite.command import Outcome, Suite, run_suite
+from services.score.evaluation.suite.command import Outcome, Suite, app, run_suite
 from services.score.evaluation.suite.parts import PARTS, fingerprint
-from services.score.evaluation.tables import make_tables, numbers_of
+from services.score.evaluation.tables import draw_blind, make_tables, numbers_of
 from tests.score.evaluation.stand_ins import ColorEmbedder
 from tests.score.evaluation.tiny_suite import write_suite
+from tests.score.tiny import write_tiny_checkpoint
+from tests.tiny_text_models import write_tiny_grammar
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +50,33 @@ def test_a_judge_of_colours_gets_the_whole_suite_right_but_for_the_order_of_word
     titles = [table.title for table in make_tables(outcome.results)]
     for title in ("Table 1 of", "Tables 2 to 5", "Table 8", "Table 9"):
         assert any(one.startswith(title) for one in titles)
+
+
+@pytest.mark.slow
+def test_a_judge_of_captions_alone_takes_the_parts_that_need_no_image(data: Path, tmp_path: Path) -> None:
+    blind, save = tmp_path / "blind", tmp_path / "results.json"
+    pictures = shutil.ignore_patterns("*.jpg", "*.jpeg", "*.png", "*.npy", "test.zip")
+    shutil.copytree(data, blind, ignore=pictures)
+    write_tiny_grammar(tmp_path / "cola")
+    command = [f"Grammar={tmp_path / 'cola'}", "--judge", "grammar", "--data", str(blind), "--save", str(save)]
+    runner = CliRunner(env={"COLUMNS": "300"})
+    result = runner.invoke(app, [*command, "--only", "crepe,aro,vl_checklist"])
+    assert result.exit_code == 0, result.output
+    assert "Missing" not in result.output
+    run(data, ColorEmbedder(), save, names=["crepe", "vl_checklist", "aro (Visual Genome)", "aro (orders)"])
+    loaded = RESULT_FILES.load([save])
+    (table,) = (table for table in make_tables(loaded) if table.title.startswith("Table C.2"))
+    assert [heading.split("\n")[1] for heading in table.header[1:]] == [
+        *("Atomic", "Swap", "Negate", "VG-Relation", "VG-Attribution", "COCO-Order", "Flickr30k-Order"),
+        *("Object", "Attribute", "Relation"),
+    ]
+    assert {row[0].text: len(row) for row in table.rows} == {"Grammar": 11, "colours": 11}
+    assert "Figure 4.2" in (draw_blind(loaded) or "")
+    assert draw_blind([one for one in loaded if one.judge == "colours"]) is None
+    every = runner.invoke(app, [*command, "--limit", "1"])
+    assert every.exit_code == 0 and "Missing" not in every.output, every.output
+    refused = runner.invoke(app, [*command, "--only", "winoground"])
+    assert refused.exit_code == 2 and "'winoground' is not one of aro (Visual Genome), " in refused.output
 
 
 def test_each_image_of_a_benchmark_is_embedded_once(data: Path) -> None:
@@ -174,11 +204,6 @@ def test_a_checkpoint_is_told_by_what_its_files_hold(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_command_evaluates_a_checkpoint_and_prints_the_tables(data: Path, tmp_path: Path) -> None:
-    from typer.testing import CliRunner
-
-    from services.score.evaluation.suite.command import app
-    from tests.score.tiny import write_tiny_checkpoint
-
     save = tmp_path / "results.json"
     only = "winoground,spec,mnist,coco_karpathy"
     command = [f"tiny={write_tiny_checkpoint(tmp_path / 'fsc')}", "--data", str(data), "--save", str(save)]

@@ -37,6 +37,9 @@ def write_suite(data: Path) -> Path:
     write_elevater(data / "elevater")
     write_counterfactuals(data / "coco_counterfactuals" / "data")
     write_half_truths(data)
+    write_negbench(data / "negbench")
+    write_colorswap(data / "colorswap")
+    write_cola(data / "cola")
     return data
 
 
@@ -211,6 +214,33 @@ def write_winoground(folder: Path) -> None:
     write_image(folder / "images" / "b.png", GREEN)
     row = {"id": 0, "image_0": "a", "image_1": "b", "caption_0": "red on it", "caption_1": "it on green"}
     (folder / "examples.jsonl").write_text(json.dumps(row))
+
+
+def write_negbench(folder: Path) -> None:
+    """One question, whose right answer is the third."""
+    write_image(folder / "val2017" / "000000000005.jpg", RED)
+    texts = ("a green car", "no red car", "a red car and no green one", "a blue car")
+    question = {"image_path": "data/coco/images/val2017/000000000005.jpg", "correct_answer": 2}
+    options = {f"caption_{place}": text for place, text in enumerate(texts)}
+    write_csv(
+        folder / "images" / "COCO_val_mcq_llama3.1_rephrased.csv",
+        [{**question, **options, "correct_answer_template": "hybrid"}],
+    )
+
+
+def write_colorswap(folder: Path) -> None:
+    files = [write_image(folder / "images" / f"img_0_{place}.png", color) for place, color in ((1, RED), (2, GREEN))]
+    images = {f"image_{place}": f"images/{file.name}" for place, file in enumerate(files, 1)}
+    captions = {"caption_1": "a red dog on it", "caption_2": "a green dog on it"}
+    write_json(folder / "test.json", [{"id": 0, **captions, **images, "image_source": "drawn"}])
+
+
+def write_cola(folder: Path) -> None:
+    for place, color in ((1, RED), (2, GREEN)):
+        write_image(folder / "images" / f"{place}.jpg", color)
+    address = "https://example.org/array/data/vg_gqa_images"
+    row = [f"{address}/1.jpg", "red car # on # road", f"{address}/2.jpg", "green car # on # road"]
+    write_json(folder / "data" / "COLA_multiobjects_matching_benchmark.json", [row])
 
 
 def write_spec(folder: Path) -> None:

@@ -16,15 +16,17 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from services.core.text_files import read_json, read_table
+from services.core.text_files import read_table
 from services.jobs.published_data import Source, described
 from services.score.evaluation.benchmarks.reading import (
     COCO_2014,
     FLICKR30K,
     CaptionedImage,
     cleaned,
+    listed,
     load_coco,
     load_flickr30k,
+    records_of,
 )
 from services.score.evaluation.records import Crop, Record, Task
 from services.score.negatives.annotation import ADJECTIVE_TAGS, NOUN_TAGS, best_annotator
@@ -44,12 +46,31 @@ def load_negclip_captions(path: Path, images: Path, *, limit: int | None = None)
 
     The file's own paths, such as `coco/val2014/…`, are relative to `images`. Raises BadFile.
     """
-    with described(path, NEGCLIP.name, "captions and their negatives"):
-        records = tuple(
-            Record(row[""], (images / row["filepath"],), (row["title"], *ast.literal_eval(row["neg_caption"])))
-            for _, row in read_table(NEGCLIP.existing(path), "\t")
-        )
-        return [Task("negclip", "negclip", records[:limit], COCO_2014)]
+    what = "captions and their negatives"
+    records = records_of(read_table(NEGCLIP.existing(path), "\t"), NEGCLIP, what, lambda _, row: _swaps(images, row))
+    with described(path, NEGCLIP.name, what):
+        return [Task("negclip", "negclip", tuple(records[:limit]), COCO_2014)]
+
+
+def _swaps(images: Path, row: dict[str, str]) -> Record:
+    return Record(row[""], (images / row["filepath"],), (row["title"], *ast.literal_eval(row["neg_caption"])))
+
+
+def load_aro(path: Path, images: Path, *, limit: int | None = None) -> list[Task]:
+    """Load what is there of ARO's four tasks in the authors' folder, or the captions of a file for NegCLIP.
+
+    Only these need `images`. Raises BadFile.
+    """
+    if not path.is_dir():
+        return load_negclip_captions(path, images, limit=limit)
+    tasks = []
+    if any(path.glob("visual_genome_*.json")) or not any((path / name).is_dir() for name in ("coco", "flickr30k")):
+        tasks += load_visual_genome_tasks(path, limit=limit)
+    if (path / "flickr30k").is_dir():
+        tasks.append(_order_task("Flickr30k_Order", load_flickr30k(path / "flickr30k"), FLICKR30K, limit))
+    if (path / "coco").is_dir():
+        tasks.append(_order_task("COCO_Order", load_coco(path / "coco"), COCO_2014, limit))
+    return tasks
 
 
 def load_visual_genome_tasks(directory: Path, *, limit: int | None = None) -> list[Task]:
@@ -70,17 +91,11 @@ def load_visual_genome_tasks(directory: Path, *, limit: int | None = None) -> li
 
 
 def _visual_genome(path: Path, category: Callable[[dict[str, Any]], str]) -> list[Record]:
-    rows = read_json(ARO.existing(path))
-    with described(path, ARO.name, "captions and boxes"):
-        return [
-            Record(
-                str(place),
-                (Crop(path.parent / "images" / Path(row["image_path"]).name, _box(row)),),
-                (row["true_caption"], row["false_caption"]),
-                category(row),
-            )
-            for place, row in enumerate(rows)
-        ]
+    def record(name: str, row: dict[str, Any]) -> Record:
+        image = Crop(path.parent / "images" / Path(row["image_path"]).name, _box(row))
+        return Record(name, (image,), (row["true_caption"], row["false_caption"]), category(row))
+
+    return records_of(listed(path, ARO, "captions and boxes"), ARO, "captions and boxes", record)
 
 
 def _box(row: dict[str, Any]) -> tuple[int, int, int, int]:

@@ -1,7 +1,9 @@
-"""Benchmarks that choose among captions of an image: SugarCrepe, VALSE, VL-CheckList, CREPE and others."""
+"""Benchmarks that choose among captions of an image: SugarCrepe, VALSE, VL-CheckList, CREPE, NegBench and others."""
 
 import ast
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from services.score.evaluation.aggregates import CREPE as CREPE_TYPES
 from services.score.evaluation.aggregates import HALF_TRUTHS, VALSE_TASKS
 from services.score.evaluation.aggregates import VL_CHECKLIST as GROUPS
 from services.score.evaluation.aggregates import VL_CHECKLIST_SOURCES as SOURCES
-from services.score.evaluation.benchmarks.reading import with_images
+from services.score.evaluation.benchmarks.reading import listed, records_of, true_first, with_images
 from services.score.evaluation.records import Crop, Record, Task
 
 # SugarCrepe and SugarCrepe++: one or two true captions of an image of COCO's, and a similar false one.
@@ -143,7 +145,7 @@ def _vl_task(directory: Path, group: str, name: str, source: str, limit: int | N
     left_out = 0
     for file in _vl_files(group, name, source):
         path = directory / "data" / file
-        kept, missing = with_images(_vl_records(path, directory / source.replace("vaw", "vg")), VL_CHECKLIST, limit)
+        kept, missing = with_images(_vl_records(path, directory / source.replace("vaw", "vg")), limit)
         records += kept
         left_out += missing
     with described(directory, VL_CHECKLIST.name, "records"):
@@ -151,12 +153,12 @@ def _vl_task(directory: Path, group: str, name: str, source: str, limit: int | N
         return Task(task, "vl_checklist", tuple(records), VL_CHECKLIST, by_category=True, left_out=left_out)
 
 
-def _vl_records(path: Path, images: Path) -> Iterator[Record]:
-    rows = read_json(VL_CHECKLIST.existing(path))
-    with described(path, VL_CHECKLIST.name, "captions"):
-        for place, (image, texts) in enumerate(rows):
-            captions = (texts["POS"][0], texts["NEG"][0])
-            yield Record(f"{path.stem}/{place}", (images / image,), captions, path.stem)
+def _vl_records(path: Path, images: Path) -> list[Record]:
+    def record(name: str, row: tuple[str, dict[str, list[str]]]) -> Record:
+        image, texts = row
+        return Record(f"{path.stem}/{name}", (images / image,), (texts["POS"][0], texts["NEG"][0]), path.stem)
+
+    return records_of(listed(path, VL_CHECKLIST, "captions"), VL_CHECKLIST, "captions", record)
 
 
 def _vl_files(group: str, name: str, source: str) -> list[str]:
@@ -193,25 +195,27 @@ def load_whatsup(directory: Path, *, limit: int | None = None) -> list[Task]:
     """Load the six files of the authors' folder `data`, with its folders of images. Raises BadFile."""
     tasks = []
     for name, file in CONTROLLED.items():
-        rows = read_json(WHATSUP.existing(directory / file))
-        with described(directory / file, WHATSUP.name, "captions"):
-            records = tuple(_controlled(directory, place, row) for place, row in enumerate(rows))
-            tasks.append(Task(name, "whatsup", records[:limit], WHATSUP))
+        tasks.append(_whatsup(name, directory / file, partial(_controlled, directory), limit))
     for name, (file, image) in QUESTIONS.items():
-        rows = read_json(WHATSUP.existing(directory / file))
-        with described(directory / file, WHATSUP.name, "captions"):
-            records = tuple(
-                Record(str(place), (directory / image.format(number),), (true, false))
-                for place, (number, true, false) in enumerate(rows)
-            )
-            tasks.append(Task(name, "whatsup", records[:limit], WHATSUP))
+        tasks.append(_whatsup(name, directory / file, partial(_qa, directory, image), limit))
     return tasks
 
 
-def _controlled(directory: Path, place: int, row: dict[str, Any]) -> Record:
+def _whatsup(name: str, path: Path, make: Callable[[str, Any], Record], limit: int | None) -> Task:
+    records = records_of(listed(path, WHATSUP, "captions"), WHATSUP, "captions", make)
+    with described(path, WHATSUP.name, "captions"):
+        return Task(name, "whatsup", tuple(records[:limit]), WHATSUP)
+
+
+def _controlled(directory: Path, name: str, row: dict[str, Any]) -> Record:
     # names in the file begin with the folder itself: data/controlled_images/…
     image = directory.joinpath(*Path(row["image_path"]).parts[-2:])
-    return Record(str(place), (image,), tuple(row["caption_options"]))
+    return Record(name, (image,), tuple(row["caption_options"]))
+
+
+def _qa(directory: Path, image: str, name: str, row: tuple[int, str, str]) -> Record:
+    number, true, false = row
+    return Record(name, (directory / image.format(number),), (true, false))
 
 
 # Visual Genome's images, which its owners publish in two folders.
@@ -243,23 +247,47 @@ def load_crepe(directory: Path, images: Path, *, limit: int | None = None) -> li
         records = []
         for complexity in COMPLEXITIES:
             path = directory / "prod_hard_negatives" / kind / f"prod_vg_hard_negs_{kind}_complexity_{complexity}.csv"
-            with described(path, CREPE.name, "captions and hard negatives"):
-                records += [
-                    Record(f"{complexity}/{place}", (_crepe_crop(images, row),), (row["caption"], *_foils(row)))
-                    for place, (_, row) in enumerate(read_table(CREPE.existing(path)))
-                ]
+            rows = read_table(CREPE.existing(path))
+            make = partial(_crepe_record, images, complexity)
+            records += records_of(rows, CREPE, "captions and hard negatives", make)
         tasks.append(Task(kind, "crepe", tuple(records[:limit]), VISUAL_GENOME))
     return tasks
 
 
-def _crepe_crop(images: Path, row: dict[str, str]) -> Crop:
+def _crepe_record(images: Path, complexity: int, name: str, row: dict[str, str]) -> Record:
     left, upper, width, height = (round(float(row[name])) for name in ("x", "y", "width", "height"))
-    return Crop(visual_genome_image(images, f"{row['image_id']}.jpg"), (left, upper, left + width, upper + height))
+    file = visual_genome_image(images, f"{row['image_id']}.jpg")
+    crop = Crop(file, (left, upper, left + width, upper + height))
+    return Record(f"{complexity}/{name}", (crop,), (row["caption"], *ast.literal_eval(row["hard_negs"])))
 
 
-def _foils(row: dict[str, str]) -> list[str]:
-    negatives: list[str] = ast.literal_eval(row["hard_negs"])
-    return negatives
+# NegBench: a caption of an image among three others, with and without denials of things.
+# An answer is one of three templates: it affirms, denies, or does both.
+
+NEGBENCH = Source("NegBench", "https://github.com/m1k2zoo/negbench")
+
+
+def load_negbench(path: Path, images: Path, *, limit: int | None = None) -> list[Task]:
+    """Load `*_mcq_*.csv`, questions with a choice of captions, one file or all of a folder, as a task for each file.
+
+    Of a path in a file the last two parts count, as in `val2017/….jpg`. Raises BadFile.
+    """
+    files = sorted(path.glob("*mcq*.csv")) if path.is_dir() else [NEGBENCH.existing(path)]
+    if not files:
+        NEGBENCH.existing(path / "COCO_val_mcq_llama3.1_rephrased.csv")
+    tasks = []
+    for file in files:
+        rows = read_table(file, columns=("image_path", "correct_answer", "caption_0", "caption_1"))
+        records = records_of(rows, NEGBENCH, "questions", partial(_question, images))
+        with described(file, NEGBENCH.name, "questions"):
+            tasks.append(Task(file.stem, "negbench", tuple(records[:limit]), NEGBENCH))
+    return tasks
+
+
+def _question(images: Path, name: str, row: dict[str, str]) -> Record:
+    options = [row[column] for column in sorted(row) if re.fullmatch(r"caption_\d", column)]
+    image = images.joinpath(*Path(row["image_path"]).parts[-2:])
+    return Record(name, (image,), true_first(options, int(row["correct_answer"])))
 
 
 # Half-truths: a short true description of an image against the same with a detail that is wrong (CS-CLIP).

@@ -1,35 +1,72 @@
-"""Benchmarks that choose among images: Winoground, ImageCoDe, EqBen, SVO-Probes and SPEC."""
+"""Benchmarks that choose among images: Winoground, ColorSwap, Cola, ImageCoDe, EqBen, SVO-Probes and SPEC."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from services.core.text_files import json_objects, read_json, read_table
+from services.core.text_files import Place, json_objects, read_json, read_table
 from services.jobs.published_data import Source, described
 from services.score.evaluation.aggregates import EQBEN_KUBRIC, EQBEN_OTHERS, IMAGE, TEXT
 from services.score.evaluation.aggregates import SVO_PROBES as SVO_TYPES
-from services.score.evaluation.benchmarks.reading import with_images
+from services.score.evaluation.benchmarks.reading import listed, records_of, true_first, with_images
 from services.score.evaluation.records import Record, Task
 
-# Winoground: two images and two captions with the same words.
+# Winoground, ColorSwap and Cola's multiple objects: two images and two captions, with the same words or attributes.
 
 WINOGROUND = Source("Winoground", "https://huggingface.co/datasets/facebook/winoground")
+COLORSWAP = Source("ColorSwap", "https://github.com/Top34051/colorswap")
+COLA = Source("Cola", "https://github.com/arijitray1993/COLA")
 
 
 def load_winoground(directory: Path, images: Path, *, limit: int | None = None) -> list[Task]:
-    """Load Winoground's `examples.jsonl`: two images and two captions with the same words. Raises BadFile."""
+    """Load Winoground's `examples.jsonl`, with images named `….png`. Raises BadFile."""
+
+    def record(_: str, row: dict[str, Any]) -> Record:
+        files = (images / f"{row['image_0']}.png", images / f"{row['image_1']}.png")
+        return Record(str(row["id"]), files, (row["caption_0"], row["caption_1"]))
+
     path = WINOGROUND.existing(directory / "examples.jsonl")
-    with described(path, WINOGROUND.name, "examples"):
-        records = tuple(
-            Record(
-                str(row["id"]),
-                (images / f"{row['image_0']}.png", images / f"{row['image_1']}.png"),
-                (row["caption_0"], row["caption_1"]),
-            )
-            for _, row in json_objects(path)
-        )
-        return [Task("winoground", "winoground", records[:limit], WINOGROUND)]
+    return _two_by_two("winoground", path, json_objects(path), WINOGROUND, record, limit)
+
+
+def load_colorswap(path: Path, images: Path, *, limit: int | None = None) -> list[Task]:
+    """Load ColorSwap's `test.json`, of a file or a folder; `images` holds the archive's `images/`. Raises BadFile."""
+
+    def record(_: str, row: dict[str, Any]) -> Record:
+        files = (images / row["image_1"], images / row["image_2"])
+        return Record(str(row["id"]), files, (row["caption_1"], row["caption_2"]))
+
+    path = COLORSWAP.existing(path / "test.json" if path.is_dir() else path)
+    return _two_by_two("colorswap", path, json_objects(path), COLORSWAP, record, limit)
+
+
+def load_cola(path: Path, images: Path, *, limit: int | None = None) -> list[Task]:
+    """Load Cola's `COLA_multiobjects_matching_benchmark.json`, of a file or its folder. Raises BadFile.
+
+    The file has addresses of images, whose last part is the name of a file in `images`.
+    """
+
+    def record(name: str, row: tuple[str, str, str, str]) -> Record:
+        first, caption, second, other = row
+        files = tuple(images / address.rpartition("/")[2] for address in (first, second))
+        return Record(name, files, (caption, other))
+
+    path = path / "COLA_multiobjects_matching_benchmark.json" if path.is_dir() else path
+    return _two_by_two("cola", path, listed(path, COLA, "examples"), COLA, record, limit)
+
+
+def _two_by_two(
+    name: str,
+    path: Path,
+    rows: Iterable[tuple[Place, Any]],
+    source: Source,
+    make: Callable[[str, Any], Record],
+    limit: int | None,
+) -> list[Task]:
+    records = records_of(rows, source, "examples", make)
+    with described(path, source.name, "examples"):
+        return [Task(name, name, tuple(records[:limit]), source)]
 
 
 # ImageCoDe: a description and ten similar images, of which it describes one.
@@ -117,7 +154,7 @@ def load_svo_probes(path: Path, images: Path, *, limit: int | None = None) -> li
     with described(path, SVO_PROBES.name, "sentences"):
         tasks = []
         for kind in SVO_TYPES:
-            records, left_out = with_images(_svo_records(rows, kind, images), SVO_PROBES, limit)
+            records, left_out = with_images(_svo_records(rows, kind, images), limit)
             tasks.append(Task(kind, "svo_probes", records, SVO_PROBES, left_out=left_out))
         return tasks
 
@@ -157,21 +194,11 @@ def load_spec(directory: Path, *, limit: int | None = None) -> list[Task]:
 
 def _spec_records(path: Path, *, is_choice_of_texts: bool) -> tuple[Record, ...]:
     """Read choices; the true one is put first."""
-    rows = read_json(SPEC.existing(path))
-    with described(path, SPEC.name, "choices"):
-        records = []
-        for place, row in enumerate(rows):
-            options = _true_first(row)
-            if is_choice_of_texts:
-                records.append(Record(str(place), (path.parent / row["query"],), options))
-            else:
-                images = tuple(path.parent / name for name in options)
-                records.append(Record(str(place), images, (row["query"],)))
-        return tuple(records)
 
+    def record(name: str, row: dict[str, Any]) -> Record:
+        options = true_first(row["keys"], row["label"])
+        if is_choice_of_texts:
+            return Record(name, (path.parent / row["query"],), options)
+        return Record(name, tuple(path.parent / option for option in options), (row["query"],))
 
-def _true_first(row: dict[str, Any]) -> tuple[str, ...]:
-    options, label = row["keys"], row["label"]
-    if not 0 <= label < len(options):
-        raise ValueError(f"label {label} is none of {len(options)} options")
-    return (options[label], *options[:label], *options[label + 1 :])
+    return tuple(records_of(listed(path, SPEC, "choices"), SPEC, "choices", record))

@@ -1,39 +1,65 @@
-"""Files of benchmarks: what is missing or has another form is named, with the file.
+"""Files of benchmarks: what is missing or has another form is named, with the file and the record.
 
 Captions of the test splits of COCO and Flickr30k are in Karpathy's files or in those of BLIP's authors.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from services.core.text_files import read_json
+from services.core.text_files import Place, read_json
 from services.jobs.published_data import Source, described
 from services.score.evaluation.records import Record, check_captions, file_of
 
+RowT = TypeVar("RowT")
 
-def with_images(records: Iterable[Record], source: Source, limit: int | None = None) -> tuple[tuple[Record, ...], int]:
+
+def listed(path: Path, source: Source, what: str) -> Iterator[tuple[Place, Any]]:
+    """Yield the values of a file that is one JSON list, each with its place. Raises BadFile for another file."""
+    values = read_json(source.existing(path))
+    with described(path, source.name, what):
+        if not isinstance(values, list):
+            raise TypeError("it is not a list")
+    for number, value in enumerate(values, 1):
+        yield Place(path, number, ", record "), value
+
+
+def records_of(
+    rows: Iterable[tuple[Place, RowT]], source: Source, what: str, make: Callable[[str, RowT], Record]
+) -> list[Record]:
+    """Make a record of each row from its id, a number from 0, and the row. Raises BadFile, naming the row's place."""
+    found = []
+    for number, (place, row) in enumerate(rows):
+        with described(place, source.name, what):
+            found.append(make(str(number), row))
+    return found
+
+
+def true_first(options: Sequence[str], label: int) -> tuple[str, ...]:
+    """Put the option with a number first. Raises ValueError if there is none."""
+    if not 0 <= label < len(options):
+        raise ValueError(f"label {label} is none of {len(options)} options")
+    return (options[label], *options[:label], *options[label + 1 :])
+
+
+def with_images(records: Iterable[Record], limit: int | None = None) -> tuple[tuple[Record, ...], int]:
     """Keep records whose images are all here, at most `limit`, and count those left out before them.
 
-    For benchmarks that publish only addresses of images, of which some are gone. Raises BadFile if no record has
-    its images, naming the first file.
+    For benchmarks that publish only addresses of images, of which some are gone. Where no record has its images, the
+    first records are kept: a judge that reads only captions needs none, and any other names the first missing file.
     """
+    every = tuple(records)
     kept: list[Record] = []
-    missing: list[Path] = []
     num_left_out = 0
-    for record in records:
+    for record in every:
         if len(kept) == limit:
             break
-        absent = [file_of(image) for image in record.images if not file_of(image).exists()]
-        if absent:
-            num_left_out += 1
-            missing = missing or absent
-        else:
+        if all(file_of(image).exists() for image in record.images):
             kept.append(record)
-    if not kept and missing:
-        source.existing(missing[0])
-    return tuple(kept), num_left_out
+        else:
+            num_left_out += 1
+    return (tuple(kept), num_left_out) if kept else (every[:limit], 0)
 
 
 COCO_2014 = Source("COCO's captions and images of 2014 in Karpathy's split", "https://cocodataset.org")

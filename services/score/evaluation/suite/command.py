@@ -1,10 +1,10 @@
-"""`fovea evaluate suite MODEL --data DIR --save FILE`: all of FSC-CLIP's benchmarks in one resumable run."""
+"""`fovea evaluate suite MODEL --data DIR --save FILE`: the papers' benchmarks in one resumable run."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -13,8 +13,8 @@ from services.core.logs import log_warnings_to_stderr
 from services.core.text_files import BadFile
 from services.jobs.checkpoints import Device
 from services.jobs.interruption import EXIT_FAILED
-from services.jobs.options import StoreUrl, among, command_line, results_file
-from services.score.evaluation.judges import RESULT_FILES, CannotJudge, Embedder, Result
+from services.jobs.options import StoreUrl, among, command_line, results_file, split
+from services.score.evaluation.judges import RESULT_FILES, CannotJudge, Judge, Result
 from services.score.evaluation.loading import (
     JudgeOptions,
     Limit,
@@ -22,7 +22,7 @@ from services.score.evaluation.loading import (
     SimilarityOption,
     exits,
     find_model,
-    load_clip_judge,
+    load_judge,
 )
 from services.score.evaluation.suite.parts import PARTS, Part, Prepared, fingerprint
 from services.score.evaluation.tables import numbers_of, print_tables
@@ -46,25 +46,27 @@ class Outcome:
 class Suite:
     """The parts of a run by name, in their folder; `limit` records of each task are used.
 
-    For several models, `keeps_read` keeps what was read of all parts in memory.
+    For several models, `keeps_read` keeps what was read of all parts in memory. For a judge that does not read images,
+    none need be there.
     """
 
     data: Path
     names: Sequence[str] = tuple(PARTS)
     limit: int | None = None
     keeps_read: bool = False
+    reads_images: bool = True
     _read: dict[str, Prepared] = field(default_factory=dict, compare=False, repr=False)
 
     def prepare(self, name: str) -> Prepared:
         """Read a part's files. Raises BadFile."""
-        prepared = self._read.get(name) or PARTS[name].prepare(self.data, self.limit)
+        prepared = self._read.get(name) or PARTS[name].prepare(self.data, self.limit, self.reads_images)
         if self.keeps_read:
             self._read[name] = prepared
         return prepared
 
 
 def run_suite(
-    load: Callable[[], Embedder],
+    load: Callable[[], Judge],
     suite: Suite,
     *,
     judge: str,
@@ -79,7 +81,7 @@ def run_suite(
     gone. Raises CannotJudge and OSError; what was evaluated before is saved.
     """
     outcome = Outcome()
-    embedder: Embedder | None = None
+    loaded: Judge | None = None
     wanted = {**settings, "limit": suite.limit}
     saved = RESULT_FILES.load([save]) if save is not None and save.is_file() else []
     own = [one for one in saved if one.judge == judge and is_of(one, wanted)]
@@ -90,8 +92,8 @@ def run_suite(
             if is_finished(part, own, prepared.data):
                 outcome.kept.append(name)
                 continue
-            embedder = embedder or load()
-            result = prepared.evaluate(embedder)
+            loaded = loaded or load()
+            result = prepared.evaluate(loaded)
         except BadFile as error:
             if is_finished(part, own):
                 outcome.kept.append(name)
@@ -140,6 +142,10 @@ def suite(
         ),
     ],
     data: DataFolder,
+    judge: Annotated[
+        Literal["clip", "vera", "grammar"],
+        typer.Option(help="clip: a model of images and texts. vera, grammar: text-only models, which need no images."),
+    ] = "clip",
     save: Annotated[
         Path | None,
         typer.Option(
@@ -149,36 +155,49 @@ def suite(
         ),
     ] = None,
     only: Annotated[
-        str | None, typer.Option(help="Comma-separated parts to evaluate, such as crepe,cifar10.", show_default="all")
+        str | None,
+        typer.Option(
+            help="Comma-separated parts or benchmarks of parts to evaluate, such as crepe,aro,cifar10.",
+            show_default="all, without images those that choose among captions",
+        ),
     ] = None,
     limit: Limit = None,
     similarity: SimilarityOption = "global",
     device: Device = "auto",
     store_url: StoreUrl = None,
 ) -> None:
-    """Evaluate a CLIP on eleven compositionality benchmarks, 21 classification and three retrieval sets.
+    """Evaluate a model on compositionality benchmarks, and a CLIP also on 21 classification and three retrieval sets.
 
     What is missing in the data folder is named with its source, and no average is shown that needs it.
     """
     log_warnings_to_stderr()
-    names = tuple(PARTS) if only is None else among(only, tuple(PARTS), "--only")
-    options = JudgeOptions("clip", device, store_url, similarity)
+    reads_images = judge == "clip"
+    names = chosen_parts(only, [name for name, part in PARTS.items() if reads_images or part.has_captions])
+    options = JudgeOptions(judge, device, store_url, similarity)
     try:
         named = Named.parse(model)
         place = find_model(named.reference, options)
     except CannotJudge as error:
         raise typer.BadParameter(str(error), param_hint="MODEL") from error
-    settings: dict[str, Any] = {"checkpoint": fingerprint(place), "similarity": similarity}
+    settings = {"checkpoint": fingerprint(place), **({"similarity": similarity} if reads_images else {})}
     with exits("fovea evaluate suite", "The same command continues after the parts that are in --save."):
         outcome = run_suite(
-            lambda: load_clip_judge(named, place, options),
-            Suite(data, names, limit),
+            lambda: load_judge(named, place, options),
+            Suite(data, names, limit, reads_images=reads_images),
             judge=named.name,
             settings=settings,
             save=save,
             tell=typer.echo,
         )
     tell(outcome)
+
+
+def chosen_parts(only: str | None, known: Sequence[str]) -> tuple[str, ...]:
+    """Read the parts of `--only`, or all known ones: the name of a benchmark stands for all of its parts."""
+    if only is None:
+        return tuple(known)
+    wanted = [[name for name in known if PARTS[name].benchmark == text] or [text] for text in split(only)]
+    return among(",".join(name for names in wanted for name in names) or only, known, "--only")
 
 
 def tell(outcome: Outcome) -> None:

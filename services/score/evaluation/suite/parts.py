@@ -1,6 +1,7 @@
 """Parts of the suite: FSC-CLIP's eleven benchmarks, 21 classification sets and three retrieval sets, and some beyond.
 
-A part is evaluated and saved as a whole. Its folder lies in the one folder of all data.
+A part is evaluated and saved as a whole. Its folder lies in the one folder of all data. A judge that reads only
+captions takes the parts that choose among captions, for which it needs no images.
 """
 
 import hashlib
@@ -33,6 +34,7 @@ from services.score.evaluation.benchmarks.caption_choices import (
     MAX_RECORDS,
     load_crepe,
     load_half_truths,
+    load_negbench,
     load_sugarcrepe_pp_tasks,
     load_sugarcrepe_tasks,
     load_valse,
@@ -41,13 +43,15 @@ from services.score.evaluation.benchmarks.caption_choices import (
 )
 from services.score.evaluation.benchmarks.image_choices import (
     MAX_SAMPLES,
+    load_cola,
+    load_colorswap,
     load_eqben,
     load_imagecode,
     load_spec,
     load_svo_probes,
     load_winoground,
 )
-from services.score.evaluation.judges import EmbeddedBenchmark, Embedder, Result, evaluate
+from services.score.evaluation.judges import EmbeddedBenchmark, Embedder, Judge, Result, evaluate
 from services.score.evaluation.recognition import (
     evaluate_classification,
     evaluate_retrieval,
@@ -65,8 +69,8 @@ def fingerprint(model: Path | str) -> str:
     return _digest(sorted(path for path in model.rglob("*") if path.is_file()) if model.is_dir() else [model])
 
 
-def digest_of_tasks(tasks: Iterable[Task], data: Path) -> str:
-    """Compute the digest of tasks' records and images."""
+def digest_of_tasks(tasks: Iterable[Task], data: Path, *, reads_images: bool = True) -> str:
+    """Compute the digest of tasks' records and, for a judge that reads them, images."""
     tasks = list(tasks)
     said = [
         *((task.name, task.by_category, task.num_true, task.left_out) for task in tasks),
@@ -76,7 +80,8 @@ def digest_of_tasks(tasks: Iterable[Task], data: Path) -> str:
             for record in task.records
         ),
     ]
-    return digest_of_data(said, [image for task in tasks for record in task.records for image in record.images], data)
+    images = [image for task in tasks for record in task.records for image in record.images]
+    return digest_of_data(said, images if reads_images else [], data)
 
 
 def digest_of_data(said: Iterable[object], images: Sequence[ImageFile], data: Path) -> str:
@@ -111,7 +116,7 @@ Load = Callable[[Path, int | None], list[Task]]
 class Prepared:
     """A part whose files were read: `evaluate` judges a model, and raises CannotJudge; `data` is a digest of them."""
 
-    evaluate: Callable[[Embedder], Result]
+    evaluate: Callable[[Judge], Result]
     data: str
 
 
@@ -119,36 +124,43 @@ class Prepared:
 class Part:
     """A part of the suite, its benchmark in tables, and the scores that it gives, by name.
 
-    `prepare` reads its files in the folder of all data, without a model, and raises BadFile.
+    `prepare` reads its files in the folder of all data, without a model, for a judge that reads images or not, and
+    raises BadFile. `has_captions` tells that all of its choices are among captions.
     """
 
     name: str
     benchmark: str
     scores: tuple[str, ...]
-    prepare: Callable[[Path, int | None], Prepared]
+    prepare: Callable[[Path, int | None, bool], Prepared]
+    has_captions: bool = False
 
 
-def _compositional(name: str, scores: tuple[str, ...], load: Load, *, benchmark: str = "") -> Part:
-    def prepare(data: Path, limit: int | None) -> Prepared:
+def _compositional(
+    name: str, scores: tuple[str, ...], load: Load, *, benchmark: str = "", has_captions: bool = True
+) -> Part:
+    def prepare(data: Path, limit: int | None, reads_images: bool) -> Prepared:
         tasks = load(data, limit)
-        for task in tasks:
+        for task in tasks if reads_images else ():
             task.check_images()
-        return Prepared(partial(_evaluate_tasks, tasks), digest_of_tasks(tasks, data))
+        digest = digest_of_tasks(tasks, data, reads_images=reads_images)
+        return Prepared(partial(_evaluate_tasks, tasks), digest)
 
-    return Part(name, benchmark or name, scores, prepare)
+    return Part(name, benchmark or name, scores, prepare, has_captions)
 
 
-def _evaluate_tasks(tasks: list[Task], embedder: Embedder) -> Result:
-    judge = EmbeddedBenchmark(embedder, tasks) if embedder.only_pooled else embedder
+def _evaluate_tasks(tasks: list[Task], judge: Judge) -> Result:
+    if isinstance(judge, Embedder) and judge.only_pooled:
+        judge = EmbeddedBenchmark(judge, tasks)
     (result,) = evaluate(judge, tasks)
     return result
 
 
 def _classification(name: str) -> Part:
-    def prepare(data: Path, limit: int | None) -> Prepared:
+    def prepare(data: Path, limit: int | None, reads_images: bool) -> Prepared:
         found = load_classification_set(name, data / "elevater", limit=limit)
 
-        def run(embedder: Embedder) -> Result:
+        def run(embedder: Judge) -> Result:
+            assert isinstance(embedder, Embedder)
             score = evaluate_classification(embedder, found)
             return Result(embedder.name, "elevater", {name: score}, {name: len(found.images)})
 
@@ -159,10 +171,11 @@ def _classification(name: str) -> Part:
 
 
 def _retrieval(name: str) -> Part:
-    def prepare(data: Path, limit: int | None) -> Prepared:
+    def prepare(data: Path, limit: int | None, reads_images: bool) -> Prepared:
         found = load_retrieval_set(name, data, limit=limit)
 
-        def run(embedder: Embedder) -> Result:
+        def run(embedder: Judge) -> Result:
+            assert isinstance(embedder, Embedder)
             return Result(embedder.name, "retrieval", evaluate_retrieval(embedder, found), {name: len(found.images)})
 
         captions = (one.captions for one in found.images)
@@ -188,26 +201,31 @@ TYPES = tuple(SUGARCREPE_SIZES)
 SPEC_TASKS = tuple(task + way for task in SPEC for way in (TEXT, IMAGE))
 HALF_TRUTH_TASKS = tuple(task for tasks in HALF_TRUTHS.values() for task in tasks)
 EQBEN_PLACES = ("eqben/ann_json_finegrained_random.json", "eqben/images")
+NEGBENCH = ("COCO_val_mcq_llama3.1_rephrased",)
 IMAGECODE_PLACES = ("imagecode/valid_data.json", "imagecode/image-sets")
 SVO_PLACES = ("svo_probes/svo_probes.csv", "svo_probes/images")
 
+_of_images = partial(_compositional, has_captions=False)
 _COMPOSITIONAL = (
     _compositional("aro (Visual Genome)", ARO_VISUAL_GENOME, _from(load_visual_genome_tasks, "aro"), benchmark="aro"),
     _compositional("aro (orders)", ARO_ORDERS, _from(load_order_tasks, "coco", "flickr30k"), benchmark="aro"),
     _compositional("crepe", CREPE, _from(load_crepe, "crepe", "visual_genome")),
-    _compositional("eqben", (*EQBEN_OTHERS, *EQBEN_KUBRIC), _from(load_eqben, *EQBEN_PLACES, most=MAX_SAMPLES)),
-    _compositional("imagecode", tuple(IMAGECODE_SIZES), _from(load_imagecode, *IMAGECODE_PLACES)),
+    _of_images("eqben", (*EQBEN_OTHERS, *EQBEN_KUBRIC), _from(load_eqben, *EQBEN_PLACES, most=MAX_SAMPLES)),
+    _of_images("imagecode", tuple(IMAGECODE_SIZES), _from(load_imagecode, *IMAGECODE_PLACES)),
     _compositional("sugarcrepe", TYPES, _from(load_sugarcrepe_tasks, "sugar-crepe/data", "coco/val2017")),
-    _compositional("svo_probes", SVO_PROBES, _from(load_svo_probes, *SVO_PLACES)),
+    _of_images("svo_probes", SVO_PROBES, _from(load_svo_probes, *SVO_PLACES)),
     _compositional("valse", VALSE_TASKS, _from(load_valse, "valse/data", "valse/images")),
     _compositional("vl_checklist", VL_CHECKLIST, _from(load_vl_checklist, "vl_checklist", most=MAX_RECORDS)),
     _compositional("whatsup", WHATSUP, _from(load_whatsup, "whatsup")),
-    _compositional("winoground", ("winoground",), _from(load_winoground, "winoground", "winoground/images")),
-    _compositional("spec", SPEC_TASKS, _from(load_spec, "spec")),
+    _of_images("winoground", ("winoground",), _from(load_winoground, "winoground", "winoground/images")),
+    _of_images("spec", SPEC_TASKS, _from(load_spec, "spec")),
 )
 _BEYOND = (
     _compositional("sugarcrepe_pp", TYPES, _from(load_sugarcrepe_pp_tasks, "sugar-crepe-pp/data", "coco/val2017")),
     _compositional("half_truths", HALF_TRUTH_TASKS, _from(load_half_truths, "half_truths", "coco")),
+    _compositional("negbench", NEGBENCH, _from(load_negbench, "negbench/images", "negbench")),
+    _of_images("colorswap", ("colorswap",), _from(load_colorswap, "colorswap", "colorswap")),
+    _of_images("cola", ("cola",), _from(load_cola, "cola/data", "cola/images")),
 )
 PARTS: Mapping[str, Part] = {
     part.name: part
