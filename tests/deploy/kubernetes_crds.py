@@ -261,6 +261,16 @@ RESOURCES = fields(
     {}, requests=fields({}, cpu=QUANTITY, memory=QUANTITY), limits=fields({}, cpu=QUANTITY, memory=QUANTITY)
 )
 DISK = fields({"size": QUANTITY}, storageClass=TEXT)
+TOLERATIONS = many(
+    fields(
+        {},
+        key=TEXT,
+        operator=one_of("Exists", "Equal"),
+        value=TEXT,
+        effect=one_of("NoSchedule", "PreferNoSchedule", "NoExecute"),
+    )
+)
+PULL_SECRETS = many(fields({"name": TEXT}))
 CLUSTER = resource(
     "postgresql.cnpg.io/v1",
     "Cluster",
@@ -284,7 +294,11 @@ CLUSTER = resource(
             enablePodAntiAffinity={"type": "boolean"},
             podAntiAffinityType=one_of("required", "preferred"),
             topologyKey=TEXT,
+            nodeSelector=NAMES,
+            tolerations=TOLERATIONS,
         ),
+        priorityClassName=TEXT,
+        imagePullSecrets=PULL_SECRETS,
     ),
 )
 MILVUS_PART = fields({"replicas": POSITIVE}, resources=RESOURCES)
@@ -299,6 +313,10 @@ MILVUS = resource(
             "mode": one_of("cluster", "standalone"),
             "components": fields(
                 {"image": TEXT},
+                imagePullSecrets=PULL_SECRETS,
+                nodeSelector=NAMES,
+                tolerations=TOLERATIONS,
+                priorityClassName=TEXT,
                 resources=RESOURCES,
                 topologySpreadConstraints=many(
                     fields(

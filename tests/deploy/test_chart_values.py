@@ -17,6 +17,7 @@ from tests.deploy.kubernetes_manifests import (
     Pod,
     build,
     deployment,
+    find_all,
     jobs,
     merged,
     render,
@@ -106,6 +107,9 @@ def with_model(**changed: Any) -> dict[str, Any]:
         ({"scaling": {"target": 70}}, "scaling.target: Must be less than or equal to 1"),
         ({"collections": {"placement": "both"}}, "collections.placement must be one of the following"),
         ({"route": {"trustedProxies": ["the proxy"]}}, "route.trustedProxies.0: Does not match pattern"),
+        ({"storageClasses": {"models": "fast"}}, "Additional property models is not allowed"),
+        ({"images": {"etcd": "etcd:3.5.25"}}, "images.etcd: Does not match pattern"),
+        ({"caBundle": "authorities"}, "caBundle: Invalid type"),
         ({"scalling": {}}, "Additional property scalling is not allowed"),
         ({"pods": {"serviceAccount": {"annotations": {"a": "b"}}}}, "annotations need a name of its own"),
         ({"scaling": {"enabled": False}}, "predict scales to zero, which needs scaling.enabled"),
@@ -164,6 +168,63 @@ def test_what_a_cluster_asks_of_pods_is_on_every_pod() -> None:
     assert {one["spec"]["storageClassName"] for one in manifests.of_kind("PersistentVolumeClaim")} == {"fast"}
 
 
+def test_what_operators_make_runs_where_the_cluster_asks_for_it_from_the_registry_that_it_names() -> None:
+    pods = {
+        "priorityClass": "serving",
+        "nodeSelector": {"pool": "models"},
+        "tolerations": [{"key": "models", "operator": "Exists"}],
+    }
+    images = {"etcd": "mirror.example.org:5000/milvusdb/etcd:3.5.25-r1", "pulsar": "mirror.example.org/pulsar:3.0.7"}
+    asked = {"pods": pods, "imagePullSecrets": [{"name": "registry"}], "images": images}
+    manifests = render(("production", "cluster"), SITE, asked)
+    (postgres,), (milvus,) = (manifests.of_kind(kind) for kind in ("Cluster", "Milvus"))
+    dependencies = milvus["spec"]["dependencies"]
+    etcd, pulsar = (dependencies[name]["inCluster"]["values"] for name in ("etcd", "pulsar"))
+    parts = [pulsar[name] for name in ("pulsar_metadata", "autorecovery", "zookeeper", "bookkeeper", "broker", "proxy")]
+    for part in (postgres["spec"]["affinity"], milvus["spec"]["components"], etcd, *parts):
+        assert (part["nodeSelector"], part["tolerations"]) == (pods["nodeSelector"], pods["tolerations"])
+    for part in (postgres["spec"], milvus["spec"]["components"]):
+        assert (part["priorityClassName"], part["imagePullSecrets"]) == ("serving", [{"name": "registry"}])
+    # The charts of both take names alone.
+    assert etcd["image"]["pullSecrets"] == pulsar["images"]["imagePullSecrets"] == ["registry"]
+    assert [etcd["image"][name] for name in ("registry", "repository", "tag")] == [
+        "mirror.example.org:5000",
+        "milvusdb/etcd",
+        "3.5.25-r1",
+    ]
+    made = [pulsar["images"][name] for name in ("zookeeper", "bookie", "autorecovery", "broker", "proxy")]
+    for image in (*made, pulsar["pulsar_metadata"]["image"]):
+        assert image == {"repository": "mirror.example.org/pulsar", "tag": "3.0.7"}
+
+
+@pytest.mark.parametrize(
+    "values", [{}, {"storageClass": "disks", "storageClasses": {"postgres": "fast", "milvus": "fast"}}]
+)
+def test_what_operators_make_has_a_disk_of_the_class_that_is_named_and_else_the_cluster_s(
+    values: dict[str, Any],
+) -> None:
+    manifests = render(("production", "cluster"), SITE, values)
+    (postgres,), (milvus,) = (manifests.of_kind(kind) for kind in ("Cluster", "Milvus"))
+    pulsar = milvus["spec"]["dependencies"]["pulsar"]["inCluster"]["values"]
+    disks = [postgres["spec"]["storage"], postgres["spec"]["walStorage"], *pulsar["bookkeeper"]["volumes"].values()]
+    named = [one.get("storageClass", one.get("storageClassName")) for one in disks]
+    named += find_all(milvus["spec"]["dependencies"]["etcd"], "storageClass")
+    named += find_all(pulsar["zookeeper"], "storageClassName")
+    assert named == (["fast"] * 6 if values else [None] * 4)
+    # A part without a value would take away what its chart has by default.
+    assert None not in (*pulsar.values(), *pulsar["zookeeper"].values(), *pulsar["images"].values())
+
+
+def test_a_claim_can_have_a_storage_class_of_its_own() -> None:
+    """Several pods write some of them, which few classes allow."""
+    classes = {"model-cache": "files", "vllm-cache": "files", "runs": "files", "embeddings": ""}
+    asked = {"storageClass": "disks", "storageClasses": classes, "modelCache": {"claim": True}}
+    claims = render(("gpu",), SITE, JOBS, asked).of_kind("PersistentVolumeClaim")
+    found = {one["metadata"]["name"]: one["spec"]["storageClassName"] for one in claims}
+    expected = dict.fromkeys(("model-cache", "vllm-cache", "runs"), "files")
+    assert found == expected | dict.fromkeys(("embed-collections", "embeddings"), "disks")
+
+
 def test_a_large_number_is_a_setting_as_it_is_written() -> None:
     env = {"FOVEA_EMBED_INDEX_DEVICE_BYTES": 8589934592, "FOVEA_EMBED_MEMORY_SHARE": 0.25, "FOVEA_TELEMETRY": False}
     manifests = render(("gpu",), SITE, {"services": {"embed": {"env": env}}})
@@ -203,7 +264,7 @@ def test_keda_asks_the_prometheus_of_the_monitorings_namespace() -> None:
 
 def test_every_image_can_come_from_another_registry() -> None:
     there = "mirror.example.org/"
-    names = ("gateway", "service", "jobs", "vllm", "ray", "redis", "postgres", "milvus")
+    names = ("gateway", "service", "jobs", "vllm", "ray", "redis", "postgres", "milvus", "etcd", "pulsar")
     images = {name: f"{there}{name}:1" for name in names}
     for profiles, values in ((("gpu",), JOBS), (("production", "cluster"), {})):
         text = str(render(profiles, SITE, values, {"images": images}).objects)

@@ -6,6 +6,16 @@ app.kubernetes.io/name: {{ . }}
 app.kubernetes.io/part-of: fovea
 {{- end }}
 
+{{/* The nodes of pods that operators make: the value `pods`. */}}
+{{- define "fovea.nodes" -}}
+{{- with .nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
 {{/* What every pod has: (dict "root" $ "uid" 10001 "hasGpu" false "model" ...). */}}
 {{- define "fovea.podBasics" -}}
 {{- $pods := .root.Values.pods }}
@@ -201,6 +211,11 @@ spec:
     matchLabels: {app.kubernetes.io/instance: {{ .name }}}
 {{- end }}
 
+{{/* The storage class of a claim, empty for the cluster's default: (dict "root" $ "name" ...). */}}
+{{- define "fovea.storageClass" -}}
+{{- default .root.Values.storageClass (index .root.Values.storageClasses .name) }}
+{{- end }}
+
 {{/* A claim: (dict "root" $ "name" ... "program" ... "size" ... "accessMode" ...). */}}
 {{- define "fovea.claim" -}}
 apiVersion: v1
@@ -213,7 +228,7 @@ metadata:
     helm.sh/resource-policy: keep
 spec:
   accessModes: [{{ default "ReadWriteOnce" .accessMode }}]
-  {{- with .root.Values.storageClass }}
+  {{- with include "fovea.storageClass" . }}
   storageClassName: {{ . }}
   {{- end }}
   resources:
