@@ -53,6 +53,8 @@ class Run:
     checkpoint_every: int = 500
     log_every: int = 20
     stage: str = "training"
+    beta2: float = 0.98
+    epsilon: float = 1e-6
 
     def __post_init__(self) -> None:
         num_parts = world_size() * self.accumulate
@@ -212,13 +214,13 @@ def _accelerator(run: Run) -> Accelerator:
 
 
 def _optimizer(run: Run, loss: nn.Module) -> torch.optim.Optimizer:
-    """Create AdamW with CLIP's constants; vectors and scalars have no weight decay."""
+    """Create AdamW, by default with the constants of CLIP's ViTs; vectors and scalars have no weight decay."""
     trained = [parameter for parameter in loss.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": run.weight_decay},
         {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=run.learning_rate, betas=(0.9, 0.98), eps=1e-6)
+    return torch.optim.AdamW(groups, lr=run.learning_rate, betas=(0.9, run.beta2), eps=run.epsilon)
 
 
 def _optimizer_step(

@@ -32,11 +32,20 @@ def missing_for_tokens(clip: Any) -> str | None:
     Towers pooled by attention, residual networks, towers of other libraries (such as SigLIP's), and texts that are not
     read from left to right have none.
     """
+    return _missing_in_images(clip) or missing_in_texts(clip)
+
+
+def _missing_in_images(clip: Any) -> str | None:
     visual = clip.visual
     if not hasattr(visual, "class_embedding") or getattr(visual, "attn_pool", None) is not None:
         return "a plain ViT: an image tower with a class token and no attention pooling"
     if visual.pool_type not in ("tok", "avg") or visual.proj is None:
         return f"a pooled and projected ViT, this one pools by {visual.pool_type!r}"
+    return None
+
+
+def missing_in_texts(clip: Any) -> str | None:
+    """Return what a model without token features of texts would need, None for one that has them."""
     tower = _text_tower(clip)
     is_causal = getattr(tower, "attn_mask", None) is not None
     if not is_causal or _text_pool(tower) not in ("argmax", "eos") or getattr(tower, "cls_emb", None) is not None:
@@ -66,9 +75,10 @@ def encode_texts(clip: Any, input_ids: Tensor) -> TextFeatures:
 
     A causal tower pooled at the end of text never sees the padding after it, so the batch is cut to its longest text:
     equal results for a fraction of the work. Ids in host memory are copied to the tower's device. Raises ValueError for
-    a model without token features.
+    a model without token features of texts.
     """
-    check_towers(clip)
+    if needed := missing_in_texts(clip):
+        raise ValueError(f"FSC-CLIP needs {needed}")
     tower = _text_tower(clip)
     input_ids, end = cut_at_end(input_ids, end_of_text(clip, input_ids), tower.positional_embedding.device)
     num_tokens = input_ids.shape[1]

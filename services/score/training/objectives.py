@@ -7,13 +7,14 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from services.jobs.training import gather, world_size
 from services.nn.image_transform import ImageTransform
 from services.nn.text_transformer import MAX_LOG_SCALE
-from services.score.fsc_clip import FscClipWeights, clip_loss, fsc_clip_losses, negclip_loss
-from services.score.model.dense_features import encode_images
+from services.score.fsc_clip import FscClipWeights, ImageFeatures, clip_loss, fsc_clip_losses, negclip_loss
+from services.score.model.dense_features import encode_images, missing_for_tokens
 from services.score.training.batches import TuningBatch
 from services.score.training.caption_states import encode_by_length
 
@@ -37,8 +38,8 @@ class TuningLoss(nn.Module):
     loss as one process on the whole batch; without, as released, NegCLIP's softmax contains only the process's own hard
     negatives, and a hard negative loss is the mean of the processes' means.
 
-    Batch norm of a convolutional stem keeps its statistics, and the temperature stays within [0, ln 100]. With
-    `naming`, a loss of the image features and the batch's facts is added.
+    Batch norm keeps its statistics unless `from_scratch`, and the temperature stays within [0, ln 100]. CLIP's and
+    NegCLIP's losses take any image tower. With `naming`, a loss of the image features and the batch's facts is added.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class TuningLoss(nn.Module):
         *,
         gather_negatives: bool = True,
         naming: nn.Module | None = None,
+        from_scratch: bool = False,
     ) -> None:
         super().__init__()
         self.naming = naming
@@ -56,10 +58,12 @@ class TuningLoss(nn.Module):
         self.method = method
         self.weights = method_weights(method, weights or FscClipWeights())
         self.gather_negatives = gather_negatives
+        self.from_scratch = from_scratch
+        self.has_tokens = missing_for_tokens(self.clip) is None
 
     def train(self, mode: bool = True) -> "TuningLoss":
         super().train(mode)
-        for module in self.clip.modules():
+        for module in () if self.from_scratch else self.clip.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
                 module.eval()
         return self
@@ -69,7 +73,7 @@ class TuningLoss(nn.Module):
             self.clip.logit_scale.clamp_(0, MAX_LOG_SCALE)
         scale = self.clip.logit_scale.exp()
         num_images = batch.exists.shape[1]
-        images = encode_images(self.clip, batch.pixels(self.transform))
+        images = self._encode_images(batch.pixels(self.transform))
         texts = encode_by_length(self.clip, batch.input_ids)
         image_features, captions = gather(images.pooled), gather(texts.pooled[:num_images])
         if self.method == "negclip":
@@ -82,6 +86,12 @@ class TuningLoss(nn.Module):
         losses = fsc_clip_losses(images, texts, batch.exists, scale, self.weights)
         share = _share_of_rows(batch.exists) if self.gather_negatives else 1.0
         return clip + share * (losses.global_negatives + losses.local_negatives)
+
+    def _encode_images(self, pixels: Tensor) -> ImageFeatures:
+        if self.has_tokens:
+            return encode_images(self.clip, pixels)
+        pooled = F.normalize(self.clip.encode_image(pixels).float(), dim=-1)
+        return ImageFeatures(pooled, pooled.new_empty(len(pooled), 0, pooled.shape[1]))
 
     def _negclip(self, images: Tensor, captions: Tensor, negatives: Tensor, num_places: int) -> Tensor:
         """Compute NegCLIP's loss, with places for B K negatives in each process."""

@@ -27,8 +27,9 @@ Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 class Recipe:
     """The hyper-parameters of a training; the defaults are the paper's.
 
-    `base` is an open_clip name with `pretrained` weights, or a name or folder of a checkpoint. A run takes `steps`
-    optimizer steps, or if that is None, `epochs` of its data. AdamW (0.9, 0.98, 1e-6); the learning rate rises over
+    `base` is an open_clip name with `pretrained` weights, "random" for a training from scratch, or a name or folder of
+    a checkpoint. A run takes `steps` optimizer steps, or if that is None, `epochs` of its data. AdamW (0.9, `beta2`,
+    `epsilon`), whose defaults are those of CLIP's ViTs, not of its residual networks; the learning rate rises over
     `warmup_steps` and falls by a cosine to 0; `weight_decay` does not apply to vectors and the temperature. `beta` 0
     means no label smoothing. A negative that a caption lacks is left out of a softmax or, with `missing` "zero", has a
     logit of 0, as in the released code. With a `lora_rank`, only low-rank matrices are trained; `lora_official_init`
@@ -53,6 +54,8 @@ class Recipe:
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 5e-6
     warmup_steps: Annotated[int, Field(ge=0)] = 50
     weight_decay: Weight = 0.1
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.98
+    epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-6
     epochs: Number = 5
     steps: Number | None = None
     lora_rank: Number | None = None
@@ -107,7 +110,7 @@ class Recipe:
         warmup_ratio = min(self.warmup_steps, num_steps) / num_steps
         return Run(
             output, num_steps, self.batch_size, self.learning_rate, self.weight_decay, warmup_ratio, seed,
-            accumulate=accumulate, stage="tuning",
+            accumulate=accumulate, stage="tuning", beta2=self.beta2, epsilon=self.epsilon,
         )  # fmt: skip
 
     @classmethod

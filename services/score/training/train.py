@@ -18,15 +18,17 @@ from torch import Tensor, nn
 
 from services.core.refusals import first_complaint
 from services.jobs.checkpoints import check_publication, publish_trained
-from services.jobs.clip_base import load_base
+from services.jobs.clip_base import RANDOM, load_base
 from services.jobs.interruption import interruptible, resumable
 from services.jobs.options import MAX_SEED, StoreUrl, command_line, output_folder
 from services.jobs.training import Precision, Run, rank, train
-from services.nn.clip_model import ClipModel, create_clip
+from services.nn.clip_model import ClipModel, create_clip, save_clip
+from services.nn.plain_clip import OPEN_CLIP_KIND
 from services.nn.text_transformer import MAX_LOG_SCALE
 from services.score.data.captioned_images import CaptionedImages, StoredNegatives, open_shards, open_table, read_stored
 from services.score.fsc_clip import interpolate
 from services.score.model.checkpoint import FSC_CLIP_KIND, FscClipCheckpoint, save_fsc_clip
+from services.score.model.dense_features import missing_for_tokens, missing_in_texts
 from services.score.negatives.hard_negatives import installed_hard_negatives
 from services.score.training.batches import ImageSource, TuningData
 from services.score.training.lora import add_lora, merged_state_dict
@@ -70,7 +72,9 @@ def fsc_clip(
         str | None,
         typer.Option(help="CLIP to tune: a name in the store, an open_clip directory, or an open_clip name."),
     ] = None,
-    pretrained: Annotated[str | None, typer.Option(help="Weights for an open_clip name: a tag or a file.")] = None,
+    pretrained: Annotated[
+        str | None, typer.Option(help="Weights for an open_clip name: a tag, a file, or random to train from scratch.")
+    ] = None,
     negatives: Annotated[
         list[str] | None,
         typer.Option(help="Kind of hard negatives; with --stored, a form or type of pairs. Repeatable."),
@@ -99,17 +103,18 @@ def fsc_clip(
     check_publication(name, store_url, is_wanted=publish)
     set_seed(seed)
     clip, reference = load_base(chosen.base, chosen.pretrained, store_url)
+    _check_towers(clip, chosen)
     run = tuning_run(chosen, output, len(files), seed, accumulate)
     run = replace(run, precision=precision, num_workers=num_workers, checkpoint_every=checkpoint_every)
     made, names = installed_hard_negatives(), chosen.kinds if given is None else given.names
     source = ImageSource(files, clip.transform, chosen.min_area)
-    checkpoint = tuned(run, chosen, clip, TuningData(source, clip.tokenizer, made, names, seed, run.num_examples))
+    found = tuned(run, chosen, clip, TuningData(source, clip.tokenizer, made, names, seed, run.num_examples))
     options = {
         "negatives": names, "stored": stored, "base": reference, "recipe": recipe, "data": data, "images": images,
         "seed": seed, "precision": precision, "accumulate": accumulate,
         "sources": dict(made.sources) if given is None else {}, "publish": publish, "store_url": store_url,
     }  # fmt: skip
-    publish_tuned(checkpoint, run, name, {**asdict(chosen), **options})
+    publish_tuned(found, chosen, run, name, options)
 
 
 def chosen_recipe(
@@ -154,16 +159,14 @@ def tuning_run(recipe: Recipe, output: Path, num_examples: int | None, seed: int
         raise typer.BadParameter(str(error)) from None
 
 
-def tuned(
-    run: Run, recipe: Recipe, clip: ClipModel, data: TuningData, naming: nn.Module | None = None
-) -> FscClipCheckpoint:
+def tuned(run: Run, recipe: Recipe, clip: ClipModel, data: TuningData, naming: nn.Module | None = None) -> ClipModel:
     """Train `clip` in place, and interpolate its weights before and after by the recipe's `alpha`."""
     before = {name: tensor.clone() for name, tensor in clip.model.state_dict().items()}
     if recipe.lora_rank is not None:
         add_lora(clip.model, recipe.lora_rank, official_init=recipe.lora_official_init)
     loss = TuningLoss(
         (clip.model, clip.transform), recipe.method, recipe.weights, gather_negatives=recipe.gather_negatives,
-        naming=naming,
+        naming=naming, from_scratch=recipe.pretrained == RANDOM,
     )  # fmt: skip
     train(run, loss, data)
     with torch.no_grad():
@@ -172,17 +175,34 @@ def tuned(
     found = create_clip(clip.config, clip.merges)
     found.model.load_state_dict(interpolate(before, after, recipe.alpha))
     found.model.eval()
-    return FscClipCheckpoint(found, recipe.local_weight)
+    return found
 
 
 def publish_tuned(
-    checkpoint: FscClipCheckpoint, run: Run, name: str, options: Mapping[str, Any], metrics: Mapping[str, float] = {}
+    clip: ClipModel,
+    recipe: Recipe,
+    run: Run,
+    name: str,
+    options: Mapping[str, Any],
+    metrics: Mapping[str, float] = {},
 ) -> None:
-    """Save, describe and publish a checkpoint, in the first process alone."""
+    """Save, describe and publish a tuned CLIP, a plain one if it has no token features, in the first process alone."""
     if rank() == 0:
-        directory = run.output / "checkpoint"
-        save_fsc_clip(checkpoint, directory)
-        publish_trained(directory, name, FSC_CLIP_KIND, options, metrics)
+        directory, kind = run.output / "checkpoint", FSC_CLIP_KIND
+        if missing_for_tokens(clip.model):
+            save_clip(clip, directory)
+            kind = OPEN_CLIP_KIND
+        else:
+            save_fsc_clip(FscClipCheckpoint(clip, recipe.local_weight), directory)
+        publish_trained(directory, name, kind, {**asdict(recipe), **options}, metrics)
+
+
+def _check_towers(clip: ClipModel, recipe: Recipe) -> None:
+    """Raises BadParameter for a model that lacks what the method reads."""
+    reads_tokens = recipe.method in ("fsc-clip", "global") or recipe.local_weight > 0 or recipe.lora_rank is not None
+    if needed := (missing_for_tokens if reads_tokens else missing_in_texts)(clip.model):
+        told = f"{recipe.base}: this recipe needs {needed}; the methods clip and negclip take any image tower"
+        raise typer.BadParameter(told, param_hint="--base")
 
 
 def _stored(path: Path | None, names: Sequence[str], recipe: Recipe, data: DataKind) -> StoredNegatives | None:

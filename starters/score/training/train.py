@@ -1,6 +1,6 @@
 """Offline jobs that make the score starter: a small CLIP on generated scenes and pictures, and its tuning."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Annotated
 
 import torch
@@ -209,13 +209,13 @@ def fsc_clip_scenes(
     source = _source(chosen, clip, seed, run.num_examples)
     naming = PictureNaming(clip.model, chosen.named) if chosen.named > 0 else None
     data = TuningData(source, clip.tokenizer, made, chosen.kinds, seed, run.num_examples)
-    checkpoint = tuned(run, chosen, clip, data, naming)
-    metrics = scene_metrics(checkpoint.clip, num_evaluated, chosen.local_weight) if rank() == 0 else {}
+    found = tuned(run, chosen, clip, data, naming)
+    metrics = scene_metrics(found, num_evaluated, chosen.local_weight) if rank() == 0 else {}
     options = {
         "negatives": chosen.kinds, "base": reference, "recipe": recipe, "seed": seed, "precision": precision,
         "sources": dict(made.sources), "publish": publish, "store_url": store_url,
     }  # fmt: skip
-    publish_tuned(checkpoint, run, name, {**asdict(chosen), **options}, metrics)
+    publish_tuned(found, chosen, run, name, options, metrics)
 
 
 def _source(recipe: SceneRecipe, clip: ClipModel, seed: int, num_images: int) -> Source:

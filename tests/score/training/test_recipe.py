@@ -57,10 +57,21 @@ def test_the_others_differ_from_it_in_what_their_rows_of_the_tables_say(name: st
     assert Recipe.read(name) == replace(Recipe.read("fsc-clip-laion-coco"), **changes)
 
 
+@pytest.mark.parametrize("method", ["clip", "negclip"])
+def test_table_4_5s_recipes_are_those_of_appendix_c(method: str) -> None:
+    tuned, scratch = Recipe.read(f"{method}-coco"), Recipe.read(f"{method}-coco-rn50")
+    for one in (tuned, scratch):
+        assert (one.method, one.warmup_steps, one.batch_size, one.learning_rate) == (method, 1000, 256, 1e-4)
+        assert (one.weight_decay, one.epochs) == (0.1, 30)
+    assert (tuned.base, tuned.pretrained) == ("ViT-B-32", "openai")
+    assert (scratch.base, scratch.pretrained) == ("RN50", "random")
+
+
 @pytest.mark.parametrize("name", Recipe.names())
 def test_every_recipe_names_weights_that_open_clip_knows(name: str) -> None:
     recipe = Recipe.read(name)
-    assert recipe.pretrained in open_clip().list_pretrained_tags_by_model(recipe.base)
+    tags = open_clip().list_pretrained_tags_by_model(recipe.base)
+    assert recipe.pretrained in (*tags, "random")
 
 
 def test_the_schedule_is_the_reference_one(tmp_path: Path) -> None:

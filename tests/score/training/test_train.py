@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from services.core.store.store import Store
 from services.nn.clip_model import OPEN_CLIP_WEIGHTS, save_clip
+from services.nn.plain_clip import load_plain_clip
 from services.score.model.checkpoint import load_fsc_clip
 from services.score.training.train import app
 from tests.file_events import before, die, putting
@@ -148,6 +149,31 @@ def test_a_job_publishes_a_checkpoint_whose_manifest_says_how_it_was_made(base: 
     assert manifest.training["steps"] == 2
     assert manifest.training["negatives"] == ["negclip", "replace", "bigram_shuffle"]
     assert load_fsc_clip(store.fetch("mine", version, tmp_path / "cache")).local_weight == 0.3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["clip-coco-rn50", "negclip-coco-rn50"])
+def test_a_residual_network_is_trained_from_scratch_and_published_as_a_plain_clip(
+    base: Path, tmp_path: Path, recipe: str
+) -> None:
+    residual = {"layers": [1, 1, 1, 1], "width": 8, "patch_size": None, "head_width": 64}
+    save_clip(tiny_clip(vision=residual), tmp_path / "form")
+    url = (tmp_path / "store").as_uri()
+    arguments = [*TUNING, "--base", str(tmp_path / "form"), "--pretrained", "random", "--recipe", recipe]
+    arguments += ["--images", str(base.parent / "captions.tsv"), "--steps", "2", "--store-url", url, "--name", "mine"]
+    job(*arguments, "--output", str(tmp_path / "run"))
+    changed = differs(weights(tmp_path / "run"), load_file(tmp_path / "form" / OPEN_CLIP_WEIGHTS))
+    # its weights are new, and those of its batch norm are learnt
+    assert {"visual.conv1.weight", "visual.bn1.running_mean", "visual.attnpool.q_proj.weight"} <= changed
+    manifest = Store.open(url).manifest("mine", Store.open(url).resolve("mine"))
+    assert (manifest.kind, manifest.base) == ("open-clip", f"{tmp_path / 'form'}:random")
+    assert manifest.training["beta2"] == 0.999
+    load_plain_clip(tmp_path / "run" / "checkpoint")
+    told = CliRunner(env={"COLUMNS": "300"}).invoke(
+        app, [*arguments, "--set", "method=fsc-clip", "--output", str(tmp_path / "other")]
+    )
+    assert told.exit_code == 2
+    assert "this recipe needs a plain ViT" in told.output and "the methods clip and negclip take any" in told.output
 
 
 @pytest.mark.slow
