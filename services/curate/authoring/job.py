@@ -68,6 +68,7 @@ class GenerateOptions(BaseModel):
     max_unanswered: float = Field(0.0, ge=0, le=1)
 
     wordnet: Path | None = None
+    negation: Literal["plain", "crepe"] = "plain"
     seed: int = Field(0, ge=0)
 
     def written_kinds(self) -> tuple[WrittenKind, ...]:
@@ -170,7 +171,7 @@ def _by_rules(
         for kind in options.rule_kinds()
         for draw in range(options.per_kind)
     ]
-    rules = installed_rules(options.wordnet)
+    rules = installed_rules(options.wordnet, options.negation)
     outcomes = []
     with Bars(console).bar("Negatives", total=len(candidates)) as bar:
         for one in candidates:

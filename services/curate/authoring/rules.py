@@ -1,8 +1,8 @@
 """Hard negatives by rules, as in ARO and CREPE, for comparison with those that a language model writes.
 
-REPLACE and SWAP are the score service's own. NEGATE, after CREPE, denies a verb or a thing. SHUFFLE, after ARO, is one
-of its four orders: nouns and adjectives among themselves, all other words among themselves, the words within each
-three, or the threes.
+REPLACE and SWAP are the score service's own. NEGATE denies a verb or a thing, in the clause itself or as CREPE does.
+SHUFFLE, after ARO, is one of its four orders: nouns and adjectives among themselves, all other words among themselves,
+the words within each three, or the threes.
 """
 
 import hashlib
@@ -10,19 +10,21 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
 from random import Random
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from services.curate.authoring.candidates import Candidate, Outcome
 from services.jobs.sugarcrepe import PairKind
 from services.score.negatives.agreement import MEASURES
 from services.score.negatives.annotation import Annotation, Annotator, best_annotator
 from services.score.negatives.hard_negatives import HardNegatives, Kind, installed_hard_negatives
+from services.score.negatives.inflection import cased_like
 from services.score.negatives.prompting.checks import compared_words, dressed_like, is_swap, replacement
 from services.score.negatives.relations import PICTURES, TIMES, Reading
 from services.score.negatives.swaps import deny, inside_sentence, is_joined, normalised
 from services.score.negatives.tagging import ACTS
 
 T = TypeVar("T")
+Negation = Literal["plain", "crepe"]
 
 # Attempts to draw a negative of the wanted type.
 DRAWS = 12
@@ -37,16 +39,19 @@ _BEFORE_NOUN = ("DET", "ADJ", "NUM")
 class Rules:
     """Makes hard negatives by rules; the same candidate and seed give the same text."""
 
-    def __init__(self, negatives: HardNegatives, annotator: Annotator) -> None:
+    def __init__(self, negatives: HardNegatives, annotator: Annotator, negation: Negation = "plain") -> None:
         self._negatives = negatives
         self._annotator = annotator
+        self._negation = negation
 
     def make(self, candidate: Candidate, seed: int = 0) -> Outcome:
         """Make the negative of a candidate; its reason is `no_counterpart` if the rules have none."""
         caption, kind = candidate.caption.text, candidate.kind
         generator = _generator(candidate, seed)
         annotation = self._annotator.annotate(caption)
-        if kind == "negate":
+        if kind == "negate" and self._negation == "crepe":
+            text = denied_as_in_crepe(annotation, generator)
+        elif kind == "negate":
             denied = deny(annotation, generator)
             text = annotation.replaced(denied) if denied else None
         elif kind == "shuffle":
@@ -78,9 +83,31 @@ class Rules:
         return None
 
 
-def installed_rules(wordnet: Path | None = None) -> Rules:
+def installed_rules(wordnet: Path | None = None, negation: Negation = "plain") -> Rules:
     """Load the tagger and the words of this machine. Raises ModuleNotFoundError and FileNotFoundError."""
-    return Rules(installed_hard_negatives(wordnet), best_annotator())
+    return Rules(installed_hard_negatives(wordnet), best_annotator(), negation)
+
+
+def denied_as_in_crepe(annotation: Annotation, generator: Random) -> str | None:
+    """Put `not` before a preposition, or `something` in the place of a thing, whose absence a sentence then states.
+
+    "Books on a shelf." becomes "Books not on a shelf." or "Books on something. There is no shelf.", and nothing else is
+    adapted, as in CREPE's examples (Table 4.1). None if there is neither a preposition nor a thing.
+    """
+    kinds, texts = annotation.kinds, list[str]()
+    for place, kind in enumerate(kinds):
+        following = kinds[place + 1] if place + 1 < len(kinds) else ""
+        if kind == "ADP" and place and following:
+            texts.append(annotation.replaced({(place, place + 1): f"not {annotation.words[place]}"}))
+        if kind == "NOUN" and following != "NOUN":
+            start = place
+            while start and kinds[start - 1] in (*_BEFORE_NOUN, "NOUN"):
+                start -= 1
+            thing = annotation.text((start + (kinds[start] == "DET"), place + 1))
+            something = cased_like("something", annotation.words[start])
+            rest = annotation.replaced({(start, place + 1): something}).rstrip(" .")
+            texts.append(f"{rest}. There is no {thing.lower()}.")
+    return texts[generator.randrange(len(texts))] if texts else None
 
 
 def shuffled(annotation: Annotation, generator: Random) -> str | None:

@@ -40,6 +40,41 @@ def test_a_shuffle_has_the_same_words_in_another_order(rules: Rules, caption: st
         assert text.lower() != caption.lower()
 
 
+@pytest.mark.parametrize(
+    ("caption", "negations"),
+    [
+        (
+            "A shelf with books in a dark room.",
+            {
+                "A shelf not with books in a dark room.",
+                "A shelf with books not in a dark room.",
+                "Something with books in a dark room. There is no shelf.",
+                "A shelf with something in a dark room. There is no books.",
+                "A shelf with books in something. There is no dark room.",
+            },
+        ),
+        (
+            "a cat under a kitchen table",
+            {
+                "a cat not under a kitchen table",
+                "something under a kitchen table. There is no cat",
+                "a cat under something. There is no kitchen table",
+            },
+        ),
+        ("Running away", set()),
+    ],
+)
+def test_crepes_negations_state_that_there_is_no_such_thing(tmp_path: Path, caption: str, negations: set[str]) -> None:
+    (tmp_path / "captions.jsonl").write_text(json.dumps({"filename": "1.jpg", "caption": caption}) + "\n")
+    result = CliRunner().invoke(
+        app,
+        [str(tmp_path / "captions.jsonl"), "--method=rules", "--kinds=negate", "--per-kind=60",
+         "--set=negation=crepe", f"--output={tmp_path / 'out'}"],
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert {pair.negative_caption for pair in read_pairs(tmp_path / "out" / "pairs.jsonl")} == negations
+
+
 @pytest.mark.parametrize("caption", CAPTIONS)
 def test_a_negation_adds_or_exchanges_one_word(rules: Rules, caption: str) -> None:
     texts = {made(rules, caption, "negate", draw) for draw in range(8)}
