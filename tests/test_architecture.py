@@ -155,7 +155,7 @@ BUDGETS = {
     "services/jobs": 3_458,
     "services/curate": 4_249,
     "services/embed": 19_508,
-    "services/generate": 13_447,
+    "services/generate": 13_462,
     "services/predict": 7_124,
     "services/score": 10_643,
     "starters": 20_750,

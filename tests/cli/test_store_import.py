@@ -23,10 +23,12 @@ from services.core.store.store import Store
 from services.embed.model.plain_engine import PlainEngine
 from services.generate.engine import EngineOptions, GenerateEngine
 from services.generate.generation.generation import AnswerOptions
+from services.generate.imports.language_model import LanguageModelImport
 from services.generate.model.language_model import Prefill
-from services.generate.model.profile import CalibrationProfile
+from services.generate.model.profile import OFF, CalibrationProfile, paper_profile, read_profile
 from services.generate.prompts.chat import render_chat
 from services.generate.prompts.templates import Document
+from services.jobs.imports.source import open_source
 from services.nn.devices import DeviceOptions
 from services.nn.loading import transformers
 from services.predict.engine import PredictEngine
@@ -43,6 +45,7 @@ VICUNA = (
     "<s>A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, detailed,"
     " and polite answers to the user's questions. USER: Hello! ASSISTANT: Hi!</s>USER: How are you? ASSISTANT:"
 )
+MADE_PROFILE = "made of the settings published for 7B chat models"
 PROGRESS = r"\w+: \d+ of \d+.*"  # which slow machines tell more often
 TALK = (("user", "Hello!"), ("assistant", "Hi!"), ("user", "How are you?"))
 DOCUMENTS = (
@@ -352,6 +355,69 @@ def test_the_calibration_profile_of_a_language_model_is_imported_with_it(tmp_pat
     (source / "calibration.json").write_text("{}")
     refused = run(source)
     assert (refused.exit_code, "calibration.json" in refused.stderr) == (1, True)
+
+
+# Sizes in the configurations of the published models.
+LLAMA_7B = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32}
+LLAMA_13B = {"hidden_size": 5120, "intermediate_size": 13824, "num_hidden_layers": 40, "num_attention_heads": 40}
+
+
+def publish_at_size(tmp_path: Path, name: str, sizes: Mapping[str, int]) -> Path:
+    """Publish a model whose configuration has the sizes, with holes in place of its weights; returns its folder."""
+    source = publish(tmp_path, name)
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**config, **sizes, "vocab_size": 32000}))
+    for shard in source.glob("*.bin"):
+        with shard.open("wb") as file:
+            file.truncate(14 * 10**9)
+    return source
+
+
+@pytest.mark.parametrize("name", ["vicuna-7b-v1.5", "vicuna-7b-v1.5-16k", "tulu-2-7b"])
+def test_a_chat_model_of_the_papers_size_is_calibrated_as_published(tmp_path: Path, name: str) -> None:
+    source = publish_at_size(tmp_path, name, LLAMA_7B)
+    plan = json.loads(run(source, "--dry-run", "--json").stdout)
+    assert {"path": "calibration.json", "size_bytes": None, "fate": MADE_PROFILE} in plan["files"]
+    assert plan["source"]["calibration"] == (
+        "as published: last half of the layers, t = 5e-5, exact (a pass for each document); see fovea calibrate"
+    )
+    folder = tmp_path / "made"
+    folder.mkdir()
+    LanguageModelImport(open_source(str(source))).build(folder)
+    profile = read_profile(folder)
+    assert profile == paper_profile(32)
+    assert (profile.enabled, profile.source, profile.gain) == (True, "published", {})
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("vicuna-7b-v1.5", {}),  # what a name says of the size decides nothing
+        ("tulu-2-7b", {}),
+        ("tulu-2-7b", LLAMA_13B),
+    ],
+)
+def test_a_chat_model_of_another_size_is_imported_without_a_profile(
+    tmp_path: Path, name: str, sizes: Mapping[str, int]
+) -> None:
+    source = publish_at_size(tmp_path, name, sizes) if sizes else publish(tmp_path, name)
+    plan = json.loads(run(source, "--dry-run", "--json").stdout)
+    assert "calibration.json" not in {file["path"] for file in plan["files"]}
+    assert plan["source"]["calibration"] == "none; fovea calibrate chooses one"
+
+
+def test_a_model_of_the_papers_size_without_a_chat_template_or_with_its_own_profile_keeps_what_it_has(
+    tmp_path: Path,
+) -> None:
+    source = publish_at_size(tmp_path, "vicuna-7b-v1.5", LLAMA_7B)
+    base = source.rename(tmp_path / "llama-2-7b")
+    plan = json.loads(run(base, "--dry-run", "--json").stdout)
+    assert (plan["source"]["num_parameters"], plan["source"]["chat_template"]) == (6_738_415_616, "none")
+    assert "calibration.json" not in {file["path"] for file in plan["files"]}
+    (base / "calibration.json").write_text(OFF.model_dump_json())
+    plan = json.loads(run(base, "--dry-run", "--json", "--chat-template", "tulu").stdout)
+    assert "calibration.json" in {file["path"] for file in plan["files"] if file["fate"] == "taken"}
+    assert plan["source"]["calibration"] == "the source's own"
 
 
 def test_a_snapshot_in_the_hubs_cache_is_imported_through_its_links(tmp_path: Path) -> None:

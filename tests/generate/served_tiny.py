@@ -25,20 +25,21 @@ CONTEXT = 4096  # tokens, of the tiny model
 PROFILE = CalibrationProfile(enabled=True, bias="tree", temperature=1e-3, layers=(2, 3), rel_layers=(0, 1, 2, 3))
 
 
-def publish_tiny(folder: Path) -> str:
+def publish_tiny(folder: Path, profile: CalibrationProfile | None = PROFILE) -> str:
     """A store below `folder` that holds the checkpoint as `MODEL`; returns its URL."""
     store_url = (folder / "store").as_uri()
     checkpoint = save_tiny(folder / "checkpoint")
-    write_profile(PROFILE, checkpoint)
+    if profile is not None:
+        write_profile(profile, checkpoint)
     Store.open(store_url).publish(MODEL, checkpoint, CheckpointInfo(kind="causal-lm"))
     return store_url
 
 
 @contextmanager
-def served_tiny(folder: Path, **settings: Any) -> Iterator[TestClient]:
+def served_tiny(folder: Path, profile: CalibrationProfile | None = PROFILE, **settings: Any) -> Iterator[TestClient]:
     """A client of the service, once that answers."""
     served = GenerateSettings(
-        store_url=publish_tiny(folder),
+        store_url=publish_tiny(folder, profile),
         checkpoint_cache_dir=folder / "checkpoints",
         models=(MODEL,),
         device="cpu",

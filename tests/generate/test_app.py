@@ -15,14 +15,15 @@ from services.generate.app import create_generate
 from services.generate.engine import EngineOptions, GenerateEngine
 from services.generate.generation.answer_text import TokenOut
 from services.generate.generation.generation import AnswerOptions, Generation, Progress, PromptFacts
+from services.generate.generation.ranking import rank
 from services.generate.generation.sampling import Sampling
 from services.generate.http.generate_routes import without_leading_space
-from services.generate.model.profile import OFF, CalibrationProfile, write_profile
+from services.generate.model.profile import OFF, CalibrationProfile, paper_profile, write_profile
 from services.generate.prompts.templates import Document, Prompt
 from services.generate.settings import GenerateSettings
 from services.nn.devices import DeviceOptions
 from tests.embed.tiny import wait_until_ready
-from tests.generate.served_tiny import broken_off
+from tests.generate.served_tiny import broken_off, served_tiny
 from tests.generate.tiny_models import save_tiny
 
 MODEL = "tiny"
@@ -290,6 +291,28 @@ def test_calibration_fields_that_are_left_out_come_from_the_checkpoint(
 
     assert answer["answer"] == text
     assert [one["relevance"] for one in answer["documents"]] == pytest.approx(facts.relevance)
+
+
+@pytest.mark.parametrize("profile", [None, OFF], ids=["none", "off"])
+def test_enabled_alone_means_the_published_settings_and_estimate_where_none_were_chosen(
+    engine: GenerateEngine, profile: CalibrationProfile | None, tmp_path: Path
+) -> None:
+    paper = {"bias": "exact", "temperature": 5e-5, "layers": [2, 3], "rel_layers": [0, 1, 2, 3], "dummy": "framed"}
+    enabled, texts = {"enabled": True}, [one if isinstance(one, str) else one["text"] for one in DOCUMENTS[:3]]
+    chat = {"messages": [{"role": "user", "content": QUERY}], "documents": texts, "max_tokens": 2}
+    with served_tiny(tmp_path, profile) as client:
+        (listed,) = client.get("/v1/models").json()["data"]
+        plain, answer = answer_to(client), answer_to(client, calibration=enabled, documents=texts)
+        chatted = client.post("/v1/chat/completions", json={**chat, "calibration": enabled}).json()
+        ranked = client.post("/v1/rerank", json={"query": QUERY, "documents": texts}).json()["results"]
+
+    assert listed["calibration"] == {**paper, "enabled": False, "source": "published"}
+    assert plain["calibration"] is None
+    assert answer["calibration"] == chatted["calibration"] == paper
+    assert answer["usage"]["calibration_passes"] == len(texts)
+    expected = rank(engine._model, QUERY, [Document(text) for text in texts], profile=paper_profile(4))
+    assert [one["index"] for one in ranked] == list(expected.order)
+    assert [one["relevance_score"] for one in ranked] == pytest.approx(sorted(expected.relevance_scores, reverse=True))
 
 
 @pytest.mark.parametrize("method", REORDERINGS)
@@ -575,6 +598,7 @@ def test_the_served_model_is_listed_with_its_context_its_calibration_and_the_lim
         "layers": [2, 3],
         "rel_layers": [0, 1, 2, 3],
         "dummy": "framed",
+        "source": "measured",
     }
     assert listed["limits"] == {"max_documents": MAX_DOCUMENTS, "max_tokens": MAX_TOKENS, "max_choices": 16}
     assert client.get("/v1/models/other").status_code == 404

@@ -20,7 +20,7 @@ from services.generate.generation.input_processor import Item
 from services.generate.generation.ranking import ItemResult, Ranking, rank, reorder
 from services.generate.generation.sampling import Sampling
 from services.generate.model.language_model import LanguageModel
-from services.generate.model.profile import OFF, BadProfile, CalibrationProfile, write_profile
+from services.generate.model.profile import OFF, BadProfile, CalibrationProfile, paper_profile, write_profile
 from services.generate.prompts.templates import Document
 from services.nn.broken_model import BrokenModel
 from services.nn.devices import DeviceOptions, is_out_of_memory
@@ -81,7 +81,8 @@ def answer(engine: GenerateEngine, generation: Generation) -> list[int]:
 
 def test_a_checkpoint_brings_its_profile_or_none(directory: Path, tmp_path: Path) -> None:
     assert GenerateEngine.load(directory, OPTIONS).processor.profile == PROFILE
-    assert GenerateEngine.load(save_tiny(tmp_path), OPTIONS).processor.profile == OFF
+    paper_off = paper_profile(4).model_copy(update={"enabled": False})
+    assert GenerateEngine.load(save_tiny(tmp_path), OPTIONS).processor.profile == paper_off
 
 
 def test_a_profile_of_another_model_is_refused(tmp_path: Path) -> None:

@@ -237,7 +237,7 @@ def candidates(
     `settings` are the best few of each span rule and scope. Those per head apply only to their own layers. All
     calibrate the last prompt row; `narrow_down` tries other rows for those that do well.
     """
-    found = [paper_profile(num_layers).model_copy(update={"bias": bias})]
+    found = [paper_profile(num_layers).model_copy(update={"bias": bias, "source": "measured"})]
     for setting in settings:
         runs = layer_ranges(num_layers, limits.max_layer_blocks) if setting.scope == "mean" else [setting.layers]
         for layers, factor in itertools.product(runs, TEMPERATURE_FACTORS):

@@ -30,7 +30,7 @@ class InputProcessor:
 
     def __init__(self, tokenizer: Any, config: ModelConfig, profile: CalibrationProfile, context_length: int) -> None:
         """Raises BadProfile for a profile with layers or heads that the model does not have."""
-        self.profile = profile.check_layers(config.num_layers, config.num_heads)
+        self.profile = profile.check_layers(config.num_layers, config.num_heads).completed(config.num_layers)
         self.tokenizer = tokenizer
         # A checkpoint's own truncation settings would cut prompts, and would change while another thread reads them.
         self.tokenizer.backend_tokenizer.no_truncation()

@@ -26,8 +26,8 @@ from services.generate.model.profile import (
     CalibrationProfile,
     DummyForm,
     Layer,
+    ProfileSource,
     last_half,
-    paper_profile,
 )
 from services.generate.prompts.templates import Document
 from services.generate.service import CallLimits, Charged, GenerateService, ModelFacts
@@ -200,6 +200,9 @@ class ModelCalibration(AppliedCalibration):
     """The calibration of requests that do not choose their own."""
 
     enabled: bool
+    source: ProfileSource = Field(
+        description="Where the settings come from: measurements on this model (`fovea calibrate`), or the paper alone."
+    )
 
 
 class Model(ModelObject):
@@ -226,16 +229,12 @@ def calibration_of(
 ) -> CalibrationProfile:
     """A checkpoint's profile with a request's changes.
 
-    If the profile has no layers, layers and temperature that a request leaves out are the paper's. The profile's tables
-    are used only for the dummies that they were measured with. Raises InvalidField for options that the model or the
-    profile does not allow.
+    The profile's tables are used only for the dummies that they were measured with. Raises InvalidField for options
+    that the model or the profile does not allow.
     """
     if options is None:
         return profile
     changes: dict[str, Any] = options.model_dump(exclude_none=True)
-    if not profile.layers or not profile.rel_layers:
-        lent = paper_profile(num_layers).model_dump(include={"temperature", "layers", "rel_layers"})
-        changes = {**lent, **changes}
     if (named := changes.get("layers")) in ("last_half", "all"):
         changes["layers"] = last_half(num_layers) if named == "last_half" else tuple(range(num_layers))
     try:

@@ -20,7 +20,7 @@ from services.core.printable import first_line
 from services.core.refusals import Refused
 from services.generate.capacity import context_length
 from services.generate.model.language_model import ARCHITECTURES, check_config
-from services.generate.model.profile import PROFILE_FILE
+from services.generate.model.profile import PROFILE_FILE, CalibrationProfile, paper_profile, write_profile
 from services.jobs.imports.plan import Plan, left_files
 from services.jobs.imports.source import Source, fetch_small, read_model_config, read_object
 from services.jobs.imports.weights import find_weights, stored_weights
@@ -29,6 +29,8 @@ from services.nn.model_configs import StoredWeights, faults_of, model_config
 
 # By the part of a model's name that tells its family; Vicuna v0 had another format.
 FAMILIES: Mapping[str, str] = {"vicuna": "vicuna_v1.1", "tulu": "tulu"}
+# Numbers of weights of the chat models for which the paper's settings hold; those that it measured have 6.7 billion.
+PAPER_SIZE = range(6 * 10**9, 9 * 10**9)
 _GENERATION = re.compile(r"{%-? *(end)?generation *-?%}")
 _OTHER_FORMATS = ("vicuna-7b-v0", "vicuna-13b-v0", "vicuna-7b-delta-v0", "vicuna-13b-delta-v0")
 
@@ -50,12 +52,9 @@ def template_of(family: str) -> str:
 
 
 KIND = "causal-lm"
-CONFIG, TOKENIZER, TOKENIZER_CONFIG, SENTENCEPIECE = (
-    "config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-)
+CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"
+SENTENCEPIECE, NO_TEMPLATE = "tokenizer.model", "none"
+PUBLISHED = "as published: last half of the layers, t = 5e-5, exact (a pass for each document); see fovea calibrate"
 TEMPLATE, OLD_TEMPLATE = "chat_template.jinja", "chat_template.json"
 BESIDE_WEIGHTS = (CONFIG, "generation_config.json", PROFILE_FILE)
 SPECIAL_TOKENS, ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"
@@ -96,7 +95,11 @@ class LanguageModelImport:
         reasons = dict.fromkeys((SENTENCEPIECE, *BYTE_PAIRS), f"{TOKENIZER} says the same")
         left = left_files(self.source, weights, {*taken, *read}, reasons)
         size = sum(present[file] for file in weights.files)
+        profile, calibrated = self._profile()
+        if profile is not None:
+            made[PROFILE_FILE] = "the settings published for 7B chat models"
         facts = {**_facts(config, stored_weights(self.source)), "weight_bytes": size, "chat_template": told}
+        facts["calibration"] = calibrated
         return Plan(KIND, ("generate",), tuple(taken), weights, read, made, left, facts)
 
     def build(self, folder: Path) -> None:
@@ -107,6 +110,18 @@ class LanguageModelImport:
         if template is not None:
             (folder / TEMPLATE).write_text(template)
             _drop_template(folder / TOKENIZER_CONFIG)
+        if (profile := self._profile()[0]) is not None:
+            write_profile(profile, folder)
+
+    def _profile(self) -> tuple[CalibrationProfile | None, str]:
+        """Return the paper's profile for a chat model of the paper's size without its own, and what is told of it."""
+        if PROFILE_FILE in self.source.files:
+            return None, "the source's own"
+        config = self._config()
+        size = _facts(config, stored_weights(self.source))["num_parameters"]
+        if size not in PAPER_SIZE or self._template()[1] == NO_TEMPLATE:
+            return None, "none; fovea calibrate chooses one"
+        return paper_profile(config.num_hidden_layers), PUBLISHED
 
     def _config(self) -> Any:
         raw = read_model_config(self.source)
@@ -148,7 +163,7 @@ class LanguageModelImport:
         if self._check_own_templates():
             return None, "the source's own"
         family = family_of(self.source.name)
-        return (None, "none") if family is None else (template_of(family), f"the family's: {family}")
+        return (None, NO_TEMPLATE) if family is None else (template_of(family), f"the family's: {family}")
 
     def _check_own_templates(self) -> bool:
         """Whether the source has templates of its own. Raises Refused, with file and line, for one that is none."""

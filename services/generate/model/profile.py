@@ -23,6 +23,7 @@ RelScope = Literal["mean", "per_head"]
 SpanRule = Literal["newline", "text"]
 RowScope = Literal["last", "tail"]
 DummyForm = Literal["framed", "whole"]
+ProfileSource = Literal["measured", "published"]
 
 Layer = Annotated[int, Field(ge=0)]
 HeadNumber = Annotated[int, Field(ge=0)]
@@ -100,6 +101,7 @@ class CalibrationProfile(BaseModel):
     of the answer. `answerability` belongs to a model that was trained to refuse, whether or not calibration is enabled.
     `relevance` is the fit of the probability that a document answers, of its rel alone; None where it was not measured.
     `gain` holds what was measured on separate prompts, `tables` the estimates of `cached`; both are of this `dummy`.
+    `source` is where the settings come from: measurements on this checkpoint, or the paper alone, without any gain.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -119,6 +121,7 @@ class CalibrationProfile(BaseModel):
     num_sinks: Annotated[int, Field(ge=0)] = 4
     answerability: Answerability | None = None
     relevance: LogisticFit | None = None
+    source: ProfileSource = "measured"
     gain: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = {}
     tables: tuple[BiasTable, ...] = ()
 
@@ -168,6 +171,13 @@ class CalibrationProfile(BaseModel):
                 raise BadProfile(f"{field} name layer {layers[-1]}; the model's are 0 to {num_layers - 1}")
         return self
 
+    def completed(self, num_layers: int) -> Self:
+        """The profile with the paper's layers where it has none; its estimate and t too, if it has none at all."""
+        names = {name for name in ("layers", "rel_layers") if not getattr(self, name)}
+        if len(names) == 2:
+            names |= {"bias", "temperature"} if self.gain else {"bias", "temperature", "source"}
+        return self.model_copy(update=paper_profile(num_layers).model_dump(include=names))
+
     def changed(self, changes: Mapping[str, Any]) -> Self:
         """The profile with changes, without tables that were measured with other dummies. Raises ValidationError."""
         other_dummies = changes.get("dummy", self.dummy) != self.dummy
@@ -208,6 +218,7 @@ def paper_profile(num_layers: int) -> CalibrationProfile:
         temperature=PAPER_TEMPERATURE,
         layers=last_half(num_layers),
         rel_layers=tuple(range(num_layers)),
+        source="published",
     )
 
 

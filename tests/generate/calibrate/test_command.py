@@ -82,7 +82,7 @@ def test_a_calibration_that_helps_on_held_out_questions_is_on_with_its_gain(mode
         Helped(model, questions()), generated_facts(24, 3), PLAN, lambda what, work: steps.append((what, work))
     )
     profile = choice.profile
-    assert profile.enabled
+    assert (profile.enabled, profile.source) == (True, "measured")
     assert 1 in profile.layers
     # what is as good and cheaper is taken
     assert profile.bias == "single"

@@ -89,7 +89,7 @@ def test_the_middle_is_what_is_as_far_from_both_ends(num_documents: int, middle:
 def test_candidates_have_temperatures_around_the_spread_and_the_paper_is_one_of_them() -> None:
     setting = rank_rel_settings([measured(1, found_by=2)], "text")[0]
     found = candidates([setting], 4, "tree", Limits())
-    assert found[0] == paper_profile(4).model_copy(update={"bias": "tree"})
+    assert found[0] == paper_profile(4).model_copy(update={"bias": "tree", "source": "measured"})
     assert len(found) == 1 + 10 * len(TEMPERATURE_FACTORS)
     assert {profile.span_rule for profile in found[1:]} == {"text"}
     temperatures = {profile.temperature for profile in found[1:]}

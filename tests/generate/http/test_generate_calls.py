@@ -64,15 +64,16 @@ def test_layers_may_be_named() -> None:
 
 
 def test_a_checkpoint_without_calibration_is_calibrated_with_the_papers_settings_where_it_is_asked_for() -> None:
-    asked = calibration(OFF, enabled=True)
+    paper = OFF.completed(NUM_LAYERS)
+    asked = calibration(paper, enabled=True)
 
     assert (asked.enabled, asked.layers, asked.rel_layers) == (True, (3, 4, 5), tuple(range(NUM_LAYERS)))
-    assert asked.temperature == PAPER_TEMPERATURE
+    assert (asked.temperature, asked.bias) == (PAPER_TEMPERATURE, "exact")
     assert asked.dummy == "framed"
-    assert calibration(OFF, enabled=True, layers=[0], temperature=0.5).model_dump() == (
+    assert calibration(paper, enabled=True, layers=[0], temperature=0.5).model_dump() == (
         asked.model_copy(update={"layers": (0,), "temperature": 0.5}).model_dump()
     )
-    assert not calibration(OFF, temperature=0.5).enabled
+    assert not calibration(paper, temperature=0.5).enabled
 
 
 @pytest.mark.parametrize(
@@ -81,7 +82,7 @@ def test_a_checkpoint_without_calibration_is_calibrated_with_the_papers_settings
         (PROFILE, {"layers": [6]}, "calibration.layers"),
         (PROFILE, {"layers": []}, "calibration"),
         (PROFILE, {"bias": "cached"}, "calibration"),
-        (OFF, {"enabled": True, "bias": "cached"}, "calibration"),
+        (OFF.completed(NUM_LAYERS), {"enabled": True, "bias": "cached"}, "calibration"),
         (PROFILE.model_copy(update={"rel_scope": "per_head"}), {"layers": [3]}, "calibration"),
     ],
 )

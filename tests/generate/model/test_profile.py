@@ -89,6 +89,23 @@ def test_the_papers_settings_are_the_last_half_of_the_layers_rel_of_all_t_5e_5_a
     assert (profile.temperature, profile.bias, profile.rel_scope) == (5e-5, "exact", "mean")
     assert profile.enabled
     assert last_half(5) == (2, 3, 4)
+    assert (profile.source, profile.gain) == ("published", {})
+
+
+def test_what_a_profile_did_not_choose_is_the_papers() -> None:
+    assert OFF.completed(32) == paper_profile(32).model_copy(update={"enabled": False})
+    tried = OFF.model_copy(update={"gain": {"vanilla": 0.5}})
+    assert tried.completed(4).source == "measured"
+    assert tried.completed(4).bias == "exact"
+    of_ranking = OFF.model_copy(update={"rel_layers": (1,), "bias": "single", "temperature": 0.5})
+    assert of_ranking.completed(4) == of_ranking.model_copy(update={"layers": (2, 3)})
+    assert CHOSEN.completed(4) == CHOSEN
+
+
+def test_a_profile_that_does_not_say_where_it_is_from_was_measured(tmp_path: Path) -> None:
+    (tmp_path / PROFILE_FILE).write_text(CHOSEN.model_dump_json(exclude={"source"}))
+    assert read_profile(tmp_path) == CHOSEN
+    assert CHOSEN.source == "measured"
 
 
 def test_layers_are_kept_in_order_and_once() -> None:

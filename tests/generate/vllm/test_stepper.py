@@ -18,7 +18,8 @@ from services.core.exchange import Caller, set_caller
 from services.core.metrics import Metrics
 from services.generate.generation.generation import AnswerOptions, Generation, Progress
 from services.generate.generation.ranking import Ranking
-from services.generate.model.profile import CalibrationProfile, write_profile
+from services.generate.http.generate_routes import CalibrationOptions, calibration_of
+from services.generate.model.profile import CalibrationProfile, paper_profile, write_profile
 from services.generate.prompts.templates import Document
 from services.generate.vllm import stepper as stepper_module
 from services.generate.vllm.client import Unavailable, VllmAddress
@@ -102,6 +103,20 @@ async def test_a_calibrated_answer_measures_each_dummy_once_for_all_its_choices(
         assert sent["vllm_xargs"]["fovea_layers"] == [2, 3]
         assert sent["vllm_xargs"]["fovea_first_row"] == len(sent["prompt"]) - 1
         assert {"temperature", "top_p", "top_k", "min_p", "repetition_penalty", "stop_token_ids"} <= sent.keys()
+
+
+async def test_enabled_alone_means_the_published_settings_and_estimate_over_vllm_too(
+    server: ScriptedServer, tmp_path: Path
+) -> None:
+    async with stepping(save_tiny(tmp_path / NAME), server) as (engine, stepper):
+        enabled = calibration_of(CalibrationOptions(enabled=True), engine.processor.profile, 4)
+        steps = await answers(stepper, question(engine, calibration=enabled))
+        await answers(stepper, engine.processor.prepare_ranking("Who kept the lighthouse?", DOCUMENTS, "calibrated"))
+    assert steps[0].facts.applied == enabled == paper_profile(4)
+    (sent,) = (one for one in server.requests if one.get("stream"))
+    assert sent["vllm_xargs"]["fovea_layers"] == [2, 3]
+    # a ranking reads both orders, the first of which is the answer's prompt and was measured by the same estimate
+    assert len(server.measured) == 2 * (1 + len(DOCUMENTS))
 
 
 async def test_an_answer_that_is_not_calibrated_is_measured_by_its_own_request(
