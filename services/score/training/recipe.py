@@ -4,15 +4,13 @@ A recipe contains neither the location of the data nor the number of processes t
 """
 
 import math
-from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, ClassVar
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from services.core.refusals import first_complaint
-from services.core.text_files import read_toml
+from services.jobs.recipes import PublishedRecipe
 from services.jobs.training import Run
 from services.score.fsc_clip import FscClipWeights, Missing
 from services.score.negatives.hard_negatives import PAPER_KINDS, Kind
@@ -24,7 +22,7 @@ Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(PublishedRecipe):
     """The hyper-parameters of a training; the defaults are the paper's.
 
     `base` is an open_clip name with `pretrained` weights, "random" for a training from scratch, or a name or folder of
@@ -112,30 +110,3 @@ class Recipe:
             output, num_steps, self.batch_size, self.learning_rate, self.weight_decay, warmup_ratio, seed,
             accumulate=accumulate, stage="tuning", beta2=self.beta2, epsilon=self.epsilon,
         )  # fmt: skip
-
-    @classmethod
-    def names(cls) -> list[str]:
-        """List the names of the recipes included with the package."""
-        return sorted(
-            path.name.removesuffix(".toml") for path in cls._folder().iterdir() if path.name.endswith(".toml")
-        )
-
-    @classmethod
-    def read(cls, name: str) -> Self:
-        """Read a recipe of the package by name, or a TOML file. Raises ValueError, naming unknown values."""
-        if name.endswith(".toml"):
-            values = read_toml(Path(name))
-        elif name in cls.names():
-            values = read_toml(cls._folder() / f"{name}.toml")
-        else:
-            raise ValueError(f"there is no recipe {name!r}; available: {', '.join(cls.names())}, or a .toml file")
-        if unknown := values.keys() - cls.__dataclass_fields__:
-            raise ValueError(f"recipe {name} has unknown keys: {', '.join(sorted(unknown))}")
-        try:
-            return cls(**values)
-        except ValidationError as error:
-            raise ValueError(f"recipe {name}: {first_complaint(error, name)}") from None
-
-    @classmethod
-    def _folder(cls) -> Any:
-        return files(cls.package) / "recipes"

@@ -4,23 +4,21 @@
 captions of a step.
 """
 
-import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import torch
 import typer
 from accelerate.utils import set_seed
-from pydantic import ValidationError
 from torch import Tensor, nn
 
-from services.core.refusals import first_complaint
 from services.jobs.checkpoints import check_publication, publish_trained
 from services.jobs.clip_base import RANDOM, load_base
 from services.jobs.interruption import interruptible, resumable
 from services.jobs.options import MAX_SEED, StoreUrl, command_line, output_folder
+from services.jobs.recipes import Overrides, RecipeName, chosen_recipe
 from services.jobs.training import Precision, Run, rank, train
 from services.nn.clip_model import ClipModel, create_clip, save_clip
 from services.nn.plain_clip import OPEN_CLIP_KIND
@@ -36,14 +34,9 @@ from services.score.training.objectives import TuningLoss
 from services.score.training.recipe import Recipe
 
 DataKind = Literal["folder", "tars"]
-RecipeT = TypeVar("RecipeT", bound=Recipe)
 
 Output = Annotated[
     Path, typer.Option(callback=output_folder, help="Folder for the checkpoint, the log and the resume state.")
-]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="Change of a key of the recipe, such as `learning_rate=1e-4`. Repeatable."),
 ]
 Seed = Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of the weights, the data and the negatives.")]
 ComputePrecision = Annotated[Precision, typer.Option(help="Precision of the computation.")]
@@ -66,7 +59,7 @@ def fsc_clip(
     image_folder: Annotated[
         Path | None, typer.Option(help="Folder of a table's images. Default: the folder of the table.")
     ] = None,
-    recipe: Annotated[str, typer.Option(help="Name of a recipe, or a TOML file.")] = "fsc-clip-laion-coco",
+    recipe: RecipeName = "fsc-clip-laion-coco",
     overrides: Overrides = None,
     base: Annotated[
         str | None,
@@ -115,39 +108,6 @@ def fsc_clip(
         "sources": dict(made.sources) if given is None else {}, "publish": publish, "store_url": store_url,
     }  # fmt: skip
     publish_tuned(found, chosen, run, name, options)
-
-
-def chosen_recipe(
-    kind: type[RecipeT], name: str, overrides: Sequence[str] | None, changes: Mapping[str, Any]
-) -> RecipeT:
-    """Read a recipe and change keys of it, by `--set` and by options of their own that are not None.
-
-    Raises BadParameter for an unknown recipe, an unknown key or a value that the recipe refuses.
-    """
-    known = {field.name for field in fields(kind)}
-    changed = {key: value for key, value in changes.items() if value is not None}
-    for override in overrides or ():
-        key, equals, text = override.partition("=")
-        if not equals or key not in known:
-            raise typer.BadParameter(f"{override!r} is not KEY=VALUE of {', '.join(sorted(known))}", param_hint="--set")
-        changed[key] = _toml_value(text)
-    try:
-        recipe = kind.read(name)
-        if "base" in changed:  # the recipe's pretrained weights belong to its own base
-            recipe = replace(recipe, pretrained=None)
-        return replace(recipe, **changed)
-    except ValidationError as error:
-        raise typer.BadParameter(first_complaint(error, "recipe")) from None
-    except (OSError, ValueError) as error:
-        raise typer.BadParameter(str(error)) from None
-
-
-def _toml_value(text: str) -> Any:
-    """Read a value as a TOML file has it, or a word without quotes."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
 
 
 def tuning_run(recipe: Recipe, output: Path, num_examples: int | None, seed: int, accumulate: int = 1) -> Run:

@@ -11,6 +11,7 @@ from services.jobs.checkpoints import check_publication, publish_trained
 from services.jobs.clip_base import load_base
 from services.jobs.interruption import interruptible, resumable
 from services.jobs.options import StoreUrl, command_line, positive
+from services.jobs.recipes import Overrides, RecipeName, chosen_recipe
 from services.jobs.training import Run, rank, train
 from services.nn.clip_model import ClipModel, save_clip
 from services.score.negatives.annotation import TextBlobAnnotator
@@ -22,10 +23,8 @@ from services.score.training.train import (
     Name,
     NumWorkers,
     Output,
-    Overrides,
     Publish,
     Seed,
-    chosen_recipe,
     publish_tuned,
     tuned,
     tuning_run,
@@ -179,7 +178,7 @@ def clip_scenes(
 @interruptible(resumable)
 def fsc_clip_scenes(
     output: Output,
-    recipe: Annotated[str, typer.Option(help="Name of a recipe, or a TOML file.")] = "scenes",
+    recipe: RecipeName = "scenes",
     overrides: Overrides = None,
     base: Annotated[
         str | None, typer.Option(help="CLIP to tune: a name in the store, or an open_clip directory.")

@@ -107,6 +107,7 @@ def test_a_recipe_may_be_a_file(tmp_path: Path) -> None:
         ("lambda_local = -1.0", "lambda_local"),
         ("learning_rate = 0.0", "learning_rate"),
         ("lerning_rate = 1e-3", "lerning_rate"),
+        ('package = "tests"', "unknown keys: package"),
         ("alpha = 1.5", "alpha: Input should be less"),
     ],
 )
