@@ -45,9 +45,7 @@ from services.nn.devices import DeviceOptions
 from starters.generate import questions as questions  # gives the generated questions their names
 
 TRIED = tuple(
-    Ratios(*ends, first_layer)
-    for ends in ((0.8, 1.0), (1.0, 1.2), (1.0, 1.5), (1.2, 1.8))
-    for first_layer in (0, 2)
+    Ratios(*ends, first_layer) for ends in ((0.8, 1.0), (1.0, 1.2), (1.0, 1.5), (1.2, 1.8)) for first_layer in (0, 2)
 )
 OWN, EVERY_LAYER, LATER_LAYERS, CHOSEN = (
     "the model's own",

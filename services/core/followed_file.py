@@ -20,7 +20,7 @@ log = structlog.get_logger(__name__)
 
 
 def parse_file(model: type[ModelT], what: str, content: bytes, source: str) -> ModelT:
-    """Parse the JSON of a file or an answer. Raises ValueError with one sentence that names the source and the field."""
+    """Parse the JSON of a file or an answer. Raises ValueError that names the source and the field."""
     try:
         return model.model_validate(json_of(content, source))
     except ValidationError as invalid:
