@@ -7,7 +7,7 @@ Shapes: B scenes, N = 2 object slots, S image side in pixels.
 """
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -73,6 +73,10 @@ class Scenes:
     def __getitem__(self, some: slice) -> "Scenes":
         return Scenes(**{f.name: getattr(self, f.name)[some] for f in fields(self)})
 
+    def on_plain_white(self) -> "Scenes":
+        """The same objects before plain white, as in the dissertation's figure."""
+        return replace(self, background=torch.zeros_like(self.background), texture=torch.zeros_like(self.texture))
+
     def to(self, device: torch.device | str) -> "Scenes":
         return Scenes(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
 
@@ -103,25 +107,16 @@ def sample_scenes(num_scenes: int, generator: torch.Generator, *, pair_fraction:
     return compose_scenes(color, shape, generator, is_pair=is_pair)
 
 
-def sample_classes(
-    pairs: list[tuple[int, int]], num_per_class: int, generator: torch.Generator, *, is_plain: bool = False
-) -> Scenes:
-    """Draw `num_per_class` single-object scenes for each (color, shape) pair, in class order; all else is uniform.
-
-    `is_plain` draws them all on a plain white background, as in the dissertation's figure.
-    """
+def sample_classes(pairs: list[tuple[int, int]], num_per_class: int, generator: torch.Generator) -> Scenes:
+    """Draw `num_per_class` single-object scenes for each (color, shape) pair, in class order; all else is uniform."""
     color = torch.tensor([pair[0] for pair in pairs]).repeat_interleave(num_per_class)
     shape = torch.tensor([pair[1] for pair in pairs]).repeat_interleave(num_per_class)
-    scenes = compose_scenes(color[:, None].repeat(1, 2), shape[:, None].repeat(1, 2), generator)
-    if is_plain:
-        scenes.background.zero_()
-        scenes.texture.zero_()
-    return scenes
+    return compose_scenes(color[:, None].repeat(1, 2), shape[:, None].repeat(1, 2), generator)
 
 
-def sample_continuous(num_scenes: int, generator: torch.Generator) -> Scenes:
-    """Draw single-object scenes whose colors are uniform in RGB and have no name."""
-    shape = torch.randint(len(SHAPES), (num_scenes, 2), generator=generator)
+def sample_continuous(num_scenes: int, generator: torch.Generator, num_shapes: int = len(SHAPES)) -> Scenes:
+    """Draw single-object scenes of the first shapes, whose colors are uniform in RGB and have no name."""
+    shape = torch.randint(num_shapes, (num_scenes, 2), generator=generator)
     scenes = compose_scenes(torch.zeros_like(shape), shape, generator)
     scenes.color.fill_(-1)
     scenes.rgb.copy_(torch.rand(num_scenes, 2, 3, generator=generator))

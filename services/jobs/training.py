@@ -7,7 +7,7 @@ the same arguments ends with the same weights (bit for bit on a CPU). Ctrl-C sav
 import json
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -188,18 +188,24 @@ def rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-def gather(x: Tensor) -> Tensor:
-    """Gather the rows of all processes, with gradient, in rank order; all must have the same number of rows."""
-    return x if world_size() == 1 else torch.cat(all_gather(x))  # type: ignore[no-untyped-call]
-
-
-def gather_rows(x: Tensor) -> tuple[Tensor, int]:
-    """Gather the rows (R, W) of all processes, whose numbers may differ, and return where this process's rows begin."""
+def gather(x: Tensor, counts: Sequence[int] = ()) -> Tensor:
+    """Gather the rows of all processes, with gradient, in rank order; `counts` are their numbers if these differ."""
     if world_size() == 1:
-        return x, 0
+        return x
+    if not counts:
+        return torch.cat(all_gather(x))  # type: ignore[no-untyped-call]
+    missing = x.new_zeros(max(counts) - len(x), *x.shape[1:])
+    parts = all_gather(torch.cat([x, missing]))  # type: ignore[no-untyped-call]
+    return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+
+
+def gather_rows(x: Tensor) -> tuple[Tensor, list[int]]:
+    """Gather the rows (R, W) of all processes, without gradient, and return how many each of them has."""
+    if world_size() == 1:
+        return x, [len(x)]
     parts: list[Tensor] = [x] * world_size()
     torch.distributed.all_gather_object(parts, x.cpu())
-    return torch.cat(parts).to(x.device), sum(len(part) for part in parts[: rank()])
+    return torch.cat(parts).to(x.device), [len(part) for part in parts]
 
 
 def _accelerator(run: Run) -> Accelerator:

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from services.embed.evaluation.colorshape import UNSEEN_CONDITIONS
 from services.embed.evaluation.embedders import load_embedder
-from services.embed.focallens import FocalLens, unique_answer_loss
+from services.embed.focallens import FocalLens, Visibility, unique_answer_loss
 from services.embed.model.focallens_engine import load_focallens, save_focallens
 from services.embed.training.objectives import Rows, TripletLoss
-from services.embed.training.train import KIND, NAME, Base, ConditionLayer, Start, VisibilityOption
+from services.embed.training.train import KIND, NAME, Start
 from services.jobs import training_options as options
 from services.jobs.checkpoints import check_publication, publish_trained
 from services.jobs.clip_base import load_base
@@ -33,8 +33,6 @@ from starters.embed.measures import ImagesPerClass, evaluate_wordings, measure_c
 from starters.embed.questions import CONDITIONS, FAMILIES, Asked, DrawnTriplets, all_answers
 from starters.embed.spelling import spelled
 
-# Share of the conditions in which one word is spelled, so that words never seen are read from their letters.
-SPELLED_SHARE = 0.3
 UNTUNED_WEIGHT = 60.0
 FAMILY_WEIGHT = 0.3
 
@@ -63,6 +61,7 @@ class QuestionData:
 
     tokenizer: Tokenizer
     source: DrawnTriplets
+    spelled_share: float
 
     def __call__(self, step: int) -> QuestionRows:
         images, triplets = self.source(step)
@@ -78,7 +77,7 @@ class QuestionData:
             images=images,
             answer_ids=self.tokenizer(triplets.answers),
             image_index=triplets.image_index,
-            condition_ids=spelled(self.tokenizer, list(about), dice, SPELLED_SHARE),
+            condition_ids=spelled(self.tokenizer, list(about), dice, self.spelled_share),
             condition_index=torch.tensor([-1 if t is None else place[t] for t in triplets.instructions]),
             answer_index=torch.tensor([bank.get(text, -1) for text in triplets.answers]),
             families=torch.tensor([[float(name in told) for name in FAMILIES] for told in about.values()]),
@@ -133,7 +132,7 @@ class QuestionLoss(TripletLoss):
 @interruptible(resumable)
 def focallens(
     output: options.RunFolder,
-    base: Base = "clip-shapes",
+    base: Annotated[str, typer.Option(help="CLIP to tune: a name in the store, or a folder.")] = "clip-shapes",
     start: Start = None,
     steps: options.Steps = 1500,
     batch_size: options.BatchSize = 64,
@@ -142,8 +141,8 @@ def focallens(
     precision: options.ComputePrecision = "bf16",
     num_workers: options.NumWorkers = 0,
     checkpoint_every: options.CheckpointEvery = 500,
-    condition_layer: ConditionLayer = 0,
-    visibility: VisibilityOption = "readout",
+    condition_layer: Annotated[int, typer.Option(min=0, help="Block before which the condition token joins.")] = 0,
+    visibility: Annotated[Visibility, typer.Option(help="Tokens that see the condition.")] = "readout",
     questions: Questions = 3,
     scale: options.LogitScale = 10.0,
     bank: Annotated[bool, typer.Option(help="Use all known answers as negatives, not only those of the batch.")] = True,
@@ -151,6 +150,10 @@ def focallens(
         float,
         typer.Option(min=0, callback=finite, help="Weight of the loss that preserves the unconditional embedding."),
     ] = 0.5,
+    spelled_share: Annotated[
+        float,
+        typer.Option(min=0, max=1, help="Share of the conditions in which one word is spelled, to be read by letters."),
+    ] = 0.3,
     never_asked: Annotated[
         str, typer.Option(help="Conditions to leave out of tuning, to see what an unseen one does.")
     ] = ",".join(UNSEEN_CONDITIONS),
@@ -176,7 +179,9 @@ def focallens(
             answers = model.encode_texts(clip.tokenizer(all_answers(unseen)))
     model.clip.logit_scale.requires_grad_(scale == 0)
     asked = Asked(questions, plain_weight > 0, unseen)
-    data = QuestionData(clip.tokenizer, DrawnTriplets(seed, run.num_examples, clip.transform.size[0], asked))
+    data = QuestionData(
+        clip.tokenizer, DrawnTriplets(seed, run.num_examples, clip.transform.size[0], asked), spelled_share
+    )
     loss = QuestionLoss((model, clip.transform), answers, scale or None, plain_weight)
     if start is not None:
         model.load_state_dict(load_focallens(start).model.state_dict())

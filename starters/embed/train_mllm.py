@@ -8,8 +8,8 @@ from accelerate.utils import set_seed
 
 from services.embed.model.mllm_engine import MLLM_KIND, load_mllm, save_mllm
 from services.embed.training.mllm_objective import MllmLoss, merge, prepare_tuning
-from services.embed.training.objectives import TripletData
-from services.embed.training.train_mllm import NAME, Base, LoraRank, TextTower
+from services.embed.training.objectives import MERGED_ROWS, TripletData
+from services.embed.training.train_mllm import NAME, Base, TextTower
 from services.jobs import training_options as options
 from services.jobs.checkpoints import check_publication, find_checkpoint, publish_trained
 from services.jobs.clip_base import load_base
@@ -32,7 +32,7 @@ def focallens_mllm(
     text_tower: TextTower = "clip-shapes",
     steps: options.Steps = 1000,
     batch_size: options.BatchSize = 64,
-    lora_rank: LoraRank = 128,
+    lora_rank: Annotated[int, typer.Option(min=0, help="Rank of LoRA's matrices; 0: tune the whole model.")] = 128,
     learning_rate: options.LearningRate = 2e-4,
     seed: options.Seed = 0,
     precision: options.ComputePrecision = "bf16",
@@ -61,7 +61,7 @@ def focallens_mllm(
     clip, targets = load_base(text_tower, None, store_url)
     model = checkpoint.model
     prepare_tuning(model, embedding_width(clip), lora_rank, torch.bfloat16 if precision == "bf16" else torch.float32)
-    loss = MllmLoss(model, checkpoint.transform, clip, scale or None)
+    loss = MllmLoss((model, checkpoint.transform), clip, scale or None, MERGED_ROWS)
     asked = Asked(questions, has_unconditional=False, picture_share=picture_share)
     source = DrawnTriplets(seed, run.num_examples, checkpoint.transform.size[0], asked)
     train(run, loss, TripletData(clip.tokenizer, source, checkpoint.tokenizer))

@@ -1,5 +1,6 @@
 """FocalLens-CLIP keeps the promises of its equations, on tiny open_clip models with random weights."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from services.embed.focallens import FocalLens, Visibility, unique_answer_loss
+from services.embed.training.objectives import Contrast
 from services.embed.visibility import Readouts
 from services.nn.clip_model import ClipModel, create_clip
 from services.nn.text_transformer import encode_text
@@ -273,6 +275,10 @@ def test_the_contrastive_loss_equals_the_reference(case: int) -> None:
     both = contrastive_loss(phi, text, golden["scale"], symmetric=True)
     assert float(rows) == pytest.approx(golden["row_loss"], abs=1e-6)
     assert float(both) == pytest.approx(golden["symmetric"], abs=1e-6)
+    ids = torch.arange(len(phi))[:, None]
+    for symmetric, merges in itertools.product([False, True], repeat=2):  # its answers are distinct
+        loss = Contrast(symmetric, merges)(phi, ids, lambda ids: text[ids[:, 0]], golden["scale"])
+        assert float(loss) == pytest.approx(golden["symmetric" if symmetric else "row_loss"], abs=1e-6)
 
 
 @pytest.mark.parametrize("symmetric", [False, True])

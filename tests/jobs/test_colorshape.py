@@ -26,7 +26,7 @@ def test_the_same_scenes_render_to_the_same_pixels_at_any_batch_size() -> None:
 
 @pytest.mark.parametrize("shape", range(len(SHAPES)), ids=SHAPES)
 def test_an_object_is_drawn_in_its_color_at_its_place(shape: int) -> None:
-    scenes = sample_classes([(color, shape) for color in range(len(COLORS))], 1, seeded(), is_plain=True)
+    scenes = sample_classes([(color, shape) for color in range(len(COLORS))], 1, seeded()).on_plain_white()
     pixels = render(scenes, 96).float() / 255
     for image, rgb, center in zip(pixels, scenes.rgb[:, 0], scenes.center[:, 0], strict=True):
         covered = (image - 0.97).abs().amax(dim=-1) > 0.15  # what is not the white background
@@ -38,7 +38,7 @@ def test_an_object_is_drawn_in_its_color_at_its_place(shape: int) -> None:
 
 
 def test_shapes_of_one_color_differ_in_outline() -> None:
-    scenes = sample_classes([(0, shape) for shape in range(len(SHAPES))], 1, seeded(), is_plain=True)
+    scenes = sample_classes([(0, shape) for shape in range(len(SHAPES))], 1, seeded()).on_plain_white()
     scenes.center.fill_(0.5)
     scenes.radius.fill_(0.3)
     scenes.angle.zero_()

@@ -1,6 +1,6 @@
 """The dissertation's ColorShape protocol (Table 5.1): renderings retrieved by color, by shape, and by both."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,24 +60,32 @@ class ColorShapeResult:
 class ColorShapeProtocol:
     """Renderings to retrieve: 4 colors × 4 shapes, the combinations held out of training, and unnamed colors.
 
-    `num_per_class` images per class, and proportional numbers for the other two; `is_plain` puts all objects on plain
-    white. Training uses other seeds.
+    `num_per_class` images per class, and proportional numbers for the other two. `is_paper` leaves what the paper has
+    (section 5.4.1): its three conditions, and the four shapes in any color, on plain white. Training uses other seeds.
     """
 
     num_per_class: int = 125
-    is_plain: bool = False
+    is_paper: bool = False
     seed: int = 1_000_003
+
+    @property
+    def conditions(self) -> Sequence[str]:
+        return TABLE_CONDITIONS if self.is_paper else tuple(TEST_INSTRUCTIONS)
 
     def scenes(self) -> Scenes:
         pairs = [(color, shape) for color in range(4) for shape in range(NUM_SHAPES_KEPT_WHOLE)]
-        return sample_classes(pairs, self.num_per_class, self._generator(0), is_plain=self.is_plain)
+        drawn = sample_classes(pairs, self.num_per_class, self._generator(0))
+        return drawn.on_plain_white() if self.is_paper else drawn
 
     def held_out_scenes(self) -> Scenes:
         grid = [(color, shape) for color in range(len(COLORS)) for shape in range(len(SHAPES))]
         pairs = [pair for pair in grid if bool(is_held_out(torch.tensor(pair[0]), torch.tensor(pair[1])))]
-        return sample_classes(pairs, max(2, self.num_per_class // 3), self._generator(1), is_plain=self.is_plain)
+        return sample_classes(pairs, max(2, self.num_per_class // 3), self._generator(1))
 
     def continuous_scenes(self) -> Scenes:
+        if self.is_paper:
+            drawn = sample_continuous(6 * self.num_per_class, self._generator(2), NUM_SHAPES_KEPT_WHOLE)
+            return drawn.on_plain_white()
         return sample_continuous(6 * self.num_per_class, self._generator(2))
 
     def _generator(self, stream: int) -> torch.Generator:
@@ -99,12 +107,13 @@ def evaluate_colorshape(embedder: ImageEmbedder, protocol: ColorShapeProtocol) -
             for name, under in zip(names, embeddings, strict=True)
         }
 
+    unseen = {} if protocol.is_paper else mean_ap(protocol.held_out_scenes(), TABLE_CONDITIONS, "held-out combinations")
     continuous = protocol.continuous_scenes()
     (by_color,) = embedder.embed_images(images_of(continuous, "continuous colors"), [TEST_INSTRUCTIONS["color"]])
     return ColorShapeResult(
         embedder=embedder.name,
-        by_condition=mean_ap(protocol.scenes(), TEST_INSTRUCTIONS, "ColorShape"),
-        held_out=mean_ap(protocol.held_out_scenes(), TABLE_CONDITIONS, "held-out combinations"),
+        by_condition=mean_ap(protocol.scenes(), protocol.conditions, "ColorShape"),
+        held_out=unseen,
         continuous=continuous_color_correlation(cosine_rows(by_color), continuous.rgb[:, 0].numpy().astype(np.float64)),
     )
 
@@ -143,15 +152,15 @@ def summary(result: ColorShapeResult) -> dict[str, float]:
 
 def print_table(results: list[ColorShapeResult], console: Console) -> None:
     """Print Table 5.1's layout, then the other attributes, the held-out combinations and the continuous colors."""
-    others = [condition for condition in TEST_INSTRUCTIONS if condition not in TABLE_CONDITIONS]
+    others = [condition for condition in results[0].by_condition if condition not in TABLE_CONDITIONS]
     header = ["embedder"]
     header += [f"{name}*" if name in UNSEEN_CONDITIONS else name for name in [*TABLE_CONDITIONS, "average", *others]]
-    header += [*(f"held-out {name}" for name in TABLE_CONDITIONS), "continuous color, ρ"]
+    header += [*(f"held-out {name}" for name in results[0].held_out), "continuous color, ρ"]
     rows = []
     for result in results:
         values = [*(result.by_condition[name] for name in TABLE_CONDITIONS), result.average]
         values += [result.by_condition[name] for name in others]
-        values += [result.held_out[name] for name in TABLE_CONDITIONS]
+        values += result.held_out.values()
         rows.append([result.embedder, *(f"{value:.1f}" for value in values), f"{result.continuous:.3f}"])
-    title = "ColorShape, mAP in points (* not part of tuning)"
+    title = "ColorShape, mAP in points" + (" (* not part of tuning)" if others else "")
     console.print(Table.of_texts(title, header, rows).to_rich("center"))

@@ -86,17 +86,19 @@ def colorshape(
             "every condition."
         ),
     ] = "clip-shapes",
+    paper: Annotated[
+        bool, typer.Option("--paper", help="The dissertation's alone: 500 images of a class on plain white.")
+    ] = False,
     images_per_class: Annotated[
-        int, typer.Option(min=1, help="Images rendered for each class. The dissertation uses 500.")
-    ] = 125,
-    plain: Annotated[bool, typer.Option(help="Render objects on plain white instead of all backgrounds.")] = False,
+        int | None, typer.Option(min=1, help="Images rendered for each class.", show_default="125; with --paper 500")
+    ] = None,
     pretrained: Pretrained = None,
     device: Device = "cpu",
     store_url: StoreUrl = None,
 ) -> None:
     """Retrieve rendered shapes under each condition: mAP against the unconditional CLIP (Table 5.1)."""
     clip, tuned = load_embedders(checkpoint, baseline, pretrained, device, store_url)
-    protocol = ColorShapeProtocol(num_per_class=images_per_class, is_plain=plain)
+    protocol = ColorShapeProtocol(images_per_class or (500 if paper else 125), is_paper=paper)
     results = [evaluate_colorshape(embedder, protocol) for embedder in (clip, Unconditioned(tuned), tuned)]
     print_table(results, Console(width=200))
     print_json([{**asdict(r), "average": r.average} for r in results])

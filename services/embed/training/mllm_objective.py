@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from services.embed.focallens_mllm import FocalLensMllm
-from services.embed.training.objectives import Rows, contrast
+from services.embed.training.objectives import Contrast, Rows
 from services.nn.clip_model import ClipModel
 from services.nn.image_transform import ImageTransform
 from services.nn.loading import transformers
@@ -28,10 +28,12 @@ class MllmLoss(nn.Module):
     `clip` is a CLIP whose text tower stays as it is; `scale` None is its own temperature, trained further.
     """
 
-    def __init__(self, model: FocalLensMllm, transform: ImageTransform, clip: ClipModel, scale: float | None) -> None:
+    def __init__(
+        self, tuned: tuple[FocalLensMllm, ImageTransform], clip: ClipModel, scale: float | None, contrast: Contrast
+    ) -> None:
         super().__init__()
-        self.model = model
-        self.transform = transform
+        self.model, self.transform = tuned
+        self._contrast = contrast
         # the image tower is not needed
         visual, clip.model.visual = clip.model.visual, None
         self.texts = copy.deepcopy(clip.model).requires_grad_(False)
@@ -43,7 +45,7 @@ class MllmLoss(nn.Module):
         input_ids = batch.condition_ids[batch.condition_index]
         features = self.model(self.transform.normalise(batch.images), input_ids, batch.image_index)
         scale = clamped_scale(self.logit_scale) if self.scale is None else self.scale
-        return contrast(features, batch.answer_ids, self._encode_answers, scale)
+        return self._contrast(features, batch.answer_ids, self._encode_answers, scale)
 
     def _encode_answers(self, answer_ids: Tensor) -> Tensor:
         return F.normalize(encode_text(self.texts, answer_ids).float(), dim=-1)
@@ -90,7 +92,7 @@ def _add_lora(language_model: Any, rank: int) -> None:
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError:
-        raise ValueError("--lora-rank needs the package peft, which is not installed") from None
+        raise ValueError("lora_rank needs the package peft, which is not installed") from None
     config = LoraConfig(r=rank, lora_alpha=SCALE * rank, lora_dropout=0.0, target_modules=list(ADAPTED))
     inject_adapter_in_model(config, language_model)
     for weight in language_model.parameters():

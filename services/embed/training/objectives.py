@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from services.embed.data.triplets import TripletSource
 from services.embed.focallens import FocalLens, unique_answer_loss
 from services.embed.visibility import Readouts
-from services.jobs.training import gather_rows
+from services.jobs.training import gather, gather_rows, rank
 from services.nn.clip_texts import TextTokenizer
 from services.nn.image_transform import ImageTransform
 from services.nn.text_transformer import clamped_scale
@@ -54,17 +54,47 @@ class TripletData:
         )
 
 
+@dataclass(frozen=True)
+class Contrast:
+    """Eq. 5.1 between rows and answers; the other way as well if `symmetric`. Equal answers are one, if merged."""
+
+    symmetric: bool = False
+    merges_answers: bool = True
+
+    def __call__(
+        self, features: Tensor, answer_ids: Tensor, encode: Callable[[Tensor], Tensor], scale: Tensor | float
+    ) -> Tensor:
+        """Contrast rows (R, E) with the answers (R, W) of all processes, which `encode` embeds → scalar."""
+        # the text tower is frozen: other processes' answers serve as negatives without any gradient
+        everyone, counts = gather_rows(answer_ids)
+        representative, index = distinct(everyone)
+        with torch.no_grad():
+            answers = encode(everyone[representative])
+        if not self.merges_answers:
+            answers, index = answers[index], torch.arange(len(index), device=index.device)
+        if self.symmetric:  # an answer chooses among the rows of all processes
+            return unique_answer_loss(gather(features, counts), answers, index, scale, symmetric=True)
+        start = sum(counts[: rank()])
+        return unique_answer_loss(features, answers, index[start : start + len(answer_ids)], scale)
+
+
+MERGED_ROWS = Contrast()
+
+
 class TripletLoss(nn.Module):
     """Eq. 5.1 over (image, instruction, answer) rows, whose negatives are the other answers of the batch.
 
     `scale` None is CLIP's own temperature, trained further.
     """
 
-    def __init__(self, model: FocalLens, transform: ImageTransform, scale: float | None) -> None:
+    def __init__(
+        self, model: FocalLens, transform: ImageTransform, scale: float | None, contrast: Contrast = MERGED_ROWS
+    ) -> None:
         super().__init__()
         self.model = model
         self.transform = transform
         self.scale = scale
+        self._contrast = contrast
 
     def forward(self, batch: Rows) -> Tensor:
         conditions = self.model.encode_conditions(batch.condition_ids)
@@ -76,22 +106,12 @@ class TripletLoss(nn.Module):
         return self.model.encode_images(self.transform.normalise(batch.images), conditions, readouts)
 
     def contrast(self, features: Tensor, answer_ids: Tensor) -> Tensor:
-        """Contrast rows (R, E) with the distinct answers (R, W) of all processes → scalar."""
-        return contrast(features, answer_ids, self.model.encode_texts, self.logit_scale)
+        """Contrast rows (R, E) with the answers (R, W) of all processes → scalar."""
+        return self._contrast(features, answer_ids, self.model.encode_texts, self.logit_scale)
 
     @property
     def logit_scale(self) -> Tensor | float:
         return clamped_scale(self.model.clip.logit_scale) if self.scale is None else self.scale
-
-
-def contrast(features: Tensor, answer_ids: Tensor, encode: Callable[[Tensor], Tensor], scale: Tensor | float) -> Tensor:
-    """Contrast rows (R, E) with the distinct answers (R, W) of all processes, which `encode` embeds → scalar."""
-    # the text tower is frozen: other processes' answers serve as negatives without any gradient
-    everyone, start = gather_rows(answer_ids)
-    representative, index = distinct(everyone)
-    with torch.no_grad():
-        answers = encode(everyone[representative])
-    return unique_answer_loss(features, answers, index[start : start + len(answer_ids)], scale)
 
 
 def distinct(input_ids: Tensor) -> tuple[Tensor, Tensor]:

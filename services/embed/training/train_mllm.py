@@ -4,24 +4,27 @@
 negatives.
 """
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
-from accelerate.utils import set_seed
 
-from services.embed.data.triplets import LlavaData, LlavaTriplets
+from services.embed.data.triplets import LlavaTriplets
 from services.embed.model.mllm_engine import MLLM_KIND, is_llava, load_mllm, save_mllm
+from services.embed.training import recipe as option
 from services.embed.training.mllm_objective import MllmLoss, merge, prepare_tuning, recompute_activations
 from services.embed.training.objectives import TripletData
+from services.embed.training.recipe import MllmRecipe, tuning
 from services.embed.training.train import ImageFolder, LlavaFile
 from services.jobs import training_options as options
 from services.jobs.checkpoints import check_publication, find_checkpoint, publish_trained
 from services.jobs.clip_base import load_base
 from services.jobs.interruption import interruptible, resumable
 from services.jobs.options import StoreUrl, command_line
-from services.jobs.training import Precision, Run, rank, train
+from services.jobs.recipes import Overrides, RecipeName
+from services.jobs.training import Precision, rank, train
 from services.nn.plain_clip import embedding_width
 
 NAME = "focallens-mllm"
@@ -32,9 +35,6 @@ Base = Annotated[str, typer.Option(help="LLaVA to tune: a folder as llava-hf pub
 TextTower = Annotated[
     str, typer.Option(help="CLIP whose texts are the targets: a name in the store, a folder, or an open_clip name.")
 ]
-LoraRank = Annotated[
-    int, typer.Option(min=0, help="Rank of LoRA's matrices. 0: tune the whole language model, as in the paper.")
-]
 
 
 @app.command()
@@ -44,13 +44,15 @@ def focallens_mllm(
     base: Base,
     llava: LlavaFile,
     image_folder: ImageFolder = Path(),
+    recipe: RecipeName = "fovea",
+    overrides: Overrides = None,
     text_tower: TextTower = "clip-shapes",
     pretrained: options.Pretrained = None,
-    steps: options.Steps = 1000,
-    batch_size: options.BatchSize = 64,
+    steps: option.Steps = None,
+    epochs: option.Epochs = None,
+    batch_size: option.BatchSize = None,
+    symmetric: option.Symmetric = None,
     accumulate: options.Accumulate = 1,
-    lora_rank: LoraRank = 128,
-    learning_rate: options.LearningRate = 2e-4,
     seed: options.Seed = 0,
     precision: Annotated[
         Precision, typer.Option(help="Precision of the computation and, under LoRA, of the weights that stay.")
@@ -58,20 +60,13 @@ def focallens_mllm(
     recompute: Annotated[bool, typer.Option(help="Compute activations again on the way back, to save memory.")] = False,
     num_workers: options.NumWorkers = 0,
     checkpoint_every: options.CheckpointEvery = 500,
-    scale: options.LogitScale = 0.0,
     publish: options.Publish = True,
     store_url: StoreUrl = None,
 ) -> None:
     """Tune a LLaVA to embed images under instructions (FocalLens-MLLM) on visual instruction data."""
     asked = dict(locals())
     check_publication(NAME, store_url, is_wanted=publish)
-    run = Run(
-        output, steps, batch_size, learning_rate, 0.0, 0.03, seed, accumulate=accumulate, stage="tuning",
-        precision=precision, num_workers=num_workers, checkpoint_every=checkpoint_every,
-    )  # fmt: skip
-    output.mkdir(parents=True, exist_ok=True)
-    set_seed(seed)
-    data = LlavaData(llava, image_folder)
+    chosen, data, run = tuning(MllmRecipe, asked)
     found = find_checkpoint(base, store_url)
     if not is_llava(found.directory):
         raise typer.BadParameter(f"{base} is no LLaVA", param_hint="--base")
@@ -80,8 +75,9 @@ def focallens_mllm(
     model = checkpoint.model
     if recompute:
         recompute_activations(model)
-    prepare_tuning(model, embedding_width(clip), lora_rank, torch.bfloat16 if precision == "bf16" else torch.float32)
-    loss = MllmLoss(model, checkpoint.transform, clip, scale or None)
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    prepare_tuning(model, embedding_width(clip), chosen.lora_rank, dtype)
+    loss = MllmLoss((model, checkpoint.transform), clip, chosen.scale or None, chosen.contrast)
     source = LlavaTriplets(data, checkpoint.transform, seed, run.num_examples)
     train(run, loss, TripletData(clip.tokenizer, source, checkpoint.tokenizer))
     if rank() == 0:
@@ -89,7 +85,8 @@ def focallens_mllm(
         merge(model)
         save_mllm(model, found.directory, directory)
         label = found.label if found.manifest else base
-        publish_trained(directory, NAME, MLLM_KIND, {**asked, "base": label, "text_tower": targets}, {})
+        made = {**asked, **asdict(chosen), "steps": run.num_steps, "base": label, "text_tower": targets}
+        publish_trained(directory, NAME, MLLM_KIND, made, {})
 
 
 if __name__ == "__main__":

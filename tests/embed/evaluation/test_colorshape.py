@@ -25,6 +25,16 @@ def test_the_protocol_draws_the_same_scenes_every_time() -> None:
     assert torch.equal(one.rgb, other.rgb)
 
 
+def test_the_papers_scenes_are_its_sixteen_classes_and_four_shapes_in_any_color_on_plain_white() -> None:
+    protocol = ColorShapeProtocol(500, is_paper=True)
+    scenes, continuous = protocol.scenes(), protocol.continuous_scenes()
+    assert np.unique(labels_of(scenes, "both"), return_counts=True)[1].tolist() == [500] * 16
+    for drawn in (scenes, continuous):
+        assert not drawn.background.any() and not drawn.texture.any()
+        assert set(drawn.shape[:, 0].tolist()) == {0, 1, 2, 3}
+    assert set(ColorShapeProtocol().continuous_scenes().texture.tolist()) == {0, 1, 2, 3}
+
+
 class ByColor:
     """An embedder that sees nothing but the mean colour of what is not grey."""
 
@@ -46,7 +56,8 @@ class ByColor:
 
 
 def test_an_embedder_of_colours_retrieves_colours_and_not_shapes() -> None:
-    result = evaluate_colorshape(ByColor(), ColorShapeProtocol(num_per_class=8, is_plain=True))
+    result = evaluate_colorshape(ByColor(), ColorShapeProtocol(num_per_class=8, is_paper=True))
+    assert (set(result.by_condition), result.held_out) == ({"color", "shape", "both"}, {})
     assert result.by_condition["color"] > 90 > 40 > result.by_condition["shape"]
     assert result.continuous > 0.3
     assert result.average == pytest.approx(np.mean([result.by_condition[name] for name in ("color", "shape", "both")]))

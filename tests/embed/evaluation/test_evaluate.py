@@ -204,8 +204,10 @@ def test_a_published_llava_is_evaluated_as_checkpoint_and_as_baseline(checkpoint
     *_, tuned = answer("colorshape", "--checkpoint", llava, "--baseline", checkpoint, *few)
     assert tuned["embedder"] == str(llava)
     assert 0 < tuned["average"] <= 100
-    first, *_ = answer("colorshape", "--checkpoint", checkpoint, "--baseline", llava, *few)
+    first, *_ = answer("colorshape", "--checkpoint", checkpoint, "--baseline", llava, *few, "--paper")
     assert first["embedder"] == str(llava)
+    assert (first["by_condition"].keys(), first["held_out"]) == ({"color", "shape", "both"}, {})
+    assert tuned["by_condition"].keys() > first["by_condition"].keys() and tuned["held_out"]
     pairs = tmp_path / "mmvp"
     write_mmvp(pairs)
     refused = run("mmvp", "--data", pairs, "--checkpoint", llava)

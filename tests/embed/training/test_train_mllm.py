@@ -23,7 +23,7 @@ from services.embed.model.mllm_engine import (
     save_mllm,
 )
 from services.embed.training.mllm_objective import MllmLoss, merge, prepare_tuning
-from services.embed.training.objectives import Rows, TripletData
+from services.embed.training.objectives import Contrast, Rows, TripletData
 from services.embed.training.train_mllm import app
 from services.jobs.checkpoints import find_checkpoint
 from services.nn.clip_model import ClipModel, load_clip
@@ -63,7 +63,7 @@ def test_the_loss_is_the_papers_over_distinct_answers(base: Path, clip: ClipMode
     prepare_tuning(checkpoint.model, TEXT_WIDTH, 0, torch.float32)
     batch = batch_of(tmp_path, checkpoint, clip, 4)
     assert len(instructions(batch)) == len(batch.answer_ids) == len(batch.image_index) == 6
-    loss = MllmLoss(checkpoint.model, checkpoint.transform, clip, None)
+    loss = MllmLoss((checkpoint.model, checkpoint.transform), clip, None, Contrast())
     with torch.no_grad():
         found = loss(batch).item()
         pairs = [(int(image), row) for row, image in enumerate(batch.image_index)]
@@ -109,7 +109,8 @@ def test_lora_is_merged_into_the_weights_that_are_saved(base: Path, clip: ClipMo
 def test_the_job_tunes_a_published_llava_and_publishes_it(base: Path, tmp_path: Path) -> None:
     store_url = (tmp_path / "store").as_uri()
     arguments = ["--base", base, "--output", tmp_path / "run", "--steps", "12", "--batch-size", "4"]
-    arguments += ["--lora-rank", "2", "--learning-rate", "5e-3", "--precision", "no", "--scale", "10", "--recompute"]
+    changes = ["--set", "lora_rank=2", "--set", "learning_rate=5e-3", "--set", "scale=10"]
+    arguments += [*changes, "--precision", "no", "--recompute"]
     arguments += [*write_conversations(tmp_path), "--store-url", store_url]
     result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     assert result.exit_code == 0, result.output
@@ -145,7 +146,7 @@ def test_a_batch_is_learnt(base: Path, clip: ClipModel, lora_rank: int, dtype: t
     checkpoint = load_mllm(base)
     prepare_tuning(checkpoint.model, TEXT_WIDTH, lora_rank, dtype)
     batch = batch_of(tmp_path, checkpoint, clip, 4)
-    loss = MllmLoss(checkpoint.model, checkpoint.transform, clip, 10.0)
+    loss = MllmLoss((checkpoint.model, checkpoint.transform), clip, 10.0, Contrast())
     trained = [weight for weight in loss.parameters() if weight.requires_grad]
     assert {weight.dtype for weight in trained} == {torch.float32}
     assert {weight.dtype for weight in checkpoint.model.llava.vision_tower.parameters()} == {dtype}

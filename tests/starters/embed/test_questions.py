@@ -82,7 +82,7 @@ def test_a_pictures_thing_is_drawn_where_its_labels_say(tmp_path: Path) -> None:
 
 
 def test_answers_say_what_the_scene_shows() -> None:
-    scenes = sample_classes([(0, 0)], 1, torch.Generator().manual_seed(0), is_plain=True)
+    scenes = sample_classes([(0, 0)], 1, torch.Generator().manual_seed(0)).on_plain_white()
     scenes.size.fill_(1)
     scenes.cell.fill_(0)
     facts = scene_facts(scenes, 0)
