@@ -5,8 +5,8 @@
 Every question is asked with its gold document at each position, in every way: the plain model; calibrated by its own
 profile and by the paper's; with positions re-scaled (see benchmarks.ms_poe) by the paper's ratios in all layers and
 from the third on, and by those of `TRIED` that answered most questions for calibration; and calibrated and re-scaled,
-for which the choice is made under the profile. Intervals are of 95 %, by a bootstrap over questions, and differences
-from the plain model are paired.
+for which the choice is made under the profile. Intervals are of 95 %, by a bootstrap over questions; differences from
+the plain model and from the calibrated one are paired.
 
 Cost is that of the first token, one prompt at a time: tokens that run, relative to the prompt's, and CPU time on one
 thread, relative to the plain model's in the same round. Positions are re-scaled by turning queries and keys a second
@@ -168,10 +168,14 @@ def interval(values: NDArray[np.float64]) -> list[float]:
     return [round(float(bound), 4) for bound in np.percentile(values, (2.5, 97.5))]
 
 
-def scores(right: Answers, plain: Answers) -> dict[str, Any]:
-    """Summarise a way's answers in percent, with intervals; `worst_place` counts the positions from 0."""
+def scores(right: Answers, plain: Answers, calibrated: Answers) -> dict[str, Any]:
+    """Summarise a way's answers in percent, with intervals, and its differences from two others.
+
+    `worst_place` counts the positions from 0.
+    """
     drawn = resampled(right.shape[1])
-    each, other = (100 * one.mean(axis=0) for one in (right, plain))
+    each, other, third = (100 * one.mean(axis=0) for one in (right, plain, calibrated))
+    difference = 100 * (right.astype(float) - plain)
     by_position = 100 * right.mean(axis=1)
     return {
         "by_position": [round(float(share), 2) for share in by_position],
@@ -179,6 +183,9 @@ def scores(right: Answers, plain: Answers) -> dict[str, Any]:
         "mean_interval": interval(each[drawn].mean(axis=1)),
         "over_plain": round(float((each - other).mean()), 2),
         "over_plain_interval": interval((each - other)[drawn].mean(axis=1)),
+        "over_plain_by_position": [interval(one[drawn].mean(axis=1)) for one in difference],
+        "over_calibrated": round(float((each - third).mean()), 2),
+        "over_calibrated_interval": interval((each - third)[drawn].mean(axis=1)),
         "worst_place": int(by_position.argmin()),
         "worst": round(float(by_position.min()), 2),
         "worst_interval": interval(100 * right[:, drawn].mean(axis=2).min(axis=0)),
@@ -250,7 +257,7 @@ def measured(desk: Workbench, profile: CalibrationProfile, options: argparse.Nam
         "positions": desk.positions,
         "chosen_on": len(choosing),
         "chosen": {"alone": alone.recorded(), "beside": beside.recorded()},
-        "answers": {name: scores(of_way, right[0]) for name, of_way in zip(ways, right, strict=True)},
+        "answers": {name: scores(of_way, *right[:2]) for name, of_way in zip(ways, right, strict=True)},
         "cost": desk.cost(ways, list(itertools.islice(itertools.cycle(anywhere), options.timed + 1))),
         "ndcg": {name: ndcg(desk.rankings(one, profile, anywhere)) for name, one in positions.items()},
     }

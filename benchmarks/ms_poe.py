@@ -122,7 +122,7 @@ class _RescaledPass:
                 self._choose(layer, query, key, scaling)
             of_rows = [self.chosen[slot, layer][:, None].expand(-1, number) for slot, number in _slots(self.inner)]
             # either B or T is 1
-            ratios = torch.cat(of_rows, dim=1).unflatten(1, self.positions.shape).transpose(0, 1)
+            ratios = torch.cat(of_rows, dim=1).view(-1, *self.positions.shape).transpose(0, 1)
             positions = self.positions[:, None].float()
             offsets = positions / ratios - positions
             query, key = (turn(rows, offsets, self.frequencies) for rows in (query, key))
@@ -158,7 +158,7 @@ def save_with_own_keys(source: Path, target: Path) -> None:
     weights = load_file(source / "model.safetensors")
     for name, weight in weights.items():
         if ".k_proj." in name or ".v_proj." in name:
-            groups = weight.unflatten(0, (num_groups, -1))
+            groups = weight.view(num_groups, weight.shape[0] // num_groups, *weight.shape[1:])
             weights[name] = groups.repeat_interleave(num_heads // num_groups, dim=0).flatten(0, 1)
     save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
     (target / "config.json").write_text(json.dumps({**config, "num_key_value_heads": num_heads}))
