@@ -27,6 +27,7 @@ from starters.visitor.results import RESULT_FILES as VISITOR_FILES
 from starters.visitor.rows import all_rows
 from tests.documentation.benchmark_figures import latest
 from tests.documentation.blocks import ROOT
+from tests.documentation.position_figures import MODELS, run_on
 from tests.documentation.ranking_figures import COLUMNS, SOURCES, ndcg, ranking_runs
 from tests.documentation.results import (
     CALIBRATED,
@@ -119,6 +120,42 @@ def test_a_ranking_by_the_content_free_question_costs_little_more_than_one_witho
         cost = {name: took[name]["median"] for name in took}
         assert cost["query, heads, CoRe"] < 1.5 * cost["attention"] < cost["single, all layers"]
         assert cost["single, all layers"] < cost["tree, all layers"] < cost["exact, all layers"]
+
+
+def test_re_scaled_positions_gain_nothing_on_average_and_in_every_layer_lose_nearly_all() -> None:
+    for data in MODELS.values():
+        answers = run_on(data)["answers"]
+        assert answers["Ms-PoE, every layer"]["mean"] < 5
+        for way in ("Ms-PoE, from the third layer", "Ms-PoE, chosen"):
+            low, high = answers[way]["over_plain_interval"]
+            assert low < 0 < high
+
+
+def test_re_scaled_positions_give_the_middle_of_litm_facts_what_they_take_from_its_start_and_calibration_nothing() -> (
+    None
+):
+    run = run_on("generated")
+    assert run["positions"] == [0, 4, 9]
+    (_, start), (middle, _), _ = run["answers"]["Ms-PoE, from the third layer"]["over_plain_by_position"]
+    assert start < 0 < middle
+    for way in ("calibrated, Ms-PoE, from the third layer", "calibrated, Ms-PoE, chosen"):
+        low, high = run["answers"][way]["over_calibrated_interval"]
+        assert low < 0 < high
+
+
+def test_calibration_gains_more_than_noise_on_litm_facts_and_of_open_facts_too_few_were_asked_to_tell() -> None:
+    assert run_on("open")["questions"] == 40
+    for data, is_gain in (("generated", True), ("open", False)):
+        low, high = run_on(data)["answers"]["calibrated, its profile"]["over_plain_interval"]
+        assert (low > 10) if is_gain else (low < 0 < high)
+
+
+def test_re_scaled_positions_cost_no_tokens_and_less_time_than_any_estimate() -> None:
+    for data in MODELS.values():
+        cost = run_on(data)["cost"]
+        assert cost["Ms-PoE, every layer"]["prefills"] == 1
+        times = {way: cost[way]["over_plain"]["median"] for way in cost}
+        assert times["Ms-PoE, every layer"] < 1.35 < times["calibrated, its profile"]
 
 
 def test_textures_are_retrieved_if_asked_for_and_as_by_clip_if_tuning_never_asked() -> None:
