@@ -79,7 +79,7 @@ lint: $(DEVELOPS)
 # ranking_by_attention, lost_in_the_middle, hard_negative_trainings and autoscaling.
 bench: $(DEVELOPS)
 	for benchmark in batcher gateway pools prefix_routing embed states conditions scenes search ingest bulk calibration \
-		generate predict_engines predict score negatives refinement tuning; do \
+		generate predict_engines predict score negatives refinement tuning drills; do \
 		$(BIN)/python -m benchmarks.$$benchmark || exit 1; done
 
 # The theme announces its successor at every build, which docs/decisions.md knows.

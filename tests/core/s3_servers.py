@@ -33,13 +33,13 @@ class S3Server:
 
 
 @contextmanager
-def rclone_server(folder: Path, *flags: str) -> Iterator[S3Server]:
+def rclone_server(folder: Path, *flags: str, port: int = 0) -> Iterator[S3Server]:
     """Objects lie as files under `folder/BUCKET/`.
 
     Its own cache stays off: with it, an object that is replaced is missing or of the wrong size for a moment.
     """
     (folder / BUCKET).mkdir(parents=True, exist_ok=True)
-    command = ["rclone", "serve", "s3", "--addr", "127.0.0.1:0", "--vfs-cache-mode", "off", *flags]
+    command = ["rclone", "serve", "s3", "--addr", f"127.0.0.1:{port}", "--vfs-cache-mode", "off", *flags]
     command += ["--auth-key", f"{ACCESS_KEY_ID},{SECRET_ACCESS_KEY}"]
     command[0] = str(Path(sys.executable).with_name("rclone"))
     with _running([*command, str(folder)]) as endpoint:

@@ -4,7 +4,7 @@ import functools
 import json
 from typing import Any
 
-from benchmarks import autoscaling
+from benchmarks import autoscaling, drills
 from tests.documentation.blocks import ROOT, table
 
 Figure = tuple[str, tuple[str, ...]]
@@ -310,6 +310,15 @@ def bulk_on_ray_table() -> str:
 
 def autoscaling_table() -> str:
     heading, *rows = autoscaling.load_rows(latest("autoscaling"))
+    return table(heading, rows)
+
+
+def drills_table() -> str:
+    """The latest outcome of each drill."""
+    figures: dict[str, Any] = {}
+    for run in runs():
+        figures |= run["drills"] if run["benchmark"] == "drills" else {}
+    heading, *rows = drills.table_rows(figures)
     return table(heading, rows)
 
 

@@ -65,6 +65,7 @@ WRITERS: dict[str, Writer] = {
     "score figures": partial(benchmark_figures.figures_table, benchmark_figures.SCORE),
     "gateway figures": partial(benchmark_figures.figures_table, benchmark_figures.GATEWAY),
     "autoscaling": benchmark_figures.autoscaling_table,
+    "drills": benchmark_figures.drills_table,
     "waking": benchmark_figures.waking_table,
     "other servers": benchmark_figures.peers_table,
     "bulk": benchmark_figures.bulk_table,
