@@ -63,7 +63,8 @@ def generate(
     ] = None,
     steps: Annotated[Steps, typer.Option(help="Three requests for a replacement or an addition, or one.")] = "three",
     prompts: Annotated[
-        Path | None, typer.Option(help="Folder of prompts, <type>.toml; others keep the built-in ones.")
+        Path | None,
+        typer.Option(help="Folder of prompts, <type>.toml, or printed; other types keep the built-in ones."),
     ] = None,
     extra: Annotated[str, typer.Option(help="Additional fields of a request, as JSON; null removes a field.")] = "{}",
     concurrency: Annotated[int, typer.Option(min=1, help="Number of concurrent requests.")] = 8,

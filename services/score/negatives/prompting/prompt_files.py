@@ -1,9 +1,11 @@
 """Prompts of the types of hard negatives, as TOML files that people can read and change, and the chats made of them.
 
 A file `<type>.toml` holds instructions for each request and demonstrations, which become the earlier turns of a chat.
+Beside the built-in files there are those that SugarCrepe's authors printed, of replacements.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -15,6 +17,10 @@ from services.core.text_files import BadFile, read_toml
 from services.score.negatives.prompting.checks import FORM_OF, WRITTEN_KINDS, WrittenKind, problem_of
 
 OWN_PROMPTS = Path(__file__).with_name("prompts")
+# The name that stands for the printed ones where there is no folder of it, and their folder.
+PRINTED = "printed"
+PRINTED_PROMPTS = Path(__file__).with_name("printed")
+_LABEL = re.compile(r"^(Sentence|Concepts|Chosen|New)(?=:)", re.MULTILINE)
 
 # Requests about a sentence: all at once; or its concepts, a new one, and the sentence with it; or a swap.
 Step = Literal["one_step", "locate", "propose", "compose", "swap"]
@@ -66,8 +72,9 @@ class Demonstration(Strict):
 
 
 class PromptFile(Strict):
-    """The prompts of one type."""
+    """The prompts of one type. A `concept`, such as noun, names in labels what is changed, as in `Selected noun`."""
 
+    concept: str = ""
     instructions: Mapping[Step, str]
     demonstrations: tuple[Demonstration, ...] = Field(min_length=1)
 
@@ -76,9 +83,15 @@ class PromptFile(Strict):
         turns = [{"role": "system", "content": self.instructions[step].strip()}]
         for one in self.demonstrations:
             if one.concepts or step in ("one_step", "locate", "swap"):
-                turns.append({"role": "user", "content": one.question(step)})
-                turns.append({"role": "assistant", "content": one.answer(step)})
-        return [*turns, {"role": "user", "content": question(step, sentence, chosen, new)}]
+                turns.append({"role": "user", "content": self._labelled(one.question(step))})
+                turns.append({"role": "assistant", "content": self._labelled(one.answer(step))})
+        return [*turns, {"role": "user", "content": self._labelled(question(step, sentence, chosen, new))}]
+
+    def _labelled(self, text: str) -> str:
+        """Write the labels with the concept's name, if there is one."""
+        names = {"Sentence": "Original sentence", "Concepts": f"{self.concept.capitalize()}s"}
+        names |= {"Chosen": f"Selected {self.concept}", "New": f"New {self.concept}"}
+        return _LABEL.sub(lambda match: names[match[1]], text) if self.concept else text
 
 
 Prompts = Mapping[WrittenKind, PromptFile]
@@ -95,11 +108,14 @@ def question(step: Step, sentence: str, chosen: str = "", new: str = "") -> str:
 
 
 def load_prompts(folder: Path | None = None, kinds: Sequence[WrittenKind] = WRITTEN_KINDS) -> Prompts:
-    """Load the prompts of these types from a folder, or the built-in ones. Raises PromptError, naming the file.
+    """Load the prompts of these types from a folder, the PRINTED or the built-in ones. Raises PromptError, naming the
+    file.
 
     Types for which the folder has no file keep the built-in prompts; a file that belongs to no type is refused.
     """
     own = folder or OWN_PROMPTS
+    if own.name == PRINTED and not own.exists():
+        own = PRINTED_PROMPTS
     if not own.is_dir():
         raise PromptError(f"{own} is not a folder of prompts")
     if unknown := sorted(path.name for path in own.glob("*.toml") if path.stem not in WRITTEN_KINDS):

@@ -32,7 +32,14 @@ from services.score.negatives.prompting.prompt_files import Prompts
 # A label of at most four words before a colon, after a bullet or a number, in bold type or not.
 _LINE = re.compile(r"^[\s>*#\-\d.)]*\**\s*([A-Za-z]+(?: [A-Za-z]+){0,3})\s*\**\s*:\s*\**\s*(.*)$")
 _QUOTES = "\"'“”‘’«»`*"
-LABELS = frozenset(("possible", "concepts", "chosen", "new", "new sentence", "sentence"))
+# The known labels, with those of the printed prompts, by what they are read as.
+LABELS = {
+    **{name: name for name in ("possible", "concepts", "chosen", "new", "new sentence", "sentence")},
+    **{f"{concept}s": "concepts" for concept in ("noun", "adjective", "relationship")},
+    **{f"selected {concept}": "chosen" for concept in ("noun", "adjective", "relationship")},
+    **{f"new {concept}": "new" for concept in ("noun", "adjective", "relationship")},
+    "original sentence": "sentence",
+}
 
 
 class Unreadable(ValueError):
@@ -44,8 +51,8 @@ def labelled(reply: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for line in reply.splitlines():
         match = _LINE.match(line)
-        if match and match[1].lower() in LABELS:
-            found.setdefault(match[1].lower(), match[2].strip())
+        if match and (label := LABELS.get(match[1].lower())):
+            found.setdefault(label, match[2].strip())
     return found
 
 

@@ -46,6 +46,29 @@ def test_a_folder_may_replace_the_prompts_of_some_types(tmp_path: Path) -> None:
     assert {kind: loaded[kind] for kind in WRITTEN_KINDS[:3]} == {kind: built_in[kind] for kind in WRITTEN_KINDS[:3]}
 
 
+def test_the_printed_prompts_ask_as_figure_4_3_does_and_their_answers_are_read() -> None:
+    printed = load_prompts(Path("printed"))
+    messages = printed["replace_obj"].messages("one_step", "A dog sleeps.")
+    assert messages[0]["content"].startswith(
+        "Given an input sentence describing a scene, your task is to:\n\n1. Locate"
+    )
+    assert messages[1]["content"] == "Original sentence: A man is in a kitchen making pizzas."
+    assert messages[2]["content"].splitlines() == [
+        *('Nouns: ["man", "kitchen", "pizzas"]', "Selected noun: man", "New noun: woman"),
+        "New sentence: A woman is in a kitchen making pizzas.",
+    ]
+    assert messages[-1]["content"] == "Original sentence: A dog sleeps."
+    for kind in ("replace_obj", "replace_att", "replace_rel"):
+        file = printed[kind]
+        for place, one in enumerate(file.demonstrations):
+            answer = file.messages("one_step", "x")[2 + 2 * place]["content"]
+            assert tuple(concepts_of(answer)) == one.concepts
+            found = labelled(answer)
+            assert (found["chosen"], found["new"]) == (one.chosen, one.new)
+            assert one_text(answer, "new sentence") == one.new_sentence
+    assert printed["swap_obj"] == load_prompts()["swap_obj"]
+
+
 @pytest.mark.parametrize(
     ("name", "old", "new", "complaint"),
     [
