@@ -138,6 +138,11 @@ COMMANDS: dict[str, dict[str, tuple[str, str | None, str]]] = {
             None,
             "Tell what this machine has and what would not work, each with its cure.",
         ),
+        "papers": (
+            "services.cli.papers.command",
+            "train",
+            "List the papers' tables and figures, run them, and compare with the published numbers.",
+        ),
         "store": ("services.cli.store", None, "List, publish, promote, roll back and verify checkpoints."),
         "keys": ("gateway.keys.cli", "gateway", "Create, list and revoke the gateway's keys."),
     },

@@ -1,0 +1,149 @@
+"""`fovea papers`: the papers' tables and figures, their published numbers, and ours beside them."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from services.cli.papers import ledger
+from services.cli.papers.ledger import Row
+from services.cli.papers.run import Missing, Record, append, choose_models, find_data, run
+from services.core.refusals import Refused
+from services.jobs.options import command_line, output_file
+from services.jobs.tables import Table
+
+# Exit status where data or weights are missing, and of a row that has no command.
+LACKS, HAS_NO_COMMAND = 3, 4
+
+app = command_line()
+
+
+@app.callback(invoke_without_command=True)
+def listing(
+    context: typer.Context,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole ledger as JSON.")] = False,
+) -> None:
+    """List the tables, figures, methods and protocols of the five papers, and run them.
+
+    A row runs with what is there (packaged models, and texts that its owners publish), needs data or weights that it
+    names, or has no command.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    if as_json:
+        typer.echo(json.dumps({row.id: row.model_dump(mode="json") for row in ledger.rows().values()}))
+        return
+    for paper in ledger.papers():
+        rows = [(row.id, row.kind, row.title, row.status) for row in paper.row]
+        _print(Table.of_texts(paper.paper, ("", "", "", "status"), rows, num_names=4))
+    counts = ", ".join(f"{count} {status}" for status, count in ledger.count_by_status().items())
+    typer.echo(f"{len(ledger.rows())} rows: {counts}.")
+
+
+@app.command()
+def show(row_id: Annotated[str, typer.Argument(metavar="id", help="A row of the list, such as T4.4.")]) -> None:
+    """Show a row: its published numbers, its command, and the data and weights that it needs."""
+    row = _row(row_id)
+    paper = next(paper for paper in ledger.papers() if row in paper.row)
+    typer.echo(f"{row.id}: {row.title}\n{paper.paper}, page {row.page} of {paper.document}; {row.status}")
+    for published in row.published:
+        cells = [(name, *map(_number, numbers)) for name, numbers in published.rows.items()]
+        title = f"Published: {published.source}, page {published.page}"
+        _print(Table.of_texts(title, ("", *published.columns), cells))
+    lines = [
+        *([f"why: {row.why}"] if row.why else []),
+        *(f"command: fovea {' '.join(step)}" for step in row.steps),
+        *(f"data {name}: {' or '.join(data.paths)}, from {data.source}" for name, data in row.data.items()),
+        *(f"in place of the paper's model ({beside}): {name}" for beside, name in row.models.items()),
+        *([f"the paper's weights: {row.weights}"] if row.weights else []),
+        *(f"recorded: {text}" for text in row.recorded),
+    ]
+    typer.echo("\n".join(lines))
+
+
+@app.command("run", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def run_row(
+    context: typer.Context,
+    row_id: Annotated[str, typer.Argument(metavar="id", help="A row of the list, such as T4.4.")],
+    data: Annotated[
+        Path | None,
+        typer.Option(exists=True, file_okay=False, help="Folder of the data sets; `show` names its files."),
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="Model to run, or ROW=MODEL to set it beside that published row. Repeatable."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the commands that have one.")] = 0,
+    save: Annotated[Path, typer.Option(callback=output_file, help="JSON lines file to add the record to.")] = Path(
+        "~/.fovea/papers.jsonl"
+    ),
+) -> None:
+    """Run a row's protocol on what is there, and print the published numbers and ours.
+
+    Further options, such as --limit 20, are those of the row's command.
+
+    The exit status is 3 if data or weights are missing, 4 if the row has no command, 1 if its command fails.
+    """
+    row = _row(row_id)
+    if not row.steps:
+        typer.echo(f"{row.id} is {row.status}: {row.why}", err=True)
+        raise typer.Exit(HAS_NO_COMMAND)
+    try:
+        found, models = find_data(row, data), choose_models(row, model or [])
+    except Missing as missing:
+        typer.echo(str(missing), err=True)
+        raise typer.Exit(LACKS) from None
+    for chosen in models:
+        record = run(row, chosen, found, seed, context.args)
+        append(record, save.expanduser())
+        _tell(row, record)
+
+
+def _row(row_id: str) -> Row:
+    rows = ledger.rows()
+    if row_id not in rows:
+        raise Refused(f"the ledger has no row {row_id!r}; `fovea papers` lists them")
+    return rows[row_id]
+
+
+def _tell(row: Row, record: Record) -> None:
+    typer.echo(
+        f"{row.id}: {row.title}\nOurs: {described(record)}" + (f"; the paper's: {row.weights}" * bool(row.weights))
+    )
+    for table in comparison_tables(record):
+        _print(table)
+    if not record.cells:
+        typer.echo("The commands ran. No published number stands beside their results.")
+
+
+def described(record: Record) -> str:
+    """Name a run's model and seed."""
+    return f"{record.model or 'no model'}, seed {record.seed}"
+
+
+def comparison_tables(record: Record) -> list[Table]:
+    """Put published numbers and ours side by side, a table for each published one.
+
+    Only the paper's own model can be within its tolerance, so a model that stands in for it is said to.
+    """
+    stand_ins = _row(record.id).models.values()
+    ours = f"Ours: {record.model}" if record.model else "Ours"
+    header = ("", "", "Published", ours, "Difference", "Tolerance", "Within")
+    by_source: dict[str, list[tuple[str, ...]]] = {}
+    for cell in record.cells:
+        number = _number(cell.ours) + (f" ({cell.by})" if cell.by else "")
+        numbers = (_number(cell.published), number, f"{cell.difference:+.4g}", _number(cell.tolerance))
+        within = "stand-in" if cell.by or record.model in stand_ins else "yes" if cell.is_within else "no"
+        cells = by_source.setdefault(f"{cell.source}, page {cell.page}", [])
+        cells.append((cell.row, cell.column, *numbers, within))
+    return [Table.of_texts(source, header, rows, num_names=2) for source, rows in by_source.items()]
+
+
+def _number(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.10g}" if value == round(value, 4) else f"{value:.4g}"
+
+
+def _print(table: Table) -> None:
+    Console(soft_wrap=False).print(table.to_rich())

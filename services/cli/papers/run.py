@@ -1,0 +1,237 @@
+"""A run of a row of the ledger: its commands in processes of their own, and our numbers beside the published ones."""
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version as installed_version
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from services.cli.papers.ledger import Comparison, Row
+from services.core.refusals import Refused
+from services.core.store.errors import NotFoundInStore
+from services.core.text_files import json_of, read_json, read_records
+
+# Above this size, images as a rule, the digest of a folder is one of names and sizes.
+MAX_HASHED_BYTES = 256 * 1024**2
+
+
+class Missing(Refused):
+    """Data or weights that a row needs and that are not there; the message tells which, and where they come from."""
+
+
+class Cell(BaseModel):
+    """A published number and ours. `by` is the model that ours is of, where it is another than the run's."""
+
+    source: str
+    page: int
+    row: str
+    column: str
+    published: float
+    ours: float
+    tolerance: float
+    by: str = ""
+
+    @property
+    def difference(self) -> float:
+        return self.ours - self.published
+
+    @property
+    def is_within(self) -> bool:
+        return abs(self.difference) <= self.tolerance + 1e-9
+
+
+class Record(BaseModel):
+    """One run: its commands, model, seed and data, and the numbers that it gave; a line of the file of records."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+    id: str
+    beside: str
+    model: str
+    model_digest: str
+    seed: int
+    data: dict[str, str]
+    commands: list[list[str]]
+    version: str
+    commit: str
+    date: str
+    seconds: float
+    cells: list[Cell]
+
+
+def read_all(path: Path) -> list[Record]:
+    """Read a file of records. Raises BadFile."""
+    return [record for _, record in read_records(path, Record)]
+
+
+def append(record: Record, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(record.model_dump_json() + "\n")
+
+
+def find_data(row: Row, folder: Path | None) -> dict[str, Path]:
+    """Find what the row's commands read. Raises Missing, which names all that is not there and its sources."""
+    found, missing = {}, []
+    for name, data in row.data.items():
+        places = [] if folder is None else [place for path in data.paths if (place := folder / path).exists()]
+        if places:
+            found[name] = places[0]
+        else:
+            missing.append(f"{data.paths[0]} from {data.source}")
+    if missing:
+        where = f"in {folder}" if folder is not None else "without --data"
+        raise Missing(f"{row.id} lacks, {where}: {'; '.join(missing)}")
+    return found
+
+
+def choose_models(row: Row, given: Sequence[str]) -> list[tuple[str, str]]:
+    """Return models with the published row that each stands beside. Raises Missing for a row that has none."""
+    if not any("{model}" in word for step in row.steps for word in step):
+        if given:
+            raise Refused(f"{row.id} has no model: leave --model out")
+        return [(beside, "") for beside in row.models or [""]]
+    if not given and not row.models:
+        raise Missing(f"{row.id} needs --model: {row.weights}")
+    known = {name for published in row.published for name in published.rows} | row.models.keys()
+    chosen = []
+    for text in given:
+        beside, _, model = text.rpartition("=")
+        if beside and beside not in known:
+            raise Refused(f"--model {text}: {row.id} has no row {beside!r}; it has {', '.join(sorted(known))}")
+        chosen.append((beside or next(iter(row.models), ""), model))
+    return chosen or list(row.models.items())
+
+
+def filled(word: str, names: Mapping[str, str]) -> str:
+    """Put names into a word of a command or a key; braces that stand for nothing stay."""
+    for name, value in names.items():
+        word = word.replace(f"{{{name}}}", value)
+    return word
+
+
+def run(row: Row, model: tuple[str, str], data: Mapping[str, Path], seed: int, more: Sequence[str]) -> Record:
+    """Run the row's commands and compare. `more` are words for the last one. Raises Refused where one fails."""
+    beside, reference = model
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="fovea-papers-") as folder:
+        names = {"model": reference, "seed": str(seed), "out": folder}
+        names |= {f"data.{name}": str(path) for name, path in data.items()}
+        steps = [*row.steps[:-1], (*row.steps[-1], *more)]
+        printed = [_output_of([filled(word, names) for word in step]) for step in steps][-1]
+        cells = compare(row, beside, Path(folder), printed)
+        shown = {**names, "out": "OUT"} | {f"data.{name}": f"DATA/{path.name}" for name, path in data.items()}
+    return Record(
+        id=row.id,
+        beside=beside,
+        model=reference,
+        model_digest=_model_digest(reference),
+        seed=seed,
+        data={name: digest(path) for name, path in data.items()},
+        commands=[[filled(word, shown) for word in step] for step in steps],
+        version=installed_version("fovea"),
+        commit=os.environ.get("FOVEA_CODE_REVISION", ""),
+        date=datetime.now(UTC).strftime("%Y-%m-%d"),
+        seconds=round(time.monotonic() - began, 1),
+        cells=cells,
+    )
+
+
+def compare(row: Row, beside: str, folder: Path, printed: str) -> list[Cell]:
+    """Pair published cells with our numbers, as far as the commands gave any."""
+    cells = []
+    for comparison in row.compare:
+        document = _document(comparison, folder, printed)
+        rows = {filled(name, {"beside": beside}): ours for name, ours in comparison.rows.items()}
+        (published,) = (one for one in row.published if one.source == comparison.source)
+        for name, column, number in published.cells():
+            if name not in rows or column not in comparison.columns:
+                continue
+            names = {"row": rows[name], "column": comparison.columns[column], "beside": beside}
+            ours = value_at(document, [filled(step, names) for step in comparison.key])
+            if comparison.over and ours is not None:
+                whole = value_at(document, [filled(step, names) for step in comparison.over])
+                ours = ours / whole if whole else None
+            if ours is not None:
+                ours = round(ours * comparison.factor, 6)
+                where = {"source": published.source, "page": published.page, "row": name, "column": column}
+                numbers = {"published": number, "ours": ours, "tolerance": comparison.tolerance}
+                cells.append(Cell.model_validate({**where, **numbers, "by": comparison.by}))
+    return cells
+
+
+def value_at(document: Any, key: Sequence[str]) -> float | None:
+    """Follow a key into JSON: a name of an object, `name=value` for the items of a list that have it.
+
+    Another name continues with the last item of a list. `*` is the mean over an object, `a+b` a sum of two numbers,
+    `#` the length of a list. None where the document has nothing there.
+    """
+    if not key:
+        return float(document) if isinstance(document, int | float) else None
+    step, rest = key[0], key[1:]
+    if isinstance(document, list):
+        name, is_filter, value = step.partition("=")
+        if step == "#":
+            return float(len(document))
+        if is_filter:
+            return value_at([one for one in document if str(one.get(name)) == value], rest)
+        return value_at(document[-1], key) if document else None
+    if not isinstance(document, dict):
+        return None
+    if step == "*":
+        values = [value_at(one, rest) for one in document.values()]
+        known = [one for one in values if one is not None]
+        return fmean(known) if known else None
+    if step in document:
+        return value_at(document[step], rest)
+    parts = [value_at(document, [part, *rest]) for part in step.split("+")] if "+" in step else [None]
+    return None if None in parts else sum(one for one in parts if one is not None)
+
+
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a file, or of the names and contents of a folder's files; `sizes:` of a large folder."""
+    if path.is_file():
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    is_large = sum(file.stat().st_size for file in files) > MAX_HASHED_BYTES
+    whole = hashlib.sha256()
+    for file in files:
+        content = str(file.stat().st_size) if is_large else hashlib.sha256(file.read_bytes()).hexdigest()
+        whole.update(f"{file.relative_to(path)} {content}\n".encode())
+    return ("sizes:" if is_large else "") + whole.hexdigest()
+
+
+def _document(comparison: Comparison, folder: Path, printed: str) -> Any:
+    if comparison.file:
+        return read_json(folder / comparison.file, may_have_nan=True)
+    lines = printed.strip().splitlines()
+    return json_of(lines[-1].encode() if lines else b"", "the last line of the command's output")
+
+
+def _output_of(command: Sequence[str]) -> str:
+    """Run a `fovea` command as a user would type it; what it says while it works is shown. Raises Refused."""
+    done = subprocess.run(
+        [sys.executable, "-m", "services.cli.main", *command], stdout=subprocess.PIPE, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise Refused(f"`fovea {' '.join(command)}` ended with status {done.returncode}")
+    return done.stdout
+
+
+def _model_digest(reference: str) -> str:
+    """Return the digest of a version in the store or of a folder; nothing for what has no files, such as a tag."""
+    from services.jobs.checkpoints import find_checkpoint  # imports torch, which a list of the ledger does without
+
+    try:
+        return find_checkpoint(reference).digest() if reference else ""
+    except (NotFoundInStore, Refused):
+        return ""

@@ -1,0 +1,315 @@
+"""The ledger of the papers: its rows, their commands, and what runs of them print and record."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from services.cli.delegation import Delegate
+from services.cli.main import app
+from services.cli.papers import ledger
+from services.cli.papers.command import app as papers_app
+from services.cli.papers.ledger import Row
+from services.cli.papers.run import Record, choose_models, read_all, run, value_at
+from services.core.refusals import Refused
+from tests.predict.toy_data_sets import write_svamp
+
+ROWS = ledger.rows()
+ROOT = Path(__file__).parents[2]
+
+
+def papers(*words: object) -> Any:
+    return CliRunner().invoke(papers_app, list(map(str, words)))
+
+
+def fovea(*words: object, store: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run the command in a process of its own."""
+    command = [sys.executable, "-m", "services.cli.main", "papers", *map(str, words)]
+    environment = dict(os.environ) if store is None else {**os.environ, "FOVEA_STORE_URL": f"file://{store}"}
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment)
+
+
+def complaints(step: tuple[str, ...]) -> list[str]:
+    """What the real command says of the words of a step, except of placeholders; nothing where it would run."""
+    words, command = [word.replace("{seed}", "0") for word in step], get_command(app)
+    while words and (commands := getattr(command, "commands", {})):
+        if words[0] not in commands:
+            return [f"there is no command {words[0]}: {step}"]
+        command = commands[words.pop(0)]
+        command = command.load() if isinstance(command, Delegate) else command
+    context: Any = command.make_context(step[-1], [], resilient_parsing=True)
+    context.resilient_parsing = False
+    parameters: Any = command.params
+    try:
+        values, left, _ = command.make_parser(context).parse_args(args=words)
+    except Exception as refused:  # of a class of typer's own
+        return [f"{step}: {refused}"]
+    found = [f"{step}: too many words: {left}"] if left else []
+    for parameter in parameters:
+        try:
+            parameter.handle_parse_result(context, values, [])
+        except Exception as refused:
+            found += [] if "{" in str(refused) else [f"{step}: {parameter.name}: {refused}"]
+    return found
+
+
+@pytest.mark.slow  # imports every job
+def test_every_step_of_every_row_is_a_command_with_options_that_it_has() -> None:
+    steps = dict.fromkeys(step for row in ROWS.values() for step in row.steps)
+    assert [said for step in steps for said in complaints(step)] == []
+
+
+@pytest.mark.slow  # imports the jobs that it names
+def test_a_vanished_command_an_unknown_option_and_a_missing_argument_are_noticed() -> None:
+    refine = ("curate", "refine", "{data.pairs}", "--output", "{out}/refined")
+    assert complaints(refine) == []
+    for step, said in (
+        (("curate", "vanished"), "no command vanished"),
+        ((*refine, "--vanished"), "--vanished"),
+        (refine[:3], "output"),
+        ((*refine, "--seed=many"), "many"),
+        ((*refine, "{data.more}"), "too many words"),
+    ):
+        (found,) = complaints(step)
+        assert said in found
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
+def test_a_row_names_only_places_that_exist(row: Row) -> None:
+    """Placeholders are those that a run fills, data is read by a step, and a comparison's names are published ones."""
+    known = {"model", "seed", "out", *(f"data.{name}" for name in row.data)}
+    text = " ".join(word for step in row.steps for word in step)
+    found = {name.partition("}")[0] for name in text.split("{")[1:]}
+    assert found <= known
+    for comparison in row.compare:
+        (published,) = (one for one in row.published if one.source == comparison.source)
+        assert comparison.columns.keys() <= set(published.columns)
+        filled = {name.replace("{beside}", beside) for name in comparison.rows for beside in (row.models or [""])}
+        assert filled <= published.rows.keys()
+        assert comparison.file == "" or "{out}" in text
+
+
+def test_every_published_cell_has_a_page_and_a_table() -> None:
+    for row in ROWS.values():
+        for published in row.published:
+            assert published.page >= 1 and published.source
+            assert list(published.cells())
+
+
+def test_ids_are_unique_and_those_of_the_two_documents_cannot_clash() -> None:
+    ids = Counter(row.id for paper in ledger.papers() for row in paper.row)
+    assert max(ids.values()) == 1
+    documents = {row.id: paper.document for paper in ledger.papers() for row in paper.row}
+    assert len({document for row, document in documents.items() if row.startswith("FSC-")}) == 1
+    assert len({document for row, document in documents.items() if not row.startswith("FSC-")}) == 1
+    assert {row.status for row in ROWS.values()} == set(ledger.count_by_status())
+
+
+@pytest.mark.parametrize(
+    ("document", "kind", "numbers"),
+    [
+        ("T", "table", "2.1 2.2 3.1 3.2 3.3 4.1 4.2 4.3 4.4 4.5 4.6 5.1 5.2 5.3 5.4 5.5 5.6 A.1 B.1 B.2"),
+        ("T", "table", "C.1 C.2 C.3 C.4 D.1 D.2 D.3 D.4 D.5"),
+        ("F", "figure", "2.1 2.2 2.3 2.4 2.5 2.6 2.7 2.8 2.9 3.1 3.2 3.3 3.4 3.5 3.6 4.1 4.2 4.3 4.4 4.5"),
+        ("F", "figure", "5.1 5.2 5.3 5.4 5.5 C.1 C.2 C.3 C.4"),
+        ("FSC-T", "table", "1 2 3 4 5 6 7 8 9"),
+        ("FSC-F", "figure", "1 2 3 4"),
+    ],
+)
+def test_no_table_and_no_figure_of_the_documents_is_left_out(document: str, kind: str, numbers: str) -> None:
+    assert {ROWS[f"{document}{number}"].kind for number in numbers.split()} == {kind}
+
+
+def test_records_that_rows_point_to_exist() -> None:
+    named = {text.partition(":")[0] for row in ROWS.values() for text in row.recorded}
+    assert [path for path in named if not (ROOT / path).is_file()] == []
+
+
+def test_the_list_counts_the_rows_by_status() -> None:
+    listed = papers()
+    assert listed.exit_code == 0
+    counts = ledger.count_by_status()
+    assert f"{len(ROWS)} rows: " + ", ".join(f"{count} {status}" for status, count in counts.items()) in listed.output
+    assert json.loads(papers("--json").output).keys() == ROWS.keys()
+
+
+def test_a_row_is_shown_with_its_published_numbers_command_data_and_weights() -> None:
+    shown = papers("show", "T4.4").output
+    for text in ("page 72", "77.71", "fovea curate measure quality", "https://cocodataset.org", "liujch1998/vera"):
+        assert text in shown
+
+
+def test_missing_data_and_weights_are_named_with_their_sources_and_have_a_status_of_their_own(tmp_path: Path) -> None:
+    missing = papers("run", "T4.6", "--data", tmp_path)
+    assert missing.exit_code == 3
+    for text in ("sugar-crepe/data", "https://github.com/RAIVNLab/sugar-crepe", "coco/val2017", str(tmp_path)):
+        assert text in missing.output
+    assert papers("run", "T3.3").exit_code == 3
+    assert "without --data" in papers("run", "T3.3").output
+
+
+def test_a_row_without_a_command_says_why_and_has_a_status_of_its_own() -> None:
+    refused = papers("run", "F5.2")
+    assert refused.exit_code == 4
+    assert "a diagram" in refused.output
+
+
+@pytest.mark.process
+def test_an_unknown_row_is_refused_in_one_line() -> None:
+    refused = fovea("show", "T9.9")
+    assert refused.returncode == 1
+    assert refused.stderr.strip() == "fovea papers: the ledger has no row 'T9.9'; `fovea papers` lists them"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (["name=b", "scores", "x"], 3.0),
+        (["scores", "x"], 3.0),
+        (["name=a", "scores", "*"], 1.5),
+        (["name=a", "scores", "x+y"], 3.0),
+        (["#"], 2.0),
+        (["name=c", "scores", "x"], None),
+        (["name=a", "scores", "z"], None),
+        (["name=a", "scores", "x", "y"], None),
+    ],
+)
+def test_a_key_leads_to_a_number_or_to_nothing(key: list[str], value: float | None) -> None:
+    document = [{"name": "a", "scores": {"x": 1, "y": 2}}, {"name": "b", "scores": {"x": 3}}]
+    assert value_at(document, key) == value
+
+
+def sugar_crepe(folder: Path, num: int) -> Path:
+    """SugarCrepe's files with a few pairs of each type, and released answers that are right on the first of each."""
+    for name in ("data", "gpt4v"):
+        (folder / "sugar-crepe" / name).mkdir(parents=True)
+    kinds = ("replace_obj", "replace_att", "replace_rel", "swap_obj", "swap_att", "add_obj", "add_att")
+    pairs = {
+        str(i): {"filename": f"{i}.jpg", "caption": f"a cat on mat {i}", "negative_caption": f"a dog on a mat {i}"}
+        for i in range(num)
+    }
+    for kind in kinds:
+        (folder / "sugar-crepe" / "data" / f"{kind}.json").write_text(json.dumps(pairs))
+    (folder / "sugar-crepe" / "swap_obj_paper246.json").write_text(json.dumps(pairs))
+    answers = {kind: {name: int(name == "0") for name in pairs} for kind in kinds}
+    (folder / "sugar-crepe" / "gpt4v" / "gpt4v_correct.json").write_text(json.dumps({"positive-first": answers}))
+    return folder
+
+
+def word_problems(folder: Path) -> Path:
+    write_svamp(folder / "distill")
+    return folder
+
+
+def articles(folder: Path) -> Path:
+    """SynthWiki's file with an article and a question about each of 40 people."""
+    lines = ["context,question,answer"]
+    lines += [f"Person{i} was born in Town{i} and paints.,Where was Person{i} born?,Town{i}" for i in range(40)]
+    (folder / "synthwiki").mkdir(parents=True)
+    (folder / "synthwiki" / "madlibs1.csv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def captions(folder: Path) -> Path:
+    """COCO's captions of three images."""
+    (folder / "coco" / "annotations").mkdir(parents=True)
+    texts = ["A black cat sits on a red mat.", "A man rides a brown horse.", "Two dogs play in the green grass."]
+    coco = {
+        "images": [{"id": i, "file_name": f"{i}.jpg"} for i in range(3)],
+        "annotations": [{"id": i, "image_id": i, "caption": text} for i, text in enumerate(texts)],
+    }
+    (folder / "coco" / "annotations" / "captions_val2017.json").write_text(json.dumps(coco))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store into which the packaged models are published once."""
+    return tmp_path_factory.mktemp("store")
+
+
+def ran(row_id: str, data: Path, store: Path, *options: str) -> tuple[str, list[Record]]:
+    save = data / "papers.jsonl"
+    done = fovea("run", row_id, "--data", data, "--save", save, *options, store=store)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, read_all(save)
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("row_id", "make_data", "options", "num_cells"),
+    [
+        pytest.param("TA.1", word_problems, ["--tasks", "svamp", "--batch-size", "4"], 1, marks=pytest.mark.training),
+        ("TB.2s", articles, ["--documents", "3", "--limit", "1", "--methods", "Vanilla attention"], 0),
+        ("FSC-P4", captions, [], 0),
+    ],
+)
+def test_a_row_of_each_method_runs_from_its_command_to_its_record(
+    row_id: str, make_data: Callable[[Path], Path], options: list[str], num_cells: int, tmp_path: Path, store: Path
+) -> None:
+    printed, records = ran(row_id, make_data(tmp_path / "data"), store, *options)
+    assert printed.startswith(f"{row_id}: {ROWS[row_id].title}")
+    assert [(record.id, len(record.cells)) for record in records] == [(row_id, num_cells)]
+    assert records[0].commands[-1][-len(options) :] == options or not options
+    assert bool(records[0].model_digest) is (row_id == "TB.2s")
+    assert records[0].data.keys() == ROWS[row_id].data.keys()
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_a_run_prints_published_and_own_numbers_and_records_what_it_was_made_of(tmp_path: Path, store: Path) -> None:
+    printed, (record,) = ran("T4.6g", sugar_crepe(tmp_path / "data", 4), store)
+    assert "Table 4.6, page 76" in printed and "96.31" in printed
+    assert {(cell.column, cell.ours) for cell in record.cells} >= {("REPLACE, Object", 25.0), ("Average", 25.0)}
+    assert not any(cell.is_within for cell in record.cells)
+    assert all(len(digest) == 64 for digest in record.data.values())
+    assert str(tmp_path) not in json.dumps(record.commands)
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_the_guides_example_runs_as_it_stands(tmp_path: Path, store: Path) -> None:
+    guide = (ROOT / "docs" / "guide" / "papers.md").read_text()
+    (example,) = re.findall(r"^    fovea papers (run T5\.1 .*)$", guide, re.MULTILINE)
+    done = fovea(*example.split(), "--save", tmp_path / "papers.jsonl", store=store)
+    assert done.returncode == 0, done.stderr
+    assert "Ours: focallens-shapes, seed 0; the paper's: " in done.stdout
+    assert "57.1" in done.stdout
+    (record,) = read_all(tmp_path / "papers.jsonl")
+    assert (len(record.cells), len(record.model_digest)) == (10, 64)
+
+
+@pytest.mark.process
+def test_a_failing_command_is_told_in_one_line_and_leaves_no_record(tmp_path: Path) -> None:
+    row = ROWS["T5.1"]
+    with pytest.raises(Refused, match="ended with status 2"):
+        run(row, ("FocalLens-CLIP", "focallens-shapes"), {}, 0, ["--vanished"])
+
+
+def test_a_model_stands_beside_the_published_row_that_it_names() -> None:
+    row = ROWS["T4.6"]
+    assert choose_models(row, []) == [("ViT-B-32", "fsc-clip-scenes")]
+    assert choose_models(row, ["mine"]) == [("ViT-B-32", "mine")]
+    assert choose_models(row, ["ViT-L-14=./clip", "mine"]) == [("ViT-L-14", "./clip"), ("ViT-B-32", "mine")]
+    with pytest.raises(Refused, match="has no row 'ViT-Z'"):
+        choose_models(row, ["ViT-Z=mine"])
+    with pytest.raises(Refused, match="leave --model out"):
+        choose_models(ROWS["T4.2"], ["mine"])
+
+
+def test_the_page_of_results_counts_what_the_ledger_and_the_records_hold() -> None:
+    page = (ROOT / "docs" / "results" / "papers.md").read_text()
+    run_rows = {record.id for record in read_all(ROOT / "docs" / "results" / "papers.jsonl")}
+    counts = (len(ROWS), *ledger.count_by_status().values(), len(run_rows))
+    assert f"| {' | '.join(map(str, counts))} |" in page
+    assert run_rows <= ROWS.keys()
