@@ -10,6 +10,7 @@ from rich.console import Console
 from services.cli.papers import ledger
 from services.cli.papers.ledger import Row
 from services.cli.papers.run import Missing, Record, append, choose_models, find_data, run
+from services.core.logs import log_warnings_to_stderr
 from services.core.refusals import Refused
 from services.jobs.options import command_line, output_file
 from services.jobs.tables import Table
@@ -86,6 +87,7 @@ def run_row(
 
     The exit status is 3 if data or weights are missing, 4 if the row has no command, 1 if its command fails.
     """
+    log_warnings_to_stderr()
     row = _row(row_id)
     if not row.steps:
         typer.echo(f"{row.id} is {row.status}: {row.why}", err=True)
