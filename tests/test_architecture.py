@@ -148,16 +148,16 @@ MAX_FUNCTION_LINES = 60
 MAX_CHAIN = 13
 # Lines of Python that a room may have. A commit that raises a budget says why.
 BUDGETS = {
-    "gateway": 3_614,
-    "services/cli": 2_889,
-    "services/core": 13_252,
+    "gateway": 3_621,
+    "services/cli": 3_416,
+    "services/core": 13_259,
     "services/nn": 2_469,
-    "services/jobs": 3_458,
-    "services/curate": 4_249,
-    "services/embed": 19_508,
+    "services/jobs": 3_574,
+    "services/curate": 4_236,
+    "services/embed": 19_643,
     "services/generate": 13_462,
     "services/predict": 7_124,
-    "services/score": 10_643,
+    "services/score": 10_943,
     "starters": 20_750,
     "vllm_plugin": 2_615,
 }
