@@ -21,6 +21,7 @@ from services.core.text_files import read_json, read_toml
 from services.jobs.checkpoints import Device
 from services.jobs.interruption import interruptible
 from services.jobs.options import among, command_line
+from services.jobs.recipes import chosen_recipe
 from services.jobs.resumption import option_names, other_arguments
 from services.jobs.tables import MISSING, Table
 from services.jobs.training import rank
@@ -31,7 +32,7 @@ from services.score.evaluation.suite.command import DataFolder, Suite, run_suite
 from services.score.evaluation.suite.parts import PARTS, fingerprint
 from services.score.evaluation.tables import AVERAGES, numbers_of
 from services.score.training.recipe import Recipe
-from services.score.training.train import Output, chosen_recipe, fsc_clip
+from services.score.training.train import Output, fsc_clip
 from services.score.training.train import app as tuning
 
 PAPER = ("2", "3a", "3b", "3c")

@@ -29,7 +29,7 @@ MAX_TOKENS, MAX_CHOICES, MAX_DOCUMENTS = 100, 4, 5
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
-    limits = {"max_tokens": MAX_TOKENS, "max_choices": MAX_CHOICES, "max_documents": MAX_DOCUMENTS}
+    limits: dict[str, Any] = {"max_tokens": MAX_TOKENS, "max_choices": MAX_CHOICES, "max_documents": MAX_DOCUMENTS}
     with served_tiny(tmp_path_factory.mktemp("openai"), **limits) as client:
         yield client
 
