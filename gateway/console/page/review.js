@@ -1,5 +1,5 @@
-// Review: the page of `fovea curate review`, which that serves itself. Here it asks through the gateway, with this page's
-// key, in a shadow root: it takes this page's colors, and otherwise neither's style reaches the other.
+// Review: the page of `fovea curate review`, asking through the gateway with this page's key. In a shadow root it takes
+// this page's colors, and otherwise neither's style reaches the other.
 import { ask, askBlob, hasReview, health, key, loadHealth } from "./api.js";
 import { Copy, Head, Problem } from "./parts.js";
 import { remembered } from "./state.js";
@@ -15,7 +15,7 @@ const server = {
     calls.value = [call];
     return ask(call);
   },
-  // Browsers send no key for an image or a download.
+  // For images and downloads browsers send no key.
   addressOf: async (path) => (key.peek() ? URL.createObjectURL(await askBlob({ path })) : path),
 };
 
@@ -30,27 +30,24 @@ async function styled(host) {
   return { body, mount: module.mount };
 }
 
-// Shows the review, and again for the reviewer of another link or with another key.
+// Shows the review, anew for another link's reviewer or another key.
 function show(host) {
-  let shown;
-  let usedKey;
+  let shown, usedKey, isOver;
   let end = () => {};
-  let isOver = false;
   const ready = styled(host);
   const start = async () => {
     const { body, mount } = await ready.catch(() => ({}));
-    problem.value = mount ? "" : "The review's page did not load. Reload this page once the review runs.";
+    problem.value = mount ? "" : "The review's page did not load. Reload once the review runs.";
     if (isOver || !mount) return;
     end();
     usedKey = key.peek();
     shown = fields.reviewer.peek();
-    const onReviewer = (name) => (fields.reviewer.value = shown = name);
-    end = mount(body, { server, reviewer: shown, onReviewer });
+    end = mount(body, { server, reviewer: shown, onReviewer: (name) => (fields.reviewer.value = shown = name) });
   };
   const follow = effect(() => {
     if (fields.reviewer.value !== shown) start();
   });
-  // The models may come with the new key after the review did, and its token must not have to be typed again.
+  // A typed token stays.
   const onKey = () => key.peek() !== usedKey && start();
   window.addEventListener("key-changed", onKey);
   return () => {
@@ -68,7 +65,7 @@ function Mounted() {
 }
 
 export function Review() {
-  // A review that can't be reached any more keeps its pair and note on the page until the verdict is saved.
+  // A review that is gone keeps its pair and note here until the verdict is saved.
   const wasThere = useRef(false);
   wasThere.current ||= hasReview();
   useEffect(() => {
