@@ -95,6 +95,10 @@ def with_model(**changed: Any) -> dict[str, Any]:
         (with_model(name="gateway"), "the name gateway is taken"),
         (with_model(name="score"), "the name score is taken"),
         (
+            {"models": [{**SITE["models"][0], "name": "students"}, {**SITE["models"][0], "checkpoints": ["rare"]}]},
+            "predict is not the first of predict, and the gateway has that name for something else",
+        ),
+        (
             with_model(name="score-canary") | {"services": {"score": {"canary": "next"}}},
             "the name score-canary is taken",
         ),

@@ -1,12 +1,13 @@
 """A second model of generate behind the same gateway: one more entry of `models`."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import PurePosixPath
 
 import pytest
 
-from gateway.routing.destinations import Pool, PoolFile
+from gateway.routing.destinations import Pool, PoolFile, destinations
 from tests.deploy import kubernetes_names as names
 from tests.deploy.kubernetes_manifests import SITE, Manifests, Pod, deployment, render
 from tests.deploy.kubernetes_network import Network
@@ -79,6 +80,27 @@ def test_a_pool_scales_as_its_service_does_by_its_own_requests(manifests: Manife
     assert 'service="generate-vicuna"' in pool["spec"]["triggers"][0]["metadata"]["query"]
     text, expected = (json.dumps(one["spec"]["triggers"]) for one in (pool, service))
     assert text.replace("generate-vicuna", "generate") == expected
+
+
+def test_a_model_scales_by_the_requests_that_the_gateway_counts_under_its_own_name_for_it() -> None:
+    """The gateway calls the first model of a service by the service, whatever its Deployment is named."""
+    first = {"name": "students", "service": "predict", "checkpoints": ["spam"], "canary": "candidate"}
+    further = {"name": "students-rare", "service": "predict", "checkpoints": ["rare"]}
+    manifests = render(("gpu",), SITE, {"models": [first, further, *SITE["models"][1:]]})
+    (gateway,) = gateways(manifests)
+    called = {
+        url: one.name
+        for one in destinations(names.settings_of(manifests, gateway), pools_of(manifests, gateway))
+        for url in one.urls
+    }
+    for name in ("students", "students-rare"):
+        scaled, pod = manifests.get("ScaledObject", name), manifests.pod(name)
+        assert scaled is not None
+        own = called[f"http://{name}:{pod.ports['http']}"]
+        asked = re.findall(r'service="([\w-]+)"', json.dumps(scaled["spec"]["triggers"]).replace("\\", ""))
+        assert len(asked) >= 8
+        assert set(asked) == {own}
+    assert called["http://students-canary:8101"] == "predict-canary"
 
 
 def test_a_changed_file_of_pools_needs_no_new_pods(manifests: Manifests) -> None:

@@ -51,8 +51,9 @@
 {{- $isScaled := and $.Values.scaling.enabled (or $model.scaleToZero (gt (int $model.replicas.max) (int $model.replicas.min))) }}
 {{- $start := int $model.startSeconds }}
 {{- if $isVllm }}{{ $start = add $start $model.vllm.startSeconds }}{{ end }}
+{{- /* What the gateway calls it: its first models by their service, pools by their own names. */}}
 {{- $derived := dict
-      "port" (index $ports .service) "isFirst" $isFirst "hasGpu" $hasGpu "isVllm" $isVllm "isScaled" $isScaled
+      "upstream" (ternary .service .name $isFirst) "port" (index $ports .service) "isFirst" $isFirst "hasGpu" $hasGpu "isVllm" $isVllm "isScaled" $isScaled
       "holdsCollections" $holdsCollections "readySeconds" (add $.Values.times.placingSeconds $start) }}
 {{- $models = append $models (merge $derived $model) }}
 {{- end }}
