@@ -104,6 +104,12 @@ def with_model(**changed: Any) -> dict[str, Any]:
         ),
         ({"trainings": JOBS["trainings"][:1] * 2, "images": JOBS["images"]}, "trainings: the name one-node is taken"),
         ({"gpuClaims": [{"name": "small", "deviceClass": "gpu.nvidia.com"}] * 2}, "gpuClaims: the name small is taken"),
+        (with_model(canary="spam@candidate"), "the canary of predict is spam@candidate: give an alias alone"),
+        (
+            with_model(checkpoints=["spam", "tickets"], canary="latest"),
+            "the canary of predict follows latest, as its other pods do",
+        ),
+        (with_model(checkpoints=["spam@stable"], canary="stable"), "the canary of predict follows stable"),
         (with_model(env={"max models": "2"}), "models.0.env"),
         (with_model(vllm={"enabled": True}, service="generate"), "vLLM serves one checkpoint, and predict names 2"),
         ({"images": {"gateway": "registry.example.org/gateway"}}, "images.gateway: Does not match pattern"),
@@ -283,6 +289,20 @@ def test_a_gpu_computes_what_the_operator_named_and_no_starter_unasked(name: str
         if pod.program != "gateway":
             (named,) = [one["checkpoints"] for one in SITE["models"] if one["service"] == pod.program]
             assert list(settings.models) == named
+
+
+@pytest.mark.parametrize(
+    ("service", "checkpoints"), [("predict", ["spam", "tickets@stable"]), ("generate", ["a@stable"])]
+)
+def test_a_canary_serves_its_alias_of_every_checkpoint_also_where_the_stable_pods_name_another(
+    service: str, checkpoints: list[str]
+) -> None:
+    entry = {"name": service, "service": service, "checkpoints": checkpoints, "canary": "candidate"}
+    manifests = render(("gpu",), SITE, {"models": [entry]})
+    stable, canary = (names.settings_of(manifests, manifests.pod(name)) for name in (service, f"{service}-canary"))
+    assert list(stable.models) == checkpoints
+    assert list(canary.models) == [one.partition("@")[0] for one in checkpoints]
+    assert canary.alias == "candidate"
 
 
 def claim_of_collections(manifests: Manifests) -> dict[str, Any]:

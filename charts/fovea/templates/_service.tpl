@@ -14,7 +14,13 @@
 {{- define "fovea.serviceSettings" -}}
 {{- $model := .model }}
 {{- $prefix := printf "FOVEA_%s" (upper $model.service) }}
-{{- $env := dict (printf "%s_MODELS" $prefix) (join "," $model.checkpoints) }}
+{{- $checkpoints := $model.checkpoints }}
+{{- if .alias }}
+{{- /* An alias that is written out would win over the canary's. */}}
+{{- $checkpoints = list }}
+{{- range $model.checkpoints }}{{ $checkpoints = append $checkpoints (first (splitList "@" .)) }}{{ end }}
+{{- end }}
+{{- $env := dict (printf "%s_MODELS" $prefix) (join "," $checkpoints) }}
 {{- /* Of a claim that pods share, each may fill nine tenths: a pod that knew of its own model alone would remove others'. */}}
 {{- $keptGiB := ternary (div (mul 9 .root.Values.modelCache.sizeGiB) 10) (mul 2 $model.weightsGiB) .root.Values.modelCache.claim }}
 {{- $_ := set $env "FOVEA_CHECKPOINT_CACHE_MAX_BYTES" (mul $keptGiB 1073741824 | toString) }}
