@@ -305,6 +305,17 @@ def test_a_canary_serves_its_alias_of_every_checkpoint_also_where_the_stable_pod
     assert canary.alias == "candidate"
 
 
+def test_a_release_without_embed_has_neither_collections_nor_an_address_of_them() -> None:
+    without = {"models": [one for one in SITE["models"] if one["service"] != "embed"]}
+    manifests = render(("production",), SITE, without)
+    (gateway,) = [pod for pod in manifests.processes() if pod.program == "gateway"]
+    assert names.settings_of(manifests, gateway).collections_urls == ()
+    assert names.check_addresses(manifests) == []
+    # PostgreSQL, Milvus and a nightly backup would run for nobody.
+    said = "collections.placement is shared, and no model is of the service embed"
+    assert said in refusal(("production", "cluster"), SITE, without)
+
+
 def claim_of_collections(manifests: Manifests) -> dict[str, Any]:
     """The claim whose disk the one process with collections writes to."""
     (holder,) = [
