@@ -110,6 +110,10 @@ def with_model(**changed: Any) -> dict[str, Any]:
             "the canary of predict follows latest, as its other pods do",
         ),
         (with_model(checkpoints=["spam@stable"], canary="stable"), "the canary of predict follows stable"),
+        (
+            {"modelCache": {"claim": True, "sizeGiB": 64}},
+            "pods fill four fifths of it, and two versions of all models have 52 GiB (weightsGiB), so it needs 65",
+        ),
         (with_model(env={"max models": "2"}), "models.0.env"),
         (with_model(vllm={"enabled": True}, service="generate"), "vLLM serves one checkpoint, and predict names 2"),
         ({"images": {"gateway": "registry.example.org/gateway"}}, "images.gateway: Does not match pattern"),

@@ -130,7 +130,7 @@ def test_pods_that_share_verified_copies_ask_for_no_disk_of_their_own_for_them()
         (volume,) = [one for one in pod.spec["volumes"] if one["name"] == "checkpoints"]
         assert volume["persistentVolumeClaim"] == {"claimName": "model-cache"}
         # Otherwise a pod would remove the copies of other models, of which it knows nothing.
-        assert settings_of(manifests, pod).checkpoint_cache_max_bytes == 180 * 2**30
+        assert settings_of(manifests, pod).checkpoint_cache_max_bytes == 160 * 2**30
         assert (
             number(pod.container["resources"]["requests"]["ephemeral-storage"])
             == (3 if pod.name == "embed" else 2) * 2**30

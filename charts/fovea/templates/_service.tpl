@@ -21,8 +21,9 @@
 {{- range $model.checkpoints }}{{ $checkpoints = append $checkpoints (first (splitList "@" .)) }}{{ end }}
 {{- end }}
 {{- $env := dict (printf "%s_MODELS" $prefix) (join "," $checkpoints) }}
-{{- /* Of a claim that pods share, each may fill nine tenths: a pod that knew of its own model alone would remove others'. */}}
-{{- $keptGiB := ternary (div (mul 9 .root.Values.modelCache.sizeGiB) 10) (mul 2 $model.weightsGiB) .root.Values.modelCache.claim }}
+{{- /* Of a claim that pods share, each may fill four fifths: a pod that knew of its own model alone would remove others',
+       and FoveaVolumeFull fires where less than a tenth is left. */}}
+{{- $keptGiB := ternary (div (mul 4 .root.Values.modelCache.sizeGiB) 5) (mul 2 $model.weightsGiB) .root.Values.modelCache.claim }}
 {{- $_ := set $env "FOVEA_CHECKPOINT_CACHE_MAX_BYTES" (mul $keptGiB 1073741824 | toString) }}
 {{- if not $model.checkpoints }}{{ $_ := unset $env (printf "%s_MODELS" $prefix) }}{{ end }}
 {{- /* A first version that hangs is refused by its name before the pod is killed. */}}
