@@ -114,14 +114,30 @@ def attempts(canary: dict[str, str], stable: dict[str, str]) -> dict[str, str]:
     }
 
 
+def replicas(*, desired: int, limited: int, least: int = 2) -> dict[str, str]:
+    """An autoscaler of at most eight pods, and whether it says that it is limited."""
+    of = "kube_horizontalpodautoscaler"
+    return {
+        f"{of}_status_desired_replicas{{%s}}": f"{desired}x60",
+        f"{of}_spec_max_replicas{{%s}}": "8x60",
+        f"{of}_spec_min_replicas{{%s}}": f"{least}x60",
+        f'{of}_status_condition{{%s,condition="ScalingLimited",status="true"}}': f"{limited}x60",
+        f'{of}_status_condition{{%s,condition="ScalingLimited",status="false"}}': f"{1 - limited}x60",
+        f'{of}_status_condition{{%s,condition="AbleToScale",status="true"}}': "1x60",
+    }
+
+
 @needs_promtool
 @pytest.mark.parametrize(
     ("alert", "series", "raises"),
     [
         ("FoveaVolumeFull", {"kubelet_volume_stats_available_bytes{%s}": "5x60"}, True),
         ("FoveaVolumeFull", {"kubelet_volume_stats_available_bytes{%s}": "50x60"}, False),
-        ("FoveaReplicasAtMaximum", {"kube_horizontalpodautoscaler_status_desired_replicas{%s}": "8x60"}, True),
-        ("FoveaReplicasAtMaximum", {"kube_horizontalpodautoscaler_status_desired_replicas{%s}": "7x60"}, False),
+        ("FoveaReplicasAtMaximum", replicas(desired=8, limited=1), True),
+        # Full and content; limited by how fast it may add pods; at the minimum, which is the maximum.
+        ("FoveaReplicasAtMaximum", replicas(desired=8, limited=0), False),
+        ("FoveaReplicasAtMaximum", replicas(desired=7, limited=1), False),
+        ("FoveaReplicasAtMaximum", replicas(desired=8, limited=1, least=8), False),
         ("FoveaGpuErrors", {'DCGM_FI_DEV_XID_ERRORS{gpu="0",Hostname="node"}': "0x30 79x30"}, True),
         ("FoveaGpuErrors", {'DCGM_FI_DEV_ECC_DBE_VOL_TOTAL{gpu="0",Hostname="node"}': "0x50 1x10"}, True),
         ("FoveaGpuErrors", {'DCGM_FI_DEV_ECC_DBE_VOL_TOTAL{gpu="0",Hostname="node"}': "1x60"}, False),
@@ -154,7 +170,6 @@ def test_an_alert_of_the_cluster_fires_where_it_should_and_in_the_release_s_own_
 ) -> None:
     beside = {
         "kubelet_volume_stats_capacity_bytes{%s}": "100x60",
-        "kube_horizontalpodautoscaler_spec_max_replicas{%s}": "8x60",
         'fovea_requests_total{%s,job="gateway",code="200"}': "0+1000x60",
     }
     # A GPU is its node's: each release tells of it.
