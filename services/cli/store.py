@@ -211,6 +211,10 @@ EmbedBy = Annotated[
     ),
 ]
 
+Once = Annotated[
+    str | None, typer.Option(help="Do nothing if --name has this alias; else point it at the version, besides --alias.")
+]
+
 
 @app.command("import")
 def import_checkpoint(  # noqa: PLR0913 - one parameter an option
@@ -233,6 +237,7 @@ def import_checkpoint(  # noqa: PLR0913 - one parameter an option
     alias: Annotated[
         list[str] | None, typer.Option(help="Alias to point at the version. Repeatable. Default: latest.")
     ] = None,
+    once: Once = None,
     store_url: StoreUrl = None,
     audit_log: AuditOption = None,
     *,
@@ -257,9 +262,11 @@ def import_checkpoint(  # noqa: PLR0913 - one parameter an option
         "--embed-by": embed_by,
     }
     with errors_in_one_line("fovea store import", "generate"), interruptions():
+        if once and _is_imported(_open(store_url), name, once):
+            return report({"name": name, "aliases": []}, f"{name}@{once} is there: nothing is done", as_json=as_json)
         planned = recognise(source, given, name, licence)
         check_model_name(planned.name)
-        aliases = [check_alias(each) for each in alias or ["latest"]]
+        aliases = [check_alias(each) for each in [*(alias or ["latest"]), *filter(None, [once])]]
         if not as_json:
             typer.echo(printable("\n".join(summary(planned)), keep="\n"))
             print_table(("file", "size", "what becomes of it"), planned.rows())
@@ -271,6 +278,12 @@ def import_checkpoint(  # noqa: PLR0913 - one parameter an option
             told = [f"{version} published as {', '.join(aliases)}", *_ways_back(version.name, before)]
     told += [f"serve it: {setting} fovea up" for setting in planned.settings(aliases)]
     report(content, "\n".join(told), as_json=as_json)
+
+
+def _is_imported(store: Store, name: str | None, once: str) -> bool:
+    if name is None:
+        raise typer.BadParameter("--once requires --name.")
+    return check_alias(once) in store.aliases(name)
 
 
 def _ways_back(name: str, before: Mapping[str, str]) -> list[str]:

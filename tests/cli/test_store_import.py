@@ -203,6 +203,27 @@ def test_an_alias_that_named_another_version_is_told(tmp_path: Path) -> None:
     assert f"latest named {first} before; `fovea store rollback chat latest` returns to it" in result.stdout
 
 
+def test_an_import_that_is_done_once_leaves_what_was_promoted_since_until_it_has_another_mark(tmp_path: Path) -> None:
+    source, store = publish(tmp_path, "vicuna-7b-v1.3"), Store.open(f"file://{tmp_path}/store")
+    once = ("--name", "chat", "--no-reference", "--once")
+    assert run(source, *once, "source-a").exit_code == 0
+    first = store.resolve("chat")
+    assert store.resolve("chat", "source-a") == first
+    assert run(publish(tmp_path, "tulu-2-7b"), "--name", "chat", "--no-reference").exit_code == 0
+    promoted = store.resolve("chat")
+
+    # Nothing is read of the source either: the Hub may be away by now.
+    again = run("hf://nobody/nothing", *once, "source-a")
+
+    assert again.exit_code == 0, again.output
+    assert again.stdout == "chat@source-a is there: nothing is done\n"
+    assert store.resolve("chat") == promoted != first
+    assert run(source, *once, "source-b").exit_code == 0
+    assert store.resolve("chat") == first
+    unnamed = run(source, "--once", "source-a")
+    assert (unnamed.exit_code, "--once requires --name" in unnamed.stderr) == (2, True)
+
+
 def test_a_failed_import_that_converts_nothing_leaves_nothing(tmp_path: Path) -> None:
     source = publish(tmp_path, "Qwen2.5-7B-Instruct")
     damaged = source / "model-00002-of-00004.safetensors"

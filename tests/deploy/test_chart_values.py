@@ -421,6 +421,24 @@ def needs(name: str) -> str:
     return row[1] + (needs(same[1]) if same else "")
 
 
+def test_a_job_of_a_new_image_imports_the_same_source_once_and_one_of_another_source_again() -> None:
+    def imports(**changed: Any) -> tuple[str, str]:
+        """The alias that marks the import as done, and the name of its job."""
+        (entry,) = [one for one in JOBS["models"] if "source" in one]
+        images = {**SITE["images"], "service": changed.pop("service", SITE["images"]["service"])}
+        (job,) = render(("gpu",), SITE, {"models": [{**entry, **changed}], "images": images}).of_kind("Job")
+        (container,) = job["spec"]["template"]["spec"]["containers"]
+        (once,) = [one for one in container["command"] if one.startswith("--once=")]
+        return once, job["metadata"]["name"]
+
+    mark, name = imports()
+    for changed in ({"weightsGiB": 15}, {"service": "registry.example.org/vision/fovea-service:0.2.0-cuda"}):
+        again, other_job = imports(**changed)
+        assert again == mark
+        assert other_job != name
+    assert imports(source="hf://lmsys/vicuna-7b-v1.5@main")[0] != mark
+
+
 def test_a_job_that_is_applied_again_is_the_same_and_one_that_changes_is_another() -> None:
     def named(**changed: Any) -> set[str]:
         training = {**JOBS["trainings"][0], **changed}
