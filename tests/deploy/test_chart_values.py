@@ -102,6 +102,13 @@ def with_model(**changed: Any) -> dict[str, Any]:
             with_model(name="score-canary") | {"services": {"score": {"canary": "next"}}},
             "the name score-canary is taken",
         ),
+        (
+            {
+                "models": [*SITE["models"], {"name": "rare", "service": "score", "checkpoints": ["rare"]}],
+                "services": {"score": {"canary": "next"}},
+            },
+            "rare has a canary, which only the first model of score can have: write canary into the entry score",
+        ),
         ({"trainings": JOBS["trainings"][:1] * 2, "images": JOBS["images"]}, "trainings: the name one-node is taken"),
         ({"gpuClaims": [{"name": "small", "deviceClass": "gpu.nvidia.com"}] * 2}, "gpuClaims: the name small is taken"),
         (with_model(canary="spam@candidate"), "the canary of predict is spam@candidate: give an alias alone"),
