@@ -61,6 +61,8 @@ def refusal(profiles: tuple[str, ...], *values: dict[str, Any]) -> str:
         (("production", "cluster"), {"collections": {"milvus": {"bucket": ""}}}, "collections.milvus.bucket is empty"),
         (("production", "cluster"), {"collections": {"apiServerEgress": []}}, "collections.apiServerEgress is empty"),
         (("gpu",), {"telemetry": {"endpoint": "http://collector:4318"}}, "telemetry.egress is empty"),
+        (("gpu",), {"redis": {"url": "rediss://redis.example.org"}}, "redis.egress is empty"),
+        (("gpu",), {"redis": {"enabled": False, "urlSecret": "ours"}}, "redis.egress is empty"),
         (("gpu",), {"rayJobs": JOBS["rayJobs"]}, "images.ray is empty"),
         (("gpu",), {"trainings": JOBS["trainings"]}, "images.jobs is localhost/"),
     ],
@@ -367,6 +369,17 @@ def test_traces_reach_the_collector_that_the_operator_names() -> None:
     for pod in manifests.processes():
         assert names.settings_of(manifests, pod).telemetry
         assert manifests.environment(pod)["OTEL_EXPORTER_OTLP_ENDPOINT"] == TELEMETRY["endpoint"]
+
+
+@pytest.mark.parametrize("address", [{"url": "rediss://redis.example.org"}, {"enabled": False, "urlSecret": "ours"}])
+def test_every_process_and_no_job_reaches_the_redis_that_the_operator_names(address: dict[str, Any]) -> None:
+    rule = {"to": [{"ipBlock": {"cidr": "203.0.113.9/32"}}], "ports": [{"port": 6380}]}
+    manifests = render(("gpu",), SITE, {"redis": {**address, "egress": [rule]}})
+    network = Network(manifests)
+    for pod in manifests.pods():
+        leads_there = {"ports": rule["ports"], "to": rule["to"][0]} in network.ways_out(pod)
+        assert leads_there == (pod.program in names.SETTINGS), pod.name
+    assert not [pod for pod in manifests.pods() if pod.name == "redis"]
 
 
 def num_bytes(quantity: str) -> int:
