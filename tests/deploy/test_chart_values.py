@@ -66,6 +66,7 @@ def refusal(profiles: tuple[str, ...], *values: dict[str, Any]) -> str:
         (("cluster",), {}, "cluster.yaml goes on top of profiles/production.yaml"),
         (("gpu", "cluster"), {"gateway": {"keysSecret": ""}}, "gateway.keysSecret is empty"),
         ((), {}, "monitoring.release is set and monitoring.enabled is false: name a profile"),
+        (("gpu",), {"monitoring": {"release": ""}}, "monitoring.release is empty"),
         (("gpu",), {"rayJobs": JOBS["rayJobs"]}, "images.ray is empty"),
         (("gpu",), {"trainings": JOBS["trainings"]}, "images.jobs is localhost/"),
     ],
