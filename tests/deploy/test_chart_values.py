@@ -97,6 +97,22 @@ def with_model(**changed: Any) -> dict[str, Any]:
             "predict names the GPU claim small, which gpuClaims does not have",
         ),
         (with_model(gpu={"count": 1, "claim": "small"}), "has gpu.count 1 and gpu.claim small: set gpu.count to 0"),
+        (with_model(gpu={"count": 5}), "gpu.count 5, and a process without vLLM uses one GPU: set gpu.count to 1"),
+        *(
+            (
+                {"services": {"generate": {"gpu": {"count": 4, "resource": parts, "memoryShare": 0.2}}}},
+                f"generate has gpu.count 4 of {parts}, which may be parts of one GPU",
+            )
+            for parts in ("nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb")
+        ),
+        (
+            {"images": JOBS["images"], "trainings": [{**JOBS["trainings"][0], "gpuResource": "nvidia.com/gpu.shared"}]},
+            "trainings: one-node has 8 gpus of nvidia.com/gpu.shared, which may be parts of one GPU",
+        ),
+        (
+            {"defaults": {"gpu": {"resource": "nvidia.com/gpu.shared"}}},
+            "predict has a share of a GPU (nvidia.com/gpu.shared) and gpu.memoryShare 0.9",
+        ),
         (with_model(replicas={"min": 1, "max": 2}), "predict has replicas.min 1 and scaleToZero true"),
         (with_model(name="gateway"), "the name gateway is taken"),
         (with_model(name="score"), "the name score is taken"),
