@@ -402,6 +402,21 @@ def test_every_process_and_no_job_reaches_the_redis_that_the_operator_names(addr
     assert not [pod for pod in manifests.pods() if pod.name == "redis"]
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "is_encrypted"),
+    [
+        ("?endpoint=https://s3.example.org&region=us-east-1", True),
+        ("?region=us-east-1", True),
+        ("?endpoint=http://minio.storage.svc:9000", False),
+        ("?region=us-east-1&endpoint=http%3A//minio.storage.svc:9000", False),
+    ],
+)
+def test_milvus_asks_the_store_by_the_scheme_of_the_collections_address(endpoint: str, is_encrypted: bool) -> None:
+    manifests = render(("production", "cluster"), SITE, {"collections": {"url": f"s3://fovea/collections{endpoint}"}})
+    (milvus,) = manifests.of_kind("Milvus")
+    assert milvus["spec"]["config"]["minio"]["useSSL"] is is_encrypted
+
+
 def num_bytes(quantity: str) -> int:
     return int(quantity[:-2]) * UNITS[quantity[-2:]]
 
