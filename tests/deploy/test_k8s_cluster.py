@@ -14,6 +14,7 @@ from tests.deploy.kubernetes_manifests import (
     Object,
     Pod,
     deployment,
+    render,
     selects,
 )
 from tests.deploy.kubernetes_names import settings_of
@@ -86,13 +87,21 @@ def test_nothing_is_down_where_a_pod_is_down() -> None:
     dependencies = resource("Milvus")["spec"]["dependencies"]
     assert dependencies["etcd"]["inCluster"]["values"]["replicaCount"] >= 3
     queue = dependencies["pulsar"]["inCluster"]["values"]
-    assert {name: part["replicaCount"] for name, part in queue.items()} == {
+    assert {name: part["replicaCount"] for name, part in queue.items() if "replicaCount" in part} == {
         "zookeeper": 3,
         "bookkeeper": 3,
         "broker": 2,
         "proxy": 2,
     }
     assert dependencies["storage"]["external"]
+
+
+def test_the_memory_that_milvus_has_for_vectors_is_the_operator_s_to_choose() -> None:
+    asked = {"collections": {"milvus": {"queryNode": {"replicas": 5, "memory": "64Gi"}}}}
+    (milvus,) = render(("production", "cluster"), SITE, asked).of_kind("Milvus")
+    node = milvus["spec"]["components"]["queryNode"]
+    assert node["replicas"] == 5
+    assert node["resources"]["requests"]["memory"] == node["resources"]["limits"]["memory"] == "64Gi"
 
 
 def test_what_postgresql_acknowledges_is_on_two_disks_of_two_nodes() -> None:
