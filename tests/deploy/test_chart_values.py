@@ -84,7 +84,7 @@ def with_model(**changed: Any) -> dict[str, Any]:
     ("wrong", "said"),
     [
         (with_model(service="rank"), 'models.0.service must be one of the following: "predict"'),
-        (with_model(name="Predict_1"), "models.0.name: Does not match pattern"),
+        (with_model(name="Predict_1"), 'models.0.name is "Predict_1": write a name of at most 42 lower-case letters'),
         (with_model(gpus=2), "models.0: Additional property gpus is not allowed"),
         (with_model(replicas={"min": -1, "max": 2}), "models.0.replicas.min: Must be greater than or equal to 0"),
         (
@@ -145,13 +145,53 @@ def with_model(**changed: Any) -> dict[str, Any]:
         ),
         (with_model(env={"max models": "2"}), "models.0.env"),
         (with_model(vllm={"enabled": True}, service="generate"), "vLLM serves one checkpoint, and predict names 2"),
-        ({"images": {"gateway": "registry.example.org/gateway"}}, "images.gateway: Does not match pattern"),
+        ({"images": {"gateway": "registry.example.org/gateway"}}, '"registry.example.org/gateway": write a full name with a tag'),
         ({"store": {"url": "ftp://example.org"}}, "store.url: Does not match pattern"),
         ({"scaling": {"target": 70}}, "scaling.target: Must be less than or equal to 1"),
         ({"collections": {"placement": "both"}}, "collections.placement must be one of the following"),
-        ({"route": {"trustedProxies": ["the proxy"]}}, "route.trustedProxies.0: Does not match pattern"),
+        ({"route": {"trustedProxies": ["the proxy"]}}, "route.trustedProxies.0 is \"the proxy\": write an address or a network"),
         ({"storageClasses": {"models": "fast"}}, "Additional property models is not allowed"),
-        ({"images": {"etcd": "etcd:3.5.25"}}, "images.etcd: Does not match pattern"),
+        *(
+            ({"images": {"etcd": name}}, f'images.etcd is "{name}": write registry, repository and tag')
+            for name in ("etcd:3.5.25", "milvusdb/etcd:3.5")
+        ),
+        ({"store": {"size": "10GB"}}, 'store.size is "10GB": write a size such as 200Gi'),
+        ({"collections": {"size": 200}}, 'collections.size is "200": write a size such as 200Gi'),
+        (with_model(resources={"memory": "8 GB"}), 'models.0.resources.memory is "8 GB": write a quantity'),
+        (
+            {"collections": {"milvus": {"endpoint": "https://s3.example.org"}}},
+            'collections.milvus.endpoint is "https://s3.example.org": write host and port without a scheme',
+        ),
+        ({"route": {"trustedProxies": ["10.42.0.0/33"]}}, 'route.trustedProxies.0 is "10.42.0.0/33": write an address'),
+        ({"route": {"trustedProxies": ["fd00::/129"]}}, 'route.trustedProxies.0 is "fd00::/129": write an address'),
+        (
+            {"store": {"egress": [{"to": [{"ipBlock": {"cidr": "192.0.2.0/33"}}]}]}},
+            'store.egress.0.to.0.ipBlock.cidr is "192.0.2.0/33": write a network',
+        ),
+        (
+            {"jobs": {"egress": [{"to": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.1.0.0"]}}]}]}},
+            'jobs.egress.0.to.0.ipBlock.except.0 is "10.1.0.0": write a network',
+        ),
+        ({"imagePullSecrets": ["corp-pull"]}, 'imagePullSecrets.0 is "corp-pull": write {name: corp-pull}'),
+        (with_model(name="redis"), "models: the name redis is taken by Redis: choose another"),
+        (
+            {"services": {"predict": {"env": {"FOVEA_PREDICT_MODELS": "foo"}}}},
+            "env of predict has FOVEA_PREDICT_MODELS, which the chart sets: write it as checkpoints",
+        ),
+        (
+            {"gateway": {"env": {"FOVEA_GATEWAY_RATE_LIMIT": "9/minute"}}},
+            "gateway.env has FOVEA_GATEWAY_RATE_LIMIT, which the chart sets: write it as gateway.rateLimit",
+        ),
+        (
+            {"gateway": {"env": {"FOVEA_GATEWAY_EMBED_URLS": "http://there:1"}}},
+            "gateway.env has FOVEA_GATEWAY_EMBED_URLS, which the chart sets: write it as models",
+        ),
+        ({"services": {"embed": {"vllm": {"enabled": True}}}}, "services.embed.vllm.enabled is true, and vLLM serves"),
+        (with_model(vllm={"enabled": True}), "models: predict has vllm.enabled, and vLLM serves generate alone"),
+        (
+            {"models": [*SITE["models"], {"name": "rare", "service": "predict", "checkpoints": ["tickets@next"]}]},
+            "models: predict and rare both serve tickets",
+        ),
         ({"caBundle": "authorities"}, "caBundle: Invalid type"),
         ({"scalling": {}}, "Additional property scalling is not allowed"),
         ({"pods": {"serviceAccount": {"annotations": {"a": "b"}}}}, "annotations need a name of its own"),
@@ -161,6 +201,19 @@ def with_model(**changed: Any) -> dict[str, Any]:
 )
 def test_what_is_wrong_is_named_with_what_would_be_right(wrong: dict[str, Any], said: str) -> None:
     assert said in refusal(("gpu",), SITE, wrong)
+
+
+def test_labels_may_be_called_like_values_and_networks_may_be_of_both_versions() -> None:
+    labels = {"size": "large", "memory": "high"}
+    render(
+        ("production",),
+        SITE,
+        {
+            "pods": {"nodeSelector": labels},
+            "route": {"trustedProxies": ["10.42.0.7", "fd00::/128", "::1"]},
+            "network": {"egress": [{"to": [{"podSelector": {"matchLabels": labels}}, {"ipBlock": {"cidr": "::/0"}}]}]},
+        },
+    )
 
 
 @pytest.mark.parametrize("name", ON_GPUS)
