@@ -470,6 +470,15 @@ def test_milvus_asks_the_store_by_the_scheme_of_the_collections_address(endpoint
     assert milvus["spec"]["config"]["minio"]["useSSL"] is is_encrypted
 
 
+def test_behind_a_route_of_the_operators_own_the_gateway_believes_the_proxies_that_are_named() -> None:
+    manifests = render(("production",), SITE, {"route": {"enabled": False, "host": "", "gatewayClass": ""}})
+    assert not manifests.of_kind("Gateway", "HTTPRoute")
+    gateways = [pod for pod in manifests.processes() if pod.program == "gateway"]
+    assert len(gateways) == 2
+    for pod in gateways:
+        assert names.settings_of(manifests, pod).trusted_proxies == tuple(SITE["route"]["trustedProxies"])
+
+
 def num_bytes(quantity: str) -> int:
     return int(quantity[:-2]) * UNITS[quantity[-2:]]
 
