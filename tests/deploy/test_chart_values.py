@@ -145,11 +145,17 @@ def with_model(**changed: Any) -> dict[str, Any]:
         ),
         (with_model(env={"max models": "2"}), "models.0.env"),
         (with_model(vllm={"enabled": True}, service="generate"), "vLLM serves one checkpoint, and predict names 2"),
-        ({"images": {"gateway": "registry.example.org/gateway"}}, '"registry.example.org/gateway": write a full name with a tag'),
+        (
+            {"images": {"gateway": "registry.example.org/gateway"}},
+            '"registry.example.org/gateway": write a full name with a tag',
+        ),
         ({"store": {"url": "ftp://example.org"}}, "store.url: Does not match pattern"),
         ({"scaling": {"target": 70}}, "scaling.target: Must be less than or equal to 1"),
         ({"collections": {"placement": "both"}}, "collections.placement must be one of the following"),
-        ({"route": {"trustedProxies": ["the proxy"]}}, "route.trustedProxies.0 is \"the proxy\": write an address or a network"),
+        (
+            {"route": {"trustedProxies": ["the proxy"]}},
+            'route.trustedProxies.0 is "the proxy": write an address or a network',
+        ),
         ({"storageClasses": {"models": "fast"}}, "Additional property models is not allowed"),
         *(
             ({"images": {"etcd": name}}, f'images.etcd is "{name}": write registry, repository and tag')
@@ -446,7 +452,7 @@ def test_traces_reach_the_collector_that_the_operator_names() -> None:
 
 @pytest.mark.parametrize("address", [{"url": "rediss://redis.example.org"}, {"enabled": False, "urlSecret": "ours"}])
 def test_every_process_and_no_job_reaches_the_redis_that_the_operator_names(address: dict[str, Any]) -> None:
-    rule = {"to": [{"ipBlock": {"cidr": "203.0.113.9/32"}}], "ports": [{"port": 6380}]}
+    rule: dict[str, Any] = {"to": [{"ipBlock": {"cidr": "203.0.113.9/32"}}], "ports": [{"port": 6380}]}
     manifests = render(("gpu",), SITE, {"redis": {**address, "egress": [rule]}})
     network = Network(manifests)
     for pod in manifests.pods():
