@@ -106,6 +106,7 @@ def asked(url: str, question: dict[str, Any]) -> dict[str, Any]:
         ("embed-bulk photos --output embeddings", "1 image"),
         ("evaluate compositionality --help", "winoground"),
         ("curate review --help", "--token-file"),
+        ("papers show T4.4", "77.71"),
         ("serve nosuch", "there is no 'nosuch'"),
     ],
 )
