@@ -19,7 +19,7 @@ from services.cli.main import app
 from services.cli.papers import ledger
 from services.cli.papers.command import app as papers_app
 from services.cli.papers.ledger import Row
-from services.cli.papers.run import Record, choose_models, read_all, run, value_at
+from services.cli.papers.run import Record, choose_models, find_data, read_all, run, value_at
 from services.core.refusals import Refused
 from tests.predict.toy_data_sets import write_svamp
 
@@ -53,6 +53,8 @@ def complaints(step: tuple[str, ...]) -> list[str]:
         values, left, _ = command.make_parser(context).parse_args(args=words)
     except Exception as refused:  # of a class of typer's own
         return [f"{step}: {refused}"]
+    if left and context.allow_extra_args:  # the ablations', for each of their trainings
+        return complaints(("train", "fsc-clip", "--output", "{out}", *left))
     found = [f"{step}: too many words: {left}"] if left else []
     for parameter in parameters:
         try:
@@ -62,9 +64,14 @@ def complaints(step: tuple[str, ...]) -> list[str]:
     return found
 
 
+def all_steps(row: Row) -> list[tuple[str, ...]]:
+    """The row's steps, with the words of each of its recipes."""
+    return [step for beside in row.recipes or [""] for step in row.steps_for(beside, "")]
+
+
 @pytest.mark.slow  # imports every job
 def test_every_step_of_every_row_is_a_command_with_options_that_it_has() -> None:
-    steps = dict.fromkeys(step for row in ROWS.values() for step in row.steps)
+    steps = dict.fromkeys(step for row in ROWS.values() for step in all_steps(row))
     assert [said for step in steps for said in complaints(step)] == []
 
 
@@ -83,17 +90,36 @@ def test_a_vanished_command_an_unknown_option_and_a_missing_argument_are_noticed
         assert said in found
 
 
+def test_every_recipe_of_a_step_is_one_that_its_command_has() -> None:
+    folders = {"fsc-clip": "score/training/recipes", "focallens": "embed/training/recipes/focallens"}
+    folders["focallens-mllm"] = "embed/training/recipes/focallens-mllm"
+    recipes = {
+        f"{folders[step[1]]}/{word.removeprefix('--recipe=')}.toml"
+        for row in ROWS.values()
+        for step in all_steps(row)
+        for word in step
+        if word.startswith("--recipe=")
+    }
+    assert len(recipes) > 15
+    assert [path for path in recipes if not (ROOT / "services" / path).is_file()] == []
+
+
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
 def test_a_row_names_only_places_that_exist(row: Row) -> None:
     """Placeholders are those that a run fills, data is read by a step, and a comparison's names are published ones."""
-    known = {"model", "seed", "out", *(f"data.{name}" for name in row.data)}
-    text = " ".join(word for step in row.steps for word in step)
+    known = {"model", "seed", "out", "beside", "recipe", *(f"data.{name}" for name in row.data)}
+    text = " ".join(word for step in [*row.steps, *row.recipes.values()] for word in step)
+    assert all(f"{{data.{name}}}" in text for name in row.data)
     found = {name.partition("}")[0] for name in text.split("{")[1:]}
     assert found <= known
     for comparison in row.compare:
         (published,) = (one for one in row.published if one.source == comparison.source)
         assert comparison.columns.keys() <= set(published.columns)
-        filled = {name.replace("{beside}", beside) for name in comparison.rows for beside in (row.models or [""])}
+        filled = {
+            name.replace("{beside}", beside)
+            for name in comparison.rows
+            for beside in [*row.models, *row.recipes] or [""]
+        }
         assert filled <= published.rows.keys()
         assert comparison.file == "" or "{out}" in text
 
@@ -178,6 +204,8 @@ def test_an_unknown_row_is_refused_in_one_line() -> None:
         (["name=a", "scores", "*"], 1.5),
         (["name=a", "scores", "x+y"], 3.0),
         (["#"], 2.0),
+        (["0", "scores", "x"], 1.0),
+        (["2", "scores", "x"], None),
         (["name=c", "scores", "x"], None),
         (["name=a", "scores", "z"], None),
         (["name=a", "scores", "x", "y"], None),
@@ -258,7 +286,7 @@ def test_a_row_of_each_method_runs_from_its_command_to_its_record(
     row_id: str, make_data: Callable[[Path], Path], options: list[str], num_cells: int, tmp_path: Path, store: Path
 ) -> None:
     printed, records = ran(row_id, make_data(tmp_path / "data"), store, *options)
-    assert printed.startswith(f"{row_id}: {ROWS[row_id].title}")
+    assert f"{row_id}: {ROWS[row_id].title}\n" in printed
     assert [(record.id, len(record.cells)) for record in records] == [(row_id, num_cells)]
     assert records[0].commands[-1][-len(options) :] == options or not options
     assert bool(records[0].model_digest) is (row_id == "TB.2s")
@@ -268,12 +296,22 @@ def test_a_row_of_each_method_runs_from_its_command_to_its_record(
 @pytest.mark.process
 @pytest.mark.slow
 def test_a_run_prints_published_and_own_numbers_and_records_what_it_was_made_of(tmp_path: Path, store: Path) -> None:
-    printed, (record,) = ran("T4.6g", sugar_crepe(tmp_path / "data", 4), store)
+    kept = tmp_path / "kept"
+    printed, (record,) = ran("T4.6g", sugar_crepe(tmp_path / "data", 4), store, "--output", str(kept))
+    assert f"Kept in {kept / 'T4.6g'}" in printed.replace("\n", "")
+    assert (kept / "T4.6g" / "results.json").is_file()
     assert "Table 4.6, page 76" in printed and "96.31" in printed
     assert {(cell.column, cell.ours) for cell in record.cells} >= {("REPLACE, Object", 25.0), ("Average", 25.0)}
     assert not any(cell.is_within for cell in record.cells)
     assert all(len(digest) == 64 for digest in record.data.values())
     assert str(tmp_path) not in json.dumps(record.commands)
+
+
+@pytest.mark.process
+def test_a_row_without_published_numbers_prints_what_its_commands_do(tmp_path: Path, store: Path) -> None:
+    printed, (record,) = ran("FC.2", captions(tmp_path / "data"), store)
+    assert "A black cat sits on a red mat." in printed
+    assert (len(record.commands), record.cells) == (3, [])
 
 
 @pytest.mark.process
@@ -305,6 +343,20 @@ def test_a_model_stands_beside_the_published_row_that_it_names() -> None:
         choose_models(row, ["ViT-Z=mine"])
     with pytest.raises(Refused, match="leave --model out"):
         choose_models(ROWS["T4.2"], ["mine"])
+
+
+def test_a_recipe_trains_the_model_of_its_row_and_one_that_is_given_is_only_evaluated(tmp_path: Path) -> None:
+    row = ROWS["FSC-T4"]
+    assert choose_models(row, ["FSC-CLIP, LoRA="]) == [("FSC-CLIP, LoRA", "")]
+    training, evaluation = row.steps_for("FSC-CLIP, LoRA", "")
+    assert "--recipe=fsc-clip-lora-vit-b-16" in training
+    assert row.steps_for("FSC-CLIP, LoRA", "./mine") == (evaluation,)
+    with pytest.raises(Refused, match="has no recipe for 'CLIP ViT-B/16'"):
+        choose_models(row, ["CLIP ViT-B/16="])
+    (tmp_path / "benchmarks").mkdir()
+    assert find_data(row, tmp_path, [("FSC-CLIP", "./mine")]) == {"benchmarks": tmp_path / "benchmarks"}
+    with pytest.raises(Refused, match="laion-coco-100k"):
+        find_data(row, tmp_path, [("FSC-CLIP", "./mine"), ("FSC-CLIP, LoRA", "")])
 
 
 def test_the_page_of_results_counts_what_the_ledger_and_the_records_hold() -> None:

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from services.cli.papers import ledger
 from services.cli.papers.ledger import Row
-from services.cli.papers.run import Missing, Record, append, choose_models, find_data, run
+from services.cli.papers.run import Missing, Record, append, choose_models, find_data, folder_of, run
 from services.core.logs import log_warnings_to_stderr
 from services.core.refusals import Refused
 from services.jobs.options import command_line, output_file
@@ -58,6 +58,7 @@ def show(row_id: Annotated[str, typer.Argument(metavar="id", help="A row of the 
         *(f"command: fovea {' '.join(step)}" for step in row.steps),
         *(f"data {name}: {' or '.join(data.paths)}, from {data.source}" for name, data in row.data.items()),
         *(f"in place of the paper's model ({beside}): {name}" for beside, name in row.models.items()),
+        *(f"--model '{beside}=' trains it: {' '.join(words)}" for beside, words in row.recipes.items()),
         *([f"the paper's weights: {row.weights}"] if row.weights else []),
         *(f"recorded: {text}" for text in row.recorded),
     ]
@@ -74,9 +75,17 @@ def run_row(
     ] = None,
     model: Annotated[
         list[str] | None,
-        typer.Option(help="Model to run, or ROW=MODEL to set it beside that published row. Repeatable."),
+        typer.Option(
+            help="Model to run, or ROW=MODEL to set it beside that published row; ROW= trains it by its recipe. "
+            "Repeatable.",
+            show_default="the packaged ones, else all that have a recipe",
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the commands that have one.")] = 0,
+    output: Annotated[
+        Path | None,
+        typer.Option(file_okay=False, help="Folder to keep what the commands draw, train and write, a folder a run."),
+    ] = None,
     save: Annotated[Path, typer.Option(callback=output_file, help="JSON lines file to add the record to.")] = Path(
         "~/.fovea/papers.jsonl"
     ),
@@ -93,14 +102,18 @@ def run_row(
         typer.echo(f"{row.id} is {row.status}: {row.why}", err=True)
         raise typer.Exit(HAS_NO_COMMAND)
     try:
-        found, models = find_data(row, data), choose_models(row, model or [])
+        models = choose_models(row, model or [])
+        found = find_data(row, data, models)
     except Missing as missing:
         typer.echo(str(missing), err=True)
         raise typer.Exit(LACKS) from None
     for chosen in models:
-        record = run(row, chosen, found, seed, context.args)
+        kept = None if output is None else folder_of(row, chosen, output)
+        record = run(row, chosen, found, seed, context.args, kept)
         append(record, save.expanduser())
         _tell(row, record)
+        if kept is not None:
+            typer.echo(f"Kept in {kept}")
 
 
 def _row(row_id: str) -> Row:
@@ -148,4 +161,4 @@ def _number(value: float | str) -> str:
 
 
 def _print(table: Table) -> None:
-    Console(soft_wrap=False).print(table.to_rich())
+    Console(width=200, highlight=False).print(table.to_rich())

@@ -73,7 +73,10 @@ class Comparison(_Part):
 
 
 class Row(_Part):
-    """One item of a paper. `models` stand in for the paper's, each beside the published row that names it."""
+    """One item of a paper. `models` stand in for the paper's, each beside the published row that names it.
+
+    `recipes` are the trainings of published rows: the words for `{recipe}` in a step that writes `{out}/run`.
+    """
 
     id: str
     kind: Kind
@@ -83,6 +86,7 @@ class Row(_Part):
     why: str = ""
     steps: tuple[tuple[str, ...], ...] = ()
     models: dict[str, str] = {}
+    recipes: dict[str, tuple[str, ...]] = {}
     weights: str = ""
     data: dict[str, Data] = {}
     published: tuple[Published, ...] = ()
@@ -99,6 +103,15 @@ class Row(_Part):
             if comparison.source not in {one.source for one in self.published}:
                 raise ValueError(f"{self.id}: compares with {comparison.source}, of which it has no numbers")
         return self
+
+    def steps_for(self, beside: str, model: str) -> tuple[tuple[str, ...], ...]:
+        """Return all steps, with the published row's recipe; of a model that is there, those after its training."""
+        if model or not self.recipes:
+            return self.steps[
+                max((place for place, step in enumerate(self.steps, 1) if "{recipe}" in step), default=0) :
+            ]
+        words = {"{recipe}": self.recipes[beside]}
+        return tuple(tuple(one for word in step for one in words.get(word, (word,))) for step in self.steps)
 
 
 class Paper(_Part):

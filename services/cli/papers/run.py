@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,8 @@ from services.core.text_files import json_of, read_json, read_records
 
 # Above this size, images as a rule, the digest of a folder is one of names and sizes.
 MAX_HASHED_BYTES = 256 * 1024**2
+# The model of a record whose row's recipe trained it.
+TRAINED = "trained here"
 
 
 class Missing(Refused):
@@ -79,10 +82,13 @@ def append(record: Record, path: Path) -> None:
         file.write(record.model_dump_json() + "\n")
 
 
-def find_data(row: Row, folder: Path | None) -> dict[str, Path]:
-    """Find what the row's commands read. Raises Missing, which names all that is not there and its sources."""
+def find_data(row: Row, folder: Path | None, models: Sequence[tuple[str, str]]) -> dict[str, Path]:
+    """Find what the models' commands read. Raises Missing, which names all that is not there and its sources."""
     found, missing = {}, []
+    words = [word for chosen in models for step in row.steps_for(*chosen) for word in step]
     for name, data in row.data.items():
+        if not any(f"{{data.{name}}}" in word for word in words):
+            continue
         places = [] if folder is None else [place for path in data.paths if (place := folder / path).exists()]
         if places:
             found[name] = places[0]
@@ -95,21 +101,33 @@ def find_data(row: Row, folder: Path | None) -> dict[str, Path]:
 
 
 def choose_models(row: Row, given: Sequence[str]) -> list[tuple[str, str]]:
-    """Return models with the published row that each stands beside. Raises Missing for a row that has none."""
+    """Return models with the published row that each stands beside, no model where the row's recipe trains one.
+
+    Raises Missing for a row that has neither.
+    """
     if not any("{model}" in word for step in row.steps for word in step):
         if given:
             raise Refused(f"{row.id} has no model: leave --model out")
         return [(beside, "") for beside in row.models or [""]]
-    if not given and not row.models:
+    if not given and not row.models and not row.recipes:
         raise Missing(f"{row.id} needs --model: {row.weights}")
     known = {name for published in row.published for name in published.rows} | row.models.keys()
+    trained = [(beside, "") for beside in row.recipes]
     chosen = []
     for text in given:
         beside, _, model = text.rpartition("=")
         if beside and beside not in known:
             raise Refused(f"--model {text}: {row.id} has no row {beside!r}; it has {', '.join(sorted(known))}")
-        chosen.append((beside or next(iter(row.models), ""), model))
-    return chosen or list(row.models.items())
+        if not model and (beside, model) not in trained:
+            raise Refused(f"--model {text}: {row.id} has no recipe for {beside!r}; it needs ROW=MODEL")
+        chosen.append((beside or next(iter(row.models or row.recipes), ""), model))
+    return chosen or list(row.models.items()) or trained
+
+
+def folder_of(row: Row, model: tuple[str, str], output: Path) -> Path:
+    """Name the folder of a run: that of the row, and in it one for each published row and model."""
+    name = re.sub(r"[^\w.+-]+", "-", " ".join(filter(None, model))).strip("-.")
+    return output.expanduser() / row.id / name
 
 
 def filled(word: str, names: Mapping[str, str]) -> str:
@@ -119,22 +137,36 @@ def filled(word: str, names: Mapping[str, str]) -> str:
     return word
 
 
-def run(row: Row, model: tuple[str, str], data: Mapping[str, Path], seed: int, more: Sequence[str]) -> Record:
-    """Run the row's commands and compare. `more` are words for the last one. Raises Refused where one fails."""
+def run(
+    row: Row, model: tuple[str, str], data: Mapping[str, Path], seed: int, more: Sequence[str], kept: Path | None = None
+) -> Record:
+    """Run the row's commands and compare. `more` are words for the last one. Raises Refused where one fails.
+
+    What the commands write is in `kept`, or else in a temporary folder.
+    """
+    if kept is None:
+        with tempfile.TemporaryDirectory(prefix="fovea-papers-") as folder:
+            return run(row, model, data, seed, more, Path(folder))
     beside, reference = model
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="fovea-papers-") as folder:
-        names = {"model": reference, "seed": str(seed), "out": folder}
-        names |= {f"data.{name}": str(path) for name, path in data.items()}
-        steps = [*row.steps[:-1], (*row.steps[-1], *more)]
-        printed = [_output_of([filled(word, names) for word in step]) for step in steps][-1]
-        cells = compare(row, beside, Path(folder), printed)
-        shown = {**names, "out": "OUT"} | {f"data.{name}": f"DATA/{path.name}" for name, path in data.items()}
+    kept.mkdir(parents=True, exist_ok=True)
+    steps = row.steps_for(beside, reference)
+    steps = (*steps[:-1], (*steps[-1], *more))
+    checkpoint = reference or (f"{kept}/run/checkpoint" if row.recipes else "")
+    names = {"beside": beside, "seed": str(seed)}
+    filling = {**names, "model": checkpoint, "out": str(kept)} | {
+        f"data.{name}": str(path) for name, path in data.items()
+    }
+    printed = [_output_of([filled(word, filling) for word in step]) for step in steps]
+    if not row.compare:
+        sys.stdout.writelines(printed)
+    shown = {**names, "model": reference or "OUT/run/checkpoint", "out": "OUT"}
+    shown |= {f"data.{name}": f"DATA/{path.name}" for name, path in data.items()}
     return Record(
         id=row.id,
         beside=beside,
-        model=reference,
-        model_digest=_model_digest(reference),
+        model=reference or (TRAINED if row.recipes else ""),
+        model_digest=_model_digest(checkpoint),
         seed=seed,
         data={name: digest(path) for name, path in data.items()},
         commands=[[filled(word, shown) for word in step] for step in steps],
@@ -142,7 +174,7 @@ def run(row: Row, model: tuple[str, str], data: Mapping[str, Path], seed: int, m
         commit=os.environ.get("FOVEA_CODE_REVISION", ""),
         date=datetime.now(UTC).strftime("%Y-%m-%d"),
         seconds=round(time.monotonic() - began, 1),
-        cells=cells,
+        cells=compare(row, beside, kept, printed[-1]),
     )
 
 
@@ -172,8 +204,8 @@ def compare(row: Row, beside: str, folder: Path, printed: str) -> list[Cell]:
 def value_at(document: Any, key: Sequence[str]) -> float | None:
     """Follow a key into JSON: a name of an object, `name=value` for the items of a list that have it.
 
-    Another name continues with the last item of a list. `*` is the mean over an object, `a+b` a sum of two numbers,
-    `#` the length of a list. None where the document has nothing there.
+    A number is the place of an item of a list, and another name continues with the last item. `*` is the mean over an
+    object, `a+b` a sum of two numbers, `#` the length of a list. None where the document has nothing there.
     """
     if not key:
         return float(document) if isinstance(document, int | float) else None
@@ -182,6 +214,8 @@ def value_at(document: Any, key: Sequence[str]) -> float | None:
         name, is_filter, value = step.partition("=")
         if step == "#":
             return float(len(document))
+        if step.isdigit():
+            return value_at(document[int(step)], rest) if int(step) < len(document) else None
         if is_filter:
             return value_at([one for one in document if str(one.get(name)) == value], rest)
         return value_at(document[-1], key) if document else None
@@ -213,8 +247,9 @@ def digest(path: Path) -> str:
 def _document(comparison: Comparison, folder: Path, printed: str) -> Any:
     if comparison.file:
         return read_json(folder / comparison.file, may_have_nan=True)
-    lines = printed.strip().splitlines()
-    return json_of(lines[-1].encode() if lines else b"", "the last line of the command's output")
+    text = printed.strip()
+    told = text if text.startswith("{\n") else text.rpartition("\n")[2]
+    return json_of(told.encode(), "the last line of the command's output")
 
 
 def _output_of(command: Sequence[str]) -> str:
