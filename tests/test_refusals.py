@@ -77,7 +77,7 @@ def test_a_training_asks_for_the_store_that_it_publishes_to_before_it_begins(
         (["clip", "--precision", "int8"], "'--precision': Value error, 'int8' is not one of 'no', 'bf16', 'fp16'"),
         ([*FOCALLENS, "--checkpoint-every", "0"], "'--checkpoint-every': Input should be greater than or equal to 1"),
         ([*FOCALLENS, "--accumulate", "0"], "'--accumulate': Input should be greater than or equal to 1"),
-        ([*FOCALLENS, "--learning-rate", "nan"], "'--learning-rate': nan is not a finite number above 0"),
+        ([*FOCALLENS, "--set", "learning_rate=nan"], "learning_rate: Input should be less than or equal to 1"),
         (["fsc-clip", "--images", "x", "--set", "alpha=nan"], "alpha: Input should be less than or equal to 1"),
         (
             ["fsc-clip", "--images", "x", "--set", "local_weight=2"],

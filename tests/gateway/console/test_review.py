@@ -77,7 +77,7 @@ def test_a_review_is_in_the_navigation_once_it_runs_and_is_judged_by_keyboard(
         page.locator("nav a[href='#status']").press("Enter")
         page.get_by_role("row").filter(has_text="review").get_by_text("● ready").wait_for()
         page.keyboard.press("1")  # is no verdict outside of the view
-        page.goto("/console#review?reviewer=Ben")
+        page.goto("/console#review?reviewer=Ben", wait_until="commit")
         page.get_by_role("heading", name="Pair chelsea-1").wait_for()
         assert page.get_by_text("Ben", exact=True).is_visible()
     lines = httpx2.get(f"{fovea.url}/review/verdicts.jsonl", timeout=60).text.splitlines()
@@ -144,7 +144,7 @@ def test_models_that_come_after_the_review_leave_its_token_where_it_is_typed(
         held: dict[str, Any] = {}
         page.route("**/review.css", lambda route: held.update(style=route))
         with page.expect_request("**/review.css"):
-            page.goto("/console#review?reviewer=Ben")
+            page.goto("/console#review?reviewer=Ben", wait_until="commit")
         page.get_by_role("dialog", name="API key").wait_for()
         page.route("**/v1/models", lambda route: held.update(models=route))
         with page.expect_request("**/v1/models"):
