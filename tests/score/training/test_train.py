@@ -1,10 +1,10 @@
 """Training jobs resume where they were killed, publish what they made, and agree over several processes."""
 
 import json
-import multiprocessing
 import os
 import random
 import signal
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from services.nn.clip_model import OPEN_CLIP_WEIGHTS, save_clip
 from services.nn.plain_clip import load_plain_clip
 from services.score.model.checkpoint import load_fsc_clip
 from services.score.training.train import app
+from tests.core.child_processes import forked_processes
 from tests.file_events import before, die, putting
 from tests.kept_port import kept_port
 from tests.score.tiny import tiny_clip
@@ -27,11 +28,8 @@ TUNING = ["--batch-size", "4", *FAST]
 
 
 @pytest.fixture(scope="module")
-def processes() -> multiprocessing.context.ForkServerContext:
-    """A context that starts job processes quickly: their modules are imported only once."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["services.score.training.train", "services.nn.clip_model"])
-    return context
+def processes() -> ForkServerContext:
+    return forked_processes()
 
 
 def run_killed_job(arguments: list[str], state: Path, number: int) -> None:
@@ -80,7 +78,7 @@ def differs(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> set
 
 @pytest.mark.slow
 def test_a_job_killed_three_times_ends_with_the_weights_of_an_uninterrupted_one(
-    base: Path, tmp_path: Path, processes: multiprocessing.context.ForkServerContext
+    base: Path, tmp_path: Path, processes: ForkServerContext
 ) -> None:
     steady, killed = tmp_path / "steady", tmp_path / "killed"
     arguments = tuning(base, "--steps", "40", "--no-publish")
@@ -102,7 +100,7 @@ def test_a_job_killed_three_times_ends_with_the_weights_of_an_uninterrupted_one(
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fsc-clip", "negclip"])
 def test_two_processes_that_gather_equal_one_with_the_same_batch(
-    base: Path, tmp_path: Path, processes: multiprocessing.context.ForkServerContext, method: str
+    base: Path, tmp_path: Path, processes: ForkServerContext, method: str
 ) -> None:
     arguments = tuning(base, "--set", f"method={method}", "--steps", "3", "--set", "learning_rate=1e-3", "--no-publish")
     job(*arguments, "--output", str(tmp_path / "one"))
