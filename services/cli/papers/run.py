@@ -234,14 +234,19 @@ def value_at(document: Any, key: Sequence[str]) -> float | None:
 def digest(path: Path) -> str:
     """Return the SHA-256 of a file, or of the names and contents of a folder's files; `sizes:` of a large folder."""
     if path.is_file():
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        return _sha256(path)
     files = sorted(file for file in path.rglob("*") if file.is_file())
     is_large = sum(file.stat().st_size for file in files) > MAX_HASHED_BYTES
     whole = hashlib.sha256()
     for file in files:
-        content = str(file.stat().st_size) if is_large else hashlib.sha256(file.read_bytes()).hexdigest()
+        content = str(file.stat().st_size) if is_large else _sha256(file)
         whole.update(f"{file.relative_to(path)} {content}\n".encode())
     return ("sizes:" if is_large else "") + whole.hexdigest()
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _document(comparison: Comparison, folder: Path, printed: str) -> Any:
