@@ -36,7 +36,7 @@ def run(module: str, *arguments: str, environment: dict[str, str]) -> str:
 
 @pytest.mark.parametrize(
     ("first", "count"),
-    [(0, 8), *(pytest.param(first, 24, marks=pytest.mark.slow) for first in range(8, 56, 24))],
+    [(0, 8), pytest.param(8, 24, marks=pytest.mark.slow)],
 )
 def test_random_rows_are_attended_by_equation_3_5_and_measured_without_it(first: int, count: int) -> None:
     environment = {"TRITON_INTERPRET": "1"}
@@ -63,7 +63,7 @@ def test_the_kernels_compile(target: tuple[str, str], dtype: str, width: str, tm
     assert run("compiled_kernels", *target, dtype, width, environment=environment) == "2 kernels\n"
 
 
-@pytest.mark.parametrize(("first", "count"), [(0, 6), pytest.param(6, 20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("first", "count"), [(0, 6), pytest.param(6, 10, marks=pytest.mark.slow)])
 def test_steps_and_graphs_captured_before_them_attend_every_layer_as_the_torch_path_does(
     first: int, count: int
 ) -> None:
