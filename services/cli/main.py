@@ -143,6 +143,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str | None, str]]] = {
             "train",
             "List the papers' tables and figures, run them, and compare with the published numbers.",
         ),
+        "mcp": ("services.cli.mcp_server", "mcp", "Serve Fovea to agents as tools of the Model Context Protocol."),
         "store": ("services.cli.store", None, "List, publish, promote, roll back and verify checkpoints."),
         "keys": ("gateway.keys.cli", "gateway", "Create, list and revoke the gateway's keys."),
     },
