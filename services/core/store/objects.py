@@ -361,9 +361,13 @@ def _options_in_url(query: str) -> dict[str, str]:
 
 
 def _endpoint(label: str, options: Mapping[str, str]) -> str:
-    """Return the address of an S3 server, "" for AWS's own. Raises StoreUnavailable for one at which obstore panics."""
+    """Return the address of an S3 server, "" for AWS's own. Raises StoreUnavailable for two of them, and
+    for one at which obstore panics."""
     given = [options.get("endpoint"), *(os.environ.get(name) for name in ENDPOINT_VARIABLES)]
     endpoint = next((one for one in given if one), "") if label.startswith("s3:") else ""
+    of_s3 = os.environ.get("AWS_ENDPOINT_URL_S3") or endpoint
+    if endpoint and endpoint.rstrip("/") != of_s3.rstrip("/"):  # obstore would take the environment's
+        raise StoreUnavailable(f"{label}: endpoint={endpoint} and AWS_ENDPOINT_URL_S3={of_s3} differ; unset one")
     try:
         parts = urlsplit(endpoint)
         is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0

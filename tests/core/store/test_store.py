@@ -338,6 +338,15 @@ def test_an_endpoint_that_is_no_address_is_told_with_its_setting(
         Store.open("s3://bucket")
 
 
+def test_two_different_endpoints_are_refused(moto: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"s3://{BUCKET}/two?region=us-east-1&endpoint={moto.endpoint}"
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"{moto.endpoint}/")
+    assert Objects(url, moto.options).entries(None) == []
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "https://elsewhere.example")
+    with pytest.raises(StoreUnavailable, match=r"=https://elsewhere\.example differ; unset one"):
+        Objects(url, moto.options)
+
+
 def test_an_endpoint_may_end_with_a_slash_or_stand_in_the_environment(
     moto: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
