@@ -157,7 +157,7 @@ BUDGETS = {
     "services/embed": 19_643,
     "services/generate": 13_462,
     "services/predict": 7_124,
-    "services/score": 10_943,
+    "services/score": 10_950,
     "starters": 20_750,
     "vllm_plugin": 2_615,
 }

@@ -7,9 +7,9 @@ the same arguments ends with the same weights (bit for bit on a CPU). Ctrl-C sav
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self, TypeVar
 
@@ -37,7 +37,8 @@ class Run:
 
     `batch_size` counts the examples of one optimizer step over all processes, `learning_rate` is the peak of a
     cosine after a linear warm-up over `warmup_ratio` of the steps, `precision` is accelerate's (no, bf16, fp16).
-    Raises Refused for a batch that cannot be divided among the processes and their micro-batches.
+    `arguments` are values of JSON that the result depends on besides, such as a recipe's. Raises Refused for a batch
+    that cannot be divided among the processes and their micro-batches.
     """
 
     output: Path
@@ -55,6 +56,7 @@ class Run:
     stage: str = "training"
     beta2: float = 0.98
     epsilon: float = 1e-6
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         num_parts = world_size() * self.accumulate
@@ -293,5 +295,6 @@ def _save_resume(run: Run, model: nn.Module, optimizer: Any, step: int) -> None:
 
 def _fingerprint(run: Run) -> str:
     """Hash the arguments that affect the result."""
-    neutral = {"output", "num_workers", "log_every", "checkpoint_every"}
-    return json.dumps({key: value for key, value in asdict(run).items() if key not in neutral}, sort_keys=True)
+    neutral = {"output", "num_workers", "log_every", "checkpoint_every", "arguments"}
+    own = {key: value for key, value in asdict(run).items() if key not in neutral}
+    return json.dumps({**run.arguments, **own}, sort_keys=True)

@@ -1,5 +1,6 @@
 """Work that was begun with other arguments is told from this command's by the options that differ."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,11 +47,13 @@ def test_a_training_says_at_which_step_it_continues_and_which_options_differ(
             raise _PowerCut
         return _Numbers()
 
-    run = Run(tmp_path, 2, 1, 0.1, 0.0, 0.0, seed=0, checkpoint_every=1)
+    run = Run(tmp_path, 2, 1, 0.1, 0.0, 0.0, seed=0, checkpoint_every=1, arguments={"gamma": 2.0})
     with pytest.raises(_PowerCut):
         train(run, _Loss(), cut)
     capsys.readouterr()
     with pytest.raises(Refused, match=r"other arguments \(--steps was 2, and is 3; --seed was 0, and is 1\)"):
-        train(Run(tmp_path, 3, 1, 0.1, 0.0, 0.0, seed=1), _Loss(), cut)
+        train(replace(run, num_steps=3, seed=1), _Loss(), cut)
+    with pytest.raises(Refused, match=r"other arguments \(gamma was 2\.0, and is 0\.0\)"):
+        train(replace(run, arguments={"gamma": 0.0}), _Loss(), cut)
     train(run, _Loss(), lambda step: _Numbers())
     assert "training: continuing at step 1 of 2" in capsys.readouterr().err

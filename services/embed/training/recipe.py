@@ -5,6 +5,7 @@ A recipe contains neither the data nor the number of processes that share its ba
 
 import math
 from collections.abc import Mapping
+from dataclasses import asdict, replace
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import typer
@@ -62,7 +63,8 @@ class Recipe(PublishedRecipe):
         """Make the schedule over `num_images`, with the other `options` of a Run. Raises Refused as that does."""
         own = {name: getattr(self, name) for name in ("batch_size", "learning_rate", "weight_decay", "warmup_ratio")}
         num_steps = self.steps or math.ceil(self.epochs * num_images / self.batch_size)
-        return Run(num_steps=num_steps, stage="tuning", **own, **options)
+        arguments = {key: value for key, value in asdict(self).items() if key not in ("epochs", "steps")}
+        return Run(num_steps=num_steps, stage="tuning", arguments=arguments, **own, **options)
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,7 @@ def tuning(kind: type[RecipeT], asked: Mapping[str, Any]) -> tuple[RecipeT, Llav
     data = LlavaData(asked["llava"], asked["image_folder"])
     names = ("output", "seed", "accumulate", "precision", "num_workers", "checkpoint_every")
     run = chosen.run(len(data.records), **{name: asked[name] for name in names})
+    run = replace(run, arguments={**run.arguments, "llava": str(asked["llava"])})
     run.output.mkdir(parents=True, exist_ok=True)
     set_seed(run.seed)
     return chosen, data, run

@@ -4,6 +4,7 @@ A recipe contains neither the location of the data nor the number of processes t
 """
 
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -16,6 +17,8 @@ from services.score.fsc_clip import FscClipWeights, Missing
 from services.score.negatives.hard_negatives import PAPER_KINDS, Kind
 from services.score.training.objectives import Method
 
+# What a training that goes on may change: its length is the schedule's.
+AFTER_TRAINING = ("alpha", "local_weight", "epochs", "steps")
 Number = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -109,4 +112,5 @@ class Recipe(PublishedRecipe):
         return Run(
             output, num_steps, self.batch_size, self.learning_rate, self.weight_decay, warmup_ratio, seed,
             accumulate=accumulate, stage="tuning", beta2=self.beta2, epsilon=self.epsilon,
+            arguments={key: value for key, value in asdict(self).items() if key not in AFTER_TRAINING},
         )  # fmt: skip

@@ -98,7 +98,10 @@ def fsc_clip(
     clip, reference = load_base(chosen.base, chosen.pretrained, store_url)
     _check_towers(clip, chosen)
     run = tuning_run(chosen, output, len(files), seed, accumulate)
-    run = replace(run, precision=precision, num_workers=num_workers, checkpoint_every=checkpoint_every)
+    arguments = {**run.arguments, "images": images, "stored": stored and str(stored)}
+    run = replace(
+        run, precision=precision, num_workers=num_workers, checkpoint_every=checkpoint_every, arguments=arguments
+    )
     made, names = installed_hard_negatives(), chosen.kinds if given is None else given.names
     source = ImageSource(files, clip.transform, chosen.min_area)
     found = tuned(run, chosen, clip, TuningData(source, clip.tokenizer, made, names, seed, run.num_examples))
