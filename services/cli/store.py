@@ -21,14 +21,20 @@ from services.cli.store_import import ENGINES, interruptions, recognise, summary
 from services.core.audit import AuditFailed, AuditLog
 from services.core.logs import log_warnings_to_stderr
 from services.core.printable import printable
-from services.core.settings import ServiceSettings
+from services.core.settings import ServiceSettings, read_settings
 from services.core.store.checkpoint_files import (
     DESCRIPTION_FILE,
     CheckpointDescription,
     packaged_starters,
     read_description,
 )
-from services.core.store.errors import CorruptCheckpoint, InvalidCheckpoint, NotFoundInStore, StoreError
+from services.core.store.errors import (
+    CorruptCheckpoint,
+    InvalidCheckpoint,
+    NotFoundInStore,
+    StoreError,
+    StoreUnavailable,
+)
 from services.core.store.manifest import check_alias, check_model_name
 from services.core.store.store import ANYWHERE, DEFAULT_GRACE_S, DEFAULT_KEEP, Anywhere, Removal, Store
 from services.core.store.versions import Version
@@ -296,17 +302,42 @@ def _ways_back(name: str, before: Mapping[str, str]) -> list[str]:
 @app.command()
 def fetch(
     reference: Reference,
-    folder: Annotated[Path, typer.Argument(help="Folder to make. One that is there already is only compared.")],
+    folder: Annotated[
+        Path | None,
+        typer.Argument(
+            help="Folder to make. One that is there already is only compared. Default: the copy that services make."
+        ),
+    ] = None,
     store_url: StoreUrl = None,
     *,
+    link: Annotated[
+        bool, typer.Option("--link", help="Copy nothing: link the folder to the store's, which nothing may change.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Copy a version to a folder, every byte checked."""
     store = _open(store_url)
     name, version = _resolve(store, reference)
-    store.copy(name, version, folder)
+    if folder is None or link:
+        settings = read_settings(ServiceSettings, port=0)
+        max_bytes = 0 if link else settings.checkpoint_cache_max_bytes
+        fetched = store.fetch(name, version, settings.checkpoint_cache_dir, max_bytes)
+        folder = fetched if folder is None else _linked(folder, fetched)
+    else:
+        store.copy(name, version, folder)
     content = {"name": name, "version": version, "folder": str(folder)}
     report(content, f"{name}@{version} is in {folder}", as_json=as_json)
+
+
+def _linked(folder: Path, to: Path) -> Path:
+    """Make the folder a link, in place of an earlier one. Raises StoreUnavailable for anything else that is there."""
+    try:
+        if folder.is_symlink():
+            folder.unlink()
+        folder.symlink_to(to)
+    except OSError as error:
+        raise StoreUnavailable(f"{folder}: {error.strerror}; name a folder that is not there") from error
+    return folder
 
 
 @app.command()

@@ -211,8 +211,9 @@ class ServiceSettings(ProcessSettings):
     )
     checkpoint_cache_max_bytes: NumBytes = Field(
         DEFAULT_CHECKPOINT_CACHE_BYTES,
-        gt=0,
-        description="Bytes that these copies may take together; those used longest ago make room for a new one.",
+        ge=0,
+        description="Bytes that these copies may take together; those used longest ago make room for a new one. 0: no "
+        "copies, for a store in a folder that nothing changes, such as an image that is mounted.",
     )
     cache_max_bytes: NumBytes = Field(
         256 * MEBIBYTE, ge=0, description="Size of the in-process result cache, in bytes; 0: disabled."

@@ -109,6 +109,38 @@ def test_fetch_copies_a_version_to_a_folder_and_compares_one_that_is_there(
     assert "other" in fovea_store.refusal("fetch", "other", str(folder))
 
 
+def test_fetch_without_a_folder_makes_the_copy_that_services_would_make(
+    fovea_store: StoreCommand, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FOVEA_CHECKPOINT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("FOVEA_CHECKPOINT_CACHE_MAX_BYTES", "1MiB")
+
+    fetched = fovea_store.json("fetch", "toy")
+
+    assert fetched["folder"] == str(tmp_path / "cache" / "toy" / store.resolve("toy"))
+    monkeypatch.setenv("FOVEA_CHECKPOINT_CACHE_MAX_BYTES", "1")
+    assert "FOVEA_CHECKPOINT_CACHE_MAX_BYTES" in fovea_store.refusal("fetch", f"toy@{publish_another(store, tmp_path)}")
+
+
+def publish_another(store: Store, tmp_path: Path) -> str:
+    return store.publish("toy", write_checkpoint(tmp_path / "another", b"another"), INFO).id
+
+
+def test_fetch_links_a_folder_to_a_version_of_a_store_that_nothing_changes(
+    fovea_store: StoreCommand, store: Store, tmp_path: Path
+) -> None:
+    folder = tmp_path / "linked"
+
+    fovea_store.json("fetch", "toy", str(folder), "--link")
+    publish_another(store, tmp_path)
+    fetched = fovea_store.json("fetch", "toy", str(folder), "--link")
+
+    assert fetched["folder"] == str(folder)
+    assert folder.readlink() == tmp_path / "store" / "models" / "toy" / "versions" / store.resolve("toy")
+    (tmp_path / "taken").mkdir()
+    assert "taken" in fovea_store.refusal("fetch", "toy", str(tmp_path / "taken"), "--link")
+
+
 def test_a_model_made_elsewhere_is_published_under_a_name_and_a_kind(
     fovea_store: StoreCommand, store: Store, tmp_path: Path
 ) -> None:

@@ -178,6 +178,17 @@ class Versions:
             raise InvalidCheckpoint(f"the manifest would have {len(body)} bytes, at most {MAX_MANIFEST_BYTES}")
         self._objects.write(manifest_key(manifest.name, manifest.version), [body], len(body))
 
+    def in_place(self, manifest: Manifest) -> Path:
+        """Return the version's own folder, every byte checked. Raises InvalidCheckpoint where the store has none."""
+        if self._objects.root is None:
+            raise InvalidCheckpoint(
+                f"FOVEA_CHECKPOINT_CACHE_MAX_BYTES is 0, so {manifest.name}@{manifest.version} is used where it lies, "
+                f"which only a store in a folder (file://) has; {self._objects.label} needs room for copies"
+            )
+        folder = self._objects.root / version_prefix(manifest.name, manifest.version)
+        check_copy(folder, manifest)
+        return folder
+
     def remove(self, name: str, version: str) -> None:
         """Remove a version, manifest first, so that a crash leaves an aborted upload and not a damaged version."""
         manifest = manifest_key(name, version)
@@ -212,7 +223,8 @@ def fetch_verified(
     damaged or incomplete copy is deleted and fetched again. A copy appears under its name in one step, and of several
     processes that want it one downloads while the others wait. A `file://` store is copied as well: the files that a
     service loads then can't change under it, and all stores behave alike. Copies of all models together take at most
-    `max_bytes`: those used longest ago make room before another is fetched.
+    `max_bytes`: those used longest ago make room before another is fetched. With 0 there are none, and the folder is
+    the store's own, which nothing may change.
 
     Raises NotFoundInStore, CorruptCheckpoint (the store's own bytes are wrong), InvalidCheckpoint (a version larger
     than `max_bytes`), StoreUnavailable (also for a cache folder that can't be written).
@@ -222,6 +234,8 @@ def fetch_verified(
         raise NotFoundInStore(f"{name} has no version {version!r}")
     folder = cache_dir / name / version
     try:
+        if max_bytes == 0:
+            return versions.in_place(versions.manifest(name, version))
         if _is_intact(folder, name, version):
             _mark_as_used(folder)
             return folder

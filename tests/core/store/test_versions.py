@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from services.core.store.errors import InvalidCheckpoint, NotFoundInStore, StoreUnavailable
+from services.core.store.errors import CorruptCheckpoint, InvalidCheckpoint, NotFoundInStore, StoreUnavailable
 from services.core.store.store import Store
 from services.core.store.versions import Version
 from tests.core.child_processes import forked_processes
@@ -122,6 +122,26 @@ def test_a_version_larger_than_all_copies_may_be_is_refused_by_the_settings_name
         store.fetch("large", large.id, tmp_path / "cache", large.size_bytes - 1)
 
     assert copy.is_dir()
+
+
+def test_without_room_for_copies_a_version_is_used_where_it_lies_once_every_byte_is_checked(
+    store: Store, version: Version, tmp_path: Path
+) -> None:
+    folder = store.fetch("toy", version.id, tmp_path / "cache", 0)
+
+    assert folder == tmp_path / "store" / "models" / "toy" / "versions" / version.id
+    assert not (tmp_path / "cache").exists()
+    (folder / "model.safetensors").write_bytes(b"x" * (folder / "model.safetensors").stat().st_size)
+    with pytest.raises(CorruptCheckpoint, match="safetensors"):
+        store.fetch("toy", version.id, tmp_path / "cache", 0)
+
+
+def test_a_store_that_is_no_folder_names_the_setting_that_leaves_no_room_for_copies(tmp_path: Path) -> None:
+    store = Store.open("memory://")
+    version = store.publish("toy", write_checkpoint(tmp_path / "a"), INFO)
+
+    with pytest.raises(InvalidCheckpoint, match="FOVEA_CHECKPOINT_CACHE_MAX_BYTES is 0"):
+        store.fetch("toy", version.id, tmp_path / "cache", 0)
 
 
 def test_what_is_not_in_the_store_is_not_fetched(store: Store, version: Version, tmp_path: Path) -> None:
