@@ -221,7 +221,10 @@ def check_folders(manifests: Manifests) -> list[str]:
         claims = {claim["metadata"]["name"] for claim in pod.workload["spec"].get("volumeClaimTemplates", ())}
         if lost := [one["name"] for one in mounts.values() if one["name"] not in volumes.keys() | claims]:
             wrong.append(f"{pod.name} mounts {lost}, which is no volume")
-        for field in ("checkpoint_cache_dir", "collections_dir"):
+        written = ["collections_dir"]
+        if getattr(settings, "checkpoint_cache_max_bytes", 0):
+            written.append("checkpoint_cache_dir")
+        for field in written:
             if hasattr(settings, field) and PurePosixPath(getattr(settings, field)) not in mounts:
                 wrong.append(f"{pod.name}: nothing is mounted at {getattr(settings, field)}")
         for name, volume in volumes.items():

@@ -46,10 +46,21 @@
 {{- if and $isVllm (not $.Values.images.vllm) }}
 {{- fail (printf "images.vllm is empty, and %s is served by vLLM" .name) }}
 {{- end }}
-{{- if and $model.source (ne (len $model.checkpoints) 1) }}
+{{- $image := "" }}
+{{- if hasPrefix "oci://" $model.source }}
+{{- $image = trimPrefix "oci://" $model.source }}
+{{- if not (regexMatch "^[^/\\s]+(/[^/\\s]+)+(:[\\w][\\w.-]*|@sha256:[0-9a-f]{64})$" $image) }}
+{{- fail (printf "models: the source of %s is %s: write the full name of an image with a tag or digest, such as oci://registry.example.org/you/tickets:1" .name $model.source) }}
+{{- end }}
+{{- if not $model.checkpoints }}
+{{- fail (printf "models: the source of %s is an image: name in checkpoints what it serves of it" .name) }}
+{{- end }}
+{{- end }}
+{{- $isImported := and $model.source (not $image) }}
+{{- if and $isImported (ne (len $model.checkpoints) 1) }}
 {{- fail (printf "models: a source is imported as one checkpoint, and %s names %d" .name (len $model.checkpoints)) }}
 {{- end }}
-{{- if and $model.source (not $.Values.store.url) }}
+{{- if and $isImported (not $.Values.store.url) }}
 {{- fail (printf "store.url is empty, and %s is imported into it" .name) }}
 {{- end }}
 {{- $holdsCollections := and (eq .service "embed") $isFirst (eq $.Values.collections.placement "embed") }}
@@ -62,7 +73,7 @@
 {{- /* What the gateway calls it: its first models by their service, pools by their own names. */}}
 {{- $derived := dict
       "upstream" (ternary .service .name $isFirst) "port" (index $ports .service) "isFirst" $isFirst "hasGpu" $hasGpu "isVllm" $isVllm "isScaled" $isScaled
-      "holdsCollections" $holdsCollections "readySeconds" (add $.Values.times.placingSeconds $start) }}
+      "holdsCollections" $holdsCollections "image" $image "isImported" $isImported "readySeconds" (add $.Values.times.placingSeconds $start) }}
 {{- $models = append $models (merge $derived $model) }}
 {{- end }}
 {{- toYaml $models }}

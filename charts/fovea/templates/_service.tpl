@@ -10,6 +10,22 @@
 {{- add $weights (div (add $weights 9) 10) 1 }}
 {{- end }}
 
+{{/* Bytes that verified copies may take together: (dict "root" $ "model" ...). Of a claim that pods share, each may fill four
+     fifths: a pod that knew of its own model alone would remove others', and FoveaVolumeFull fires where less than a tenth
+     is left. What is mounted is not copied. */}}
+{{- define "fovea.cacheBytes" -}}
+{{- $claim := .root.Values.modelCache }}
+{{- $keptGiB := ternary (div (mul 4 $claim.sizeGiB) 5) (mul 2 .model.weightsGiB) $claim.claim }}
+{{- ternary 0 (mul $keptGiB 1073741824) (ne .model.image "") }}
+{{- end }}
+
+{{/* Where the image of a model is mounted, with the layout of a store: the model. */}}
+{{- define "fovea.imageMount" -}}
+{{- if .image }}
+- {name: model-image, mountPath: /var/lib/fovea/model-image, readOnly: true}
+{{- end }}
+{{- end }}
+
 {{/* Settings of a service's process, as a YAML map: as "fovea.servicePod". */}}
 {{- define "fovea.serviceSettings" -}}
 {{- $model := .model }}
@@ -21,10 +37,8 @@
 {{- range $model.checkpoints }}{{ $checkpoints = append $checkpoints (first (splitList "@" .)) }}{{ end }}
 {{- end }}
 {{- $env := dict (printf "%s_MODELS" $prefix) (join "," $checkpoints) }}
-{{- /* Of a claim that pods share, each may fill four fifths: a pod that knew of its own model alone would remove others',
-       and FoveaVolumeFull fires where less than a tenth is left. */}}
-{{- $keptGiB := ternary (div (mul 4 .root.Values.modelCache.sizeGiB) 5) (mul 2 $model.weightsGiB) .root.Values.modelCache.claim }}
-{{- $_ := set $env "FOVEA_CHECKPOINT_CACHE_MAX_BYTES" (mul $keptGiB 1073741824 | toString) }}
+{{- $_ := set $env "FOVEA_CHECKPOINT_CACHE_MAX_BYTES" (include "fovea.cacheBytes" .) }}
+{{- if $model.image }}{{ $_ := set $env "FOVEA_STORE_URL" "file:///var/lib/fovea/model-image" }}{{ end }}
 {{- if not $model.checkpoints }}{{ $_ := unset $env (printf "%s_MODELS" $prefix) }}{{ end }}
 {{- /* A first version that hangs is refused by its name before the pod is killed. */}}
 {{- $_ := set $env "FOVEA_LOAD_TIMEOUT_S" (sub $model.startSeconds 30 | toString) }}
@@ -57,12 +71,13 @@
 {{- $model := .model }}
 {{- $values := $root.Values }}
 {{- $serviceGpu := ternary dict $model.gpu $model.isVllm }}
-{{- $credentials := $values.store.secret }}
+{{- $hasCache := not $model.image }}
+{{- $credentials := ternary $values.store.secret "" $hasCache }}
 {{- if eq .collections "shared" }}{{ $credentials = $values.collections.secret }}{{ end }}
 {{- $diskGiB := 2 }}
 {{- /* For the empty folder of collections. */}}
 {{- if and (eq $model.service "embed") (ne .collections "own") }}{{ $diskGiB = 3 }}{{ end }}
-{{- if not $values.modelCache.claim }}{{ $diskGiB = add $diskGiB (include "fovea.cacheGiB" $model) }}{{ end }}
+{{- if and $hasCache (not $values.modelCache.claim) }}{{ $diskGiB = add $diskGiB (include "fovea.cacheGiB" $model) }}{{ end }}
 metadata:
   labels:
     {{- include "fovea.labels" (dict "program" $model.service) | trim | nindent 4 }}
@@ -103,12 +118,15 @@ spec:
       {{- include "fovea.confined" (and $model.hasGpu (not $model.isVllm)) | trim | nindent 6 }}
       volumeMounts:
         - {name: tmp, mountPath: /tmp}
+        {{- if $hasCache }}
         - {name: checkpoints, mountPath: /var/cache/fovea}
+        {{- end }}
+        {{- include "fovea.imageMount" $model | trim | nindent 8 }}
         {{- include "fovea.trustMount" $root | trim | nindent 8 }}
         {{- if eq $model.service "embed" }}
         - {name: collections, mountPath: /var/lib/fovea/collections}
         {{- end }}
-        {{- if not $values.store.url }}
+        {{- if and $hasCache (not $values.store.url) }}
         - {name: store, mountPath: /var/lib/fovea/store}
         {{- end }}
         {{- if $values.signingSecret }}
@@ -117,8 +135,10 @@ spec:
   volumes:
     - {name: tmp, emptyDir: {sizeLimit: 2Gi}}
     {{- include "fovea.trustVolume" $root | trim | nindent 4 }}
+    {{- if $model.image }}
+    - {name: model-image, image: {reference: {{ $model.image }}, pullPolicy: {{ $values.imagePullPolicy }}}}
     # Verified copies of what the store has.
-    {{- if $values.modelCache.claim }}
+    {{- else if $values.modelCache.claim }}
     - {name: checkpoints, persistentVolumeClaim: {claimName: model-cache}}
     {{- else }}
     - {name: checkpoints, emptyDir: {sizeLimit: {{ include "fovea.cacheGiB" $model }}Gi}}
@@ -128,14 +148,14 @@ spec:
     {{- else if eq $model.service "embed" }}
     - {name: collections, emptyDir: {sizeLimit: 100Mi}}
     {{- end }}
-    {{- if not $values.store.url }}
+    {{- if and $hasCache (not $values.store.url) }}
     - {name: store, persistentVolumeClaim: {claimName: store}}
     {{- end }}
     {{- with $values.signingSecret }}
     - {name: signing, secret: {secretName: {{ . }}, defaultMode: 0440}}
     {{- end }}
     {{- if $model.isVllm }}
-    - {name: models, emptyDir: {sizeLimit: {{ include "fovea.vllmCopyGiB" $model }}Gi}}
+    - {name: models, emptyDir: {sizeLimit: {{ ternary (include "fovea.vllmCopyGiB" $model) "1" $hasCache }}Gi}}
     - {name: vllm-tmp, emptyDir: {sizeLimit: 2Gi}}
     - {name: vllm-cache, persistentVolumeClaim: {claimName: vllm-cache}}
     # The processes of several GPUs talk through it.
@@ -149,13 +169,19 @@ spec:
 {{- $values := .root.Values }}
 {{- $checkpoint := first $model.checkpoints }}
 {{- with .alias }}{{ $checkpoint = printf "%s@%s" (first (splitList "@" $checkpoint)) . }}{{ end }}
-# vLLM reads a plain folder; this one was compared byte by byte.
+# vLLM reads a plain folder, which this compares byte by byte: a copy, or a link to what the image has.
 - name: checkpoint
   image: {{ $values.images.service }}
   imagePullPolicy: {{ $values.imagePullPolicy }}
-  command: [fovea, store, fetch, {{ $checkpoint | quote }}, /models/checkpoint]
+  command: [fovea, store, fetch, {{ $checkpoint | quote }}, /models/checkpoint{{ if $model.image }}, --link{{ end }}]
   envFrom: [{configMapRef: {name: fovea}}]
-  env: {{- include "fovea.credentials" $values.store.secret | trim | nindent 4 }}
+  env:
+    {{- if $model.image }}
+    - name: FOVEA_STORE_URL
+      value: file:///var/lib/fovea/model-image
+    {{- else }}
+    {{- include "fovea.credentials" $values.store.secret | trim | nindent 4 }}
+    {{- end }}
   resources:
     requests: {cpu: "1", memory: 1Gi}
     limits: {memory: 4Gi}
@@ -163,6 +189,7 @@ spec:
   volumeMounts:
     - {name: tmp, mountPath: /tmp}
     - {name: models, mountPath: /models}
+    {{- include "fovea.imageMount" $model | trim | nindent 4 }}
     {{- include "fovea.trustMount" .root | trim | nindent 4 }}
 # A sidecar: it is up before the service starts, and ends after it, when the last requests are answered.
 - name: vllm
@@ -192,11 +219,12 @@ spec:
     periodSeconds: 10
     timeoutSeconds: 10
     failureThreshold: 3
-  {{- include "fovea.resources" (dict "resources" $model.vllm.resources "diskGiB" (add 2 (include "fovea.vllmCopyGiB" $model)) "gpu" $model.gpu) | trim | nindent 2 }}
+  {{- include "fovea.resources" (dict "resources" $model.vllm.resources "diskGiB" (add 2 (ternary 1 (include "fovea.vllmCopyGiB" $model) (ne $model.image ""))) "gpu" $model.gpu) | trim | nindent 2 }}
   {{- include "fovea.confined" true | trim | nindent 2 }}
   volumeMounts:
     - {name: vllm-tmp, mountPath: /tmp}
     - {name: models, mountPath: /models, readOnly: true}
+    {{- include "fovea.imageMount" $model | trim | nindent 4 }}
     - {name: vllm-cache, mountPath: /var/cache/vllm}
     - {name: shared-memory, mountPath: /dev/shm}
 {{- end }}
