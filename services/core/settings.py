@@ -318,11 +318,16 @@ def own_prefix_of(settings_cls: type[ProcessSettings]) -> str:
     return settings_cls.model_config.get("env_prefix", SHARED_PREFIX)
 
 
+def known_variables(settings_cls: type[ProcessSettings]) -> set[str]:
+    """Return the variables that a process takes; a shared one that it has no use for is other processes'."""
+    shared = {SHARED_PREFIX + name.upper() for name in ServiceSettings.model_fields if is_shared(name)}
+    own = {own_prefix_of(settings_cls) + name.upper() for name in settings_cls.model_fields}
+    return shared | COMMAND_LINE_VARIABLES | own
+
+
 def _refuse_unknown_variables(settings_cls: type[ProcessSettings]) -> None:
     own_prefix = own_prefix_of(settings_cls)
-    # A shared variable that this process has no use for is legal: other processes read it.
-    shared = {SHARED_PREFIX + name.upper() for name in ServiceSettings.model_fields if is_shared(name)}
-    known = shared | COMMAND_LINE_VARIABLES | {own_prefix + name.upper() for name in settings_cls.model_fields}
+    known = known_variables(settings_cls)
     foreign = tuple(prefix for prefix in PROCESS_PREFIXES if prefix != own_prefix)
     unknown = [
         variable

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from services.core.settings import SettingsError, read_settings
 from tests.deploy import kubernetes_names as names
 from tests.deploy.kubernetes_manifests import (
     DEPLOYMENTS,
@@ -23,6 +24,7 @@ from tests.deploy.kubernetes_manifests import (
     render,
 )
 from tests.deploy.kubernetes_network import Network
+from tests.documentation.reference import CHART_SETTINGS, chart_settings
 
 UNITS = {"Mi": 2**20, "Gi": 2**30}
 TELEMETRY: dict[str, Any] = {
@@ -207,6 +209,52 @@ def with_model(**changed: Any) -> dict[str, Any]:
 )
 def test_what_is_wrong_is_named_with_what_would_be_right(wrong: dict[str, Any], said: str) -> None:
     assert said in refusal(("gpu",), SITE, wrong)
+
+
+@pytest.mark.parametrize(
+    ("process", "wrong", "right"),
+    [
+        ("predict", "FOVEA_PREDICT_MAX_BATCHSIZE", "FOVEA_PREDICT_MAX_BATCH_SIZE"),
+        ("score", "FOVEA_LOG_LEVLE", "FOVEA_LOG_LEVEL"),
+        ("embed", "FOVEA_IMAGE_URLS", "FOVEA_EMBED_IMAGE_URLS"),
+        ("gateway", "FOVEA_GATEWAY_MAXKEYS_FILE", "FOVEA_GATEWAY_KEYS_FILE"),
+    ],
+)
+def test_a_misspelt_setting_is_refused_by_the_chart_as_by_the_process_with_the_nearest_name(
+    process: str, wrong: str, right: str
+) -> None:
+    env = {"env": {wrong: "1"}}
+    said = refusal(("gpu",), SITE, {"gateway": env} if process == "gateway" else {"services": {process: env}})
+    assert f"env has {wrong}, which is not a setting of {process}; did you mean {right}?" in said
+    with names.only_environment({wrong: "1"}), pytest.raises(SettingsError, match=f"{wrong} .* mean {right}"):
+        read_settings(names.SETTINGS[process])
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (
+            with_model(env={"FOVEA_EMBED_DTYPE": "float16"}),
+            "env of predict has FOVEA_EMBED_DTYPE, which",
+        ),
+        ({"defaults": {"env": {"FOVEA_EMBED_DTYP": "float16"}}}, "defaults.env has FOVEA_EMBED_DTYP, which is not"),
+        ({"jobs": {"env": {"FOVEA_STOR_URL": "s3://a"}}}, "jobs.env has FOVEA_STOR_URL, which is not a setting"),
+        (with_model(env={"FOVEA_": "1"}), "env of predict has FOVEA_, which is not a setting of predict"),
+    ],
+)
+def test_a_setting_that_nobody_reads_there_is_refused(values: dict[str, Any], said: str) -> None:
+    assert said in refusal(("gpu",), SITE, values)
+
+
+def test_settings_of_one_service_may_stand_among_those_of_all_and_libraries_have_variables_of_their_own() -> None:
+    env = {"FOVEA_EMBED_DTYPE": "float16", "FOVEA_LOG_FORMAT": "json", "OMP_NUM_THREADS": 2}
+    manifests = render(("gpu",), SITE, {"defaults": {"env": env}, "jobs": {"env": {"FOVEA_AUDIT_LOG": "/tmp/audit"}}})
+    assert names.settings_of(manifests, manifests.pod("embed")).dtype == "float16"
+    assert names.check_settings(manifests) == []
+
+
+def test_the_chart_knows_the_settings_that_processes_have() -> None:
+    assert CHART_SETTINGS.read_text() == chart_settings(), "write them anew: python -m tests.documentation"
 
 
 def test_labels_may_be_called_like_values_and_networks_may_be_of_both_versions() -> None:

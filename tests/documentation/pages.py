@@ -87,6 +87,7 @@ WRITERS: dict[str, Writer] = {
 
 
 def write_all() -> None:
-    """Write every block of every page anew."""
+    """Write every block of every page, and the chart's names of settings, anew."""
     for path in PAGES:
         path.write_text(render(path.read_text(), WRITERS))
+    reference.CHART_SETTINGS.write_text(reference.chart_settings())

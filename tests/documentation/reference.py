@@ -1,6 +1,7 @@
 """Tables of settings, metrics and commands as the code has them."""
 
 import functools
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +12,23 @@ from gateway.settings import GatewaySettings
 from services.cli.delegation import Delegate
 from services.cli.main import app
 from services.core.metrics import Metrics
-from services.core.settings import SHARED_PREFIX, ProcessSettings, is_shared, own_prefix_of
+from services.core.settings import (
+    COMMAND_LINE_VARIABLES,
+    SHARED_PREFIX,
+    ProcessSettings,
+    ServiceSettings,
+    is_shared,
+    known_variables,
+    own_prefix_of,
+)
 from services.embed.settings import EmbedSettings
 from services.generate.settings import GenerateSettings
 from services.predict.settings import PredictSettings
 from services.score.settings import ScoreSettings
-from tests.documentation.blocks import table
+from tests.documentation.blocks import ROOT, table
+
+# By which the chart refuses misspelt settings before a process would.
+CHART_SETTINGS = ROOT / "charts" / "fovea" / "settings.json"
 
 PROCESSES: dict[str, type[ProcessSettings]] = {
     "EMBED": EmbedSettings,
@@ -48,6 +60,14 @@ def describe_settings(settings_cls: type[ProcessSettings]) -> list[SettingRow]:
         )
         for name, field in settings_cls.model_fields.items()
     ]
+
+
+def chart_settings() -> str:
+    """Return the names of the settings of each process of the chart, and those that all have."""
+    shared = known_variables(ServiceSettings) - COMMAND_LINE_VARIABLES - {f"{SHARED_PREFIX}PORT"}
+    own = {name.lower(): known_variables(known) - shared - COMMAND_LINE_VARIABLES for name, known in PROCESSES.items()}
+    names = {"shared": shared, "commands": COMMAND_LINE_VARIABLES, **own}
+    return json.dumps({name: sorted(variables) for name, variables in names.items()}, indent=1) + "\n"
 
 
 def _as_given(default: Any) -> str:
