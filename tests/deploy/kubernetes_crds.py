@@ -199,7 +199,9 @@ HTTP_ROUTE = resource(
     "HTTPRoute",
     fields(
         {
-            "parentRefs": many(fields({"name": TEXT}, namespace=TEXT, sectionName=TEXT)),
+            "parentRefs": many(
+                fields({"name": TEXT}, group=TEXT, kind=TEXT, namespace=TEXT, sectionName=TEXT, port=PORT)
+            ),
             "rules": many(
                 fields(
                     {},

@@ -24,6 +24,7 @@ from tests.deploy.kubernetes_manifests import (
     render,
 )
 from tests.deploy.kubernetes_network import Network
+from tests.deploy.test_k8s_schemas import VERSIONS, check_schemas
 from tests.documentation.reference import CHART_SETTINGS, chart_settings
 
 UNITS = {"Mi": 2**20, "Gi": 2**30}
@@ -57,7 +58,7 @@ def refusal(profiles: tuple[str, ...], *values: dict[str, Any]) -> str:
         (("gpu",), {"store": {"egress": []}}, "store.egress is empty"),
         (("gpu",), {"models": UNNAMED}, "predict has a GPU and names no checkpoints"),
         (("production",), {"route": {"host": ""}}, "route.host is empty"),
-        (("production",), {"route": {"gatewayClass": ""}}, "route.gatewayClass is empty"),
+        (("production",), {"route": {"gatewayClass": ""}}, "route.gatewayClass, or route.parentRefs, is empty"),
         (("production",), {"route": {"trustedProxies": []}}, "route.trustedProxies is empty"),
         (("production", "cluster"), {"collections": {"url": ""}}, "collections.url is empty"),
         (("production", "cluster"), {"collections": {"milvus": {"bucket": ""}}}, "collections.milvus.bucket is empty"),
@@ -116,6 +117,8 @@ def with_model(**changed: Any) -> dict[str, Any]:
             "predict has a share of a GPU (nvidia.com/gpu.shared) and gpu.memoryShare 0.9",
         ),
         (with_model(replicas={"min": 1, "max": 2}), "predict has replicas.min 1 and scaleToZero true"),
+        ({"route": {"enabled": True, "parentRefs": [{"name": "shared"}]}}, "route.parentRefs names others: give one"),
+        ({"route": {"parentRefs": [{"section": "https"}]}}, "route.parentRefs.0"),
         (with_model(name="gateway"), "the name gateway is taken"),
         (with_model(name="score"), "the name score is taken"),
         (
@@ -531,6 +534,23 @@ def test_behind_a_route_of_the_operators_own_the_gateway_believes_the_proxies_th
     assert len(gateways) == 2
     for pod in gateways:
         assert names.settings_of(manifests, pod).trusted_proxies == tuple(SITE["route"]["trustedProxies"])
+
+
+def test_a_route_attaches_to_the_gateways_and_sections_that_are_named_and_makes_none() -> None:
+    parents = [
+        {"name": "shared", "namespace": "infra", "sectionName": "https"},
+        {"group": "gateway.networking.k8s.io", "kind": "Gateway", "name": "inner", "port": 8443},
+    ]
+    manifests = render(("production",), SITE, {"route": {"gatewayClass": "", "parentRefs": parents}})
+    (route,) = manifests.of_kind("HTTPRoute")
+    assert manifests.of_kind("Gateway") == []
+    assert route["spec"]["parentRefs"] == parents
+    own = deployment("production").get("HTTPRoute", "fovea")
+    assert own is not None
+    assert own["spec"]["parentRefs"] == [{"name": "fovea", "sectionName": "https"}]
+    assert {**own["spec"], "parentRefs": parents} == route["spec"]
+    for version in VERSIONS:
+        assert check_schemas(manifests, version) == []
 
 
 def num_bytes(quantity: str) -> int:
