@@ -15,7 +15,7 @@ from services.embed.model.items import Embeddings, Item, Pixels, Reading
 from services.nn.clip_texts import Text
 
 EMBEDDINGS_PER_INPUT = 4
-EncodingFormat = Literal["float", "base64"]
+EncodingFormat = Literal["float", "base64", "int8", "uint8", "binary", "ubinary"]
 
 
 class EmbedModel(CheckpointEngine, Engine[Item, Reading], Protocol):

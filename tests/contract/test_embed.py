@@ -55,6 +55,18 @@ def test_openai_embeds_an_image_under_a_condition_by_extra_fields(client: openai
     assert plain.data[0].embedding != conditioned.data[0].embedding
 
 
+def test_openai_gets_bits_and_integers_by_either_field(client: openai.OpenAI) -> None:
+    rows = np.array([one.embedding for one in client.embeddings.create(model=MODEL, input=TEXTS).data], np.float32)
+    bits = np.packbits(rows > 0, axis=1)
+    form: Any = "ubinary"  # the client's type has two of the formats
+    packed = client.embeddings.create(model=MODEL, input=TEXTS, encoding_format=form)
+    assert [one.embedding for one in packed.data] == bits.tolist()
+    # by itself the client asks for base64 beside a field that it does not know
+    for dtype, expected in (("binary", bits.astype(int) - 128), ("int8", np.rint(127 * rows))):
+        answer = client.embeddings.create(model=MODEL, input=TEXTS, extra_body={"output_dtype": dtype})
+        assert [one.embedding for one in answer.data] == expected.tolist()
+
+
 def test_openai_sends_two_thousand_and_forty_eight_inputs_at_once(client: openai.OpenAI) -> None:
     answer = client.embeddings.create(model=MODEL, input=[f"object {number}" for number in range(2048)])
     assert [entry.index for entry in answer.data] == list(range(2048))
@@ -119,6 +131,17 @@ def test_cohere_v2_embeds_texts_and_images(embed_server: Process, client: openai
     assert np.allclose(images, parted or [], atol=1e-6)
 
 
+def test_cohere_gets_every_type_of_embedding_that_it_knows(embed_server: Process) -> None:
+    speaker = cohere.ClientV2(api_key="none", base_url=embed_server.url)
+    types: Any = ["float", "int8", "uint8", "binary", "ubinary", "base64"]
+    found = speaker.embed(texts=TEXTS, model=MODEL, input_type="search_document", embedding_types=types).embeddings
+    rows = np.array(found.float_, np.float32)
+    bits, levels = np.packbits(rows > 0, axis=1).astype(int), np.rint(127 * rows)
+    assert (found.ubinary, found.binary) == (bits.tolist(), (bits - 128).tolist())
+    assert (found.int8, found.uint8) == (levels.tolist(), (levels + 128).tolist())
+    assert [len(row) for row in found.ubinary or ()] == [EMBEDDING_WIDTH // 8] * 2
+
+
 def test_cohere_v2_gives_an_image_the_condition_of_an_extra_field(embed_server: Process, client: openai.OpenAI) -> None:
     speaker = cohere.ClientV2(api_key="none", base_url=embed_server.url)
     conditioned = speaker.embed(
@@ -132,7 +155,7 @@ def test_cohere_v2_gives_an_image_the_condition_of_an_extra_field(embed_server: 
     assert np.allclose((conditioned.embeddings.float_ or [[]])[0], expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("fields", [{"embedding_types": ["int8"]}, {"truncate": "START"}, {"output_dimension": 8}])
+@pytest.mark.parametrize("fields", [{"embedding_types": ["int4"]}, {"truncate": "START"}, {"output_dimension": 8}])
 def test_cohere_v2_is_told_what_is_not_done_here(embed_server: Process, fields: Any) -> None:
     speaker = cohere.ClientV2(api_key="none", base_url=embed_server.url)
     with pytest.raises((cohere.BadRequestError, cohere.UnprocessableEntityError)) as refused:

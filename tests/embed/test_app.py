@@ -18,6 +18,7 @@ from services.core.store.store import Store
 from services.embed.app import create_embed
 from services.embed.model.focallens_engine import FOCALLENS_WEIGHTS, FocalLensEngine
 from services.embed.model.items import Embeddings
+from services.embed.outputs import quantised
 from services.embed.settings import EmbedSettings
 from services.nn.clip_texts import Text
 from services.nn.devices import DeviceOptions
@@ -200,6 +201,27 @@ def test_base64_is_the_little_endian_float32_of_the_same_numbers(client: TestCli
     response = client.post("/embed", params={"encoding_format": "base64"}, json=body)
     decoded = np.frombuffer(base64.b64decode(response.json()["data"][0]["embedding"]), dtype="<f4")
     assert (decoded == as_floats[0]).all()
+
+
+@pytest.mark.parametrize("form", ["int8", "uint8", "binary", "ubinary"])
+def test_every_route_and_client_names_integers_its_own_way_and_gets_the_same(client: TestClient, form: Any) -> None:
+    texts = ["a red square", "round"]
+    expected = quantised(rows_of(client.post("/embed", json={"texts": texts})), form).tolist()
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("/embed", {"texts": texts, "encoding_format": form}),
+        (f"/embed?encoding_format={form}", {"texts": texts}),
+        ("/v1/embeddings", {"input": texts, "encoding_format": form}),
+        ("/v1/embeddings", {"input": texts, "output_dtype": form}),
+        ("/v1/embeddings", {"input": texts, "output_dtype": form, "encoding_format": "base64"}),
+        ("/v1/embeddings", {"input": texts, "embedding_type": form}),
+        ("/v1/embeddings", {"input": texts, "embedding_type": [form], "encoding_format": form}),
+    ]
+    for path, body in asked:
+        assert [one["embedding"] for one in client.post(path, json=body).json()["data"]] == expected, (path, body)
+    for path in ("/embed", "/v2/embed"):
+        answer = client.post(path, json={"texts": texts, "input_type": "x", "embedding_types": [form, "float"]}).json()
+        assert answer["embeddings"][form] == expected
+        assert quantised(np.array(answer["embeddings"]["float"], np.float32), form).tolist() == expected
 
 
 def test_a_result_computed_before_is_answered_without_computing(client: TestClient) -> None:
@@ -430,8 +452,11 @@ def test_infinitys_modality_makes_images_of_strings(client: TestClient, engine: 
         ({"input": [{"image": "?"}]}, 400, "input.0.image"),
         ({"input": "ok", "dimensions": 8}, 422, "dimensions"),
         ({"input": "ok", "output_dimension": 8}, 422, "dimensions"),
-        ({"input": "ok", "output_dtype": "int8"}, 400, "output_dtype"),
-        ({"input": "ok", "encoding_format": "int8"}, 422, "encoding_format"),
+        ({"input": "ok", "output_dtype": "int4"}, 422, "output_dtype"),
+        ({"input": "ok", "output_dtype": "int8", "encoding_format": "binary"}, 400, "output_dtype"),
+        ({"input": "ok", "output_dtype": "float", "encoding_format": "binary"}, 400, "output_dtype"),
+        ({"input": "ok", "embedding_type": ["float", "int8"]}, 422, "embedding_type"),
+        ({"input": "ok", "encoding_format": "float16"}, 422, "encoding_format"),
         ({"input": "ok", "conditions": COLOR}, 422, "conditions"),
         ({"input": "ok", "truncate_prompt_tokens": 5}, 400, "truncate_prompt_tokens"),
         ({"input": "ok", "normalized": False}, 400, "normalized"),

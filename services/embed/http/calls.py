@@ -20,7 +20,7 @@ from services.core.http.bodies import (
 )
 from services.core.http.error_responses import tei_error_body
 from services.core.images.inputs import ImageInput, image_input
-from services.embed.call import CallLimits, EmbedCall, Input, TextInput
+from services.embed.call import CallLimits, EmbedCall, EncodingFormat, Input, TextInput
 from services.embed.http.cohere import cohere_call, is_cohere
 from services.embed.http.schemas import (
     EmbeddingsRequest,
@@ -33,11 +33,9 @@ from services.embed.http.schemas import (
 # Fields of vLLM's and Jina's embeddings, with the values that have no effect.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "chat_template": (),
-    "embedding_type": ("float", ["float"]),
     "late_chunking": (False,),
     "normalize": (True,),
     "normalized": (True,),
-    "output_dtype": ("float",),
     "truncate": (False,),
     "truncate_prompt_tokens": (),
     "use_activation": (True,),
@@ -115,9 +113,21 @@ def openai_call(body: dict[str, Any], limits: CallLimits) -> EmbedCall:
         ],
         conditions=conditions_of(parsed.condition),
         model=parsed.model,
-        encoding_format=parsed.encoding_format,
+        encoding_format=_format_of(parsed),
         dimensions=parsed.output_dimension if parsed.dimensions is None else parsed.dimensions,
     )
+
+
+def _format_of(parsed: EmbeddingsRequest) -> EncodingFormat | None:
+    """Return the format that a request names. Raises InvalidRequest where its fields contradict each other."""
+    types = parsed.embedding_type if isinstance(parsed.embedding_type, list) else [parsed.embedding_type]
+    # OpenAI's and Voyage's clients ask for base64 of their own accord
+    is_default = parsed.encoding_format in (None, "float", "base64")
+    named = {parsed.output_dtype, *types, None if is_default else parsed.encoding_format} - {None}
+    if len(named) > 1:
+        raise InvalidRequest("output_dtype: Several fields name different types of embeddings.", param="output_dtype")
+    only = next(iter(named), None)
+    return parsed.encoding_format if only in (None, "float") else only
 
 
 def _tei_call(body: dict[str, Any]) -> EmbedCall:

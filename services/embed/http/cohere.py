@@ -12,11 +12,10 @@ from services.core.errors import InvalidField, InvalidRequest
 from services.core.http.bodies import JsonList, OpenRequest, refuse_misspelt, refuse_unsupported, validate
 from services.core.images.inputs import image_input
 from services.core.images.references import JsonImage
-from services.embed.call import CallLimits, EmbedCall, Embedded, Input, TextInput
+from services.embed.call import CallLimits, EmbedCall, Embedded, EncodingFormat, Input, TextInput
 from services.embed.http.schemas import conditions_of, render_rows
 
 Version = Literal["1", "2"]
-EmbeddingType = Literal["float", "base64"]
 # Fields that only Cohere's requests have; they distinguish version 1 from Fovea's own format.
 COHERES = ("input_type", "embedding_types")
 UNSUPPORTED = {"max_tokens": ()}
@@ -36,7 +35,7 @@ class CohereRequest(OpenRequest):
     images: JsonList[JsonImage] | None = None
     inputs: JsonList[CohereInput] | None = Field(None, description="Version 2's; each of one text or one image.")
     input_type: str | None = None
-    embedding_types: JsonList[EmbeddingType] | None = None
+    embedding_types: JsonList[EncodingFormat] | None = None
     truncate: Literal["NONE", "START", "END"] | None = Field(
         None, description="`END` cuts long texts; without it they are refused. `START` is refused."
     )
@@ -48,6 +47,10 @@ class CohereEmbeddings(BaseModel):
     """Embeddings by requested type; `float` by default."""
 
     float_: list[list[float]] | None = Field(None, alias="float")
+    int8: list[list[int]] | None = Field(None, description="127 times each number, rounded.")
+    uint8: list[list[int]] | None = Field(None, description="128 more than `int8`.")
+    binary: list[list[int]] | None = Field(None, description="128 less than `ubinary`.")
+    ubinary: list[list[int]] | None = Field(None, description="Signs, the first in the highest bit of a byte.")
     base64: list[str] | None = Field(None, description="Of little-endian float32.")
 
 
@@ -71,7 +74,7 @@ class CohereCall(EmbedCall):
     """A call that is answered in Cohere's format; without `embedding_types` version 1 gets a plain list."""
 
     version: Version = "2"
-    embedding_types: Sequence[EmbeddingType] | None = None
+    embedding_types: Sequence[EncodingFormat] | None = None
 
 
 def is_cohere(body: dict[str, Any]) -> bool:

@@ -3,7 +3,7 @@
 import time
 from functools import partial
 from importlib.metadata import version
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel
@@ -53,7 +53,7 @@ EMBED_BODY: dict[str, Any] = {
                     },
                     "condition": {"type": "array", "items": {"type": "string"}},
                     "model": {"type": "string"},
-                    "encoding_format": {"enum": ["float", "base64"]},
+                    "encoding_format": {"enum": list(get_args(EncodingFormat))},
                 },
             }
         },

@@ -2,7 +2,7 @@
 
 import base64
 from collections.abc import Sequence
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import orjson
@@ -12,8 +12,7 @@ from services.core.http.bodies import JsonList, OpenRequest, StrictRequest
 from services.core.images.references import JsonImage
 from services.core.serving.model_object import ModelObject
 from services.embed.call import EncodingFormat
-
-Embeddings = np.ndarray[Any, np.dtype[np.float32]]
+from services.embed.outputs import Embeddings, quantised
 
 
 class EmbedRequest(StrictRequest):
@@ -51,6 +50,12 @@ class EmbeddingsRequest(OpenRequest):
     encoding_format: EncodingFormat | None = None
     dimensions: int | None = Field(None, description="Only the model's own width is accepted.")
     output_dimension: int | None = Field(None, description="Voyage's name of `dimensions`.")
+    output_dtype: Literal["float", "int8", "uint8", "binary", "ubinary"] | None = Field(
+        None, description="Voyage's and Mistral's. Integers are listed also where `encoding_format` is `base64`."
+    )
+    embedding_type: EncodingFormat | Annotated[JsonList[EncodingFormat], Field(max_length=1)] | None = Field(
+        None, description="Jina's name of `output_dtype`."
+    )
     modality: Literal["text", "image"] | None = Field(
         None, description="Infinity's: with `image`, strings are images, as URLs, data URIs or base64."
     )
@@ -82,7 +87,7 @@ class Embedding(BaseModel):
     index: int
     condition: str | None = Field(None, description="Condition under which the image was embedded.")
     embedding: list[float] | str = Field(
-        description="Embedding with L2 norm 1, as numbers or as base64 of little-endian float32."
+        description="Embedding with L2 norm 1, as numbers or as base64 of little-endian float32; or integers of it."
     )
 
 
@@ -139,10 +144,12 @@ class TeiInfo(BaseModel):
 
 
 def render_rows(rows: Embeddings, encoding_format: EncodingFormat | None) -> list[Any]:
-    """Render each row for `embedding`: the array itself, which orjson writes, or base64."""
+    """Render each row for `embedding`: an array of numbers, which orjson writes, or base64."""
     if encoding_format == "base64":
         return [base64.b64encode(row.tobytes()).decode("ascii") for row in np.ascontiguousarray(rows, dtype="<f4")]
-    return list(np.ascontiguousarray(rows))
+    if encoding_format is None or encoding_format == "float":
+        return list(np.ascontiguousarray(rows))
+    return list(quantised(rows, encoding_format))
 
 
 def render_embedding_list(rows: Sequence[Any], conditions: Sequence[str | None], model: str, usage: Usage) -> bytes:

@@ -1,0 +1,28 @@
+"""Smaller forms of unit vectors: cut to their first numbers, or of integers and bits in place of floats.
+
+Shapes: N rows, E embedding width.
+"""
+
+from typing import Any, Literal
+
+import numpy as np
+
+IntegerFormat = Literal["int8", "uint8", "binary", "ubinary"]
+Embeddings = np.ndarray[Any, np.dtype[np.float32]]
+Integers = np.ndarray[Any, np.dtype[np.int8 | np.uint8]]
+
+# A number of a unit vector lies between -1 and 1, so one scale fits every model and clips nothing.
+INT8_SCALE = 127
+
+
+def quantised(rows: Embeddings, form: IntegerFormat) -> Integers:
+    """Round unit vectors (N, E) to (N, E) integers, or to (N, ⌈E / 8⌉) bytes of signs.
+
+    `int8` is 127 times each number, rounded; `uint8` is 128 more. `ubinary` packs a bit for each number, 1 if it is
+    above 0, the first into the highest bit of a byte, the last byte filled with 0; `binary` is 128 less.
+    """
+    if form in ("binary", "ubinary"):
+        bits = np.packbits(rows > 0, axis=1)
+        return bits if form == "ubinary" else (bits.astype(np.int16) - 128).astype(np.int8)
+    levels = np.rint(INT8_SCALE * rows).clip(-INT8_SCALE, INT8_SCALE)
+    return levels.astype(np.int8) if form == "int8" else (levels + 128).astype(np.uint8)
