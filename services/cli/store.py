@@ -216,6 +216,10 @@ EmbedBy = Annotated[
         "one-word (DIOR's)."
     ),
 ]
+Dimensions = Annotated[
+    str | None,
+    typer.Option(help="Widths to which a model's embeddings were trained to be cut (Matryoshka): 64,128,256, or 64+."),
+]
 
 Once = Annotated[
     str | None, typer.Option(help="Do nothing if --name has this alias; else point it at the version, besides --alias.")
@@ -239,6 +243,7 @@ def import_checkpoint(  # noqa: PLR0913 - one parameter an option
         str | None, typer.Option(help="open_clip's name of a CLIP that is one file of a training: ViT-B-32-quickgelu.")
     ] = None,
     embed_by: EmbedBy = None,
+    dimensions: Dimensions = None,
     licence: Annotated[str | None, typer.Option(help="Licence. Default: what the model card says.")] = None,
     alias: Annotated[
         list[str] | None, typer.Option(help="Alias to point at the version. Repeatable. Default: latest.")
@@ -266,6 +271,7 @@ def import_checkpoint(  # noqa: PLR0913 - one parameter an option
         "--chat-template": chat_template,
         "--architecture": architecture,
         "--embed-by": embed_by,
+        "--dimensions": dimensions,
     }
     with errors_in_one_line("fovea store import", "generate"), interruptions():
         if once and _is_imported(_open(store_url), name, once):

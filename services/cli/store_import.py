@@ -6,7 +6,7 @@ import signal
 import unicodedata
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -209,7 +209,9 @@ def recognise(text: str, given: Mapping[str, str | None], name: str | None, lice
     from services.embed.imports.instructblip import InstructBlipImport
     from services.embed.imports.llava import LlavaImport
     from services.embed.imports.magiclens import MagicLensImport
+    from services.embed.imports.matryoshka import widths_of
     from services.embed.imports.vlm import VlmImport
+    from services.embed.outputs import TRAINED_WIDTHS
     from services.generate.imports.language_model import LanguageModelImport
     from services.jobs.imports.clip import ClipImport
     from services.jobs.imports.source import licence_of, open_source, read_object
@@ -239,9 +241,11 @@ def recognise(text: str, given: Mapping[str, str | None], name: str | None, lice
         importer = VlmImport(source, left.pop("--embed-by"))
     else:
         raise Refused(f"{source.uri} can't be imported: {_unknown(source.files, config)}")
+    plan = importer.plan()
+    if "embed" in plan.services and (widths := widths_of(source, left.pop("--dimensions"))):
+        plan = replace(plan, facts={**plan.facts, TRAINED_WIDTHS: widths})
     if unused := [option for option, value in left.items() if value is not None]:
         raise Refused(f"{unused[0]} does not apply to {source.uri}")
-    plan = importer.plan()
     check_sizes(source.uri, {path: size for path, size in source.files.items() if path not in plan.left})
     return Import(source, plan, importer.build, name or store_name(source.name), licence or licence_of(source))
 

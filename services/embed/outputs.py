@@ -3,6 +3,8 @@
 Shapes: N rows, E embedding width.
 """
 
+import re
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -13,6 +15,28 @@ Integers = np.ndarray[Any, np.dtype[np.int8 | np.uint8]]
 
 # A number of a unit vector lies between -1 and 1, so one scale fits every model and clips nothing.
 INT8_SCALE = 127
+# The fact of a manifest's source with the widths that a model was trained to be cut to: `64,128,256`, or `64+` for any
+# from 64 up.
+TRAINED_WIDTHS = "matryoshka_dimensions"
+WIDTHS = re.compile(r"[1-9]\d{0,5}(\+|(,[1-9]\d{0,5})*)")
+
+
+def shorter_widths(trained: object, width: int) -> Sequence[int]:
+    """List the widths below E that a manifest's `trained` names, none unless it has the form of WIDTHS."""
+    if not isinstance(trained, str) or WIDTHS.fullmatch(trained) is None:
+        return ()
+    if trained.endswith("+"):
+        return range(int(trained[:-1]), width)
+    return [one for one in map(int, trained.split(",")) if one < width]
+
+
+def shortened(rows: Embeddings, dimensions: int | None) -> Embeddings:
+    """Cut vectors (N, E) to their first numbers and scale each to norm 1."""
+    if dimensions is None or dimensions == rows.shape[1]:
+        return rows
+    cut = rows[:, :dimensions]
+    scaled: Embeddings = cut / np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), np.finfo(np.float32).tiny)
+    return scaled
 
 
 def quantised(rows: Embeddings, form: IntegerFormat) -> Integers:

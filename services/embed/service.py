@@ -19,6 +19,7 @@ from services.core.exchange import RequestContext
 from services.core.images.inputs import DECODED_AT_ONCE, ImageInput, ImageInputs
 from services.core.metrics import Metrics
 from services.core.serving.served_models import ServedModels
+from services.core.store.manifest import Manifest
 from services.embed.call import (
     CallLimits,
     EmbedBatchers,
@@ -30,6 +31,7 @@ from services.embed.call import (
     TextInput,
 )
 from services.embed.model.items import Embeddings, Item
+from services.embed.outputs import TRAINED_WIDTHS, shortened, shorter_widths
 from services.nn.clip_texts import Text
 
 # Below this size, hashing and tokenising take less time than handing them to a thread.
@@ -61,6 +63,7 @@ class _Job:
     served: ServedEmbed
     conditions: tuple[Text | None, ...]
     is_truncating: bool
+    dimensions: int | None
     context: RequestContext
 
 
@@ -91,7 +94,7 @@ class Embedder:
         in the cache for the next attempt.
         """
         named = await self._tokenise_conditions(served.engine, call.conditions)
-        job = _Job(served, tuple(named) or (None,), call.truncate, context)
+        job = _Job(served, tuple(named) or (None,), call.truncate, call.dimensions, context)
         done = await map_slices(call.inputs, lambda inputs: self._embed_slice(job, inputs))
         return Embedded(
             rows=np.concatenate([rows for rows, _ in done]),
@@ -131,7 +134,7 @@ class Embedder:
             keys, lambda indices: self._compute(job, [wanted[index] for index in indices])
         )
         rows = np.frombuffer(b"".join(values), "<f4").reshape(len(values), engine.embedding_width)
-        return rows, sum(one.num_tokens for one in known if isinstance(one, Text))
+        return shortened(rows, job.dimensions), sum(one.num_tokens for one in known if isinstance(one, Text))
 
     async def _identify(self, job: _Job, inputs: Sequence[Input]) -> list[_Known]:
         """Fetch URLs, hash images, tokenise texts: only what a cache lookup needs."""
@@ -203,14 +206,34 @@ class EmbedService:
     async def embed(self, call: EmbedCall, context: RequestContext) -> Embedded:
         """Compute all embeddings of a call.
 
-        Raises InvalidField for an embedding width that the model does not have, and what `ServedModels.lease` and
+        Raises InvalidField for an embedding width that the model was not trained for, and what `ServedModels.lease` and
         `Embedder.embed` raise.
         """
         async with self.models.lease(call.model, context) as served:
-            width = served.engine.embedding_width
-            if call.dimensions is not None and call.dimensions != width:
-                raise InvalidField(f"dimensions: This model's embeddings have {width} numbers.", param="dimensions")
+            _check_dimensions(served, call.dimensions)
             return await self.embedder.embed(served, call, context)
+
+
+def trained_widths(manifest: Manifest) -> str | None:
+    """Return the widths that a manifest says its model was trained to be cut to."""
+    told = (manifest.source or {}).get(TRAINED_WIDTHS)
+    return told if isinstance(told, str) else None
+
+
+def _check_dimensions(served: ServedEmbed, dimensions: int | None) -> None:
+    """Raises InvalidField for a width that a model was not trained for, with those that it was."""
+    width, trained = served.engine.embedding_width, trained_widths(served.manifest)
+    shorter = shorter_widths(trained, width)
+    if dimensions is None or dimensions == width or dimensions in shorter:
+        return
+    if shorter:
+        reason = f"{served.name} was trained for {trained} numbers, at most {width}, not for {dimensions}."
+    else:
+        reason = (
+            f"{served.name} gives {width} numbers: its checkpoint does not say that it was trained for fewer "
+            "(Matryoshka). If it was, import it with --dimensions; embeddings as int8 or binary are smaller, too."
+        )
+    raise InvalidField(f"dimensions: {reason}", param="dimensions")
 
 
 def _are_few_and_short(texts: Sequence[str]) -> bool:

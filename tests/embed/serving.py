@@ -33,11 +33,11 @@ def embed_client(folder: Path, store_url: str, model: str) -> Iterator[TestClien
 
 
 @contextmanager
-def imported_client(served: Path, source: Path, name: str) -> Iterator[TestClient]:
+def imported_client(served: Path, source: Path, name: str, *options: str) -> Iterator[TestClient]:
     """Import a published folder as a user does, and serve it until the block ends; `served` takes all files."""
     store_url = (served / "store").as_uri()
     environment = {"FOVEA_STORE_URL": store_url, "HOME": str(served)}
-    imported = CliRunner(env=environment).invoke(app, ["store", "import", str(source), "--name", name])
+    imported = CliRunner(env=environment).invoke(app, ["store", "import", str(source), "--name", name, *options])
     assert imported.exit_code == 0, imported.output
     with embed_client(served, store_url, name) as client:
         yield client

@@ -457,6 +457,7 @@ def test_infinitys_modality_makes_images_of_strings(client: TestClient, engine: 
         ({"input": "ok", "output_dtype": "float", "encoding_format": "binary"}, 400, "output_dtype"),
         ({"input": "ok", "embedding_type": ["float", "int8"]}, 422, "embedding_type"),
         ({"input": "ok", "encoding_format": "float16"}, 422, "encoding_format"),
+        ({"input": "ok", "dimensions": 0}, 422, "dimensions"),
         ({"input": "ok", "conditions": COLOR}, 422, "conditions"),
         ({"input": "ok", "truncate_prompt_tokens": 5}, 400, "truncate_prompt_tokens"),
         ({"input": "ok", "normalized": False}, 400, "normalized"),
@@ -465,6 +466,21 @@ def test_infinitys_modality_makes_images_of_strings(client: TestClient, engine: 
 )
 def test_openai_errors_name_the_field(client: TestClient, body: Any, status: int, param: str) -> None:
     assert error_of(client.post("/v1/embeddings", json=body), status)["param"] == param
+
+
+def test_fewer_dimensions_than_a_model_was_trained_for_are_refused_with_what_can_be_done(client: TestClient) -> None:
+    told = (
+        f"dimensions: tiny gives {EMBEDDING_WIDTH} numbers: its checkpoint does not say that it was trained for fewer "
+        "(Matryoshka). If it was, import it with --dimensions; embeddings as int8 or binary are smaller, too."
+    )
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("/embed", {"texts": ["ok"], "dimensions": 8}),
+        ("/v1/embeddings", {"input": "ok", "dimensions": 8}),
+        ("/v2/embed", {"texts": ["ok"], "output_dimension": 8}),
+    ]
+    for path, body in asked:
+        assert error_of(client.post(path, json=body), 422)["message"] == told
+    assert client.get("/v1/models").json()["data"][0]["matryoshka_dimensions"] is None
 
 
 def test_dimensions_equal_to_the_models_own_are_accepted(client: TestClient) -> None:

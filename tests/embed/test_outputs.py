@@ -1,9 +1,9 @@
-"""Integers and bits of embeddings, by hand, and as numpy and other servers pack them."""
+"""Shorter embeddings, integers and bits, by hand, and as numpy and other servers pack them."""
 
 import numpy as np
 import pytest
 
-from services.embed.outputs import Embeddings, quantised
+from services.embed.outputs import Embeddings, quantised, shortened, shorter_widths
 
 # Times 127: 63.5, -63.5, 127, 0, -0.508, 0.508, 12.7, -114.3, 2.54; halves are rounded to even.
 ROW = np.array([[0.5, -0.5, 1, 0, -0.004, 0.004, 0.1, -0.9, 0.02]], np.float32)
@@ -48,3 +48,19 @@ def test_cosines_of_int8_differ_by_less_than_two_hundredths_at_every_width(width
         difference = levels @ levels.T - rows @ rows.T
         assert np.abs(difference).max() < 0.02
         assert difference.std() < 0.004
+
+
+def test_a_vector_is_cut_to_its_first_numbers_and_has_norm_1_again() -> None:
+    rows = np.array([[0.3, 0.4, -0.5, 0.5**0.5], [0, 0, 0.6, 0.8]], np.float32)
+    expected = [[0.6, 0.8], [0.0, 0.0]]  # of zeros no direction can be told
+    assert np.allclose(shortened(rows, 2), expected, atol=1e-7)
+    assert shortened(rows, 2).dtype == np.float32
+    assert shortened(rows, None) is rows
+    assert shortened(rows, 4) is rows
+
+
+def test_widths_are_a_list_or_any_from_the_least_up() -> None:
+    assert list(shorter_widths("8,16,64", 32)) == [8, 16]
+    assert list(shorter_widths("30+", 33)) == [30, 31, 32]
+    for other in (None, "", "0+", "8,", "-8", "8+16", "all", [8], 8):
+        assert list(shorter_widths(other, 32)) == []

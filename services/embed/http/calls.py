@@ -93,7 +93,7 @@ def _embed_call(body: dict[str, Any], limits: CallLimits) -> EmbedCall:
     texts = [TextInput(text, f"texts.{index}") for index, text in enumerate(parsed.texts)]
     if not images and not texts:
         raise InvalidField("The request has no inputs: give images or texts.", param="images")
-    return EmbedCall([*images, *texts], conditions_of(parsed.condition), parsed.model, parsed.encoding_format)
+    return _own_call([*images, *texts], parsed)
 
 
 def openai_call(body: dict[str, Any], limits: CallLimits) -> EmbedCall:
@@ -153,11 +153,16 @@ def _tei_call(body: dict[str, Any]) -> EmbedCall:
 
 
 async def _read_form(request: Request, limits: CallLimits) -> EmbedCall:
-    form = await read_form(request, max_files=limits.max_inputs, fields=("condition", "model", "encoding_format"))
+    fields = ("condition", "model", "encoding_format", "dimensions")
+    form = await read_form(request, max_files=limits.max_inputs, fields=fields)
     options: dict[str, Any] = {name: values[-1] for name, values in form.fields.items() if values}
-    fields = validate(EmbedRequest, {**options, "condition": form.fields["condition"]})
-    images = [ImageInput(file.data, file.param) for file in form.files]
-    return EmbedCall(images, conditions_of(fields.condition), fields.model, fields.encoding_format)
+    parsed = validate(EmbedRequest, {**options, "condition": form.fields["condition"]})
+    return _own_call([ImageInput(file.data, file.param) for file in form.files], parsed)
+
+
+def _own_call(inputs: Sequence[Input], parsed: EmbedRequest) -> EmbedCall:
+    conditions = conditions_of(parsed.condition)
+    return EmbedCall(inputs, conditions, parsed.model, parsed.encoding_format, parsed.dimensions)
 
 
 def _openai_input(item: str | InputItem, param: str, limits: CallLimits, *, is_image: bool) -> Input:
@@ -188,6 +193,7 @@ def _merge(query: EmbedCall, call: EmbedCall) -> EmbedCall:
         conditions=agreed("condition", query.conditions, call.conditions) or [],
         model=agreed("model", query.model, call.model),
         encoding_format=agreed("encoding_format", query.encoding_format, call.encoding_format),
+        dimensions=agreed("dimensions", query.dimensions, call.dimensions),
     )
 
 

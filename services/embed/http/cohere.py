@@ -13,7 +13,7 @@ from services.core.http.bodies import JsonList, OpenRequest, refuse_misspelt, re
 from services.core.images.inputs import image_input
 from services.core.images.references import JsonImage
 from services.embed.call import CallLimits, EmbedCall, Embedded, EncodingFormat, Input, TextInput
-from services.embed.http.schemas import conditions_of, render_rows
+from services.embed.http.schemas import DIMENSIONS, conditions_of, render_rows
 
 Version = Literal["1", "2"]
 # Fields that only Cohere's requests have; they distinguish version 1 from Fovea's own format.
@@ -39,7 +39,7 @@ class CohereRequest(OpenRequest):
     truncate: Literal["NONE", "START", "END"] | None = Field(
         None, description="`END` cuts long texts; without it they are refused. `START` is refused."
     )
-    output_dimension: int | None = Field(None, description="Only the model's own width is accepted.")
+    output_dimension: int | None = Field(None, description=DIMENSIONS)
     condition: str | JsonList[str] | None = Field(None, description="For the images.")
 
 

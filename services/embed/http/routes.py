@@ -32,7 +32,7 @@ from services.embed.http.schemas import (
     render_rows,
     render_tei,
 )
-from services.embed.service import EmbedService, ModelFacts
+from services.embed.service import EmbedService, ModelFacts, trained_widths
 
 # Larger responses are rendered in a thread, so that they do not block the event loop.
 MAX_INLINE_NUMBERS = 64 * 1024
@@ -54,6 +54,7 @@ EMBED_BODY: dict[str, Any] = {
                     "condition": {"type": "array", "items": {"type": "string"}},
                     "model": {"type": "string"},
                     "encoding_format": {"enum": list(get_args(EncodingFormat))},
+                    "dimensions": {"type": "integer", "minimum": 1},
                 },
             }
         },
@@ -65,6 +66,7 @@ EMBED_BODY: dict[str, Any] = {
 Conditions = Annotated[list[str] | None, Query(description="Condition of the embeddings; may be repeated.")]
 ModelName = Annotated[str | None, Query(description="Model that answers; the first served one by default.")]
 Format = Annotated[EncodingFormat | None, Query(description="`float` by default.")]
+Dimensions = Annotated[int | None, Query(ge=1, description="Fewer numbers, of a model that was trained for it.")]
 EMBED_ANSWER = {
     "model": EmbeddingList | list[list[float]] | CohereAnswer,
     "description": "The response to a request in TEI's or Cohere's format",
@@ -86,6 +88,7 @@ def embed_router(service: EmbedService) -> APIRouter:
         condition: Conditions = None,
         model: ModelName = None,
         encoding_format: Format = None,
+        dimensions: Dimensions = None,
     ) -> Response:
         """Embed images, each under every condition, and texts.
 
@@ -93,7 +96,7 @@ def embed_router(service: EmbedService) -> APIRouter:
         in the order of the conditions. Requests in TEI's format (with a field `inputs`) get a response in TEI's format.
         Requests in version 1 of Cohere's format (with `input_type` or `embedding_types`) get a response in that format.
         """
-        query = EmbedCall(conditions=condition or [], model=model, encoding_format=encoding_format)
+        query = EmbedCall((), condition or [], model, encoding_format, dimensions)
         return await _answer(service, request, await read_embed(request, query, service.limits))
 
     @router.get("/embed", dependencies=[Depends(check_query)], response_model=EmbeddingList)
@@ -103,9 +106,10 @@ def embed_router(service: EmbedService) -> APIRouter:
         condition: Conditions = None,
         model: ModelName = None,
         encoding_format: Format = None,
+        dimensions: Dimensions = None,
     ) -> Response:
         """Embed images by their URLs, each under every condition, where the server fetches images."""
-        query = EmbedCall(conditions=condition or [], model=model, encoding_format=encoding_format)
+        query = EmbedCall((), condition or [], model, encoding_format, dimensions)
         return await _answer_urls(service, request, call_of_urls(url or [], query, service.limits))
 
     @router.post(
@@ -201,10 +205,13 @@ def _body(embedded: Embedded, call: EmbedCall) -> bytes:
 
 
 def _model(limits: CallLimits, resident: Resident[Any, ModelFacts], facts: ModelFacts) -> Model:
+    manifest = resident.checkpoint.manifest
+    assert manifest is not None, "what has been loaded has a version"
     return Model(
         **model_fields(resident),
         max_model_len=facts.context_length,
         dimensions=facts.embedding_width,
+        matryoshka_dimensions=trained_widths(manifest),
         limits=ModelLimits(
             max_inputs=limits.max_inputs,
             max_conditions=limits.max_conditions,

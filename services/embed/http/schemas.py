@@ -14,6 +14,8 @@ from services.core.serving.model_object import ModelObject
 from services.embed.call import EncodingFormat
 from services.embed.outputs import Embeddings, quantised
 
+DIMENSIONS = "Numbers of an embedding; fewer than the model's own only of a model that was trained for it."
+
 
 class EmbedRequest(StrictRequest):
     """Images, each embedded under every condition, and texts, to which conditions do not apply."""
@@ -27,6 +29,7 @@ class EmbedRequest(StrictRequest):
     )
     model: str | None = None
     encoding_format: EncodingFormat | None = None
+    dimensions: int | None = Field(None, ge=1, description=DIMENSIONS)
 
 
 class InputItem(BaseModel):
@@ -48,7 +51,7 @@ class EmbeddingsRequest(OpenRequest):
     input: str | InputItem | JsonList[str | InputItem]
     model: str | None = None
     encoding_format: EncodingFormat | None = None
-    dimensions: int | None = Field(None, description="Only the model's own width is accepted.")
+    dimensions: int | None = Field(None, description=DIMENSIONS)
     output_dimension: int | None = Field(None, description="Voyage's name of `dimensions`.")
     output_dtype: Literal["float", "int8", "uint8", "binary", "ubinary"] | None = Field(
         None, description="Voyage's and Mistral's. Integers are listed also where `encoding_format` is `base64`."
@@ -115,6 +118,9 @@ class Model(ModelObject):
 
     max_model_len: int = Field(description="Maximum number of tokens of a text or a condition.")
     dimensions: int
+    matryoshka_dimensions: str | None = Field(
+        None, description="Fewer `dimensions` that it was trained for: `64,128`, or `64+` for any from 64 up."
+    )
     limits: ModelLimits
 
 

@@ -14,6 +14,7 @@ from services.core.refusals import Refused
 from services.embed.imports.published_folder import TOKENIZER, facts_of, image_settings, read_unquantised
 from services.embed.model.vlm_engine import VLM_KIND, vlm_config, vlm_types
 from services.embed.model.vlm_prompts import FORMS, TOLD_IN, VLM_CONFIG, VlmPrompt, form_of
+from services.embed.outputs import TRAINED_WIDTHS
 from services.jobs.imports.plan import Plan, left_files
 from services.jobs.imports.source import MODEL_CONFIG, Source, fetch_small
 from services.jobs.imports.weights import find_weights
@@ -59,6 +60,8 @@ class VlmImport:
             "embeds_by": form,
             "weight_bytes": sum(present[file] for file in weights.files),
         }
+        if self.form is None and self._form() == "instruction":
+            facts[TRAINED_WIDTHS] = "64+"  # as Qwen3-VL-Embedding's model card says
         made = {} if own else {VLM_CONFIG: PUBLISHED[form]}
         return Plan(VLM_KIND, ("embed",), tuple(taken), weights, (), made, left, facts)
 
