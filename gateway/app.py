@@ -83,6 +83,7 @@ def create_gateway(
     usage = UsageCounts()
     of_console = console_paths() if settings.console else frozenset[str]()
     routes = RouteTable(ROUTES + REVIEW_ROUTES if settings.review_url else ROUTES, PUBLIC_PATHS | of_console)
+    directory = Directory(upstreams, routes, needs_key=keys.is_required)
 
     @asynccontextmanager
     async def services_connected() -> AsyncIterator[None]:
@@ -99,7 +100,7 @@ def create_gateway(
             title="Fovea",
             metrics=metrics,
             health=health,
-            routers=_routers(settings, Directory(upstreams, routes, needs_key=keys.is_required), usage),
+            routers=_routers(settings, directory, usage),
             resources=[
                 limits.opened,
                 services_connected,
@@ -116,8 +117,9 @@ def create_gateway(
     app.user_middleware.insert(0, Middleware(ForwardedClient, trusted=settings.trusted_proxies))
     access = Access(keys, limits, settings, metrics)
     body_memory = BodyMemory(settings, metrics)
-    proxy = Middleware(Proxy, access=access, upstreams=upstreams, body_memory=body_memory, usage=usage, routes=routes)
-    app.user_middleware.append(proxy)
+    app.user_middleware.append(
+        Middleware(Proxy, access=access, directory=directory, body_memory=body_memory, usage=usage)
+    )
     return app
 
 

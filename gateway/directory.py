@@ -11,7 +11,8 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from pydantic import BaseModel, OnErrorOmit
 
 from gateway.routes import PUBLIC_PATHS, RouteTable
-from gateway.settings import Service
+from gateway.routing.upstream_choice import MAX_SHOWN_CHARACTERS
+from gateway.settings import Backend, Service
 from gateway.upstream import NOT_RUNNING_RETRY_S, Upstream
 from gateway.upstreams import Branch, Upstreams
 from services.core.errors import NotFound, Overloaded
@@ -60,7 +61,8 @@ class OpenApi(BaseModel, extra="allow"):
 def merge_documents(own: Document, documents: Mapping[str, Document], belongs: Callable[[str, str], bool]) -> Document:
     """Merge into `own` the paths of each service for which `belongs(service, path)` is true.
 
-    Where two schemas of one name differ, the later one is renamed after its service; operation ids likewise.
+    A path of several services is the first one's. Where two schemas of one name differ, the later one is renamed after
+    its service; operation ids likewise.
     """
     merged = {**own, "paths": dict(own.get("paths", {}))}
     schemas: dict[str, Any] = dict(own.get("components", {}).get("schemas", {}))
@@ -70,7 +72,7 @@ def merge_documents(own: Document, documents: Mapping[str, Document], belongs: C
         document = _rename(document, {name: f"{service.title()}{name}" for name in _clashes(schemas, theirs)})
         schemas |= document.get("components", {}).get("schemas", {})
         for path, operations in document.get("paths", {}).items():
-            if belongs(service, path):
+            if belongs(service, path) and path not in merged["paths"]:
                 merged["paths"][path] = _with_own_ids(operations, service, operation_ids)
     merged["components"] = {**own.get("components", {}), "schemas": dict(sorted(schemas.items()))}
     return merged
@@ -168,27 +170,48 @@ class Directory:
     """
 
     def __init__(self, upstreams: Upstreams, routes: RouteTable, *, needs_key: bool) -> None:
-        self._upstreams = upstreams
+        self.upstreams = upstreams
         self._needs_key = needs_key
-        self._routes = routes
+        self.routes = routes
         self._document = Kept[bytes](DOCUMENT_AGE_S)
         self._models = Kept[list[tuple[Upstream, Model]]](MODELS_AGE_S)
         self._tasks = Kept[list[tuple[Upstream, Task]]](MODELS_AGE_S)
 
     async def models(self) -> list[tuple[Upstream, Model]]:
         """Return the models, each with the upstream that lists it."""
-        services = [self._upstreams.of(service) for service in get_args(Service)]
+        services = [self.upstreams.of(service) for service in get_args(Service)]
         return await self._models.get(lambda: _listed("/v1/models", services, Listed[Model], lambda model: model.id))
 
     async def find(self, model_id: str) -> tuple[Upstream, Model]:
         """Return a model and the upstream that lists it. Raises NotFound, or Overloaded where its pool is down."""
         if found := next((one for one in await self.models() if one[1].id == model_id), None):
             return found
-        claimed = (branch.by_model.get(model_id.partition("@")[0]) for branch in self._upstreams.branches)
+        claimed = (branch.by_model.get(model_id.partition("@")[0]) for branch in self.upstreams.branches)
         down = next((pool for pool in claimed if pool is not None and not pool.addresses.has_ready), None)
         if down is None:
             raise NotFound(f"No available service has a model {model_id!r}.", code="model_not_found")
         message = f"{down.destination.title}, which has the model {model_id!r}, is not available."
+        raise Overloaded(message, code="service_unavailable", retry_after_s=NOT_RUNNING_RETRY_S)
+
+    async def service_of(self, model: str, services: Sequence[Backend]) -> Backend:
+        """Return the first of these services that has a model, by its `name`, `name@alias` or `name@version`.
+
+        Raises NotFound, or Overloaded where one of them is down, which may have it and is told of the demand.
+        """
+        name = model.partition("@")[0]
+        branches = [self.upstreams.of(service) for service in services]
+        listing = {upstream.destination.service for upstream, one in await self.models() if one.id == name}
+        for branch in branches:
+            if name in branch.by_model or branch.service in listing:
+                return branch.service
+        down = [one for one in branches if not any(upstream.addresses.has_ready for upstream in one)]
+        named = f"No running service has the model {name[:MAX_SHOWN_CHARACTERS]!r}"
+        if not down:
+            raise NotFound(f"{named}.", param="model", code="model_not_found")
+        for branch in down:
+            with branch.default.recent.counted():
+                pass
+        message = f"{named}; not running: {', '.join(branch.service for branch in down)}."
         raise Overloaded(message, code="service_unavailable", retry_after_s=NOT_RUNNING_RETRY_S)
 
     async def versions(self, model_id: str) -> ModelVersionList:
@@ -202,7 +225,7 @@ class Directory:
 
     async def tasks(self) -> list[Task]:
         """Return the tasks of predict as its processes describe them."""
-        predict = [self._upstreams.of("predict")]
+        predict = [self.upstreams.of("predict")]
         listed = await self._tasks.get(lambda: _listed("/tasks", predict, Listed[Task], lambda task: task.model))
         return [task for _, task in listed]
 
@@ -210,7 +233,7 @@ class Directory:
         """Return the merged OpenAPI document as JSON, written once in a while since anybody may ask for it."""
 
         async def ask() -> bytes:
-            branches = self._upstreams.branches
+            branches = self.upstreams.branches
             found = zip(branches, await asyncio.gather(*(_first_document(branch) for branch in branches)), strict=True)
             documents: dict[str, Document] = {branch.service: one for branch, one in found if one is not None}
             merged = merge_documents(own, documents, self._belongs)
@@ -219,8 +242,8 @@ class Directory:
         return await self._document.get(ask)
 
     def _belongs(self, service: str, path: str) -> bool:
-        route = self._routes.find(path)
-        return route is not None and route.service == service
+        route = self.routes.find(path)
+        return route is not None and service in route.services
 
 
 async def _listed(

@@ -14,15 +14,15 @@ import aiohttp
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.access import Access, Visitor
+from gateway.directory import Directory
 from gateway.headers import request_headers, response_headers
 from gateway.keys.own_key import STATE, Admitted, RequestCounts, UsageCounts
-from gateway.routes import COUNTED_PATHS, OWN_SCOPES, Route, RouteTable, check_method
+from gateway.routes import COUNTED_PATHS, OWN_SCOPES, Route, check_method
 from gateway.routing.prompt_prefix import prefix_of
-from gateway.routing.upstream_choice import UpstreamChoice, find_in_body
+from gateway.routing.upstream_choice import UpstreamChoice, find_in_body, find_in_json
 from gateway.settings import GatewaySettings
 from gateway.upstream import Upstream, UpstreamRequest
-from gateway.upstreams import Upstreams
-from services.core.errors import InvalidRequest, Misdirected, Overloaded, Unauthenticated
+from services.core.errors import InvalidField, InvalidRequest, Misdirected, Overloaded, Unauthenticated
 from services.core.exchange import announces_body, context_of, exchange_of
 from services.core.fair_gate import FairGate, Permit
 from services.core.metrics import Metrics
@@ -116,18 +116,17 @@ class Proxy:
         self,
         app: ASGIApp,
         access: Access,
-        upstreams: Upstreams,
+        directory: Directory,
         body_memory: BodyMemory,
         usage: UsageCounts,
-        routes: RouteTable,
     ) -> None:
         self.app = app
         self.access = access
         self.usage = usage
-        self.upstreams = upstreams
-        self.choice = UpstreamChoice(upstreams)
+        self.directory = directory
+        self.choice = UpstreamChoice(directory.upstreams)
         self.body_memory = body_memory
-        self.routes = routes
+        self.routes = directory.routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in self.routes.public_paths:
@@ -147,15 +146,16 @@ class Proxy:
         except Unauthenticated:
             await self.access.count_failure(scope)
             raise
-        counts = self.usage.begin(visitor, "gateway" if route is None else route.service)
+        is_of_one = route is not None and not route.shared_by
+        admitted = Admitted(visitor, self.usage.begin(visitor, route.service if route and is_of_one else "gateway"))
         try:
-            await self._answer(route, Admitted(visitor, counts), scope, receive, send)
+            await self._answer(route, admitted, scope, receive, send)
         except (Exception, asyncio.CancelledError) as failure:
             status = exchange_of(scope).status
             is_counted = status is not None and status >= 400
             # Cancelled before its deadline, the client has gone, and gets no answer.
             is_answered = isinstance(failure, Exception) or time.monotonic() >= context_of(scope).deadline
-            counts.errors += is_answered and not is_counted
+            admitted.counts.errors += is_answered and not is_counted
             raise
 
     async def _answer(
@@ -173,7 +173,8 @@ class Proxy:
                 self.access.authorize(visitor, OWN_SCOPES[path])
             await self.app(scope, receive, send)
             return
-        self.access.authorize(visitor, f"{route.service}:{route.level(scope['method'], path)}")
+        permissions = [f"{service}:{route.level(scope['method'], path)}" for service in route.services]
+        self.access.authorize(visitor, next(filter(visitor.may, permissions), permissions[0]))
         check_method(route, path, scope["method"])
         if self.choice.is_merged(route, scope):
             await self.app(scope, receive, send)
@@ -185,6 +186,8 @@ class Proxy:
         context = context_of(scope)
         body = ClientBody(self.body_memory, visitor.identity)
         try:
+            if scope["route"].shared_by:
+                await self._settle_service(body, admitted, scope, receive)
             upstream = await self._choose(body, visitor, scope, receive)
             # From here on the request is demand for the upstream, whatever becomes of it.
             with upstream.recent.counted():
@@ -216,6 +219,19 @@ class Proxy:
         finally:
             body.release()
 
+    async def _settle_service(self, body: ClientBody, admitted: Admitted, scope: Scope, receive: Receive) -> None:
+        """Make a shared route that of the service that has the request's model. Raises InvalidField, NotFound,
+        Overloaded, PermissionDenied."""
+        route: Route = scope["route"]
+        model = await find_in_body(find_in_json, await body.read(scope, receive) or b"", "model")
+        if model is None:
+            raise InvalidField("model: The request must name its model, which decides who answers.", param="model")
+        service = await self.directory.service_of(model, route.services)
+        self.access.authorize(admitted.visitor, f"{service}:{route.level(scope['method'], scope['path'])}")
+        scope["route"] = route.of(service)
+        admitted.counts.requests -= 1
+        admitted.counts = self.usage.begin(admitted.visitor, service)
+
     async def _choose(self, body: ClientBody, visitor: Visitor, scope: Scope, receive: Receive) -> Upstream:
         """Return the upstream, having read the body only where that names it."""
         route: Route = scope["route"]
@@ -230,7 +246,7 @@ class Proxy:
 
         Only a service parses the body, so only it knows that an image in it is named by its collection.
         """
-        collections = self.upstreams.collections
+        collections = self.directory.upstreams.collections
         async with upstream.send(request) as response:
             is_elsewhere = response.status == Misdirected.status and upstream.destination.service == "embed"
             if not is_elsewhere or collections is None:

@@ -7,10 +7,10 @@ dialects apart that differ only in their bodies (TEI's `/embed` and `/rerank`).
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from gateway.settings import Backend, Level, Scope
+from gateway.settings import Backend, Level, Scope, Service
 from services.core.errors import FoveaError, MethodNotAllowed
 from services.core.http.health import PROBE_PATHS
 from services.core.http.pages import DOCS_PATHS
@@ -45,7 +45,8 @@ class Route:
     that the service keeps, which a version on trial does not have. `model_in` lists where a request may name a model.
     `prefix_in` lists the members of a JSON body that may hold what a prompt begins with; the first that does counts.
     `is_merged` says that a list of what is served is that of all pools together, where there are any. `is_public` says
-    that no key is needed: browsers send none for the files of a page.
+    that no key is needed: browsers send none for the files of a page. `shared_by` are services that answer the route as
+    well; the model decides which does.
     """
 
     service: Backend
@@ -58,6 +59,16 @@ class Route:
     prefix_in: tuple[str, ...] = ()
     is_merged: bool = False
     is_public: bool = False
+    shared_by: tuple[Service, ...] = ()
+
+    @property
+    def services(self) -> tuple[Backend, ...]:
+        """All services that answer the route."""
+        return (self.service, *self.shared_by)
+
+    def of(self, service: Backend) -> "Route":
+        """Return a shared route as the route of one of its services."""
+        return replace(self, service=service, shared_by=())
 
     def level(self, method: str, path: str) -> Level:
         """Return the level that a key needs for this. A method that the route does not take needs only `read`, so that
@@ -70,6 +81,7 @@ class Route:
 ROUTES = (
     Route("predict", "/tasks", ("GET",), is_merged=True),
     Route("predict", "/predict", ("POST",), model_in=IN_JSON),
+    Route("predict", "/decisions", ("POST",), model_in=IN_JSON, prefix_in=("input",), shared_by=("generate", "score")),
     Route("generate", "/generate", ("POST",), model_in=IN_JSON, prefix_in=("documents",)),
     Route("generate", "/chat/completions", ("POST",), model_in=IN_JSON, prefix_in=("documents", "messages")),
     Route("generate", "/completions", ("POST",), model_in=IN_JSON, prefix_in=("prompt",)),

@@ -4,9 +4,11 @@ from functools import partial
 
 from fastapi import FastAPI
 
+from services.core.http.decisions import decisions_router
 from services.core.serving.model_service import ModelService
 from services.nn.devices import DeviceOptions
 from services.predict.engine import PredictEngine
+from services.predict.http.decisions import decide
 from services.predict.http.routes import predict_models_router, predict_router
 from services.predict.model.student import held_bytes
 from services.predict.service import PredictService
@@ -29,7 +31,7 @@ def create_predict(settings: PredictSettings) -> FastAPI:
     service = PredictService(models, settings.max_inputs, host.metrics)
     return host.create_app(
         models,
-        [predict_router(service), predict_models_router(service)],
+        [predict_router(service), decisions_router(partial(decide, service)), predict_models_router(service)],
         title="Fovea predict",
         description="Labels predicted by small students that were trained on a large model's rationales.",
     )

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar
 
 from services.core.batching.batcher import Batcher, Submission
 from services.core.batching.slices import map_slices
-from services.core.errors import InvalidField, InvalidRequest, NotFound, TooLarge
+from services.core.errors import InvalidField, InvalidRequest, NotFound, TooLarge, check_count
 from services.core.exchange import RequestContext
 from services.core.fair_threads import FairThreads
 from services.core.metrics import Metrics
@@ -43,6 +43,14 @@ class PredictCall:
     model: str | None = None
     rationale: bool = False
     probabilities: bool = False
+
+
+@dataclass(frozen=True)
+class NamedInput:
+    """An input of a task, and the field of the request that it comes from."""
+
+    fields: Mapping[str, FieldValue]
+    param: str
 
 
 @dataclass(frozen=True)
@@ -82,11 +90,7 @@ class PredictService:
         Raises what `_choose`, `ServedModels.hold`, `PredictEngine.prepare` and `Batcher.submit` raise.
         """
         resident = await self._choose(call.task, call.model)
-        num_characters = sum(
-            len(value) if isinstance(value, str) else sum(map(len, value))
-            for fields in call.inputs
-            for value in fields.values()
-        )
+        num_characters = sum(map(_num_characters, call.inputs))
 
         def prepare(engine: PredictEngine, index: int, fields: Mapping[str, FieldValue]) -> Item:
             return engine.prepare(
@@ -95,6 +99,26 @@ class PredictService:
 
         async with self.models.hold(resident, context, asked=call.model) as served:
             return await self._answer(served, call.inputs, num_characters, partial(prepare, served.engine), context)
+
+    async def label(
+        self,
+        model: str,
+        inputs_of: Callable[[TaskDescription], Sequence[NamedInput]],
+        context: RequestContext,
+    ) -> Predicted:
+        """Label the inputs that `inputs_of` makes for the model's task, with all probabilities.
+
+        Raises what `inputs_of` and `predict` raise.
+        """
+
+        def prepare(engine: PredictEngine, index: int, one: NamedInput) -> Item:
+            return engine.prepare(one.fields, param=one.param)
+
+        async with self.models.lease(model, context) as served:
+            inputs = inputs_of(served.engine.description)
+            check_count("questions", len(inputs), self.max_inputs, "different sets of choices")
+            num_characters = sum(_num_characters(one.fields) for one in inputs)
+            return await self._answer(served, inputs, num_characters, partial(prepare, served.engine), context)
 
     async def fields_of(self, task: str | None, model: str | None) -> Sequence[str]:
         """The fields of a task's inputs. Raises what `_choose` raises."""
@@ -214,6 +238,10 @@ class PredictService:
 
     def _tasks(self) -> list[str]:
         return [description.task for _, description in self.models.described()]
+
+
+def _num_characters(fields: Mapping[str, FieldValue]) -> int:
+    return sum(len(value) if isinstance(value, str) else sum(map(len, value)) for value in fields.values())
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -11,6 +11,8 @@ from tests.contract.served_system import System
 from tests.predict.served_tiny import PAIR, QUESTION
 
 REFUSALS = {400, 404, 413, 422}
+DECIDABLE = {"model": "tiny-reviews", "input": "what a film"}
+GOOD = {"type": "predicate", "instructions": "good"}
 ANSWERABLE = [{"task": "esnli", "inputs": [PAIR]}, {"task": "cqa", "inputs": [QUESTION, QUESTION]}]
 
 
@@ -21,9 +23,10 @@ def test_no_server_error_and_nothing_that_the_document_omits(predict_system: Sys
         for operation in operations(predict_system.service.url)
         if mode == GenerationMode.POSITIVE or operation.body or operation.query
     }
-    assert statuses["POST /predict"] & REFUSALS
+    for path in ("POST /predict", "POST /v1/decisions"):
+        assert statuses[path] & REFUSALS
+        assert mode != GenerationMode.POSITIVE or 200 in statuses[path]
     if mode == GenerationMode.POSITIVE:
-        assert 200 in statuses["POST /predict"]
         assert statuses["GET /tasks"] == {200}
 
 
@@ -38,8 +41,11 @@ def test_tasks_and_predictions_are_documented_as_they_are(predict_system: System
 
 
 def sometimes_answerable(case: Any) -> Any:
-    """Every other time a task that exists with inputs of its fields, the other options as they were drawn."""
+    """Every other time a task or model that exists with inputs of its fields, the other options as they were drawn."""
     if case.path == "/predict" and isinstance(case.body, dict) and (size := len(str(case.body))) % 2:
         case.body.update(ANSWERABLE[size // 2 % 2])
         case.body.pop("model", None)
+    if case.path == "/v1/decisions" and isinstance(case.body, dict) and (size := len(str(case.body))) % 2:
+        case.body.update(DECIDABLE)
+        case.body.update({"questions": [GOOD]} if size // 2 % 2 else {})
     return case

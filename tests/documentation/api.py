@@ -36,7 +36,7 @@ def document() -> Document:
 
     def belongs(service: str, path: str) -> bool:
         route = routes.find(path)
-        return route is not None and route.service == service
+        return route is not None and service in route.services
 
     own = create_gateway(GatewaySettings()).openapi()
     return merge_documents(own, {name: app.openapi() for name, app in services.items()}, belongs)

@@ -29,6 +29,7 @@ WRITERS: dict[str, Writer] = {
     "routes of generate": partial(api.routes_of, "generate", "openai", "rerank"),
     "routes of predict": partial(api.routes_of, "predict"),
     "routes of score": partial(api.routes_of, "score"),
+    "routes of decisions": partial(api.routes_of, "decisions"),
     "routes of the gateway": partial(api.routes_of, "models", "health"),
     "retrieval": results.retrieval_table,
     "mllm": results.mllm_table,

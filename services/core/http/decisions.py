@@ -1,0 +1,460 @@
+"""OpenAI's `POST /v1/decisions`: typed questions about an input, answered by the probability of every option.
+
+The services share the format. Each answers with the probabilities of its own model, and refuses by name what that model
+can't read or can't know.
+"""
+
+import math
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Self
+
+import orjson
+from fastapi import APIRouter, Request, Response
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    JsonValue,
+    StrictBool,
+    StrictStr,
+    Tag,
+    ValidationError,
+)
+from pydantic import model_validator as validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from services.core.errors import InvalidField
+from services.core.exchange import RequestContext, context_of
+from services.core.http.bodies import JsonList, JsonRoute, StrictRequest
+
+# OpenAI's limits.
+MAX_QUESTIONS, MAX_OPTIONS, MAX_IDENTIFIER_CHARACTERS = 400, 255, 64
+MAX_JSON_LEVELS, MAX_JSON_VALUES, MAX_JSON_BYTES = 32, 10_000, 256 * 1024
+MAX_ITEMS = 1024
+NO_EFFECT = "Accepted and without effect: the answer does not depend on it."
+
+
+def check_json(given: Any) -> Any:
+    """Check the size of a JSON part before it is read, and return it unchanged."""
+    num_values, level, depth = 0, [given], 0
+    while level:
+        num_values += len(level)
+        depth += any(isinstance(one, dict | list) for one in level)
+        nested = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
+        level = [value for values in nested for value in values]
+        if depth > MAX_JSON_LEVELS or num_values > MAX_JSON_VALUES:
+            break
+    if depth > MAX_JSON_LEVELS or num_values > MAX_JSON_VALUES or len(orjson.dumps(given)) > MAX_JSON_BYTES:
+        limits = f"{MAX_JSON_LEVELS} levels, {MAX_JSON_VALUES} values and {MAX_JSON_BYTES} bytes"
+        raise PydanticCustomError("json_too_large", f"JSON has at most {limits}")
+    return given
+
+
+class CacheBreakpoint(StrictRequest):
+    mode: Literal["explicit"]
+
+
+class CacheOptions(StrictRequest):
+    mode: Literal["implicit", "explicit"] | None = None
+    ttl: Literal["30m"] = "30m"
+
+
+class DecisionText(StrictRequest):
+    type: Literal["input_text"]
+    text: str
+    prompt_cache_breakpoint: CacheBreakpoint | None = Field(None, description=NO_EFFECT)
+
+
+class DecisionImage(StrictRequest):
+    type: Literal["input_image"]
+    image_url: str = Field(description="Data URL or, where the service allows it, `http(s)` URL.")
+    detail: Literal["auto"] | None = Field(None, description="A model sees every image in its own size.")
+    prompt_cache_breakpoint: CacheBreakpoint | None = Field(None, description=NO_EFFECT)
+
+
+class DecisionJson(StrictRequest):
+    type: Literal["input_json"]
+    data: Annotated[dict[str, JsonValue] | list[dict[str, JsonValue]], BeforeValidator(check_json)]
+
+
+Part = Annotated[DecisionText | DecisionImage | DecisionJson, Field(discriminator="type")]
+
+
+class UserMessage(StrictRequest):
+    type: Literal["message"] = "message"
+    role: Literal["user"]
+    content: str | Annotated[JsonList[Part], Field(max_length=MAX_ITEMS)]
+
+
+class InstructionMessage(StrictRequest):
+    type: Literal["message"] = "message"
+    role: Literal["developer", "system"]
+    content: str | Annotated[JsonList[DecisionText], Field(max_length=MAX_ITEMS)]
+
+
+class DecisionOutputText(StrictRequest):
+    type: Literal["output_text"]
+    text: str
+
+
+class DecisionOutputRefusal(StrictRequest):
+    type: Literal["refusal"]
+    refusal: str
+
+
+OutputPart = Annotated[DecisionOutputText | DecisionOutputRefusal, Field(discriminator="type")]
+
+
+class AssistantMessage(StrictRequest):
+    type: Literal["message"] = "message"
+    role: Literal["assistant"]
+    content: str | Annotated[JsonList[OutputPart], Field(max_length=MAX_ITEMS)]
+    phase: Literal["commentary", "final_answer"] | None = None
+
+
+class ToolItem(StrictRequest):
+    call_id: str
+    id: str | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+
+
+class ToolCallItem(ToolItem):
+    name: str
+    namespace: str | None = None
+
+
+class FunctionCallItem(ToolCallItem):
+    type: Literal["function_call"]
+    arguments: str
+
+
+class CustomCallItem(ToolCallItem):
+    type: Literal["custom_tool_call"]
+    input: str
+
+
+class ToolOutputItem(ToolItem):
+    type: Literal["function_call_output", "custom_tool_call_output"]
+    output: (
+        str
+        | Annotated[
+            JsonList[Annotated[DecisionText | DecisionImage, Field(discriminator="type")]], Field(max_length=MAX_ITEMS)
+        ]
+    )
+
+
+def _kind(item: Any) -> str:
+    """Return the tag of an item: a message's role, or the type of another item."""
+    given = item if isinstance(item, dict) else getattr(item, "__dict__", {})
+    kind = given.get("type", "message")
+    return str(given.get("role") if kind == "message" else kind)
+
+
+Item = Annotated[
+    Annotated[UserMessage, Tag("user")]
+    | Annotated[InstructionMessage, Tag("developer")]
+    | Annotated[InstructionMessage, Tag("system")]
+    | Annotated[AssistantMessage, Tag("assistant")]
+    | Annotated[FunctionCallItem, Tag("function_call")]
+    | Annotated[CustomCallItem, Tag("custom_tool_call")]
+    | Annotated[ToolOutputItem, Tag("function_call_output")]
+    | Annotated[ToolOutputItem, Tag("custom_tool_call_output")],
+    Discriminator(
+        _kind,
+        custom_error_type="unknown_item",
+        custom_error_message="Must be a message of the role user, developer, system or assistant, a function_call, a "
+        "custom_tool_call, or the output of one",
+    ),
+]
+Text = Annotated[str, Field(min_length=1)]
+QuestionPart = Annotated[DecisionText | DecisionJson, Field(discriminator="type")]
+
+
+class AnyQuestion(StrictRequest):
+    name: str | None = Field(None, description="Repeated in the answer.")
+    instructions: Text | Annotated[JsonList[QuestionPart], Field(min_length=1, max_length=MAX_ITEMS)]
+
+
+class PredicateQuestion(AnyQuestion):
+    """A statement about the input, which may be true."""
+
+    type: Literal["predicate"]
+
+
+class Choice(StrictRequest):
+    value: Annotated[StrictStr, Field(min_length=1)] | StrictBool = Field(
+        description='A text or a boolean; `"true"` and `true` are two values.'
+    )
+    description: str | None = None
+
+
+class ChoiceQuestion(AnyQuestion):
+    """Options, one of which is right."""
+
+    type: Literal["choice"]
+    choices: Annotated[JsonList[Choice], Field(min_length=2, max_length=MAX_OPTIONS)]
+
+    @validator(mode="after")
+    def has_distinct_choices(self) -> Self:
+        _check_distinct([(type(one.value), one.value) for one in self.choices], "choices")
+        return self
+
+
+class Level(StrictRequest):
+    label: Text
+    description: str | None = None
+
+
+class ScoreQuestion(AnyQuestion):
+    """Levels, from the lowest to the highest, one of which the input has."""
+
+    type: Literal["score"]
+    levels: Annotated[JsonList[Level], Field(min_length=2, max_length=MAX_OPTIONS)]
+
+    @validator(mode="after")
+    def has_distinct_levels(self) -> Self:
+        _check_distinct([one.label for one in self.levels], "levels")
+        return self
+
+
+def _check_distinct(values: Sequence[Any], field: str) -> None:
+    if len(set(values)) < len(values):
+        index = next(place for place, value in enumerate(values) if value in values[:place])
+        raise _complaint((field, index), "It is equal to an earlier one; each must be unique")
+
+
+def _complaint(place: tuple[str | int, ...], reason: str) -> ValidationError:
+    error = PydanticCustomError("inconsistent", "{reason}", {"reason": reason})
+    return ValidationError.from_exception_data("decisions", [InitErrorDetails(type=error, loc=place, input=None)])
+
+
+Question = Annotated[PredicateQuestion | ChoiceQuestion | ScoreQuestion, Field(discriminator="type")]
+Identifier = Annotated[str, Field(max_length=MAX_IDENTIFIER_CHARACTERS)]
+
+
+class DecisionRequest(StrictRequest):
+    """Questions about one input."""
+
+    model: Text
+    input: str | Annotated[JsonList[Item], Field(min_length=1, max_length=MAX_ITEMS)]
+    questions: Annotated[JsonList[Question], Field(min_length=1, max_length=MAX_QUESTIONS)]
+    prompt_cache_key: Identifier | None = Field(None, description=NO_EFFECT)
+    prompt_cache_options: CacheOptions | None = Field(None, description=NO_EFFECT)
+    safety_identifier: Identifier | None = Field(None, description=NO_EFFECT)
+
+    @validator(mode="after")
+    def has_a_call_for_every_output(self) -> Self:
+        calls = set()
+        for index, item in enumerate(self.input if isinstance(self.input, list) else ()):
+            if isinstance(item, FunctionCallItem | CustomCallItem):
+                calls.add((item.type, item.call_id))
+            elif isinstance(item, ToolOutputItem) and (item.type.removesuffix("_output"), item.call_id) not in calls:
+                reason = f"There is no earlier {item.type.removesuffix('_output')} with this id"
+                raise _complaint(("input", index, "call_id"), reason)
+        return self
+
+
+class PredicateAnswer(BaseModel):
+    type: Literal["predicate"]
+    name: str | None
+    probability: float = Field(ge=0, le=1)
+
+
+class ChoiceProbability(BaseModel):
+    value: str | bool
+    probability: float
+
+
+CONFIDENCE = (
+    "Of a student with a fitted confidence, the probability that the most probable option is right; of other models, "
+    "how concentrated the probabilities are: 1 minus their entropy divided by that of equal ones."
+)
+
+
+class ChoiceAnswer(BaseModel):
+    type: Literal["choice"]
+    name: str | None
+    choice: str | bool = Field(description="The most probable value.")
+    confidence: float = Field(ge=0, le=1, description=CONFIDENCE)
+    probabilities: list[ChoiceProbability] = Field(description="In the order of the choices; their sum is 1.")
+
+
+class LevelProbability(BaseModel):
+    value: int = Field(description="Place of the level, from 0.")
+    label: str
+    probability: float
+
+
+class LevelAnswer(BaseModel):
+    type: Literal["score"]
+    name: str | None
+    score: float = Field(description="Mean of the levels' places, weighted by their probabilities.")
+    confidence: float = Field(ge=0, le=1, description=CONFIDENCE)
+    probabilities: list[LevelProbability]
+
+
+class DecisionInputDetails(BaseModel):
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class DecisionOutputDetails(BaseModel):
+    reasoning_tokens: int
+
+
+class DecisionUsage(BaseModel):
+    """Tokens that were read; none are generated."""
+
+    input_tokens: int
+    input_tokens_details: DecisionInputDetails
+    output_tokens: int
+    output_tokens_details: DecisionOutputDetails
+    total_tokens: int
+
+
+class Decision(BaseModel):
+    """Answers in the order of the questions."""
+
+    model: str = Field(description="`name@version` of the checkpoint that answered.")
+    answers: list[PredicateAnswer | ChoiceAnswer | LevelAnswer]
+    usage: DecisionUsage
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """The probabilities of a question's options, whose sum is 1, or of a predicate alone.
+
+    `confidence` None means that the model has no better one than `concentration`.
+    """
+
+    probabilities: Sequence[float]
+    confidence: float | None = None
+
+
+@dataclass(frozen=True)
+class Decided:
+    """One distribution for each question; `model` is the `name@version` that decided."""
+
+    model: str
+    distributions: Sequence[Distribution]
+    input_tokens: int
+    cached_tokens: int = 0
+
+
+Decide = Callable[[DecisionRequest, RequestContext], Awaitable[Decided]]
+
+
+def decisions_router(decide: Decide) -> APIRouter:
+    """Create the route; `decide` answers by a service's models."""
+    router = APIRouter(tags=["decisions"], route_class=JsonRoute)
+
+    @router.post("/v1/decisions", responses={200: {"model": Decision}})
+    async def decisions(request: Request, body: DecisionRequest) -> Response:
+        """Answer OpenAI's predicate, choice and score questions about one input, by the probability of every option.
+
+        What a model can't decide, whatever the input, is refused by the name of its field.
+        """
+        decided = await decide(body, context_of(request.scope))
+        return Response(orjson.dumps(render(body, decided)), media_type="application/json")
+
+    return router
+
+
+def render(body: DecisionRequest, decided: Decided) -> dict[str, Any]:
+    """Render a Decision."""
+    return {
+        "model": decided.model,
+        "answers": [
+            {"type": question.type, "name": question.name, **_answer(question, found)}
+            for question, found in zip(body.questions, decided.distributions, strict=True)
+        ],
+        "usage": {
+            "input_tokens": decided.input_tokens,
+            "input_tokens_details": {"cached_tokens": decided.cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": 0,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": decided.input_tokens,
+        },
+    }
+
+
+def _answer(question: Question, found: Distribution) -> dict[str, Any]:
+    shares = found.probabilities
+    confidence = concentration(shares) if found.confidence is None else found.confidence
+    match question:
+        case PredicateQuestion():
+            return {"probability": min(1.0, shares[0])}  # rounding may exceed 1
+        case ChoiceQuestion(choices=choices):
+            values = [one.value for one in choices]
+            each = [{"value": value, "probability": share} for value, share in zip(values, shares, strict=True)]
+            best = max(range(len(values)), key=shares.__getitem__)
+            return {"choice": values[best], "confidence": confidence, "probabilities": each}
+        case ScoreQuestion(levels=levels):
+            score = math.fsum(place * share for place, share in enumerate(shares))
+            by_level = [
+                {"value": place, "label": level.label, "probability": share}
+                for place, (level, share) in enumerate(zip(levels, shares, strict=True))
+            ]
+            return {"score": score, "confidence": confidence, "probabilities": by_level}
+
+
+def concentration(probabilities: Sequence[float]) -> float:
+    """Compute 1 minus the entropy of probabilities divided by that of equal ones: 1 for a certain one, 0 for equal."""
+    if len(probabilities) < 2:
+        return 1.0
+    entropy = -math.fsum(share * math.log(share) for share in probabilities if share > 0)
+    return min(1.0, max(0.0, 1 - entropy / math.log(len(probabilities))))
+
+
+# What the adapters of several services read alike.
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of a choice or a level of a score; `text` is its description or, without one, its name."""
+
+    name: str
+    text: str
+    param: str
+
+
+def options_of(question: ChoiceQuestion | ScoreQuestion, param: str) -> list[Option]:
+    """Return the options of the question that is the field `param`; a boolean's name is `true` or `false`."""
+    if isinstance(question, ScoreQuestion):
+        levels = enumerate(question.levels)
+        return [Option(one.label, one.description or one.label, f"{param}.levels.{index}") for index, one in levels]
+    names = [one.value if isinstance(one.value, str) else str(one.value).lower() for one in question.choices]
+    return [
+        Option(name, one.description or name, f"{param}.choices.{index}")
+        for index, (name, one) in enumerate(zip(names, question.choices, strict=True))
+    ]
+
+
+def instructions_of(question: AnyQuestion) -> str:
+    """Return the text of a question's instructions, with JSON as text."""
+    if isinstance(question.instructions, str):
+        return question.instructions
+    return "\n".join(text_of(part) for part in question.instructions)
+
+
+def text_of(part: DecisionText | DecisionJson) -> str:
+    """Return a part as a text."""
+    return part.text if isinstance(part, DecisionText) else orjson.dumps(part.data).decode()
+
+
+def user_parts(body: DecisionRequest) -> Iterator[tuple[str, DecisionText | DecisionImage | DecisionJson]]:
+    """Yield the parts of the input with their fields. Raises InvalidField for items other than messages of the user."""
+    if isinstance(body.input, str):
+        yield "input", DecisionText(type="input_text", text=body.input)
+        return
+    for index, item in enumerate(body.input):
+        param = f"input.{index}"
+        if not isinstance(item, UserMessage):
+            what = "calls of tools" if isinstance(item, ToolItem) else f"messages of the role {item.role}"
+            raise InvalidField(f"{param}: This model reads no {what}, only messages of the role user.", param=param)
+        if isinstance(item.content, str):
+            yield f"{param}.content", DecisionText(type="input_text", text=item.content)
+        else:
+            yield from ((f"{param}.content.{place}", part) for place, part in enumerate(item.content))

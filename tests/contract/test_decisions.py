@@ -1,0 +1,129 @@
+"""`/v1/decisions` as the clients of OpenAI and LangChain ask and read it, through the gateway."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from tests.contract.served_system import System
+from tests.predict.served_tiny import PAIR, QUESTION
+
+QUESTIONS: list[Any] = [
+    {
+        "type": "choice",
+        "name": "which",
+        "instructions": "How does the hypothesis relate to the premise?",
+        "choices": [{"value": one} for one in ("entailment", "neutral", "contradiction")],
+    },
+    {"type": "predicate", "name": "neutral", "instructions": [{"type": "input_text", "text": "neutral"}]},
+    {
+        "type": "score",
+        "instructions": "How much does it contradict?",
+        "levels": [{"label": one} for one in ("entailment", "neutral", "contradiction")],
+    },
+]
+INPUT: list[Any] = [{"role": "user", "content": [{"type": "input_json", "data": PAIR}]}]
+
+
+@pytest.fixture
+def client(predict_system: System) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{predict_system.gateway.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def check_inferences(decision: Any) -> None:
+    """Whether it is one answer to each of `QUESTIONS`, in the client's own classes."""
+    choice, predicate, score = decision.answers
+    assert [one.type for one in decision.answers] == ["choice", "predicate", "score"]
+    assert [one.name for one in decision.answers] == ["which", "neutral", None]
+    by_value = {one.value: one.probability for one in choice.probabilities}
+    assert sum(by_value.values()) == pytest.approx(1)
+    assert by_value[choice.choice] == max(by_value.values())
+    assert predicate.probability == by_value["neutral"]
+    assert score.score == pytest.approx(by_value["neutral"] + 2 * by_value["contradiction"])
+    assert [one.label for one in score.probabilities] == list(by_value)
+    assert 0 <= choice.confidence <= 1
+    assert decision.model.startswith("tiny-esnli@")
+    assert decision.usage.total_tokens == decision.usage.input_tokens > 0
+
+
+def test_openais_client_reads_a_students_decisions(client: openai.OpenAI) -> None:
+    check_inferences(
+        client.decisions.create(
+            model="tiny-esnli",
+            input=INPUT,
+            questions=QUESTIONS,
+            prompt_cache_key="a",
+            prompt_cache_options={"mode": "explicit", "ttl": "30m"},
+            safety_identifier="b",
+        )
+    )
+    raw = client.decisions.with_raw_response.create(model="tiny-esnli", input=json.dumps(PAIR), questions=QUESTIONS)
+    check_inferences(raw.parse())
+
+
+def test_openais_asynchronous_client_reads_a_students_decisions(predict_system: System) -> None:
+    async def decided() -> Any:
+        async with openai.AsyncOpenAI(base_url=f"{predict_system.gateway.url}/v1", api_key="none") as client:
+            return await client.decisions.create(model="tiny-esnli", input=INPUT, questions=QUESTIONS)
+
+    check_inferences(asyncio.run(decided()))
+
+
+def test_openais_client_raises_what_a_student_can_not_decide(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.UnprocessableEntityError, match="whose labels are good, bad") as refused:
+        client.decisions.create(
+            model="tiny-reviews", input="what a film", questions=[{"type": "predicate", "instructions": "Is it long?"}]
+        )
+    assert refused.value.param == "questions.0.instructions"
+    with pytest.raises(openai.UnprocessableEntityError, match="temperature: Unknown field"):
+        client.decisions.create(
+            model="tiny-reviews",
+            input="what a film",
+            questions=[{"type": "predicate", "instructions": "good"}],
+            extra_body={"temperature": 0},
+        )
+
+
+def langchain(system: System, model: str) -> Any:
+    from langchain_core._api import suppress_langchain_beta_warning
+    from langchain_openai.decisions import OpenAIDecisions
+
+    with suppress_langchain_beta_warning():
+        return OpenAIDecisions(model=model, base_url=f"{system.gateway.url}/v1", api_key="none", max_retries=0)
+
+
+def test_langchain_reads_a_students_decisions(predict_system: System) -> None:
+    from langchain_core.messages import HumanMessage
+    from langchain_openai.decisions import Choice, Predicate, Score
+
+    labels = ["entailment", "neutral", "contradiction"]
+    # LangChain sends a state that is no text as the text of its JSON
+    found = langchain(predict_system, "tiny-esnli").invoke(
+        {
+            "input": dict(PAIR),
+            "questions": {
+                "which": Choice(instructions="Which?", choices=dict.fromkeys(labels)),
+                "neutral": Predicate(instructions="Is it neutral?"),
+                "how far": Score(instructions="How far?", levels=labels),
+            },
+        }
+    )
+    assert list(found.choices["which"].probabilities) == labels
+    assert found.predicates["neutral"].probability == found.choices["which"].probabilities["neutral"]
+    assert found.scores["how far"].legend == dict(enumerate(labels))
+    assert (found.refusals, found.request_id is not None) == ({}, True)
+    assert found.usage.input_tokens
+
+    choices = dict.fromkeys(QUESTION["choices"])
+    asked: Any = {
+        "input": [HumanMessage(QUESTION["question"])],
+        "questions": {"q": Choice(instructions="?", choices=choices)},
+    }
+    answered = asyncio.run(langchain(predict_system, "tiny-cqa").ainvoke(asked))
+    assert answered.choices["q"].choice in choices
+    with pytest.raises(openai.UnprocessableEntityError, match="ask a choice"):
+        langchain(predict_system, "tiny-cqa").invoke({**asked, "questions": {"q": Predicate(instructions="Is it?")}})
