@@ -5,6 +5,7 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
+from services.core.http.decisions import decisions_router
 from services.core.images.inputs import ImageInputs, image_inputs
 from services.core.metrics import Metrics
 from services.core.openai_client import Endpoint
@@ -13,6 +14,7 @@ from services.nn.devices import DeviceOptions, parameter_bytes
 from services.nn.plain_clip import OPEN_CLIP_KIND
 from services.score.call import CallLimits
 from services.score.engine import ModelFacts, ScoreEngine
+from services.score.http.decisions import decide
 from services.score.http.routes import negatives_router, score_models_router, score_router
 from services.score.model.checkpoint import FSC_CLIP_KIND
 from services.score.negatives.hard_negatives import installed_hard_negatives
@@ -51,7 +53,12 @@ def create_score(settings: ScoreSettings) -> FastAPI:
     service = ScoreService(models, scorer, negatives, limits, host.metrics, writer, second)
     return host.create_app(
         models,
-        [score_router(service), negatives_router(service), score_models_router(service)],
+        [
+            score_router(service),
+            decisions_router(partial(decide, service)),
+            negatives_router(service),
+            score_models_router(service),
+        ],
         title="Fovea score",
         description="Scores of an image's captions, heatmaps of their words, and hard negatives.",
         resources=[negatives.opened, lambda: inputs, *(one.opened for one in (writer, second) if one is not None)],
