@@ -6,10 +6,12 @@ from pathlib import Path
 from fastapi import FastAPI
 
 from services.core.batching.stepper import StepLimits, Stepper
+from services.core.http.decisions import decisions_router
 from services.core.http.health import CheckResult
 from services.core.serving.model_service import ModelService
 from services.core.serving.served_checkpoint import ServedCheckpoint
 from services.generate.engine import EngineOptions, GenerateEngine
+from services.generate.http.decisions import decide
 from services.generate.http.generate_routes import generate_models_router, generate_router
 from services.generate.http.openai_routes import openai_router, tokenize_router
 from services.generate.http.rerank_routes import rerank_router
@@ -42,8 +44,9 @@ def create_generate(settings: GenerateSettings) -> FastAPI:
     return host.create_app(
         models,
         [
-            make(service)
-            for make in (generate_router, openai_router, tokenize_router, rerank_router, generate_models_router)
+            *(make(service) for make in (generate_router, openai_router, tokenize_router, rerank_router)),
+            decisions_router(partial(decide, service)),
+            generate_models_router(service),
         ],
         title="Fovea generate",
         description="Answers over documents, corrected for positional bias, and rankings of documents.",

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from services.core.batching.slices import all_or_first_failure
 from services.core.batching.step_queue import Event
 from services.core.errors import blaming
 from services.core.exchange import RequestContext, current_caller
@@ -34,11 +35,14 @@ from services.generate.generation.generation import Generation, Progress, Prompt
 from services.generate.generation.input_processor import InputProcessor, Item
 from services.generate.generation.ranking import ItemResult, Ranking
 from services.generate.model.profile import CalibrationProfile
-from services.generate.prompts.ranking import RankMethod
+from services.generate.prompts.ranking import RankingJob, RankMethod
 from services.generate.prompts.templates import Document, shorten
 from services.generate.prompts.turns import PreparationTurns
 
 T = TypeVar("T")
+
+# Questions of one request that are in the queue at a time.
+DECIDED_AT_ONCE = 8
 
 
 class Preparing(CheckpointEngine, Protocol):
@@ -180,13 +184,29 @@ class GenerateService:
             with blaming("documents"):
                 prepare = partial(processor.prepare_ranking, call.query, documents, call.method)
                 job = await self._in_thread(prepare, context)
-            cost = processor.cost(job)
-            async with aclosing(served.batcher.submit(job, cost=cost, deadline=context.deadline)) as stream:
-                event = await anext(stream)
-            assert isinstance(event.value, Ranking), "a ranking is answered at once"
+            return Ranked(await self._ranking(served, job, context), served.label, tuple(cut))
+
+    async def decide(
+        self, model: str, prepare: Sequence[Callable[[InputProcessor], RankingJob]], context: RequestContext
+    ) -> list[Ranked]:
+        """Rank the options of each question, a few questions at a time. Raises what `generate` raises."""
+        async with self._lease(model, context) as served:
+            processor = served.engine.processor
+            jobs = [await self._in_thread(partial(one, processor), context) for one in prepare]
+            rankings = [self._ranking(served, job, context, is_timed=place == 0) for place, job in enumerate(jobs)]
+            return [Ranked(one, served.label) for one in await all_or_first_failure(rankings, at_once=DECIDED_AT_ONCE)]
+
+    async def _ranking(
+        self, served: ServedGenerate, job: RankingJob, context: RequestContext, *, is_timed: bool = True
+    ) -> Ranking:
+        cost = served.engine.processor.cost(job)
+        async with aclosing(served.batcher.submit(job, cost=cost, deadline=context.deadline)) as stream:
+            event = await anext(stream)
+        assert isinstance(event.value, Ranking), "a ranking is answered at once"
+        if is_timed:
             _add_timing(context, event, None)
-            self.metrics.prompt_tokens.inc(event.value.prompt_tokens)
-            return Ranked(event.value, served.label, tuple(cut))
+        self.metrics.prompt_tokens.inc(event.value.prompt_tokens)
+        return event.value
 
     @asynccontextmanager
     async def _lease(self, model: str | None, context: RequestContext) -> AsyncIterator[ServedGenerate]:

@@ -1,6 +1,7 @@
 """`/v1/decisions` as the clients of OpenAI and LangChain ask and read it, through the gateway."""
 
 import asyncio
+import base64
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -8,8 +9,13 @@ from typing import Any
 import openai
 import pytest
 
+from tests.contract.generate_processes import running_system
+from tests.contract.score_processes import running_score
 from tests.contract.served_system import System
+from tests.core.image_files import encode, scene
+from tests.generate.served_tiny import MODEL as LANGUAGE_MODEL
 from tests.predict.served_tiny import PAIR, QUESTION
+from tests.score.served_tiny import MODEL as SCORE_MODEL
 
 QUESTIONS: list[Any] = [
     {
@@ -127,3 +133,64 @@ def test_langchain_reads_a_students_decisions(predict_system: System) -> None:
     assert answered.choices["q"].choice in choices
     with pytest.raises(openai.UnprocessableEntityError, match="ask a choice"):
         langchain(predict_system, "tiny-cqa").invoke({**asked, "questions": {"q": Predicate(instructions="Is it?")}})
+
+
+URI = f"data:image/png;base64,{base64.b64encode(encode(scene(), 'PNG')).decode()}"
+
+
+def test_the_clients_ask_about_an_image(tmp_path_factory: pytest.TempPathFactory) -> None:
+    from langchain_core.messages import HumanMessage
+    from langchain_openai.decisions import Choice
+
+    captions = ["a red square", "a blue circle", "a dog"]
+    with running_score(tmp_path_factory.mktemp("score")) as system:
+        url = f"{system.gateway.url}/v1"
+        with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+            asked: Any = {
+                "model": SCORE_MODEL,
+                "questions": [
+                    {"type": "choice", "instructions": "What?", "choices": [{"value": one} for one in captions]}
+                ],
+            }
+            image: Any = {"type": "input_image", "image_url": URI, "detail": "auto"}
+            (answer,) = client.decisions.create(input=[{"role": "user", "content": [image]}], **asked).answers
+            assert answer.type == "choice"
+            with pytest.raises(openai.UnprocessableEntityError, match="reads an image"):
+                client.decisions.create(input="a dog", **asked)
+        message = HumanMessage([{"type": "image_url", "image_url": {"url": URI}}])
+        questions = {"what": Choice(instructions="What?", choices=dict.fromkeys(captions))}
+        found = langchain(system, SCORE_MODEL).invoke({"input": message, "questions": questions})
+    assert found.choices["what"].choice == answer.choice
+    assert list(found.choices["what"].probabilities.values()) == [one.probability for one in answer.probabilities]
+
+
+def test_the_clients_ask_a_language_model(tmp_path_factory: pytest.TempPathFactory) -> None:
+    from langchain_core.messages import AIMessage, HumanMessage
+    from langchain_openai.decisions import Choice, Predicate, Score
+
+    with running_system(tmp_path_factory.mktemp("generate")) as system:
+        with openai.OpenAI(base_url=f"{system.gateway.url}/v1", api_key="none", max_retries=0) as client:
+            decision = client.decisions.create(
+                model=LANGUAGE_MODEL,
+                input=[
+                    {"role": "system", "content": "Be strict."},
+                    {"role": "user", "content": "It has failed again."},
+                ],
+                questions=[{"type": "predicate", "instructions": "Is it urgent?"}],
+            )
+            (answer,) = decision.answers
+            assert answer.type == "predicate"
+            assert 0 < answer.probability < 1
+        state: Any = {
+            "input": [HumanMessage("It has failed again."), AIMessage("I am sorry.")],
+            "questions": {
+                "urgent": Predicate(instructions="Is it urgent?"),
+                "team": Choice(instructions="Who?", choices={"billing": "Payments.", "technical": None, True: None}),
+                "mood": Score(instructions="How is the mood?", levels=["calm", "angry"]),
+            },
+        }
+        found = asyncio.run(langchain(system, LANGUAGE_MODEL).ainvoke(state))
+    assert set(found.choices["team"].probabilities) == {"billing", "technical", True}
+    assert sum(found.choices["team"].probabilities.values()) == pytest.approx(1)
+    assert 0 < found.scores["mood"].score < 1
+    assert 0 < found.predicates["urgent"].probability < 1

@@ -12,7 +12,7 @@ from services.generate.generation.generation import JOINT_TOKENS, AnswerOptions,
 from services.generate.model.language_model import ModelConfig
 from services.generate.model.profile import CalibrationProfile, SpanRule
 from services.generate.prompts.chat import Message, render_chat, render_question, render_tool_chat
-from services.generate.prompts.ranking import RankingJob, RankMethod, prepare_ranking
+from services.generate.prompts.ranking import RankingJob, RankMethod, prepare_options, prepare_ranking
 from services.generate.prompts.templates import Document, Piece, Prompt, least_tokens, tokenise, tokenise_whole
 from services.nn.plain_texts import PlainTexts, is_blank
 
@@ -96,6 +96,11 @@ class InputProcessor:
         if options.echo:
             echo = prompt if isinstance(prompt, str) else self.tokenizer.backend_tokenizer.decode(tokenised.input_ids)
         return replace(self._generation(tokenised, options, echo), continues_prompt=True)
+
+    def prepare_options(self, messages: Sequence[Message], answers: Sequence[str]) -> RankingJob:
+        """Prepare the ranking of answers to a conversation. Raises what `prepare_options` of `prompts` raises."""
+        self._check_characters(*(message["content"] for message in messages))
+        return prepare_options(self.tokenizer, self.context_length, self._plain_messages(messages), answers)
 
     def prepare_ranking(self, query: str, documents: Sequence[Document], method: RankMethod) -> RankingJob:
         """Prepare documents to be ranked. Raises TooLarge, with tokens and limit, per document if each has a prompt."""

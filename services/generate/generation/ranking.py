@@ -6,7 +6,8 @@
   document k alone (its negative is the paper's mean negative log-likelihood, lower for more relevant documents);
 - `query_generation`: the same for the question alone, after an instruction to write one for the document (Sun et al.,
   2023);
-- `relevance_prompt`: log p(Yes) − log p(No) when asked whether document k answers the question.
+- `relevance_prompt`: log p(Yes) − log p(No) when asked whether document k answers the question;
+- `options`, of the options of an answer in place of documents: the logit of the token that stands for option k.
 
 Attention sorting (Peysakhovich and Lerer, 2023) is an order for generation: documents by the *sum* of the weights on
 their tokens, the most attended last, and again over the prompt in that order.
@@ -35,7 +36,7 @@ from services.generate.generation.prompt_calibration import (
 from services.generate.model.kv_cache import Slot
 from services.generate.model.language_model import LanguageModel, Prefill, Prefilled
 from services.generate.model.profile import OFF, CalibrationProfile
-from services.generate.prompts.ranking import RankingJob, RankMethod, prepare_ranking
+from services.generate.prompts.ranking import JobMethod, RankingJob, RankMethod, prepare_ranking
 from services.generate.prompts.templates import Document, Prompt, filler_ids
 from services.generate.retrieval_heads import mean_over_heads
 
@@ -53,7 +54,7 @@ class Ranking:
     answers, σ((o + rel) / t) by the profile's fit (times the probability that any document answers, if the model has a
     trained refusal), or its share α of all documents where the profile has no fit; a document's share of the attention
     for `attention`, the geometric mean of the tokens' probabilities for the likelihoods, p(Yes) among Yes and No for
-    `relevance_prompt`.
+    `relevance_prompt`, the probability among the options for `options`.
     order: documents from best to worst, of equal ones the earlier first. prompt_tokens: tokens of
     all prompts that were run.
     """
@@ -204,10 +205,10 @@ def _sorting_by_attention(
 
 @dataclass(frozen=True)
 class _Asked:
-    """A prompt and, for a relevance prompt, the tokens of Yes and No."""
+    """A prompt and, for a relevance prompt, the tokens of Yes and No, or those of the options of an answer."""
 
     prompt: Prompt
-    answer_ids: tuple[int, int] | None = None
+    answer_ids: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -334,28 +335,34 @@ def _mean_log_probability(group: _Group) -> Passes[list[_Scores]]:
     return scores
 
 
-def _yes_over_no(group: _Group) -> Passes[list[_Scores]]:
+def _option_logits(group: _Group) -> Passes[list[_Scores]]:
     prompts = [Prefill(slot, prompt.input_ids) for slot, prompt in group.prompts]
     prefilled = yield from prefilling(group.model, prompts, (yield))
     scores = []
     for asked, one in zip(group.asked, prefilled, strict=True):
         assert asked.answer_ids is not None  # its method has them
-        yes, no = one.logits[list(asked.answer_ids)].tolist()
-        scores.append(_Scores([yes - no]))  # the difference of log-probabilities is that of logits
+        scores.append(_Scores(one.logits[list(asked.answer_ids)].tolist()))
     return scores
 
 
-_RUNS: dict[RankMethod, Callable[[_Group], Passes[list[_Scores]]]] = {
+def _yes_over_no(group: _Group) -> Passes[list[_Scores]]:
+    answers = yield from _option_logits(group)
+    # the difference of log-probabilities is that of logits
+    return [_Scores([yes - no]) for yes, no in (one.numbers for one in answers)]
+
+
+_RUNS: dict[JobMethod, Callable[[_Group], Passes[list[_Scores]]]] = {
     "attention": _mean_attention,
     "calibrated": _relevance,
     "query_likelihood": _mean_log_probability,
     "query_generation": _mean_log_probability,
     "relevance_prompt": _yes_over_no,
+    "options": _option_logits,
 }
 
 
 def _between_0_and_1(
-    scores: Sequence[float], method: RankMethod, profile: CalibrationProfile, any_answers: float | None
+    scores: Sequence[float], method: JobMethod, profile: CalibrationProfile, any_answers: float | None
 ) -> tuple[float, ...]:
     if not scores:
         return ()
@@ -370,6 +377,8 @@ def _between_0_and_1(
         shares = shares if any_answers is None else shares * any_answers
     elif method == "relevance_prompt":
         shares = numbers.sigmoid()
+    elif method == "options":
+        shares = numbers.softmax(dim=0)
     else:
         shares = numbers.exp()
     return tuple(shares.tolist())

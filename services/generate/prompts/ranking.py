@@ -9,10 +9,12 @@ from typing import Any, Literal
 
 from services.core.errors import InvalidRequest, TooLarge, blaming
 from services.generate.model.profile import OFF, CalibrationProfile
-from services.generate.prompts.chat import render_chat, render_question
+from services.generate.prompts.chat import Message, render_chat, render_question
 from services.generate.prompts.templates import QUERY_AWARE, Document, Piece, Prompt, tokenise
 
 RankMethod = Literal["calibrated", "attention", "query_likelihood", "query_generation", "relevance_prompt"]
+# Options of a question are ranked as documents are: by the tokens of the letters that stand for them in one prompt.
+JobMethod = RankMethod | Literal["options"]
 
 # LongLLMLingua's sentence after the question, so that its likelihood is that of a question the document answers.
 RESTRICTION = " We can get the answer to this question in the given documents."
@@ -22,19 +24,19 @@ IS_IT_ANSWERED = "Does the passage answer the query?"
 
 @dataclass(frozen=True)
 class RankingJob:
-    """One question and its documents, ready to be run.
+    """One question and its documents, or the options of an answer to it, ready to be run.
 
     prompts: one of all documents for the methods that use attention, and one of them in reverse if they
     `is_in_both_orders`; else one for each of the K documents, in which the tokens whose likelihood counts begin at
     `tail_start`. firsts: for each document, the first that equals it (K). answer_ids: the tokens that distinguish Yes
-    from No, for `relevance_prompt`.
+    from No, for `relevance_prompt`, or the options of the one prompt, for `options`.
     """
 
-    method: RankMethod
+    method: JobMethod
     num_documents: int
     prompts: tuple[Prompt, ...]
     firsts: tuple[int, ...] = ()
-    answer_ids: tuple[int, int] | None = None
+    answer_ids: tuple[int, ...] | None = None
     is_in_both_orders: bool = False
 
     @property
@@ -82,6 +84,24 @@ def prepare_ranking(
     return RankingJob(method, len(documents), tuple(prompts), firsts, answer_ids)
 
 
+def prepare_options(
+    tokenizer: Any, max_model_len: int, messages: Sequence[Message], answers: Sequence[str]
+) -> RankingJob:
+    """Prepare the prompt of a conversation whose next message begins with one of these answers.
+
+    Without a chat template, the prompt is the texts of the messages. Raises InvalidRequest if the tokenizer does not
+    distinguish the answers by one token each, and TooLarge, naming tokens and limit.
+    """
+    if tokenizer.chat_template is None:
+        texts = "\n".join(message["content"] for message in messages)
+        pieces: Sequence[Piece] = [Piece(f"{texts}\nAnswer:")]
+    else:
+        pieces = render_chat(tokenizer, messages)
+    prompt, answer_ids = _with_answers(tokenizer, pieces, answers)
+    _check_length(prompt, max_model_len, "the prompt of a question")
+    return RankingJob("options", len(answers), (prompt,), tuple(range(len(answers))), answer_ids)
+
+
 def _likelihood_pieces(query: str, document: Document, method: RankMethod) -> list[Piece]:
     passage = _passage(document)
     if method == "query_likelihood":
@@ -91,30 +111,28 @@ def _likelihood_pieces(query: str, document: Document, method: RankMethod) -> li
 
 def _relevance_prompts(
     tokenizer: Any, query: str, documents: Sequence[Document]
-) -> tuple[list[Prompt], tuple[int, int]]:
+) -> tuple[list[Prompt], tuple[int, ...]]:
     questions = [f"Passage: {_passage(document)}\nQuery: {query}\n{IS_IT_ANSWERED}\nAnswer:" for document in documents]
     if tokenizer.chat_template is None:
         rendered: list[Sequence[Piece]] = [[Piece(question)] for question in questions]
     else:
         rendered = [render_chat(tokenizer, [{"role": "user", "content": question}]) for question in questions]
+    with blaming("method"):
+        prompts, ids = zip(*(_with_answers(tokenizer, pieces, ("Yes", "No")) for pieces in rendered), strict=True)
+    return list(prompts), ids[0]
+
+
+def _with_answers(tokenizer: Any, pieces: Sequence[Piece], answers: Sequence[str]) -> tuple[Prompt, tuple[int, ...]]:
+    """Return the prompt with the tokens with which all answers begin, and the first tokens in which they differ."""
     # after a line break the model's answer begins without a space
-    space = "" if rendered[0][-1].text[-1].isspace() else " "
-    shared, answer_ids = _answers(tokenizer, f"{space}Yes", f"{space}No")
-    prompts = [tokenise(tokenizer, pieces) for pieces in rendered]
-    return [Prompt(prompt.input_ids + shared, (), 0) for prompt in prompts], answer_ids
-
-
-def _answers(tokenizer: Any, yes: str, no: str) -> tuple[tuple[int, ...], tuple[int, int]]:
-    """The tokens with which both answers begin, and the first tokens in which they differ."""
-    yes_ids, no_ids = (
-        prompt.input_ids[prompt.spans[0][0] :]
-        for prompt in (tokenise(tokenizer, [Piece("x"), Piece(answer, 0)]) for answer in (yes, no))
-    )
-    shared = next((i for i, (a, b) in enumerate(zip(yes_ids, no_ids, strict=False)) if a != b), None)
-    if shared is None:
-        message = "this checkpoint's tokenizer does not distinguish Yes and No, the answers to a relevance prompt"
-        raise InvalidRequest(message, param="method")
-    return yes_ids[:shared], (yes_ids[shared], no_ids[shared])
+    space = "" if pieces[-1].text[-1:].isspace() else " "
+    tokenised = [tokenise(tokenizer, [Piece("x"), Piece(f"{space}{answer}", 0)]) for answer in answers]
+    columns = list(zip(*(one.input_ids[one.spans[0][0] :] for one in tokenised), strict=False))
+    place = next((i for i, column in enumerate(columns) if len(set(column)) > 1), None)
+    if place is None or len(set(columns[place])) < len(answers):
+        raise InvalidRequest(f"this checkpoint's tokenizer does not distinguish the answers {', '.join(answers)}")
+    shared = tuple(column[0] for column in columns[:place])
+    return Prompt(tokenise(tokenizer, pieces).input_ids + shared, (), 0), columns[place]
 
 
 def _passage(document: Document) -> str:

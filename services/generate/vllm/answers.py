@@ -358,6 +358,8 @@ class VllmRankings:
             found = await asyncio.gather(*(self._relevance(prompt, profile, tenant) for prompt in job.prompts))
             scores = [score for some, _ in found for score in some]
             answers = min((one for _, one in found if one is not None), default=None)
+        elif job.method == "options":
+            scores = await self._after(job.prompts[0], job, tenant)
         else:
             # equal documents have equal prompts, and must have equal scores
             distinct = list(dict.fromkeys(job.prompts))
@@ -392,11 +394,17 @@ class VllmRankings:
         return list(by_document(rel)), answerable_by(refusal, log_odds, is_calibrated=False)
 
     async def _score(self, prompt: Prompt, job: RankingJob, tenant: str) -> float:
-        body = one_token(prompt.input_ids, tenant)
         if job.answer_ids is not None:
-            yes, no = job.answer_ids
-            found = dict((await self._client.complete(body, token_ids=job.answer_ids)).choices[0].top)
-            return found[yes] - found[no]
+            yes, no = await self._after(prompt, job, tenant)
+            return yes - no
+        body = one_token(prompt.input_ids, tenant)
         scored = (await self._client.complete(body, num_prompt_logprobs=0)).scored
         # the first token has no log-probability, so the token at `tail_start` is one place earlier
         return statistics.fmean(choice.logprob or 0.0 for choice in scored[prompt.tail_start - 1 :])
+
+    async def _after(self, prompt: Prompt, job: RankingJob, tenant: str) -> list[float]:
+        """Return the log-probabilities of the job's answers after a prompt."""
+        answer_ids = job.answer_ids or ()
+        completed = await self._client.complete(one_token(prompt.input_ids, tenant), token_ids=answer_ids)
+        found = dict(completed.choices[0].top)
+        return [found[token_id] for token_id in answer_ids]

@@ -24,7 +24,7 @@ class ScriptedServer:
     """`requests` are the completions that came; `breaks_after` tokens a stream's connection is cut, and `ends_after`
     tokens it ends; `is_held` streams wait before each token but the first until `release`, all completions before their
     first if it `is_compiling`, and `num_left` of them were left by their client. `refusal` is a status and message for
-    every completion."""
+    every completion. The log-probabilities of asked tokens are 0, -1, -2, …"""
 
     url: str = ""
     requests: list[dict[str, Any]] = field(default_factory=list)
@@ -91,7 +91,11 @@ class ScriptedServer:
         if "fovea_measure" in fields:
             self._measured[fields["fovea_measure"]] = len(fields["fovea_documents"]) // 2
         if not body.get("stream"):
-            choice = {"token_ids": [TOKEN], "prompt_token_ids": body["prompt"], "logprobs": None}
+            logprobs = None
+            if wanted := body.get("logprob_token_ids"):
+                top = {f"token_id:{token_id}": -float(place) for place, token_id in enumerate(wanted)}
+                logprobs = {"token_logprobs": [-0.5], "top_logprobs": [top]}
+            choice = {"token_ids": [TOKEN], "prompt_token_ids": body["prompt"], "logprobs": logprobs}
             return web.json_response({"choices": [choice], "usage": {}})
         return await self._stream(request, body)
 

@@ -325,6 +325,16 @@ async def test_a_ranking_is_one_event(checkpoint: Path, server: ScriptedServer) 
             assert len(server.requests) == num_requests
 
 
+async def test_options_are_ranked_by_the_tokens_that_stand_for_them(checkpoint: Path, server: ScriptedServer) -> None:
+    async with stepping(checkpoint, server) as (engine, stepper):
+        job = engine.processor.prepare_options([{"role": "user", "content": "Which?"}], ["A", "B", "C"])
+        [ranking] = await answers(stepper, job)
+    assert isinstance(ranking, Ranking)
+    shares = np.exp([0.0, -1.0, -2.0])
+    assert ranking.relevance_scores == pytest.approx(shares / shares.sum())
+    assert [one["logprob_token_ids"] for one in server.requests] == [list(job.answer_ids or ())]
+
+
 async def test_an_address_without_the_plug_in_is_refused_with_what_to_do(
     checkpoint: Path, server: ScriptedServer
 ) -> None:
