@@ -176,6 +176,7 @@ class Directory:
         self._document = Kept[bytes](DOCUMENT_AGE_S)
         self._models = Kept[list[tuple[Upstream, Model]]](MODELS_AGE_S)
         self._tasks = Kept[list[tuple[Upstream, Task]]](MODELS_AGE_S)
+        self._listed_before: dict[Backend, set[str]] = {}
 
     async def models(self) -> list[tuple[Upstream, Model]]:
         """Return the models, each with the upstream that lists it."""
@@ -196,22 +197,26 @@ class Directory:
     async def service_of(self, model: str, services: Sequence[Backend]) -> Backend:
         """Return the first of these services that has a model, by its `name`, `name@alias` or `name@version`.
 
-        Raises NotFound, or Overloaded where one of them is down, which may have it and is told of the demand.
+        One that does not list its models now, since it is busy or restarts, has those that it listed before. Raises
+        NotFound, or Overloaded where one of them has listed none, which may have it and is told of the demand.
         """
         name = model.partition("@")[0]
         branches = [self.upstreams.of(service) for service in services]
-        listing = {upstream.destination.service for upstream, one in await self.models() if one.id == name}
+        now: dict[Backend, set[str]] = {}
+        for upstream, one in await self.models():
+            now.setdefault(upstream.destination.service, set()).add(one.id)
+        self._listed_before |= now
         for branch in branches:
-            if name in branch.by_model or branch.service in listing:
+            if name in branch.by_model or name in self._listed_before.get(branch.service, ()):
                 return branch.service
-        down = [one for one in branches if not any(upstream.addresses.has_ready for upstream in one)]
-        named = f"No running service has the model {name[:MAX_SHOWN_CHARACTERS]!r}"
+        down = [branch for branch in branches if branch.service not in now]
+        named = f"No service lists the model {name[:MAX_SHOWN_CHARACTERS]!r}"
         if not down:
             raise NotFound(f"{named}.", param="model", code="model_not_found")
         for branch in down:
             with branch.default.recent.counted():
                 pass
-        message = f"{named}; not running: {', '.join(branch.service for branch in down)}."
+        message = f"{named}, and these list none now: {', '.join(branch.service for branch in down)}."
         raise Overloaded(message, code="service_unavailable", retry_after_s=NOT_RUNNING_RETRY_S)
 
     async def versions(self, model_id: str) -> ModelVersionList:

@@ -6,6 +6,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from gateway import directory
 from gateway.access import digest
 from gateway.settings import KeyRecord
 from tests.gateway.routing.pools import answered_by, named, pool, write_pools
@@ -54,9 +55,22 @@ async def test_a_model_that_a_service_may_have_that_is_down_is_worth_another_try
     async with serving(named("predict", listing("tickets"))) as url, gateway(predict_urls=url) as client:
         status, error = await refusal(client, {"model": "vicuna"})
         assert (status, error["code"]) == (503, "service_unavailable")
-        assert "not running: generate, score" in error["message"]
+        assert "list none now: generate, score" in error["message"]
         # An autoscaler that has scaled them to zero sees that they are wanted.
         assert await metric(client, "fovea_gateway_recent_requests", service="generate") == 1
+
+
+async def test_a_service_that_is_too_busy_to_list_its_models_has_those_that_it_listed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(directory, "MODELS_AGE_S", 0.0)
+    lists = listing("tickets")
+    async with serving(named("predict", lists)) as url, gateway(predict_urls=url) as client:
+        assert await decided_by(client, "tickets") == "predict"
+        lists.clear()
+        assert await decided_by(client, "tickets") == "predict"
+        status, error = await refusal(client, {"model": "another"})
+        assert (status, "predict" in error["message"]) == (503, True)
 
 
 async def test_a_pool_has_the_models_that_it_claims(tmp_path: Path) -> None:
