@@ -25,7 +25,7 @@ Ctrl-C stops everything."""
 GROUPS = {
     "train": "Train a checkpoint and publish it to the model store.",
     "evaluate": "Evaluate a checkpoint by its paper's protocol.",
-    "distill": "Collect a language model's rationales to train students.",
+    "distill": "Learn from a language model's rationales and decisions.",
     "convert": "Convert checkpoints of other projects.",
     "curate": "Make hard negatives that a model without the image can't spot.",
 }
@@ -80,6 +80,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str | None, str]]] = {
     },
     "distill": {
         "extract": ("services.predict.extraction.command", "predict", "Collect rationales from a teacher; resumable."),
+        "decisions": ("services.predict.training.decisions", "train", "Train students from logs of `/v1/decisions`."),
     },
     "convert": {
         "fsc-clip": (
@@ -205,7 +206,6 @@ def up(
 
     options = {"FOVEA_GATEWAY_HOST": host, "FOVEA_GATEWAY_PORT": None if port is None else str(port)}
     environment = {**os.environ, **{name: value for name, value in options.items() if value is not None}}
-
     names = _installed_programs(existing_names())
 
     async def supervise() -> int:

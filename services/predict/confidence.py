@@ -19,6 +19,8 @@ EPSILON = 1e-6
 PRIOR_ROWS = 1.0
 # Bounds of 1 / T: a greater probability never means a smaller confidence.
 MIN_SCALE, MAX_SCALE = 0.02, 20.0
+# Of the bounds of an error.
+CERTAINTY = 0.95
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
@@ -52,6 +54,43 @@ def fit_calibration(probabilities: Sequence[float], is_right: Sequence[bool]) ->
     bounds = ((MIN_SCALE, MAX_SCALE), (None, None))
     scale, offset = minimize(loss_and_gradient, (1.0, 0.0), jac=True, method="L-BFGS-B", bounds=bounds).x
     return Calibration(1 / float(scale), float(offset))
+
+
+def calibration_error(probabilities: Sequence[float], outcomes: Sequence[bool], num_bins: int = 10) -> float:
+    """Compute the expected calibration error Σ_b n_b / n · |share_b − mean probability_b| over bins of equal width.
+
+    0 without probabilities.
+    """
+    bins: dict[int, list[tuple[float, bool]]] = {}
+    for probability, outcome in zip(probabilities, outcomes, strict=True):
+        bins.setdefault(min(int(probability * num_bins), num_bins - 1), []).append((probability, outcome))
+    gaps = (abs(sum(outcome - probability for probability, outcome in those)) for those in bins.values())
+    return sum(gaps) / max(1, len(probabilities))
+
+
+def hand_over_below(confidences: Sequence[float], is_right: Sequence[bool], max_error: float) -> float | None:
+    """Choose the lowest confidence from which on at most a share of the answers is wrong, as far as the rows show.
+
+    It is the lowest whose one-sided 95% bound of the error (Clopper and Pearson 1934) is at most `max_error`. None if
+    no confidence is high enough, so that all is to be handed over.
+    """
+    from scipy.stats import beta
+
+    order = np.argsort(-np.array(confidences), kind="stable")
+    sorted_, num_answers = np.array(confidences)[order], np.arange(1, len(order) + 1)
+    num_wrong = np.cumsum(~np.array(is_right, dtype=bool)[order])
+    bound = np.where(num_wrong < num_answers, beta.ppf(CERTAINTY, num_wrong + 1, num_answers - num_wrong), 1.0)
+    is_last = np.append(sorted_[1:] < sorted_[:-1], True)  # answers of one confidence are handed over together
+    good = np.flatnonzero(is_last & (bound <= max_error))
+    return float(sorted_[good[-1]]) if len(good) else None
+
+
+def error_interval(num_wrong: int, num_answers: int) -> tuple[float, float]:
+    """Compute the two-sided 95% interval of a share of errors (Clopper and Pearson 1934)."""
+    from scipy.stats import binomtest
+
+    found = binomtest(num_wrong, num_answers).proportion_ci(CERTAINTY)
+    return float(found.low), float(found.high)
 
 
 def _logit(probability: float) -> float:

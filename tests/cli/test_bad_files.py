@@ -59,6 +59,18 @@ ROWS = lines(*({"body": f"{number} {ACCENT}", "label": ("bug", "idea")[number % 
 QUESTION = lines(
     {"question": f"Who {ACCENT}?", "answers": ["Ada"], "ctxs": [{"title": "A", "text": "Ada", "isgold": True}]}
 )
+DECISIONS = lines(
+    *(
+        {
+            "request": {
+                "input": f"{number} {ACCENT}",
+                "questions": [{"type": "predicate", "name": "spam", "instructions": "It is spam."}],
+            },
+            "response": {"answers": [{"type": "predicate", "probability": number % 2}]},
+        }
+        for number in range(40)
+    )
+)
 ARTICLES = f"context,question,answer\nAda is here,Who {ACCENT}?,Ada\n"
 RECORD = lines({"id": "0", "images": ["a.jpg"], "captions": [CAPTION, "A black cat"]})
 WINOGROUND = lines({"id": 0, "image_0": "a", "image_1": "b", "caption_0": CAPTION, "caption_1": "A black cat"})
@@ -218,6 +230,7 @@ GIVEN = [
         ROWS,
         "Read.",
     ),
+    Given("distill decisions FILE --model /nowhere TO_OUT", "log.jsonl", DECISIONS, "nowhere"),
     Given("keys list --file FILE", "keys.json", KEYS, "embed"),
     Given(
         "store import services/predict/starter/inferences --name x --task FILE",

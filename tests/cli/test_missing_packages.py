@@ -81,6 +81,7 @@ def fovea(missing: list[str], *arguments: str, home: Path) -> subprocess.Complet
         ("curate audit --help", "evaluate"),
         ("curate measure --help", "evaluate"),
         ("distill extract --help", "predict"),
+        ("distill decisions --help", "train"),
         ("convert fsc-clip --help", "score"),
         ("calibrate --help", "generate"),
         ("embed-bulk --help", "embed"),

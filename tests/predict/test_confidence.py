@@ -5,7 +5,13 @@ from itertools import pairwise
 
 import pytest
 
-from services.predict.confidence import Calibration, fit_calibration
+from services.predict.confidence import (
+    Calibration,
+    calibration_error,
+    error_interval,
+    fit_calibration,
+    hand_over_below,
+)
 
 
 def test_temperature_1_and_offset_0_change_nothing() -> None:
@@ -40,3 +46,41 @@ def test_rows_that_are_all_right_or_all_wrong_leave_finite_values(is_right: bool
 def test_no_rows_are_refused() -> None:
     with pytest.raises(ValueError, match="no rows"):
         fit_calibration([], [])
+
+
+def test_the_calibration_error_is_the_mean_gap_of_the_bins() -> None:
+    assert calibration_error([0.9, 0.9, 0.2, 0.2], [True, False, False, False]) == pytest.approx(0.3)
+    assert calibration_error([1.0, 0.0], [True, False]) == 0
+    assert calibration_error([], []) == 0
+
+
+def test_a_threshold_needs_as_many_right_rows_as_show_the_error() -> None:
+    # 0.95^58 = 0.0510 and 0.95^59 = 0.0485: 59 rows without an error show that at most 5% are wrong, 58 do not
+    assert hand_over_below([0.9] * 58, [True] * 58, 0.05) is None
+    assert hand_over_below([0.9] * 59, [True] * 59, 0.05) == 0.9
+
+
+def test_a_threshold_is_as_low_as_the_errors_allow() -> None:
+    # 1 - 0.05^(1/4) = 0.527 after four right answers, 1 - 0.05^(1/5) = 0.451 after five; with two wrong ones, 0.659
+    confidences = [0.8, 0.9, 0.7, 0.6, 0.5, 0.4, 0.3]
+    is_right = [True, True, True, True, True, False, False]
+    assert hand_over_below(confidences, is_right, 0.52) == 0.5
+    assert hand_over_below(confidences, is_right, 0.59) == 0.4  # one of six wrong: at most 0.582, two of seven: 0.659
+    assert hand_over_below(confidences[:4], is_right[:4], 0.52) is None
+
+
+def test_answers_of_one_confidence_are_handed_over_together() -> None:
+    confidences, is_right = [0.9] * 5 + [0.5] * 6, [True] * 5 + [True] + [False] * 5
+    assert hand_over_below(confidences, is_right, 0.46) == 0.9
+
+
+def test_wrong_answers_alone_leave_no_threshold() -> None:
+    assert hand_over_below([0.9, 0.8], [False, False], 0.9) is None
+
+
+def test_the_interval_of_an_error_is_exact() -> None:
+    # without an error, the upper end u has (1 - u)^n = 0.025
+    low, high = error_interval(0, 20)
+    assert low == 0 and high == pytest.approx(1 - 0.025 ** (1 / 20))
+    low, high = error_interval(10, 10)
+    assert low == pytest.approx(0.025 ** (1 / 10)) and high == 1

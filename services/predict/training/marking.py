@@ -38,8 +38,15 @@ def accuracy(student: Student, task: Task, examples: Sequence[Example], recipe: 
 def fit_confidence(student: Student, task: Task, examples: Sequence[Example], recipe: Recipe) -> Calibration:
     """Fit the confidence of answers to examples that the student has not learnt from.
 
-    Probabilities are those that a service returns: of a label among the task's labels, or of exactly an answer's text.
     Raises ValueError for no examples.
+    """
+    return fit_calibration(*marked(student, task, examples, recipe))
+
+
+def marked(student: Student, task: Task, examples: Sequence[Example], recipe: Recipe) -> tuple[list[float], list[bool]]:
+    """The probability of each answer, and whether it is right.
+
+    Probabilities are those that a service returns: of a label among the task's labels, or of exactly an answer's text.
     """
     probabilities, is_right = [0.0] * len(examples), [False] * len(examples)
     if task.labels is not None:
@@ -55,7 +62,7 @@ def fit_confidence(student: Student, task: Task, examples: Sequence[Example], re
         for index, answer, logprob in _answers(student, task, examples, recipe):
             probabilities[index] = math.exp(logprob)
             is_right[index] = task.is_right(answer.strip(), examples[index].label)
-    return fit_calibration(probabilities, is_right)
+    return probabilities, is_right
 
 
 def predictions(student: Student, task: Task, examples: Sequence[Example], recipe: Recipe) -> list[str]:

@@ -50,6 +50,7 @@ RESULT = "result.json"
 EXIT_FAILED = 1
 # The standard error of an accuracy on as many rows is up to 5 percentage points.
 ENOUGH_TEST_ROWS = 100
+Metrics = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -225,10 +226,13 @@ def distill(
         train_and_publish(StudentRun(source, model, recipe_of(Recipe, options)), options)
 
 
-def train_and_publish(run: StudentRun, options: Mapping[str, Any], num_workers: int = 0) -> None:
+def train_and_publish(
+    run: StudentRun, options: Mapping[str, Any], num_workers: int = 0, measure: Callable[[Path], Metrics] = lambda _: {}
+) -> Metrics:
     """Train a student, or continue its training, and publish it according to the command's options.
 
-    Raises ValueError, BadFile, OutputError, StoreError and OSError.
+    `measure` adds metrics of the checkpoint's folder to those of the training. Returns all of them, on the main
+    process. Raises ValueError, BadFile, OutputError, StoreError and OSError.
     """
     name, publish = options["name"] or run.data.task, options["publish"]
     if NAME_PATTERN.fullmatch(name) is None:
@@ -243,16 +247,19 @@ def train_and_publish(run: StudentRun, options: Mapping[str, Any], num_workers: 
             console.print(line, markup=False, soft_wrap=True)
 
     outcome = run_student(run, options["output"], tell, num_workers=num_workers)
+    metrics: dict[str, Any] = {}
     if PartialState().is_main_process:
-        _finish(run, outcome, name, options)
+        metrics = {key: value for key, value in asdict(outcome).items() if key not in ("evaluations", "seconds")}
+        metrics |= measure(options["output"] / CHECKPOINT)
+        _finish(run, metrics, name, options)
     if outcome.num_test is not None and outcome.num_test < ENOUGH_TEST_ROWS:
         few = f"{outcome.num_test} test rows: on fewer than {ENOUGH_TEST_ROWS}, an accuracy says little."
         tell(f"The test accuracy is that of {few}")
+    return metrics
 
 
-def _finish(run: StudentRun, outcome: Outcome, name: str, options: Mapping[str, Any]) -> None:
+def _finish(run: StudentRun, metrics: Metrics, name: str, options: Mapping[str, Any]) -> None:
     base = Path(run.model).resolve().name if Path(run.model).is_dir() else None
-    metrics = {key: value for key, value in asdict(outcome).items() if key not in ("evaluations", "seconds")}
     hyper = asdict(run.recipe)
     hyper |= {"steps": hyper.pop("num_steps"), **{f"{key}_prefix": text for key, text in hyper.pop("prefixes").items()}}
     kept = {**options, **hyper, "task": run.data.task, "base": base}

@@ -17,6 +17,7 @@ from services.generate.generation.prompt_calibration import refusal_log_odds
 from services.generate.model.profile import OFF, Answerability
 from services.generate.prompts.templates import QUERY_AWARE
 from services.jobs.progress import watched
+from services.predict.confidence import calibration_error
 from starters.generate.llama import BOS_ID, EOS_ID
 from starters.generate.reader.texts import prompt_text
 from starters.generate.world.documents import REFUSAL, Asked, Scope, draw_world
@@ -68,18 +69,6 @@ def reading_measures(
         "refused": _share(right, [not one for one in answerable]),
         "calibration_error": round(calibration_error(probabilities, answerable), 4),
     }
-
-
-def calibration_error(probabilities: Sequence[float], outcomes: Sequence[bool], num_bins: int = 10) -> float:
-    """Compute the expected calibration error Σ_b n_b / n · |share_b − mean probability_b| over bins of equal width.
-
-    0 without probabilities.
-    """
-    bins: dict[int, list[tuple[float, bool]]] = {}
-    for probability, outcome in zip(probabilities, outcomes, strict=True):
-        bins.setdefault(min(int(probability * num_bins), num_bins - 1), []).append((probability, outcome))
-    gaps = (abs(sum(outcome - probability for probability, outcome in those)) for those in bins.values())
-    return sum(gaps) / max(1, len(probabilities))
 
 
 def _share(held: Sequence[bool], among: Sequence[bool]) -> float:

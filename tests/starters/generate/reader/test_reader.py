@@ -17,7 +17,6 @@ from services.generate.prompts.templates import QUERY_AWARE
 from starters.generate.llama import BOS_ID
 from starters.generate.reader.first_weights import set_first_weights
 from starters.generate.reader.loop import draw_batch
-from starters.generate.reader.measures import calibration_error
 from starters.generate.reader.network import Network, Shape, llama, network_of
 from starters.generate.reader.stages import stages
 from starters.generate.reader.texts import FIRST_WEIGHT, UNKNOWN, Mixture, draw_rows, draw_text, prompt_text
@@ -150,12 +149,6 @@ def test_the_texts_of_a_step_depend_on_the_step_alone() -> None:
     first, again, other = (draw_batch(run, step, tokenizer()) for step in (9, 9, 11))
     assert torch.equal(first.input_ids, again.input_ids)
     assert not torch.equal(first.input_ids, other.input_ids)
-
-
-def test_the_calibration_error_is_the_mean_gap_of_the_bins() -> None:
-    assert calibration_error([0.9, 0.9, 0.2, 0.2], [True, False, False, False]) == pytest.approx(0.3)
-    assert calibration_error([1.0, 0.0], [True, False]) == 0
-    assert calibration_error([], []) == 0
 
 
 def test_the_chat_template_keeps_system_prompt_and_history() -> None:
