@@ -260,6 +260,20 @@ def test_a_filter_leaves_only_images_with_these_values(url: str) -> None:
     assert ids(search(url, text="a", filter={"nobody has": 1})) == []
 
 
+@pytest.mark.parametrize("condition", [None, "A condition without an index"])
+def test_ranges_alternatives_negations_and_missing_fields_are_filtered_by(url: str, condition: str | None) -> None:
+    add(url, PICTURES, {name: {"n": place, "day": f"2026-11-{place:02}"} for place, name in enumerate(PICTURES)})
+    add(url, {"none": picture(100)})
+
+    def found(asked: dict[str, Any]) -> list[str]:
+        return sorted(ids(search(url, text="a", condition=condition, filter=asked, k=100)))
+
+    assert found({"n": {"$gt": 2, "$lte": 4.0}}) == ["03.png", "04.png"]
+    assert found({"day": {"$gte": "2026-11-10"}, "$not": {"n": 11}}) == ["10.png"]
+    assert found({"$or": [{"n": {"$lt": 1}}, {"day": {"$exists": False}}]}) == ["00.png", "none"]
+    assert found({"n": {"$nin": list(range(11))}}) == ["11.png", "none"]
+
+
 def test_an_id_with_other_content_is_a_conflict_and_nothing_of_the_request_is_added(url: str) -> None:
     add(url, {"a": picture(1)})
     images = [{"id": "new", "image": as_base64(picture(2))}, {"id": "a", "image": as_base64(picture(3))}]
@@ -326,6 +340,7 @@ def test_a_deleted_image_is_gone_from_everywhere(url: str) -> None:
         ({"text": "a", "condition": "red " * 100}, 413, "condition"),
         ({"text": "a", "model": "another"}, 404, "model"),
         ({"text": "a", "filter": {"n": {"deep": 1}}}, 422, "filter.n"),
+        ({"text": "a", "filter": {"$or": [{"n": 1}, {"n": {"$gt": None}}]}}, 422, "filter.$or.1.n.$gt"),
         ({"text": "a", "k": 1001}, 422, "k"),
         ({"image": as_base64(b"no image")}, 400, "image"),
         ({"id": "nobody"}, 404, "id"),

@@ -22,6 +22,8 @@ def test_images_in_milvus_are_found_until_they_are_deleted(tmp_path: Path, postg
             before[condition] = search(url, id="07.png", condition=condition, k=100)
             assert set(ids(before[condition])) == PICTURES.keys() - {"03.png", "07.png"}
         assert sorted(ids(search(url, text="a", filter={"n": [1, 2, 3]}, condition=COLOR))) == ["01.png", "02.png"]
+        asked = {"$not": {"n": {"$gte": 2, "$lt": 11}}}
+        assert sorted(ids(search(url, text="a", filter=asked, condition=COLOR))) == ["00.png", "01.png", "11.png"]
         system.restart()
         for condition in (None, COLOR):
             assert ids(search(url, id="07.png", condition=condition, k=100)) == ids(before[condition])

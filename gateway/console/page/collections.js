@@ -19,8 +19,15 @@ export async function loadCollections(stop) {
 export const pathOf = (name) => `collections/${encodeURIComponent(name)}`;
 export const imagePath = (name, id) => `${pathOf(name)}/images/${id.split("/").map(encodeURIComponent).join("/")}`;
 
-// `color=red, seen=3` as the API's filter: an object of values.
+// The API's filter: as JSON, or `color=red, seen=3`.
 export function filterOf(text) {
+  if (text.trim().startsWith("{")) {
+    try {
+      return JSON.parse(text);
+    } catch (error) {
+      throw new Refused(`The filter is not valid JSON: ${error.message}`);
+    }
+  }
   const pairs = text.split(",").map((pair) => pair.split("=").map((part) => part.trim())).filter(([name]) => name);
   const value = (given) => (/^(-?\d+(\.\d+)?|true|false|null)$/.test(given ?? "") ? JSON.parse(given) : given ?? null);
   return Object.fromEntries(pairs.map(([name, given]) => [name, value(given)]));

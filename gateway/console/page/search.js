@@ -136,7 +136,7 @@ function Query({ model }) {
       <input ...${typed(fields.text, run)} />
     </label><p class="hint">A condition applies to the images; the text has one embedding.</p>`}
     <label class="field spaced">Filter on metadata
-      <input placeholder="color=red, shape=star" spellcheck=${false} ...${typed(fields.filter, run)} />
+      <input placeholder=${'color=red, shape=star or {"seen": {"$gte": 3}}'} spellcheck=${false} ...${typed(fields.filter, run)} />
     </label>
     <label class="field">Results a column
       <select value=${fields.k.value} onChange=${(event) => set({ k: Number(event.target.value) })}>

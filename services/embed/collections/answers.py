@@ -51,7 +51,7 @@ class CreateRequest(StrictRequest):
 @dataclass(frozen=True, eq=False)
 class SearchQuery:
     """A query for the `k` images nearest to an image, a stored image or a text under `condition`, among those whose
-    metadata has the fields and values of `filter`."""
+    metadata fits the `filter`."""
 
     input: ImageInput | TextInput
     condition: str | None = None

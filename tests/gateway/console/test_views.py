@@ -259,6 +259,25 @@ def test_pictures_and_texts_are_searched_with(page: Any) -> None:
     page.wait_for_function("() => document.querySelectorAll('.column')[1].querySelector('img').alt.startsWith('blue-')")
 
 
+def test_a_search_is_filtered_by_values_and_by_json(page: Any) -> None:
+    make_examples(page)
+
+    def found(asked: str, shape: str) -> list[str]:
+        page.get_by_label("Filter on metadata").fill(asked)
+        page.keyboard.press("Enter")
+        first = "(shape) => document.querySelector('.column .hit img')?.alt.endsWith(`-${shape}.jpg`)"
+        page.wait_for_function(first, arg=shape)
+        names: list[str] = page.locator(".column .hit img").evaluate_all("images => images.map(({ alt }) => alt)")
+        return names
+
+    assert all(name.endswith("-star.jpg") for name in found("shape=star", "star"))
+    circles = found('{"shape": {"$gte": "ci", "$lt": "cj"}, "color": {"$ne": "red"}}', "circle")
+    assert all(name.endswith("-circle.jpg") and not name.startswith("red-") for name in circles)
+    page.get_by_label("Filter on metadata").fill('{"shape": ')
+    page.keyboard.press("Enter")
+    page.get_by_role("alert").filter(has_text="not valid JSON").wait_for()
+
+
 def test_an_own_picture_is_still_there_after_a_reload(page: Any) -> None:
     open_view(page, "score")
     page.locator("input[type=file]").set_input_files(Path(__file__).parents[3] / "docs/images/red-star.jpg")

@@ -14,6 +14,7 @@ from services.embed.collections.cluster.connections import Connection, Connectio
 from services.embed.collections.cluster.contents import Contents, ContentsChanged, Upload, condemn, take
 from services.embed.collections.storage.catalog import no_collection
 from services.embed.collections.storage.database import DatabaseFailed
+from services.embed.collections.storage.filters import postgres_condition
 from services.embed.collections.storage.image_store import (
     IMAGE_COLUMNS,
     Access,
@@ -34,7 +35,7 @@ from services.embed.collections.storage.image_store import (
     new_records,
     no_image,
 )
-from services.embed.collections.storage.metadata import postgres_condition, searchable
+from services.embed.collections.storage.metadata import searchable
 
 IMAGES = "images JOIN contents USING (collection, digest)"
 # An addition begins again if what it relies on was deleted meanwhile.
@@ -120,8 +121,8 @@ class PostgresImageStore(ImageStore):
     def rows(self, after: int = 0, limit: int | None = None) -> Rows:
         return self._rows("row > %s ORDER BY row LIMIT %s", (after, limit))
 
-    def rows_matching(self, fields: Mapping[str, Any]) -> Rows:
-        condition, bound = postgres_condition(self.collection, fields)
+    def rows_matching(self, filter: Mapping[str, Any]) -> Rows:
+        condition, bound = postgres_condition(self.collection, filter)
         return self._rows(f"{condition} ORDER BY row", bound)
 
     def size(self) -> tuple[int, int]:

@@ -47,7 +47,9 @@ class SearchRequest(StrictRequest):
     )
     k: int | None = Field(None, ge=1, description="Maximum number of results; 10 by default.")
     filter: Metadata | None = Field(
-        None, description="Return only images whose metadata has these values, or for a list any of its values."
+        None,
+        description="Return only images whose metadata fits: a value for each field, a list of which it has one, or an "
+        "object of `$eq`, `$ne`, `$in`, `$nin`, `$gt`, `$gte`, `$lt`, `$lte`, `$exists`; `$and`, `$or`, `$not` join.",
     )
     model: str | None = Field(None, description="Refused if it is not the collection's.")
 

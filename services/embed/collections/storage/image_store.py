@@ -184,8 +184,8 @@ class ImageStore(ABC):
         """List all rows above `after`, or the `limit` lowest of them; int64 (N,), ascending."""
 
     @abstractmethod
-    def rows_matching(self, fields: Mapping[str, Any]) -> Rows:
-        """List rows whose metadata matches a filter; int64 (N,), ascending. Raises what `checked_filter` raises."""
+    def rows_matching(self, filter: Mapping[str, Any]) -> Rows:
+        """List rows whose metadata fits a filter; int64 (N,), ascending. Raises what `parsed_filter` raises."""
 
     @abstractmethod
     def size(self) -> tuple[int, int]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from services.core.durable_files import make_folder_durably
 from services.embed.collections.storage.database import Database, DatabaseBeside, IncompatibleDatabase, StorageFull
+from services.embed.collections.storage.filters import sqlite_condition
 from services.embed.collections.storage.image_store import (
     IMAGE_COLUMNS,
     Access,
@@ -31,7 +32,6 @@ from services.embed.collections.storage.image_store import (
     new_records,
     no_image,
 )
-from services.embed.collections.storage.metadata import sqlite_condition
 
 DATABASE_NAME = "images.sqlite"
 PAGE_BYTES = 4096
@@ -140,8 +140,8 @@ class SqliteImageStore(ImageStore):
     def rows(self, after: int = 0, limit: int | None = None) -> Rows:
         return self._rows("row > ? ORDER BY row LIMIT ?", (after, -1 if limit is None else limit))
 
-    def rows_matching(self, fields: Mapping[str, Any]) -> Rows:
-        condition, bound = sqlite_condition(fields)
+    def rows_matching(self, filter: Mapping[str, Any]) -> Rows:
+        condition, bound = sqlite_condition(filter)
         return self._rows(f"{condition} ORDER BY row", bound)
 
     def size(self) -> tuple[int, int]:
