@@ -32,7 +32,9 @@ class EmbedModel(CheckpointEngine, Engine[Item, Reading], Protocol):
 
     def prepare_text(self, text: str, *, truncate: bool = False) -> Text: ...
 
-    def prepare_condition(self, text: str) -> Text: ...
+    def prepare_condition(self, text: str, *, truncate: bool = False) -> Text: ...
+
+    def prepare_beside(self, text: str, *, truncate: bool = False) -> Text: ...
 
     def prepare_image(self, image: Image.Image, digest: str, conditions: Sequence[Text | None]) -> Sequence[Item]: ...
 
@@ -93,12 +95,31 @@ class TextInput:
     param: str
 
 
-Input = ImageInput | TextInput
+@dataclass(frozen=True)
+class PairInput:
+    """An image and a text beside it, which make one embedding."""
+
+    image: ImageInput
+    text: TextInput
+
+    @property
+    def param(self) -> str:
+        return self.image.param
+
+
+Input = ImageInput | TextInput | PairInput
+
+
+def parts_of(one: Input) -> tuple[ImageInput | None, TextInput | None]:
+    """Return an input's image and its text."""
+    if isinstance(one, PairInput):
+        return one.image, one.text
+    return (one, None) if isinstance(one, ImageInput) else (None, one)
 
 
 @dataclass(frozen=True)
 class EmbedCall:
-    """Inputs in the order of the request. Each image is embedded under each of `conditions`, or without any.
+    """Inputs in the order of the request. Each image by itself is embedded under each of `conditions`, or without any.
 
     `is_tei` calls are answered in TEI's format.
     """

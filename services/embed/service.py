@@ -27,8 +27,10 @@ from services.embed.call import (
     Embedded,
     EmbedModel,
     Input,
+    PairInput,
     ServedEmbed,
     TextInput,
+    parts_of,
 )
 from services.embed.model.items import Embeddings, Item
 from services.embed.outputs import TRAINED_WIDTHS, shortened, shorter_widths
@@ -69,11 +71,13 @@ class _Job:
 
 @dataclass(frozen=True, eq=False)
 class _Image:
-    """An image with a digest that is not decoded yet."""
+    """An image with a digest, not decoded yet, to be read under `conditions`; `num_tokens` counts its own text's."""
 
     data: bytes
     digest: str
     param: str
+    conditions: tuple[Text | None, ...]
+    num_tokens: int = 0
 
 
 _Known = _Image | Text
@@ -98,12 +102,8 @@ class Embedder:
         done = await map_slices(call.inputs, lambda inputs: self._embed_slice(job, inputs))
         return Embedded(
             rows=np.concatenate([rows for rows, _ in done]),
-            conditions=[
-                condition
-                for one in call.inputs
-                for condition in (call.conditions or (None,) if isinstance(one, ImageInput) else (None,))
-            ],
-            num_images=sum(isinstance(one, ImageInput) for one in call.inputs),
+            conditions=[condition for one in call.inputs for condition in _conditions_of(one, call)],
+            num_images=sum(parts_of(one)[0] is not None for one in call.inputs),
             prompt_tokens=sum(text.num_tokens for text in named) + sum(num_tokens for _, num_tokens in done),
             model=served.label,
         )
@@ -123,7 +123,7 @@ class Embedder:
     async def _embed_slice(self, job: _Job, inputs: Sequence[Input]) -> tuple[Embeddings, int]:
         """Compute the rows of some inputs, and count the tokens of their texts."""
         known = await self._identify(job, inputs)
-        wanted = [(one, c) for one in known for c in (job.conditions if isinstance(one, _Image) else (None,))]
+        wanted = [(one, c) for one in known for c in (one.conditions if isinstance(one, _Image) else (None,))]
         engine = job.served.engine
         options = {"dtype": engine.dtype_name}
         keys = [
@@ -134,24 +134,23 @@ class Embedder:
             keys, lambda indices: self._compute(job, [wanted[index] for index in indices])
         )
         rows = np.frombuffer(b"".join(values), "<f4").reshape(len(values), engine.embedding_width)
-        return shortened(rows, job.dimensions), sum(one.num_tokens for one in known if isinstance(one, Text))
+        return shortened(rows, job.dimensions), sum(one.num_tokens for one in known)
 
     async def _identify(self, job: _Job, inputs: Sequence[Input]) -> list[_Known]:
         """Fetch URLs, hash images, tokenise texts: only what a cache lookup needs."""
-        images = [one for one in inputs if isinstance(one, ImageInput)]
+        parts = [parts_of(one) for one in inputs]
+        images = [image for image, _ in parts if image is not None]
         fetched = await all_or_first_failure([self.inputs.bytes_of(image.reference, image.param) for image in images])
-        data_of = dict(zip(map(id, images), fetched, strict=True))
 
         def identify() -> list[_Known]:
+            data = iter(fetched)
             return [
-                self._tokenise(job.served.engine, one.text, one.param, truncate=job.is_truncating)
-                if isinstance(one, TextInput)
-                else _Image(data_of[id(one)], content_digest(data_of[id(one)]), one.param)
-                for one in inputs
+                self._text(job, text) if image is None else self._image(job, image, text, next(data))
+                for image, text in parts
             ]
 
         began = time.perf_counter()
-        texts = [one.text for one in inputs if isinstance(one, TextInput)]
+        texts = [text.text for _, text in parts if text is not None]
         if _are_few_and_short(texts) and sum(map(len, fetched)) <= MAX_INLINE_BYTES:
             known = identify()
         else:
@@ -160,9 +159,16 @@ class Embedder:
             job.context.timing.add("tokenize", time.perf_counter() - began)
         return known
 
-    def _tokenise(self, engine: EmbedModel, text: str, param: str, *, truncate: bool = False) -> Text:
-        with blaming(param), self._tokenize_seconds.time():
-            return engine.prepare_text(text, truncate=truncate)
+    def _text(self, job: _Job, text: TextInput | None, *, is_beside: bool = False) -> Text:
+        assert text is not None, "an input has an image or a text"
+        prepare = job.served.engine.prepare_beside if is_beside else job.served.engine.prepare_text
+        with blaming(text.param), self._tokenize_seconds.time():
+            return prepare(text.text, truncate=job.is_truncating)
+
+    def _image(self, job: _Job, image: ImageInput, text: TextInput | None, data: bytes) -> _Image:
+        beside = None if text is None else self._text(job, text, is_beside=True)
+        conditions, num_tokens = (job.conditions, 0) if beside is None else ((beside,), beside.num_tokens)
+        return _Image(data, content_digest(data), image.param, conditions, num_tokens)
 
     async def _compute(self, job: _Job, wanted: Sequence[tuple[_Known, Text | None]]) -> list[bytes]:
         """Compute the rows that the cache lacks, each as little-endian float32."""
@@ -234,6 +240,16 @@ def _check_dimensions(served: ServedEmbed, dimensions: int | None) -> None:
             "(Matryoshka). If it was, import it with --dimensions; embeddings as int8 or binary are smaller, too."
         )
     raise InvalidField(f"dimensions: {reason}", param="dimensions")
+
+
+def _conditions_of(one: Input, call: EmbedCall) -> Sequence[str | None]:
+    match one:
+        case PairInput():
+            return (one.text.text,)
+        case ImageInput():
+            return call.conditions or (None,)
+        case TextInput():
+            return (None,)
 
 
 def _are_few_and_short(texts: Sequence[str]) -> bool:

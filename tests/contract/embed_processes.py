@@ -7,7 +7,7 @@ from services.core.store.store import Store
 from tests.embed.tiny import write_tiny_checkpoint
 
 MODEL = "tiny"
-INFO = CheckpointInfo(kind="focallens-clip")
+INFO = CheckpointInfo(kind="focallens-clip", source={"matryoshka_dimensions": "12,16"})
 
 
 def tiny_environment(folder: Path, **settings: str) -> dict[str, str]:

@@ -67,6 +67,18 @@ def test_openai_gets_bits_and_integers_by_either_field(client: openai.OpenAI) ->
         assert [one.embedding for one in answer.data] == expected.tolist()
 
 
+def cut(rows: Any, dimensions: int) -> Any:
+    shorter = np.array(rows)[:, :dimensions]
+    return shorter / np.linalg.norm(shorter, axis=1, keepdims=True)
+
+
+def test_openai_gets_the_dimensions_that_a_model_was_trained_for(client: openai.OpenAI) -> None:
+    whole = [one.embedding for one in client.embeddings.create(model=MODEL, input=TEXTS).data]
+    for dimensions in (12, 16):
+        answer = client.embeddings.create(model=MODEL, input=TEXTS, dimensions=dimensions)
+        assert np.allclose([one.embedding for one in answer.data], cut(whole, dimensions), atol=1e-6)
+
+
 def test_openai_sends_two_thousand_and_forty_eight_inputs_at_once(client: openai.OpenAI) -> None:
     answer = client.embeddings.create(model=MODEL, input=[f"object {number}" for number in range(2048)])
     assert [entry.index for entry in answer.data] == list(range(2048))
@@ -140,6 +152,32 @@ def test_cohere_gets_every_type_of_embedding_that_it_knows(embed_server: Process
     assert (found.ubinary, found.binary) == (bits.tolist(), (bits - 128).tolist())
     assert (found.int8, found.uint8) == (levels.tolist(), (levels + 128).tolist())
     assert [len(row) for row in found.ubinary or ()] == [EMBEDDING_WIDTH // 8] * 2
+
+
+def test_cohere_gets_fewer_dimensions_as_floats_and_as_bits(embed_server: Process) -> None:
+    speaker = cohere.ClientV2(api_key="none", base_url=embed_server.url)
+    asked: Any = {"texts": TEXTS, "model": MODEL, "input_type": "search_query", "embedding_types": ["float", "ubinary"]}
+    whole = speaker.embed(**asked).embeddings.float_ or []
+    found = speaker.embed(**asked, output_dimension=16).embeddings
+    assert np.allclose(found.float_ or [], cut(whole, 16), atol=1e-6)
+    assert found.ubinary == np.packbits(np.array(found.float_) > 0, axis=1).tolist()
+
+
+def test_cohere_v2_embeds_an_image_and_a_text_beside_it_as_the_image_under_the_text(
+    embed_server: Process, client: openai.OpenAI
+) -> None:
+    speaker = cohere.ClientV2(api_key="none", base_url=embed_server.url)
+    image: Any = cohere.ImageUrlEmbedContent(image_url=cohere.EmbedImageUrl(url=PHOTO_URI))
+    texts: list[Any] = [cohere.TextEmbedContent(text=text) for text in (COLOR, TEXTS[0])]
+    inputs = [cohere.EmbedInput(content=content) for content in ([texts[0], image], [image], [texts[1]])]
+    found = speaker.embed(inputs=inputs, model=MODEL, input_type="search_document").embeddings.float_ or []
+    item: Any = {"image": PHOTO_URI}
+    conditioned = client.embeddings.create(model=MODEL, input=[item], extra_body={"condition": COLOR}).data
+    plain = client.embeddings.create(model=MODEL, input=[item, TEXTS[0]]).data
+    assert np.allclose(found, [one.embedding for one in (*conditioned, *plain)], atol=1e-6)
+    with pytest.raises(cohere.BadRequestError) as refused:
+        speaker.embed(inputs=[cohere.EmbedInput(content=[image, image])], model=MODEL, input_type="search_document")
+    assert "one image and one text" in str(refused.value.body)
 
 
 def test_cohere_v2_gives_an_image_the_condition_of_an_extra_field(embed_server: Process, client: openai.OpenAI) -> None:

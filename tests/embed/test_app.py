@@ -203,6 +203,55 @@ def test_base64_is_the_little_endian_float32_of_the_same_numbers(client: TestCli
     assert (decoded == as_floats[0]).all()
 
 
+def part(content: bytes | str) -> dict[str, Any]:
+    """Write a part of one of Cohere's inputs: a text, or an image."""
+    if isinstance(content, str):
+        return {"type": "text", "text": content}
+    return {"type": "image_url", "image_url": {"url": data_uri(content)}}
+
+
+def of_inputs(client: TestClient, *inputs: Sequence[bytes | str], **fields: Any) -> Any:
+    """Ask Cohere's route for inputs of these parts."""
+    contents = [{"content": [part(one) for one in parts]} for parts in inputs]
+    return client.post("/v2/embed", json={"inputs": contents, "input_type": "search_document", **fields})
+
+
+def test_a_text_beside_an_image_of_coheres_inputs_is_that_images_own_condition(
+    client: TestClient, engine: FocalLensEngine
+) -> None:
+    answer = of_inputs(client, [COLOR, PHOTO], ["round"], [PHOTO], [OTHER, SHAPE], [PHOTO, SHAPE]).json()
+    expected = [
+        of_images(engine, [PHOTO], [COLOR]),
+        of_texts(engine, ["round"]),
+        of_images(engine, [PHOTO], [None]),
+        of_images(engine, [OTHER], [SHAPE]),
+        of_images(engine, [PHOTO], [SHAPE]),
+    ]
+    assert_same(np.array(answer["embeddings"]["float"], np.float32), np.concatenate(expected))
+    num_tokens = sum(engine.prepare_text(text).num_tokens for text in (COLOR, "round", SHAPE, SHAPE))
+    assert answer["meta"]["billed_units"] == {"images": 4, "input_tokens": num_tokens}
+    assert answer["texts"] == ["round"]
+
+
+@pytest.mark.parametrize("parts", [[PHOTO, OTHER], ["round", "red"], [PHOTO, "round", "red"], [PHOTO, OTHER, "red"]])
+def test_several_images_or_texts_in_one_of_coheres_inputs_are_refused_by_name(client: TestClient, parts: Any) -> None:
+    error = error_of(of_inputs(client, ["ok"], parts), 400)
+    assert error["param"] == "inputs.1.content"
+    assert "One embedding is of one text, one image, or one image and one text" in error["message"]
+
+
+def test_errors_of_coheres_inputs_name_the_part(client: TestClient) -> None:
+    assert error_of(of_inputs(client, [PHOTO, TOO_LONG]), 413)["param"] == "inputs.0.content.1.text"
+    assert of_inputs(client, [PHOTO, TOO_LONG], truncate="END").status_code == 200
+    assert error_of(of_inputs(client, ["ok"], [b"no image", "red"]), 400)["param"] == "inputs.1.content.0"
+    assert error_of(of_inputs(client, [PHOTO, "\u200b"]), 422)["param"] == "inputs.0.content.1.text"
+    error = error_of(of_inputs(client, [PHOTO], [COLOR, OTHER], condition=SHAPE), 400)
+    assert error["param"] == "inputs.1.content.0.text"
+    assert "takes the place of a condition" in error["message"]
+    video = {"inputs": [{"content": [{"type": "video_url"}]}], "input_type": "search_document"}
+    assert error_of(client.post("/v2/embed", json=video), 422)["param"] == "inputs.0.content.0"
+
+
 @pytest.mark.parametrize("form", ["int8", "uint8", "binary", "ubinary"])
 def test_every_route_and_client_names_integers_its_own_way_and_gets_the_same(client: TestClient, form: Any) -> None:
     texts = ["a red square", "round"]

@@ -122,6 +122,21 @@ def test_an_image_and_a_text_beside_it_are_embedded_together(qwen: Path, referen
     np.testing.assert_allclose(found, reference.embed(asked, do_resize=False), atol=1e-5)
 
 
+def test_qwen3_vl_embedding_reads_a_text_beside_an_image_as_the_users_message(
+    embedding: VlmEngine, reference: Reference
+) -> None:
+    image = pictures()[2]
+    beside, condition = embedding.prepare_beside("a red circle"), embedding.prepare_condition("a red circle")
+    items = embedding.prepare_image(image, "", [beside, condition, None])
+    found = np.concatenate([one.rows for one in embedding.run_batch(items)])
+    systems = (DEFAULT_INSTRUCTION, "a red circle.", DEFAULT_INSTRUCTION)
+    asked = [(image, text, system) for text, system in zip(("a red circle", None, None), systems, strict=True)]
+    expected = np.concatenate([reference.embed([one], do_resize=False) for one in asked])
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert np.abs(found[0] - found[1]).max() > 0.05
+    assert beside.digest != condition.digest
+
+
 @pytest.fixture(scope="module")
 def llava(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_llava(tmp_path_factory.mktemp("published") / "llava-1.5-7b-hf")

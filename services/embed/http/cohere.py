@@ -10,9 +10,9 @@ from pydantic import BaseModel, Field
 
 from services.core.errors import InvalidField, InvalidRequest
 from services.core.http.bodies import JsonList, OpenRequest, refuse_misspelt, refuse_unsupported, validate
-from services.core.images.inputs import image_input
+from services.core.images.inputs import ImageInput, image_input
 from services.core.images.references import JsonImage
-from services.embed.call import CallLimits, EmbedCall, Embedded, EncodingFormat, Input, TextInput
+from services.embed.call import CallLimits, EmbedCall, Embedded, EncodingFormat, Input, PairInput, TextInput
 from services.embed.http.schemas import DIMENSIONS, conditions_of, render_rows
 
 Version = Literal["1", "2"]
@@ -22,18 +22,18 @@ UNSUPPORTED = {"max_tokens": ()}
 
 
 class CohereInput(BaseModel):
-    """One text or one image: `{"type": "text", "text": …}` or `{"type": "image_url", "image_url": {"url": …}}`."""
+    """A text, an image, or both: `{"type": "text", "text": …}`, `{"type": "image_url", "image_url": {"url": …}}`."""
 
     content: Annotated[JsonList[dict[str, Any]], Field(min_length=1)]
 
 
 class CohereRequest(OpenRequest):
-    """Texts, images, or inputs of either; `input_type` changes nothing here."""
+    """Texts, images, or inputs of both; `input_type` changes nothing here."""
 
     model: str | None = Field(None, description="Model that answers; the first served one by default.")
     texts: JsonList[str] | None = None
     images: JsonList[JsonImage] | None = None
-    inputs: JsonList[CohereInput] | None = Field(None, description="Version 2's; each of one text or one image.")
+    inputs: JsonList[CohereInput] | None = Field(None, description="Version 2's; each of a text, an image, or both.")
     input_type: str | None = None
     embedding_types: JsonList[EncodingFormat] | None = None
     truncate: Literal["NONE", "START", "END"] | None = Field(
@@ -89,8 +89,12 @@ def cohere_call(body: dict[str, Any], limits: CallLimits, version: Version = "2"
     refuse_misspelt(parsed.model_extra, ("condition",))
     if parsed.truncate == "START":
         raise InvalidRequest("truncate: Texts are cut at their end only.", param="truncate")
+    inputs = _inputs(parsed, limits)
+    if parsed.condition is not None and (pair := next((one for one in inputs if isinstance(one, PairInput)), None)):
+        told = "Its text takes the place of a condition; leave `condition` out, or send the image without a text."
+        raise InvalidRequest(f"{pair.text.param}: {told}", param=pair.text.param)
     return CohereCall(
-        inputs=_inputs(parsed, limits),
+        inputs=inputs,
         conditions=conditions_of(parsed.condition),
         model=parsed.model,
         dimensions=parsed.output_dimension,
@@ -110,14 +114,25 @@ def _inputs(parsed: CohereRequest, limits: CallLimits) -> list[Input]:
 
 
 def _input(given: CohereInput, param: str, limits: CallLimits) -> Input:
-    if len(given.content) > 1:
-        raise InvalidRequest(f"{param}: Several parts make no one embedding here; send each alone.", param=param)
-    match given.content[0]:
+    match [_part(one, f"{param}.{index}", limits) for index, one in enumerate(given.content)]:
+        case [only]:
+            return only
+        case [ImageInput() as image, TextInput() as text] | [TextInput() as text, ImageInput() as image]:
+            return PairInput(image, text)
+    raise InvalidRequest(
+        f"{param}: One embedding is of one text, one image, or one image and one text; send other parts as inputs of "
+        "their own.",
+        param=param,
+    )
+
+
+def _part(part: dict[str, Any], param: str, limits: CallLimits) -> ImageInput | TextInput:
+    match part:
         case {"type": "text", "text": str(text)}:
-            return TextInput(text, f"{param}.0.text")
-        case {"type": "image_url"} as image:
-            return image_input(image, f"{param}.0", limits.images)
-    raise InvalidField(f"{param}.0: A part is a text or an image_url.", param=f"{param}.0")
+            return TextInput(text, f"{param}.text")
+        case {"type": "image_url"}:
+            return image_input(part, param, limits.images)
+    raise InvalidField(f"{param}: A part is a text or an image_url.", param=param)
 
 
 def render_cohere(embedded: Embedded, call: CohereCall) -> bytes:

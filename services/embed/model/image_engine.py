@@ -157,6 +157,10 @@ class ImageEngine(ABC, Generic[CheckpointT]):
         """Tokenise a condition. Raises what `tokenise` raises."""
         return tokenise(self._tokenizer, text, truncate=truncate)
 
+    def prepare_beside(self, text: str, *, truncate: bool = False) -> Text:
+        """Tokenise a text beside an image, in the place of its condition. Raises what `prepare_condition` raises."""
+        return self.prepare_condition(text, truncate=truncate)
+
     def prepare_image(
         self, image: Image.Image, digest: str, conditions: Sequence[Text | None], *, keeps_state: bool = False
     ) -> list[ImageItem]:

@@ -151,8 +151,8 @@ class VlmTokenizer:
         return int(made["input_ids"].shape[1]) - len(self.input_ids(written))
 
     def _frames(self) -> list[str]:
-        around = [self.written.condition, *([self.written.text] if self.written.text else [])]
-        return [self.written.bare, *(frame.around("x") for frame in around)]
+        around = (self.written.condition, self.written.text, self.written.beside)
+        return [self.written.bare, *(frame.around("x") for frame in around if frame is not None)]
 
     def _largest_images(self) -> list[tuple[int, int]]:
         if (side := self.prompt.max_side) is not None:
@@ -232,6 +232,10 @@ def image_factor(processor: Any) -> int:
     return patch * merged
 
 
+class Beside(Text):
+    """A text behind an image, in the user's message and not as the condition; so it has a digest of its own."""
+
+
 @dataclass(frozen=True, eq=False)
 class Asked:
     """A prompt to be run; `key` tells its image and condition, or its text."""
@@ -296,6 +300,13 @@ class VlmEngine(ImageEngine[VlmCheckpoint]):
 
     def prepare_condition(self, text: str, *, truncate: bool = False) -> Text:
         return self._tokenised(text, truncate=truncate)
+
+    def prepare_beside(self, text: str, *, truncate: bool = False) -> Text:
+        """Tokenise a text that the user says behind the image, where a condition is the system's."""
+        made = self._tokenised(text, truncate=truncate)
+        if self._vlm.written.beside is None:
+            return made
+        return Beside(made.text, made.input_ids, made.num_tokens, f"beside {made.digest}")
 
     def prepare_pixels(
         self, pixels: Pixels, digest: str, conditions: Sequence[Text | None], *, keeps_state: bool = False
@@ -363,7 +374,11 @@ class VlmEngine(ImageEngine[VlmCheckpoint]):
             return
         assert isinstance(item, ImageItem), "no states are returned"
         for key, one in zip(_keys(item), item.conditions, strict=True):
-            text = written.bare if one is None else written.condition.around(prompt.written(one.text))
+            if isinstance(one, Beside):
+                assert written.beside is not None, "there is none otherwise"
+                text = written.beside.around(one.text)
+            else:
+                text = written.bare if one is None else written.condition.around(prompt.written(one.text))
             yield Asked(key, text, item.pixels)
 
     def _pass(self, asked: Sequence[Asked]) -> Pass:

@@ -91,11 +91,15 @@ class Frame:
 
 @dataclass(frozen=True)
 class WrittenPrompt:
-    """A prompt in a model's own form: around a condition, for an image without one, and around a text by itself."""
+    """A prompt in a model's own form: around a condition, for an image without one, and around a text by itself.
+
+    `beside` is around a text behind an image, None if that is the condition's own place.
+    """
 
     condition: Frame
     bare: str
     text: Frame | None
+    beside: Frame | None
 
     @classmethod
     def of(cls, prompt: VlmPrompt, processor: Any) -> "WrittenPrompt":
@@ -106,10 +110,12 @@ class WrittenPrompt:
 
         conditioned = [None if one is None else one.replace(CONDITION, PLACE) for one in (prompt.system, prompt.user)]
         text = _written(processor, prompt.bare_system, [], PLACE) if prompt.embeds_texts else None
+        has_beside = prompt.embeds_texts and not prompt.is_image_first
         return cls(
             _frame(asked(conditioned[0], conditioned[1])),
             asked(prompt.bare_system, prompt.bare_user),
             None if text is None else _frame(text),
+            _frame(asked(prompt.bare_system, PLACE)) if has_beside else None,
         )
 
 

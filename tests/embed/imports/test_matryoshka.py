@@ -1,5 +1,6 @@
 """A model that was trained to be cut says so when it is imported, and then gives shorter embeddings on every route."""
 
+import base64
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,6 +95,14 @@ def test_url_and_body_must_agree_on_the_width(client: TestClient) -> None:
     response = client.post("/embed", params={"dimensions": 8}, json={"texts": TEXTS, "dimensions": 16})
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "dimensions"
+
+
+def test_a_plain_clip_refuses_a_text_beside_an_image_with_the_way_to_a_model_that_reads_it(client: TestClient) -> None:
+    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64.b64encode(PHOTO).decode()}"}}
+    body = {**COHERE, "inputs": [{"content": [image, {"type": "text", "text": "red"}]}]}
+    error = client.post("/v2/embed", json=body).json()["error"]
+    assert error["param"] == "inputs.0.content.1.text"
+    assert "This model is a plain CLIP, which embeds images without a condition. `fovea train" in error["message"]
 
 
 def test_the_list_of_models_tells_the_widths(client: TestClient) -> None:

@@ -133,6 +133,24 @@ def test_the_service_answers_behind_the_same_condition(client: TestClient, publi
         assert client.post("/embed", json=spelled).status_code == 200
 
 
+def test_coheres_inputs_of_image_and_text_differ_from_the_image_under_the_text(
+    client: TestClient, published: Path
+) -> None:
+    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{as_base64(scene())}"}}
+    body: dict[str, Any] = {
+        "input_type": "image",
+        "inputs": [{"content": [{"type": "text", "text": "a circle"}, image]}],
+    }
+    engine = VlmEngine.load(published, DeviceOptions("cpu", "float32", num_threads=1))
+    (reading,) = engine.run_batch(engine.prepare_image(scene(), "", [engine.prepare_beside("a circle")]))
+    for _ in range(2):  # the second is of the cache
+        found = client.post("/v2/embed", json=body).json()["embeddings"]["float"]
+        np.testing.assert_allclose(found, reading.rows, atol=1e-5)
+        conditioned = {"input_type": "image", "inputs": [{"content": [image]}], "condition": "a circle"}
+        other = client.post("/v2/embed", json=conditioned).json()["embeddings"]["float"]
+        assert np.abs(np.array(other) - found).max() > 0.05
+
+
 def test_a_collection_is_searched_by_image_and_by_text(client: TestClient) -> None:
     images = {"photo": scene(), "turned": scene().rotate(90, expand=True)}
     assert client.put("/collections/things", json={"conditions": [CONDITIONS[0]]}).status_code == 201
