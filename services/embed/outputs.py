@@ -15,15 +15,20 @@ Integers = np.ndarray[Any, np.dtype[np.int8 | np.uint8]]
 
 # A number of a unit vector lies between -1 and 1, so one scale fits every model and clips nothing.
 INT8_SCALE = 127
-# The fact of a manifest's source with the widths that a model was trained to be cut to: `64,128,256`, or `64+` for any
-# from 64 up.
+# The fact of a manifest's source with the widths that a model was trained to be cut to.
 TRAINED_WIDTHS = "matryoshka_dimensions"
-WIDTHS = re.compile(r"[1-9]\d{0,5}(\+|(,[1-9]\d{0,5})*)")
+_WIDTHS = re.compile(r"[1-9]\d{0,5}(\+|(,[1-9]\d{0,5})*)")
 
 
-def shorter_widths(trained: object, width: int) -> Sequence[int]:
-    """List the widths below E that a manifest's `trained` names, none unless it has the form of WIDTHS."""
-    if not isinstance(trained, str) or WIDTHS.fullmatch(trained) is None:
+def trained_widths(told: object) -> str | None:
+    """Write widths, given as such a text or a list, as `64,128,256`, or `64+` for any from 64 up; None for others."""
+    text = ",".join(map(str, told)) if isinstance(told, list) else str(told).replace(" ", "")
+    return text if _WIDTHS.fullmatch(text) else None
+
+
+def shorter_widths(trained: str | None, width: int) -> Sequence[int]:
+    """List the widths below E that `trained_widths` wrote."""
+    if trained is None:
         return ()
     if trained.endswith("+"):
         return range(int(trained[:-1]), width)

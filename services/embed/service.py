@@ -33,7 +33,7 @@ from services.embed.call import (
     parts_of,
 )
 from services.embed.model.items import Embeddings, Item
-from services.embed.outputs import TRAINED_WIDTHS, shortened, shorter_widths
+from services.embed.outputs import TRAINED_WIDTHS, shortened, shorter_widths, trained_widths
 from services.nn.clip_texts import Text
 
 # Below this size, hashing and tokenising take less time than handing them to a thread.
@@ -220,15 +220,14 @@ class EmbedService:
             return await self.embedder.embed(served, call, context)
 
 
-def trained_widths(manifest: Manifest) -> str | None:
+def widths_of(manifest: Manifest) -> str | None:
     """Return the widths that a manifest says its model was trained to be cut to."""
-    told = (manifest.source or {}).get(TRAINED_WIDTHS)
-    return told if isinstance(told, str) else None
+    return trained_widths((manifest.source or {}).get(TRAINED_WIDTHS))
 
 
 def _check_dimensions(served: ServedEmbed, dimensions: int | None) -> None:
     """Raises InvalidField for a width that a model was not trained for, with those that it was."""
-    width, trained = served.engine.embedding_width, trained_widths(served.manifest)
+    width, trained = served.engine.embedding_width, widths_of(served.manifest)
     shorter = shorter_widths(trained, width)
     if dimensions is None or dimensions == width or dimensions in shorter:
         return

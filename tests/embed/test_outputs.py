@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from services.embed.outputs import Embeddings, quantised, shortened, shorter_widths
+from services.embed.outputs import Embeddings, quantised, shortened, shorter_widths, trained_widths
 
 # Times 127: 63.5, -63.5, 127, 0, -0.508, 0.508, 12.7, -114.3, 2.54; halves are rounded to even.
 ROW = np.array([[0.5, -0.5, 1, 0, -0.004, 0.004, 0.1, -0.9, 0.02]], np.float32)
@@ -62,5 +62,7 @@ def test_a_vector_is_cut_to_its_first_numbers_and_has_norm_1_again() -> None:
 def test_widths_are_a_list_or_any_from_the_least_up() -> None:
     assert list(shorter_widths("8,16,64", 32)) == [8, 16]
     assert list(shorter_widths("30+", 33)) == [30, 31, 32]
-    for other in (None, "", "0+", "8,", "-8", "8+16", "all", [8], 8):
-        assert list(shorter_widths(other, 32)) == []
+    assert list(shorter_widths(None, 32)) == []
+    assert [trained_widths(told) for told in ("8, 16", [8, 16], 8, "8+")] == ["8,16", "8,16", "8", "8+"]
+    for other in (None, "", "0+", "8,", "-8", "8+16", "all", [], [8.5], [True], {"8": 1}):
+        assert trained_widths(other) is None

@@ -161,8 +161,7 @@ async def _read_form(request: Request, limits: CallLimits) -> EmbedCall:
 
 
 def _own_call(inputs: Sequence[Input], parsed: EmbedRequest) -> EmbedCall:
-    conditions = conditions_of(parsed.condition)
-    return EmbedCall(inputs, conditions, parsed.model, parsed.encoding_format, parsed.dimensions)
+    return EmbedCall(inputs, conditions_of(parsed.condition), parsed.model, parsed.encoding_format, parsed.dimensions)
 
 
 def _openai_input(item: str | InputItem, param: str, limits: CallLimits, *, is_image: bool) -> Input:

@@ -32,7 +32,7 @@ from services.embed.http.schemas import (
     render_rows,
     render_tei,
 )
-from services.embed.service import EmbedService, ModelFacts, trained_widths
+from services.embed.service import EmbedService, ModelFacts, widths_of
 
 # Larger responses are rendered in a thread, so that they do not block the event loop.
 MAX_INLINE_NUMBERS = 64 * 1024
@@ -211,7 +211,7 @@ def _model(limits: CallLimits, resident: Resident[Any, ModelFacts], facts: Model
         **model_fields(resident),
         max_model_len=facts.context_length,
         dimensions=facts.embedding_width,
-        matryoshka_dimensions=trained_widths(manifest),
+        matryoshka_dimensions=widths_of(manifest),
         limits=ModelLimits(
             max_inputs=limits.max_inputs,
             max_conditions=limits.max_conditions,

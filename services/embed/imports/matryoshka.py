@@ -1,7 +1,7 @@
 """Widths that a source says its embeddings were trained to be cut to (Matryoshka)."""
 
 from services.core.refusals import Refused
-from services.embed.outputs import WIDTHS
+from services.embed.outputs import trained_widths
 from services.jobs.imports.source import MODEL_CONFIG, Source, read_object
 from services.nn.clip_model import OPEN_CLIP_CONFIG
 
@@ -13,19 +13,18 @@ FIELDS = ("matryoshka_dimensions", "matryoshka_dims", "truncate_dim")
 def widths_of(source: Source, given: str | None) -> str | None:
     """Return the widths of an option, else those that the source's settings name. Raises Refused for another form."""
     if given is not None:
-        return _checked("--dimensions", given.replace(" ", ""))
+        return _checked("--dimensions", given)
     for path in FILES:
         settings = read_object(source, path)
         for field in FIELDS:
             if value := settings.get(field):
-                values = value if isinstance(value, list) else [value]
-                return _checked(f"{path}: {field}", ",".join(map(str, values)))
+                return _checked(f"{path}: {field}", value)
         if settings.get("is_matryoshka") is True:
             return "1+"
     return None
 
 
-def _checked(place: str, widths: str) -> str:
-    if WIDTHS.fullmatch(widths) is None:
-        raise Refused(f"{place} is {widths[:50]!r}: it lists numbers such as 64,128,256, or is 64+ for any from 64 up")
+def _checked(place: str, told: object) -> str:
+    if (widths := trained_widths(told)) is None:
+        raise Refused(f"{place} is {str(told)[:50]}: it lists numbers such as 64,128,256, or is 64+ for any from 64 up")
     return widths

@@ -12,9 +12,9 @@ from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 from services.cli.main import app
-from services.core.store.store import Store
 from tests.core.image_files import encode, scene
-from tests.embed.serving import imported_client
+from tests.embed.serving import embed_client, imported_client
+from tests.embed.tiny import write_tiny_checkpoint
 from tests.published_clips import write_laion
 from tests.published_models import publish
 from tests.published_qwen3_vl import write_qwen3_vl_embedding
@@ -144,21 +144,23 @@ def test_widths_in_another_form_are_refused_with_their_place(tmp_path: Path) -> 
     clip = write_laion(tmp_path / "clip")
     for wrong in ("0", "64-128", "all", "8,,16"):
         assert (
-            f"--dimensions is '{wrong}': it lists numbers such as 64,128,256"
+            f"--dimensions is {wrong}: it lists numbers such as 64,128,256"
             in planned(clip, f"--dimensions={wrong}").output
         )
     said(clip, "config.json", matryoshka_dimensions=[8.5])
-    assert "config.json: matryoshka_dimensions is '8.5': it lists numbers" in planned(clip).output
+    assert "config.json: matryoshka_dimensions is [8.5]: it lists numbers" in planned(clip).output
     refused = planned(publish(tmp_path, "tulu-2-7b"), "--dimensions", "64")
     assert "--dimensions does not apply to" in refused.output
 
 
-def test_what_a_manifest_says_is_kept_with_the_version(tmp_path: Path) -> None:
+def test_a_folder_that_is_published_says_it_in_its_checkpoint_json(tmp_path: Path) -> None:
+    folder = write_tiny_checkpoint(tmp_path / "focallens")
+    source = {"matryoshka_dimensions": [8, 16]}
+    (folder / "checkpoint.json").write_text(json.dumps({"name": "mine", "kind": "focallens-clip", "source": source}))
     store_url = (tmp_path / "store").as_uri()
     environment = {"FOVEA_STORE_URL": store_url, "HOME": str(tmp_path)}
-    arguments = ["store", "import", str(write_laion(tmp_path / "clip")), "--no-reference", "--dimensions", "8"]
-    assert CliRunner(env=environment).invoke(app, arguments).exit_code == 0
-    store = Store.open(store_url)
-    source = store.manifest("clip", store.resolve("clip", "latest")).source
-    assert source is not None
-    assert source["matryoshka_dimensions"] == "8"
+    published = CliRunner(env=environment).invoke(app, ["store", "publish", str(folder), "--no-reference"])
+    assert published.exit_code == 0, published.output
+    with embed_client(tmp_path, store_url, "mine") as client:
+        assert rows_of(client.post("/embed", json={"texts": TEXTS, "dimensions": 16})).shape == (2, 16)
+        assert client.get("/v1/models").json()["data"][0]["matryoshka_dimensions"] == "8,16"
