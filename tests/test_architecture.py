@@ -154,7 +154,7 @@ BUDGETS = {
     "services/nn": 2_469,
     "services/jobs": 3_574,
     "services/curate": 4_236,
-    "services/embed": 19_865,
+    "services/embed": 19_867,
     "services/generate": 13_462,
     "services/predict": 7_124,
     "services/score": 10_950,

@@ -510,6 +510,8 @@ def test_infinitys_modality_makes_images_of_strings(client: TestClient, engine: 
         ({"input": "ok", "conditions": COLOR}, 422, "conditions"),
         ({"input": "ok", "truncate_prompt_tokens": 5}, 400, "truncate_prompt_tokens"),
         ({"input": "ok", "normalized": False}, 400, "normalized"),
+        ({"input": "ok", "encoding_format": "base64", "embed_dtype": "float16"}, 400, "embed_dtype"),
+        ({"input": "ok", "encoding_format": "base64", "endianness": "big"}, 400, "endianness"),
         ({"input": "ok", "model": "text-embedding-3-small"}, 404, "model"),
     ],
 )

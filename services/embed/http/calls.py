@@ -33,6 +33,8 @@ from services.embed.http.schemas import (
 # Fields of vLLM's and Jina's embeddings, with the values that have no effect.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "chat_template": (),
+    "embed_dtype": ("float32",),
+    "endianness": ("native", "little"),
     "late_chunking": (False,),
     "normalize": (True,),
     "normalized": (True,),
