@@ -5,6 +5,7 @@ sent, and no permit at a service; and the request that is sent on has a known le
 """
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -23,7 +24,7 @@ from gateway.routing.upstream_choice import UpstreamChoice, find_in_body, find_i
 from gateway.settings import GatewaySettings
 from gateway.upstream import Upstream, UpstreamRequest
 from services.core.errors import InvalidField, InvalidRequest, Misdirected, Overloaded, Unauthenticated
-from services.core.exchange import announces_body, context_of, exchange_of
+from services.core.exchange import RequestContext, announces_body, context_of, exchange_of
 from services.core.fair_gate import FairGate, Permit
 from services.core.metrics import Metrics
 
@@ -191,6 +192,7 @@ class Proxy:
             upstream = await self._choose(body, visitor, scope, receive)
             # From here on the request is demand for the upstream, whatever becomes of it.
             with upstream.recent.counted():
+                answer_s = _waking(upstream, context)
                 # Refuse here if possible: once the body is read, a refusal costs as much as an answer. A choice by
                 # model has read it already.
                 upstream.gate.check(visitor.identity, context.deadline)
@@ -201,6 +203,7 @@ class Proxy:
                     body=await body.read(scope, receive),
                     deadline=context.deadline,
                     client=visitor.identity,
+                    answer_s=answer_s,
                 )
                 request.prefix = await _prefix(upstream, scope["route"], request.body, visitor.tenant)
                 sent_at = time.perf_counter()
@@ -255,6 +258,12 @@ class Proxy:
         with collections.recent.counted():
             async with collections.send(request) as response:
                 yield response
+
+
+def _waking(upstream: Upstream, context: RequestContext) -> float:
+    """Give a request that finds its upstream asleep the time to wake it; return the seconds that are for an answer."""
+    own_s = context.deadline - time.monotonic()
+    return own_s if upstream.waking_s and context.prolong(upstream.waking_s) else math.inf
 
 
 async def _prefix(upstream: Upstream, route: Route, body: bytes | None, tenant: str) -> bytes | None:

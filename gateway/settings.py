@@ -139,6 +139,11 @@ class GatewaySettings(ProcessSettings):
         ge=0,
         description="Seconds that requests wait for a service without a ready instance (scale from zero).",
     )
+    wake_s: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        {},
+        description="Seconds that requests wait for services and pools that scale to zero, as JSON such as "
+        '`{"predict":530}`; the default deadline of a request that finds one asleep is as much longer.',
+    )
     keys_file: Path | None = Field(
         None,
         description="JSON file of keys (`fovea keys create`), read again when it changes. Unset: no key is required.",

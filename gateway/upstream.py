@@ -1,6 +1,7 @@
 """One destination as the gateway sees it: the choice of an address, retries, and errors for the client."""
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -137,6 +138,8 @@ class UpstreamRequest:
     deadline: float
     client: str
     prefix: bytes | None = None
+    # Seconds that an instance has for it at most, such as what is left once one has been waited for.
+    answer_s: float = math.inf
 
 
 class _Unsent(Exception):
@@ -188,7 +191,8 @@ class Upstream:
         self._session = session
         self._exhaustion = ExhaustionLog(f"upstream {self.name}")
         self._budget = RetryBudget()
-        self._wait_s = settings.wait_for_service_s
+        self._wake_s = settings.wake_s.get(self.name, 0.0)
+        self._wait_s = self._wake_s or settings.wait_for_service_s
         self._retries = metrics.retries.labels(self.name)
         self._metrics = metrics
         self._is_counted = True
@@ -329,7 +333,8 @@ class Upstream:
         """Make one attempt. Raises _Unsent, _ClosedWhileIdle, and Overloaded where the service broke off."""
         attempt = Attempt()
         request.headers["Host"] = address.authority
-        request.headers["X-Request-Timeout"] = f"{max(0.001, request.deadline - time.monotonic()):.3f}"
+        left_s = min(request.deadline - time.monotonic(), request.answer_s)
+        request.headers["X-Request-Timeout"] = f"{max(0.001, left_s):.3f}"
         try:
             response = await self._session.request(
                 request.method,
@@ -382,6 +387,11 @@ class Upstream:
     def _resize(self) -> None:
         is_waited_for = self._wait_s > 0 and not self.addresses.has_ready
         self.gate.follow(self.addresses.num_permits, is_patient=is_waited_for)
+
+    @property
+    def waking_s(self) -> float:
+        """Seconds that a request has to wait, beside its own, where this scales to zero and is asleep."""
+        return 0.0 if self.addresses.has_ready else self._wake_s
 
     def _may_retry(self) -> bool:
         if not self._budget.withdraw():

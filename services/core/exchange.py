@@ -5,6 +5,7 @@ the key and tells its services in headers that it accepts from no client. A serv
 the peer's address, and has one tenant.
 """
 
+import asyncio
 import math
 import time
 from contextvars import ContextVar
@@ -44,12 +45,23 @@ class Timing:
 class RequestContext:
     """A request as the objects that answer it know it; they see nothing of HTTP.
 
-    `deadline` is a reading of `time.monotonic()`. `model` is the `name@version` that answers, set once it is known.
+    `deadline` is a reading of `time.monotonic()`; `default_timer` ends a request that named none then. `model` is the
+    `name@version` that answers, set once it is known.
     """
 
     deadline: float = math.inf
+    default_timer: asyncio.Timeout | None = None
     timing: Timing = field(default_factory=Timing)
     model: str | None = None
+
+    def prolong(self, seconds: float) -> bool:
+        """Move a deadline that the request did not name itself; return whether it was moved."""
+        ends_at = self.default_timer and self.default_timer.when()
+        if self.default_timer is None or ends_at is None:
+            return False
+        self.deadline += seconds
+        self.default_timer.reschedule(ends_at + seconds)
+        return True
 
 
 @dataclass(slots=True)

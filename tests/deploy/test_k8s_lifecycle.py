@@ -82,8 +82,8 @@ def test_one_value_moves_all_times_of_a_start() -> None:
     assert scaled is not None
     assert scaled["spec"]["initialCooldownPeriod"] > PLACING_S + 4000
     (gateway,) = gateways(slow)
-    assert gateway.wait_for_service_s > PLACING_S + 4000
-    assert gateway.max_request_timeout_s >= gateway.request_timeout_s > gateway.wait_for_service_s
+    assert gateway.wake_s["predict"] > PLACING_S + 4000
+    assert gateway.max_request_timeout_s >= gateway.request_timeout_s + gateway.wake_s["predict"]
     rules = slow.of_kind("PrometheusRule")[0]["spec"]["groups"][0]["rules"]
     assert {rule["for"] for rule in rules if rule["alert"] == "FoveaTargetDown"} == {"4360s"}
 
@@ -200,8 +200,29 @@ def test_what_scales_to_zero_has_its_requests_held_until_a_pod_is_there(name: st
         for settings in gateways(manifests):
             noticed_s = settings.dns_refresh_s + DNS_KEEPS_S
             back_s = one["spec"]["pollingInterval"] + PLACING_S + starting_s(pod) + noticed_s
-            assert settings.wait_for_service_s >= back_s
+            assert settings.wake_s[pod.name] >= back_s
             assert settings.max_queued_requests > 0
+
+
+def test_a_model_that_scales_to_zero_lengthens_the_deadlines_and_drains_of_no_other() -> None:
+    pool = {"name": "rare", "service": "predict", "checkpoints": ["rare"], "scaleToZero": True, "startSeconds": 900}
+    never = {"scaleToZero": False, "replicas": {"min": 1, "max": 8}}
+    models = {
+        "models": [*SITE["models"], {**pool, "replicas": {"min": 0, "max": 1}}],
+        "services": {"predict": never, "score": never},
+    }
+    manifests = render(("gpu",), SITE, models)
+    asleep = {"rare": PLACING_S + 900 + 50}
+    for pod in manifests.processes():
+        settings = settings_of(manifests, pod)
+        assert settings.request_timeout_s == 60
+        if pod.program == "gateway":
+            assert (settings.wait_for_service_s, settings.wake_s) == (45, asleep)
+            assert settings.drain_timeout_s == 60 + asleep["rare"]
+        else:
+            assert settings.drain_timeout_s == 60
+            assert pod.spec["terminationGracePeriodSeconds"] == 75
+        assert pod.spec["terminationGracePeriodSeconds"] >= stopping_s(manifests, pod)
 
 
 def test_production_runs_two_pods_of_everything_that_can_have_two() -> None:

@@ -270,6 +270,33 @@ async def test_a_request_waits_for_a_service_that_listens_and_is_still_loading()
         assert await asking == b"hello"
 
 
+async def test_a_request_that_finds_its_service_asleep_has_the_time_to_wake_it_beside_its_own() -> None:
+    """The deadlines of a service that does not scale to zero, and of who names one, stay as they are."""
+    sleeping, other = Service(echo), Service(echo)
+    sleeping.is_ready = other.is_ready = False
+    async with (
+        serving(sleeping) as url,
+        serving(other) as other_url,
+        gateway(
+            embed_urls=url, score_urls=other_url, wait_for_service_s=60, wake_s={"embed": 60}, request_timeout_s=1
+        ) as client,
+    ):
+
+        async def ask(path: str, **headers: str) -> int:
+            async with client.post(path, data=b"hello", headers=headers) as response:
+                return response.status
+
+        asking = asyncio.create_task(ask("/embed"))
+        await until_queued(client, 1)
+        assert await ask("/score") == 504
+        assert await ask("/embed", **{"X-Request-Timeout": "1"}) == 504
+        assert not asking.done()
+        sleeping.is_ready = True
+        assert await asking == 200
+    (request,) = [one for one in sleeping.requests if one["path"] == "/embed"]
+    assert 0 < float(dict(request["headers"])[b"x-request-timeout"]) <= 1
+
+
 async def test_a_service_that_stays_unready_is_asked_when_the_wait_is_over_and_says_why() -> None:
     service = Service(DRAINING)
     service.is_ready = False

@@ -86,25 +86,24 @@
 {{- $longest }}
 {{- end }}
 
-{{/* How long requests wait at the gateway for a pod: for the only one that is replaced, or for the first one. */}}
-{{- define "fovea.waitSeconds" -}}
-{{- $wait := int .Values.times.replaceSeconds }}
+{{/* How long requests wait at the gateway for the first pod of each model that scales to zero, by the gateway's name of it, as a YAML map. */}}
+{{- define "fovea.wakes" -}}
+{{- $wakes := dict }}
 {{- range include "fovea.models" . | fromYamlArray }}
 {{- /* KEDA looks every 15 s; the gateway notices a new address within 35 s. */}}
-{{- if .scaleToZero }}{{ $wait = max $wait (add .readySeconds 50) }}{{ end }}
+{{- if .scaleToZero }}{{ $_ := set $wakes .upstream (add .readySeconds 50) }}{{ end }}
 {{- end }}
-{{- $wait }}
+{{- toYaml $wakes }}
 {{- end }}
 
-{{/* The deadline of a request that names none; a process that stops waits for its requests as long. */}}
-{{- define "fovea.requestSeconds" -}}
-{{- $request := int .Values.times.requestSeconds }}
-{{- $wait := include "fovea.waitSeconds" . | int }}
-{{- if gt $wait (int .Values.times.replaceSeconds) }}{{ $request = add $wait .Values.times.requestSeconds }}{{ end }}
-{{- $request }}
+{{/* The longest that a request may wait for a first pod. */}}
+{{- define "fovea.wakeSeconds" -}}
+{{- $longest := 0 }}
+{{- range include "fovea.wakes" . | fromYaml }}{{ $longest = max $longest . }}{{ end }}
+{{- $longest }}
 {{- end }}
 
 {{/* The longest deadline that a request may ask for. */}}
 {{- define "fovea.maxRequestSeconds" -}}
-{{- max 600 (include "fovea.requestSeconds" . | int) }}
+{{- max 600 (add .Values.times.requestSeconds (include "fovea.wakeSeconds" .)) }}
 {{- end }}

@@ -88,7 +88,7 @@ metadata:
 spec:
   {{- include "fovea.podBasics" (dict "root" $root "model" $model "hasGpu" $model.hasGpu) | trim | nindent 2 }}
   # 2 s of preStop, 3 s of delay, the requests in flight, and some to leave.
-  terminationGracePeriodSeconds: {{ add (include "fovea.requestSeconds" $root) 15 }}
+  terminationGracePeriodSeconds: {{ add $values.times.requestSeconds 15 }}
   {{- include "fovea.spread" .name | trim | nindent 2 }}
   {{- with $model.gpu.claim }}
   resourceClaims: [{name: gpu, resourceClaimName: {{ . }}}]

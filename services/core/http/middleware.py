@@ -71,9 +71,14 @@ class Deadline:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        timeout_s = self._timeout_s(scope)
-        context_of(scope).deadline = time.monotonic() + timeout_s
+        given_s = self._given_s(scope)
+        timeout_s = min(self.default_s if given_s is None else given_s, self.maximum_s)
+        context = context_of(scope)
+        began_at = time.monotonic()
+        context.deadline = began_at + timeout_s
         timer = asyncio.timeout(timeout_s)
+        if given_s is None:
+            context.default_timer = timer
         try:
             async with timer:
                 await self.app(scope, receive, send)
@@ -81,13 +86,13 @@ class Deadline:
             if not timer.expired():
                 raise
             self.metrics.cancelled.labels("deadline").inc()
-            raise DeadlineExceeded(f"The request took longer than its {timeout_s:g} s.") from None
+            raise DeadlineExceeded(f"The request took longer than its {context.deadline - began_at:g} s.") from None
 
-    def _timeout_s(self, scope: Scope) -> float:
+    def _given_s(self, scope: Scope) -> float | None:
         for name in TIMEOUT_HEADERS:
             if (value := header_of(scope, name)) is not None:
-                return min(_positive_seconds(name.decode(), value), self.maximum_s)
-        return min(self.default_s, self.maximum_s)
+                return _positive_seconds(name.decode(), value)
+        return None
 
 
 def _positive_seconds(header: str, value: str) -> float:
