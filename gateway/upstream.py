@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -184,6 +185,8 @@ class Upstream:
         )
         self.recent = RecentRequests()
         self.record = TrackRecord()
+        has_canary = destination.kind == "service" and destination.service in settings.canary_urls
+        self._is_compared = has_canary or destination.kind == "canary"
         if destination.kind == "canary":
             metrics.canary_withdrawn.labels(self.name).set_function(lambda: self.record.is_withdrawn)
         metrics.gateway_recent_requests.labels(self.name).set_function(self.recent.count)
@@ -379,9 +382,9 @@ class Upstream:
         return response
 
     def _note_permits(self, address: Address, response: aiohttp.ClientResponse) -> None:
-        announced = response.headers.get(PERMITS, "")
-        if announced.isdecimal() and int(announced) not in (0, address.permits):
-            address.permits = int(announced)
+        announced = re.fullmatch(r"[1-9][0-9]{0,8}", response.headers.get(PERMITS, ""))
+        if announced and int(announced[0]) != address.permits:
+            address.permits = int(announced[0])
             self._resize()
 
     def _resize(self) -> None:
@@ -400,7 +403,8 @@ class Upstream:
         return True
 
     def _count(self, code: str, model: str = "") -> None:
-        self.record.add(code, model)
+        if self._is_compared:
+            self.record.add(code, model)
         counter = self._counters.get(code)
         if counter is None:
             if not self._is_counted:

@@ -79,6 +79,19 @@ async def test_what_has_no_version_on_trial_says_so_instead_of_answering_with_an
         assert complaint in error["message"]
 
 
+async def test_attempts_are_compared_only_where_a_canary_stands_beside_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[str] = []
+    monkeypatch.setattr(TrackRecord, "add", lambda self, code, model: compared.append(code))
+    async with (
+        serving(answering_as(STABLE)) as url,
+        gateway(embed_urls=url, score_urls=url, canary_urls={"embed": [url]}) as client,
+    ):
+        for path, headers in (("/embed", {}), ("/embed", ASKING), ("/score", {})):
+            async with client.post(path, data=b"{}", headers=headers) as response:
+                assert response.status == 200
+    assert compared == ["200", "200"]
+
+
 def keys_file(folder: Path) -> Path:
     """Two keys: `tester` is marked for canaries, `shop` is not."""
     records = [{"name": name, "sha256": digest(name), "scopes": ["admin"]} for name in ("tester", "shop")]

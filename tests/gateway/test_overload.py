@@ -100,6 +100,14 @@ async def test_a_service_is_given_as_many_requests_as_it_says_that_it_takes_and_
         await asyncio.gather(*asked)
 
 
+@pytest.mark.parametrize("permits", ["9" * 5000, "9" * 10, "0", "-1", "\u0663", "many"])
+async def test_permits_that_no_service_has_are_not_believed_and_its_answer_is_passed_on(permits: str) -> None:
+    service = Service(respond(headers=((b"x-fovea-permits", permits.encode()),)))
+    async with serving(service) as url, gateway(embed_urls=url) as client:
+        assert await ask(client) == 200
+        assert await metric(client, "fovea_gateway_concurrency_limit", service="embed") == 32
+
+
 async def test_two_instances_are_given_what_both_take() -> None:
     first, second = Held(permits=40), Held()
     async with (
