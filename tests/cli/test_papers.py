@@ -259,6 +259,22 @@ def captions(folder: Path) -> Path:
     return folder
 
 
+def humans(folder: Path) -> Path:
+    """People's choices and judgements: one right of two of each type, and a tie."""
+    (folder / "humans").mkdir(parents=True)
+    for name in ("aro+crepe", "sugarcrepe"):
+        choices = [
+            {"id": f"{kind}-{i}", "kind": kind, "is_right": i == 0}
+            for kind in ("replace_obj", "swap_obj")
+            for i in range(2)
+        ]
+        (folder / "humans" / f"{name}.jsonl").write_text("\n".join(map(json.dumps, choices)))
+    for quality in ("commonsense", "grammar"):
+        told = [{"form": "SWAP", "quality": quality, "better": better} for better in ("ours", "ours", "ours", "tie")]
+        (folder / "humans" / f"{quality}.jsonl").write_text("\n".join(map(json.dumps, told)))
+    return folder
+
+
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store into which the packaged models are published once."""
@@ -305,6 +321,22 @@ def test_a_run_prints_published_and_own_numbers_and_records_what_it_was_made_of(
     assert not any(cell.is_within for cell in record.cells)
     assert all(len(digest) == 64 for digest in record.data.values())
     assert str(tmp_path) not in json.dumps(record.commands)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("row_id", "ours"),
+    [
+        ("T4.5h", {("Human", "ARO+CREPE, SWAP"): 50, ("Human", "SugarCrepe, REPLACE"): 50}),
+        ("T4.6h", {("Human", "SWAP, Object"): 50, ("Human", "Average"): 50}),
+        ("TC.3", {("SWAP, Grammar", "SugarCrepe"): 75, ("SWAP, Commonsense", "Tie"): 25}),
+    ],
+)
+def test_people_stand_beside_the_published_people(
+    row_id: str, ours: dict[tuple[str, str], float], tmp_path: Path, store: Path
+) -> None:
+    _, (record,) = ran(row_id, humans(tmp_path / "data"), store)
+    assert ours.items() <= {(cell.row, cell.column): cell.ours for cell in record.cells}.items()
 
 
 @pytest.mark.process

@@ -1,24 +1,30 @@
 """`fovea curate measure …`: the dissertation's tables and figures about hard negatives, on your own data."""
 
 import json
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 import typer
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
 from rich.console import Console
 from scipy.stats import pearsonr
 
 from services.core.durable_files import write_durably
 from services.core.logs import log_warnings_to_stderr
 from services.core.refusals import Refused, shown_names
-from services.core.text_files import Place, read_json, read_records, read_table, text_of
+from services.core.text_files import Place, read_json, read_table, text_of
+from services.curate.data.comparisons import COMPARED, same_caption
+from services.curate.evaluation.humans import (
+    accuracies,
+    choice_table,
+    count_judgements,
+    judgement_table,
+    read_answers,
+)
 from services.curate.model.blind_model import BlindModel
 from services.curate.refinement.loading import DEFAULT_CACHE, CacheFolder, Models, load_models
 from services.curate.sugarcrepe import better_ratio
@@ -130,15 +136,6 @@ def _is_number(text: str | None) -> bool:
         return False
 
 
-# The forms of the comparison, with the types of each. Denials and additions both ask whether something is there.
-COMPARED: Mapping[str, tuple[str, ...]] = {
-    "REPLACE": ("replace_obj", "replace_att", "replace_rel"),
-    "SWAP": ("swap_obj", "swap_att"),
-    "NEGATE / ADD": ("negate", "add_obj", "add_att"),
-    "SHUFFLE": ("shuffle",),
-}
-
-
 @dataclass(frozen=True)
 class Quality:
     """Mean scores × 100 of the negatives of one form, theirs and ours, and of captions that both have, where ours win.
@@ -177,37 +174,14 @@ def qualities(ours: Sequence[Pair], theirs: Sequence[Pair], models: Iterable[Bli
 def _quality(form: str, model: str, ours: Sequence[tuple[str, float]], theirs: Sequence[tuple[str, float]]) -> Quality:
     by_caption: dict[str, list[float]] = {}
     for caption, score in theirs:
-        by_caption.setdefault(_same(caption), []).append(score)
-    both = [(score, other) for caption, score in ours for other in by_caption.get(_same(caption), ())]
+        by_caption.setdefault(same_caption(caption), []).append(score)
+    both = [(score, other) for caption, score in ours for other in by_caption.get(same_caption(caption), ())]
     better = 100 * better_ratio(*np.array(both).T) if both else None
     return Quality(form, model, _mean(theirs), _mean(ours), better, len(both))
 
 
 def _mean(scores: Sequence[tuple[str, float]]) -> float | None:
     return 100 * float(np.mean([score for _, score in scores])) if scores else None
-
-
-def _same(caption: str) -> str:
-    """Tell captions apart by their words alone, since sets differ in white space, capitals and full stops."""
-    return " ".join(caption.lower().split()).rstrip(" .")
-
-
-class Judgement(BaseModel):
-    """A person's comparison of two negatives of one caption, by one quality."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    form: str
-    quality: Literal["commonsense", "grammar"]
-    better: Literal["ours", "theirs", "tie"]
-
-
-def count_judgements(path: Path) -> dict[tuple[str, str], Counter[str]]:
-    """Count the judgements of a file of JSON lines by form and quality. Raises Refused, naming the line."""
-    counts: dict[tuple[str, str], Counter[str]] = {}
-    for _, one in read_records(path, Judgement):
-        counts.setdefault((one.form, one.quality), Counter())[one.better] += 1
-    return counts
 
 
 # The dissertation marks gains of more than this, in percentage points.
@@ -311,15 +285,23 @@ def counts(pairs: Annotated[Path, typer.Argument(exists=True, help=PAIRS_HELP)],
     """Count the pairs and images of each type (Table 4.2)."""
     with bad_input():
         loaded = load_pairs(pairs)
-    of_kind = Counter(pair.kind for pair in loaded)
-    rows: list[tuple[str, ...]] = [
-        (form.upper(), kind, f"{of_kind[kind]:,}", f"{len({p.filename for p in loaded if p.kind == kind}):,}")
+    found: list[tuple[str, str, int, int]] = [
+        (form.upper(), kind, *_counted([pair for pair in loaded if pair.kind == kind]))
         for form, kinds in FORMS.items()
         for kind in kinds
-        if of_kind[kind]
     ]
-    rows.append(("all", "", f"{len(loaded):,}", f"{len({pair.filename for pair in loaded}):,}"))
-    tell(Table.of_texts("Negative captions by type", ("Form", "Type", "Pairs", "Images"), rows, num_names=2), output)
+    found = [*(row for row in found if row[2]), ("all", "", *_counted(loaded))]
+    rows = [(form, kind, f"{pairs:,}", f"{images:,}") for form, kind, pairs, images in found]
+    tell(
+        Table.of_texts("Negative captions by type", ("Form", "Type", "Pairs", "Images"), rows, num_names=2),
+        output,
+        {kind or form: {"num_pairs": pairs, "num_images": images} for form, kind, pairs, images in found},
+    )
+
+
+def _counted(pairs: Sequence[Pair]) -> tuple[int, int]:
+    """Count pairs and their images."""
+    return len(pairs), len({pair.filename for pair in pairs})
 
 
 @app.command()
@@ -328,9 +310,6 @@ def quality(
     theirs: Annotated[Path, typer.Argument(exists=True, help="Pairs of the same captions to compare with.")],
     model: Models = None,
     output: Markdown = None,
-    as_json: Annotated[
-        Path | None, typer.Option("--json", callback=output_file, help="JSON file to write the numbers to.")
-    ] = None,
     cache: CacheFolder = DEFAULT_CACHE,
     device: Device = "auto",
     store_url: StoreUrl = None,
@@ -344,31 +323,30 @@ def quality(
         for one in found
     ]
     header = ("Form", "Model", "theirs\nmean", "ours\nmean", "ours better %", "compared")
-    tell(Table.of_texts("Scores of negative captions × 100", header, rows, num_names=2), output)
-    if as_json is not None:
-        write_durably(as_json, [json.dumps([asdict(one) for one in found], indent=2).encode() + b"\n"])
+    tell(
+        Table.of_texts("Scores of negative captions × 100", header, rows, num_names=2), output, list(map(asdict, found))
+    )
 
 
 @app.command()
 def humans(
-    judgements: Annotated[
-        Path,
+    answers: Annotated[
+        list[Path],
         typer.Argument(
             exists=True,
             dir_okay=False,
-            help="JSON lines with form, quality (commonsense or grammar) and better (ours, theirs or tie).",
+            help="Exports of `fovea curate review --task …`, or JSON lines with id, kind and is_right, or with form, "
+            "quality (commonsense or grammar) and better (ours, theirs or tie).",
         ),
     ],
     output: Markdown = None,
 ) -> None:
-    """Count people's comparisons of two sets of hard negatives (Table C.3)."""
+    """Tell how often people choose the true caption (Tables 4.5, 4.6), and which negatives they find better (C.3)."""
     with bad_input():
-        found = count_judgements(judgements)
-    rows = [
-        (form, by, str(counted["theirs"]), str(counted["ours"]), str(counted["tie"]))
-        for (form, by), counted in found.items()
-    ]
-    tell(Table.of_texts("Better in people's eyes", ("Form", "Quality", "Theirs", "Ours", "Tie"), rows, 2), output)
+        choices, judgements = read_answers(answers)
+    found, counted = {name: accuracies(of_set) for name, of_set in choices.items()}, count_judgements(judgements)
+    tables = [*([choice_table(found)] if found else []), *([judgement_table(counted)] if counted else [])]
+    tell(tables, output, {"choices": {name: asdict(one) for name, one in found.items()}, "judgements": counted})
 
 
 @app.command()
@@ -393,7 +371,8 @@ def correlate(
     """Correlate columns of results: Pearson's r of each with one of them (Figure 4.5)."""
     with bad_input():
         found = correlations(table, x, column or ())
-    tell(correlation_table(found, x), output)
+    columns = [{"column": one.name, "r": one.r, "interval": one.interval, "num_models": len(one.x)} for one in found]
+    tell(correlation_table(found, x), output, columns)
     if drawing is not None:
         write_durably(drawing, [scatter(found, x).encode()])
 
@@ -409,15 +388,30 @@ def gains(
 ) -> None:
     """Tell what training on hard negatives gains, by benchmark and form (Tables 4.5 and C.4)."""
     with bad_input():
-        table = gains_table(read_scores(results), control)
-    tell(table, output)
+        scores = read_scores(results)
+        table = gains_table(scores, control)
+    (of_control,) = (one.accuracy for one in scores if one.judge == control)
+    numbers = [
+        {
+            **{"judge": one.judge, "benchmark": part[0], "form": part[1], "accuracy": value},
+            "gain": value - of_control[part] if part in of_control else None,
+            "num_pairs": one.sizes[part],
+        }
+        for one in scores
+        for part, value in one.accuracy.items()
+    ]
+    tell(table, output, numbers)
 
 
-def tell(table: Table, output: Path | None) -> None:
-    """Print a table, and write it as Markdown where wanted."""
-    Console(width=140, highlight=False).print(table.to_rich())
+def tell(tables: Table | Sequence[Table], output: Path | None, numbers: Any) -> None:
+    """Print tables and, as the last line, the numbers as JSON; write the tables as Markdown where wanted."""
+    several = [tables] if isinstance(tables, Table) else tables
+    console = Console(width=140, highlight=False)
+    for table in several:
+        console.print(table.to_rich())
     if output is not None:
-        write_durably(output, [table.to_markdown().encode()])
+        write_durably(output, ["\n".join(table.to_markdown() for table in several).encode()])
+    typer.echo(json.dumps(numbers))
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""`fovea curate review`: people judge whether negative captions are false, in a browser."""
+"""`fovea curate review`: people judge pairs in a browser, or are measured on them."""
 
 import socket
 from pathlib import Path
@@ -16,9 +16,10 @@ from services.core.metrics import Metrics
 from services.core.refusals import Refused
 from services.core.serving.server import run
 from services.core.settings import ProcessSettings
-from services.curate.review.review import Review, export_lines
+from services.curate.review.review import Review
 from services.curate.review.routes import Access, own_page_router, read_or_make_token, review_router, session_router
 from services.curate.review.schemas import ImageFolder
+from services.curate.review.tasks import TASKS, Task, TaskName
 from services.curate.review.verdicts import VerdictFile
 from services.jobs.options import command_line, output_file
 from services.jobs.sugarcrepe import Pair, load_pairs
@@ -65,6 +66,25 @@ def review(
     database: Annotated[
         Path, typer.Option(help="SQLite file of the verdicts, new or to be continued.", callback=output_file)
     ],
+    task: Annotated[
+        TaskName,
+        typer.Option(
+            help="validity: is the negative false of the image? choice: which caption is true of it? commonsense, "
+            "grammar: which negative is better, ours or the one of --theirs?"
+        ),
+    ] = "validity",
+    theirs: Annotated[
+        Path | None,
+        typer.Option(help="Pairs of the same captions; for --task commonsense and grammar.", exists=True),
+    ] = None,
+    sample: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Number of pairs to draw of each type, or of each form to compare; the same each time.",
+            show_default="all",
+        ),
+    ] = None,
     reviewers_per_pair: Annotated[int, typer.Option(min=1, help="Number of reviewers that judge each pair.")] = 2,
     host: Annotated[str, typer.Option(help="Address to listen on; one of other machines needs --token-file.")] = (
         "127.0.0.1"
@@ -84,13 +104,13 @@ def review(
     ] = None,
 ) -> None:
     """Serve a page on which reviewers judge pairs by keyboard, each verdict on disk before the next pair is shown."""
-    pairs = _read(pairs_file)
-    with VerdictFile(database, pairs) as file:
+    pairs = _items(TASKS[task], pairs_file, theirs, sample)
+    with VerdictFile(database, pairs, TASKS[task]) as file:
         review = Review(pairs, file, reviewers_per_pair)
         if export is not None:
-            write_durably(export, export_lines(review.verdicts()))
+            write_durably(export, review.export())
             return
-        if images is None:
+        if images is None and not review.task.compares_sets:
             raise typer.BadParameter("the page needs the folder of the images", param_hint="--images")
         if token_file is None and (allow_host or not is_loopback(host)):
             option, reached = ("--allow-host", ", ".join(allow_host)) if allow_host else ("--host", host)
@@ -98,34 +118,50 @@ def review(
                 f"whoever reaches {reached} could give verdicts; set --token-file too", param_hint=option
             )
         settings = ReviewSettings(host=host, port=port, allowed_hosts=tuple(allow_host or ()))
-        folder = ImageFolder(images, (pair.filename for pair in pairs))
+        shown = [] if images is None else [pair.filename for pair in pairs]
+        folder = ImageFolder(images or Path(), shown)
         token = None if token_file is None else read_or_make_token(token_file)
 
         def create(used: ReviewSettings) -> FastAPI:
             # The address is bound by now.
-            _announce(used, pairs, folder, token)
+            _announce(used, len(pairs), shown, folder, token)
             return create_review_app(used, review, folder, Access(token))
 
         status = run(create, settings)
     raise typer.Exit(status)
 
 
-def _read(path: Path) -> list[Pair]:
+def _items(task: Task, path: Path, theirs: Path | None, sample: int | None) -> list[Pair]:
+    if task.compares_sets is (theirs is None):
+        told = "needs" if theirs is None else "takes no"
+        raise typer.BadParameter(f"--task {task.name} {told} other pairs to compare with", param_hint="--theirs")
+    pairs = _read(path, "PAIRS")
+    items = task.items(pairs, _read(theirs, "--theirs") if theirs else (), sample)
+    if not items:
+        raise typer.BadParameter(
+            f"no caption of {path} has a negative of the same form in {theirs}", param_hint="--theirs"
+        )
+    return items
+
+
+def _read(path: Path, option: str) -> list[Pair]:
     try:
         pairs = load_pairs(path)
     except Refused as bad:
-        raise typer.BadParameter(str(bad), param_hint="PAIRS") from None
+        raise typer.BadParameter(str(bad), param_hint=option) from None
     if not pairs:
-        raise typer.BadParameter(f"{path} holds no pair", param_hint="PAIRS")
+        raise typer.BadParameter(f"{path} holds no pair", param_hint=option)
     return pairs
 
 
-def _announce(settings: ReviewSettings, pairs: list[Pair], images: ImageFolder, token: str | None) -> None:
-    problems = {pair.filename: problem for pair in pairs if (problem := images.problem(pair.filename))}
+def _announce(
+    settings: ReviewSettings, num_pairs: int, filenames: list[str], images: ImageFolder, token: str | None
+) -> None:
+    problems = {name: problem for name in filenames if (problem := images.problem(name))}
     if problems:
         counted = "1 image" if len(problems) == 1 else f"{len(problems)} images"
         typer.echo(f"{counted} can't be shown. {next(iter(problems.values()))}", err=True)
     name = socket.gethostname() if settings.host in ("0.0.0.0", "::") else settings.host
     authority = f"[{name}]:{settings.port}" if ":" in name else f"{name}:{settings.port}"
     fragment = "" if token is None else f"#token={token}"
-    typer.echo(f"Review {len(pairs)} pairs at http://{authority}/{fragment} (Ctrl-C ends)")
+    typer.echo(f"Review {num_pairs} pairs at http://{authority}/{fragment} (Ctrl-C ends)")

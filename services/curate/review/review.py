@@ -2,12 +2,14 @@
 
 In the first round each pair goes to as many reviewers as asked, who see nothing of each other's verdicts. Once every
 pair has its verdicts, the second round shows pairs with different verdicts first, then those that all found unclear,
-with the earlier verdicts and notes. Agreement beyond chance is Cohen's kappa of two reviewers, Fleiss' of more:
+with the earlier verdicts and notes; a task that measures people has no second round. Agreement beyond chance is
+Cohen's kappa of two reviewers, Fleiss' of more:
 
 J. Cohen, "A coefficient of agreement for nominal scales", Educational and Psychological Measurement 20 (1960).
 J. L. Fleiss, "Measuring nominal scale agreement among many raters", Psychological Bulletin 76 (1971).
 """
 
+import json
 import threading
 import time
 import unicodedata
@@ -19,7 +21,8 @@ from typing import Literal
 
 from services.core.errors import Conflict, InvalidField, NotFound
 from services.core.printable import json_line
-from services.curate.review.verdicts import Round, Verdict, VerdictFile, VerdictName
+from services.curate.review.tasks import VerdictName
+from services.curate.review.verdicts import Round, Verdict, VerdictFile
 from services.jobs.sugarcrepe import Pair
 
 Statistic = Literal["Cohen's kappa", "Fleiss' kappa"]
@@ -170,9 +173,10 @@ class Review:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.task = file.task
         self.pairs = {pair.id: pair for pair in pairs}
         self.reviewers_per_pair = reviewers_per_pair
-        self._places = {id: place for place, id in enumerate(self.pairs)}
+        self.places = {id: place for place, id in enumerate(self.pairs)}
         self._file = file
         self._clock = clock
         self._lock = threading.Lock()
@@ -187,19 +191,24 @@ class Review:
     def judge(self, reviewer: str, id: str, round: Round, verdict: VerdictName, note: str) -> Turn:
         """Record a verdict, in place of an earlier one of this reviewer and round, and return the next turn.
 
-        Raises NotFound for an unknown pair, and Conflict for one of the first round that has its verdicts of others.
+        Raises NotFound for an unknown pair, InvalidField for a verdict or a round that the task does not have, and
+        Conflict for a pair of the first round that has its verdicts of others.
         """
         with self._lock:
             if id not in self.pairs:
                 raise NotFound(f"There is no pair {id!r}.")
+            if verdict not in self.task.verdicts:
+                raise InvalidField(f"verdict: This review's are {', '.join(self.task.verdicts)}.", param="verdict")
+            if round == 2 and self.task.is_blind:
+                raise InvalidField("round: This review has one round.", param="round")
             reviewer = self._known_spelling(reviewer)
             given = self._file.of_round(1).get(id, {})
             if round == 1 and reviewer not in given and len(given) >= self.reviewers_per_pair:
                 raise Conflict(f"Others have judged the pair {id!r} meanwhile; it needs no further verdict.")
             now = datetime.now(UTC).isoformat(timespec="seconds")
-            self._file.put(
-                Verdict(id=id, reviewer=reviewer, verdict=verdict, round=round, note=note.strip(), judged_at=now)
-            )
+            first = next(iter(self.task.order(self.pairs[id])), None)
+            told = {"note": note.strip(), "judged_at": now, "first": first}
+            self._file.put(Verdict(id=id, reviewer=reviewer, verdict=verdict, round=round, **told))
             return self._turn(reviewer, id, begins_second_round=round == 2)
 
     def undo(self, reviewer: str, round: Round) -> Turn:
@@ -224,11 +233,13 @@ class Review:
                 sum(map(_is_disputed, latest.values())),
             )
 
-    def verdicts(self) -> list[Verdict]:
-        """Return all verdicts by pair, reviewer and round."""
+    def export(self) -> Iterable[bytes]:
+        """Yield all verdicts as JSON lines, by pair, reviewer and round."""
         with self._lock:
             found = list(self._file.verdicts.values())
-        return sorted(found, key=lambda one: (self._places[one.id], one.reviewer, one.round))
+        for one in sorted(found, key=lambda one: (self.places[one.id], one.reviewer, one.round)):
+            told = self.task.told(self.pairs[one.id], one.verdict, one.first)
+            yield json_line(json.dumps({**one.model_dump(exclude_none=True), **told}, ensure_ascii=False))
 
     def reviewers(self) -> list[str]:
         with self._lock:
@@ -240,17 +251,18 @@ class Review:
         first = self._file.of_round(1)
         num_complete = self._num_complete(first)
         is_over = num_complete == len(self.pairs)
-        latest = self._latest() if is_over else {}
-        is_second = is_over and (begins_second_round or self._last(reviewer, 2) is not None)
+        has_second = is_over and not self.task.is_blind
+        latest = self._latest() if has_second else {}
+        is_second = has_second and (begins_second_round or self._last(reviewer, 2) is not None)
         round: Round = 2 if is_second else 1
 
         def order(id: str) -> tuple[bool, int]:
-            return _is_unclear(latest.get(id, {})), self._places[id]
+            return _is_unclear(latest.get(id, {})), self.places[id]
 
-        left = self._left_of_second(reviewer, latest) if is_over else self._left_of_first(reviewer, first)
+        left = self._left_of_second(reviewer, latest) if has_second else self._left_of_first(reviewer, first)
         left.sort(key=order)
         pair = None
-        if left and is_second == is_over:
+        if left and is_second == has_second:
             stage: Stage = "pair"
             following = (id for id in left if after in self.pairs and order(id) > order(after))
             is_back = withdrawn is not None and withdrawn.id in left
@@ -328,8 +340,3 @@ def _is_disputed(given: Mapping[str, Verdict]) -> bool:
 
 def _is_unclear(given: Mapping[str, Verdict]) -> bool:
     return {one.verdict for one in given.values()} == {"unclear"}
-
-
-def export_lines(verdicts: Iterable[Verdict]) -> Iterable[bytes]:
-    """Yield verdicts as JSON lines."""
-    return (json_line(verdict.model_dump_json()) for verdict in verdicts)

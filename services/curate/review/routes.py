@@ -17,8 +17,9 @@ from services.core.errors import Unauthenticated
 from services.core.exchange import caller_of, header_of
 from services.core.http.browsers import is_loopback
 from services.core.http.pages import page_router
-from services.curate.review.review import Review, export_lines
+from services.curate.review.review import Review
 from services.curate.review.schemas import (
+    AboutAnswer,
     ImageFolder,
     Reviewer,
     SummaryAnswer,
@@ -126,10 +127,10 @@ def review_router(review: Review, images: ImageFolder, access: Access) -> APIRou
     router = APIRouter(prefix=BELOW, tags=["review"], dependencies=[Depends(access.check)])
     turn_of = partial(render_turn, review=review, images=images)
 
-    @router.get("/reviewers")
-    def reviewers() -> list[str]:
-        """Names of all who have given a verdict."""
-        return review.reviewers()
+    @router.get("/about")
+    def about() -> AboutAnswer:
+        """The review's task, and the names of all who have given a verdict."""
+        return AboutAnswer(task=review.task.name, reviewers=review.reviewers())
 
     @router.get("/turn")
     def turn(
@@ -157,7 +158,7 @@ def review_router(review: Review, images: ImageFolder, access: Access) -> APIRou
     def export() -> Response:
         """All verdicts as JSON lines."""
         headers = {**PRIVATE, "content-disposition": 'attachment; filename="verdicts.jsonl"'}
-        return Response(b"".join(export_lines(review.verdicts())), media_type="application/jsonl", headers=headers)
+        return Response(b"".join(review.export()), media_type="application/jsonl", headers=headers)
 
     @router.get("/images/{filename:path}", response_class=FileResponse)
     def image(filename: str) -> FileResponse:

@@ -1,18 +1,19 @@
 """Bodies of the page's requests and their answers, with the words in which two captions differ."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from services.core.errors import NotFound, UnsupportedMediaType
 from services.core.images.headers import media_type_of
 from services.curate.review.review import Agreement, Review, Stage, Summary, Turn, reviewer_name
-from services.curate.review.verdicts import VERDICT_NAMES, Round, VerdictName
+from services.curate.review.tasks import Comparison, Task, TaskName, VerdictName
+from services.curate.review.verdicts import Round
 from services.jobs.sugarcrepe import Pair
 
 # Longer than what tells a file's type.
@@ -129,6 +130,11 @@ class UndoBody(Body):
     round: Round
 
 
+class AboutAnswer(BaseModel):
+    task: TaskName
+    reviewers: list[str]
+
+
 class EarlierVerdict(BaseModel):
     reviewer: str
     verdict: VerdictName
@@ -136,16 +142,28 @@ class EarlierVerdict(BaseModel):
     note: str
 
 
+Role = Literal["caption", "negative_caption", "second_caption", "first", "second"]
+
+
+class ShownText(BaseModel):
+    """A text as runs, and what the reviewer is told of it: the first or the second of two where that is all."""
+
+    role: Role
+    runs: list[Run]
+
+
 class ShownPair(BaseModel):
-    """A pair with its captions as runs of text, marked where they differ. `problem`: why there is no image."""
+    """A pair with its place and its texts, which are marked where they differ unless reviewers are to read them whole.
+
+    `kind` and `filename` are None where the task does not show them. `problem`: why there is no image.
+    """
 
     id: str
-    kind: str
-    filename: str
+    number: int
+    kind: str | None
+    filename: str | None
     problem: str | None
-    caption: list[Run]
-    negative_caption: list[Run]
-    second_caption: str | None
+    texts: list[ShownText]
     earlier: list[EarlierVerdict]
     note: str
 
@@ -179,23 +197,38 @@ class SummaryAnswer(BaseModel):
 
 def render_turn(turn: Turn, review: Review, images: ImageFolder) -> TurnAnswer:
     own = {name: getattr(turn, name) for name in TurnAnswer.model_fields.keys() - {"num_pairs", "pair"}}
-    return TurnAnswer(**own, num_pairs=len(review.pairs), pair=turn.pair and _render_pair(turn.pair, turn, images))
+    pair = turn.pair and _render_pair(turn.pair, turn, review, images)
+    return TurnAnswer(**own, num_pairs=len(review.pairs), pair=pair)
 
 
-def _render_pair(pair: Pair, turn: Turn, images: ImageFolder) -> ShownPair:
-    caption, negative_caption = word_difference(pair.caption, pair.negative_caption)
+def _render_pair(pair: Pair, turn: Turn, review: Review, images: ImageFolder) -> ShownPair:
+    task = review.task
     own = turn.withdrawn if turn.withdrawn and turn.withdrawn.id == pair.id else None
     return ShownPair(
         id=pair.id,
-        kind=pair.kind,
-        filename=pair.filename,
-        problem=images.problem(pair.filename),
-        caption=caption,
-        negative_caption=negative_caption,
-        second_caption=pair.second_caption,
+        number=review.places[pair.id] + 1,
+        kind=None if task.is_blind else pair.kind,
+        filename=None if task.compares_sets else pair.filename,
+        problem=None if task.compares_sets else images.problem(pair.filename),
+        texts=[ShownText(role=role, runs=runs) for role, runs in _texts(pair, task)],
         earlier=[EarlierVerdict(**one.model_dump(include={*EarlierVerdict.model_fields})) for one in turn.earlier],
         note=own.note if own else "",
     )
+
+
+def _texts(pair: Pair, task: Task) -> Iterator[tuple[Role, list[Run]]]:
+    texts = {"caption": pair.caption, "negative_caption": pair.negative_caption, "ours": pair.negative_caption}
+    if isinstance(pair, Comparison):
+        texts["theirs"] = pair.theirs
+        yield "caption", [(pair.caption, False)]
+    if task.is_blind:
+        first, second = task.order(pair)
+        yield from (("first", [(texts[first], False)]), ("second", [(texts[second], False)]))
+    else:
+        caption, negative_caption = word_difference(pair.caption, pair.negative_caption)
+        yield from (("caption", caption), ("negative_caption", negative_caption))
+        if pair.second_caption:
+            yield "second_caption", [(pair.second_caption, False)]
 
 
 def render_summary(summary: Summary, review: Review) -> SummaryAnswer:
@@ -204,7 +237,7 @@ def render_summary(summary: Summary, review: Review) -> SummaryAnswer:
         reviewers_per_pair=review.reviewers_per_pair,
         num_complete=summary.num_complete,
         reviewers=[ReviewerProgress(name=name, num_judged=num) for name, num in sorted(summary.num_judged.items())],
-        verdicts={name: summary.verdicts.get(name, 0) for name in VERDICT_NAMES},
+        verdicts={name: summary.verdicts.get(name, 0) for name in review.task.verdicts},
         agreement=summary.agreement,
         num_disputed=summary.num_disputed,
     )

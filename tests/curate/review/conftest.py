@@ -11,6 +11,7 @@ from services.curate.review.command import ReviewSettings, create_review_app
 from services.curate.review.review import Review
 from services.curate.review.routes import Access
 from services.curate.review.schemas import ImageFolder
+from services.curate.review.tasks import TASKS, TaskName
 from services.curate.review.verdicts import VerdictFile
 from services.jobs.sugarcrepe import Pair
 from tests.curate.review.reviews import PAIRS, write_review
@@ -27,13 +28,14 @@ def open_review(tmp_path: Path) -> Iterator[Open]:
         def start(
             pairs: Sequence[Pair] = PAIRS[:3],
             *,
+            task: TaskName = "validity",
             reviewers_per_pair: int = 2,
             token: str | None = None,
             host: str = "127.0.0.1",
             clock: Callable[[], float] = lambda: 0.0,
         ) -> TestClient:
             opened.pop_all().close()
-            file = opened.enter_context(VerdictFile(tmp_path / "verdicts.sqlite", pairs))
+            file = opened.enter_context(VerdictFile(tmp_path / "verdicts.sqlite", pairs, TASKS[task]))
             review = Review(pairs, file, reviewers_per_pair, clock=clock)
             images = ImageFolder(tmp_path / "images", (pair.filename for pair in pairs))
             app = create_review_app(ReviewSettings(host=host, port=0), review, images, Access(token))

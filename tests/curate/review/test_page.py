@@ -27,9 +27,10 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture
-def served(browser: Any, tmp_path: Path) -> Iterator[Served]:
+def served(browser: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
+    """A review, with the options that a test sets as this fixture's parameter."""
     write_review(tmp_path)
-    with kept_port() as port, Served(tmp_path, port) as started:
+    with kept_port() as port, Served(tmp_path, port, *getattr(request, "param", ())) as started:
         yield started
 
 
@@ -160,6 +161,47 @@ def test_single_keys_can_be_switched_off(page: Any, served: Served) -> None:
     assert [one["id"] for one in exported(served)] == ["chelsea-1"]
 
 
+CHOICE = ("--task", "choice", "--reviewers-per-pair", "1")
+GRAMMAR = ("--task", "grammar", "--reviewers-per-pair", "1", "--theirs", "pairs.jsonl")
+
+
+@pytest.mark.parametrize("served", [CHOICE], indirect=True)
+def test_a_person_chooses_the_true_caption_by_keyboard_without_a_hint_of_which_it_is(page: Any, served: Served) -> None:
+    begin(page, served, "Anna")
+    true = {pair.caption: pair.id for pair in PAIRS}
+    for number in range(1, len(PAIRS) + 1):
+        assert page.get_by_role("heading", level=2).inner_text().strip() == f"Pair {number}"
+        assert page.get_by_text("Which caption describes the image?").is_visible()
+        assert page.locator("mark").count() == 0
+        first, second = page.locator(".caption p").all_inner_texts()
+        assert (first in true) is not (second in true)
+        page.keyboard.press("3")  # a tie is no answer to a forced choice
+        press(page, "1" if first in true else "2")
+    assert page.get_by_text("Nothing is left to judge.").is_visible()
+    lines = exported(served)
+    assert {one["id"] for one in lines} == {pair.id for pair in PAIRS}
+    assert {one["is_right"] for one in lines} == {True}
+    assert {one["first"] for one in lines} == {"caption", "negative_caption"}
+    assert {one["verdict"] for one in lines} == {"first", "second"}
+
+
+@pytest.mark.parametrize("served", [GRAMMAR], indirect=True)
+def test_a_person_says_which_of_two_negatives_is_better_or_that_they_tie(page: Any, served: Served) -> None:
+    begin(page, served, "Anna")
+    for key in "123":
+        assert page.get_by_text("Which text is better English, grammatical and fluent?").is_visible()
+        assert page.locator(".caption h3").all_inner_texts() == ["Caption", "First", "Second"]
+        assert page.locator("img").count() == 0
+        press(page, key)
+    assert sorted((one["verdict"], one["quality"]) for one in exported(served)) == [
+        ("first", "grammar"),
+        ("second", "grammar"),
+        ("tie", "grammar"),
+    ]
+    press(page, "u")
+    assert len(exported(served)) == 2
+
+
 def test_differing_words_are_marked_in_both_captions(page: Any, served: Served) -> None:
     begin(page, served, "Anna")
     assert page.locator("mark").all_inner_texts() == ["cat", "dog"]
@@ -177,6 +219,25 @@ def test_the_name_is_kept_for_the_next_visit(page: Any, served: Served) -> None:
     page.goto(served.url)
     page.get_by_role("heading", name="chelsea-1").wait_for()
     assert page.url == f"{served.url}/?reviewer=Anna"
+
+
+@pytest.mark.parametrize("served", [CHOICE, GRAMMAR], indirect=True, ids=["choice", "grammar"])
+@pytest.mark.parametrize(("size", "scheme"), [(DESKTOP, "light"), (PHONE, "dark")], ids=["desktop", "phone"])
+def test_measurements_of_people_are_accessible_and_no_wider_than_their_window(
+    page: Any, served: Served, scheme: str, size: dict[str, int]
+) -> None:
+    page.set_viewport_size(size)
+    page.emulate_media(color_scheme=scheme)
+    page.goto(served.url)
+    page.get_by_label("Your name").fill("Anna")
+    assert accessibility_violations(page) == []
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", level=2).wait_for()
+    press(page, "1")
+    page.get_by_text("Progress and agreement").press("Enter")
+    page.get_by_text("Pairs complete").wait_for()
+    assert accessibility_violations(page) == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -96,7 +96,7 @@ def test_a_name_in_other_letters_is_the_same_reviewer(open_review: Open) -> None
     client = open_review()
     judge(client, "Jürgen  Ä", FIRST)
     assert turn(client, " JU\u0308RGEN ä") == ("pair", SECOND)
-    assert client.get("/review/reviewers").json() == ["Jürgen Ä"]
+    assert client.get("/review/about").json() == {"task": "validity", "reviewers": ["Jürgen Ä"]}
 
 
 def test_the_first_round_shows_nothing_of_others_verdicts(open_review: Open) -> None:

@@ -11,7 +11,7 @@ from tests.curate.review.reviews import PAIRS
 
 TOKEN = "an-odd-token-of-letters"
 NEEDS_TOKEN = (
-    "/review/reviewers",
+    "/review/about",
     "/review/turn?reviewer=Anna",
     "/review/summary",
     "/review/verdicts.jsonl",

@@ -1,8 +1,9 @@
 // The verdicts, undo and next, as buttons that show their keys.
 import { html } from "./html.js";
-import { VERDICTS } from "./keys.js";
+import { TASKS } from "./tasks.js";
 
-export function Actions({ canJudge, canUndo, isBusy, onAction }) {
+export function Actions({ task, canJudge, canUndo, isBusy, onAction }) {
+  const { verdicts } = TASKS[task];
   // Buttons that can't be pressed now keep the focus that a disabled one would lose.
   const button = (name, key, label, meaning, isPossible) => html`<button
     class=${name}
@@ -14,9 +15,9 @@ export function Actions({ canJudge, canUndo, isBusy, onAction }) {
     <kbd aria-hidden="true">${key}</kbd> ${label}
   </button>`;
   return html`<div class="actions" role="group" aria-label="Verdict">
-    ${VERDICTS.map(({ key, name, label, meaning }) => button(name, key, label, meaning, canJudge))}
+    ${verdicts.map(({ key, name, label, meaning }) => button(name, key, label, meaning, canJudge))}
     ${button("undo", "U", "Undo", "withdraw your last verdict", canUndo)}
     ${button("next", "Space", "Next", "leave this pair for later", canJudge)}
   </div>
-  <p class="hint meanings">${VERDICTS.map(({ label, meaning }) => `${label}: ${meaning}.`).join(" ")}</p>`;
+  <p class="hint meanings">${verdicts.map(({ label, meaning }) => `${label}: ${meaning}.`).join(" ")}</p>`;
 }

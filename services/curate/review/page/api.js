@@ -36,7 +36,7 @@ export class Api {
   }
 
   openSession = (token) => this.post("session", { token });
-  reviewers = () => this.ask({ path: "review/reviewers" });
+  about = () => this.ask({ path: "review/about" });
   summary = () => this.ask({ path: "review/summary" });
   judge = (verdict) => this.post("verdicts", verdict);
   undo = (reviewer, round) => this.post("undo", { reviewer, round });

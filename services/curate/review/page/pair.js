@@ -1,10 +1,18 @@
-// One pair: its image, both captions with the words marked in which they differ, and earlier verdicts on it.
+// One pair: its image and its texts, perhaps with the words marked in which they differ, and earlier verdicts on it.
 import { Component, html } from "./html.js";
-import { LABELS } from "./keys.js";
+import { labelOf } from "./tasks.js";
 
-function Caption({ heading, runs, kind }) {
-  return html`<section class="caption ${kind}">
-    <h3>${heading}</h3>
+const HEADINGS = {
+  caption: "Caption",
+  negative_caption: "Negative caption",
+  second_caption: "Second caption",
+  first: "First",
+  second: "Second",
+};
+
+function Caption({ role, runs }) {
+  return html`<section class="caption ${role}">
+    <h3>${HEADINGS[role]}</h3>
     <p>${runs.map(([text, isMarked]) => (isMarked ? html`<mark>${text}</mark>` : text))}</p>
   </section>`;
 }
@@ -44,7 +52,7 @@ class Picture extends Component {
   }
 }
 
-function Earlier({ verdicts }) {
+function Earlier({ task, verdicts }) {
   if (!verdicts.length) return null;
   return html`<section class="earlier">
     <h3>Verdicts so far</h3>
@@ -52,21 +60,20 @@ function Earlier({ verdicts }) {
       ${verdicts.map(
         ({ reviewer, verdict, round, note }) =>
           html`<li>
-            <strong>${reviewer}</strong>: ${LABELS[verdict]}${round === 2 && " (second round)"}${note && ` – “${note}”`}
+            <strong>${reviewer}</strong>: ${labelOf(task, verdict)}${round === 2 && " (second round)"}${note && ` – “${note}”`}
           </li>`,
       )}
     </ul>
   </section>`;
 }
 
-export function Pair({ pair, addressOf, note, noteRef, onNote, onLeave }) {
-  return html`<div class="pair">
-    <figure><${Picture} key=${pair.id} addressOf=${addressOf} filename=${pair.filename} problem=${pair.problem} /></figure>
+export function Pair({ task, pair, addressOf, note, noteRef, onNote, onLeave }) {
+  const { filename, problem } = pair;
+  return html`<div class=${filename ? "pair" : "pair texts-only"}>
+    ${filename && html`<figure><${Picture} key=${pair.id} addressOf=${addressOf} filename=${filename} problem=${problem} /></figure>`}
     <div class="texts">
-      <${Caption} heading="Caption" runs=${pair.caption} kind="true" />
-      <${Caption} heading="Negative caption" runs=${pair.negative_caption} kind="negative" />
-      ${pair.second_caption && html`<${Caption} heading="Second caption" runs=${[[pair.second_caption, false]]} kind="true" />`}
-      <${Earlier} verdicts=${pair.earlier} />
+      ${pair.texts.map((text) => html`<${Caption} ...${text} />`)}
+      <${Earlier} task=${task} verdicts=${pair.earlier} />
       <label for="note">Note <kbd class="keyboard">N</kbd></label>
       <textarea
         id="note"

@@ -1,6 +1,6 @@
 // Progress of a review and agreement of its reviewers, fetched when somebody looks.
 import { html } from "./html.js";
-import { LABELS } from "./keys.js";
+import { labelOf } from "./tasks.js";
 
 const percent = (share) => `${(100 * share).toFixed(1)} %`;
 
@@ -14,7 +14,7 @@ function Agreement({ agreement }) {
     ${observed !== null && html`<dt>Same verdict</dt><dd>${percent(observed)}, by chance or not</dd>`}`;
 }
 
-export function Progress({ summary, onToggle, onDownload }) {
+export function Progress({ task, summary, onToggle, onDownload }) {
   return html`<details class="progress" onToggle=${(event) => onToggle(event.target.open)}>
     <summary>Progress and agreement</summary>
     ${summary &&
@@ -23,7 +23,7 @@ export function Progress({ summary, onToggle, onDownload }) {
         <dd>${summary.num_complete} of ${summary.num_pairs}, each judged by ${summary.reviewers_per_pair}</dd>
         ${summary.reviewers.map(({ name, num_judged }) => html`<dt>${name}</dt><dd>${num_judged} judged</dd>`)}
         <dt>Verdicts</dt>
-        <dd>${Object.entries(summary.verdicts).map(([name, count]) => `${LABELS[name]} ${count}`).join(", ")}</dd>
+        <dd>${Object.entries(summary.verdicts).map(([name, count]) => `${labelOf(task, name)} ${count}`).join(", ")}</dd>
         <${Agreement} agreement=${summary.agreement} />
         <dt>Disagreements</dt>
         <dd>${summary.num_disputed}</dd>

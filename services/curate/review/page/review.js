@@ -2,10 +2,11 @@
 import { Actions } from "./actions.js";
 import { Api, own } from "./api.js";
 import { Component, createRef, html, render } from "./html.js";
-import { LABELS, actionOf } from "./keys.js";
+import { actionOf } from "./keys.js";
 import { keysAreOn, rememberKeys } from "./memory.js";
 import { Pair } from "./pair.js";
 import { Progress } from "./progress.js";
+import { TASKS, labelOf } from "./tasks.js";
 import { Problem, TokenNeeded, Welcome } from "./welcome.js";
 
 const ENDS = {
@@ -37,8 +38,8 @@ class Review extends Component {
   async open(token) {
     await this.attempt(async () => {
       if (token) await this.api.openSession(token);
-      const names = await this.api.reviewers();
-      this.setState({ names, view: "welcome" });
+      const { task, reviewers } = await this.api.about();
+      this.setState({ task, names: reviewers, view: "welcome" });
       if (this.props.reviewer) await this.begin(this.props.reviewer);
     });
   }
@@ -69,14 +70,14 @@ class Review extends Component {
 
   press = (event) => {
     if (this.state.view !== "review" || !this.state.areKeysOn) return;
-    const action = actionOf(event);
+    const action = actionOf(event, this.state.task);
     if (action === null) return;
     event.preventDefault();
     this.act(action);
   };
 
   act(action) {
-    const { turn, reviewer, note } = this.state;
+    const { task, turn, reviewer, note } = this.state;
     if (action === "note") this.noteField.current?.focus();
     else if (action === "undo") {
       if (turn.can_undo) this.attempt(() => this.show(this.api.undo(reviewer, turn.round), "Undone."), "Not undone.");
@@ -84,7 +85,7 @@ class Review extends Component {
     else if (turn.pair) {
       const verdict = { reviewer, id: turn.pair.id, round: turn.round, verdict: action, note };
       this.attempt(
-        () => this.show(this.api.judge(verdict), `Saved: ${LABELS[action]}.`),
+        () => this.show(this.api.judge(verdict), `Saved: ${labelOf(task, action)}.`),
         "The verdict may not be saved; give it again.",
       );
     }
@@ -131,19 +132,20 @@ class Review extends Component {
     if (view === "token") return html`<${TokenNeeded} title=${title} problem=${problem} onToken=${(token) => this.open(token)} />`;
     if (view === "welcome") {
       const begin = (name) => this.attempt(() => this.begin(name));
-      return html`<${Welcome} title=${title} names=${state.names} problem=${problem} onName=${begin} />`;
+      return html`<${Welcome} title=${title} task=${state.task} names=${state.names} problem=${problem} onName=${begin} />`;
     }
     return this.renderReview(title, state);
   }
 
-  renderReview(heading, { turn, reviewer, problem, said, note, isBusy, areKeysOn, summary }) {
+  renderReview(heading, { task, turn, reviewer, problem, said, note, isBusy, areKeysOn, summary }) {
     const { pair, stage, round } = turn;
-    const title = pair ? `Pair ${pair.id}` : stage === "between" ? "The second round" : "No pair for you";
+    const { question } = TASKS[task];
+    const title = pair ? `Pair ${pair.kind ? pair.id : pair.number}` : stage === "between" ? "The second round" : "No pair for you";
     return html`
       <div class="bar">
         ${heading && html`<h1>${heading}</h1>`}
         <p>
-          ${round === 2 ? "Second round" : "First round"}: ${turn.num_judged} judged,${" "}
+          ${!question && (round === 2 ? "Second round: " : "First round: ")}${turn.num_judged} judged,${" "}
           ${turn.num_left} ${stage === "between" ? "for the second" : "left for you"}
         </p>
         <p>
@@ -152,9 +154,11 @@ class Review extends Component {
         </p>
       </div>
       <div>
-        <h2 ref=${this.heading} tabindex="-1">${title} ${pair && html`<span class="kind">${pair.kind.replace("_", " ")}</span>`}</h2>
+        <h2 ref=${this.heading} tabindex="-1">${title} ${pair?.kind && html`<span class="kind">${pair.kind.replace("_", " ")}</span>`}</h2>
+        ${pair && question && html`<p class="question">${question}</p>`}
         ${pair
           ? html`<${Pair}
+              task=${task}
               pair=${pair}
               addressOf=${this.api.image}
               note=${note}
@@ -166,9 +170,10 @@ class Review extends Component {
         ${stage === "between" && html`<button class="primary" onClick=${() => this.goOn()}><kbd>Space</kbd> Begin the second round</button>`}
         ${stage === "waiting" && html`<button class="primary" onClick=${() => this.goOn()}><kbd>Space</kbd> Look again</button>`}
         <${Problem} text=${problem} />
-        <${Actions} canJudge=${Boolean(pair)} canUndo=${turn.can_undo} isBusy=${isBusy} onAction=${(name) => this.act(name)} />
+        <${Actions} task=${task} canJudge=${Boolean(pair)} canUndo=${turn.can_undo} isBusy=${isBusy} onAction=${(name) => this.act(name)} />
         <p class="said" role="status">${said}</p>
         <${Progress}
+          task=${task}
           summary=${summary}
           onToggle=${(isOpen) => this.toggleSummary(isOpen)}
           onDownload=${() => this.attempt(() => this.download(), "Not downloaded.")}

@@ -1,20 +1,18 @@
 // What is asked before the first pair: a reviewer's name, and the token where the server wants one.
 import { html } from "./html.js";
+import { TASKS } from "./tasks.js";
 
 // One function for all renderings: a new one each time would take the focus back while somebody types elsewhere.
 const focus = (field) => field?.focus();
 
-export function Welcome({ title, names, problem, onName }) {
+export function Welcome({ title, task, names, problem, onName }) {
   const submit = (event) => {
     event.preventDefault();
     onName(event.target.elements.reviewer.value);
   };
   return html`<div class="ask">
     ${title && html`<h1>${title}</h1>`}
-    <p>
-      Each pair has an image, a caption that is true of it, and a negative caption that should be false. You judge
-      whether it is. Please judge by yourself: others' verdicts are shown in the second round.
-    </p>
+    <p>${TASKS[task].intro} ${TASKS[task].question}</p>
     <form onSubmit=${submit}>
       <label for="reviewer">Your name</label>
       <input id="reviewer" ref=${focus} name="reviewer" list="names" maxlength="64" required autocomplete="nickname" />
