@@ -1,6 +1,7 @@
 """Test accuracies of students by their training, stored as JSON so that several sweeps can be combined."""
 
 import math
+import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -164,6 +165,8 @@ SIZE = "Parameters"
 COMPARED = ("standard", "step-by-step")
 # "explained" students are PINTO tuning in the figure of human labels
 COMPARED_BY_SIZE = {"human": ("standard", "explained", "step-by-step"), "llm": COMPARED}
+SIZE_IN_NAME = re.compile(r"(\d+(?:\.\d+)?) ?([MB])\b")  # of a teacher
+UNITS = {"M": 10**6, "B": 10**9}
 LARGEST_RADIUS = 21.0
 SHARE_AXIS = -10.0, 110.0  # with room for the large marks at both ends
 
@@ -348,11 +351,18 @@ def _over_shares(own: Sequence[Result], teacher: Result | None) -> Iterable[Pane
 
 def _over_sizes(own: Sequence[Result], teacher: Result | None, methods: Sequence[str]) -> Iterable[Panel]:
     model_sizes = sizes(own)
-    curves = _curves([r for r in own if r.fraction == 1], methods, lambda result: model_sizes[result.model])
+
+    def deployed(result: Result) -> int:
+        """Return the size of what predicts: students that read rationales need their teacher, by whose name it is."""
+        found = SIZE_IN_NAME.search(result.teacher or "") if result.method == "explained" else None
+        return round(float(found[1]) * UNITS[found[2]]) if found else model_sizes[result.model]
+
+    compared = [r for r in own if r.fraction == 1 and r.method in methods]
+    curves = _curves(compared, methods, deployed)
     if any(len(curve.points) > 1 for curve in curves):
         yield Panel(
             data_name(own[0].data), SIZE, ACCURACY, (*curves, *_level(teacher)), has_zero=False,
-            x_names={size: size_name(size) for size in model_sizes.values()}, is_x_logarithmic=True,
+            x_names={size: size_name(size) for size in map(deployed, compared)}, is_x_logarithmic=True,
         )  # fmt: skip
 
 

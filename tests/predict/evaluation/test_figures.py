@@ -61,10 +61,13 @@ def test_figures_2_6_and_2_7_are_accuracy_over_size_with_all_data() -> None:
     ]
     panel = panel_of("2.6", *results)
     assert panel.is_x_logarithmic
-    assert panel.x_names == {SIZES[BASE]: "248M", SIZES[LARGE]: "783M"}
+    # Whoever reads the teacher's rationales deploys the teacher, too.
+    assert panel.x_names == {SIZES[BASE]: "248M", SIZES[LARGE]: "783M", 540_000_000_000: "540B"}
     standard = curve_of(panel, "Standard finetuning")
     assert points_of(standard) == ((SIZES[BASE], 61.0), (SIZES[LARGE], 71.0))
-    assert points_of(curve_of(panel, "Rationale as input")) == ((SIZES[BASE], 68.0),)
+    assert points_of(curve_of(panel, "Rationale as input")) == ((540_000_000_000, 68.0),)
+    unsized = panel_of("2.6", *results[:-2], result(68.0, method="explained", teacher="teacher"))
+    assert points_of(curve_of(unsized, "Rationale as input (teacher)")) == ((SIZES[BASE], 68.0),)
     assert "Single-task training" not in [curve.name for curve in panel.curves]
     labelled = [
         result(1.0, labels="llm", teacher=PALM),
