@@ -36,6 +36,7 @@ ENGINES = {
     "t5-student": ("services.predict.engine", "PredictEngine"),
     "vlm-embedding": ("services.embed.model.vlm_engine", "VlmEngine"),
     "causal-lm": ("services.generate.engine", "GenerateEngine"),
+    "cross-encoder": ("services.generate.model.reranker_engine", "CrossEncoderEngine"),
 }
 
 
@@ -62,7 +63,6 @@ def write_reference(kind: str, directory: Path, source: str | None = None) -> No
 
     faults: tuple[type[Exception], ...] = (FoveaError, BrokenModel, *unexpected())
     shown = source or str(directory)
-    faults_of_files: tuple[type[Exception], ...] = (OSError, *faults)
     try:
         try_tokenizers(shown, directory)
         engine = _load(kind, directory)
@@ -72,7 +72,7 @@ def write_reference(kind: str, directory: Path, source: str | None = None) -> No
         raise NoReference(str(error)) from error
     except (ImportError, MemoryError) as error:
         raise NoReference(f"it can't be loaded here: {error!r}") from error
-    except faults_of_files as error:
+    except (OSError, *faults) as error:
         reason = first_line(error).replace(str(directory), shown)
         unchecked = " (--no-reference: publish unchecked)" if source is None else ""
         raise InvalidCheckpoint(f"{shown} can't be loaded as {kind}: {reason}{unchecked}") from error
@@ -88,10 +88,9 @@ def write_reference(kind: str, directory: Path, source: str | None = None) -> No
 
 
 def _load(kind: str, directory: Path) -> Any:
-    devices = importlib.import_module("services.nn.devices")
     module = importlib.import_module(ENGINES[kind][0])
     load: Callable[..., Any] = getattr(module, ENGINES[kind][1]).load
-    options = devices.DeviceOptions()
+    options = importlib.import_module("services.nn.devices").DeviceOptions()
     return load(directory, module.EngineOptions(device=options) if kind == "causal-lm" else options)
 
 
@@ -168,9 +167,7 @@ class Import:
 
     def _check_kind(self, store: Store, aliases: Sequence[str]) -> None:
         named = store.aliases(self.name) if self.name in store.names() else {}
-        for alias in aliases:
-            if alias not in named:
-                continue
+        for alias in [one for one in aliases if one in named]:
             kind = store.manifest(self.name, named[alias].version).kind
             if kind != self.plan.kind:
                 raise InvalidCheckpoint(
@@ -213,6 +210,7 @@ def recognise(text: str, given: Mapping[str, str | None], name: str | None, lice
     from services.embed.imports.vlm import VlmImport
     from services.embed.outputs import TRAINED_WIDTHS
     from services.generate.imports.language_model import LanguageModelImport
+    from services.generate.imports.rerankers import reranker_import
     from services.jobs.imports.clip import ClipImport
     from services.jobs.imports.source import licence_of, open_source, read_object
     from services.predict.imports.t5 import T5Import
@@ -235,6 +233,8 @@ def recognise(text: str, given: Mapping[str, str | None], name: str | None, lice
         importer = InstructBlipImport(source)
     elif LlavaImport.recognises(config) and given["--embed-by"] is None:
         importer = LlavaImport(source)
+    elif (reranker := reranker_import(source, config)) is not None:
+        importer = reranker
     elif LanguageModelImport.recognises(config):
         importer = LanguageModelImport(source, left.pop("--chat-template"))
     elif VlmImport.recognises(config):
@@ -260,16 +260,14 @@ def _unknown(paths: Collection[str], config: Mapping[str, Any]) -> str:
         return "GGUF is llama.cpp's own format; import the repository that it was made from"
     if not config and (pickles := sorted(path for path in paths if path.endswith(".pkl"))):
         return f"it is a folder; a MagicLens is one file, so name {' or '.join(pickles)} in it"
-    within = sorted(
-        path.removesuffix("/config.json") for path in paths if path.count("/") == 1 and "/config.json" in path
-    )
+    within = sorted(path.removesuffix("/config.json") for path in paths if re.fullmatch("[^/]+/config.json", path))
     if not config and within:
         return f"it has no config.json, but {shown_names(within)} in it has: name that folder"
     kind = config.get("model_type")
     if kind == "siglip":
         return "of SigLIP, import the repository in open_clip's layout, such as timm/ViT-B-16-SigLIP"
     what = f"its config.json is of a {kind!r}" if kind else "it has no config.json that names an architecture"
-    known = "causal language models, T5s and CLIPs can be, and vision-language models, InstructBLIP and MagicLens"
+    known = "causal language and vision-language models, rerankers, T5s, CLIPs, InstructBLIP and MagicLens can be"
     return f"{what}; {known} (docs/guide/import.md lists them)"
 
 

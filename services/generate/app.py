@@ -1,5 +1,6 @@
 """The application of the generate service."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from services.generate.http.decisions import decide
 from services.generate.http.generate_routes import generate_models_router, generate_router
 from services.generate.http.openai_routes import openai_router, tokenize_router
 from services.generate.http.rerank_routes import rerank_router
-from services.generate.service import CallLimits, GenerateModels, GenerateService, ModelFacts, Preparing, Stepping
+from services.generate.model.reranker_engine import CrossEncoderEngine, RerankerEngine
+from services.generate.service import AnyBatcher, AnyEngine, CallLimits, GenerateModels, GenerateService, ModelFacts
 from services.generate.settings import GenerateSettings
 from services.generate.vllm.client import VllmAddress
 from services.generate.vllm.engine import VllmEngine
@@ -23,6 +25,7 @@ from services.generate.vllm.stepper import VllmStepper
 from services.nn.devices import DeviceOptions, parameter_bytes
 
 CHECKPOINT_KIND = "causal-lm"
+RERANKERS = (CrossEncoderEngine,)
 
 
 def create_generate(settings: GenerateSettings) -> FastAPI:
@@ -63,16 +66,18 @@ def _over_own_engine(host: ModelService, settings: GenerateSettings, steps: Step
         prefix_cache_bytes=settings.prefix_cache_bytes,
     )
 
-    def load(folder: Path) -> Preparing:
-        return GenerateEngine.load(folder, options)
+    load: dict[str, Callable[[Path], AnyEngine]] = {CHECKPOINT_KIND: partial(GenerateEngine.load, options=options)}
+    load |= {engine.kind: partial(engine.load, options=device) for engine in RERANKERS}
 
-    def make_stepper(engine: Preparing) -> Stepping:
+    def make_batcher(engine: AnyEngine) -> AnyBatcher:
+        if isinstance(engine, RerankerEngine):
+            return host.batcher(engine)
         assert isinstance(engine, GenerateEngine), "it was loaded here"
         return Stepper(engine, thread=host.thread, limits=steps, metrics=host.metrics)
 
     models = host.follow(
-        {CHECKPOINT_KIND: load},
-        make_batcher=make_stepper,
+        load,
+        make_batcher=make_batcher,
         measure=partial(parameter_bytes, options=device),
         describe=ModelFacts.of,
     )
@@ -86,10 +91,10 @@ def _over_vllm(host: ModelService, settings: GenerateSettings, steps: StepLimits
     ((name, _),) = settings.followed
     address = VllmAddress(settings.vllm_url, settings.vllm_model or name, settings.vllm_key.get_secret_value())
 
-    def load(folder: Path) -> Preparing:
+    def load(folder: Path) -> AnyEngine:
         return VllmEngine.load(folder, address)
 
-    def make_stepper(engine: Preparing) -> Stepping:
+    def make_stepper(engine: AnyEngine) -> AnyBatcher:
         assert isinstance(engine, VllmEngine), "it was loaded here"
         return VllmStepper(engine, limits=steps, max_running=settings.max_running, metrics=host.metrics)
 
@@ -101,12 +106,12 @@ def _over_vllm(host: ModelService, settings: GenerateSettings, steps: StepLimits
     return models
 
 
-def _cache_share(checkpoint: ServedCheckpoint[Preparing, Stepping]) -> float:
+def _cache_share(checkpoint: ServedCheckpoint[AnyEngine, AnyBatcher]) -> float:
     engine = checkpoint.engine
     return engine.cache_share if isinstance(engine, GenerateEngine) else 0.0
 
 
-def _check_vllm(checkpoint: ServedCheckpoint[Preparing, Stepping]) -> CheckResult:
+def _check_vllm(checkpoint: ServedCheckpoint[AnyEngine, AnyBatcher]) -> CheckResult:
     """For `/readyz`: whether vLLM answered when it was last asked, and serves this checkpoint."""
     engine = checkpoint.engine
     if not isinstance(engine, VllmEngine):

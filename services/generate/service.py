@@ -18,15 +18,17 @@ returns, and asks for the answer with α, which the plug-in applies in vLLM's at
 """
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
-from services.core.batching.slices import all_or_first_failure
+from services.core.batching.batcher import Batcher, Submission
+from services.core.batching.slices import all_or_first_failure, map_slices
 from services.core.batching.step_queue import Event
-from services.core.errors import blaming
+from services.core.errors import InvalidRequest, blaming
 from services.core.exchange import RequestContext, current_caller
 from services.core.metrics import Metrics
 from services.core.serving.served_checkpoint import Answering, CheckpointEngine, Served
@@ -34,7 +36,8 @@ from services.core.serving.served_models import ServedModels
 from services.generate.generation.generation import Generation, Progress, PromptFacts
 from services.generate.generation.input_processor import InputProcessor, Item
 from services.generate.generation.ranking import ItemResult, Ranking
-from services.generate.model.profile import CalibrationProfile
+from services.generate.model.profile import OFF, CalibrationProfile
+from services.generate.model.reranker_engine import Pair, RerankerEngine
 from services.generate.prompts.ranking import RankingJob, RankMethod
 from services.generate.prompts.templates import Document, shorten
 from services.generate.prompts.turns import PreparationTurns
@@ -72,22 +75,32 @@ class Stepping(Answering, Protocol):
         """Ask for an item's events, on behalf of the caller."""
 
 
+PairBatcher = Batcher[Pair, float]
+AnyEngine = Preparing | RerankerEngine
+AnyBatcher = Stepping | PairBatcher
 ServedGenerate = Served[Preparing, Stepping]
+ServedReranker = Served[RerankerEngine, PairBatcher]
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Properties of a model that clients are told; `context_length` limits a prompt and its answer together."""
+    """Properties of a model that clients are told; `context_length` limits a prompt and its answer together.
+
+    `reranker` is the kind of a model that only ranks, None for a language model.
+    """
 
     context_length: int
     profile: CalibrationProfile
+    reranker: str | None = None
 
     @classmethod
-    def of(cls, engine: Preparing) -> "ModelFacts":
+    def of(cls, engine: AnyEngine) -> "ModelFacts":
+        if isinstance(engine, RerankerEngine):
+            return cls(engine.context_length, OFF, engine.kind)
         return cls(engine.processor.context_length, engine.processor.profile)
 
 
-GenerateModels = ServedModels[Preparing, ModelFacts, Stepping]
+GenerateModels = ServedModels[AnyEngine, ModelFacts, AnyBatcher]
 
 
 @dataclass(frozen=True)
@@ -115,22 +128,31 @@ class Charged(NamedTuple):
 
 @dataclass(frozen=True)
 class RankCall:
-    """Documents to be ranked for a query; those with more than `max_document_tokens` tokens are cut."""
+    """Documents to be ranked for a query; those with more than `max_document_tokens` tokens are cut.
+
+    `method` None is `calibrated` for a language model, and for a reranker the only one that it has.
+    """
 
     query: str
     documents: Sequence[Document]
-    method: RankMethod
+    method: RankMethod | None = None
     model: str | None = None
     max_document_tokens: int | None = None
 
 
 @dataclass(frozen=True)
 class Ranked:
-    """A ranking; `model` is the `name@version` that made it, `cut` the places of the documents that were cut."""
+    """A ranking; `model` is the `name@version` that made it.
+
+    `cut` are the places of the documents that were cut because the call asked for it, `too_long` of those that a
+    reranker cut to its `context_length` together with the query.
+    """
 
     ranking: Ranking
     model: str
     cut: Sequence[int] = ()
+    too_long: Sequence[int] = ()
+    context_length: int = 0
 
 
 @dataclass(frozen=True)
@@ -173,18 +195,56 @@ class GenerateService:
             return await self._in_thread(lambda: tokens(processor), context), processor.context_length
 
     async def rank(self, call: RankCall, context: RequestContext) -> Ranked:
-        """Rank documents by their relevance to a query. Raises what `generate` raises."""
-        async with self._lease(call.model, context) as served:
-            processor, documents = served.engine.processor, call.documents
+        """Rank documents by their relevance to a query. Raises what `generate` raises, but ranks by rerankers too."""
+        async with self.models.lease(call.model, context) as served:
+            engine, documents = served.engine, call.documents
             cut: dict[int, str] = {}
             if call.max_document_tokens is not None:
-                shortened = partial(_shortened, processor.tokenizer, documents, call.max_document_tokens)
+                tokenizer = engine.tokenizer if isinstance(engine, RerankerEngine) else engine.processor.tokenizer
+                shortened = partial(_shortened, tokenizer, documents, call.max_document_tokens)
                 cut = await self._in_thread(shortened, context)
                 documents = [replace(one, text=cut.get(index, one.text)) for index, one in enumerate(documents)]
-            with blaming("documents"):
-                prepare = partial(processor.prepare_ranking, call.query, documents, call.method)
-                job = await self._in_thread(prepare, context)
-            return Ranked(await self._ranking(served, job, context), served.label, tuple(cut))
+            call = replace(call, documents=documents)
+            if isinstance(engine, RerankerEngine):
+                ranked = await self._score(cast(ServedReranker, served), call, context)
+            else:
+                ranked = await self._rank(cast(ServedGenerate, served), call, context)
+            return replace(ranked, cut=tuple(cut))
+
+    async def _rank(self, served: ServedGenerate, call: RankCall, context: RequestContext) -> Ranked:
+        """Rank by a language model."""
+        served.batcher.check_wait(context.deadline)
+        processor, method = served.engine.processor, call.method or "calibrated"
+        with blaming("documents"):
+            prepare = partial(processor.prepare_ranking, call.query, call.documents, method)
+            job = await self._in_thread(prepare, context)
+        return Ranked(await self._ranking(served, job, context), served.label)
+
+    async def _score(self, served: ServedReranker, call: RankCall, context: RequestContext) -> Ranked:
+        """Rank by a reranker."""
+        engine = served.engine
+        if call.method is not None:
+            told = f"{served.name} is a {engine.kind}, which ranks by its own score; leave the field out."
+            raise InvalidRequest(f"method: {told}", param="method")
+        pairs = await self._in_thread(partial(engine.prepare, call.query, call.documents), context)
+        # equal documents must have equal scores, which differ in their last bits between batches
+        distinct = list(dict.fromkeys(pairs))
+        began, queue_s = time.perf_counter(), list[float]()
+
+        async def submit(some: Sequence[Pair]) -> list[float]:
+            submissions = [Submission(pair, len(pair.input_ids), len(pair.input_ids)) for pair in some]
+            answers = await served.batcher.submit(submissions, deadline=context.deadline)
+            queue_s.append(min(answer.queue_s for answer in answers))
+            return [answer.result for answer in answers]
+
+        scores = [score for some in await map_slices(distinct, submit) for score in some]
+        context.timing.add("queue", min(queue_s))
+        context.timing.add("infer", time.perf_counter() - began - min(queue_s))
+        scored = dict(zip(distinct, scores, strict=True))
+        ranking = Ranking.of_logits([scored[pair] for pair in pairs], sum(len(pair.input_ids) for pair in pairs))
+        self.metrics.prompt_tokens.inc(ranking.prompt_tokens)
+        too_long = tuple(place for place, pair in enumerate(pairs) if pair.is_cut)
+        return Ranked(ranking, served.label, too_long=too_long, context_length=engine.context_length)
 
     async def decide(
         self, model: str, prepare: Sequence[Callable[[InputProcessor], RankingJob]], context: RequestContext
@@ -210,14 +270,20 @@ class GenerateService:
 
     @asynccontextmanager
     async def _lease(self, model: str | None, context: RequestContext) -> AsyncIterator[ServedGenerate]:
-        """Lease the version that answers this call.
+        """Lease the version of a language model that answers this call.
 
-        Raises what `ServedModels.lease` raises, and Overloaded if the request would wait too long, before any work is
-        done for it.
+        Raises what `ServedModels.lease` raises, InvalidRequest for a reranker, which is not loaded for this, and
+        Overloaded if the request would wait too long, before any work is done for it.
         """
-        async with self.models.lease(model, context) as served:
-            served.batcher.check_wait(context.deadline)
-            yield served
+        resident = await self.models.find(model)
+        if (facts := resident.description) is not None and facts.reranker is not None:
+            raise _only_ranks(resident.checkpoint.name, facts.reranker)
+        async with self.models.hold(resident, context, asked=model) as served:
+            if isinstance(served.engine, RerankerEngine):  # a version of another kind has taken its place
+                raise _only_ranks(served.name, served.engine.kind)
+            generating = cast(ServedGenerate, served)
+            generating.batcher.check_wait(context.deadline)
+            yield generating
 
     async def _in_thread(self, work: Callable[[], T], context: RequestContext) -> T:
         """Tokenise in a thread when it is the client's turn, so that the event loop and other clients are served.
@@ -268,6 +334,11 @@ def _add_timing(context: RequestContext, event: Event[ItemResult], previous: Eve
     if previous is None:
         context.timing.add("queue", event.queue_s)
     context.timing.add("infer", event.elapsed_s - (previous.elapsed_s if previous else event.queue_s))
+
+
+def _only_ranks(name: str, kind: str) -> InvalidRequest:
+    told = f"model: {name} is a {kind}, which only ranks documents, at /v1/rerank, /v2/rerank and /rerank."
+    return InvalidRequest(told, param="model")
 
 
 def _shortened(tokenizer: Any, documents: Sequence[Document], max_tokens: int) -> dict[int, str]:

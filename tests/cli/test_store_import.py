@@ -40,6 +40,7 @@ from tests.published_instructblip import write_instructblip
 from tests.published_llava import write_llava
 from tests.published_models import LANGUAGE_MODELS, T5S, publish, sentencepiece_model
 from tests.published_qwen3_vl import write_qwen3_vl_embedding
+from tests.published_rerankers import CROSS_ENCODERS, publish_reranker
 
 VICUNA = (
     "<s>A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, detailed,"
@@ -123,6 +124,42 @@ def logits_of(engine: GenerateEngine, ids: tuple[int, ...]) -> torch.Tensor:
     return model.prefill([Prefill(model.new_cache(len(ids)).open(len(ids)), ids)])[0].logits
 
 
+@pytest.mark.parametrize("name", CROSS_ENCODERS)
+def test_a_published_cross_encoder_is_a_reranker_of_generate(tmp_path: Path, name: str) -> None:
+    source = publish_reranker(tmp_path, name)
+    plan = json.loads(run(source, "--dry-run", "--json").stdout)
+    assert (plan["kind"], plan["services"], plan["licence"]) == ("cross-encoder", ["generate"], "apache-2.0")
+    assert plan["source"]["context_length"] == (8192 if "modernbert" in name else 512)
+    taken = {path.name for path in imported(tmp_path, source).iterdir()}
+    assert taken >= {"config.json", "tokenizer.json", "model.safetensors", "reference.json"}
+    assert not taken & {"pytorch_model.bin", "vocab.txt", "sentencepiece.bpe.model", "onnx"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"id2label": {"0": "no", "1": "yes"}}, "id2label has 2 labels: a reranker has one"),
+        ({"architectures": ["Qwen3ForSequenceClassification"], "model_type": "qwen3"}, "none of bert, modernbert"),
+        ({"auto_map": {"AutoModel": "x.y"}}, "auto_map"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantised weights are not served"),
+    ],
+)
+def test_a_classifier_that_is_no_reranker_is_refused(tmp_path: Path, changed: dict[str, Any], told: str) -> None:
+    source = publish_reranker(tmp_path, "ms-marco-MiniLM-L6-v2")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**config, **changed}))
+    result = run(source)
+    assert (result.exit_code, told in result.stderr) == (1, True), result.stderr
+
+
+def test_a_cross_encoder_without_a_fast_tokenizer_is_refused_with_the_way_on(tmp_path: Path) -> None:
+    source = publish_reranker(tmp_path, "ms-marco-MiniLM-L6-v2")
+    (source / "tokenizer.json").unlink()
+    result = run(source)
+    assert result.exit_code == 1
+    assert "has no tokenizer.json: load and save its tokenizer once with transformers" in result.stderr
+
+
 @pytest.mark.parametrize("name", LANGUAGE_MODELS)
 def test_a_published_language_model_is_served_as_its_makers_serve_it(tmp_path: Path, name: str) -> None:
     source, expected = publish(tmp_path, name), EXPECTED[name]
@@ -179,7 +216,10 @@ def test_the_fast_tokenizer_of_a_sentencepiece_model_gives_its_tokens(tmp_path: 
         (lambda at: at, "is an empty folder"),
         (lambda at: _with(at, "adapter_config.json", "{}"), "merge it into its model first"),
         (lambda at: _with(at, "model-q4.gguf", "GGUF"), "GGUF is llama.cpp's own format"),
-        (lambda at: _with(at, "config.json", '{"model_type": "bert"}'), "causal language models, T5s and CLIPs can be"),
+        (
+            lambda at: _with(at, "config.json", '{"model_type": "bert"}'),
+            "causal language and vision-language models, re",
+        ),
         (lambda at: _with(at, "config.json", '{"model_type": "siglip"}'), "timm/ViT-B-16-SigLIP"),
         (lambda at: "hf://no", "is not of the form hf://owner/name"),
     ],

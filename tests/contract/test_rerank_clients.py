@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,8 @@ import requests
 from tests.contract.curl import curl
 from tests.contract.generate_processes import running_system
 from tests.contract.served_system import System
-from tests.generate.served_tiny import MODEL
+from tests.generate.served_tiny import MODEL, publish_tiny
+from tests.published_rerankers import RERANKERS, import_rerankers
 
 QUERY = "who kept the lighthouse?"
 DOCUMENTS = [
@@ -23,6 +26,7 @@ DOCUMENTS = [
     "The people fished and traded with the mainland.",
     "It was built in the year 1931.",
 ]
+GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "generate.md"
 METHODS = ["calibrated", "attention", "query_likelihood", "relevance_prompt"]
 
 
@@ -126,6 +130,53 @@ def test_cohere_v1_gets_its_documents_back(cohere_v1: cohere.Client, expected: l
         assert result.document.model_dump()["page"] == str(result.index)
 
 
+# --- published rerankers ---
+
+
+@pytest.fixture(scope="module")
+def rerankers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    folder = tmp_path_factory.mktemp("rerankers")
+    store_url = publish_tiny(folder)
+    served = ",".join(import_rerankers(folder, store_url))
+    with running_system(folder, FOVEA_STORE_URL=store_url, FOVEA_GENERATE_MODELS=served) as system:
+        yield system
+
+
+@pytest.mark.parametrize("name", [name.lower() for name in RERANKERS])
+def test_cohere_jinas_and_teis_clients_get_one_answer_of_a_reranker(
+    rerankers: System, connections: httpx.Client, name: str
+) -> None:
+    url = rerankers.gateway.url
+    client = cohere.ClientV2(api_key="none", base_url=url, httpx_client=connections)
+    answer = client.rerank(model=name, query=QUERY, documents=DOCUMENTS, top_n=3)
+    told = [(str(result.index), result.relevance_score) for result in answer.results]
+    assert len({score for _, score in told}) == 3
+
+    from llama_index.postprocessor.jinaai_rerank import JinaRerank
+
+    jina = JinaRerank(top_n=3, model=name, base_url=f"{url}/v1", api_key="none")
+    assert [(node.node.node_id, node.score) for node in jina.postprocess_nodes(nodes(), query_str=QUERY)] == told
+    tei = curl(f"{url}/rerank", "--json", json.dumps({"query": QUERY, "texts": DOCUMENTS, "model": name})).json
+    assert [(str(one["index"]), one["score"]) for one in tei][:3] == told
+
+
+def test_the_guides_example_ranks_by_a_published_reranker(rerankers: System) -> None:
+    (program,) = re.findall(r'^```python title="rerank.py"\n(.*?)^```', GUIDE.read_text(), re.MULTILINE | re.DOTALL)
+    program = program.replace("http://127.0.0.1:8080", rerankers.gateway.url)
+    printed = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
+    assert sorted(line.split()[0] for line in printed.splitlines()) == ["0", "1"]
+
+
+def test_a_reranker_asked_to_chat_raises_the_clients_own_error(rerankers: System) -> None:
+    import openai
+
+    client = openai.OpenAI(api_key="none", base_url=f"{rerankers.gateway.url}/v1", max_retries=0)
+    with pytest.raises(openai.BadRequestError, match="which only ranks documents"):
+        client.chat.completions.create(
+            model=next(iter(RERANKERS)).lower(), messages=[{"role": "user", "content": QUERY}]
+        )
+
+
 # --- LangChain ---
 
 
@@ -214,7 +265,7 @@ def test_haystack_shows_its_user_what_is_wrong(haystack_ranker: Any) -> None:
 
 
 def test_the_guide_tells_each_client_the_address_that_it_is_given_here() -> None:
-    guide = (Path(__file__).parents[2] / "docs" / "guide" / "generate.md").read_text()
+    guide = GUIDE.read_text()
     rows = dict(re.findall(r"^\| (.+) \| `http://127\.0\.0\.1:8080([^`]*)`", guide, re.MULTILINE))
     assert {path for clients, path in rows.items() if "JinaRanker" in clients} == {"/v1/rerank"}
     assert {path for clients, path in rows.items() if "JinaRerank" in clients} == {"/v1"}

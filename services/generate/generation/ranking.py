@@ -15,6 +15,7 @@ their tokens, the most attended last, and again over the prompt in that order.
 Shapes: K documents, L layers, H heads, T tokens, V vocabulary.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -54,7 +55,7 @@ class Ranking:
     answers, σ((o + rel) / t) by the profile's fit (times the probability that any document answers, if the model has a
     trained refusal), or its share α of all documents where the profile has no fit; a document's share of the attention
     for `attention`, the geometric mean of the tokens' probabilities for the likelihoods, p(Yes) among Yes and No for
-    `relevance_prompt`, the probability among the options for `options`.
+    `relevance_prompt`, the probability among the options for `options`, for a reranker the sigmoid of its logit.
     order: documents from best to worst, of equal ones the earlier first. prompt_tokens: tokens of
     all prompts that were run.
     """
@@ -63,6 +64,13 @@ class Ranking:
     relevance_scores: tuple[float, ...]
     order: tuple[int, ...]
     prompt_tokens: int
+
+    @classmethod
+    def of_logits(cls, logits: Sequence[float], prompt_tokens: int) -> "Ranking":
+        """Rank by the logits of a reranker."""
+        # one by one, as torch's sigmoid of equal numbers depends on their places in a tensor
+        relevance = [math.exp(min(logit, 0.0)) / (1 + math.exp(-abs(logit))) for logit in logits]
+        return cls(tuple(logits), tuple(relevance), best_first(logits), prompt_tokens)
 
 
 # What answers an item: the steps of a generation, or the one ranking of a job.

@@ -18,7 +18,9 @@ from services.generate.generation.ranking import Ranking
 from services.generate.http.generate_routes import check_length
 from services.generate.prompts.ranking import RankMethod
 from services.generate.prompts.templates import Document
-from services.generate.service import CallLimits, GenerateService, RankCall
+from services.generate.service import CallLimits, GenerateService, RankCall, Ranked
+
+METHOD_DESCRIPTION = "How a language model scores documents, `calibrated` by default. A reranker has its own score."
 
 
 class RerankDocument(BaseModel):
@@ -53,7 +55,7 @@ class RerankRequest(OpenRequest):
     max_tokens_per_doc: Annotated[int, Field(ge=1)] | None = Field(
         None, description="Longer documents are cut to this number of tokens and listed in `meta.warnings`."
     )
-    method: RankMethod = Field("calibrated", description="How documents are scored.")
+    method: RankMethod | None = Field(None, description=METHOD_DESCRIPTION)
     rank_fields: JsonList[str] | None = Field(None, description="Only `text` and `title` are supported.")
 
 
@@ -62,10 +64,13 @@ class TeiRerankRequest(BaseModel):
 
     query: Annotated[str, Field(min_length=1)]
     texts: JsonList[str]
+    model: str | None = Field(None, description="Model that answers; the first served one by default.")
     raw_scores: bool | None = Field(False, description="Return the method's raw scores instead of scores in [0, 1].")
     return_text: bool | None = False
-    truncate: bool | None = Field(False, description="Ignored: texts that are too long are refused, never cut.")
-    method: RankMethod = "calibrated"
+    truncate: bool | None = Field(
+        False, description="Ignored: a reranker cuts texts that are too long, a language model refuses them."
+    )
+    method: RankMethod | None = Field(None, description=METHOD_DESCRIPTION)
 
 
 class RerankResult(BaseModel):
@@ -92,7 +97,7 @@ class BilledUnits(BaseModel):
 
 
 class RerankMeta(BaseModel):
-    """`warnings` lists the documents that were cut because the request asked for it."""
+    """`warnings` lists the documents that were cut because the request asked for it, or to a reranker's limit."""
 
     api_version: ApiVersion
     billed_units: BilledUnits
@@ -139,21 +144,20 @@ class RerankError(BaseModel):
 DOCUMENTS_PER_SEARCH_UNIT = 100
 
 
-def render_answer(
-    body: RerankRequest, ranking: Ranking, *, id: str, model: str, cut: Sequence[int] = ()
-) -> dict[str, Any]:
+def render_answer(body: RerankRequest, ranked: Ranked, *, id: str) -> dict[str, Any]:
     """Render a RerankAnswer."""
+    ranking = ranked.ranking
     results: list[dict[str, Any]] = _scores(body, ranking)
     for result in results if body.return_documents is not False else ():
         given = body.documents[result["index"]]
         result["document"] = {"text": given} if isinstance(given, str) else given.model_dump(exclude_unset=True)
     usage = {"prompt_tokens": ranking.prompt_tokens, "total_tokens": ranking.prompt_tokens}
-    return {"id": id, "model": model, "results": results, "usage": usage, "meta": _meta("1", body, cut)}
+    return {"id": id, "model": ranked.model, "results": results, "usage": usage, "meta": _meta("1", body, ranked)}
 
 
-def render_answer_v2(body: RerankRequest, ranking: Ranking, *, id: str, cut: Sequence[int] = ()) -> dict[str, Any]:
+def render_answer_v2(body: RerankRequest, ranked: Ranked, *, id: str) -> dict[str, Any]:
     """Render a RerankAnswerV2."""
-    return {"id": id, "results": _scores(body, ranking), "meta": _meta("2", body, cut)}
+    return {"id": id, "results": _scores(body, ranked.ranking), "meta": _meta("2", body, ranked)}
 
 
 def render_tei(body: TeiRerankRequest, ranking: Ranking) -> list[dict[str, Any]]:
@@ -169,14 +173,17 @@ def _scores(body: RerankRequest, ranking: Ranking) -> list[dict[str, Any]]:
     return [{"index": k, "relevance_score": ranking.relevance_scores[k]} for k in best]
 
 
-def _meta(version: Literal["1", "2"], body: RerankRequest, cut: Sequence[int]) -> dict[str, Any]:
+def _meta(version: Literal["1", "2"], body: RerankRequest, ranked: Ranked) -> dict[str, Any]:
     meta: dict[str, Any] = {
         "api_version": {"version": version},
         "billed_units": {"search_units": -(-len(body.documents) // DOCUMENTS_PER_SEARCH_UNIT)},
     }
-    if cut:
-        named = ", ".join(map(str, cut))
-        meta["warnings"] = [f"Cut to {body.max_tokens_per_doc} tokens by max_tokens_per_doc: document {named}."]
+    reasons = {
+        f"Cut to {body.max_tokens_per_doc} tokens by max_tokens_per_doc": ranked.cut,
+        f"Cut to the model's {ranked.context_length} tokens of query and document": ranked.too_long,
+    }
+    if warnings := [f"{why}: document {', '.join(map(str, cut))}." for why, cut in reasons.items() if cut]:
+        meta["warnings"] = warnings
     return meta
 
 
@@ -241,7 +248,7 @@ def rerank_router(service: GenerateService) -> APIRouter:
         if isinstance(body, TeiRerankRequest):
             began = time.perf_counter()
             _check_count(body.texts, "texts", service.limits)
-            call = RankCall(body.query, [Document(text) for text in body.texts], body.method)
+            call = RankCall(body.query, [Document(text) for text in body.texts], body.method, body.model)
             ranked = await service.rank(call, context_of(request.scope))
             headers = tei_headers(
                 request,
@@ -252,13 +259,13 @@ def rerank_router(service: GenerateService) -> APIRouter:
             content = orjson.dumps(render_tei(body, ranked.ranking))
             return Response(content, headers=headers, media_type="application/json")
         ranked = await service.rank(_call(body, service.limits), context_of(request.scope))
-        return _json(render_answer(body, ranked.ranking, id=_new_id(), model=ranked.model, cut=ranked.cut))
+        return _json(render_answer(body, ranked, id=_new_id()))
 
     @router.post("/v2/rerank", responses={200: {"model": RerankAnswerV2, "description": "Cohere's form"}})
     async def rerank_v2(request: Request, body: RerankRequest) -> Response:
         """Rank documents by their relevance to a query, best first: the form of Cohere's version 2."""
         ranked = await service.rank(_call(body, service.limits), context_of(request.scope))
-        return _json(render_answer_v2(body, ranked.ranking, id=_new_id(), cut=ranked.cut))
+        return _json(render_answer_v2(body, ranked, id=_new_id()))
 
     return router
 

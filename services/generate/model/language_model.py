@@ -6,7 +6,7 @@ and compute the logits of only the wanted rows.
 Shapes: B sequences, T tokens, V vocabulary, L layers, H heads, K documents, D width.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -133,21 +133,9 @@ class LanguageModel:
         OSError if a file is missing.
         """
         register_attention()
-        from transformers import AutoTokenizer
-
-        stored = StoredWeights.in_folder(directory)
-        config = read_config(directory, stored)
-        check_config(config)
-        device = options.choose_device()
-        check_room(directory, device, options.choose_dtype(device))
-        torch.set_num_threads(options.choose_num_threads(config.hidden_size))
-        dtype = options.choose_dtype(device)
-        model = load_model(
-            "AutoModelForCausalLM", directory, config, stored, dtype=dtype, attn_implementation=ATTENTION
+        return cls(
+            *read_onto_device(directory, options, "AutoModelForCausalLM", check_config, attn_implementation=ATTENTION)
         )
-        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-        check_tokens(tokenizer, config.vocab_size)
-        return cls(model.eval().requires_grad_(False).to(device), tokenizer)
 
     def new_cache(self, max_tokens: int, num_layers: int | None = None) -> KVCache:
         """Make a cache for sequences of this model, or of its first layers; the passes below work on the slots of any
@@ -340,6 +328,28 @@ class LanguageModel:
     def _packed(self, numbers: Sequence[tuple[int, ...]]) -> Tensor:
         """Concatenate to (1, T) int64."""
         return torch.tensor([[number for some in numbers for number in some]], device=self.device)
+
+
+def read_onto_device(
+    directory: Path, options: DeviceOptions, model_class: str, check: Callable[[Any], None], **choices: Any
+) -> tuple[Any, Any]:
+    """Read a Hugging Face directory onto the device: transformers' model of a class, for inference, and its tokenizer.
+
+    `check` raises ValueError for a configuration that is not supported. Raises what `LanguageModel.load` raises.
+    """
+    from transformers import AutoTokenizer
+
+    stored = StoredWeights.in_folder(directory)
+    config = read_config(directory, stored)
+    check(config)
+    device = options.choose_device()
+    dtype = options.choose_dtype(device)
+    check_room(directory, device, dtype)
+    torch.set_num_threads(options.choose_num_threads(config.hidden_size))
+    model = load_model(model_class, directory, config, stored, dtype=dtype, **choices)
+    tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    check_tokens(tokenizer, config.vocab_size)
+    return model.eval().requires_grad_(False).to(device), tokenizer
 
 
 def in_passes(items: Sequence[Any], costs: Sequence[int], max_tokens: int | None = None) -> Iterator[list[Any]]:

@@ -103,7 +103,7 @@ def prepare_options(
 
 
 def _likelihood_pieces(query: str, document: Document, method: RankMethod) -> list[Piece]:
-    passage = _passage(document)
+    passage = document.titled
     if method == "query_likelihood":
         return [Piece(f"{passage}\n", 0), Piece(query + RESTRICTION)]
     return [Piece(f"{WRITE_A_QUESTION}\nPassage: {passage}\nQuestion:", 0), Piece(f" {query}")]
@@ -112,7 +112,7 @@ def _likelihood_pieces(query: str, document: Document, method: RankMethod) -> li
 def _relevance_prompts(
     tokenizer: Any, query: str, documents: Sequence[Document]
 ) -> tuple[list[Prompt], tuple[int, ...]]:
-    questions = [f"Passage: {_passage(document)}\nQuery: {query}\n{IS_IT_ANSWERED}\nAnswer:" for document in documents]
+    questions = [f"Passage: {document.titled}\nQuery: {query}\n{IS_IT_ANSWERED}\nAnswer:" for document in documents]
     if tokenizer.chat_template is None:
         rendered: list[Sequence[Piece]] = [[Piece(question)] for question in questions]
     else:
@@ -133,10 +133,6 @@ def _with_answers(tokenizer: Any, pieces: Sequence[Piece], answers: Sequence[str
         raise InvalidRequest(f"this checkpoint's tokenizer does not distinguish the answers {', '.join(answers)}")
     shared = tuple(column[0] for column in columns[:place])
     return Prompt(tokenise(tokenizer, pieces).input_ids + shared, (), 0), columns[place]
-
-
-def _passage(document: Document) -> str:
-    return f"{document.title}\n{document.text}" if document.title else document.text
 
 
 def _check_length(prompt: Prompt, max_model_len: int, what: str) -> None:

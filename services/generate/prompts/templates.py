@@ -68,6 +68,11 @@ class Document:
     title: str = ""
     id: str | None = None
 
+    @property
+    def titled(self) -> str:
+        """Its text, below its title if it has one."""
+        return f"{self.title}\n{self.text}" if self.title else self.text
+
 
 @dataclass(frozen=True)
 class Prompt:

@@ -16,6 +16,7 @@ from services.generate.http.rerank_routes import (
     render_tei,
 )
 from services.generate.prompts.templates import shorten
+from services.generate.service import Ranked
 from tests.generate.served_tiny import CONTEXT, MODEL, served_tiny
 from tests.generate.tiny_models import tiny_tokenizer
 
@@ -209,12 +210,13 @@ def test_tei_is_told_in_its_own_form(client: TestClient, fields: dict[str, Any],
 # --- the pieces ---
 
 RANKING = Ranking((-3.0, 5.0, 0.5), (0.0, 0.9, 0.1), (1, 2, 0), 40)
+RANKED = Ranked(RANKING, "m")
 
 
 def test_a_search_unit_is_a_hundred_documents() -> None:
     def units(count: int) -> int:
         body = RerankRequest(query="q", documents=["a"] * count)
-        meta: dict[str, Any] = render_answer_v2(body, RANKING, id="1")["meta"]
+        meta: dict[str, Any] = render_answer_v2(body, RANKED, id="1")["meta"]
         return int(meta["billed_units"]["search_units"])
 
     assert [units(count) for count in (3, 100, 101)] == [1, 1, 2]
@@ -222,7 +224,7 @@ def test_a_search_unit_is_a_hundred_documents() -> None:
 
 def test_scores_stand_in_the_ranking_s_order_and_raw_ones_only_where_asked_for() -> None:
     body = RerankRequest(query="q", documents=["a", "b", "c"], top_n=2, return_documents=False)
-    assert render_answer(body, RANKING, id="1", model="m")["results"] == [
+    assert render_answer(body, RANKED, id="1")["results"] == [
         {"index": 1, "relevance_score": 0.9},
         {"index": 2, "relevance_score": 0.1},
     ]

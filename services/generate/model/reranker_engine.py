@@ -1,0 +1,226 @@
+"""Rerankers: models that score a query and a document together with one number, each read with transformers' own class.
+
+A pair that is too long is cut as sentence-transformers cuts it: the longer of the two texts loses its last tokens, one
+at a time. A document's score does not depend on the other pairs of its batch, beyond rounding.
+
+Shapes: B pairs, T tokens, D width.
+"""
+
+import copy
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from pydantic import JsonValue
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from services.core.errors import InvalidField
+from services.generate.model.language_model import SELF_CHECK_TOLERANCE, read_onto_device
+from services.generate.prompts.abandonment import check_wanted
+from services.generate.prompts.templates import CHARACTERS_PER_TOKEN, Document, shorten
+from services.nn.broken_model import BrokenModel
+from services.nn.devices import DeviceOptions
+from services.nn.plain_texts import PlainTexts, is_blank
+from services.nn.reference_outputs import OutputRow, check_checkpoint
+
+# The kind of such a checkpoint in manifests of the model store.
+CROSS_ENCODER_KIND = "cross-encoder"
+# Whose classifiers read a pair, by their `model_type`, each with the positions that it has no token for.
+CROSS_ENCODERS = {"bert": 0, "modernbert": 0, "xlm-roberta": 2}
+SAMPLE_DOCUMENTS = (Document("It was built on the island in the year 1931."), Document("No. " * 40))
+# Pairs that a thread tokenises before it looks whether they are still wanted.
+PIECE = 16
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The tokens of a query and a document; `type_ids` tell them apart for models that read such, else it is empty.
+
+    `is_cut` tells whether they lost tokens.
+    """
+
+    input_ids: tuple[int, ...]
+    type_ids: tuple[int, ...] = ()
+    is_cut: bool = False
+
+
+class RerankerEngine(ABC):
+    """Scores pairs with one checkpoint: `prepare` on any thread, all else on one at a time.
+
+    Implements Engine of `services.core.batching.batcher`. A score is a logit: its sigmoid is the relevance.
+    """
+
+    kind: ClassVar[str]
+    model_class: ClassVar[str]
+
+    def __init__(self, model: Any, tokenizer: Any) -> None:
+        self._model = model
+        self._directory: Path | None = None
+        self.computes_in = str(model.dtype).removeprefix("torch.")
+        self.tokenizer = tokenizer
+        # A checkpoint's own truncation settings would cut texts, and would change while another thread reads them.
+        self.tokenizer.backend_tokenizer.no_truncation()
+        self.tokenizer.backend_tokenizer.no_padding()
+        self._plain = PlainTexts.of(tokenizer)
+        self.context_length = self._most_tokens()
+
+    @classmethod
+    def load(cls, directory: Path, options: DeviceOptions) -> Self:
+        """Read a Hugging Face directory onto the device. Raises what `read_onto_device` raises."""
+        engine = cls(*read_onto_device(directory, options, cls.model_class, cls.check_config))
+        engine._directory = directory
+        return engine
+
+    @staticmethod
+    @abstractmethod
+    def check_config(config: Any) -> None:
+        """Raises ValueError for a configuration of transformers that is of no such model."""
+
+    # On any thread
+
+    def prepare(self, query: str, documents: Sequence[Document]) -> list[Pair]:
+        """Tokenise a query with each document. Raises InvalidField for a query without any character to be seen."""
+        if is_blank(query):
+            raise InvalidField("query: It has no character that can be seen.", param="query")
+        query = self._readable(query)
+        pairs: list[Pair] = []
+        for start in range(0, len(documents), PIECE):
+            check_wanted()
+            pairs += self._pairs(query, [self._readable(one.titled) for one in documents[start : start + PIECE]])
+        return pairs
+
+    # On the compute thread
+
+    @torch.inference_mode()
+    def run_batch(self, items: Sequence[Pair]) -> list[float]:
+        """Score pairs. Raises BrokenModel for a score that is not a number."""
+        scores: list[float] = self._scores(self._inputs(items)).double().tolist()
+        if not all(map(math.isfinite, scores)):
+            raise BrokenModel("a score is not a number")
+        return scores
+
+    def warm_up(self) -> None:
+        """Score pairs of two lengths, so that no request pays for first calls."""
+        self.run_batch(self.prepare("When was it built?", SAMPLE_DOCUMENTS))
+
+    @torch.inference_mode()
+    def self_check(self) -> None:
+        """Raises BrokenModel as `check_checkpoint` does, and for a model that reads what pairs are padded with."""
+        check_checkpoint(self, self._directory)
+        pairs = self.prepare("When was it built?", SAMPLE_DOCUMENTS)
+        alone, beside = self._hidden(self._inputs(pairs[:1]))[0], self._hidden(self._inputs(pairs))[0]
+        difference = float((alone - beside).norm() / alone.norm())
+        # written so that NaN fails
+        if not difference <= SELF_CHECK_TOLERANCE[self._model.dtype]:
+            raise BrokenModel(f"a pair is read differently, by {difference:.3g}, beside a longer one")
+
+    def reference_inputs(self) -> list[JsonValue]:
+        """Return queries, each of which is scored with a document."""
+        return ["When was it built?", "Who kept the lighthouse?"]
+
+    @torch.inference_mode()
+    def reference_outputs(self, inputs: Sequence[Any]) -> list[OutputRow]:
+        """Return of each query what the model holds of it and a document, and its score."""
+        read = [self._inputs(self.prepare(query, SAMPLE_DOCUMENTS[:1])) for query in inputs]
+        rows = [(self._hidden(one)[0].double(), self._scores(one).double()) for one in read]
+        return [torch.cat(row).tolist() for row in rows]
+
+    @abstractmethod
+    def _most_tokens(self) -> int:
+        """Return the most tokens of a pair."""
+
+    @abstractmethod
+    def _pairs(self, query: str, documents: Sequence[str]) -> list[Pair]: ...
+
+    @abstractmethod
+    def _inputs(self, pairs: Sequence[Pair]) -> Mapping[str, Tensor]:
+        """Return the model's inputs of pairs, padded on the right, (B, T) each."""
+
+    @abstractmethod
+    def _hidden(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Return what the model holds of each pair at one of its tokens, (B, D)."""
+
+    @abstractmethod
+    def _scores(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Return the logits of pairs, (B,) float32."""
+
+    def _readable(self, text: str) -> str:
+        """Break up control tokens that a text spells, and cut a text far beyond all that is read of it."""
+        most = 2 * self.context_length
+        is_long = len(text) > CHARACTERS_PER_TOKEN * most
+        beginning = shorten(self.tokenizer, text, most) if is_long else None
+        return self._plain.break_up(text if beginning is None else beginning)
+
+    def _cutting(self, most: int) -> Any:
+        """Copy the tokenizer, with its truncation set to `most` tokens."""
+        backend = copy.deepcopy(self.tokenizer.backend_tokenizer)
+        backend.enable_truncation(most, strategy="longest_first")
+        return backend
+
+    def _padded(self, rows: Sequence[Sequence[int]], value: int) -> Tensor:
+        tensors = [torch.tensor(row, dtype=torch.int64) for row in rows]
+        return pad_sequence(tensors, batch_first=True, padding_value=value).to(self._model.device)
+
+
+class CrossEncoderEngine(RerankerEngine):
+    """Runs an encoder that was trained to classify pairs, with one label."""
+
+    kind = CROSS_ENCODER_KIND
+    model_class = "AutoModelForSequenceClassification"
+
+    def __init__(self, model: Any, tokenizer: Any) -> None:
+        super().__init__(model, tokenizer)
+        self._pair_tokenizer = self._cutting(self.context_length)
+        has_types = getattr(model.config, "type_vocab_size", 0) > 1
+        self._reads_types = has_types and "token_type_ids" in tokenizer.model_input_names
+
+    @staticmethod
+    def check_config(config: Any) -> None:
+        check_cross_encoder(config)
+
+    def _most_tokens(self) -> int:
+        return cross_encoder_tokens(self._model.config, int(self.tokenizer.model_max_length))
+
+    def _pairs(self, query: str, documents: Sequence[str]) -> list[Pair]:
+        encoded = self._pair_tokenizer.encode_batch([(query, document) for document in documents])
+        return [
+            Pair(tuple(one.ids), tuple(one.type_ids) if self._reads_types else (), is_cut=bool(one.overflowing))
+            for one in encoded
+        ]
+
+    def _inputs(self, pairs: Sequence[Pair]) -> Mapping[str, Tensor]:
+        inputs = {
+            "input_ids": self._padded([one.input_ids for one in pairs], self._model.config.pad_token_id or 0),
+            "attention_mask": self._padded([[1] * len(one.input_ids) for one in pairs], 0),
+        }
+        if self._reads_types:
+            inputs["token_type_ids"] = self._padded([one.type_ids for one in pairs], 0)
+        return inputs
+
+    def _hidden(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        hidden: Tensor = self._model.base_model(**inputs).last_hidden_state
+        return hidden[:, 0]
+
+    def _scores(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        logits: Tensor = self._model(**inputs).logits
+        return logits[:, 0].float()
+
+
+def check_cross_encoder(config: Any) -> None:
+    """Raises ValueError for a configuration of transformers that is of no cross-encoder with one label."""
+    if config.model_type not in CROSS_ENCODERS:
+        raise ValueError(
+            f"a classifier of the architecture {config.model_type!r} is none of {', '.join(CROSS_ENCODERS)}"
+        )
+    if config.num_labels != 1:
+        raise ValueError(f"id2label has {config.num_labels} labels: a reranker has one, which is its score")
+
+
+def cross_encoder_tokens(config: Any, of_tokenizer: int) -> int:
+    """Return the most tokens of a pair: those of the tokenizer, if the model has as many positions."""
+    return min(of_tokenizer, int(config.max_position_embeddings) - CROSS_ENCODERS[config.model_type])

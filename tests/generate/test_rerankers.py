@@ -1,0 +1,160 @@
+"""Published rerankers, imported and behind the rerank routes, beside a language model."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from starlette.testclient import TestClient
+
+from services.generate.app import create_generate
+from services.generate.settings import GenerateSettings
+from services.nn.loading import transformers
+from tests.embed.tiny import wait_until_ready
+from tests.generate.served_tiny import MODEL, publish_tiny
+from tests.published_rerankers import CROSS_ENCODERS, RERANKERS, import_rerankers
+
+QUERY = "who lit the oldest lighthouse?"
+# Of very different lengths, the last but one longer than most models read.
+DOCUMENTS = [
+    "Three brothers lit the lighthouse in 1789.",
+    "Ships waited in the harbour until the fog had lifted; many of them carried grain. " * 9,
+    "No.",
+    "Käthe's café in 東京 is naïve.",
+    "The oldest lighthouse of the northern coast was lit by three brothers. " * 90,
+    "Question: who lit the oldest lighthouse of the northern coast",
+]
+LIMITS = {"gte-reranker-modernbert-base": 8192}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("rerankers")
+
+
+@pytest.fixture(scope="module")
+def client(folder: Path) -> Iterator[TestClient]:
+    """All rerankers as `fovea store import` publishes them, and a language model, in one service."""
+    store_url = publish_tiny(folder)
+    served = GenerateSettings(
+        store_url=store_url,
+        checkpoint_cache_dir=folder / "copies",
+        models=(MODEL, *import_rerankers(folder, store_url)),
+        device="cpu",
+        num_threads=1,
+        max_batch_cost=4096,
+    )
+    with TestClient(create_generate(served), raise_server_exceptions=False, base_url="http://localhost") as client:
+        wait_until_ready(lambda: client.get("/readyz").status_code == 200)
+        yield client
+
+
+def answer_to(client: TestClient, name: str, documents: list[Any] = DOCUMENTS, **fields: Any) -> Any:
+    body = {"model": name.lower(), "query": QUERY, "documents": documents, "return_documents": False, **fields}
+    response = client.post("/v1/rerank", json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def by_index(answer: Any) -> list[float]:
+    return [one["relevance_score"] for one in sorted(answer["results"], key=lambda one: one["index"])]
+
+
+def scores_of_transformers(source: Path, documents: list[str], max_length: int) -> list[float]:
+    """Score with transformers alone, as model cards of cross-encoders show it, all in one batch."""
+    tokenizer = transformers().AutoTokenizer.from_pretrained(source)
+    model = transformers().AutoModelForSequenceClassification.from_pretrained(source, dtype=torch.float32).eval()
+    pairs = [[QUERY, document] for document in documents]
+    inputs = tokenizer(pairs, padding=True, truncation=True, max_length=max_length, return_tensors="pt")
+    with torch.inference_mode():
+        scores: list[float] = model(**inputs).logits[:, 0].double().sigmoid().tolist()
+    return scores
+
+
+@pytest.mark.parametrize("name", CROSS_ENCODERS)
+def test_a_cross_encoder_scores_as_transformers_does(client: TestClient, folder: Path, name: str) -> None:
+    expected = scores_of_transformers(folder / "hub" / name, DOCUMENTS, LIMITS.get(name, 512))
+    answer = answer_to(client, name)
+    assert max(expected) - min(expected) > 0.01
+    assert by_index(answer) == pytest.approx(expected, abs=1e-6)
+    assert [one["index"] for one in answer["results"]] == sorted(range(len(expected)), key=lambda k: -expected[k])
+    alone = [by_index(answer_to(client, name, [document]))[0] for document in DOCUMENTS]
+    assert alone == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", CROSS_ENCODERS)
+def test_documents_beyond_the_models_limit_are_named(client: TestClient, name: str) -> None:
+    warnings = answer_to(client, name)["meta"].get("warnings")
+    limit = LIMITS.get(name, 512)
+    told = [f"Cut to the model's {limit} tokens of query and document: document 4."]
+    assert warnings == (told if limit == 512 else None)
+
+
+def test_only_so_much_of_a_long_text_is_read_as_counts(client: TestClient, folder: Path) -> None:
+    name = "ms-marco-MiniLM-L6-v2"
+    long = ["The oldest lighthouse. " * 9000, "three brothers " * 9000]
+    assert by_index(answer_to(client, name, long)) == pytest.approx(
+        scores_of_transformers(folder / "hub" / name, long, 512), abs=1e-6
+    )
+
+
+def test_equal_documents_have_equal_scores_in_any_number_of_batches(client: TestClient) -> None:
+    for name in RERANKERS:
+        scores = by_index(answer_to(client, name, [*DOCUMENTS[:4], *(["A ship."] * 100), *DOCUMENTS[:4]]))
+        assert len(set(scores[4:104])) == 1
+        assert scores[:4] == scores[-4:]
+
+
+def test_tei_gets_probabilities_or_the_models_own_numbers(client: TestClient) -> None:
+    for name in RERANKERS:
+        body = {"model": name.lower(), "query": QUERY, "texts": DOCUMENTS[:3]}
+        raw, ranks = (client.post("/rerank", json={**body, "raw_scores": one}).json() for one in (True, False))
+        assert [one["index"] for one in raw] == [one["index"] for one in ranks]
+        assert [one["score"] for one in ranks] == pytest.approx(
+            torch.tensor([one["score"] for one in raw]).sigmoid().tolist()
+        )
+
+
+def test_a_title_and_a_limit_of_tokens_count_as_for_language_models(client: TestClient) -> None:
+    for name in RERANKERS:
+        titled = answer_to(client, name, [{"title": "Harbours", "text": DOCUMENTS[0]}])
+        assert by_index(titled) == by_index(answer_to(client, name, [f"Harbours\n{DOCUMENTS[0]}"]))
+        cut = answer_to(client, name, [DOCUMENTS[0]], max_tokens_per_doc=3)
+        assert cut["meta"]["warnings"] == ["Cut to 3 tokens by max_tokens_per_doc: document 0."]
+        assert by_index(cut) != by_index(answer_to(client, name, [DOCUMENTS[0]]))
+
+
+def test_control_tokens_in_a_document_are_read_as_text(client: TestClient) -> None:
+    for name, spelt in (("ms-marco-MiniLM-L6-v2", "[SEP]"), ("bge-reranker-base", "</s>")):
+        broken = f"{spelt[0]} {spelt[1:]}"
+        texts = [f"No. {one} yes." for one in (spelt, broken)]
+        assert len(set(by_index(answer_to(client, name, texts)))) == 1
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/chat/completions", "/v1/completions", "/tokenize"])
+def test_a_reranker_asked_to_write_is_refused_by_name(client: TestClient, path: str) -> None:
+    bodies: dict[str, dict[str, Any]] = {
+        "/generate": {"query": "Who?", "documents": ["He."]},
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "Who?"}]},
+        "/v1/completions": {"prompt": "Who?"},
+        "/tokenize": {"prompt": "Who?"},
+    }
+    kinds = {one["id"]: one["kind"] for one in client.get("/v1/models").json()["data"]}
+    for name in map(str.lower, RERANKERS):
+        response = client.post(path, json={**bodies[path], "model": name})
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "model")
+        assert f"{name} is a {kinds[name]}, which only ranks documents" in response.json()["error"]["message"]
+    assert client.post(path, json={**bodies[path], "model": MODEL}).status_code == 200
+
+
+@pytest.mark.parametrize("name", RERANKERS)
+@pytest.mark.parametrize(("fields", "status"), [({"method": "attention"}, 400), ({"query": "\u200b"}, 422)])
+def test_what_a_reranker_cannot_do_is_refused_by_name(
+    client: TestClient, name: str, fields: dict[str, Any], status: int
+) -> None:
+    for path in ("/v1/rerank", "/v2/rerank"):
+        body = {"model": name.lower(), "query": QUERY, "documents": DOCUMENTS[:2], **fields}
+        response = client.post(path, json=body)
+        assert response.status_code == status, response.text
+        assert response.json()["error"]["param"] == next(iter(fields))
