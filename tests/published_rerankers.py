@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 
 from services.nn.loading import transformers
 from tests.generate.small_tokenizers import SENTENCES
-from tests.published_models import DOCUMENTS
+from tests.published_models import CHATML_TEMPLATE, DOCUMENTS
 
 WIDTHS = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
-ONE_LABEL = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}, "initializer_range": 0.3}
+ONE_LABEL = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
 
 
 def ms_marco_minilm(folder: Path) -> None:
@@ -104,12 +104,45 @@ def gte_reranker_modernbert(folder: Path) -> None:
     _write_tokenizer(folder, tokenizer, {**names, "mask_token": "[MASK]"}, settings | inputs)
 
 
+def qwen3_reranker(folder: Path) -> None:
+    """Qwen/Qwen3-Reranker-0.6B: bfloat16, tied embeddings, the configuration and the chat template of any Qwen3."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    _train(tokenizer, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False))
+    tokenizer.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    tokenizer.add_tokens(["<think>", "</think>"])
+    end, end_of_turn = (tokenizer.token_to_id(token) for token in ("<|endoftext|>", "<|im_end|>"))
+    config: dict[str, Any] = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_act": "silu"}
+    config |= {"attention_bias": False, "head_dim": 16, "num_key_value_heads": 2, "rms_norm_eps": 1e-06}
+    config |= {"max_position_embeddings": 40960, "rope_theta": 1000000, "rope_scaling": None, "sliding_window": None}
+    config |= {"bos_token_id": end, "eos_token_id": end_of_turn, "tie_word_embeddings": True, "use_cache": True}
+    config |= {"torch_dtype": "bfloat16", "use_sliding_window": False, "max_window_layers": 28}
+    weights = _weights(folder, config, tokenizer, "AutoModelForCausalLM")
+    del weights["lm_head.weight"]
+    save_file(
+        {name: weight.bfloat16() for name, weight in weights.items()},
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    generation = {"bos_token_id": end, "eos_token_id": [end_of_turn, end], "pad_token_id": end, "do_sample": True}
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    names = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    settings = {"model_max_length": 131072, "tokenizer_class": "Qwen2Tokenizer", "chat_template": CHATML_TEMPLATE}
+    _write_tokenizer(folder, tokenizer, names, settings)
+    vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]
+    (folder / "vocab.json").write_text(json.dumps(vocabulary["vocab"]))
+    (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(" ".join(pair) for pair in vocabulary["merges"]))
+
+
 CROSS_ENCODERS: Mapping[str, Callable[[Path], None]] = {
     "ms-marco-MiniLM-L6-v2": ms_marco_minilm,
     "bge-reranker-base": bge_reranker,
     "gte-reranker-modernbert-base": gte_reranker_modernbert,
 }
-RERANKERS = dict(CROSS_ENCODERS)
+QWEN3_RERANKER = "Qwen3-Reranker-0.6B"
+RERANKERS = {**CROSS_ENCODERS, QWEN3_RERANKER: qwen3_reranker}
 
 
 def publish_reranker(folder: Path, name: str) -> Path:
@@ -136,19 +169,21 @@ def import_rerankers(folder: Path, store_url: str) -> tuple[str, ...]:
 
 
 def _train(tokenizer: Tokenizer, trainer: Any) -> None:
-    tokenizer.train_from_iterator(SENTENCES, trainer)
+    tokenizer.train_from_iterator((*SENTENCES, *("yes", "no") * 200), trainer)
 
 
 def _classifier(folder: Path, config: dict[str, Any], tokenizer: Tokenizer) -> dict[str, torch.Tensor]:
+    return _weights(folder, {**ONE_LABEL, **config}, tokenizer, "AutoModelForSequenceClassification")
+
+
+def _weights(folder: Path, config: dict[str, Any], tokenizer: Tokenizer, kind: str) -> dict[str, torch.Tensor]:
     """Write `config.json`; returns the weights."""
-    config = {**WIDTHS, **ONE_LABEL, **config, "vocab_size": tokenizer.get_vocab_size()}
+    config = {**WIDTHS, "initializer_range": 0.3, **config, "vocab_size": tokenizer.get_vocab_size()}
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     kinds = transformers()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = kinds.AutoModelForSequenceClassification.from_config(
-            kinds.CONFIG_MAPPING[config["model_type"]].from_dict(config)
-        )
+        model = getattr(kinds, kind).from_config(kinds.CONFIG_MAPPING[config["model_type"]].from_dict(config))
     return {name: weight.contiguous().clone() for name, weight in model.state_dict().items()}
 
 

@@ -37,6 +37,7 @@ ENGINES = {
     "vlm-embedding": ("services.embed.model.vlm_engine", "VlmEngine"),
     "causal-lm": ("services.generate.engine", "GenerateEngine"),
     "cross-encoder": ("services.generate.model.reranker_engine", "CrossEncoderEngine"),
+    "qwen3-reranker": ("services.generate.model.reranker_engine", "Qwen3RerankerEngine"),
 }
 
 
@@ -63,6 +64,7 @@ def write_reference(kind: str, directory: Path, source: str | None = None) -> No
 
     faults: tuple[type[Exception], ...] = (FoveaError, BrokenModel, *unexpected())
     shown = source or str(directory)
+    faults_of_files: tuple[type[Exception], ...] = (OSError, *faults)
     try:
         try_tokenizers(shown, directory)
         engine = _load(kind, directory)
@@ -72,7 +74,7 @@ def write_reference(kind: str, directory: Path, source: str | None = None) -> No
         raise NoReference(str(error)) from error
     except (ImportError, MemoryError) as error:
         raise NoReference(f"it can't be loaded here: {error!r}") from error
-    except (OSError, *faults) as error:
+    except faults_of_files as error:
         reason = first_line(error).replace(str(directory), shown)
         unchecked = " (--no-reference: publish unchecked)" if source is None else ""
         raise InvalidCheckpoint(f"{shown} can't be loaded as {kind}: {reason}{unchecked}") from error

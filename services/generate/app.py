@@ -16,7 +16,7 @@ from services.generate.http.decisions import decide
 from services.generate.http.generate_routes import generate_models_router, generate_router
 from services.generate.http.openai_routes import openai_router, tokenize_router
 from services.generate.http.rerank_routes import rerank_router
-from services.generate.model.reranker_engine import CrossEncoderEngine, RerankerEngine
+from services.generate.model.reranker_engine import CrossEncoderEngine, Qwen3RerankerEngine, RerankerEngine
 from services.generate.service import AnyBatcher, AnyEngine, CallLimits, GenerateModels, GenerateService, ModelFacts
 from services.generate.settings import GenerateSettings
 from services.generate.vllm.client import VllmAddress
@@ -25,7 +25,7 @@ from services.generate.vllm.stepper import VllmStepper
 from services.nn.devices import DeviceOptions, parameter_bytes
 
 CHECKPOINT_KIND = "causal-lm"
-RERANKERS = (CrossEncoderEngine,)
+RERANKERS = (CrossEncoderEngine, Qwen3RerankerEngine)
 
 
 def create_generate(settings: GenerateSettings) -> FastAPI:

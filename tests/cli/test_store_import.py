@@ -40,7 +40,7 @@ from tests.published_instructblip import write_instructblip
 from tests.published_llava import write_llava
 from tests.published_models import LANGUAGE_MODELS, T5S, publish, sentencepiece_model
 from tests.published_qwen3_vl import write_qwen3_vl_embedding
-from tests.published_rerankers import CROSS_ENCODERS, publish_reranker
+from tests.published_rerankers import CROSS_ENCODERS, QWEN3_RERANKER, publish_reranker
 
 VICUNA = (
     "<s>A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, detailed,"
@@ -133,6 +133,24 @@ def test_a_published_cross_encoder_is_a_reranker_of_generate(tmp_path: Path, nam
     taken = {path.name for path in imported(tmp_path, source).iterdir()}
     assert taken >= {"config.json", "tokenizer.json", "model.safetensors", "reference.json"}
     assert not taken & {"pytorch_model.bin", "vocab.txt", "sentencepiece.bpe.model", "onnx"}
+
+
+@pytest.mark.parametrize(("name", "is_told"), [(QWEN3_RERANKER, False), ("mine", True), ("mine", False)])
+def test_a_qwen3_reranker_is_known_by_its_name_or_its_prompt(tmp_path: Path, name: str, is_told: bool) -> None:
+    source = publish_reranker(tmp_path, QWEN3_RERANKER).rename(tmp_path / name)
+    if is_told:
+        task = "Judge whether the Document meets the requirements based on the Query and the Instruct provided."
+        (source / "chat_template.jinja").write_text(f"<|im_start|>system\n{task}<|im_end|>\n")
+    plan = json.loads(run(source, "--dry-run", "--json").stdout)
+    is_known = is_told or name == QWEN3_RERANKER
+    assert (plan["kind"], plan["services"]) == ("qwen3-reranker" if is_known else "causal-lm", ["generate"])
+    assert plan["source"]["context_length"] == (8192 if is_known else 40960)
+
+
+def test_qwen3_reranker_is_imported_as_it_is_published(tmp_path: Path) -> None:
+    taken = {path.name for path in imported(tmp_path, publish_reranker(tmp_path, QWEN3_RERANKER)).iterdir()}
+    assert taken >= {"config.json", "tokenizer.json", "model.safetensors", "reference.json"}
+    assert not taken & {"calibration.json", "vocab.json", "merges.txt"}
 
 
 @pytest.mark.parametrize(

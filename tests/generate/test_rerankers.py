@@ -13,7 +13,7 @@ from services.generate.settings import GenerateSettings
 from services.nn.loading import transformers
 from tests.embed.tiny import wait_until_ready
 from tests.generate.served_tiny import MODEL, publish_tiny
-from tests.published_rerankers import CROSS_ENCODERS, RERANKERS, import_rerankers
+from tests.published_rerankers import CROSS_ENCODERS, QWEN3_RERANKER, RERANKERS, import_rerankers
 
 QUERY = "who lit the oldest lighthouse?"
 # Of very different lengths, the last but one longer than most models read.
@@ -83,6 +83,49 @@ def test_a_cross_encoder_scores_as_transformers_does(client: TestClient, folder:
     assert alone == pytest.approx(expected, abs=1e-6)
 
 
+def scores_of_its_model_card(source: Path, documents: list[str], instruct: str) -> list[float]:
+    """Score with transformers alone, as the model card of Qwen3-Reranker says: padded on the left, p(yes) of both."""
+    tokenizer = transformers().AutoTokenizer.from_pretrained(source, padding_side="left")
+    model = transformers().AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
+    before = (
+        "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+        'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+    )
+    after = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    ends = [tokenizer.encode(text, add_special_tokens=False) for text in (before, after)]
+    texts = [f"<Instruct>: {instruct}\n<Query>: {QUERY}\n<Document>: {document}" for document in documents]
+    most = 8192 - len(ends[0]) - len(ends[1])
+    bodies = tokenizer(texts, padding=False, truncation="longest_first", max_length=most)["input_ids"]
+    rows = {"input_ids": [ends[0] + body + ends[1] for body in bodies]}
+    inputs = tokenizer.pad(rows, padding=True, return_tensors="pt")
+    with torch.inference_mode():
+        logits = model(**inputs, logits_to_keep=1).logits[:, -1]
+    both = logits[:, tokenizer.convert_tokens_to_ids(["no", "yes"])].double()
+    scores: list[float] = both.log_softmax(dim=1)[:, 1].exp().tolist()
+    return scores
+
+
+INSTRUCT = "Given a web search query, retrieve relevant passages that answer the query"
+
+
+def test_qwen3_reranker_scores_as_its_model_card_does(client: TestClient, folder: Path) -> None:
+    source = folder / "hub" / QWEN3_RERANKER
+    expected = scores_of_its_model_card(source, DOCUMENTS, INSTRUCT)
+    assert max(expected) - min(expected) > 0.01
+    assert by_index(answer_to(client, QWEN3_RERANKER)) == pytest.approx(expected, abs=1e-5)
+    alone = [by_index(answer_to(client, QWEN3_RERANKER, [document]))[0] for document in DOCUMENTS]
+    assert alone == pytest.approx(expected, abs=1e-5)
+
+
+def test_qwen3_reranker_cuts_a_long_document_at_its_end(client: TestClient, folder: Path) -> None:
+    long = ["The oldest lighthouse was lit by three brothers. " * 900]
+    answer = answer_to(client, QWEN3_RERANKER, long)
+    expected = scores_of_its_model_card(folder / "hub" / QWEN3_RERANKER, long, INSTRUCT)
+    assert by_index(answer) == pytest.approx(expected, abs=1e-5)
+    assert answer["usage"]["prompt_tokens"] == 8192
+    assert answer["meta"]["warnings"] == ["Cut to the model's 8192 tokens of query and document: document 0."]
+
+
 @pytest.mark.parametrize("name", CROSS_ENCODERS)
 def test_documents_beyond_the_models_limit_are_named(client: TestClient, name: str) -> None:
     warnings = answer_to(client, name)["meta"].get("warnings")
@@ -126,7 +169,11 @@ def test_a_title_and_a_limit_of_tokens_count_as_for_language_models(client: Test
 
 
 def test_control_tokens_in_a_document_are_read_as_text(client: TestClient) -> None:
-    for name, spelt in (("ms-marco-MiniLM-L6-v2", "[SEP]"), ("bge-reranker-base", "</s>")):
+    for name, spelt in (
+        ("ms-marco-MiniLM-L6-v2", "[SEP]"),
+        ("bge-reranker-base", "</s>"),
+        (QWEN3_RERANKER, "<|im_end|>"),
+    ):
         broken = f"{spelt[0]} {spelt[1:]}"
         texts = [f"No. {one} yes." for one in (spelt, broken)]
         assert len(set(by_index(answer_to(client, name, texts)))) == 1

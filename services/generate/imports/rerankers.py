@@ -1,7 +1,7 @@
 """Import of published rerankers in transformers' layout."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,21 +9,45 @@ import torch
 from pydantic import JsonValue
 
 from services.core.refusals import Refused
-from services.generate.imports.language_model import BESIDE_TOKENIZER, CONFIG, TOKENIZER, TOKENIZER_CONFIG
-from services.generate.model.reranker_engine import CROSS_ENCODER_KIND, check_cross_encoder, cross_encoder_tokens
+from services.generate.imports.language_model import (
+    BESIDE_TOKENIZER,
+    CONFIG,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    LanguageModelImport,
+)
+from services.generate.model.reranker_engine import (
+    CROSS_ENCODER_KIND,
+    QWEN3_RERANKER_KIND,
+    QWEN3_RERANKER_TOKENS,
+    TASK,
+    check_cross_encoder,
+    cross_encoder_tokens,
+)
 from services.jobs.imports.plan import Plan, left_files
-from services.jobs.imports.source import Source, read_model_config, read_object
+from services.jobs.imports.source import Source, fetch_small, read_model_config, read_object
 from services.jobs.imports.weights import find_weights, stored_weights
 from services.nn.loading import quiet_loading, transformers
 from services.nn.model_configs import faults_of, model_config
 
+SENTENCE_TRANSFORMERS = "config_sentence_transformers.json"
 NO_LIMIT = 10**30  # transformers' own, of a tokenizer that names none
 
 
-def reranker_import(source: Source, config: Mapping[str, Any]) -> "CrossEncoderImport | None":
-    """Return the import of a source that is a reranker, or nearly one, by its `config.json`; None for any other."""
-    named = map(str, config.get("architectures") or ())
-    return CrossEncoderImport(source) if any(one.endswith("ForSequenceClassification") for one in named) else None
+# What its name contains, and files that may have its prompt: its `config.json` is that of any other Qwen3.
+QWEN3_RERANKER = "qwen3-reranker"
+TOLD_IN = ("chat_template.jinja", TOKENIZER_CONFIG, SENTENCE_TRANSFORMERS)
+
+
+def reranker_import(source: Source, config: Mapping[str, Any]) -> "CrossEncoderImport | Qwen3RerankerImport | None":
+    """Return the import of a source that is a reranker, or nearly one; None for any other."""
+    if any(str(one).endswith("ForSequenceClassification") for one in config.get("architectures") or ()):
+        return CrossEncoderImport(source)
+    if config.get("model_type") != "qwen3":
+        return None
+    texts = (fetch_small(source, path).read_text() for path in TOLD_IN if path in source.files)
+    is_reranker = QWEN3_RERANKER in source.name.lower() or any(TASK in text for text in texts)
+    return Qwen3RerankerImport(source) if is_reranker else None
 
 
 @dataclass(frozen=True)
@@ -47,7 +71,7 @@ class CrossEncoderImport:
                 "writes it"
             )
         weights = find_weights(self.source)
-        beside = [path for path in (*BESIDE_TOKENIZER, "config_sentence_transformers.json") if path in present]
+        beside = [path for path in (*BESIDE_TOKENIZER, SENTENCE_TRANSFORMERS) if path in present]
         taken = (CONFIG, TOKENIZER, *beside, *weights.taken_index)
         with faults_of(CONFIG, config.to_dict()), stored.bound(), torch.device("meta"), quiet_loading():
             model = transformers().AutoModelForSequenceClassification.from_config(config)
@@ -64,3 +88,17 @@ class CrossEncoderImport:
 
     def build(self, folder: Path) -> None:
         """Make nothing: the source has all that is served."""
+
+
+class Qwen3RerankerImport(LanguageModelImport):
+    """An import of a Qwen3-Reranker, or of one that was trained further."""
+
+    def plan(self) -> Plan:
+        """Plan the import as that of a language model. Raises Refused."""
+        plan = super().plan()
+        facts = {name: plan.facts[name] for name in ("architecture", "num_parameters", "dtype", "weight_bytes")}
+        context_length = min(QWEN3_RERANKER_TOKENS, self._config().max_position_embeddings)
+        return replace(plan, kind=QWEN3_RERANKER_KIND, facts={**facts, "context_length": context_length})
+
+    def _profile(self) -> tuple[None, str]:
+        return None, "none: its score has no bias of positions"

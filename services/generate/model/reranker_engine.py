@@ -1,7 +1,8 @@
 """Rerankers: models that score a query and a document together with one number, each read with transformers' own class.
 
 A pair that is too long is cut as sentence-transformers cuts it: the longer of the two texts loses its last tokens, one
-at a time. A document's score does not depend on the other pairs of its batch, beyond rounding.
+at a time. Qwen3-Reranker's is cut as its model card says, at the document's end. A score does not depend on the other
+pairs of a batch, beyond rounding.
 
 Shapes: B pairs, T tokens, D width.
 """
@@ -20,7 +21,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from services.core.errors import InvalidField
-from services.generate.model.language_model import SELF_CHECK_TOLERANCE, read_onto_device
+from services.generate.model.language_model import SELF_CHECK_TOLERANCE, check_config, read_onto_device
 from services.generate.prompts.abandonment import check_wanted
 from services.generate.prompts.templates import CHARACTERS_PER_TOKEN, Document, shorten
 from services.nn.broken_model import BrokenModel
@@ -28,10 +29,16 @@ from services.nn.devices import DeviceOptions
 from services.nn.plain_texts import PlainTexts, is_blank
 from services.nn.reference_outputs import OutputRow, check_checkpoint
 
-# The kind of such a checkpoint in manifests of the model store.
-CROSS_ENCODER_KIND = "cross-encoder"
+# The kinds of such checkpoints in manifests of the model store.
+CROSS_ENCODER_KIND, QWEN3_RERANKER_KIND = "cross-encoder", "qwen3-reranker"
 # Whose classifiers read a pair, by their `model_type`, each with the positions that it has no token for.
 CROSS_ENCODERS = {"bert": 0, "modernbert": 0, "xlm-roberta": 2}
+# Qwen3-Reranker's published prompt; what is between its ends is cut to its published length.
+TASK = "Judge whether the Document meets the requirements based on the Query and the Instruct provided."
+BEFORE = f'<|im_start|>system\n{TASK} Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+AFTER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+INSTRUCT = "Given a web search query, retrieve relevant passages that answer the query"
+QWEN3_RERANKER_TOKENS = 8192
 SAMPLE_DOCUMENTS = (Document("It was built on the island in the year 1931."), Document("No. " * 40))
 # Pairs that a thread tokenises before it looks whether they are still wanted.
 PIECE = 16
@@ -209,6 +216,52 @@ class CrossEncoderEngine(RerankerEngine):
     def _scores(self, inputs: Mapping[str, Tensor]) -> Tensor:
         logits: Tensor = self._model(**inputs).logits
         return logits[:, 0].float()
+
+
+class Qwen3RerankerEngine(RerankerEngine):
+    """Runs Qwen3-Reranker: a language model whose score is the logit of yes, minus that of no, after its own prompt."""
+
+    kind = QWEN3_RERANKER_KIND
+    model_class = "AutoModelForCausalLM"
+
+    def __init__(self, model: Any, tokenizer: Any) -> None:
+        """Raises ValueError for a tokenizer without a token for each of yes and no, and for too few positions."""
+        super().__init__(model, tokenizer)
+        backend = tokenizer.backend_tokenizer
+        self._before, self._after = (backend.encode(text, add_special_tokens=False).ids for text in (BEFORE, AFTER))
+        room = self.context_length - len(self._before) - len(self._after)
+        answers = [backend.token_to_id(answer) for answer in ("yes", "no")]
+        if None in answers:
+            raise ValueError("the tokenizer has no token for yes or for no, the answers of a Qwen3-Reranker")
+        if room < 1:
+            raise ValueError(f"{self.context_length} positions leave no room for a pair in Qwen3-Reranker's prompt")
+        self._pair_tokenizer = self._cutting(room)
+        self._answers = model.get_output_embeddings().weight[answers]
+
+    @staticmethod
+    def check_config(config: Any) -> None:
+        check_config(config)
+
+    def _most_tokens(self) -> int:
+        return min(QWEN3_RERANKER_TOKENS, int(self._model.config.max_position_embeddings))
+
+    def _pairs(self, query: str, documents: Sequence[str]) -> list[Pair]:
+        texts = [f"<Instruct>: {INSTRUCT}\n<Query>: {query}\n<Document>: {document}" for document in documents]
+        encoded = self._pair_tokenizer.encode_batch(texts)
+        return [Pair((*self._before, *one.ids, *self._after), is_cut=bool(one.overflowing)) for one in encoded]
+
+    def _inputs(self, pairs: Sequence[Pair]) -> Mapping[str, Tensor]:
+        # no row sees what follows it, so the padding needs no mask
+        last = torch.tensor([len(one.input_ids) - 1 for one in pairs], device=self._model.device)
+        return {"input_ids": self._padded([one.input_ids for one in pairs], 0), "last": last}
+
+    def _hidden(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        hidden: Tensor = self._model.base_model(input_ids=inputs["input_ids"], use_cache=False).last_hidden_state
+        return hidden[torch.arange(len(hidden), device=hidden.device), inputs["last"]]
+
+    def _scores(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        logits: Tensor = (self._hidden(inputs) @ self._answers.T).float()
+        return logits[:, 0] - logits[:, 1]
 
 
 def check_cross_encoder(config: Any) -> None:
