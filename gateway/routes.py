@@ -94,7 +94,7 @@ ROUTES = (
     Route("embed", "/embeddings", ("POST",), model_in=IN_JSON),
     Route("embed", "/collections", ("GET",), has_canary=False),
     # Only the service knows a collection's own paths and methods.
-    Route("embed", "/collections/**", ("GET", "PUT", "POST", "DELETE"), changes=True, has_canary=False),
+    Route("embed", "/collections/**", ("GET", "PUT", "POST", "PATCH", "DELETE"), changes=True, has_canary=False),
     Route("score", "/score", ("POST",), model_in=ANYWHERE),
     Route("score", "/hard-negatives", ("POST",)),
 )

@@ -274,6 +274,30 @@ def test_ranges_alternatives_negations_and_missing_fields_are_filtered_by(url: s
     assert found({"n": {"$nin": list(range(11))}}) == ["11.png", "none"]
 
 
+def test_patched_metadata_is_searched_and_listed_at_once_and_after_a_restart(system: System, url: str) -> None:
+    add(url, PICTURES, {name: {"n": place, "kind": "noise"} for place, name in enumerate(PICTURES)})
+    before = search(url, text="a", condition=COLOR, filter={"n": 3})["results"]
+    path = f"{url}/images/03.png"
+    changed = curl("-X", "PATCH", path, "--json", '{"metadata": {"n": 30, "kind": null, "tags": ["new"]}}')
+    assert (changed.status, changed.json["metadata"]) == (200, {"n": 30, "tags": ["new"]})
+    for condition in (None, COLOR, SHAPE):
+        assert ids(search(url, text="a", condition=condition, filter={"n": 3})) == []
+        assert ids(search(url, text="a", condition=condition, filter={"kind": {"$exists": False}})) == ["03.png"]
+    again = curl("-X", "PATCH", path, "--json", '{"metadata": {"n": 30, "kind": null, "tags": ["new"]}}')
+    assert again.json == changed.json
+    assert changed.json in curl(f"{url}/images").json["data"]
+    assert curl(path).content == PICTURES["03.png"]
+    error = error_of(curl("-X", "PATCH", path, "--json", json.dumps({"metadata": {"x": "y" * 20_000}})), 413)
+    assert error["param"] == "metadata"
+    assert error_of(curl("-X", "PATCH", f"{url}/images/no", "--json", '{"metadata": {}}'), 404)["code"] == (
+        "image_not_found"
+    )
+    system.restart()
+    (after,) = search(url, text="a", condition=COLOR, filter={"n": {"$gte": 30}})["results"]
+    assert after["metadata"] == {"n": 30, "tags": ["new"]}
+    assert after["score"] == pytest.approx(before[0]["score"], abs=COSINE_TOLERANCE)
+
+
 def test_an_id_with_other_content_is_a_conflict_and_nothing_of_the_request_is_added(url: str) -> None:
     add(url, {"a": picture(1)})
     images = [{"id": "new", "image": as_base64(picture(2))}, {"id": "a", "image": as_base64(picture(3))}]

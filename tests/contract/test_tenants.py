@@ -94,6 +94,7 @@ def test_another_tenants_collection_is_not_there_for_any_request(norths: System,
         ("POST", f"/collections/{NAME}/search", {"json": {"text": "a thing"}}),
         ("POST", f"/collections/{NAME}/search", {"json": {"id": "secret"}}),
         ("POST", f"/collections/{NAME}/images", image),
+        ("PATCH", f"/collections/{NAME}/images/secret", {"json": {"metadata": {}}}),
         ("DELETE", f"/collections/{NAME}/images/secret", {}),
         ("DELETE", f"/collections/{NAME}", {}),
         ("POST", "/embed", {"json": {"images": [{"id": f"{NAME}/secret"}]}}),
@@ -137,13 +138,14 @@ def test_a_key_that_reads_changes_nothing(norths: System) -> None:
         ask(norths, "north-reader", "PUT", "/collections/new"),
         ask(norths, "north-reader", "DELETE", f"/collections/{NAME}"),
         ask(norths, "north-reader", "DELETE", f"/v1/collections/{NAME}/images/secret"),
+        ask(norths, "north-reader", "PATCH", f"/collections/{NAME}/images/secret", json={"metadata": {}}),
         ask(norths, "north-reader", "POST", f"/collections/{NAME}/search/images"),
         ask(norths, "score-only", "GET", "/collections"),
     ]
-    assert [response.status_code for response in refused] == [403] * 6
+    assert [response.status_code for response in refused] == [403] * 7
     assert "'embed:write'" in refused[0].json()["error"]["message"]
     assert ask(norths, "north-reader", "POST", "/embed", json={"texts": ["a"]}).status_code == 200
-    assert ask(norths, "north-reader", "PATCH", f"/collections/{NAME}").status_code == 405
+    assert ask(norths, "north-reader", "TRACE", f"/collections/{NAME}").status_code == 405
     assert names(norths, "north") == [NAME]
 
 
@@ -177,6 +179,8 @@ def test_each_change_is_recorded_with_who_made_it(norths: System, folder: Path) 
     assert ask(norths, "south", "PUT", "/collections/audited", headers={"X-Request-ID": "the-put"}).status_code == 201
     assert add(norths, "south", "a", picture(4), "audited").status_code == 201
     assert add(norths, "south", "a", picture(5), "audited").status_code == 409
+    patched = ask(norths, "south", "PATCH", "/collections/audited/images/a", json={"metadata": {"n": 1}})
+    assert (patched.status_code, patched.json()["metadata"]) == (200, {"n": 1})
     assert ask(norths, "south", "DELETE", "/collections/audited/images/a").status_code == 204
     assert ask(norths, "south", "DELETE", "/collections/audited").status_code == 204
     lines = [json.loads(line) for line in (folder / "audit.jsonl").read_text().splitlines()]
@@ -187,6 +191,7 @@ def test_each_change_is_recorded_with_who_made_it(norths: System, folder: Path) 
             ("collection.create", "done"),
             ("images.add", "done"),
             ("images.add", "failed"),
+            ("images.patch", "done"),
             ("images.delete", "done"),
             ("collection.delete", "done"),
         )

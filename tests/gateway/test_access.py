@@ -138,6 +138,7 @@ CHANGING = [
     ("PUT", "/collections/x/search"),
     ("DELETE", "/v1/collections/x"),
     ("DELETE", "/collections/x/search"),
+    ("PATCH", "/collections/x/images/a"),
     ("POST", "/collections/x/images"),
     ("POST", "/collections/x/search/"),
     ("POST", "/collections/x/images/search"),

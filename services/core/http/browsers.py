@@ -133,7 +133,7 @@ class AllowedOrigins(CORSMiddleware):
         super().__init__(
             app,
             allow_origins=tuple(allowed),
-            allow_methods=("GET", "HEAD", "POST", "PUT", "DELETE"),
+            allow_methods=("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"),
             allow_headers=("*",),
             expose_headers=EXPOSED_HEADERS,
         )

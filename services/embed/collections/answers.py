@@ -41,9 +41,9 @@ class CreateRequest(StrictRequest):
     conditions: JsonList[str] = Field([], description="Conditions to index in advance.")
     access: Access | None = Field(
         None,
-        description="`open`: takes all changes. `read_only`: refuses additions, deletions and conditions in advance "
-        "(503). `copy`: is being filled from another collection, and takes only additions and deletions with `fill`; "
-        "only for a new or empty collection. Default: a new one is open, an existing one stays as it is.",
+        description="`open`: takes all changes. `read_only`: refuses additions, deletions, patches and conditions in "
+        "advance (503). `copy`: is being filled from another collection, and takes only additions and deletions with "
+        "`fill`; only for a new or empty collection. Default: a new one is open, an existing one stays as it is.",
     )
     created: Created = None
 

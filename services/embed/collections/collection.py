@@ -5,7 +5,7 @@ import asyncio
 import copy
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -36,6 +36,7 @@ from services.embed.collections.storage.image_store import (
     CollectionLimits,
     ImageStore,
     NewImage,
+    StoredImage,
 )
 from services.embed.service import Embedder, EmbedModels
 from services.nn.clip_texts import Text
@@ -204,6 +205,12 @@ class OpenCollection:
             self._changes.deleted.add(row)
             self._may_give_back = True
             await self._indexes.delete(row)
+
+    async def patch(self, image_id: str, changes: Mapping[str, Any]) -> StoredImage:
+        """Change an image's metadata; every search that begins afterwards finds it. Raises what ImageStore.patch
+        raises."""
+        async with self.in_use() as store:
+            return await asyncio.to_thread(store.patch, image_id, changes, self._options.limits)
 
     async def index_ahead(
         self, conditions: Sequence[str], context: RequestContext, asked: EmbedResident | None = None

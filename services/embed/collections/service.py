@@ -1,11 +1,12 @@
 """Requests about the collections of the tenant who asks; tenants may use the same names."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from itertools import chain
 from time import perf_counter, time
+from typing import Any
 
 from PIL.Image import Image
 
@@ -44,8 +45,8 @@ class CollectionService:
     """The collections of the current request's tenant.
 
     Methods raise Overloaded until the collections are open and for one that can't be opened, and NotFound for one that
-    does not exist or belongs to another tenant. Additions and deletions are completed even if the client does not
-    wait for the response: they are never cancelled halfway. Every change is recorded in the audit log.
+    does not exist or belongs to another tenant. Changes are completed even if the client does not wait for the
+    response: they are never cancelled halfway. Every change is recorded in the audit log.
     """
 
     def __init__(self, collections: OpenCollections, serving: Serving, audit: AuditLog) -> None:
@@ -141,6 +142,10 @@ class CollectionService:
     async def delete_image(self, name: str, image_id: str, *, fill: bool = False) -> None:
         await asyncio.shield(self._delete_image(name, await self._get(name), image_id, fill=fill))
 
+    async def patch_image(self, name: str, image_id: str, changes: Mapping[str, Any]) -> StoredImage:
+        """Change an image's metadata durably. Raises what ImageStore.patch raises."""
+        return await asyncio.shield(self._patch_image(name, await self._get(name), image_id, changes))
+
     async def images(self, name: str, *, after: str | None, limit: int) -> Sequence[StoredImage]:
         async with (await self._get(name)).in_use() as store:
             return await asyncio.to_thread(store.images, after, limit)
@@ -213,6 +218,12 @@ class CollectionService:
     async def _delete_image(self, name: str, collection: OpenCollection, image_id: str, *, fill: bool) -> None:
         async with self._audit.change("images.delete", collection=name, ids=[image_id]):
             await collection.delete(image_id, fill=fill)
+
+    async def _patch_image(
+        self, name: str, collection: OpenCollection, image_id: str, changes: Mapping[str, Any]
+    ) -> StoredImage:
+        async with self._audit.change("images.patch", collection=name, ids=[image_id]):
+            return await collection.patch(image_id, changes)
 
 
 def _key(name: str) -> CollectionKey:

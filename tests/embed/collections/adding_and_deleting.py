@@ -1,4 +1,4 @@
-"""A process that adds and deletes images until it is killed, and what may be stored then."""
+"""A process that adds, patches and deletes images until it is killed, and what may be stored then."""
 
 import random
 from multiprocessing.connection import Connection
@@ -7,8 +7,10 @@ from services.embed.collections.storage.image_store import ImageStore
 from tests.embed.collections.killed_process import Reports
 from tests.embed.collections.stored import LIMITS, content, everything, new_image
 
-# What it does: add or delete the images of these numbers.
+# What it does: add, delete or patch the images of these numbers.
 Operation = tuple[str, list[int]]
+# How often the image of each number was patched.
+Known = dict[int, int]
 
 
 def data_of(number: int) -> bytes:
@@ -22,8 +24,11 @@ def add_and_delete(store: ImageStore, seed: int, reports: Connection) -> None:
     there = [int(image.id) for image in store.images(None, 1_000_000)]
     first = 100_000 * seed
     while True:
-        if there and dice.random() < 0.4:
+        chance = dice.random()
+        if there and chance < 0.4:
             operation: Operation = ("delete", [there.pop(dice.randrange(len(there)))])
+        elif there and chance < 0.6:
+            operation = ("patch", [dice.choice(there)])
         else:
             operation = ("add", list(range(first, first := first + dice.randint(1, 12))))
         kind, numbers = operation
@@ -31,24 +36,28 @@ def add_and_delete(store: ImageStore, seed: int, reports: Connection) -> None:
         if kind == "add":
             store.add([new_image(str(number), data_of(number)) for number in numbers], LIMITS)
             there += numbers
+        elif kind == "patch":
+            times = store.image(str(numbers[0])).metadata.get("patched", 0)
+            store.patch(str(numbers[0]), {"patched": times + 1}, LIMITS)
         else:
             store.delete(str(numbers[0]))
         reports.send((operation, True))
 
 
-def checked(store: ImageStore, before: set[int], reports: Reports) -> set[int]:
-    """Return the numbers of the stored images: those of `before` and of what was done since, and all or nothing of what
-    was begun."""
+def checked(store: ImageStore, before: Known, reports: Reports) -> Known:
+    """Return what is stored: what was `before` with what was done since, and all or nothing of what was begun."""
     expected = before
     for operation in reports.done:
         expected = _after(operation, expected)
     found = everything(store)
     assert all(data == data_of(int(image_id)) for image_id, (_, data) in found.items())
-    there = {int(image_id) for image_id in found}
+    there = {int(image_id): image.metadata.get("patched", 0) for image_id, (image, _) in found.items()}
     assert there in (expected, _after(reports.begun, expected) if reports.begun else expected)
     return there
 
 
-def _after(operation: Operation, there: set[int]) -> set[int]:
+def _after(operation: Operation, there: Known) -> Known:
     kind, numbers = operation
-    return there | set(numbers) if kind == "add" else there - set(numbers)
+    if kind == "delete":
+        return {number: times for number, times in there.items() if number not in numbers}
+    return there | {number: there.get(number, -1) + 1 for number in numbers}

@@ -2,7 +2,8 @@
 
 import base64
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from services.core.errors import NotFound
@@ -109,6 +110,11 @@ class InMemory(CollectionService):
         self._image(name, image_id)
         self.fills = fill
         del self.stored[name][image_id]
+
+    async def patch_image(self, name: str, image_id: str, changes: Mapping[str, Any]) -> StoredImage:
+        image = self._image(name, image_id)
+        self.stored[name][image_id] = replace(image, metadata={**image.metadata, **changes})
+        return self.stored[name][image_id]
 
     async def images(self, name: str, *, after: str | None, limit: int) -> Sequence[StoredImage]:
         stored = self._images(name)

@@ -107,6 +107,10 @@ def test_what_one_process_does_all_others_answer_with(settings: EmbedSettings) -
         assert a.client.delete(f"/collections/things/images/{gone}").status_code == 204
         for condition in (None, COLOR, SHAPE):
             assert set(b.scores(text="a thing", condition=condition)) == set(rest)
+        changed = b.client.patch(f"/collections/things/images/{rest[1]}", json={"metadata": {"kind": "patched"}})
+        assert changed.json()["metadata"]["kind"] == "patched"
+        for condition in (None, COLOR, SHAPE):
+            assert set(a.scores(text="a thing", condition=condition, filter={"kind": "patched"})) == {rest[1]}
         body = {"images": [{"id": f"things/{rest[0]}"}, as_base64(PICTURES[rest[0]])], "condition": COLOR}
         first, second = (row["embedding"] for row in b.client.post("/embed", json=body).json()["data"])
         assert first == second

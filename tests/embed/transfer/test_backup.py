@@ -99,6 +99,7 @@ def test_a_second_backup_copies_only_what_is_new_and_the_first_one_stays(
     for n in range(100):
         store.delete(f"{n}/ä")
     store.add([new_image("new", b"new"), new_image("again", b"1")], LIMITS)
+    store.patch("100/ä", {"patched": True}, LIMITS)
     second = back_up(storage, folder, bars)
     assert (second["images"], second["new_contents"], second["new_bytes"]) == (53, 1, 3)
     assert folder.finished() == [first["backup"], second["backup"]]
@@ -126,6 +127,7 @@ def test_a_backup_is_of_one_moment_whatever_is_changed_while_it_is_made(
         if not moments:
             moments.append(known(catalog))
             store.delete("7/ä")
+            store.patch("8/ä", {"patched": True}, LIMITS)
             store.add([new_image("late", b"late")], LIMITS)
         write_lines(*arguments)
 

@@ -1,8 +1,10 @@
 """A collection's images, metadata and conditions in PostgreSQL, and the bytes in an object store."""
 
+import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,7 @@ from services.embed.collections.storage.image_store import (
     Record,
     Rows,
     StoredCondition,
+    StoredImage,
     check_access,
     check_adds,
     check_changes,
@@ -34,6 +37,8 @@ from services.embed.collections.storage.image_store import (
     checked_metadata,
     new_records,
     no_image,
+    patched_metadata,
+    stored_image,
 )
 from services.embed.collections.storage.metadata import searchable
 
@@ -78,6 +83,17 @@ class PostgresImageStore(ImageStore):
         with self._connections.transaction() as connection:
             check_changes(self.info.name, _locked_totals(connection, self.collection, self.info.name)[-1], fill=fill)
             return _remove(connection, self.collection, image_id)
+
+    def patch(self, image_id: str, changes: Mapping[str, Any], limits: CollectionLimits) -> StoredImage:
+        with self._connections.transaction() as connection:
+            check_changes(self.info.name, _locked_totals(connection, self.collection, self.info.name)[-1], fill=False)
+            image = stored_image(_found(connection, self.collection, IMAGE_COLUMNS, image_id))
+            text = patched_metadata(image, changes, limits)
+            connection.execute(
+                "UPDATE images SET metadata = %s, searchable = %s::jsonb WHERE collection = %s AND row = %s",
+                (text, searchable(self.collection, text), self.collection, image.row),
+            )
+            return replace(image, metadata=json.loads(text))
 
     def has_much_to_give_back(self) -> bool:
         with self._connections.reading() as connection:

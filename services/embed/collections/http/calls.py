@@ -23,7 +23,7 @@ from services.core.images.inputs import ImageInput, image_input
 from services.core.images.references import StoredImage
 from services.embed.call import CallLimits, TextInput
 from services.embed.collections.answers import CreateRequest, ImageToAdd, SearchQuery
-from services.embed.collections.http.schemas import AddRequest, FormMetadata, Metadata, SearchRequest
+from services.embed.collections.http.schemas import AddRequest, FormMetadata, Metadata, PatchRequest, SearchRequest
 from services.embed.collections.storage.image_store import check_image_id
 from services.embed.http.schemas import conditions_of
 
@@ -66,6 +66,15 @@ async def read_images(request: Request, image_id: str | None, limits: CallLimits
         body = await read_json(request)
         return await off_loop(request, lambda: _images_of_json(body, limits))
     raise await unsupported(request, EVERY_FORM)
+
+
+async def read_changes(request: Request) -> Metadata:
+    """Read `PATCH /collections/{name}/images/{id}`: JSON. Raises UnsupportedMediaType, InvalidRequest, InvalidField."""
+    if media_type_of(request) != "application/json":
+        raise await unsupported(request, "application/json")
+    body = await read_json(request)
+    asked = await off_loop(request, lambda: validate(PatchRequest, body))
+    return asked.metadata
 
 
 async def read_search(request: Request, collection: str, url: Mapping[str, Any], limits: CallLimits) -> SearchQuery:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Annotated, Any
 
+import orjson
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from services.core.cache.result_cache import content_digest
@@ -12,13 +13,16 @@ from services.core.http.bodies import MAX_INLINE_BYTES, check_query, request_sch
 from services.core.images.headers import media_type_of
 from services.embed.call import CallLimits
 from services.embed.collections.answers import Collection, CollectionList, CreateRequest
-from services.embed.collections.http.calls import read_creation, read_images, read_search
+from services.embed.collections.http.calls import read_changes, read_creation, read_images, read_search
 from services.embed.collections.http.schemas import (
     AddedImages,
     AddRequest,
+    ImageEntry,
     ImageList,
+    PatchRequest,
     SearchRequest,
     SearchResults,
+    image_entry,
     render_image_list,
     render_search,
 )
@@ -161,6 +165,18 @@ def _add_image_routes(router: APIRouter, collections: CollectionService, limits:
         if _names(request.headers.get("if-none-match", ""), etag):
             return Response(status_code=304, headers=headers)
         return Response(data, headers=headers, media_type=media_type_of(data))
+
+    @router.patch(
+        "/collections/{name}/images/{id:path}",
+        responses={200: {"model": ImageEntry, "description": "The image as it is now, stored durably"}},
+        openapi_extra={
+            "requestBody": {"required": True, "content": {"application/json": {"schema": request_schema(PatchRequest)}}}
+        },
+    )
+    async def patch_image(request: Request, name: Name, id: ImageId) -> Response:
+        """Change an image's metadata. Every search that begins after the response finds the image by it."""
+        changed = await collections.patch_image(name, id, await read_changes(request))
+        return await _json(1, lambda: orjson.dumps(image_entry(changed)))
 
     @router.delete("/collections/{name}/images/{id:path}", status_code=204)
     async def delete_image(name: Name, id: ImageId, *, fill: Fill = False) -> None:

@@ -28,6 +28,15 @@ class AddRequest(StrictRequest):
     images: JsonList[NewImage]
 
 
+class PatchRequest(StrictRequest):
+    """Changes of an image."""
+
+    metadata: Metadata = Field(
+        description="Changes as a JSON merge patch (RFC 7396): null removes a field, an object changes the fields of "
+        "one, and any other value replaces what was there."
+    )
+
+
 class FormMetadata(BaseModel):
     """Metadata of a form's files, by file name."""
 
@@ -107,17 +116,19 @@ class SearchResults(BaseModel):
 
 def render_image_list(images: Sequence[StoredImage], *, has_more: bool) -> bytes:
     """Render the JSON of an ImageList."""
-    data = [
-        {
-            "id": image.id,
-            "bytes": image.num_bytes,
-            "sha256": image.digest,
-            "metadata": image.metadata,
-            "created": int(image.created),
-        }
-        for image in images
-    ]
+    data = [image_entry(image) for image in images]
     return orjson.dumps({"object": "list", "data": data, "has_more": has_more})
+
+
+def image_entry(image: StoredImage) -> dict[str, Any]:
+    """Return the fields of an ImageEntry."""
+    return {
+        "id": image.id,
+        "bytes": image.num_bytes,
+        "sha256": image.digest,
+        "metadata": image.metadata,
+        "created": int(image.created),
+    }
 
 
 def render_search(answer: SearchAnswer) -> bytes:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.core.errors import Conflict, InvalidField, NotFound, Overloaded, TooLarge
-from services.embed.collections.storage.metadata import metadata_text
+from services.embed.collections.storage.metadata import merged, metadata_text
 
 Rows = NDArray[np.int64]
 
@@ -25,8 +25,8 @@ NO_METADATA = "{}"
 # What `stored_image` takes.
 IMAGE_COLUMNS = "row, id, digest, num_bytes, metadata, created"
 
-# `read_only` refuses additions, deletions and conditions in advance. A `copy` is being filled from elsewhere, which may
-# remove any image, so it refuses other additions and deletions.
+# `read_only` refuses all changes but new conditions of searches. A `copy` is being filled from elsewhere, which may
+# remove any image, so it refuses other additions and deletions, and patches.
 Access = Literal["open", "read_only", "copy"]
 
 
@@ -148,6 +148,13 @@ class ImageStore(ABC):
         """
 
     @abstractmethod
+    def patch(self, image_id: str, changes: Mapping[str, Any], limits: CollectionLimits) -> StoredImage:
+        """Change the metadata of an image as `merged` does; return the image as it is now.
+
+        Raises NotFound, InvalidField for invalid metadata, TooLarge over the limit, ReadOnly.
+        """
+
+    @abstractmethod
     def has_much_to_give_back(self) -> bool:
         """Tell whether enough was deleted for `give_back` to be worthwhile."""
 
@@ -252,12 +259,21 @@ def checked_metadata(image: NewImage, limits: CollectionLimits) -> str | None:
     check_image_id(image.id, f"{image.param}.id")
     if image.metadata is None:
         return None
-    param = f"{image.param}.metadata"
-    text = metadata_text(image.metadata, param)
+    return _checked_text(image.id, image.metadata, f"{image.param}.metadata", limits)
+
+
+def patched_metadata(image: StoredImage, changes: Mapping[str, Any], limits: CollectionLimits) -> str:
+    """Return the text of an image's metadata with changes. Raises InvalidField, TooLarge."""
+    metadata_text(changes, "metadata")  # before they are merged, as they may be too deep for that
+    return _checked_text(image.id, merged(image.metadata, changes), "metadata", limits)
+
+
+def _checked_text(image_id: str, metadata: Mapping[str, Any], param: str, limits: CollectionLimits) -> str:
+    text = metadata_text(metadata, param)
     num_bytes = len(text.encode())
     if num_bytes > limits.max_metadata_bytes:
         raise TooLarge(
-            f"The metadata of {image.id!r} has {num_bytes} bytes; the limit is {limits.max_metadata_bytes}.",
+            f"The metadata of {image_id!r} has {num_bytes} bytes; the limit is {limits.max_metadata_bytes}.",
             param=param,
         )
     return text

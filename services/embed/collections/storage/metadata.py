@@ -25,6 +25,18 @@ def metadata_text(metadata: Mapping[str, Any], param: str) -> str:
     return json_text(metadata, param)
 
 
+def merged(metadata: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Apply changes as a JSON merge patch (RFC 7396): null removes a field, an object changes one, others replace."""
+    result = {name: value for name, value in metadata.items() if name not in changes}
+    for name, value in changes.items():
+        if isinstance(value, Mapping):
+            before = metadata.get(name)
+            result[name] = merged(before if isinstance(before, Mapping) else {}, value)
+        elif value is not None:
+            result[name] = value
+    return result
+
+
 def searchable(collection: int, metadata: str) -> str:
     """Make the document that PostgreSQL indexes from the JSON text of metadata.
 

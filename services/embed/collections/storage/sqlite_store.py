@@ -3,9 +3,10 @@
 import json
 import sqlite3
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from services.embed.collections.storage.image_store import (
     Record,
     Rows,
     StoredCondition,
+    StoredImage,
     check_access,
     check_adds,
     check_changes,
@@ -31,7 +33,11 @@ from services.embed.collections.storage.image_store import (
     checked_metadata,
     new_records,
     no_image,
+    patched_metadata,
+    stored_image,
 )
+
+T = TypeVar("T")
 
 DATABASE_NAME = "images.sqlite"
 PAGE_BYTES = 4096
@@ -105,13 +111,7 @@ class SqliteImageStore(ImageStore):
 
     def add(self, images: Sequence[NewImage], limits: CollectionLimits, *, fill: bool = False) -> Added:
         asked = [(image, checked_metadata(image, limits)) for image in images]
-        try:
-            return self._add(asked, limits, fill=fill)
-        except StorageFull:
-            # deleted images may have left space in the file's log
-            if not self._database.give_back():
-                raise
-            return self._add(asked, limits, fill=fill)
+        return self._with_room(lambda: self._add(asked, limits, fill=fill))
 
     def delete(self, image_id: str, *, fill: bool = False) -> int:
         with self._database.transaction() as connection:
@@ -124,6 +124,9 @@ class SqliteImageStore(ImageStore):
                 connection.execute("DELETE FROM contents WHERE content = ?", (content,))
             _count(connection, -1, -num_bytes)
             return int(row)
+
+    def patch(self, image_id: str, changes: Mapping[str, Any], limits: CollectionLimits) -> StoredImage:
+        return self._with_room(lambda: self._patch(image_id, changes, limits))
 
     def has_much_to_give_back(self) -> bool:
         return self._database.has_much_to_give_back()
@@ -201,6 +204,24 @@ class SqliteImageStore(ImageStore):
                 self._database.check_room(_bytes_on_disk(new, contents))
             rows = _insert(connection, new, contents) if new else []
         return Added(len(new), len(ids) - len(new), ids, rows)
+
+    def _patch(self, image_id: str, changes: Mapping[str, Any], limits: CollectionLimits) -> StoredImage:
+        with self._database.transaction() as connection:
+            check_changes(self.info.name, _access(connection), fill=False)
+            image = stored_image(_found(connection, IMAGE_COLUMNS, image_id))
+            text = patched_metadata(image, changes, limits)
+            self._database.check_room(len(text.encode()) + PAGE_BYTES)
+            connection.execute("UPDATE images SET metadata = ? WHERE row = ?", (text, image.row))
+            return replace(image, metadata=json.loads(text))
+
+    def _with_room(self, write: Callable[[], T]) -> T:
+        try:
+            return write()
+        except StorageFull:
+            # deleted images may have left space in the file's log
+            if not self._database.give_back():
+                raise
+            return write()
 
     def _find(self, columns: str, image_id: str) -> tuple[Any, ...]:
         with self._database.reading() as connection:

@@ -114,6 +114,7 @@ def test_a_deleted_collection_is_gone(client: TestClient) -> None:
         ("POST", "/images", {"files": {"file": PHOTO}}),
         ("GET", "/images/a", {}),
         ("DELETE", "/images/a", {}),
+        ("PATCH", "/images/a", {"json": {"metadata": {}}}),
         ("POST", "/search", {"json": {"text": "a"}}),
     ],
 )
@@ -154,6 +155,33 @@ def test_a_creation_that_does_not_fit_makes_nothing(
 ) -> None:
     assert error_of(client.put("/collections/birds", **options), status)["param"] == param
     assert "birds" not in library.stored
+
+
+def test_the_metadata_of_an_image_is_patched_and_told(filled: TestClient) -> None:
+    response = filled.patch("/collections/things/images/03.png", json={"metadata": {"n": 4, "seen": [1]}})
+    assert response.status_code == 200
+    (listed,) = (one for one in filled.get("/collections/things/images").json()["data"] if one["id"] == "03.png")
+    assert response.json() == listed
+    assert listed["metadata"] == {"n": 4, "seen": [1]}
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "param"),
+    [
+        ({"json": {}}, 422, "metadata"),
+        ({"json": {"metadata": None}}, 422, "metadata"),
+        ({"json": {"metadata": [1]}}, 422, "metadata"),
+        ({"json": {"metadata": {}, "id": "b"}}, 422, "id"),
+        ({"json": {"metadata": {}}, "params": {"fill": True}}, 422, "fill"),
+        ({"content": "{", "headers": {"content-type": "application/json"}}, 400, None),
+        ({"content": PHOTO, "headers": {"content-type": "image/png"}}, 415, None),
+        ({"data": {"metadata": "{}"}}, 415, None),
+    ],
+)
+def test_a_patch_that_is_none_is_refused(
+    filled: TestClient, options: dict[str, Any], status: int, param: str | None
+) -> None:
+    assert error_of(filled.patch("/collections/things/images/03.png", **options), status)["param"] == param
 
 
 @pytest.mark.parametrize(

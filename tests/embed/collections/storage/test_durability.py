@@ -3,6 +3,7 @@
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from services.core.errors import FoveaError
 from services.embed.collections.storage.database import StorageFull
 from services.embed.collections.storage.sqlite_store import DATABASE_NAME, SqliteImageStore
-from tests.embed.collections.adding_and_deleting import add_and_delete, checked
+from tests.embed.collections.adding_and_deleting import Known, add_and_delete, checked
 from tests.embed.collections.killed_process import NUM_KILLS, until_killed
 from tests.embed.collections.small_disk import fill, mounted_disk
 from tests.embed.collections.stored import INFO, LIMITS, content, everything, new_image
@@ -38,7 +39,7 @@ def work(folder: Path, seed: int, reports: Connection) -> None:
 @pytest.mark.timeout(600 + 5 * NUM_KILLS)
 def test_a_process_killed_at_any_moment_loses_nothing_that_it_acknowledged(folder: Path) -> None:
     SqliteImageStore.create(folder, INFO).close()
-    there: set[int] = set()
+    there: Known = {}
     for kill in range(NUM_KILLS):
         reports = until_killed(work, folder, kill)
         store = SqliteImageStore.open(folder)
@@ -157,6 +158,9 @@ def test_without_a_byte_left_every_change_is_refused_and_reading_goes_on(small_d
         store.add([new_image("b", content(2, 100_000))], LIMITS)
     with pytest.raises(StorageFull):
         store.put_condition("long " * 20_000, is_pinned=True)
+    with pytest.raises(StorageFull):
+        store.patch("a", {"long": "x" * 100_000}, replace(LIMITS, max_metadata_bytes=200_000))
+    assert store.image("a").metadata == {}
     assert store.data("a") == content(1, 50_000)
     (small_disk / "ballast").unlink()
     store.add([new_image("b", content(2, 100_000))], LIMITS)

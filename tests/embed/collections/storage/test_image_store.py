@@ -2,6 +2,7 @@
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -56,6 +57,68 @@ def test_an_id_that_has_other_content_or_metadata_is_a_conflict_and_nothing_is_a
     assert store.add([new_image("new", b"3")], LIMITS).rows == [2]
 
 
+def test_a_patch_is_kept_and_filtered_by_and_changes_nothing_else(catalog: Catalog) -> None:
+    store = catalog.create(INFO)
+    metadata = {"color": "red", "seen": None, "size": {"w": 1, "h": 2}}
+    store.add([new_image("a", b"1", metadata), new_image("b", b"1", metadata)], LIMITS)
+    before = everything(store)
+    changed = store.patch("a", {"color": "blue", "seen": None, "size": {"w": None, "d": 3}, "n": 7}, LIMITS)
+    assert changed == replace(before["a"][0], metadata={"color": "blue", "size": {"h": 2, "d": 3}, "n": 7})
+    assert store.rows_matching({"color": "blue", "n": {"$gt": 6}}).tolist() == [changed.row]
+    assert store.rows_matching({"seen": {"$exists": True}}).tolist() == [before["b"][0].row]
+    assert store.patch("a", {}, LIMITS) == changed
+    assert store.add([new_image("a", b"1", changed.metadata), new_image("a", b"1")], LIMITS).unchanged == 2
+    store.close()
+    store = catalog.open_store(INFO.name)
+    assert everything(store) == {"a": (changed, b"1"), "b": before["b"]}
+    store.close()
+
+
+# The examples of RFC 7396 whose target and patch are objects.
+@pytest.mark.parametrize(
+    ("metadata", "changes", "expected"),
+    [
+        ({"a": "b"}, {"a": "c"}, {"a": "c"}),
+        ({"a": "b"}, {"b": "c"}, {"a": "b", "b": "c"}),
+        ({"a": "b"}, {"a": None}, {}),
+        ({"a": "b", "b": "c"}, {"a": None}, {"b": "c"}),
+        ({"a": ["b"]}, {"a": "c"}, {"a": "c"}),
+        ({"a": "c"}, {"a": ["b"]}, {"a": ["b"]}),
+        ({"a": {"b": "c"}}, {"a": {"b": "d", "c": None}}, {"a": {"b": "d"}}),
+        ({"a": [{"b": "c"}]}, {"a": [1]}, {"a": [1]}),
+        ({"e": None}, {"a": 1}, {"e": None, "a": 1}),
+        ({}, {"a": {"bb": {"ccc": None}}}, {"a": {"bb": {}}}),
+    ],
+)
+def test_a_patch_merges_as_rfc_7396_says(
+    store: ImageStore, metadata: dict[str, Any], changes: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    store.add([new_image("a", b"1", metadata)], LIMITS)
+    assert store.patch("a", changes, LIMITS).metadata == store.image("a").metadata == expected
+
+
+def test_a_patch_that_does_not_fit_changes_nothing(store: ImageStore) -> None:
+    store.add([new_image("a", b"1", {"x": 1})], LIMITS)
+    too_deep: dict[str, Any] = {}
+    for _ in range(900):
+        too_deep = {"x": too_deep}
+    for changes in (too_deep, {"x": "\0"}, {"\ud800": 1}, {"x": float("nan")}):
+        with pytest.raises(InvalidField) as raised:
+            store.patch("a", changes, LIMITS)
+        assert raised.value.param == "metadata"
+    with pytest.raises(TooLarge, match="limit is 1000") as too_large:
+        store.patch("a", {"y": 990 * "y"}, LIMITS)
+    assert too_large.value.param == "metadata"
+    assert store.image("a").metadata == {"x": 1}
+
+
+def test_patches_of_one_image_at_once_all_remain(store: ImageStore) -> None:
+    store.add([new_image("a", b"1")], LIMITS)
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda number: store.patch("a", {str(number): number}, LIMITS), range(40)))
+    assert store.image("a").metadata == {str(number): number for number in range(40)}
+
+
 def test_equal_images_in_one_call_are_added_once(store: ImageStore) -> None:
     images = [new_image("a", b"1"), new_image("b", b"1"), new_image("a", b"1"), new_image("a", b"1", {})]
     assert store.add(images, LIMITS) == Added(2, 2, ["a", "b", "a", "a"], [1, 2])
@@ -96,7 +159,7 @@ def test_a_row_is_never_used_again(store: ImageStore) -> None:
 @pytest.mark.parametrize("image_id", ["", "there-is-none", "\ud800", "\0"])
 def test_an_image_that_is_not_there_is_not_found(store: ImageStore, image_id: str) -> None:
     store.add([new_image("a", b"1")], LIMITS)
-    for ask in (store.image, store.data, store.delete):
+    for ask in (store.image, store.data, store.delete, lambda one: store.patch(one, {"x": 1}, LIMITS)):
         with pytest.raises(NotFound):
             ask(image_id)
 
@@ -203,6 +266,7 @@ def test_a_read_only_collection_refuses_changes_and_answers_as_before(catalog: C
     for change in (
         lambda: store.add([new_image("b", b"2")], LIMITS),
         lambda: store.delete("a"),
+        lambda: store.patch("a", {"x": 1}, LIMITS),
         lambda: store.put_condition("the shape", is_pinned=True),
     ):
         with pytest.raises(ReadOnly, match="read-only"):
@@ -223,6 +287,7 @@ def test_a_copy_takes_only_what_fills_it_and_no_other_collection_takes_that(stor
         lambda: store.add([new_image("c", b"3")], LIMITS),
         lambda: store.add([new_image("a", b"1")], LIMITS),  # even this could be removed again
         lambda: store.delete("a"),
+        lambda: store.patch("a", {"x": 1}, LIMITS),
     ):
         with pytest.raises(ReadOnly, match="still being filled"):
             change()

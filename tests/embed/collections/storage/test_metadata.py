@@ -130,7 +130,7 @@ def compares(metadata: dict[str, Any], field: str, name: str, operand: Any) -> b
     value: Any = metadata.get(field)
     match name:
         case "$exists":
-            return (field in metadata) == operand
+            return (field in metadata) is operand
         case "$eq" | "$ne":
             return equals(value, operand) == (name == "$eq")
         case "$in" | "$nin":

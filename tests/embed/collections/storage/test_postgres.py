@@ -15,7 +15,7 @@ from services.core.store.errors import StoreUnavailable
 from services.core.store.objects import Objects
 from services.embed.collections.storage.database import DatabaseFailed, IncompatibleDatabase
 from services.embed.collections.storage.image_store import CollectionInfo, NewImage
-from tests.embed.collections.adding_and_deleting import add_and_delete, checked
+from tests.embed.collections.adding_and_deleting import Known, add_and_delete, checked
 from tests.embed.collections.killed_process import NUM_KILLS, until_killed
 from tests.embed.collections.stored import INFO, LIMITS, content, everything, new_image
 
@@ -295,7 +295,7 @@ def test_a_replica_killed_at_any_moment_loses_nothing_that_it_acknowledged_and_l
     tmp_path: Path,
 ) -> None:
     (tmp_path / "url").write_text(f"{database_url}&application_name={KILLED}")
-    there: set[int] = set()
+    there: Known = {}
     for kill in range(NUM_KILLS):
         reports = until_killed(work_of_a_replica, tmp_path, kill)
         wait_until_disconnected(connections)
