@@ -148,17 +148,17 @@ MAX_FUNCTION_LINES = 60
 MAX_CHAIN = 13
 # Lines of Python that a room may have. A commit that raises a budget says why.
 BUDGETS = {
-    "gateway": 3_621,
-    "services/cli": 3_685,
-    "services/core": 13_259,
+    "gateway": 3_707,
+    "services/cli": 3_725,
+    "services/core": 13_760,
     "services/nn": 2_469,
     "services/jobs": 3_574,
-    "services/curate": 4_236,
-    "services/embed": 19_867,
-    "services/generate": 13_462,
-    "services/predict": 7_124,
-    "services/score": 10_950,
-    "starters": 20_750,
+    "services/curate": 4_563,
+    "services/embed": 20_147,
+    "services/generate": 14_123,
+    "services/predict": 7_801,
+    "services/score": 11_057,
+    "starters": 20_738,
     "vllm_plugin": 2_615,
 }
 SAYS_NOTHING = {"utils", "util", "helpers", "helper", "common", "manager", "base", "misc"}

@@ -96,6 +96,7 @@ def at_once(item: Item) -> tuple[Any, tuple[float, ...]]:
         assert progress[0].facts is not None
         first = replace(progress[0], facts=replace(progress[0].facts, order=order))
         return told([first, *progress[1:]])
+    assert item.method != "options"
     documents = MANY if item.method == "calibrated" else MORE
     return told([rank(model, QUERY, documents, item.method, EXACT)])
 
