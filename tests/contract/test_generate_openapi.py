@@ -20,6 +20,7 @@ REFUSALS = {400, 404, 413, 422}
 # An answer of more tokens shows nothing more of its form.
 MAX_TOKENS = 3
 QUESTION = [{"role": "user", "content": "who kept the lighthouse?"}]
+PREDICATE = {"type": "predicate", "instructions": "Is it a question?"}
 # Fields that are refused whatever they hold, or nearly so.
 REFUSED = (
     *("tools", "functions", "tool_choice", "function_call", "response_format", "modalities", "audio"),
@@ -42,15 +43,18 @@ def test_no_server_error_and_nothing_that_the_document_omits(generate_system: Sy
     statuses = {
         operation.label: statuses_of(operation.as_strategy(generation_mode=mode).map(short_and_answerable), document)
         for operation in operations(generate_system.service.url)
-        if mode == GenerationMode.POSITIVE or operation.body or operation.query
+        if mode == GenerationMode.POSITIVE
+        # schemathesis does not always manage to draw what the schema of decisions, predict's as well, does not allow
+        or ((operation.body or operation.query) and operation.path != "/v1/decisions")
     }
     asked = ["/generate", "/v1/chat/completions", "/v1/completions", "/v1/rerank", "/v2/rerank"]
+    asked += ["/v1/decisions"] if mode == GenerationMode.POSITIVE else []
     for path in asked:
         # what does not fit was refused, and what does reached the model
         assert statuses[f"POST {path}"] & REFUSALS
         if mode == GenerationMode.POSITIVE:
             assert 200 in statuses[f"POST {path}"], path
-            assert STREAMED in statuses[f"POST {path}"] or path.endswith("rerank"), path
+            assert STREAMED in statuses[f"POST {path}"] or path.endswith(("rerank", "decisions")), path
 
 
 def test_every_route_and_both_forms_of_an_answer_are_documented(generate_system: System) -> None:
@@ -75,7 +79,10 @@ def test_every_route_and_both_forms_of_an_answer_are_documented(generate_system:
 def short_and_answerable(case: Any) -> Any:
     """Few tokens of an answer, and every other time a model that exists, a question, and no fields that are refused."""
     body = case.body
-    if isinstance(body, dict):
+    if case.path == "/v1/decisions" and isinstance(body, dict):
+        if (size := len(str(body))) % 2:
+            body |= {"model": MODEL, "input": QUESTION} | ({"questions": [PREDICATE]} if size // 2 % 2 else {})
+    elif isinstance(body, dict):
         for name in ("max_tokens", "max_completion_tokens"):
             if isinstance(body.get(name), int | float):  # 2000.0 is an integer to JSON Schema
                 body[name] = min(body[name], MAX_TOKENS)

@@ -14,6 +14,7 @@ from tests.contract.documented_answers import operations, statuses_of
 from tests.contract.score_processes import running_score
 from tests.contract.served_system import System
 from tests.core.image_files import every_kind
+from tests.score.served_tiny import MODEL
 
 REFUSALS = {400, 404, 413, 415, 422}
 PHOTO = base64.b64encode(every_kind()["png"]).decode()
@@ -25,7 +26,9 @@ ANSWERABLE: list[dict[str, Any]] = [
 ]
 
 # What no other service has as well.
-OWN = ("/score", "/hard-negatives", "/v1/models")
+OWN = ("/score", "/v1/decisions", "/hard-negatives", "/v1/models")
+SEEN = [{"role": "user", "content": [{"type": "input_image", "image_url": PHOTO}]}]
+CHOICE = {"type": "choice", "instructions": "What is it?", "choices": [{"value": one} for one in CAPTIONS]}
 
 # Files that decode, files cut short, and anything.
 IMAGES = st.sampled_from(sorted(every_kind().values()))
@@ -49,6 +52,8 @@ def test_no_server_error_and_nothing_that_the_document_omits(system: System, mod
     }
     assert statuses["POST /score"] & REFUSALS
     assert statuses["POST /hard-negatives"] & REFUSALS
+    assert statuses["POST /v1/decisions"] & REFUSALS
+    assert 200 in statuses["POST /v1/decisions"] or mode == GenerationMode.NEGATIVE
     assert 200 in statuses["POST /score"]
     if mode == GenerationMode.POSITIVE:
         assert 200 in statuses["POST /hard-negatives"]
@@ -70,6 +75,8 @@ def test_answers_are_documented_as_they_are(system: System) -> None:
 
 def sometimes_answerable(case: Any) -> Any:
     """Every other time what can be scored, the other options as they were drawn."""
+    if case.path == "/v1/decisions" and isinstance(case.body, dict) and (size := len(str(case.body))) % 2:
+        case.body |= {"model": MODEL, "input": SEEN} | ({"questions": [CHOICE]} if size // 2 % 2 else {})
     if case.path == "/score" and isinstance(case.body, dict) and (size := len(str(case.body))) % 2:
         if case.media_type == "application/json":
             case.body = {**ANSWERABLE[size // 2 % len(ANSWERABLE)], "explain": case.body.get("explain", False)}

@@ -4,16 +4,18 @@ The services share the format. Each answers with the probabilities of its own mo
 can't read or can't know.
 """
 
+import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import orjson
 from fastapi import APIRouter, Request, Response
 from pydantic import (
     BaseModel,
     BeforeValidator,
+    ConfigDict,
     Discriminator,
     Field,
     JsonValue,
@@ -33,6 +35,8 @@ from services.core.http.bodies import JsonList, JsonRoute, StrictRequest
 MAX_QUESTIONS, MAX_OPTIONS, MAX_IDENTIFIER_CHARACTERS = 400, 255, 64
 MAX_JSON_LEVELS, MAX_JSON_VALUES, MAX_JSON_BYTES = 32, 10_000, 256 * 1024
 MAX_ITEMS = 1024
+# More numbers than this are rendered in a thread, so that the event loop can serve other requests.
+MAX_INLINE_NUMBERS = 4096
 NO_EFFECT = "Accepted and without effect: the answer does not depend on it."
 
 
@@ -183,7 +187,13 @@ class PredicateQuestion(AnyQuestion):
     type: Literal["predicate"]
 
 
-class Choice(StrictRequest):
+class QuestionOption(BaseModel):
+    """A choice or a level. A request may have a hundred thousand, each of which StrictRequest would check in Python."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Choice(QuestionOption):
     value: Annotated[StrictStr, Field(min_length=1)] | StrictBool = Field(
         description='A text or a boolean; `"true"` and `true` are two values.'
     )
@@ -202,7 +212,7 @@ class ChoiceQuestion(AnyQuestion):
         return self
 
 
-class Level(StrictRequest):
+class Level(QuestionOption):
     label: Text
     description: str | None = None
 
@@ -357,14 +367,17 @@ def decisions_router(decide: Decide) -> APIRouter:
         What a model can't decide, whatever the input, is refused by the name of its field.
         """
         decided = await decide(body, context_of(request.scope))
-        return Response(orjson.dumps(render(body, decided)), media_type="application/json")
+        num_numbers = sum(len(one.probabilities) for one in decided.distributions)
+        is_short = num_numbers <= MAX_INLINE_NUMBERS
+        content = render(body, decided) if is_short else await asyncio.to_thread(render, body, decided)
+        return Response(content, media_type="application/json")
 
     return router
 
 
-def render(body: DecisionRequest, decided: Decided) -> dict[str, Any]:
-    """Render a Decision."""
-    return {
+def render(body: DecisionRequest, decided: Decided) -> bytes:
+    """Render the JSON of a Decision."""
+    answer = {
         "model": decided.model,
         "answers": [
             {"type": question.type, "name": question.name, **_answer(question, found)}
@@ -378,6 +391,7 @@ def render(body: DecisionRequest, decided: Decided) -> dict[str, Any]:
             "total_tokens": decided.input_tokens,
         },
     }
+    return orjson.dumps(answer)
 
 
 def _answer(question: Question, found: Distribution) -> dict[str, Any]:
@@ -411,8 +425,7 @@ def concentration(probabilities: Sequence[float]) -> float:
 # What the adapters of several services read alike.
 
 
-@dataclass(frozen=True)
-class Option:
+class Option(NamedTuple):
     """An option of a choice or a level of a score; `text` is its description or, without one, its name."""
 
     name: str

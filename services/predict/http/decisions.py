@@ -46,7 +46,9 @@ async def decide(service: PredictService, body: DecisionRequest, context: Reques
     def inputs_of(description: TaskDescription) -> list[NamedInput]:
         fields = _fields(body, description)
         if description.choices is None:
-            asked.extend((0, _labels(question, index, description)) for index, question in enumerate(body.questions))
+            by_name = {label.strip().casefold(): label for label in description.labels or ()}
+            questions = enumerate(body.questions)
+            asked.extend((0, _labels(question, index, description, by_name)) for index, question in questions)
             return [NamedInput(fields, "input")]
         inputs: dict[tuple[str, ...], tuple[int, NamedInput]] = {}
         for index, question in enumerate(body.questions):
@@ -96,30 +98,27 @@ def _object_in(part: DecisionText | DecisionJson) -> Any:
         return None
 
 
-def _labels(question: Question, index: int, description: TaskDescription) -> list[str]:
+def _labels(question: Question, index: int, description: TaskDescription, by_name: Mapping[str, str]) -> list[str]:
     """Return the label of each option in order, or the one that a predicate states."""
     param, labels = f"questions.{index}", description.labels
     if labels is None:
         told = f"{description.task} is answered by free text, and has no labels to decide between"
         raise InvalidField(f"{param}: {told}.", param=param)
-    by_name = {label.strip().casefold(): label for label in labels}
     if isinstance(question, PredicateQuestion):
         return [_stated(question, param, description, by_name)]
-    options, found = options_of(question, param), list[str]()
+    options, found = options_of(question, param), dict[str, None]()
     for option in options:
         names = (option.text, option.name, *BOOLEANS.get(option.name, ()))
         label = next((by_name[name] for one in names if (name := one.strip().casefold()) in by_name), None)
         if label is None or label in found:
             reason = "is no label" if label is None else "is the label of an earlier option"
             told = f"{option.name[:100]!r} {reason}. {_told(description)}"
-            raise InvalidField(
-                f"{option.param}: {option.name[:100]!r} {reason}. {_told(description)}", param=option.param
-            )
-        found.append(label)
+            raise InvalidField(f"{option.param}: {told}", param=option.param)
+        found[label] = None
     if len(found) < len(labels):
         missing = next(label for label in labels if label not in found)
         raise InvalidField(f"{param}: No option is the label {missing!r}. {_told(description)}", param=param)
-    return found
+    return list(found)
 
 
 def _stated(question: PredicateQuestion, param: str, description: TaskDescription, by_name: Mapping[str, str]) -> str:
