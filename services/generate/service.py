@@ -130,7 +130,8 @@ class Charged(NamedTuple):
 class RankCall:
     """Documents to be ranked for a query; those with more than `max_document_tokens` tokens are cut.
 
-    `method` None is `calibrated` for a language model, and for a reranker the only one that it has.
+    `method` None is `calibrated` for a language model, and for a reranker the only one that it has. `instruct` is an
+    instruction for models that were trained to read one, None for their own.
     """
 
     query: str
@@ -138,6 +139,7 @@ class RankCall:
     method: RankMethod | None = None
     model: str | None = None
     max_document_tokens: int | None = None
+    instruct: str | None = None
 
 
 @dataclass(frozen=True)
@@ -198,6 +200,12 @@ class GenerateService:
         """Rank documents by their relevance to a query. Raises what `generate` raises, but ranks by rerankers too."""
         async with self.models.lease(call.model, context) as served:
             engine, documents = served.engine, call.documents
+            reads_instruct = isinstance(engine, RerankerEngine) and engine.reads_instruct
+            if call.instruct is not None and not reads_instruct:
+                told = (
+                    f"{served.name} is a {served.manifest.kind}, which ranks without instructions; leave the field out."
+                )
+                raise InvalidRequest(f"instruct: {told}", param="instruct")
             cut: dict[int, str] = {}
             if call.max_document_tokens is not None:
                 tokenizer = engine.tokenizer if isinstance(engine, RerankerEngine) else engine.processor.tokenizer
@@ -226,7 +234,8 @@ class GenerateService:
         if call.method is not None:
             told = f"{served.name} is a {engine.kind}, which ranks by its own score; leave the field out."
             raise InvalidRequest(f"method: {told}", param="method")
-        pairs = await self._in_thread(partial(engine.prepare, call.query, call.documents), context)
+        prepare = partial(engine.prepare, call.query, call.documents, call.instruct)
+        pairs = await self._in_thread(prepare, context)
         # equal documents must have equal scores, which differ in their last bits between batches
         distinct = list(dict.fromkeys(pairs))
         began, queue_s = time.perf_counter(), list[float]()

@@ -17,7 +17,7 @@ from tests.contract.curl import curl
 from tests.contract.generate_processes import running_system
 from tests.contract.served_system import System
 from tests.generate.served_tiny import MODEL, publish_tiny
-from tests.published_rerankers import RERANKERS, import_rerankers
+from tests.published_rerankers import QWEN3_RERANKER, RERANKERS, import_rerankers
 
 QUERY = "who kept the lighthouse?"
 DOCUMENTS = [
@@ -158,6 +158,25 @@ def test_cohere_jinas_and_teis_clients_get_one_answer_of_a_reranker(
     assert [(node.node.node_id, node.score) for node in jina.postprocess_nodes(nodes(), query_str=QUERY)] == told
     tei = curl(f"{url}/rerank", "--json", json.dumps({"query": QUERY, "texts": DOCUMENTS, "model": name})).json
     assert [(str(one["index"]), one["score"]) for one in tei][:3] == told
+
+
+def test_coheres_client_gives_a_reranker_an_instruction_by_an_extra_field(
+    rerankers: System, connections: httpx.Client
+) -> None:
+    client = cohere.ClientV2(api_key="none", base_url=rerankers.gateway.url, httpx_client=connections)
+
+    def ranked(model: str, instruct: str) -> set[float]:
+        answer = client.rerank(
+            model=model.lower(),
+            query=QUERY,
+            documents=DOCUMENTS,
+            request_options={"additional_body_parameters": {"instruct": instruct}},
+        )
+        return {result.relevance_score for result in answer.results}
+
+    assert not ranked(QWEN3_RERANKER, "Find ships.") & ranked(QWEN3_RERANKER, "Find who built what.")
+    with pytest.raises(cohere.BadRequestError, match="ranks without instructions"):
+        ranked("bge-reranker-base", "Find ships.")
 
 
 def test_the_guides_example_ranks_by_a_published_reranker(rerankers: System) -> None:

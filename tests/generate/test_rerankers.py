@@ -117,6 +117,34 @@ def test_qwen3_reranker_scores_as_its_model_card_does(client: TestClient, folder
     assert alone == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/rerank"])
+@pytest.mark.parametrize("field", ["instruct", "instruction"])
+def test_qwen3_reranker_reads_an_instruction_on_every_route(
+    client: TestClient, folder: Path, path: str, field: str
+) -> None:
+    instruct, name = "Find what tells of ships, whoever lit what", QWEN3_RERANKER.lower()
+    expected = scores_of_its_model_card(folder / "hub" / QWEN3_RERANKER, DOCUMENTS[:3], instruct)
+    documents = "texts" if path == "/rerank" else "documents"
+    found = client.post(path, json={"model": name, "query": QUERY, documents: DOCUMENTS[:3], field: instruct}).json()
+    results = found if path == "/rerank" else found["results"]
+    scores = {one["index"]: one.get("score", one.get("relevance_score")) for one in results}
+    assert [scores[place] for place in range(3)] == pytest.approx(expected, abs=1e-5)
+    assert by_index(answer_to(client, name, DOCUMENTS[:3])) != pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.parametrize("name", [MODEL, *CROSS_ENCODERS])
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/rerank"])
+def test_an_instruction_for_a_model_that_reads_none_is_refused_by_name(
+    client: TestClient, path: str, name: str
+) -> None:
+    documents = "texts" if path == "/rerank" else "documents"
+    body = {"model": name.lower(), "query": QUERY, documents: DOCUMENTS[:2], "instruct": "Find ships."}
+    response = client.post(path, json=body)
+    kind = "causal-lm" if name == MODEL else "cross-encoder"
+    assert response.status_code == 400
+    assert f"instruct: {name.lower()} is a {kind}, which ranks without instructions" in response.text
+
+
 def test_qwen3_reranker_cuts_a_long_document_at_its_end(client: TestClient, folder: Path) -> None:
     long = ["The oldest lighthouse was lit by three brothers. " * 900]
     answer = answer_to(client, QWEN3_RERANKER, long)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 import orjson
 from fastapi import APIRouter, Body, Depends, Request, Response
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from services.core.errors import FoveaError, InvalidRequest, check_count
 from services.core.exchange import context_of
@@ -20,6 +20,13 @@ from services.generate.prompts.ranking import RankMethod
 from services.generate.prompts.templates import Document
 from services.generate.service import CallLimits, GenerateService, RankCall, Ranked
 
+Instruct = Annotated[
+    Annotated[str, Field(min_length=1)] | None,
+    Field(
+        validation_alias=AliasChoices("instruct", "instruction"),
+        description="Which documents count as relevant, for models that read it (Qwen3-Reranker); also `instruction`.",
+    ),
+]
 METHOD_DESCRIPTION = "How a language model scores documents, `calibrated` by default. A reranker has its own score."
 
 
@@ -57,6 +64,7 @@ class RerankRequest(OpenRequest):
     )
     method: RankMethod | None = Field(None, description=METHOD_DESCRIPTION)
     rank_fields: JsonList[str] | None = Field(None, description="Only `text` and `title` are supported.")
+    instruct: Instruct = None
 
 
 class TeiRerankRequest(BaseModel):
@@ -71,6 +79,7 @@ class TeiRerankRequest(BaseModel):
         False, description="Ignored: a reranker cuts texts that are too long, a language model refuses them."
     )
     method: RankMethod | None = Field(None, description=METHOD_DESCRIPTION)
+    instruct: Instruct = None
 
 
 class RerankResult(BaseModel):
@@ -248,7 +257,8 @@ def rerank_router(service: GenerateService) -> APIRouter:
         if isinstance(body, TeiRerankRequest):
             began = time.perf_counter()
             _check_count(body.texts, "texts", service.limits)
-            call = RankCall(body.query, [Document(text) for text in body.texts], body.method, body.model)
+            documents = [Document(text) for text in body.texts]
+            call = RankCall(body.query, documents, body.method, body.model, instruct=body.instruct)
             ranked = await service.rank(call, context_of(request.scope))
             headers = tei_headers(
                 request,
@@ -273,12 +283,12 @@ def rerank_router(service: GenerateService) -> APIRouter:
 def _call(body: RerankRequest, limits: CallLimits) -> RankCall:
     """Convert a request. Raises InvalidRequest if it cannot be ranked, TooLarge for too many documents."""
     refuse_unsupported(body.model_extra, UNSUPPORTED)
-    refuse_misspelt(body.model_extra, ("method",))
+    refuse_misspelt(body.model_extra, ("method", "instruct", "instruction"))
     if body.rank_fields is not None and not READ_FIELDS.issuperset(body.rank_fields):
         raise InvalidRequest("rank_fields: Only text and title are supported.", param="rank_fields")
     _check_count(body.documents, "documents", limits)
     documents = [Document(one) if isinstance(one, str) else Document(one.text, one.title) for one in body.documents]
-    return RankCall(body.query, documents, body.method, body.model, body.max_tokens_per_doc)
+    return RankCall(body.query, documents, body.method, body.model, body.max_tokens_per_doc, body.instruct)
 
 
 def _check_count(documents: Sequence[Any], param: str, limits: CallLimits) -> None:

@@ -64,6 +64,7 @@ class RerankerEngine(ABC):
 
     kind: ClassVar[str]
     model_class: ClassVar[str]
+    reads_instruct: ClassVar[bool] = False
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
         self._model = model
@@ -90,15 +91,19 @@ class RerankerEngine(ABC):
 
     # On any thread
 
-    def prepare(self, query: str, documents: Sequence[Document]) -> list[Pair]:
-        """Tokenise a query with each document. Raises InvalidField for a query without any character to be seen."""
+    def prepare(self, query: str, documents: Sequence[Document], instruct: str | None = None) -> list[Pair]:
+        """Tokenise a query with each document, and with an instruction if the model `reads_instruct`.
+
+        Raises InvalidField for a query without any character to be seen.
+        """
         if is_blank(query):
             raise InvalidField("query: It has no character that can be seen.", param="query")
-        query = self._readable(query)
+        query, instruct = self._readable(query), instruct and self._readable(instruct)
         pairs: list[Pair] = []
         for start in range(0, len(documents), PIECE):
             check_wanted()
-            pairs += self._pairs(query, [self._readable(one.titled) for one in documents[start : start + PIECE]])
+            texts = [self._readable(one.titled) for one in documents[start : start + PIECE]]
+            pairs += self._pairs(query, texts, instruct)
         return pairs
 
     # On the compute thread
@@ -142,7 +147,7 @@ class RerankerEngine(ABC):
         """Return the most tokens of a pair."""
 
     @abstractmethod
-    def _pairs(self, query: str, documents: Sequence[str]) -> list[Pair]: ...
+    def _pairs(self, query: str, documents: Sequence[str], instruct: str | None) -> list[Pair]: ...
 
     @abstractmethod
     def _inputs(self, pairs: Sequence[Pair]) -> Mapping[str, Tensor]:
@@ -193,7 +198,7 @@ class CrossEncoderEngine(RerankerEngine):
     def _most_tokens(self) -> int:
         return cross_encoder_tokens(self._model.config, int(self.tokenizer.model_max_length))
 
-    def _pairs(self, query: str, documents: Sequence[str]) -> list[Pair]:
+    def _pairs(self, query: str, documents: Sequence[str], instruct: str | None) -> list[Pair]:
         encoded = self._pair_tokenizer.encode_batch([(query, document) for document in documents])
         return [
             Pair(tuple(one.ids), tuple(one.type_ids) if self._reads_types else (), is_cut=bool(one.overflowing))
@@ -222,6 +227,7 @@ class Qwen3RerankerEngine(RerankerEngine):
     """Runs Qwen3-Reranker: a language model whose score is the logit of yes, minus that of no, after its own prompt."""
 
     kind = QWEN3_RERANKER_KIND
+    reads_instruct = True
     model_class = "AutoModelForCausalLM"
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
@@ -245,9 +251,9 @@ class Qwen3RerankerEngine(RerankerEngine):
     def _most_tokens(self) -> int:
         return min(QWEN3_RERANKER_TOKENS, int(self._model.config.max_position_embeddings))
 
-    def _pairs(self, query: str, documents: Sequence[str]) -> list[Pair]:
-        texts = [f"<Instruct>: {INSTRUCT}\n<Query>: {query}\n<Document>: {document}" for document in documents]
-        encoded = self._pair_tokenizer.encode_batch(texts)
+    def _pairs(self, query: str, documents: Sequence[str], instruct: str | None) -> list[Pair]:
+        asked = f"<Instruct>: {instruct or INSTRUCT}\n<Query>: {query}\n<Document>: "
+        encoded = self._pair_tokenizer.encode_batch([asked + document for document in documents])
         return [Pair((*self._before, *one.ids, *self._after), is_cut=bool(one.overflowing)) for one in encoded]
 
     def _inputs(self, pairs: Sequence[Pair]) -> Mapping[str, Tensor]:
