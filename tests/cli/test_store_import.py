@@ -170,6 +170,15 @@ def test_a_classifier_that_is_no_reranker_is_refused(tmp_path: Path, changed: di
     assert (result.exit_code, told in result.stderr) == (1, True), result.stderr
 
 
+@pytest.mark.parametrize("length", [3, "many", [512]])
+def test_a_cross_encoder_whose_length_is_none_is_refused_with_the_file(tmp_path: Path, length: Any) -> None:
+    source = publish_reranker(tmp_path, "ms-marco-MiniLM-L6-v2")
+    (source / "tokenizer_config.json").write_text(json.dumps({"model_max_length": length}))
+    result = run(source)
+    assert result.exit_code == 1
+    assert "tokenizer_config.json: " in result.stderr
+
+
 def test_a_cross_encoder_without_a_fast_tokenizer_is_refused_with_the_way_on(tmp_path: Path) -> None:
     source = publish_reranker(tmp_path, "ms-marco-MiniLM-L6-v2")
     (source / "tokenizer.json").unlink()

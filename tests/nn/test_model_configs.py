@@ -22,6 +22,7 @@ from tests.published_instructblip import write_instructblip
 from tests.published_llava import write_llava
 from tests.published_models import publish
 from tests.published_qwen3_vl import write_qwen3_vl_embedding
+from tests.published_rerankers import publish_reranker
 
 SERVICES = Path(__file__).parents[2] / "services"
 MODEL_CONFIG, OPEN_CLIP_CONFIG = "config.json", "open_clip_config.json"
@@ -40,8 +41,9 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
     "instructblip": write_instructblip,
     "qwen3_vl": write_qwen3_vl_embedding,
     "clip": write_hugging_face,
+    "bert": lambda folder: publish_reranker(folder.parent, folder.name),
 }
-NAMES = {"llama": "vicuna-7b-v1.5", "t5": "flan-t5-base"}
+NAMES = {"llama": "vicuna-7b-v1.5", "t5": "flan-t5-base", "bert": "ms-marco-MiniLM-L6-v2"}
 LAYERS = ("num_hidden_layers", "num_layers", "layers")
 
 

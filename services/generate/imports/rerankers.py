@@ -45,7 +45,7 @@ def reranker_import(source: Source, config: Mapping[str, Any]) -> "CrossEncoderI
         return CrossEncoderImport(source)
     if config.get("model_type") != "qwen3":
         return None
-    texts = (fetch_small(source, path).read_text() for path in TOLD_IN if path in source.files)
+    texts = (fetch_small(source, path).read_text(errors="replace") for path in TOLD_IN if path in source.files)
     is_reranker = QWEN3_RERANKER in source.name.lower() or any(TASK in text for text in texts)
     return Qwen3RerankerImport(source) if is_reranker else None
 
@@ -75,12 +75,14 @@ class CrossEncoderImport:
         taken = (CONFIG, TOKENIZER, *beside, *weights.taken_index)
         with faults_of(CONFIG, config.to_dict()), stored.bound(), torch.device("meta"), quiet_loading():
             model = transformers().AutoModelForSequenceClassification.from_config(config)
-        most = read_object(self.source, TOKENIZER_CONFIG).get("model_max_length", NO_LIMIT)
+        with faults_of(TOKENIZER_CONFIG):
+            most = int(read_object(self.source, TOKENIZER_CONFIG).get("model_max_length") or NO_LIMIT)
+            context_length = cross_encoder_tokens(config, most)
         facts: dict[str, JsonValue] = {
             "architecture": config.model_type,
             "num_parameters": sum(weight.numel() for weight in model.parameters()),
             "dtype": str(config.dtype or torch.float32).removeprefix("torch."),
-            "context_length": cross_encoder_tokens(config, int(most)),
+            "context_length": context_length,
             "weight_bytes": sum(present[file] for file in weights.files),
         }
         left = left_files(self.source, weights, taken, {})

@@ -33,6 +33,8 @@ from services.nn.reference_outputs import OutputRow, check_checkpoint
 CROSS_ENCODER_KIND, QWEN3_RERANKER_KIND = "cross-encoder", "qwen3-reranker"
 # Whose classifiers read a pair, by their `model_type`, each with the positions that it has no token for.
 CROSS_ENCODERS = {"bert": 0, "modernbert": 0, "xlm-roberta": 2}
+# A pair with its control tokens has more.
+LEAST_TOKENS = 8
 # Qwen3-Reranker's published prompt; what is between its ends is cut to its published length.
 TASK = "Judge whether the Document meets the requirements based on the Query and the Instruct provided."
 BEFORE = f'<|im_start|>system\n{TASK} Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
@@ -281,5 +283,11 @@ def check_cross_encoder(config: Any) -> None:
 
 
 def cross_encoder_tokens(config: Any, of_tokenizer: int) -> int:
-    """Return the most tokens of a pair: those of the tokenizer, if the model has as many positions."""
-    return min(of_tokenizer, int(config.max_position_embeddings) - CROSS_ENCODERS[config.model_type])
+    """Return the most tokens of a pair: those of the tokenizer, if the model has as many positions.
+
+    Raises ValueError for fewer than a pair needs.
+    """
+    most = min(of_tokenizer, int(config.max_position_embeddings) - CROSS_ENCODERS[config.model_type])
+    if most < LEAST_TOKENS:
+        raise ValueError(f"model_max_length and max_position_embeddings leave {most} tokens for a query and a document")
+    return most
