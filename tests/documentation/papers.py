@@ -55,6 +55,8 @@ def _run(record: Record) -> str:
         f"Ours: {described(record)}.\n",
         f"{commands}\n",
     ]
+    if not record.cells:
+        parts.append("No published number stands beside the results.\n")
     for made in comparison_tables(record):
         parts.append(f"{made.title}:\n\n{made.to_markdown().partition(chr(10) * 2)[2]}")
     return "\n".join(parts)
