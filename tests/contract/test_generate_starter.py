@@ -25,7 +25,8 @@ NUM_WORDS = 4200
 LONG = CONTEXT // 4
 NUM_STREAMS = 200
 CALIBRATED, PLAIN = {"enabled": True, "temperature": 1e-3}, {"enabled": False}
-FIELDS = {"answer", "id", "object", "model", "finish_reason", "relevance", "documents", "calibration", "usage"}
+FIELDS = {"answer", "id", "object", "model", "finish_reason", "relevance", "documents", "citations"}
+FIELDS |= {"calibration", "usage"}
 QUESTIONS = generated_facts(NUM_STREAMS, 10, seed=7)
 
 

@@ -41,6 +41,7 @@ WRITERS: dict[str, Writer] = {
     "recall": results.recall_table,
     "ranking by attention": ranking_figures.ranking_table,
     "ranking cost": ranking_figures.ranking_cost_table,
+    "citations": ranking_figures.citations_table,
     "re-scaled positions": position_figures.answers_table,
     "ranking with re-scaled positions": position_figures.positions_ranking_table,
     "estimates": results.estimates_table,

@@ -1,11 +1,11 @@
-"""Tables of the recorded rankings by attention: their quality by estimate and source, and their cost."""
+"""Tables of the recorded rankings by attention, their quality and their cost, and of citations."""
 
 import math
 import statistics
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tests.documentation.benchmark_figures import runs
+from tests.documentation.benchmark_figures import latest, runs
 from tests.documentation.blocks import table
 
 Run = Mapping[str, Any]
@@ -69,6 +69,24 @@ def ranking_cost_table() -> str:
         found = (run["cpu_ms"].get(title) for run in shown.values())
         rows.append((title.replace("_", " "), *("" if one is None else f"{one['median']:.0f}" for one in found)))
     return table(("ranked by", *shown), rows)
+
+
+def citations_table() -> str:
+    """Precision and recall of `open-facts` by attention with and without calibration."""
+    run = latest("citations", model="open-facts")
+    rows = []
+    for name in ("calibrated", "uncalibrated"):
+        found = run[name]
+        for which, title in (("chosen", "chosen"), ("served", "the service's")):
+            figures = found[which]
+            rows.append(
+                (
+                    *(name, f"{figures['threshold']:.2f}, {title}", f"{figures['precision']}", f"{figures['recall']}"),
+                    *(f"{found['answers']}", f"{found['right']}", f"{found['unanswerable_that_cite']}"),
+                )
+            )
+    titles = ("threshold", "precision", "recall", "answers", "right answers", "unanswerable that cite")
+    return table(("attention", *titles), rows)
 
 
 def _cell(value: float) -> str:

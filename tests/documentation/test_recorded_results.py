@@ -11,6 +11,7 @@ import torch
 
 from benchmarks.hard_negative_trainings import BASE, CONTROL, PACKAGED, TESTS, TUNINGS
 from services.curate.evaluation.measure import form_accuracies
+from services.generate.citations import CITED_SHARE
 from services.predict.evaluation.results import RESULT_FILES as STUDENT_FILES
 from services.score.fsc_clip import mean_local_similarity, token_cosines
 from services.score.model.checkpoint import FscClipCheckpoint, load_fsc_clip
@@ -69,6 +70,15 @@ def test_the_starter_of_generate_is_lost_in_the_middle_and_calibration_finds_it(
         assert (vanilla["0"] + vanilla["9"]) / 2 >= middle + 15
         assert (calibrated["4"] + calibrated["5"]) / 2 >= middle + 10
         assert sum(calibrated.values()) >= sum(vanilla.values())
+
+
+def test_citations_were_measured_at_the_threshold_that_other_questions_chose_and_calibration_gains() -> None:
+    run = latest("citations", model="open-facts")
+    calibrated, plain = run["calibrated"], run["uncalibrated"]
+    assert calibrated["chosen"]["threshold"] == CITED_SHARE
+    assert run["questions"] == run["chosen_on"] == 200
+    assert min(calibrated["served"]["precision"], calibrated["served"]["recall"]) > 90
+    assert calibrated["chosen"]["f1"] > plain["chosen"]["f1"] + 5
 
 
 def test_subtracting_the_bias_is_what_finds_the_middle() -> None:

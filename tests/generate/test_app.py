@@ -12,6 +12,7 @@ from starlette.testclient import TestClient
 from services.core.store.manifest import CheckpointInfo
 from services.core.store.store import Store
 from services.generate.app import create_generate
+from services.generate.citations import CITED_SHARE, sentences
 from services.generate.engine import EngineOptions, GenerateEngine
 from services.generate.generation.answer_text import TokenOut
 from services.generate.generation.generation import AnswerOptions, Generation, Progress, PromptFacts
@@ -34,7 +35,8 @@ PROFILE = CalibrationProfile(
     enabled=True, bias="tree", temperature=1e-3, layers=(2, 3), rel_layers=(0, 1, 2, 3), span_rule="newline"
 )
 QUERY = "who kept the lighthouse?"
-FIELDS = ["answer", "id", "object", "model", "finish_reason", "relevance", "documents", "calibration", "usage"]
+FIELDS = ["answer", "id", "object", "model", "finish_reason", "relevance", "documents", "citations"]
+FIELDS += ["calibration", "usage"]
 DOCUMENTS: list[Any] = [
     {"id": "h", "title": "The harbour", "text": "The harbour was built by the people of the island."},
     "The people fished and traded with the mainland.",
@@ -179,6 +181,31 @@ def test_without_calibration_there_is_attention_by_layer_and_no_relevance(client
 
     assert all(len(one["by_layer"]["attention"]) == 4 and one["by_layer"]["relevance"] is None for one in asked_for)
     assert all(one["by_layer"] is None for one in answer_to(client)["documents"])
+
+
+@pytest.mark.parametrize("fields", [{}, {"reorder": "calibrated"}, {"calibration": {"enabled": False}}])
+def test_each_sentence_of_an_answer_cites_the_documents_that_its_tokens_attend_to(
+    client: TestClient, fields: dict[str, Any]
+) -> None:
+    asked_for = {"max_tokens": 100, "temperature": 1, "seed": 5, **fields}
+    answer = answer_to(client, citations=True, **asked_for)
+    cited = answer["citations"]
+
+    assert [(one["start"], one["end"]) for one in cited] == list(sentences(answer["answer"]))
+    assert [one["text"] for one in cited] == [answer["answer"][one["start"] : one["end"]] for one in cited]
+    shares = [document for one in cited for document in one["documents"]]
+    assert all(CITED_SHARE <= one["attention"] <= 1 and one["index"] in range(3) for one in shares)
+    plain = answer_to(client, **asked_for)
+    assert plain["citations"] is None
+    assert plain["answer"] == answer["answer"]
+    *_, last, _ = events_of(client.post("/generate", json=asked(citations=True, stream=True, **asked_for)))
+    assert last["citations"] == cited
+
+
+def test_the_only_document_is_cited_and_none_is_where_there_is_none(client: TestClient) -> None:
+    (cited, *_) = answer_to(client, documents=DOCUMENTS[:1], citations=True)["citations"]
+    assert cited["documents"] == [{"index": 0, "attention": 1.0}]
+    assert all(not one["documents"] for one in answer_to(client, documents=[], citations=True)["citations"])
 
 
 def test_usage_counts_the_tokens_of_prompt_and_answer_and_the_passes_of_the_calibration(

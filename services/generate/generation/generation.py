@@ -34,6 +34,7 @@ class AnswerOptions:
     echo: bool = False
     for_vllm: Mapping[str, Any] = field(default_factory=dict)
     explain: bool = False
+    cite: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,8 +46,8 @@ class Generation:
     model answers. `continues_prompt` keeps the space between prompt and answer even if the tokenizer would drop it.
     `echo` is the prompt's text if it is repeated before the answer; `sampling.num_logprobs` then applies to the
     prompt's tokens too. Cached results are used only from prompts of the same `tenant`. `for_vllm` are fields of a
-    request that only vLLM can keep to, such as `tools`. `explains` reports each layer's attention beside the means. The
-    prompt has at least one token (ValueError).
+    request that only vLLM can keep to, such as `tools`. `explains` reports each layer's attention beside the means,
+    `cites` the attention of the answer's tokens. The prompt has at least one token (ValueError).
     """
 
     prompt: Prompt
@@ -60,6 +61,7 @@ class Generation:
     tenant: str = ""
     for_vllm: Mapping[str, Any] = field(default_factory=dict)
     explains: bool = False
+    cites: bool = False
 
     def __post_init__(self) -> None:
         if self.max_tokens < (1 if self.echo is None else 0) or not self.prompt.input_ids:
@@ -118,7 +120,8 @@ class PromptFacts:
     generation's; `scored` are the prompt's tokens if it `scores_prompt`, the first without `logprob`. `answerable` is
     the probability that the documents answer, None for a model without a trained refusal. `applied` is the calibration
     of the answer, with the estimate of the bias that was made; None if nothing was calibrated. `by_layer` is None
-    unless the generation `explains`.
+    unless the generation `explains`. `refusal` is the answer that the model was trained to give where no document
+    answers, None without one.
     """
 
     prompt_tokens: int
@@ -132,6 +135,12 @@ class PromptFacts:
     answerable: float | None = None
     applied: CalibrationProfile | None = None
     by_layer: LayerMeans | None = None
+    refusal: str | None = None
+
+    @property
+    def bias(self) -> tuple[float, ...]:
+        """The bias of the documents' places; zeros where nothing was calibrated."""
+        return tuple(a - r for a, r in zip(self.attention, self.relevance or self.attention, strict=True))
 
 
 @dataclass(frozen=True)
@@ -140,7 +149,8 @@ class Progress:
 
     `text` is final and `tokens` are its tokens, without stop strings and end-of-text tokens; `num_tokens` counts all
     tokens generated so far, including those. `facts` come with the first token. `tool_calls` are parts of calls as in
-    OpenAI's chunks.
+    OpenAI's chunks. If the generation `cites`, `attention` is Attn(k) of the rows that generated the answer's next
+    tokens, those of some steps together.
     """
 
     generation: Generation
@@ -150,6 +160,7 @@ class Progress:
     finish_reason: FinishReason | None
     facts: PromptFacts | None
     tool_calls: tuple[Mapping[str, Any], ...] = ()
+    attention: tuple[tuple[float, ...], ...] = ()
 
 
 # Number of tokens by which a document's length in a prompt may change with its neighbours.

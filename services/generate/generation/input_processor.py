@@ -178,6 +178,7 @@ class InputProcessor:
             echo=echo,
             for_vllm=options.for_vllm,
             explains=options.explain,
+            cites=options.cite and bool(prompt.spans),
         )
 
     def _span_rule(self, options: AnswerOptions) -> SpanRule:

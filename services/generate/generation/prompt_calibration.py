@@ -20,7 +20,7 @@ from services.generate.generation.bias import BiasJob, DummyOptions, EstimateKin
 from services.generate.generation.generation import Generation, LayerMeans
 from services.generate.generation.passes import Passes
 from services.generate.model.kv_cache import Slot
-from services.generate.model.language_model import LanguageModel
+from services.generate.model.language_model import LanguageModel, Row
 from services.generate.model.profile import OFF, Answerability, BadProfile, BiasKind, CalibrationProfile
 from services.generate.prompts.templates import Prompt, filler_ids
 from services.generate.retrieval_heads import mean_over_heads
@@ -84,6 +84,16 @@ def mean_attention(profile: CalibrationProfile | None, attention: Tensor | None)
     return tuple(numbers)
 
 
+def answer_attention(
+    model: LanguageModel, row: Row, spans: Sequence[tuple[int, int]], profile: CalibrationProfile | None
+) -> tuple[tuple[float, ...], ...]:
+    """Measure Attn(k) of an answer's rows, R times K numbers: means over what enters rel, as `mean_attention`."""
+    of_rel = profile or OFF
+    layers = layers_of_relevance(of_rel, model.config.num_layers)
+    measured = model.attention_of(row, spans, max(layers) + 1)
+    return tuple(map(tuple, mean_over_heads(measured, layers=layers, heads=of_rel.rel_heads).tolist()))
+
+
 def layer_means(
     generation: Generation, attention: Tensor | None, calibration: PromptCalibration | None
 ) -> LayerMeans | None:
@@ -129,6 +139,11 @@ def answerable(
     if refusal is None or refusal.token_id >= len(first_logits):
         return None
     return answerable_by(refusal, refusal_log_odds(first_logits, refusal.token_id), is_calibrated=is_calibrated)
+
+
+def refusal_of(profile: CalibrationProfile | None) -> str | None:
+    """The answer that the model was trained to give where no document answers."""
+    return None if profile is None or profile.answerability is None else profile.answerability.refusal
 
 
 def answerable_by(refusal: Answerability, log_odds: Tensor, *, is_calibrated: bool) -> float:

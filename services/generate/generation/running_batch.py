@@ -32,11 +32,13 @@ from services.generate.generation.prompt_calibration import (
     MeasuredPrompt,
     PromptCalibration,
     PromptCalibrator,
+    answer_attention,
     answerable,
     applied,
     layer_means,
     mean_attention,
     needed_estimate,
+    refusal_of,
 )
 from services.generate.generation.sampling import Chooser, TokenChoice, choose
 from services.generate.model.kv_cache import KeyValues, Slot
@@ -51,6 +53,8 @@ MAX_PREFILL_TOKENS = 4096
 HEADROOM_TOKENS = 256
 # Share of the bytes for prefixes that is used for estimates of the bias.
 ESTIMATES_SHARE = 0.25
+# Tokens of an answer whose attention is measured at once where it cites, so that no step takes long for it.
+CITED_ROWS = 64
 # Rows of an answer that are run again at once when it continues; their weights on all tokens are in memory together.
 REPLAYED_ROWS = 256
 
@@ -73,6 +77,7 @@ class RunningSequence:
     calibration: Calibration | None = None
     is_ready: bool = False  # for steps: it has had a token since it has its slot
     num_generated: int = 0
+    num_measured: int = 0  # of the generated tokens, those whose attention is known
 
     @property
     def num_reusable(self) -> int:
@@ -163,6 +168,7 @@ def facts_of(
         scored=_scored(generation, prefilled.scores, vocabulary),
         answerable=answerable(generation.calibration, first_logits, is_calibrated=calibration is not None),
         by_layer=layer_means(generation, prefilled.attention, calibration),
+        refusal=refusal_of(generation.calibration),
     )
 
 
@@ -526,9 +532,23 @@ class RunningBatch:
         is_end = choice.token_id in self._model.config.eos_token_ids and not generation.ignore_eos
         is_last = running.num_generated == generation.max_tokens
         piece, finish_reason = running.text.take(self._vocabulary.token(choice), is_end=is_end, is_last=is_last)
+        attention = self._attention(running, is_last=finish_reason is not None)
         if finish_reason is not None:
             self._leave(running)
-        return Progress(generation, piece.text, piece.tokens, running.num_generated, finish_reason, facts)
+        return Progress(
+            generation, piece.text, piece.tokens, running.num_generated, finish_reason, facts, attention=attention
+        )
+
+    def _attention(self, running: RunningSequence, *, is_last: bool) -> tuple[tuple[float, ...], ...]:
+        """Measure the rows of tokens that were generated since the last time, once they are enough or the last."""
+        generation, done = running.generation, running.num_measured
+        num_due = running.num_generated - done
+        if not generation.cites or not (is_last or num_due == CITED_ROWS):
+            return ()
+        first = len(generation.prompt.input_ids) - 1 + done  # the row before a token generates it
+        row = Row(running.slot, tuple(running.input_ids[first : first + num_due]), running.calibration)
+        running.num_measured += num_due
+        return answer_attention(self._model, row, generation.prompt.spans, generation.calibration)
 
     def _read(self, running: RunningSequence, facts: PromptFacts | None) -> Progress:
         """End a generation of no tokens, whose prompt is read."""

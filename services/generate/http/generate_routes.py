@@ -3,7 +3,7 @@
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any, Literal, Self
 
@@ -19,6 +19,7 @@ from services.core.serving.served_models import Resident
 from services.generate.generation.generation import AnswerOptions, LayerMeans, Progress, PromptFacts, Reorder
 from services.generate.generation.input_processor import InputProcessor
 from services.generate.generation.sampling import Sampling
+from services.generate.http.citations import CITATIONS_DESCRIPTION, Citation, TokenAttention, check_citations
 from services.generate.http.streaming import DONE, EventStream, event, event_stream_content
 from services.generate.model.profile import (
     BadProfile,
@@ -104,6 +105,7 @@ class GenerateRequest(StrictRequest):
     )
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = Field(None, description=SEED_DESCRIPTION)
     explain: bool = Field(False, description="Return each document's attention and relevance by layer, too.")
+    citations: bool = Field(False, description=CITATIONS_DESCRIPTION)
     stream: bool = False
 
 
@@ -176,6 +178,7 @@ class GenerateEnd(GenerateHead):
     finish_reason: FinishReason
     relevance: float | None = Field(ge=0, le=1, description=RELEVANCE_DESCRIPTION)
     documents: list[ExplainedDocument]
+    citations: list[Citation] | None = Field(description="Each sentence with its documents; null without `citations`.")
     calibration: AppliedCalibration | None = Field(description=APPLIED_DESCRIPTION)
     usage: GenerateUsage
 
@@ -295,14 +298,18 @@ class AnswerSoFar:
 
     id: str
     documents: tuple[Document, ...]
+    cites: bool = False
     text: str = ""
     num_tokens: int = 0
     finish_reason: FinishReason | None = None
     facts: PromptFacts | None = None
+    attention: TokenAttention = field(default_factory=TokenAttention)
 
     def add(self, progress: Progress) -> str:
         """Add the next step, and return its addition to the text."""
-        text = without_leading_space(progress, self.text).text
+        progress = without_leading_space(progress, self.text)
+        text = progress.text
+        self.attention.add(progress, len(self.text))
         self.text += text
         self.num_tokens = progress.num_tokens
         assert progress.finish_reason != "tool_calls", "a question has no tools"
@@ -324,6 +331,7 @@ class AnswerSoFar:
                 ExplainedDocument(**one.model_dump(), by_layer=_by_layer(self.facts.by_layer, one.position))
                 for one in reports_of(self.documents, self.facts)
             ],
+            citations=self.attention.citations(self.text, self.facts) if self.cites else None,
             calibration=applied_of(self.facts),
             usage=GenerateUsage(
                 prompt_tokens=self.facts.prompt_tokens,
@@ -346,7 +354,10 @@ def generate_router(service: GenerateService) -> APIRouter:
         """
         documents = documents_of(body.documents, service.limits.max_documents)
         check_count("max_tokens", body.max_tokens, service.limits.max_tokens, "tokens")
-        context, answer = context_of(request.scope), AnswerSoFar(f"gen-{uuid.uuid4().hex}", documents)
+        if body.citations:
+            check_citations(is_over_vllm=service.limits.is_over_vllm)
+        context = context_of(request.scope)
+        answer = AnswerSoFar(f"gen-{uuid.uuid4().hex}", documents, body.citations)
         steps = service.generate(body.model, partial(_charged, body, documents), context)
         if body.stream:
             return await EventStream.begin(_events(steps, answer, context))
@@ -372,6 +383,7 @@ def _charged(body: GenerateRequest, documents: tuple[Document, ...], processor: 
         calibration=calibration_of(body.calibration, processor.profile, processor.num_layers),
         reorder=body.reorder,
         explain=body.explain,
+        cite=body.citations,
     )
     generation = processor.prepare_question(body.query, documents, options)
     return [Charged(generation, processor.cost(generation))]

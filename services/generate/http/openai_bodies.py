@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from services.generate.generation.answer_text import TokenOut
 from services.generate.generation.generation import Progress, PromptFacts
+from services.generate.http.citations import TokenAttention
 from services.generate.http.generate_routes import DocumentReport, applied_of, without_leading_space
 
 
@@ -47,6 +48,7 @@ class ChoiceSoFar:
     tool_calls: dict[int, dict[str, Any]] = field(default_factory=dict)
     finish_reason: str | None = None
     facts: PromptFacts | None = None
+    attention: TokenAttention = field(default_factory=TokenAttention)
 
     def __post_init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -56,6 +58,7 @@ class ChoiceSoFar:
         """Add the next step, and return it in the form to be sent."""
         if self.is_reply:
             progress = without_leading_space(progress, self.text)
+        self.attention.add(progress, len(self.text))
         self.text += progress.text
         self.num_tokens = progress.num_tokens
         for token in progress.tokens:
@@ -67,6 +70,10 @@ class ChoiceSoFar:
         self.finish_reason = progress.finish_reason
         self.facts = self.facts or progress.facts
         return progress
+
+    def citations(self) -> list[dict[str, Any]]:
+        """The citations of the whole choice."""
+        return [] if self.facts is None else self.attention.citations(self.text, self.facts)
 
     def _add_call(self, part: Mapping[str, Any]) -> None:
         """Add a part of a call: of its arguments, or its beginning."""
@@ -133,6 +140,7 @@ class ChatForm(Form):
     chunk_name = "chat.completion.chunk"
     has_logprobs: bool = False
     reports: Callable[[PromptFacts], Sequence[DocumentReport]] | None = None
+    cites: bool = False
 
     def whole(self, identity: Identity, choices: Sequence[ChoiceSoFar]) -> dict[str, Any]:
         return {**super().whole(identity, choices), **self._documents(choices[0])}
@@ -140,7 +148,7 @@ class ChatForm(Form):
     def choice(self, choice: ChoiceSoFar) -> dict[str, Any]:
         return {
             "index": choice.index,
-            "message": _message(choice),
+            "message": _message(choice) | self._citations(choice),
             "logprobs": self._logprobs(choice.tokens),
             "finish_reason": choice.finish_reason,
         }
@@ -156,7 +164,8 @@ class ChatForm(Form):
         if progress.tool_calls:
             yield self.chunk(identity, {"index": index, "delta": {"tool_calls": list(progress.tool_calls)}})
         if progress.finish_reason is not None:
-            last = self.chunk(identity, {"index": index, "delta": {}, "finish_reason": progress.finish_reason})
+            delta = self._citations(choice)
+            last = self.chunk(identity, {"index": index, "delta": delta, "finish_reason": progress.finish_reason})
             yield {**last, **self._documents(choice)}
 
     def _logprobs(self, tokens: Sequence[TokenOut]) -> dict[str, Any] | None:
@@ -164,6 +173,9 @@ class ChatForm(Form):
             return None
         content = [{**_token(token), "top_logprobs": [_token(top) for top in token.top]} for token in tokens]
         return {"content": content, "refusal": None}
+
+    def _citations(self, choice: ChoiceSoFar) -> dict[str, Any]:
+        return {"citations": choice.citations()} if self.cites else {}
 
     def _documents(self, choice: ChoiceSoFar) -> dict[str, Any]:
         if self.reports is None or choice.facts is None:

@@ -21,6 +21,7 @@ from services.core.http.bodies import JsonRoute, OpenRequest, refuse_misspelt, r
 from services.generate.generation.generation import AnswerOptions, Generation, Progress
 from services.generate.generation.input_processor import InputProcessor
 from services.generate.generation.sampling import Sampling
+from services.generate.http.citations import check_citations
 from services.generate.http.generate_routes import calibration_of, documents_of, reports_of
 from services.generate.http.openai_bodies import ChatForm, ChoiceSoFar, CompletionForm, Form, Identity, usage_of
 from services.generate.http.openai_schemas import (
@@ -79,7 +80,7 @@ UNSUPPORTED_IN_CHAT = {
 FORMATS = ("json_object", "json_schema", "structural_tag")
 ONLY_VLLM = "Only a server of vLLM can do this (FOVEA_GENERATE_ENGINE=vllm)"
 # Our own additions to chat.
-OF_DOCUMENTS = ("documents", "calibration", "reorder")
+OF_DOCUMENTS = ("documents", "calibration", "reorder", "citations")
 UNSUPPORTED_IN_COMPLETIONS = {**UNSUPPORTED, "add_special_tokens": (True,)}
 
 
@@ -111,6 +112,10 @@ def check_chat(body: ChatRequest, *, is_over_vllm: bool = False) -> None:
             raise _refusal("calibration", "Only answers over documents are calibrated; give documents.")
         if body.reorder != "none":
             raise _refusal("reorder", "There is nothing to reorder; give documents.")
+        if body.citations:
+            raise _refusal("citations", "There is nothing to cite; give documents.")
+    if body.citations:
+        check_citations(is_over_vllm=is_over_vllm)
 
 
 def for_vllm(body: SamplingRequest) -> dict[str, Any]:
@@ -301,7 +306,7 @@ def _responses(whole: type[BaseModel], chunk: type[BaseModel]) -> dict[int | str
 async def _answer(service: GenerateService, request: Request, body: ChatRequest | CompletionRequest) -> Response:
     check_count("n", body.n or 1, service.limits.max_choices, "answers")
     answer = Answer(body, context_of(request.scope), _form(service.limits, body))
-    steps = service.generate(body.model, partial(_charged, service.limits, body), answer.context)
+    steps = service.generate(body.model, partial(charged_choices, service.limits, body), answer.context)
     if body.stream:
         return await EventStream.begin(_events(steps, answer))
     async with aclosing(steps):
@@ -365,11 +370,13 @@ def _form(limits: CallLimits, body: ChatRequest | CompletionRequest) -> Form:
     if isinstance(body, ChatRequest):
         given = body.documents or ()
         reports = (lambda facts: reports_of(documents_of(given, limits.max_documents), facts)) if given else None
-        return ChatForm(bool(body.logprobs), reports)
+        return ChatForm(bool(body.logprobs), reports, cites=body.citations)
     return CompletionForm(body.logprobs)
 
 
-def _charged(limits: CallLimits, body: ChatRequest | CompletionRequest, processor: InputProcessor) -> Sequence[Charged]:
+def charged_choices(
+    limits: CallLimits, body: ChatRequest | CompletionRequest, processor: InputProcessor
+) -> Sequence[Charged]:
     """Prepare all choices, those of one prompt together, each with its charge.
 
     Raises what the processor's `prepare_*` raise, and errors of fields that no schema can check.
@@ -398,6 +405,7 @@ def _prepare_chat(limits: CallLimits, processor: InputProcessor, body: ChatReque
         stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
         calibration=calibration_of(body.calibration, processor.profile, processor.num_layers),
         reorder=body.reorder,
+        cite=body.citations,
         ignore_eos=body.ignore_eos,
         for_vllm={**for_vllm(body), **tools_of(body), "stream": bool(body.stream)},
     )

@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 from services.core.errors import InvalidRequest, check_count
 from services.core.http.bodies import JsonList, OpenRequest
 from services.generate.generation.generation import Reorder
+from services.generate.http.citations import CITATIONS_DESCRIPTION, Citation
 from services.generate.http.generate_routes import (
     APPLIED_DESCRIPTION,
     MAX_LISTED,
@@ -183,6 +184,7 @@ class ChatRequest(SamplingRequest):
     documents: DocumentList | None = Field(None, description="Documents that the user's last message asks about.")
     calibration: CalibrationOptions | None = None
     reorder: Reorder = Field("none", description=REORDER_DESCRIPTION)
+    citations: bool = Field(False, description=f"{CITATIONS_DESCRIPTION} Needs `documents`.")
     tools: Annotated[JsonList[Tool], Field(max_length=MAX_TOOLS)] | None = Field(
         None, description=f"{OVER_VLLM}: functions that the model may call."
     )
@@ -253,6 +255,7 @@ class AnswerMessage(BaseModel):
     role: Literal["assistant"]
     content: str | None
     tool_calls: list[ToolCall] = []
+    citations: list[Citation] = Field([], description="Each sentence with its documents, with `citations`.")
 
 
 class ChatChoice(BaseModel):
@@ -282,6 +285,7 @@ class AnswerDelta(BaseModel):
     role: Literal["assistant"] | None = None
     content: str | None = None
     tool_calls: list[ToolCallDelta] = []
+    citations: list[Citation] = Field([], description="In the last delta, with `citations`.")
 
 
 class ChatChunkChoice(BaseModel):

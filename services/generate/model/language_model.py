@@ -191,6 +191,17 @@ class LanguageModel:
         return self._logits(hidden[0, [stretch.rows.stop - 1 for stretch in stretches]])
 
     @torch.inference_mode()
+    def attention_of(self, row: Row, spans: Sequence[tuple[int, int]], num_layers: int) -> Tensor:
+        """Measure Attn(k) of each of a sequence's last cached tokens, before its calibration in each layer:
+        (R, L', H, K) of the first L' layers, in which the tokens run once more."""
+        start = row.slot.length - len(row.input_ids)
+        stretches = Stretch.side_by_side([(row.slot, len(row.input_ids), start)])
+        forward_pass = RerunPass(stretches, [row.calibration], self.device, self.dtype, spans)
+        positions = self._packed([tuple(range(start, row.slot.length))])
+        self._run_layers(self._packed([row.input_ids]), positions, forward_pass, num_layers, wanted=[])
+        return forward_pass.measured.permute(2, 0, 1, 3)
+
+    @torch.inference_mode()
     def decode(self, rows: Sequence[Row]) -> Tensor:
         """Append one new token to each sequence: (B, V) logits, float32.
 

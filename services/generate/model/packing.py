@@ -150,7 +150,10 @@ class Interventions:
 
 
 class RerunPass(PackedPass):
-    """A pass that runs cached tokens again under calibration; their keys and values are replaced."""
+    """A pass that runs cached tokens again under calibration; their keys and values are replaced.
+
+    With `spans`, every row of the only stretch is measured on them, before it is calibrated.
+    """
 
     def __init__(
         self,
@@ -158,9 +161,17 @@ class RerunPass(PackedPass):
         calibrations: Sequence[Calibration | None],
         device: torch.device,
         dtype: torch.dtype,
+        spans: Sequence[tuple[int, int]] = (),
     ) -> None:
         super().__init__(stretches, device, dtype)
         self._interventions = [Interventions([calibration], device) for calibration in calibrations]
+        self._documents = Documents.of([spans], device) if spans else None
+        self._measured: list[Tensor] = []
+
+    @property
+    def measured(self) -> Tensor:
+        """Attn(k) of each row in the layers that have run, (L, H, R, K) float32."""
+        return torch.stack(self._measured)
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scaling: float, sliding_window: int | None
@@ -170,6 +181,9 @@ class RerunPass(PackedPass):
         for stretch, interventions in zip(self.stretches, self._interventions, strict=True):
             keys, values = self.cached(layer, stretch, key, value)
             rows = query[:, :, stretch.rows]
+            if self._documents is not None:
+                mask = self._visible(stretch, sliding_window)
+                self._measured.append(measure_rows(rows, keys, scaling, mask, self._documents)[0])
             if (intervention := interventions.at(layer)) is None:
                 parts.append(attend_last(rows, keys, values, scaling, sliding_window, self.masks))
             else:

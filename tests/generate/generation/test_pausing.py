@@ -83,7 +83,7 @@ def same(one: Progress, other: Progress) -> bool:
     ],
 )
 def test_a_paused_answer_goes_on_token_for_token(name: str, sampling: str, prefix_cache_bytes: int) -> None:
-    generation = asked(1, PROFILES[name], sampling=SAMPLINGS[sampling])
+    generation = asked(1, PROFILES[name], sampling=SAMPLINGS[sampling], cites=True)
     undisturbed = run_paused(new_batch(exact_model()), generation, ())
     paused = run_paused(new_batch(exact_model(), prefix_cache_bytes=prefix_cache_bytes), generation, (1, 9, 10))
     assert len(paused) == len(undisturbed) == MAX_TOKENS
@@ -94,6 +94,9 @@ def test_a_paused_answer_goes_on_token_for_token(name: str, sampling: str, prefi
     assert (facts.relevance is None) == (expected.relevance is None)
     assert facts.relevance is None or facts.relevance == pytest.approx(expected.relevance)
     assert [one.facts for one in paused[1:]] == [None] * (MAX_TOKENS - 1)
+    assert len(paused[-1].attention) == MAX_TOKENS
+    for own, other in zip(paused[-1].attention, undisturbed[-1].attention, strict=True):
+        assert own == pytest.approx(other)
 
 
 def test_a_paused_answer_goes_on_where_layers_see_a_window() -> None:

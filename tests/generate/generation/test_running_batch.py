@@ -11,7 +11,8 @@ import torch
 from services.generate.calibration import Calibration, log_alpha, relevance
 from services.generate.generation.bias import BiasJob, estimate_bias
 from services.generate.generation.generation import Generation, Progress
-from services.generate.generation.running_batch import RunningBatch
+from services.generate.generation.prompt_calibration import mean_attention
+from services.generate.generation.running_batch import CITED_ROWS, RunningBatch
 from services.generate.generation.sampling import Sampling
 from services.generate.model.language_model import LanguageModel, Prefill, Row
 from services.generate.model.profile import BiasTable, CalibrationProfile
@@ -129,6 +130,28 @@ def test_an_echoed_prompts_tokens_have_the_models_log_probabilities_whatever_is_
         assert tops == logprobs.topk(2).indices.tolist()
         assert (came[-1].num_tokens, came[-1].finish_reason, facts.echo) == (num_tokens, "length", "the prompt")
     assert text_of(run(batch, plain)[0]) == text_of(alone(plain))
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2_sliding"])
+@pytest.mark.parametrize("profile", ["off", "last layer", "heads"])
+def test_an_answer_that_cites_has_the_attention_of_a_prompt_that_ends_at_each_of_its_tokens(
+    name: str, profile: str
+) -> None:
+    # what is calibrated after the layers that are measured does not change their attention
+    own = PROFILES.get(profile) or PROFILE.model_copy(update={"layers": (3,)})
+    if profile == "heads":
+        own = own.model_copy(update={"layers": (3,)})
+    generation = ask(2, own, max_tokens=CITED_ROWS + 3, cites=True)
+    came = alone(generation, name)
+    attention = [row for one in came for row in one.attention]
+    assert [len(one.attention) for one in came if one.attention] == [CITED_ROWS, 3]
+    answer = ids_of(came)
+    for place in (0, 1, CITED_ROWS, len(answer) - 1):
+        input_ids = (*generation.prompt.input_ids, *answer[:place])
+        slot = model(name).new_cache(len(input_ids)).open(len(input_ids))
+        (prefilled,) = model(name).prefill([Prefill(slot, input_ids, generation.prompt.spans)])
+        assert attention[place] == pytest.approx(mean_attention(own, prefilled.attention), rel=1e-3, abs=1e-6)
+    assert [one.text for one in came] == [one.text for one in alone(replace(generation, cites=False), name)]
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen2_sliding", "qwen3"])

@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from services.core.errors import InvalidRequest
+from services.generate.citations import sentences
 from services.generate.generation.answer_text import TokenOut
 from services.generate.generation.generation import Generation, Progress, PromptFacts
 from services.generate.generation.sampling import Sampling
 from services.generate.http.openai_bodies import ChatForm, ChoiceSoFar, CompletionForm, Identity, usage_of
-from services.generate.http.openai_routes import sampling_of
+from services.generate.http.openai_routes import check_chat, sampling_of
 from services.generate.http.openai_schemas import ChatRequest, CompletionRequest
 from services.generate.prompts.templates import Prompt
 from tests.generate.served_tiny import CONTEXT, broken_off, served_tiny
@@ -179,6 +181,27 @@ def test_documents_are_calibrated_and_ordered_as_the_request_asks(client: TestCl
     places = [one["position"] for one in chat(client, documents=DOCUMENTS, reorder="query_likelihood")["documents"]]
     assert sorted(places) == [0, 1, 2]
     assert "documents" not in chat(client)
+
+
+def test_each_choice_of_a_chat_over_documents_cites_them(client: TestClient) -> None:
+    body = {"documents": DOCUMENTS, "max_tokens": 30, "temperature": 1, "seed": 3, "n": 2, "citations": True}
+    whole = [one["message"] for one in chat(client, **body)["choices"]]
+    for message in whole:
+        assert [one["text"] for one in message["citations"]] == [
+            message["content"][start:end] for start, end in sentences(message["content"])
+        ]
+    events = events_of(client, CHAT, {"messages": QUESTION, **body})
+    last = {one["index"]: one["delta"] for chunk in events for one in chunk["choices"] if one["finish_reason"]}
+    assert [last[index]["citations"] for index in range(2)] == [message["citations"] for message in whole]
+    assert "citations" not in chat(client, documents=DOCUMENTS)["choices"][0]["message"]
+
+
+def test_citations_are_refused_over_vllm_which_returns_no_attention_of_answers() -> None:
+    body = ChatRequest.model_validate({"messages": QUESTION, "documents": DOCUMENTS, "citations": True})
+    with pytest.raises(InvalidRequest, match="vLLM does not return") as refused:
+        check_chat(body, is_over_vllm=True)
+    assert refused.value.param == "citations"
+    check_chat(body)
 
 
 def test_a_stream_tells_of_documents_with_its_last_chunk(client: TestClient) -> None:
@@ -364,6 +387,8 @@ CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{
         ({"reorder": "attention"}, 400, "reorder"),
         ({"calibration": {"enabled": True}}, 400, "calibration"),
         ({"calibration": {}}, 400, "calibration"),
+        ({"citations": True}, 400, "citations"),
+        ({"documents": DOCUMENTS, "citation": True}, 422, "citation"),
         ({"document": DOCUMENTS}, 422, "document"),
         ({"documnets": DOCUMENTS}, 422, "documnets"),
         ({"documents": DOCUMENTS, "calibrations": {"enabled": True}}, 422, "calibrations"),
