@@ -45,6 +45,8 @@ class VlmImport:
         """Plan the import without reading weights. Raises Refused for what would not be served rightly."""
         if self.form is not None and self.form not in FORMS:
             raise Refused(f"--embed-by is one of {', '.join(FORMS)}, not {self.form!r}")
+        if self.form is None and "rerank" in self.source.name.lower():
+            raise Refused(f"{self.source.uri}: rerankers of images are not served; --embed-by takes it as an embedder")
         present = self.source.files
         config = read_unquantised(self.source, vlm_config)
         settings = image_settings(self.source)

@@ -49,6 +49,12 @@ def test_qwen3_vl_embedding_is_known_by_the_instruction_that_its_template_names(
     assert "scripts/qwen3_vl_embedding.py" not in manifest.files
 
 
+def test_a_reranker_of_images_is_not_taken_for_an_embedder(run: Callable[..., Any], tmp_path: Path) -> None:
+    result = run(write_qwen3_vl_embedding(tmp_path / "Qwen3-VL-Reranker-2B"))
+    assert result.exit_code == 1
+    assert "rerankers of images are not served" in result.output
+
+
 def test_any_other_model_is_asked_for_one_word_and_an_option_or_its_own_file_says_otherwise(
     published: Path, run: Callable[..., Any], tmp_path: Path
 ) -> None:
