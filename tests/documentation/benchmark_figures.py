@@ -288,6 +288,21 @@ def labels_table() -> str:
     return table(("times as fast as `generate` constrained to the labels", *columns, "`generate`, ms"), rows)
 
 
+def decisions_table() -> str:
+    """Students of logged decisions: agreement with the teacher, calibration and threshold."""
+    rows = []
+    for name, found in latest("distill_decisions")["logs"].items():
+        shares = (f"{100 * found[one]:.1f}" for one in ("agreement", "most_frequent_label", "calibration_error"))
+        threshold, interval = found["threshold"], found["error_interval"]
+        differ = (
+            "" if interval is None else f"{found['num_wrong']} ({100 * interval[0]:.1f} to {100 * interval[1]:.1f}%)"
+        )
+        answered = f"{found['num_answered']} of {found['num_test']}"
+        rows.append((name, f"{found['num_train']}", *shares, f"{threshold:.3f}" if threshold else "", answered, differ))
+    head = ("log", "training rows", "agreement, %", "most frequent answer, %", "calibration error, %", "threshold")
+    return table((*head, "test rows from it on", "of these differ"), rows)
+
+
 def bulk_table() -> str:
     kinds = {"scenes": "scenes of 64 × 64 pixels, JPEG", "photographs": "photographs of 640 × 480 pixels, JPEG"}
     rows = [
