@@ -85,12 +85,12 @@ def hand_over_below(confidences: Sequence[float], is_right: Sequence[bool], max_
     return float(sorted_[good[-1]]) if len(good) else None
 
 
-def error_interval(num_wrong: int, num_answers: int) -> tuple[float, float]:
+def error_interval(num_wrong: int, num_answers: int) -> list[float]:
     """Compute the two-sided 95% interval of a share of errors (Clopper and Pearson 1934)."""
     from scipy.stats import binomtest
 
     found = binomtest(num_wrong, num_answers).proportion_ci(CERTAINTY)
-    return float(found.low), float(found.high)
+    return [float(found.low), float(found.high)]
 
 
 def _logit(probability: float) -> float:

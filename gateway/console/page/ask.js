@@ -24,7 +24,7 @@ const answers = { uncalibrated: signal(null), calibrated: signal(null) };
 
 export const values = () => Object.fromEntries(Object.entries(fields).map(([name, one]) => [name, one.value]));
 
-// Answers to what was asked before are dropped, and those that are still on their way stopped.
+// Answers to what was asked before are dropped or stopped.
 function clear() {
   task.stop();
   for (const one of Object.values(answers)) one.value = null;
@@ -72,11 +72,11 @@ function show(question) {
   run();
 }
 
-// In whatever order its documents are.
+// In any order of its documents.
 const isShown = (one) => fields.query.value === one.query && isSame([...fields.documents.value].sort(), [...one.documents].sort());
 const isSame = (some, others) => JSON.stringify(some) === JSON.stringify(others);
 
-// What an example expects says nothing of another question or other documents; what the visitor chose stays.
+// An example's gold says nothing of another question; what the visitor chose stays.
 function change(make) {
   batch(() => {
     const example = QUESTIONS.find(isShown);
@@ -94,7 +94,7 @@ const reorder = (list, order) => change(() => {
   fields.gold.value = order.indexOf(fields.gold.value);
 });
 
-// The less probable a token was, the darker it is; its probability is also its title.
+// The less probable a token, the darker it is; its title is the probability.
 function Token({ token, logprob, isFirst }) {
   const probability = Math.exp(logprob);
   const share = `${Math.round(55 * (1 - probability))}%`;

@@ -1,4 +1,4 @@
-// Collections: the list of them, what is added to them, and how far their indexes are.
+// Collections: their list, what is added, and how far their indexes are.
 import { Refused, ask } from "./api.js";
 import { signal } from "./vendor/preact.mjs";
 
@@ -19,14 +19,12 @@ export async function loadCollections(stop) {
 export const pathOf = (name) => `collections/${encodeURIComponent(name)}`;
 export const imagePath = (name, id) => `${pathOf(name)}/images/${id.split("/").map(encodeURIComponent).join("/")}`;
 
-// The API's filter: as JSON, or `color=red, seen=3`.
+// The API's filter, of JSON or `color=red, seen=3`.
 export function filterOf(text) {
-  if (text.trim().startsWith("{")) {
-    try {
-      return JSON.parse(text);
-    } catch (error) {
-      throw new Refused(`The filter is not valid JSON: ${error.message}`);
-    }
+  try {
+    if (/^\s*{/.test(text)) return JSON.parse(text);
+  } catch {
+    throw new Refused("The filter is not valid JSON.");
   }
   const pairs = text.split(",").map((pair) => pair.split("=").map((part) => part.trim())).filter(([name]) => name);
   const value = (given) => (/^(-?\d+(\.\d+)?|true|false|null)$/.test(given ?? "") ? JSON.parse(given) : given ?? null);
@@ -63,7 +61,7 @@ function batches(files) {
   return found;
 }
 
-// A request adds all of its images or none, so the images of one that is refused are sent one by one.
+// A request adds all of its images or none, so those of one that is refused are sent one by one.
 export async function addFiles(name, files, metadata, stop) {
   progress.value = { what: "Stored", done: 0, total: files.length };
   const told = (batch, refused = []) => {

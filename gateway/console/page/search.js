@@ -80,7 +80,7 @@ function run() {
     task.calls.value = calls;
     const found = await each(calls.map((call) => ask(call, stop)));
     stop.throwIfAborted();
-    // An image that a draft or a link names, and the collection doesn't have (any more).
+    // An image of a draft or link that the collection lacks.
     if (way() === "id" && fields.id.value !== next && found.some((one) => one.code === "image_not_found")) return set({ id: next });
     columns.value = conditions.map((condition, i) => ({
       condition, collection: fields.collection.value, found: found[i].value, problem: found[i].problem,
@@ -136,7 +136,7 @@ function Query({ model }) {
       <input ...${typed(fields.text, run)} />
     </label><p class="hint">A condition applies to the images; the text has one embedding.</p>`}
     <label class="field spaced">Filter on metadata
-      <input placeholder=${'color=red, shape=star or {"seen": {"$gte": 3}}'} spellcheck=${false} ...${typed(fields.filter, run)} />
+      <input placeholder='color=red or {"seen": {"$gte": 3}}' spellcheck=${false} ...${typed(fields.filter, run)} />
     </label>
     <label class="field">Results a column
       <select value=${fields.k.value} onChange=${(event) => set({ k: Number(event.target.value) })}>

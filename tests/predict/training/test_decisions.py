@@ -70,9 +70,9 @@ def test_without_a_threshold_everything_is_handed_over() -> None:
 
 @pytest.mark.process
 def test_a_log_becomes_a_served_student_for_each_question(tmp_path: Path) -> None:
-    ended = distill(log_of(tmp_path, 120), tmp_path)
+    ended = distill(log_of(tmp_path, 120), tmp_path, "--max-error", "0.9")
     assert ended.exit_code == 0, ended.output
-    assert "At most 5.0% wrong" in ended.output
+    assert "At most 90.0% wrong" in ended.output
     store = Store.open((tmp_path / "store").as_uri())
     by_label = {}
     for name in ("team", "is-it-urgent"):
@@ -80,8 +80,10 @@ def test_a_log_becomes_a_served_student_for_each_question(tmp_path: Path) -> Non
         assert manifest.training["task"] == name
         found: dict[str, Any] = manifest.metrics
         by_label[name] = found["agreement_by_label"].keys()
-        assert (found["num_test"], found["max_error"]) == (24, 0.05)
+        assert (found["num_test"], found["max_error"]) == (24, 0.9)
         assert 0 <= found["agreement"] <= 1 and 0 <= found["calibration_error"] <= 1
+        low, high = found["error_interval"]
+        assert found["threshold"] is not None and low <= found["num_wrong"] / found["num_answered"] <= high
     assert by_label["team"] == {"billing", "bug"}
     settings = {"models": "team,is-it-urgent"}
     with served_tiny((tmp_path / "store").as_uri(), tmp_path / "served", **settings) as client:

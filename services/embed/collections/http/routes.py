@@ -76,6 +76,7 @@ def collections_router(collections: CollectionService, limits: CallLimits) -> AP
     router = APIRouter(tags=["collections"], dependencies=[Depends(check_query)])
     _add_collection_routes(router, collections, limits)
     _add_image_routes(router, collections, limits)
+    _add_routes_of_one_image(router, collections)
     _add_search_route(router, collections, limits)
     return router
 
@@ -144,6 +145,8 @@ def _add_image_routes(router: APIRouter, collections: CollectionService, limits:
         images, has_more = found[:limit], len(found) > limit
         return await _json(len(images), lambda: render_image_list(images, has_more=has_more))
 
+
+def _add_routes_of_one_image(router: APIRouter, collections: CollectionService) -> None:
     @router.get(
         "/collections/{name}/images/{id:path}",
         response_class=Response,

@@ -497,6 +497,7 @@ def test_the_openapi_document_describes_every_route_and_form(client: TestClient)
         ("/collections/{name}", "get"),
         ("/collections/{name}", "delete"),
         ("/collections/{name}/images", "post"),
+        ("/collections/{name}/images/{id}", "patch"),
         ("/collections/{name}/images", "get"),
         ("/collections/{name}/images/{id}", "get"),
         ("/collections/{name}/images/{id}", "delete"),
