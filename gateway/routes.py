@@ -86,6 +86,7 @@ ROUTES = (
     Route("generate", "/chat/completions", ("POST",), model_in=IN_JSON, prefix_in=("documents", "messages")),
     Route("generate", "/completions", ("POST",), model_in=IN_JSON, prefix_in=("prompt",)),
     Route("generate", "/tokenize", ("POST",), model_in=IN_JSON),
+    Route("generate", "/v2/chat", ("POST",), model_in=IN_JSON, prefix_in=("documents", "messages")),
     Route("generate", "/rerank", ("POST",), rerank_error_body, model_in=IN_JSON, prefix_in=("documents", "texts")),
     Route("generate", "/v2/rerank", ("POST",), rerank_error_body, model_in=IN_JSON, prefix_in=("documents",)),
     Route("embed", "/embed", ("GET", "POST"), model_in=ANYWHERE),

@@ -12,6 +12,7 @@ from services.core.http.health import CheckResult
 from services.core.serving.model_service import ModelService
 from services.core.serving.served_checkpoint import ServedCheckpoint
 from services.generate.engine import EngineOptions, GenerateEngine
+from services.generate.http.cohere_chat import cohere_router
 from services.generate.http.decisions import decide
 from services.generate.http.generate_routes import generate_models_router, generate_router
 from services.generate.http.openai_routes import openai_router, tokenize_router
@@ -47,7 +48,10 @@ def create_generate(settings: GenerateSettings) -> FastAPI:
     return host.create_app(
         models,
         [
-            *(make(service) for make in (generate_router, openai_router, tokenize_router, rerank_router)),
+            *(
+                make(service)
+                for make in (generate_router, openai_router, tokenize_router, cohere_router, rerank_router)
+            ),
             decisions_router(partial(decide, service)),
             generate_models_router(service),
         ],

@@ -25,7 +25,7 @@ PREDICATE = {"type": "predicate", "instructions": "Is it a question?"}
 REFUSED = (
     *("tools", "functions", "tool_choice", "function_call", "response_format", "modalities", "audio"),
     *("structured_outputs", "allowed_token_ids", "bad_words", "top_k", "min_p", "repetition_penalty"),
-    *("web_search_options", "moderation", "suffix", "best_of", "top_logprobs", "logit_bias"),
+    *("web_search_options", "moderation", "suffix", "best_of", "top_logprobs", "logit_bias", "k"),
 )
 # Beside the statuses that were seen: some answer was a stream.
 STREAMED = 0
@@ -47,7 +47,7 @@ def test_no_server_error_and_nothing_that_the_document_omits(generate_system: Sy
         # schemathesis does not always manage to draw what the schema of decisions, predict's as well, does not allow
         or ((operation.body or operation.query) and operation.path != "/v1/decisions")
     }
-    asked = ["/generate", "/v1/chat/completions", "/v1/completions", "/v1/rerank", "/v2/rerank"]
+    asked = ["/generate", "/v1/chat/completions", "/v1/completions", "/v2/chat", "/v1/rerank", "/v2/rerank"]
     asked += ["/v1/decisions"] if mode == GenerationMode.POSITIVE else []
     for path in asked:
         # what does not fit was refused, and what does reached the model
@@ -59,7 +59,7 @@ def test_no_server_error_and_nothing_that_the_document_omits(generate_system: Sy
 
 def test_every_route_and_both_forms_of_an_answer_are_documented(generate_system: System) -> None:
     document = requests.get(f"{generate_system.service.url}/openapi.json", timeout=30).json()
-    for path in ("/generate", "/v1/chat/completions", "/v1/completions"):
+    for path in ("/generate", "/v1/chat/completions", "/v1/completions", "/v2/chat"):
         answered = document["paths"][path]["post"]["responses"]["200"]["content"]
         assert set(answered) == {"application/json", "text/event-stream"}
         assert answered["application/json"]["schema"]["$ref"]
@@ -95,7 +95,7 @@ def short_and_answerable(case: Any) -> Any:
                 body.pop(name, None)
             if isinstance(body.get("n"), int | float):
                 body["n"] = min(body["n"], 2)
-            if case.path == "/v1/chat/completions":
+            if case.path in ("/v1/chat/completions", "/v2/chat"):
                 body["messages"] = QUESTION
             if case.path == "/v1/completions":
                 body["prompt"] = QUESTION[0]["content"]
@@ -116,7 +116,9 @@ def check_events(response: Any, schema: jsonschema_rs.Validator) -> None:
     assert events
     assert (last, rest) == ("data: [DONE]", "") or response.stream_cut_short
     for event in events:
-        schema.validate(json.loads(event.removeprefix("data: ")))
+        schema.validate(
+            json.loads(event.split("\n")[-1].removeprefix("data: "))
+        )  # after the event's name, if it has one
 
 
 def statuses_of(cases: st.SearchStrategy[Any], document: dict[str, Any]) -> set[int]:

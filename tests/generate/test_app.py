@@ -18,7 +18,7 @@ from services.generate.generation.answer_text import TokenOut
 from services.generate.generation.generation import AnswerOptions, Generation, Progress, PromptFacts
 from services.generate.generation.ranking import rank
 from services.generate.generation.sampling import Sampling
-from services.generate.http.generate_routes import without_leading_space
+from services.generate.http.documents import without_leading_space
 from services.generate.model.profile import OFF, CalibrationProfile, paper_profile, write_profile
 from services.generate.prompts.templates import Document, Prompt
 from services.generate.settings import GenerateSettings

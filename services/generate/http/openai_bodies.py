@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from services.generate.generation.answer_text import TokenOut
 from services.generate.generation.generation import Progress, PromptFacts
 from services.generate.http.citations import TokenAttention
-from services.generate.http.generate_routes import DocumentReport, applied_of, without_leading_space
+from services.generate.http.documents import DocumentReport, applied_of, without_leading_space
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from services.generate.generation.generation import AnswerOptions, Generation, P
 from services.generate.generation.input_processor import InputProcessor
 from services.generate.generation.sampling import Sampling
 from services.generate.http.citations import check_citations
-from services.generate.http.generate_routes import calibration_of, documents_of, reports_of
+from services.generate.http.documents import calibration_of, documents_of, reports_of
 from services.generate.http.openai_bodies import ChatForm, ChoiceSoFar, CompletionForm, Form, Identity, usage_of
 from services.generate.http.openai_schemas import (
     ChatCompletion,

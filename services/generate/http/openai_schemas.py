@@ -13,7 +13,7 @@ from services.core.errors import InvalidRequest, check_count
 from services.core.http.bodies import JsonList, OpenRequest
 from services.generate.generation.generation import Reorder
 from services.generate.http.citations import CITATIONS_DESCRIPTION, Citation
-from services.generate.http.generate_routes import (
+from services.generate.http.documents import (
     APPLIED_DESCRIPTION,
     MAX_LISTED,
     REORDER_DESCRIPTION,

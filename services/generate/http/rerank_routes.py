@@ -15,7 +15,7 @@ from services.core.exchange import context_of
 from services.core.http.bodies import JsonList, JsonRoute, OpenRequest, refuse_misspelt, refuse_unsupported
 from services.core.http.error_responses import ErrorDetail, TeiError, error_responses, tei_error_body, tei_headers
 from services.generate.generation.ranking import Ranking
-from services.generate.http.generate_routes import check_length
+from services.generate.http.documents import check_length
 from services.generate.prompts.ranking import RankMethod
 from services.generate.prompts.templates import Document
 from services.generate.service import CallLimits, GenerateService, RankCall, Ranked

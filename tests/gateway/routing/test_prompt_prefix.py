@@ -45,6 +45,7 @@ def documents(number: int) -> list[Any]:
         ("/v1/generate", "documents"),
         ("/v1/chat/completions", "documents"),
         ("/v1/rerank", "documents"),
+        ("/v2/chat", "documents"),
         ("/v2/rerank", "documents"),
         ("/rerank", "texts"),
     ],

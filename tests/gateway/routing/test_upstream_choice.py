@@ -17,7 +17,10 @@ from tests.gateway.routing.pools import answered_by, asked_for, named, pool, wri
 from tests.gateway.servers import NOWHERE, gateway, metric, serving
 
 EVERY_PATH = {
-    "generate": ["/generate", "/v1/chat/completions", "/v1/completions", "/tokenize", "/v1/rerank", "/v2/rerank"],
+    "generate": [
+        *("/generate", "/v1/chat/completions", "/v1/completions", "/tokenize"),
+        *("/v2/chat", "/v1/rerank", "/v2/rerank"),
+    ],
     "embed": ["/embed", "/v1/embed", "/v2/embed", "/v1/embeddings"],
     "score": ["/score", "/v1/score"],
     "predict": ["/predict"],

@@ -6,7 +6,7 @@ import pytest
 
 from services.core.errors import InvalidField, TooLarge
 from services.generate.generation.generation import PromptFacts
-from services.generate.http.generate_routes import (
+from services.generate.http.documents import (
     CalibrationOptions,
     DocumentInput,
     calibration_of,

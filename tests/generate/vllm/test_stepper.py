@@ -18,7 +18,7 @@ from services.core.exchange import Caller, set_caller
 from services.core.metrics import Metrics
 from services.generate.generation.generation import AnswerOptions, Generation, Progress
 from services.generate.generation.ranking import Ranking
-from services.generate.http.generate_routes import CalibrationOptions, calibration_of
+from services.generate.http.documents import CalibrationOptions, calibration_of
 from services.generate.model.profile import CalibrationProfile, paper_profile, write_profile
 from services.generate.prompts.templates import Document
 from services.generate.vllm import stepper as stepper_module
