@@ -155,7 +155,7 @@ BUDGETS = {
     "services/jobs": 3_574,
     "services/curate": 4_563,
     "services/embed": 20_147,
-    "services/generate": 14_391,
+    "services/generate": 14_709,
     "services/predict": 7_801,
     "services/score": 11_057,
     "starters": 20_738,

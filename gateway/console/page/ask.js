@@ -72,7 +72,7 @@ function show(question) {
   run();
 }
 
-// In any order of documents.
+// In any order.
 const isShown = (one) => fields.query.value === one.query && isSame([...fields.documents.value].sort(), [...one.documents].sort());
 const isSame = (some, others) => JSON.stringify(some) === JSON.stringify(others);
 
