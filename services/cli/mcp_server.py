@@ -17,9 +17,10 @@ from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import CallToolResult, InputRequiredResult, ToolAnnotations
-from pydantic import Field
+from pydantic import Field, ValidationError
 
-from services.core.refusals import shown_names
+from services.core.images.headers import media_type_of
+from services.core.refusals import first_complaint, shown_names
 from services.jobs.options import command_line
 
 LOCAL_URL = "http://127.0.0.1:8080"
@@ -30,14 +31,24 @@ INSTRUCTIONS = (
 )
 Answer = dict[str, Any]
 Ctx = Context[Any, Any]
-Image = Annotated[str, Field(description="The image: a data URI, a URL that Fovea may fetch, or the path of a file.")]
+AN_IMAGE = "a data URI, a URL that Fovea may fetch, or the path of a file"
+FILTER = (
+    'Which images count, by their metadata: {"color": "red"} or one of a list, {"year": {"$gte": 2020}} ($gt, $gte, '
+    "$lt, $lte, $ne, $in, $nin, $exists), several by $and, $or and $not."
+)
+# Of what a service lists, that by which an agent chooses.
+LISTED = {
+    "models": ("id", "kind", "statement"),
+    "tasks": ("id", "model", "fields", "labels", "choices", "statement"),
+    "collections": ("name", "model", "size", "conditions"),
+}
 Model = Annotated[str | None, Field(description="Id of a model, as list_served names it; the first one if left out.")]
 
 app = command_line(help="Serve Fovea's models to agents as tools of the Model Context Protocol.")
 
 
 class Tools(MCPServer[None]):
-    """A server that refuses arguments that its tools do not have, which the library ignores."""
+    """A server that refuses arguments that its tools do not have, which the library ignores, and names wrong ones."""
 
     async def call_tool(
         self, name: str, arguments: dict[str, Any], context: Context[None, Any] | None = None
@@ -45,8 +56,13 @@ class Tools(MCPServer[None]):
         known = {tool.name: [*tool.input_schema["properties"]] for tool in await self.list_tools()}
         for argument in arguments if name in known else ():
             if argument not in known[name]:
-                raise ToolError(f"{name} has no argument {argument!r}; it has {shown_names(known[name])}")
-        return await super().call_tool(name, arguments, context)
+                raise ToolError(f"{name} has no argument {argument!r}; it has {shown_names(known[name]) or 'none'}")
+        try:
+            return await super().call_tool(name, arguments, context)
+        except ToolError as refused:
+            if isinstance(refused.__cause__, ValidationError):
+                raise ToolError(first_complaint(refused.__cause__, name)) from None
+            raise
 
 
 class Fovea:
@@ -68,7 +84,7 @@ class Fovea:
         try:
             answer = await self._client.request("POST" if body else "GET", path, json=given or None, headers=callers)
         except httpx2.HTTPError as error:
-            told = f"No Fovea answers at {self._client.base_url}: {error or type(error).__name__}."
+            told = f"No Fovea answers at {self._client.base_url} ({str(error).rstrip('.') or type(error).__name__})."
             raise ToolError(f"{told} Start one with `fovea up`, or name its address with --url.") from None
         if answer.is_success:
             found: Answer = answer.json()
@@ -76,13 +92,17 @@ class Fovea:
         raise ToolError(_message(answer))
 
     async def list_served(self, ctx: Ctx) -> Answer:
-        """List the models with their services, the tasks that predict can do, and the image collections."""
-        served: Answer = {"models": (await self.ask(ctx, "/v1/models"))["data"], "unavailable": {}}
-        for kind in ("tasks", "collections"):
+        """List the models, the tasks of predict with the fields of their inputs, and the image collections."""
+        served: Answer = {"unavailable": {}}
+        for kind, path in (("models", "/v1/models"), ("tasks", "/tasks"), ("collections", "/collections")):
             try:
-                served[kind] = (await self.ask(ctx, f"/{kind}"))["data"]
-            except ToolError as refused:  # its service does not run
-                served["unavailable"][kind] = str(refused)
+                found = (await self.ask(ctx, path))["data"]
+            except ToolError as refused:
+                if kind == "models":
+                    raise
+                served["unavailable"][kind] = str(refused)  # its service does not run
+            else:
+                served[kind] = [{name: one[name] for name in LISTED[kind] if name in one} for one in found]
         return served
 
     async def search_images(  # noqa: PLR0913 - each is an argument of the tool
@@ -90,14 +110,16 @@ class Fovea:
         ctx: Ctx,
         collection: Annotated[str, Field(description="Name of a collection, as list_served names it.")],
         text: Annotated[str | None, Field(description="What the images show. Give this or image.")] = None,
-        image: Annotated[str | None, Field(description="An image to which others are compared.")] = None,
+        image: Annotated[str | None, Field(description=f"An image to compare with: {AN_IMAGE}.")] = None,
         condition: Annotated[
             str | None, Field(description='What to compare images by, such as "What is the color of the object?".')
         ] = None,
         k: Annotated[int, Field(description="Number of results.", ge=1)] = 10,
-        filter: Annotated[Answer | None, Field(description="What the metadata of an image must be, by field.")] = None,
+        filter: Annotated[Answer | None, Field(description=FILTER)] = None,
     ) -> Answer:
         """Find the images of a collection that are similar to an image or a text, under a condition."""
+        if (text is None) == (image is None):
+            raise ToolError("give either text or image")
         query = {"text": text, "image": image and _read(ctx, image), "condition": condition, "k": k, "filter": filter}
         return await self.ask(ctx, f"/collections/{quote(collection, safe='')}/search", query)
 
@@ -116,7 +138,7 @@ class Fovea:
     async def score_captions(
         self,
         ctx: Ctx,
-        image: Image,
+        image: Annotated[str, Field(description=f"The image: {AN_IMAGE}.")],
         captions: Annotated[list[str], Field(description="Captions of which one fits best.")],
         model: Model = None,
     ) -> Answer:
@@ -142,9 +164,12 @@ def _read(ctx: Ctx, image: str) -> str:
     if ctx.headers is not None:
         raise ToolError("image: give a data URI or a URL; a server over HTTP reads no files")
     try:
-        return base64.b64encode(Path(image).expanduser().read_bytes()).decode()
+        data = Path(image).expanduser().read_bytes()
     except OSError as error:
         raise ToolError(f"image: {image}: {error.strerror}") from None
+    if media_type_of(data) is None:  # nothing else of the machine is sent anywhere
+        raise ToolError(f"image: {image} is not a JPEG, PNG, WebP, GIF or BMP")
+    return base64.b64encode(data).decode()
 
 
 def _message(answer: httpx2.Response) -> str:
@@ -181,6 +206,8 @@ def serve(
     port: Annotated[int, typer.Option(help="Port to listen on, over HTTP; the path is /mcp.")] = 8085,
 ) -> None:
     """Serve Fovea's models to agents as tools: search under a condition, rerank, score, predict."""
+    if not url.startswith(("http://", "https://")):
+        raise typer.BadParameter(f"{url} does not begin with http:// or https://", param_hint="--url")
     if transport == "stdio":
         make_server(Fovea(url, api_key)).run()
     else:

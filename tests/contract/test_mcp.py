@@ -73,6 +73,7 @@ async def test_an_agent_finds_what_is_served_and_has_each_method_answer(fovea: R
         assert {one["id"].partition("@")[0] for one in served["models"]} >= {"inferences", "fsc-clip-scenes"}
         assert [one["name"] for one in served["collections"]] == ["shapes"]
         assert served["unavailable"] == {}
+        assert len(json.dumps(served)) < 4000  # an agent reads all of it
         (task,) = (one for one in served["tasks"] if one["id"] == "inferences")
         pair = {"premise": "A child in a green shirt is sleeping.", "hypothesis": "The child wears a white shirt."}
         assert pair.keys() == set(task["fields"])
@@ -97,6 +98,13 @@ async def test_what_fovea_refuses_is_told_to_the_agent(fovea: Running, tmp_path:
     async with agent(fovea.url) as client:
         assert "404: " in await refusal(client, "search_images", collection="forms", text="a star")
         assert "inputs.0" in await refusal(client, "predict", task="inferences", inputs=[{"premise": "A dog."}])
+        assert await refusal(client, "search_images", collection="shapes") == (
+            "Error executing tool search_images: give either text or image"
+        )
+        secret = tmp_path / "secret.txt"
+        secret.write_text("nobody's business")
+        told = await refusal(client, "score_captions", image=str(secret), captions=["a dog"])
+        assert "is not a JPEG, PNG, WebP, GIF or BMP" in told
         missing = str(tmp_path / "none.jpg")
         assert f"image: {missing}: No such file" in await refusal(
             client, "score_captions", image=missing, captions=["a dog"]
@@ -107,6 +115,9 @@ async def test_arguments_that_a_tool_lacks_are_refused_and_so_is_a_fovea_that_do
     async with Client(make_server(Fovea("http://127.0.0.1:9"))) as client:
         told = await refusal(client, "rerank", query="a", documents=["b"], top_k=1)
         assert told == "rerank has no argument 'top_k'; it has query, documents, top_n, model"
+        assert await refusal(client, "list_served", kind="models") == "list_served has no argument 'kind'; it has none"
+        told = await refusal(client, "rerank", query="a", documents="b")
+        assert told == "documents: Input should be a valid list"
         told = await refusal(client, "rerank", query="a", documents=["b"])
         assert "No Fovea answers at http://127.0.0.1:9" in told
         assert "fovea up" in told
@@ -150,8 +161,8 @@ async def test_over_http_each_agent_has_its_own_key_and_no_files(fovea: Running,
 
 
 @pytest.mark.process
-async def test_the_guides_client_prints_the_document_that_answers(fovea: Running) -> None:
-    (program,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/guide/agents.md").read_text(), re.M | re.S)
+async def test_the_guides_clients_print_what_is_served_and_the_document_that_answers(fovea: Running) -> None:
+    starting, program = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/guide/agents.md").read_text(), re.M | re.S)
     with (
         kept_port() as port,
         running((*COMMAND, "--transport", "http", "--url", fovea.url, "--port", str(port))) as server,
@@ -161,6 +172,12 @@ async def test_the_guides_client_prints_the_document_that_answers(fovea: Running
         done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True)
         server.send_signal(signal.SIGTERM)
     assert "'index': 1" in done.stdout, done.stderr
+    starting = starting.replace("http://127.0.0.1:8080", fovea.url)
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    command = (sys.executable, "-c", starting)
+    environment = {**os.environ, "PATH": path}
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, env=environment)
+    assert "inferences" in done.stdout, done.stderr
 
 
 async def _listens(port: int) -> None:
