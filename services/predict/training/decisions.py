@@ -94,12 +94,16 @@ def measure(data: TeachingData, recipe: Recipe, max_error: float, checkpoint: Pa
         probabilities, is_right = marked(student, data.task, examples, recipe)
         judged.append(([calibration.confidence(probability) for probability in probabilities], is_right))
     labels = [example.label for example in data.test]
-    usual, _ = Counter(example.label for example in data.train).most_common(1)[0]
-    return handover(hand_over_below(*judged[0], max_error), *judged[1]) | {
-        "max_error": max_error,
-        "most_frequent_label": fmean(label == usual for label in labels),
+    told = handover(hand_over_below(*judged[0], max_error), *judged[1])
+    return {**told, "max_error": max_error, **by_label(labels, judged[1][1])}
+
+
+def by_label(labels: Sequence[str], is_right: Sequence[bool]) -> dict[str, Any]:
+    """Tell of rows with the teacher's labels the share of the most frequent one, and the agreement on each."""
+    return {
+        "most_frequent_label": max(Counter(labels).values()) / len(labels),
         "agreement_by_label": {
-            label: fmean(is_right for is_right, own in zip(judged[1][1], labels, strict=True) if own == label)
+            label: fmean(right for right, own in zip(is_right, labels, strict=True) if own == label)
             for label in dict.fromkeys(labels)
         },
     }
@@ -167,15 +171,13 @@ def decisions(
             own = {"name": f"{name}-{task}" if name and len(found) > 1 else name or task, "output": output / task}
             judge = partial(measure, data, run.recipe, max_error)
             measured[task] = train_and_publish(run, {**options, **own}, measure=judge)
+            if measured[task] and measured[task]["threshold"] is None:
+                few = f"no confidence shows at most {max_error:.1%} wrong answers on {len(data.confided)} rows"
+                told = f"hand every answer over to the teacher: {few}; log more decisions, or raise --max-error"
+                typer.echo(f"{task}: {told}", err=True)
         if all(measured.values()):
             table = Table.of_texts(f"At most {max_error:.1%} wrong", (*HEADER, *HANDOVER), _rows(found, measured))
             Console(width=200, highlight=False).print(table.to_rich())
-        for task, metrics in measured.items():
-            if metrics and metrics["threshold"] is None:
-                told = (
-                    f"no confidence shows at most {max_error:.1%} wrong answers on {len(divided_rows[task].confided)}"
-                )
-                typer.echo(f"{task}: {told} rows; log more decisions, or raise --max-error", err=True)
 
 
 def _rows(found: dict[str, DecidedTask], measured: dict[str, Metrics]) -> list[tuple[str, ...]]:
@@ -186,7 +188,7 @@ def _rows(found: dict[str, DecidedTask], measured: dict[str, Metrics]) -> list[t
             task, f"{len(found[task].rows)}", f"{found[task].num_refused}", f"{metrics['num_test']}",
             f"{metrics['agreement']:.1%}", f"{metrics['most_frequent_label']:.1%}",
             f"{metrics['calibration_error']:.1%}",
-            MISSING if threshold is None else f"{threshold:.3f}",
+            "every confidence" if threshold is None else f"{threshold:.3f}",
             f"{metrics['num_answered']}", f"{metrics['num_wrong']}",
             MISSING if interval is None else f"{interval[0]:.1%} to {interval[1]:.1%}",
         ))  # fmt: skip

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from services.core.store.store import Store
 from services.core.text_files import BadFile
 from services.predict.data.decision_log import read_decisions
-from services.predict.training.decisions import app, divided, handover
+from services.predict.training.decisions import app, by_label, divided, handover
 from tests.predict.data.decisions import TEAM, URGENT, chosen, line, predicted
 from tests.predict.data.tickets import ROWS, write_lines
 from tests.predict.served_tiny import served_tiny
@@ -68,6 +68,12 @@ def test_without_a_threshold_everything_is_handed_over() -> None:
     assert (found["threshold"], found["num_answered"], found["error_interval"]) == (None, 0, None)
 
 
+def test_a_student_is_compared_with_the_test_rows_own_most_frequent_answer() -> None:
+    found = by_label(["billing", "bug", "bug", "billing", "bug"], [True, False, True, True, True])
+    assert found["most_frequent_label"] == pytest.approx(3 / 5)
+    assert found["agreement_by_label"] == {"billing": 1, "bug": pytest.approx(2 / 3)}
+
+
 @pytest.mark.process
 def test_a_log_becomes_a_served_student_for_each_question(tmp_path: Path) -> None:
     ended = distill(log_of(tmp_path, 120), tmp_path, "--max-error", "0.9")
@@ -81,6 +87,7 @@ def test_a_log_becomes_a_served_student_for_each_question(tmp_path: Path) -> Non
         found: dict[str, Any] = manifest.metrics
         by_label[name] = found["agreement_by_label"].keys()
         assert (found["num_test"], found["max_error"]) == (24, 0.9)
+        assert found["most_frequent_label"] >= 0.5  # of two labels
         assert 0 <= found["agreement"] <= 1 and 0 <= found["calibration_error"] <= 1
         low, high = found["error_interval"]
         assert found["threshold"] is not None and low <= found["num_wrong"] / found["num_answered"] <= high
@@ -100,7 +107,12 @@ def test_a_log_becomes_a_served_student_for_each_question(tmp_path: Path) -> Non
 @pytest.mark.process
 def test_a_finished_student_is_not_passed_off_as_one_of_a_log_that_grew(tmp_path: Path) -> None:
     log = log_of(tmp_path, 40)
-    assert distill(log, tmp_path, "--name", "help").exit_code == 0
+    ended = distill(log, tmp_path, "--name", "help")
+    assert ended.exit_code == 0
+    # without an error it takes 59 rows to show 5%, and 6 of these 40 are left to show it
+    for task in ("team", "is-it-urgent"):
+        assert f"{task}: hand every answer over to the teacher: no confidence shows at most 5.0% wrong" in ended.output
+    assert "every confidence" in ended.output
     store = Store.open((tmp_path / "store").as_uri())
     assert set(store.names()) == {"help-team", "help-is-it-urgent"}
     log.write_text(log.read_text() + json.dumps(line("One more", (TEAM, chosen("bug")), (URGENT, predicted(0)))) + "\n")
