@@ -3,7 +3,8 @@
     confidence = σ( logit(p) / T + b )
 
 p is the probability of a label among the labels, or of exactly a text; T > 0 is a temperature and b an offset, fitted
-by the log loss on rows that the student has not learnt from. A p of 0 or 1 counts as EPSILON from it.
+by the log loss on rows that the student has not learnt from, with Platt's targets: of n right rows each counts as
+(n + 1) / (n + 2) right, of m wrong ones as 1 / (m + 2). A p of 0 or 1 counts as EPSILON from it.
 """
 
 import math
@@ -19,6 +20,8 @@ EPSILON = 1e-6
 PRIOR_ROWS = 1.0
 # Bounds of 1 / T: a greater probability never means a smaller confidence.
 MIN_SCALE, MAX_SCALE = 0.02, 20.0
+# With fewer rows T >= 1 and b <= 0: no probability above a half becomes a greater confidence.
+ENOUGH_ROWS = 100
 # Of the bounds of an error.
 CERTAINTY = 0.95
 
@@ -43,7 +46,8 @@ def fit_calibration(probabilities: Sequence[float], is_right: Sequence[bool]) ->
     from scipy.optimize import minimize
     from scipy.special import expit
 
-    logits, right = np.array([_logit(one) for one in probabilities]), np.array(is_right)
+    logits, num_rows, num_right = np.array([_logit(one) for one in probabilities]), len(is_right), sum(is_right)
+    right = np.where(is_right, (num_right + 1) / (num_right + 2), 1 / (num_rows - num_right + 2))
 
     def loss_and_gradient(at: Any) -> tuple[float, Any]:
         value = at[0] * logits + at[1]
@@ -51,7 +55,7 @@ def fit_calibration(probabilities: Sequence[float], is_right: Sequence[bool]) ->
         loss = (np.logaddexp(0, value) - right * value).sum() + PRIOR_ROWS * (pulled @ pulled) / 2
         return loss, np.array([missed @ logits, missed.sum()]) + PRIOR_ROWS * pulled
 
-    bounds = ((MIN_SCALE, MAX_SCALE), (None, None))
+    bounds = ((MIN_SCALE, MAX_SCALE), (None, None)) if num_rows >= ENOUGH_ROWS else ((MIN_SCALE, 1.0), (None, 0.0))
     scale, offset = minimize(loss_and_gradient, (1.0, 0.0), jac=True, method="L-BFGS-B", bounds=bounds).x
     return Calibration(1 / float(scale), float(offset))
 

@@ -38,9 +38,28 @@ def test_a_greater_probability_never_means_a_smaller_confidence() -> None:
 
 @pytest.mark.parametrize("is_right", [True, False])
 def test_rows_that_are_all_right_or_all_wrong_leave_finite_values(is_right: bool) -> None:
-    found = fit_calibration([0.9] * 20 + [1.0, 0.0], [is_right] * 22)
+    found = fit_calibration([0.9] * 200 + [1.0, 0.0], [is_right] * 202)
     assert 0 <= found.confidence(0.0) <= found.confidence(1.0) <= 1
     assert (found.confidence(0.9) > 0.9) is is_right
+
+
+@pytest.mark.parametrize(
+    "probabilities", [[0.999] * 32, [0.6] * 32, [0.6 + 0.01 * place for place in range(40)], [0.999], [0.7]]
+)
+def test_few_rows_that_are_all_right_make_no_answer_surer(probabilities: list[float]) -> None:
+    found = fit_calibration(probabilities, [True] * len(probabilities))
+    for probability in (0.6, 0.9, 0.99, 0.999, 1.0):
+        assert found.confidence(probability) <= probability
+
+
+def test_few_rows_make_a_sure_student_no_surer_than_they_show() -> None:
+    # Platt's targets of 32 right rows are 33/34, and of one right row 2/3, which counts as much as the student's own
+    assert fit_calibration([0.999] * 32, [True] * 32).confidence(0.999) == pytest.approx(33 / 34, abs=0.005)
+    assert fit_calibration([0.999], [True]).confidence(0.999) < 0.8
+
+
+def test_enough_rows_make_an_underconfident_student_surer() -> None:
+    assert fit_calibration([0.6] * 100, [True] * 90 + [False] * 10).confidence(0.6) == pytest.approx(0.9, abs=0.03)
 
 
 def test_no_rows_are_refused() -> None:
