@@ -102,6 +102,13 @@ def test_a_log_becomes_a_served_student_for_each_question(tmp_path: Path) -> Non
         asked = {"task": "team", "inputs": [{"input": "It crashes."}]}
         (answer,) = client.post("/predict", json=asked).json()["predictions"]
         assert answer["label"] in ("billing", "bug") and 0 <= answer["confidence"] <= 1
+        asked = {"task": "Is it urgent?", "inputs": [{"input": "It crashes."}]}
+        (answer,) = client.post("/predict", json=asked).json()["predictions"]
+        question = {"type": "choice", "instructions": "Is it?", "choices": [{"value": True}, {"value": False}]}
+        asked = {"model": "is-it-urgent", "input": "It crashes.", "questions": [question]}
+        (decided,) = client.post("/v1/decisions", json=asked).json()["answers"]
+        assert decided["choice"] is (answer["label"] == "true")
+        assert decided["confidence"] == pytest.approx(answer["confidence"])
 
 
 @pytest.mark.process
