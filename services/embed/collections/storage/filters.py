@@ -116,18 +116,21 @@ def _member(name: str, value: object, path: str, depth: int) -> Clause:
             raise InvalidField(f"{name} takes a list of one or more filters.", param=path)
         filters = [_filter(one, f"{path}.{index}", depth + 1) for index, one in enumerate(value)]
         return Joined(JOINS[name], filters)
+    if name.startswith("$"):
+        raise InvalidField(f"{name[:64]!r} is no operator on filters; those are $and, $or, $not.", param=path)
     if not isinstance(value, Mapping):
         return OneOf(name, _values(value if isinstance(value, list) else [value], path))
     for operator in value:
         if operator not in OPERATORS:
-            known = ", ".join(OPERATORS)
-            raise InvalidField(f"{operator[:64]!r} is no operator; those on a field are {known}.", param=path)
+            json_text(operator, path)
+            told = f"{operator[:64]!r} is no operator; those on a field are {', '.join(OPERATORS)}"
+            raise InvalidField(f"{told}. Only top-level fields are compared.", param=f"{path}.{operator}")
     if not value:
         raise InvalidField(f"The object is empty; operators on a field are {', '.join(OPERATORS)}.", param=path)
     return Joined("AND", [_compared(name, operator, operand, path) for operator, operand in value.items()])
 
 
-def _compared(field: str, operator: str, operand: object, path: str) -> Clause:
+def _compared(field: str, operator: str, operand: Any, path: str) -> Clause:
     path = f"{path}.{operator}"
     if operator in BOUNDS:
         if isinstance(operand, bool) or not isinstance(operand, str | int | float):
@@ -138,12 +141,10 @@ def _compared(field: str, operator: str, operand: object, path: str) -> Clause:
         if not isinstance(operand, bool):
             raise InvalidField("$exists takes true or false.", param=path)
         return Exists(field) if operand else Not(Exists(field))
-    if operator in ("$in", "$nin"):
-        if not isinstance(operand, list):
-            raise InvalidField(f"{operator} takes a list of values.", param=path)
-        clause = OneOf(field, _values(operand, path))
-    else:
-        clause = OneOf(field, _values([operand], path))
+    takes_list = operator in ("$in", "$nin")
+    if takes_list and not isinstance(operand, list):
+        raise InvalidField(f"{operator} takes a list of values.", param=path)
+    clause = OneOf(field, _values(operand if takes_list else [operand], path))
     return clause if operator in ("$eq", "$in") else Not(clause)
 
 
