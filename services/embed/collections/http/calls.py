@@ -16,6 +16,7 @@ from services.core.http.bodies import (
     parse_json,
     read_form,
     read_json,
+    request_schema,
     unsupported,
     validate,
 )
@@ -28,6 +29,8 @@ from services.embed.collections.storage.image_store import check_image_id
 from services.embed.http.schemas import conditions_of
 
 EVERY_FORM = "image/*, multipart/form-data or application/json"
+_PATCH = {"schema": request_schema(PatchRequest)}
+PATCH_FORMS = {"application/json": _PATCH, "application/merge-patch+json": _PATCH}
 DEFAULT_K = 10
 # Fields that can hold the query of a search; exactly one of them is set.
 QUERIES = ("image", "text", "id")
@@ -70,11 +73,10 @@ async def read_images(request: Request, image_id: str | None, limits: CallLimits
 
 async def read_changes(request: Request) -> Metadata:
     """Read `PATCH /collections/{name}/images/{id}`: JSON. Raises UnsupportedMediaType, InvalidRequest, InvalidField."""
-    if media_type_of(request) != "application/json":
-        raise await unsupported(request, "application/json")
+    if media_type_of(request) not in PATCH_FORMS:
+        raise await unsupported(request, " or ".join(PATCH_FORMS))
     body = await read_json(request)
-    asked = await off_loop(request, lambda: validate(PatchRequest, body))
-    return asked.metadata
+    return (await off_loop(request, lambda: validate(PatchRequest, body))).metadata
 
 
 async def read_search(request: Request, collection: str, url: Mapping[str, Any], limits: CallLimits) -> SearchQuery:

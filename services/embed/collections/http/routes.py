@@ -13,13 +13,12 @@ from services.core.http.bodies import MAX_INLINE_BYTES, check_query, request_sch
 from services.core.images.headers import media_type_of
 from services.embed.call import CallLimits
 from services.embed.collections.answers import Collection, CollectionList, CreateRequest
-from services.embed.collections.http.calls import read_changes, read_creation, read_images, read_search
+from services.embed.collections.http.calls import PATCH_FORMS, read_changes, read_creation, read_images, read_search
 from services.embed.collections.http.schemas import (
     AddedImages,
     AddRequest,
     ImageEntry,
     ImageList,
-    PatchRequest,
     SearchRequest,
     SearchResults,
     image_entry,
@@ -172,9 +171,7 @@ def _add_routes_of_one_image(router: APIRouter, collections: CollectionService) 
     @router.patch(
         "/collections/{name}/images/{id:path}",
         responses={200: {"model": ImageEntry, "description": "The image as it is now, stored durably"}},
-        openapi_extra={
-            "requestBody": {"required": True, "content": {"application/json": {"schema": request_schema(PatchRequest)}}}
-        },
+        openapi_extra={"requestBody": {"required": True, "content": PATCH_FORMS}},
     )
     async def patch_image(request: Request, name: Name, id: ImageId) -> Response:
         """Change an image's metadata. Every search that begins after the response finds the image by it."""

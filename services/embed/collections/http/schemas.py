@@ -100,7 +100,7 @@ class SearchIndex(BaseModel):
     kind: IndexKind
     size: int = Field(description="Number of images in the index.")
     exact: bool = Field(description="Whether every image was compared exactly.")
-    state: State
+    state: State = Field(description="`ready` when the index holds every image.")
     recall_at_10: float | None = Field(description="Recall measured when an approximate index was built.")
 
 

@@ -292,10 +292,9 @@ def new_records(asked: Iterable[tuple[NewImage, str | None]], stored: Mapping[st
             known[image.id] = Record(image.id, image.digest, metadata or NO_METADATA, image.created)
             new.append(known[image.id])
         elif there.digest != image.digest or metadata not in (None, there.metadata):
-            what = "content" if there.digest != image.digest else "metadata"
-            raise Conflict(
-                f"The image {image.id!r} exists with different {what}.", param=image.param, code="image_exists"
-            )
+            other = "content; delete it first" if there.digest != image.digest else "metadata; change it by PATCH"
+            told = f"The image {image.id!r} exists with different {other}."
+            raise Conflict(told, param=image.param, code="image_exists")
     return new
 
 

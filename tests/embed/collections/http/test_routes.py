@@ -184,6 +184,16 @@ def test_a_patch_that_is_none_is_refused(
     assert error_of(filled.patch("/collections/things/images/03.png", **options), status)["param"] == param
 
 
+def test_a_patch_may_have_the_media_type_of_a_merge_patch(filled: TestClient) -> None:
+    headers = {"content-type": "application/merge-patch+json"}
+    path, changes = "/collections/things/images/03.png", b'{"metadata": {"n": 4}}'
+    assert filled.patch(path, content=changes, headers=headers).json()["metadata"] == {"n": 4}
+    described = filled.get("/openapi.json").json()["paths"]["/collections/{name}/images/{id}"]["patch"]
+    assert set(described["requestBody"]["content"]) == {"application/json", "application/merge-patch+json"}
+    other = filled.patch(path, content=changes, headers={"content-type": "application/json-patch+json"})
+    assert "application/json or application/merge-patch+json" in error_of(other, 415)["message"]
+
+
 @pytest.mark.parametrize(
     ("path", "options", "param"),
     [

@@ -44,13 +44,20 @@ def test_adding_the_same_again_changes_nothing(store: ImageStore) -> None:
     assert everything(store)["a"] == before["a"]
 
 
-@pytest.mark.parametrize("other", [new_image("a", b"2"), new_image("a", b"1", {"x": True}), new_image("a", b"1", {})])
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        (new_image("a", b"2"), "'a' exists with different content; delete it first"),
+        (new_image("a", b"1", {"x": True}), "'a' exists with different metadata; change it by PATCH"),
+        (new_image("a", b"1", {}), "'a' exists with different metadata; change it by PATCH"),
+    ],
+)
 def test_an_id_that_has_other_content_or_metadata_is_a_conflict_and_nothing_is_added(
-    store: ImageStore, other: Any
+    store: ImageStore, other: Any, told: str
 ) -> None:
     store.add([new_image("a", b"1", {"x": 1})], LIMITS)
     before = everything(store)
-    with pytest.raises(Conflict, match="'a'") as raised:
+    with pytest.raises(Conflict, match=told) as raised:
         store.add([new_image("new", b"3"), replace(other, param="images.1")], LIMITS)
     assert raised.value.param == "images.1"
     assert everything(store) == before
