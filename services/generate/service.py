@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 from services.core.batching.batcher import Batcher, Submission
 from services.core.batching.slices import all_or_first_failure, map_slices
 from services.core.batching.step_queue import Event
-from services.core.errors import InvalidRequest, blaming
+from services.core.errors import InvalidField, InvalidRequest, blaming
 from services.core.exchange import RequestContext, current_caller
 from services.core.metrics import Metrics
 from services.core.serving.served_checkpoint import Answering, CheckpointEngine, Served
@@ -258,8 +258,9 @@ class GenerateService:
     async def decide(
         self, model: str, prepare: Sequence[Callable[[InputProcessor], RankingJob]], context: RequestContext
     ) -> list[Ranked]:
-        """Rank the options of each question, a few questions at a time. Raises what `generate` raises."""
+        """Rank the options of each question, a few at a time. Raises what `generate` and `_check_follows` raise."""
         async with self._lease(model, context) as served:
+            _check_follows(served)
             processor = served.engine.processor
             jobs = [await self._in_thread(partial(one, processor), context) for one in prepare]
             rankings = [self._ranking(served, job, context, is_timed=place == 0) for place, job in enumerate(jobs)]
@@ -348,6 +349,15 @@ def _add_timing(context: RequestContext, event: Event[ItemResult], previous: Eve
 def _only_ranks(name: str, kind: str) -> InvalidRequest:
     told = f"model: {name} is a {kind}, which only ranks documents, at /v1/rerank, /v2/rerank and /rerank."
     return InvalidRequest(told, param="model")
+
+
+def _check_follows(served: ServedGenerate) -> None:
+    """Raises InvalidField for a model that was never taught to follow instructions, whose probabilities mean nothing:
+    one without a chat template, or one trained without a base, as the starters are on their one form of question."""
+    is_starter = bool(served.manifest.training) and served.manifest.base is None
+    if is_starter or served.engine.processor.tokenizer.chat_template is None:
+        told = f"{served.name} was not taught to follow instructions, so it can't decide. A language model that was,"
+        raise InvalidField(f"model: {told} with a chat template, a student or a model of score can.", param="model")
 
 
 def _shortened(tokenizer: Any, documents: Sequence[Document], max_tokens: int) -> dict[int, str]:

@@ -89,15 +89,10 @@ def prepare_options(
 ) -> RankingJob:
     """Prepare the prompt of a conversation whose next message begins with one of these answers.
 
-    Without a chat template, the prompt is the texts of the messages. Raises InvalidRequest if the tokenizer does not
-    distinguish the answers by one token each, and TooLarge, naming tokens and limit.
+    Raises InvalidRequest if the tokenizer has no chat template or does not distinguish the answers by one token each,
+    and TooLarge, naming tokens and limit.
     """
-    if tokenizer.chat_template is None:
-        texts = "\n".join(message["content"] for message in messages)
-        pieces: Sequence[Piece] = [Piece(f"{texts}\nAnswer:")]
-    else:
-        pieces = render_chat(tokenizer, messages)
-    prompt, answer_ids = _with_answers(tokenizer, pieces, answers)
+    prompt, answer_ids = _with_answers(tokenizer, render_chat(tokenizer, messages), answers)
     _check_length(prompt, max_model_len, "the prompt of a question")
     return RankingJob("options", len(answers), (prompt,), tuple(range(len(answers))), answer_ids)
 

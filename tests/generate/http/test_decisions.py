@@ -1,15 +1,23 @@
 """`/v1/decisions` of the generate service: any question, by the probabilities of its options' tokens."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from starlette.testclient import TestClient
 
+from services import generate
 from services.core.http.decisions import concentration
+from services.core.store.checkpoint_files import read_description
+from services.core.store.manifest import CheckpointInfo
+from services.core.store.store import Store
+from services.generate.app import create_generate
+from services.generate.settings import GenerateSettings
+from tests.embed.tiny import wait_until_ready
 from tests.generate.served_tiny import CONTEXT, MODEL, served_tiny
-from tests.generate.tiny_models import tiny_model, tiny_tokenizer
+from tests.generate.tiny_models import save_tiny, tiny_model, tiny_tokenizer
 
 TEXT = "The keeper of the lighthouse was called Ada."
 CHOICE = {
@@ -148,3 +156,32 @@ def test_what_the_model_can_not_read_or_decide_is_refused_by_its_place(
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (status, param), response.text
     assert said in error["message"]
+
+
+PACKAGED = Path(generate.__file__).parent / "starter"
+
+
+def test_a_model_that_was_not_taught_to_follow_instructions_decides_nothing(tmp_path: Path) -> None:
+    plain = save_tiny(tmp_path / "plain")
+    (plain / "chat_template.jinja").unlink()
+    store = Store.open((tmp_path / "store").as_uri())
+    store.publish("plain", plain, CheckpointInfo(kind="causal-lm"))
+    for name in ("open-facts", "litm-facts"):
+        store.publish(name, PACKAGED / name, read_description(PACKAGED / name).info())
+    settings = GenerateSettings(
+        store_url=(tmp_path / "store").as_uri(),
+        checkpoint_cache_dir=tmp_path / "checkpoints",
+        models=("plain", "open-facts", "litm-facts"),
+        device="cpu",
+        num_threads=1,
+    )
+    with TestClient(create_generate(settings), base_url="http://localhost") as client:
+        wait_until_ready(lambda: client.get("/readyz").status_code == 200)
+        for name in settings.models:
+            for question in (CHOICE, PREDICATE, SCORE):
+                response = client.post("/v1/decisions", json={"model": name, "input": TEXT, "questions": [question]})
+                assert response.status_code == 422, response.text
+                error = response.json()["error"]
+                assert error["param"] == "model"
+                assert error["message"].startswith(f"model: {name} was not taught to follow instructions")
+                assert "A language model that was, with a chat template, a student or" in error["message"]
