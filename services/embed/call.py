@@ -121,7 +121,7 @@ def parts_of(one: Input) -> tuple[ImageInput | None, TextInput | None]:
 class EmbedCall:
     """Inputs in the order of the request. Each image by itself is embedded under each of `conditions`, or without any.
 
-    `is_tei` calls are answered in TEI's format.
+    `is_tei` calls are answered in TEI's format. `dimensions_in` is the field that gave `dimensions`.
     """
 
     inputs: Sequence[Input] = ()
@@ -129,6 +129,7 @@ class EmbedCall:
     model: str | None = None
     encoding_format: EncodingFormat | None = None
     dimensions: int | None = None
+    dimensions_in: str = "dimensions"
     truncate: bool = False
     is_tei: bool = False
 

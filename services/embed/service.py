@@ -216,7 +216,7 @@ class EmbedService:
         `Embedder.embed` raise.
         """
         async with self.models.lease(call.model, context) as served:
-            _check_dimensions(served, call.dimensions)
+            _check_dimensions(served, call)
             return await self.embedder.embed(served, call, context)
 
 
@@ -225,9 +225,9 @@ def widths_of(manifest: Manifest) -> str | None:
     return trained_widths((manifest.source or {}).get(TRAINED_WIDTHS))
 
 
-def _check_dimensions(served: ServedEmbed, dimensions: int | None) -> None:
+def _check_dimensions(served: ServedEmbed, call: EmbedCall) -> None:
     """Raises InvalidField for a width that a model was not trained for, with those that it was."""
-    width, trained = served.engine.embedding_width, widths_of(served.manifest)
+    dimensions, width, trained = call.dimensions, served.engine.embedding_width, widths_of(served.manifest)
     shorter = shorter_widths(trained, width)
     if dimensions is None or dimensions == width or dimensions in shorter:
         return
@@ -238,7 +238,7 @@ def _check_dimensions(served: ServedEmbed, dimensions: int | None) -> None:
             f"{served.name} gives {width} numbers: its checkpoint does not say that it was trained for fewer "
             "(Matryoshka). If it was, import it with --dimensions; embeddings as int8 or binary are smaller, too."
         )
-    raise InvalidField(f"dimensions: {reason}", param="dimensions")
+    raise InvalidField(f"{call.dimensions_in}: {reason}", param=call.dimensions_in)
 
 
 def _conditions_of(one: Input, call: EmbedCall) -> Sequence[str | None]:

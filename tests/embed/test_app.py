@@ -189,6 +189,42 @@ def test_a_misspelt_condition_is_refused_in_every_form(client: TestClient, optio
     assert error["message"] == "conditon: Unknown field; the nearest that is known is condition."
 
 
+@pytest.mark.parametrize(
+    ("path", "field", "nearest"),
+    [
+        ("/v1/embeddings", "output_dtyp", "output_dtype"),
+        ("/v1/embeddings", "dimension", "dimensions"),
+        ("/v1/embeddings", "embedding_types", "embedding_type"),
+        ("/v1/embeddings", "encoding_formt", "encoding_format"),
+        ("/v2/embed", "embedding_type", "embedding_types"),
+        ("/v2/embed", "output_dimensions", "output_dimension"),
+        ("/v2/embed", "dimensions", "output_dimension"),
+        ("/v2/embed", "output_dtype", "embedding_types"),
+        ("/v2/embed", "truncat", "truncate"),
+    ],
+)
+def test_a_field_spelt_nearly_right_is_refused_on_the_routes_of_others(
+    client: TestClient, path: str, field: str, nearest: str
+) -> None:
+    body = {"input": "ok"} if path == "/v1/embeddings" else {"texts": ["ok"]}
+    error = error_of(client.post(path, json={**body, field: 8}), 422)
+    assert (error["param"], error["message"].partition("nearest that is known is ")[2]) == (field, f"{nearest}.")
+    assert client.post(path, json={**body, field: None}).status_code == 200
+
+
+def test_fields_that_clients_of_others_send_are_ignored(client: TestClient) -> None:
+    ignored = {"input_type": "document", "task": "retrieval.query", "priority": 0, "request_id": "a", "dtype": "x"}
+    harmless = {"embed_dtype": "float32", "endianness": "native", "truncate": False, "late_chunking": False}
+    assert client.post("/v1/embeddings", json={"input": "ok", **ignored, **harmless}).status_code == 200
+    assert client.post("/v2/embed", json={"texts": ["ok"], "input_type": "x", "priority": 1}).status_code == 200
+
+
+def test_teis_fields_spelt_nearly_right_are_refused_in_its_own_form(client: TestClient) -> None:
+    response = client.post("/embed", json={"inputs": "ok", "dimension": 8})
+    assert response.status_code == 422
+    assert response.json()["error"] == "dimension: Unknown field; the nearest that is known is dimensions."
+
+
 def test_openais_and_teis_requests_may_have_fields_that_nobody_knows(client: TestClient) -> None:
     unknown = {"user": "somebody", "a field that nobody knows": 1, "normalized": True, "truncate_prompt_tokens": None}
     assert client.post("/v1/embeddings", json={"input": "ok", **unknown}).status_code == 200
@@ -500,7 +536,7 @@ def test_infinitys_modality_makes_images_of_strings(client: TestClient, engine: 
         ({"input": [{}]}, 422, "input.0"),
         ({"input": [{"image": "?"}]}, 400, "input.0.image"),
         ({"input": "ok", "dimensions": 8}, 422, "dimensions"),
-        ({"input": "ok", "output_dimension": 8}, 422, "dimensions"),
+        ({"input": "ok", "output_dimension": 8}, 422, "output_dimension"),
         ({"input": "ok", "output_dtype": "int4"}, 422, "output_dtype"),
         ({"input": "ok", "output_dtype": "int8", "encoding_format": "binary"}, 400, "output_dtype"),
         ({"input": "ok", "output_dtype": "float", "encoding_format": "binary"}, 400, "output_dtype"),
@@ -521,16 +557,18 @@ def test_openai_errors_name_the_field(client: TestClient, body: Any, status: int
 
 def test_fewer_dimensions_than_a_model_was_trained_for_are_refused_with_what_can_be_done(client: TestClient) -> None:
     told = (
-        f"dimensions: tiny gives {EMBEDDING_WIDTH} numbers: its checkpoint does not say that it was trained for fewer "
+        f": tiny gives {EMBEDDING_WIDTH} numbers: its checkpoint does not say that it was trained for fewer "
         "(Matryoshka). If it was, import it with --dimensions; embeddings as int8 or binary are smaller, too."
     )
     asked: list[tuple[str, dict[str, Any]]] = [
         ("/embed", {"texts": ["ok"], "dimensions": 8}),
         ("/v1/embeddings", {"input": "ok", "dimensions": 8}),
+        ("/v1/embeddings", {"input": "ok", "output_dimension": 8}),
         ("/v2/embed", {"texts": ["ok"], "output_dimension": 8}),
     ]
     for path, body in asked:
-        assert error_of(client.post(path, json=body), 422)["message"] == told
+        error, field = error_of(client.post(path, json=body), 422), list(body)[-1]
+        assert (error["param"], error["message"]) == (field, field + told)
     assert client.get("/v1/models").json()["data"][0]["matryoshka_dimensions"] is None
 
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from types import MappingProxyType
 from typing import Annotated, Any, TypeVar
 
 import orjson
@@ -72,25 +73,27 @@ async def check_query(request: Request) -> None:
     check_known(request.query_params.keys(), [parameter.alias for parameter in dependant.query_params])
 
 
-def refuse_unsupported(given: Mapping[str, Any] | None, harmless: Mapping[str, Collection[Any]]) -> None:
+def refuse_unsupported(
+    given: Mapping[str, Any] | None,
+    harmless: Mapping[str, Collection[Any]],
+    own: Collection[str] = (),
+    synonyms: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """Raises InvalidRequest for a field of another server's that would change the answer there and has no effect here.
 
-    `harmless` has the values of each such field that change nothing; null is one of every field.
+    `harmless` has the values of each such field that change nothing; null is one of every field. Raises InvalidField
+    for any other that is nearly one of our `own`, or one of the `synonyms` of those. The rest is left alone: clients of
+    that server send some that it ignores.
     """
     for name, value in (given or {}).items():
-        if name in harmless and value is not None and value not in harmless[name]:
+        if value is None or (name in harmless and value in harmless[name]):
+            continue
+        param = name[:MAX_COMPARED_CHARACTERS]
+        if name in harmless:
             raise InvalidRequest(f"{name}: Not supported here; leave the field out.", param=name)
-
-
-def refuse_misspelt(given: Mapping[str, Any] | None, own: Collection[str]) -> None:
-    """Raises InvalidField for an unknown field of another server's form that is nearly one of our own additions.
-
-    Other unknown fields are left alone: clients of that server send some that it ignores.
-    """
-    for name in given or {}:
-        near = get_close_matches(name[:MAX_COMPARED_CHARACTERS].lower(), own, n=1, cutoff=NEARLY)
+        synonym = synonyms.get(name.lower())
+        near = [synonym] if synonym else get_close_matches(param.lower(), own, n=1, cutoff=NEARLY)
         if near:
-            param = name[:MAX_COMPARED_CHARACTERS]
             raise InvalidField(f"{param}: Unknown field; the nearest that is known is {near[0]}.", param=param)
 
 

@@ -13,7 +13,6 @@ from services.core.http.bodies import (
     off_loop,
     read_form,
     read_json,
-    refuse_misspelt,
     refuse_unsupported,
     unsupported,
     validate,
@@ -22,13 +21,7 @@ from services.core.http.error_responses import tei_error_body
 from services.core.images.inputs import ImageInput, image_input
 from services.embed.call import CallLimits, EmbedCall, EncodingFormat, Input, TextInput
 from services.embed.http.cohere import cohere_call, is_cohere
-from services.embed.http.schemas import (
-    EmbeddingsRequest,
-    EmbedRequest,
-    InputItem,
-    TeiRequest,
-    conditions_of,
-)
+from services.embed.http.schemas import EmbeddingsRequest, EmbedRequest, InputItem, TeiRequest, conditions_of
 
 # Fields of vLLM's and Jina's embeddings, with the values that have no effect.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -102,8 +95,7 @@ def openai_call(body: dict[str, Any], limits: CallLimits) -> EmbedCall:
     """Convert the body of `POST /v1/embeddings`, OpenAI's. Raises InvalidField and InvalidRequest."""
     _refuse_token_ids(body.get("input"), "input")
     parsed = validate(EmbeddingsRequest, body)
-    refuse_unsupported(parsed.model_extra, UNSUPPORTED)
-    refuse_misspelt(parsed.model_extra, ("condition", "modality"))
+    refuse_unsupported(parsed.model_extra, UNSUPPORTED, EmbeddingsRequest.model_fields)
     items = parsed.input if isinstance(parsed.input, list) else [parsed.input]
     if not items:
         raise InvalidField("input: The list is empty.", param="input")
@@ -117,6 +109,7 @@ def openai_call(body: dict[str, Any], limits: CallLimits) -> EmbedCall:
         model=parsed.model,
         encoding_format=_format_of(parsed),
         dimensions=parsed.output_dimension if parsed.dimensions is None else parsed.dimensions,
+        dimensions_in="output_dimension" if parsed.dimensions is None else "dimensions",
     )
 
 
@@ -135,6 +128,7 @@ def _format_of(parsed: EmbeddingsRequest) -> EncodingFormat | None:
 def _tei_call(body: dict[str, Any]) -> EmbedCall:
     _refuse_token_ids(body["inputs"], "inputs")
     parsed = validate(TeiRequest, body)
+    refuse_unsupported(parsed.model_extra, {}, TeiRequest.model_fields)
     if parsed.normalize is False:
         raise InvalidField("normalize: Embeddings of this model always have L2 norm 1.", param="normalize")
     if parsed.prompt_name is not None:

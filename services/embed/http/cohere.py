@@ -9,7 +9,7 @@ import orjson
 from pydantic import BaseModel, Field
 
 from services.core.errors import InvalidField, InvalidRequest
-from services.core.http.bodies import JsonList, OpenRequest, refuse_misspelt, refuse_unsupported, validate
+from services.core.http.bodies import JsonList, OpenRequest, refuse_unsupported, validate
 from services.core.images.inputs import ImageInput, image_input
 from services.core.images.references import JsonImage
 from services.embed.call import CallLimits, EmbedCall, Embedded, EncodingFormat, Input, PairInput, TextInput
@@ -19,6 +19,7 @@ Version = Literal["1", "2"]
 # Fields that only Cohere's requests have; they distinguish version 1 from Fovea's own format.
 COHERES = ("input_type", "embedding_types")
 UNSUPPORTED = {"max_tokens": ()}
+SYNONYMS = {"dimensions": "output_dimension", "encoding_format": "embedding_types", "output_dtype": "embedding_types"}
 
 
 class CohereInput(BaseModel):
@@ -85,8 +86,7 @@ def is_cohere(body: dict[str, Any]) -> bool:
 def cohere_call(body: dict[str, Any], limits: CallLimits, version: Version = "2") -> CohereCall:
     """Convert Cohere's request into a call. Raises InvalidField and InvalidRequest for invalid requests."""
     parsed = validate(CohereRequest, body)
-    refuse_unsupported(parsed.model_extra, UNSUPPORTED)
-    refuse_misspelt(parsed.model_extra, ("condition",))
+    refuse_unsupported(parsed.model_extra, UNSUPPORTED, CohereRequest.model_fields, SYNONYMS)
     if parsed.truncate == "START":
         raise InvalidRequest("truncate: Texts are cut at their end only.", param="truncate")
     inputs = _inputs(parsed, limits)
@@ -98,6 +98,7 @@ def cohere_call(body: dict[str, Any], limits: CallLimits, version: Version = "2"
         conditions=conditions_of(parsed.condition),
         model=parsed.model,
         dimensions=parsed.output_dimension,
+        dimensions_in="output_dimension",
         truncate=parsed.truncate == "END",
         version=version,
         embedding_types=parsed.embedding_types or (["float"] if version == "2" else None),

@@ -66,7 +66,7 @@ class EmbeddingsRequest(OpenRequest):
     user: str | None = None
 
 
-class TeiRequest(BaseModel):
+class TeiRequest(OpenRequest):
     """The embed request of text-embeddings-inference, recognized by its field `inputs`."""
 
     inputs: str | JsonList[str]

@@ -11,12 +11,12 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from services.core.exchange import context_of
-from services.core.http.bodies import JsonList, JsonRoute, OpenRequest, refuse_unsupported
+from services.core.http.bodies import JsonList, JsonRoute, OpenRequest, StrictRequest, refuse_unsupported
 from services.generate.generation.generation import Progress
 from services.generate.http.citations import check_citations
 from services.generate.http.documents import DocumentInput, check_length
 from services.generate.http.openai_bodies import ChoiceSoFar, usage_of
-from services.generate.http.openai_routes import charged_choices, check_chat
+from services.generate.http.openai_routes import NAMES_OF_DOCUMENTS, charged_choices, check_chat
 from services.generate.http.openai_schemas import ChatMessage, ChatRequest, ContentPart, Stop, check_messages
 from services.generate.http.streaming import DONE, EventStream, event, event_stream_content
 from services.generate.service import CallLimits, GenerateService
@@ -34,7 +34,11 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("NONE",),
     "safety_mode": ("OFF", "NONE"),
     "thinking": ({"type": "disabled"},),
+    "calibration": (),
+    "reorder": ("none",),
 }
+# Names in chat completions of what has another name here.
+SYNONYMS = {**NAMES_OF_DOCUMENTS, "citations": "citation_options", "stop": "stop_sequences", "top_k": "k", "top_p": "p"}
 
 
 class CohereMessage(BaseModel):
@@ -61,7 +65,7 @@ class CohereDocument(BaseModel):
         return self
 
 
-class CitationOptions(BaseModel):
+class CitationOptions(StrictRequest):
     mode: Literal["ENABLED", "DISABLED", "FAST", "ACCURATE", "OFF"] | None = Field(
         None, description="All but `DISABLED` and `OFF` mean the same; refused over vLLM."
     )
@@ -175,7 +179,7 @@ def cohere_router(service: GenerateService) -> APIRouter:
 
 def chat_request(limits: CallLimits, body: CohereChatRequest) -> ChatRequest:
     """Translate a request to chat completions. Raises InvalidRequest for a field that can't be kept to."""
-    refuse_unsupported(body.model_extra, UNSUPPORTED)
+    refuse_unsupported(body.model_extra, UNSUPPORTED, CohereChatRequest.model_fields, SYNONYMS)
     mode = body.citation_options.mode if body.citation_options is not None else None
     if body.documents and mode is not None and mode not in WITHOUT_CITATIONS:
         check_citations("citation_options", is_over_vllm=limits.is_over_vllm)

@@ -9,14 +9,7 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError, Validat
 from services.core.errors import InvalidField, check_count
 from services.core.http.bodies import JsonList, StrictRequest
 from services.generate.generation.generation import Progress, PromptFacts
-from services.generate.model.profile import (
-    BadProfile,
-    BiasKind,
-    CalibrationProfile,
-    DummyForm,
-    Layer,
-    last_half,
-)
+from services.generate.model.profile import BadProfile, BiasKind, CalibrationProfile, DummyForm, Layer, last_half
 from services.generate.prompts.templates import Document
 
 # Far above any reasonable setting of a service: it bounds the time to parse a request body.

@@ -36,9 +36,7 @@ from services.generate.http.documents import (
     without_leading_space,
 )
 from services.generate.http.streaming import DONE, EventStream, event, event_stream_content
-from services.generate.model.profile import (
-    ProfileSource,
-)
+from services.generate.model.profile import ProfileSource
 from services.generate.prompts.templates import Document
 from services.generate.service import CallLimits, Charged, GenerateService, ModelFacts
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from services.core.errors import InvalidField, InvalidRequest, TooLarge, blaming, check_count
 from services.core.exchange import RequestContext, context_of
-from services.core.http.bodies import JsonRoute, OpenRequest, refuse_misspelt, refuse_unsupported
+from services.core.http.bodies import JsonRoute, OpenRequest, refuse_unsupported
 from services.generate.generation.generation import AnswerOptions, Generation, Progress
 from services.generate.generation.input_processor import InputProcessor
 from services.generate.generation.sampling import Sampling
@@ -81,13 +81,14 @@ FORMATS = ("json_object", "json_schema", "structural_tag")
 ONLY_VLLM = "Only a server of vLLM can do this (FOVEA_GENERATE_ENGINE=vllm)"
 # Our own additions to chat.
 OF_DOCUMENTS = ("documents", "calibration", "reorder", "citations")
+# What clients may take `documents` to be called.
+NAMES_OF_DOCUMENTS = dict.fromkeys(("docs", "context", "contexts", "passages"), "documents")
 UNSUPPORTED_IN_COMPLETIONS = {**UNSUPPORTED, "add_special_tokens": (True,)}
 
 
 def check_chat(body: ChatRequest, *, is_over_vllm: bool = False) -> None:
     """Raises InvalidRequest for a field whose omission would make a wrong answer of it."""
-    refuse_unsupported(body.model_extra, UNSUPPORTED_IN_CHAT)
-    refuse_misspelt(body.model_extra, OF_DOCUMENTS)
+    refuse_unsupported(body.model_extra, UNSUPPORTED_IN_CHAT, OF_DOCUMENTS, NAMES_OF_DOCUMENTS)
     _check_for_vllm({**for_vllm(body), **tools_of(body)}, is_over_vllm=is_over_vllm)
     for index, message in enumerate(body.messages):
         if message.tool_calls and not is_over_vllm:
@@ -147,8 +148,7 @@ def _check_for_vllm(given: Mapping[str, Any], *, is_over_vllm: bool) -> None:
 
 def check_completion(body: CompletionRequest, *, is_over_vllm: bool = False) -> None:
     """Raises InvalidRequest for a field whose omission would make a wrong answer of it."""
-    refuse_unsupported(body.model_extra, UNSUPPORTED_IN_COMPLETIONS)
-    refuse_misspelt(body.model_extra, OF_DOCUMENTS)
+    refuse_unsupported(body.model_extra, UNSUPPORTED_IN_COMPLETIONS, OF_DOCUMENTS, NAMES_OF_DOCUMENTS)
     _check_for_vllm(for_vllm(body), is_over_vllm=is_over_vllm)
     if body.suffix:
         raise _refusal("suffix", "Texts can only be continued at their end.")

@@ -12,7 +12,7 @@ from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Discr
 
 from services.core.errors import FoveaError, InvalidRequest, check_count
 from services.core.exchange import context_of
-from services.core.http.bodies import JsonList, JsonRoute, OpenRequest, refuse_misspelt, refuse_unsupported
+from services.core.http.bodies import JsonList, JsonRoute, OpenRequest, refuse_unsupported
 from services.core.http.error_responses import ErrorDetail, TeiError, error_responses, tei_error_body, tei_headers
 from services.generate.generation.ranking import Ranking
 from services.generate.http.documents import check_length
@@ -67,7 +67,7 @@ class RerankRequest(OpenRequest):
     instruct: Instruct = None
 
 
-class TeiRerankRequest(BaseModel):
+class TeiRerankRequest(OpenRequest):
     """The rerank request of text-embeddings-inference; recognised by its `texts`."""
 
     query: Annotated[str, Field(min_length=1)]
@@ -256,6 +256,7 @@ def rerank_router(service: GenerateService) -> APIRouter:
         """
         if isinstance(body, TeiRerankRequest):
             began = time.perf_counter()
+            refuse_unsupported(body.model_extra, {}, TeiRerankRequest.model_fields)
             _check_count(body.texts, "texts", service.limits)
             documents = [Document(text) for text in body.texts]
             call = RankCall(body.query, documents, body.method, body.model, instruct=body.instruct)
@@ -282,8 +283,7 @@ def rerank_router(service: GenerateService) -> APIRouter:
 
 def _call(body: RerankRequest, limits: CallLimits) -> RankCall:
     """Convert a request. Raises InvalidRequest if it cannot be ranked, TooLarge for too many documents."""
-    refuse_unsupported(body.model_extra, UNSUPPORTED)
-    refuse_misspelt(body.model_extra, ("method", "instruct", "instruction"))
+    refuse_unsupported(body.model_extra, UNSUPPORTED, (*RerankRequest.model_fields, "instruction"))
     if body.rank_fields is not None and not READ_FIELDS.issuperset(body.rank_fields):
         raise InvalidRequest("rank_fields: Only text and title are supported.", param="rank_fields")
     _check_count(body.documents, "documents", limits)

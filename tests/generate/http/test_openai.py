@@ -25,7 +25,7 @@ DOCUMENTS: list[Any] = [
     {"title": "The lighthouse", "text": "The keeper of the lighthouse was called Ada.", "id": "l"},
     "The people fished and traded with the mainland.",
 ]
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CHAT, COMPLETIONS, COHERE = "/v1/chat/completions", "/v1/completions", "/v2/chat"
 MAX_TOKENS, MAX_CHOICES, MAX_DOCUMENTS = 100, 4, 5
 
 
@@ -102,6 +102,36 @@ def test_fields_that_ask_for_what_is_done_anyway_are_taken(client: TestClient) -
         "chat_template_kwargs": {},
     }
     assert text_of(chat(client, **harmless)) == text_of(chat(client))
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "value", "nearest"),
+    [
+        *((CHAT, name, ["Ada kept it."], "documents") for name in ("docs", "context", "contexts", "passages")),
+        (CHAT, "Documents", ["Ada kept it."], "documents"),
+        (CHAT, "citation", True, "citations"),
+        *((COHERE, name, ["Ada kept it."], "documents") for name in ("docs", "document", "Documents", "passages")),
+        (COHERE, "citation_option", {"mode": "OFF"}, "citation_options"),
+        (COHERE, "citation_options", {"mod": "OFF"}, "mode"),
+        (COHERE, "citations", True, "citation_options"),
+        (COHERE, "max_token", 3, "max_tokens"),
+        (COHERE, "top_p", 0.5, "p"),
+    ],
+)
+def test_another_spelling_of_a_field_is_refused_with_the_one_that_is_read(
+    client: TestClient, path: str, field: str, value: Any, nearest: str
+) -> None:
+    response = client.post(path, json={"messages": QUESTION, "max_tokens": 2, field: value})
+    assert response.status_code == 422, response.text
+    error = response.json()["error"]
+    assert error["param"].startswith(field)
+    assert error["message"].endswith(f"the nearest that is known is {nearest}.")
+
+
+def test_what_cohere_alone_does_not_have_is_refused_on_its_route(client: TestClient) -> None:
+    for fields in ({"calibration": {"enabled": True}}, {"reorder": "calibrated"}):
+        response = client.post(COHERE, json={"messages": QUESTION, "documents": ["Ada kept it."], **fields})
+        assert (response.status_code, response.json()["error"]["param"]) == (400, next(iter(fields)))
 
 
 def test_every_role_of_text_is_read(client: TestClient) -> None:

@@ -99,6 +99,26 @@ def test_documents_come_back_as_they_were_sent_unless_they_are_not_wanted(client
     assert all("document" not in one for one in answer_to(client, return_documents=False)["results"])
 
 
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank"])
+@pytest.mark.parametrize(
+    ("field", "nearest"),
+    [("topn", "top_n"), ("top_k", "top_n"), ("return_document", "return_documents"), ("metod", "method")],
+)
+def test_a_field_spelt_nearly_right_is_refused(client: TestClient, path: str, field: str, nearest: str) -> None:
+    response = client.post(path, json=asked(**{field: 1}))
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (422, field)
+    assert error["message"].endswith(f"the nearest that is known is {nearest}.")
+    others = {field: None, "max_chunks_per_doc": 10, "truncation": True, "priority": 1, "user": "a"}
+    assert client.post(path, json=asked(**others)).status_code == 200
+
+
+def test_teis_fields_spelt_nearly_right_are_refused_in_its_own_form(client: TestClient) -> None:
+    response = client.post("/v1/rerank", json={"query": QUERY, "texts": ["a", "b"], "raw_score": True})
+    assert response.status_code == 422
+    assert response.json()["error"] == "raw_score: Unknown field; the nearest that is known is raw_scores."
+
+
 def test_a_title_is_read_with_its_text(client: TestClient) -> None:
     plain = answer_to(client, documents=[{"text": text} for text in DOCUMENTS])
     assert plain["results"] == answer_to(client)["results"]
