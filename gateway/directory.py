@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, Generic, TypeVar, get_args
 from urllib.parse import quote
 
@@ -15,7 +16,7 @@ from gateway.routing.upstream_choice import MAX_SHOWN_CHARACTERS
 from gateway.settings import Backend, Service
 from gateway.upstream import NOT_RUNNING_RETRY_S, Upstream
 from gateway.upstreams import Branch, Upstreams
-from services.core.errors import NotFound, Overloaded
+from services.core.errors import InvalidField, NotFound, Overloaded
 from services.core.serving.model_versions import ModelVersionList
 
 SCHEMA_REF = "#/components/schemas/"
@@ -194,30 +195,47 @@ class Directory:
         message = f"{down.destination.title}, which has the model {model_id!r}, is not available."
         raise Overloaded(message, code="service_unavailable", retry_after_s=NOT_RUNNING_RETRY_S)
 
-    async def service_of(self, model: str, services: Sequence[Backend]) -> Backend:
+    async def service_of(self, model: str, services: Sequence[Backend], client: str, deadline: float) -> Backend:
         """Return the first of these services that has a model, by its `name`, `name@alias` or `name@version`.
 
-        One that does not list its models now, since it is busy or restarts, has those that it listed before. Raises
-        NotFound, or Overloaded where one of them has listed none, which may have it and is told of the demand.
+        Where one of them has listed none, which may have it, it is told of the demand, and waited for as a request for
+        it would wait. Raises NotFound, InvalidField for a model of another service, and Overloaded after the wait.
         """
         name = model.partition("@")[0]
-        branches = [self.upstreams.of(service) for service in services]
+        found, down = await self._owner(name, services)
+        give_up_at = time.monotonic() + max((upstream.wait_s for upstream in down), default=0.0)
+        with ExitStack() as demand:
+            for upstream in down:
+                demand.enter_context(upstream.recent.counted())
+            while found is None and down and time.monotonic() < give_up_at:
+                await down[0].hold_back(client, deadline)
+                found, down = await self._owner(name, services)
+        shown = repr(name[:MAX_SHOWN_CHARACTERS])
+        if found is not None:
+            if found in services:
+                return found
+            raise InvalidField(f"model: {shown} is a model of {found}, which decides nothing.", param="model")
+        if not down:
+            raise NotFound(f"No service lists the model {shown}.", param="model", code="model_not_found")
+        listing_none = ", ".join(upstream.destination.service for upstream in down)
+        message = f"No service lists the model {shown}, and these list none now: {listing_none}."
+        raise Overloaded(message, code="service_unavailable", retry_after_s=NOT_RUNNING_RETRY_S)
+
+    async def _owner(self, name: str, services: Sequence[Backend]) -> tuple[Backend | None, list[Upstream]]:
+        """Return who has a model, first of these services, then of all, and what of these lists no models now.
+
+        One that does not list its models now, since it is busy or restarts, has those that it listed before.
+        """
         now: dict[Backend, set[str]] = {}
         for upstream, one in await self.models():
             now.setdefault(upstream.destination.service, set()).add(one.id)
         self._listed_before |= now
-        for branch in branches:
+        branches = [self.upstreams.of(service) for service in services]
+        down = [one.default for one in branches if one.service not in now and one.default.addresses.is_configured]
+        for branch in (*branches, *self.upstreams.branches):
             if name in branch.by_model or name in self._listed_before.get(branch.service, ()):
-                return branch.service
-        down = [branch for branch in branches if branch.service not in now]
-        named = f"No service lists the model {name[:MAX_SHOWN_CHARACTERS]!r}"
-        if not down:
-            raise NotFound(f"{named}.", param="model", code="model_not_found")
-        for branch in down:
-            with branch.default.recent.counted():
-                pass
-        message = f"{named}, and these list none now: {', '.join(branch.service for branch in down)}."
-        raise Overloaded(message, code="service_unavailable", retry_after_s=NOT_RUNNING_RETRY_S)
+                return branch.service, down
+        return None, down
 
     async def versions(self, model_id: str) -> ModelVersionList:
         """Return the versions of a listed model as its service finds them in the store. Raises NotFound, Overloaded."""

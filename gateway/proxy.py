@@ -229,7 +229,8 @@ class Proxy:
         model = await find_in_body(find_in_json, await body.read(scope, receive) or b"", "model")
         if model is None:
             raise InvalidField("model: The request must name its model, which decides who answers.", param="model")
-        service = await self.directory.service_of(model, route.services)
+        client, deadline = admitted.visitor.identity, context_of(scope).deadline
+        service = await self.directory.service_of(model, route.services, client, deadline)
         self.access.authorize(admitted.visitor, f"{service}:{route.level(scope['method'], scope['path'])}")
         scope["route"] = route.of(service)
         admitted.counts.requests -= 1

@@ -195,7 +195,7 @@ class Upstream:
         self._exhaustion = ExhaustionLog(f"upstream {self.name}")
         self._budget = RetryBudget()
         self._wake_s = settings.wake_s.get(self.name, 0.0)
-        self._wait_s = self._wake_s or settings.wait_for_service_s
+        self.wait_s = self._wake_s or settings.wait_for_service_s
         self._retries = metrics.retries.labels(self.name)
         self._metrics = metrics
         self._is_counted = True
@@ -255,7 +255,7 @@ class Upstream:
         if not self.addresses.is_configured:
             raise self._not_running()
         self._budget.deposit()
-        give_up_at = time.monotonic() + self._wait_s
+        give_up_at = time.monotonic() + self.wait_s
         while True:
             is_over = time.monotonic() + WAIT_POLL_S > give_up_at
             try:
@@ -266,6 +266,15 @@ class Upstream:
                     raise self._not_running() from None
             with self.gate.held_back():
                 await asyncio.sleep(WAIT_POLL_S)
+
+    async def hold_back(self, client: str, deadline: float) -> None:
+        """Keep a request in line until it is worth another look whether this service is up. Raises Overloaded."""
+        permit = await self.gate.enter(client, deadline)
+        try:
+            with self.gate.held_back():
+                await asyncio.sleep(WAIT_POLL_S)
+        finally:
+            self.gate.leave(permit)
 
     async def _send_with_retries(self, request: UpstreamRequest) -> tuple[Lease, aiohttp.ClientResponse]:
         """Send a request with retries. Raises _Unsent where every address that was tried refused the connection."""
@@ -388,7 +397,7 @@ class Upstream:
             self._resize()
 
     def _resize(self) -> None:
-        is_waited_for = self._wait_s > 0 and not self.addresses.has_ready
+        is_waited_for = self.wait_s > 0 and not self.addresses.has_ready
         self.gate.follow(self.addresses.num_permits, is_patient=is_waited_for)
 
     @property

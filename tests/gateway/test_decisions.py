@@ -1,5 +1,7 @@
 """`/v1/decisions`, which several services answer: the model decides which, and a key needs that service's scope."""
 
+import asyncio
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ from gateway import directory
 from gateway.access import digest
 from gateway.settings import KeyRecord
 from tests.gateway.routing.pools import answered_by, named, pool, write_pools
-from tests.gateway.servers import gateway, metric, serving
+from tests.gateway.servers import gateway, metric, serving, until
 
 
 def listing(*ids: str) -> dict[str, Any]:
@@ -58,6 +60,51 @@ async def test_a_model_that_a_service_may_have_that_is_down_is_worth_another_try
         assert "list none now: generate, score" in error["message"]
         # An autoscaler that has scaled them to zero sees that they are wanted.
         assert await metric(client, "fovea_gateway_recent_requests", service="generate") == 1
+
+
+async def test_a_request_waits_for_a_service_that_is_coming_up_and_may_have_its_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(directory, "MODELS_AGE_S", 0.0)
+    predict, lists = named("predict", listing("tickets")), dict[str, Any]()
+    async with (
+        serving(predict) as first,
+        serving(named("generate", lists)) as second,
+        gateway(predict_urls=first, generate_urls=second, score_urls="", wait_for_service_s=3600) as client,
+    ):
+        asking = asyncio.create_task(decided_by(client, "vicuna"))
+        mistaken = asyncio.create_task(refusal(client, {"model": "missing"}))
+
+        async def is_seen() -> bool:
+            return await metric(client, "fovea_gateway_recent_requests", service="generate") == 2
+
+        await until(is_seen)
+        assert not asking.done()
+        assert await decided_by(client, "tickets") == "predict"
+        lists.update(listing("vicuna"))
+        assert await asking == "generate"
+        assert (await mistaken)[0] == 404
+
+
+async def test_the_wait_for_a_service_ends_with_the_request_s_deadline_or_its_own() -> None:
+    async with serving(named("predict", listing("tickets"))) as url:
+        async with gateway(predict_urls=url, wait_for_service_s=3600) as client:
+            status, _ = await refusal(client, {"model": "vicuna"}, headers={"X-Request-Timeout": "0.5"})
+            assert status == 504
+        async with gateway(predict_urls=url, wait_for_service_s=0.3) as client:
+            status, error = await refusal(client, {"model": "vicuna"})
+            assert (status, "list none now" in error["message"]) == (503, True)
+
+
+async def test_a_model_of_a_service_that_decides_nothing_is_refused_as_such() -> None:
+    services = {name: named(name, listing(f"of-{name}")) for name in ("predict", "generate", "embed", "score")}
+    async with AsyncExitStack() as running:
+        urls: Any = {f"{name}_urls": await running.enter_async_context(serving(one)) for name, one in services.items()}
+        client = await running.enter_async_context(gateway(**urls))
+        for model in ("of-embed", "of-embed@latest"):
+            status, error = await refusal(client, {"model": model})
+            assert (status, error["param"]) == (422, "model")
+            assert error["message"] == "model: 'of-embed' is a model of embed, which decides nothing."
 
 
 async def test_a_service_that_is_too_busy_to_list_its_models_has_those_that_it_listed(
