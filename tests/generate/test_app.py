@@ -473,6 +473,9 @@ def test_a_field_that_does_not_fit_is_named(client: TestClient, body: Any, param
         ({"calibraton": {"enabled": False}}, "calibraton", "calibration"),
         ({"max_token": 5}, "max_token", "max_tokens"),
         ({"documents": ["a", {"txt": "b"}]}, "documents.1.txt", "text"),
+        ({"documents": [{"page_content": "a"}]}, "documents.0.page_content", "text"),
+        ({"documents": [{"content": "a"}]}, "documents.0.content", "text"),
+        ({"documents": [{"data": {"text": "a"}}]}, "documents.0.data", "text"),
         ({"calibration": {"enabeld": False}}, "calibration.enabeld", "enabled"),
     ],
 )

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Map
 from dataclasses import dataclass
 from difflib import get_close_matches
 from types import MappingProxyType
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import orjson
 from fastapi import Request, Response
@@ -33,9 +33,10 @@ NEARLY = 0.8
 
 
 class StrictRequest(BaseModel):
-    """A body of Fovea's own, or a part of one: a field that it has not is refused with the nearest name that it has."""
+    """A body of Fovea's own, or a part of one: another field is refused with the nearest name, or with its synonym."""
 
     model_config = ConfigDict(extra="forbid")
+    synonyms: ClassVar[Mapping[str, str]] = {}
 
     @model_validator(mode="before")
     @classmethod
@@ -43,7 +44,8 @@ class StrictRequest(BaseModel):
         known = cls.model_fields
         if isinstance(given, dict) and not known.keys() >= given.keys():
             name = next(name for name in given if name not in known)
-            error = PydanticCustomError("unknown_field", "{reason}", {"reason": _reason(name, known)})
+            reason = _reason(cls.synonyms.get(name, name), known)
+            error = PydanticCustomError("unknown_field", "{reason}", {"reason": reason})
             details = InitErrorDetails(type=error, loc=(name[:MAX_COMPARED_CHARACTERS],), input=None)
             raise ValidationError.from_exception_data(cls.__name__, [details])
         return given

@@ -31,8 +31,10 @@ class Citation(BaseModel):
     documents: list[CitedDocument]
 
 
-def check_citations(field: str = "citations", *, is_over_vllm: bool) -> None:
-    """Raises InvalidRequest where the engine can't measure the attention of an answer's tokens."""
+def check_citations(field: str = "citations", *, has_documents: bool = True, is_over_vllm: bool) -> None:
+    """Raises InvalidRequest without a list of documents, and where the engine can't measure the attention of tokens."""
+    if not has_documents:
+        raise InvalidRequest(f"{field}: There is nothing to cite; give documents.", param=field)
     if is_over_vllm:
         raise InvalidRequest(
             f"{field}: vLLM does not return the attention of an answer's tokens, only Fovea's own engine does"

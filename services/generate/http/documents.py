@@ -29,6 +29,8 @@ FinishReason = Literal["stop", "length"]
 class DocumentInput(StrictRequest):
     """A retrieved passage; `id` is the caller's own and is returned in the document's report."""
 
+    # LangChain, Haystack and Cohere have other names for it
+    synonyms = dict.fromkeys(("page_content", "content", "data"), "text")
     id: str | None = None
     title: str = ""
     text: str

@@ -231,7 +231,8 @@ def generate_router(service: GenerateService) -> APIRouter:
         documents = documents_of(body.documents, service.limits.max_documents)
         check_count("max_tokens", body.max_tokens, service.limits.max_tokens, "tokens")
         if body.citations:
-            check_citations(is_over_vllm=service.limits.is_over_vllm)
+            has_documents = "documents" in body.model_fields_set
+            check_citations(has_documents=has_documents, is_over_vllm=service.limits.is_over_vllm)
         context = context_of(request.scope)
         answer = AnswerSoFar(f"gen-{uuid.uuid4().hex}", documents, body.citations)
         steps = service.generate(body.model, partial(_charged, body, documents), context)

@@ -113,10 +113,8 @@ def check_chat(body: ChatRequest, *, is_over_vllm: bool = False) -> None:
             raise _refusal("calibration", "Only answers over documents are calibrated; give documents.")
         if body.reorder != "none":
             raise _refusal("reorder", "There is nothing to reorder; give documents.")
-        if body.citations:
-            raise _refusal("citations", "There is nothing to cite; give documents.")
     if body.citations:
-        check_citations(is_over_vllm=is_over_vllm)
+        check_citations(has_documents=body.documents is not None, is_over_vllm=is_over_vllm)
 
 
 def for_vllm(body: SamplingRequest) -> dict[str, Any]:

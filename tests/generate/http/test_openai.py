@@ -134,6 +134,17 @@ def test_what_cohere_alone_does_not_have_is_refused_on_its_route(client: TestCli
         assert (response.status_code, response.json()["error"]["param"]) == (400, next(iter(fields)))
 
 
+@pytest.mark.parametrize("path", [CHAT, "/generate"])
+def test_citations_need_documents_which_may_be_an_empty_list(client: TestClient, path: str) -> None:
+    asked = {"messages": QUESTION} if path == CHAT else {"query": "who kept the lighthouse?"}
+    body = {**asked, "citations": True, "max_tokens": 2}
+    response = client.post(path, json={**body, "documents": []})
+    assert response.status_code == 200
+    assert '"documents":[]' in response.text
+    response = client.post(path, json=body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "citations")
+
+
 def test_every_role_of_text_is_read(client: TestClient) -> None:
     def prompt_tokens(*messages: dict[str, Any]) -> int:
         return int(chat(client, messages=[*messages, *QUESTION])["usage"]["prompt_tokens"])
