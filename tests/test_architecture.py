@@ -148,7 +148,7 @@ MAX_FUNCTION_LINES = 60
 MAX_CHAIN = 13
 # Lines of Python that a room may have. A commit that raises a budget says why.
 BUDGETS = {
-    "gateway": 3_707,
+    "gateway": 3_736,
     "services/cli": 3_752,
     "services/core": 13_773,
     "services/nn": 2_469,
