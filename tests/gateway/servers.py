@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 import aiohttp
@@ -149,10 +149,23 @@ async def gone(receive: Receive) -> None:
 
 @asynccontextmanager
 async def listening(connected: Connected) -> AsyncIterator[str]:
-    """A server of raw sockets."""
-    server = await asyncio.start_server(connected, "127.0.0.1", 0)
-    async with server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    """A server of raw sockets, which ends all of its connections."""
+    writers: list[asyncio.StreamWriter] = []
+
+    async def note(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        await connected(reader, writer)
+
+    server = await asyncio.start_server(note, "127.0.0.1", 0)
+    try:
+        async with server:
+            yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        # one that is left to the garbage collector warns in whatever test runs then
+        for writer in writers:
+            writer.transport.abort()
+            with suppress(OSError):
+                await writer.wait_closed()
 
 
 async def read_request(reader: asyncio.StreamReader) -> bytes:

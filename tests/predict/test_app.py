@@ -604,9 +604,9 @@ def test_a_task_that_nobody_has_may_be_that_of_a_model_which_is_not_loaded_yet(s
         assert answer_to(client, "reviews", {"text": "x"})["task"] == "reviews"
         response = client.post("/predict", json={"task": "other", "inputs": [{"text": "x"}]})
         assert error_of(response, 503)["code"] == "loading"
-        ready = client.get("/readyz")  # the other one serves
-        assert ready.status_code == 200
-        assert "no alias" in ready.json()["checks"]["checkpoint absent"]["detail"]
+        # the other one serves, once this one is known not to
+        wait_until_ready(lambda: client.get("/readyz").status_code == 200)
+        assert "no alias" in client.get("/readyz").json()["checks"]["checkpoint absent"]["detail"]
 
 
 def test_a_service_publishes_its_starter_to_a_store_that_holds_other_models(tmp_path: Path) -> None:
