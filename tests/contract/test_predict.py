@@ -60,8 +60,9 @@ def test_the_gateway_passes_on_what_the_service_answers(predict_system: System, 
 def test_the_gateway_lists_the_models_and_documents_the_routes(predict_system: System, client: openai.OpenAI) -> None:
     assert {one.id for one in client.models.list()} >= {"tiny-esnli", "tiny-cqa", "tiny-svamp", "tiny-reviews"}
     assert client.models.retrieve("tiny-esnli").owned_by == "fovea"
-    document = requests.get(f"{predict_system.gateway.url}/openapi.json", timeout=30).json()
-    assert {"/predict", "/tasks"} <= set(document["paths"])
+    # a busy service may leave the gateway without its document the first time
+    url = f"{predict_system.gateway.url}/openapi.json"
+    wait_until(lambda: {"/predict", "/tasks"} <= requests.get(url, timeout=30).json()["paths"].keys())
 
 
 # --- openai ---
@@ -94,7 +95,8 @@ def test_the_clients_own_timeout_is_the_deadline(predict_system: System, client:
     body = {"task": "reviews", "inputs": inputs}
     with ThreadPoolExecutor(1) as thread:
         asked = thread.submit(client.with_options(timeout=5).post, "/predict", body=body, cast_to=httpx.Response)
-        wait_until(lambda: predict_system.metric("fovea_queue_depth") > 0)
+        # on a busy machine the time is over before the queue is seen
+        wait_until(lambda: predict_system.metric("fovea_queue_depth") > 0 or asked.done())
         with predict_system.standing_still(), pytest.raises((openai.APITimeoutError, openai.APIStatusError)):
             asked.result()
     wait_until(lambda: sum(map(predict_system.metric, ends)) > before)
