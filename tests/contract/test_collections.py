@@ -363,7 +363,7 @@ def test_a_deleted_image_is_gone_from_everywhere(url: str) -> None:
         ({"text": "a", "condition": " "}, 422, "condition"),
         ({"text": "a", "condition": "red " * 100}, 413, "condition"),
         ({"text": "a", "model": "another"}, 404, "model"),
-        ({"text": "a", "filter": {"n": {"deep": 1}}}, 422, "filter.n"),
+        ({"text": "a", "filter": {"n": {"deep": 1}}}, 422, "filter.n.deep"),
         ({"text": "a", "filter": {"$or": [{"n": 1}, {"n": {"$gt": None}}]}}, 422, "filter.$or.1.n.$gt"),
         ({"text": "a", "k": 1001}, 422, "k"),
         ({"image": as_base64(b"no image")}, 400, "image"),

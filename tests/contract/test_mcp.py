@@ -134,7 +134,9 @@ async def test_every_tool_says_that_it_changes_nothing_and_describes_its_argumen
 @asynccontextmanager
 async def over_http(url: str, **headers: str) -> AsyncIterator[Client]:
     async with AsyncExitStack() as stack:
-        http = await stack.enter_async_context(httpx2.AsyncClient(headers=headers, timeout=60))
+        # a connection that is kept would be left to the garbage collector of a later test
+        limits = httpx2.Limits(max_keepalive_connections=0)
+        http = await stack.enter_async_context(httpx2.AsyncClient(headers=headers, timeout=60, limits=limits))
         yield await stack.enter_async_context(Client(streamable_http_client(url, http_client=http)))
 
 

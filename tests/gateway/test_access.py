@@ -282,9 +282,7 @@ def test_a_keys_file_that_could_not_be_read_is_read_as_soon_as_it_can_be(tmp_pat
     assert keys.find("first") is None
 
 
-@pytest.mark.parametrize(
-    "settings", [{"keys": keys("embed"), "failed_key_limit": "2/minute"}, {"rate_limit": "2/minute"}]
-)
+@pytest.mark.parametrize("settings", [{"keys": keys("embed"), "failed_key_limit": "2/hour"}, {"rate_limit": "2/hour"}])
 async def test_public_paths_count_against_the_limit_of_their_client_but_probes_do_not(
     settings: dict[str, Any],
 ) -> None:
