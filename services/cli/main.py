@@ -206,6 +206,7 @@ def up(
 
     options = {"FOVEA_GATEWAY_HOST": host, "FOVEA_GATEWAY_PORT": None if port is None else str(port)}
     environment = {**os.environ, **{name: value for name, value in options.items() if value is not None}}
+
     names = _installed_programs(existing_names())
 
     async def supervise() -> int:

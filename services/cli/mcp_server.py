@@ -21,9 +21,8 @@ from pydantic import Field, ValidationError
 
 from services.core.images.headers import media_type_of
 from services.core.refusals import first_complaint, shown_names
-from services.jobs.options import command_line
+from services.jobs.options import LOCAL_URL, command_line
 
-LOCAL_URL = "http://127.0.0.1:8080"
 TIMEOUT = httpx2.Timeout(600, connect=10)  # services end what they can't answer by their own deadlines
 INSTRUCTIONS = (
     "Small models that answer quickly and say how sure they are. Call list_served first: it names models, tasks with "

@@ -227,9 +227,12 @@ def widths_of(manifest: Manifest) -> str | None:
 
 def _check_dimensions(served: ServedEmbed, call: EmbedCall) -> None:
     """Raises InvalidField for a width that a model was not trained for, with those that it was."""
-    dimensions, width, trained = call.dimensions, served.engine.embedding_width, widths_of(served.manifest)
+    dimensions, width = call.dimensions, served.engine.embedding_width
+    if dimensions is None or dimensions == width:
+        return
+    trained = widths_of(served.manifest)
     shorter = shorter_widths(trained, width)
-    if dimensions is None or dimensions == width or dimensions in shorter:
+    if dimensions in shorter:
         return
     if shorter:
         reason = f"{served.name} was trained for {trained} numbers, at most {width}, not for {dimensions}."

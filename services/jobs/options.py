@@ -23,6 +23,9 @@ StoreUrl = Annotated[
     ),
 ]
 
+# Where `fovea up` listens.
+LOCAL_URL = "http://127.0.0.1:8080"
+
 # Seeds that torch and numpy both accept, with room for the numbers that jobs add to them.
 MAX_SEED = 2**31
 

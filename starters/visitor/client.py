@@ -12,6 +12,7 @@ import orjson
 from services.core.openai_client import retry_after_s
 from services.core.printable import printable
 from services.core.refusals import Refused
+from services.jobs.options import LOCAL_URL
 from starters.visitor.questions import (
     PATHS,
     RELEVANCE_THRESHOLD,
@@ -22,7 +23,6 @@ from starters.visitor.questions import (
     read_response,
 )
 
-DEFAULT_URL = "http://127.0.0.1:8080"
 TIMEOUT_S = 120.0
 ATTEMPTS = 6
 FIRST_WAIT_S = 0.5
@@ -41,7 +41,7 @@ class VisitorError(Refused):
 class Address:
     """An address such as `http://127.0.0.1:8080`, its key, and how many requests to send at a time."""
 
-    url: str = DEFAULT_URL
+    url: str = LOCAL_URL
     key: str | None = field(default=None, repr=False)
     concurrency: int = 4
     threshold: float = RELEVANCE_THRESHOLD

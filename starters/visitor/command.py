@@ -11,10 +11,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from services.jobs.options import among, command_line, results_file
+from services.jobs.options import LOCAL_URL, among, command_line, results_file
 from services.jobs.progress import Bars, standard_bars
 from starters.visitor.cases import BadCase, Case, case_report, case_results, read_cases
-from starters.visitor.client import DEFAULT_URL, Address, VisitorClient
+from starters.visitor.client import Address, VisitorClient
 from starters.visitor.questions import RELEVANCE_THRESHOLD, SERVICES, Service
 from starters.visitor.results import RESULT_FILES, Result
 from starters.visitor.suite import Plan, ask_service
@@ -26,7 +26,7 @@ app = command_line()
 @app.command()
 def visitor(
     *,
-    url: Annotated[str, typer.Option(help="Address of the gateway.")] = DEFAULT_URL,
+    url: Annotated[str, typer.Option(help="Address of the gateway.")] = LOCAL_URL,
     key_variable: Annotated[
         str | None, typer.Option(help="Environment variable that holds the key.", show_default="no key")
     ] = None,

@@ -23,7 +23,7 @@ from services.embed.bulk.image_sources import IMAGE_SUFFIXES, SourceError, list_
 from services.embed.bulk.ray_pool import RayError, RayOptions, import_ray
 from services.embed.bulk.to_collection import UploadTarget, upload
 from services.jobs.interruption import one_line_errors
-from services.jobs.options import command_line
+from services.jobs.options import LOCAL_URL, command_line
 from services.jobs.progress import Bars
 
 EXIT_SKIPPED = 3
@@ -115,7 +115,7 @@ def embed_bulk(
     condition: Conditions = None,
     suffix: Suffixes = None,
     batch_size: BatchSize = None,
-    url: Url = "http://127.0.0.1:8080",
+    url: Url = LOCAL_URL,
     api_key: ApiKey = None,
     no_skip: NoSkip = False,
     no_wait: NoWait = False,

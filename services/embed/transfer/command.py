@@ -28,14 +28,13 @@ from services.embed.transfer.files import Import, export
 from services.embed.transfer.migration import Migrated, migrate
 from services.embed.transfer.portable import open_form, read_description
 from services.jobs.interruption import one_line_errors
-from services.jobs.options import StoreUrl, command_line
+from services.jobs.options import LOCAL_URL, StoreUrl, command_line
 from services.jobs.progress import Bars, counted
 
 EXIT_REJECTED = 3
 ERRORS = (FoveaError, TransferError, StoreError, CallRefused, Unavailable, CatalogInUse, IncompatibleDatabase, OSError)
 # More would keep a service from answering others.
 NUM_CONNECTIONS = 8
-LOCAL_URL = "http://127.0.0.1:8080"
 
 app = command_line(help="Export, import, migrate, back up and restore image collections.", no_args_is_help=True)
 
