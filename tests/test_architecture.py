@@ -149,7 +149,7 @@ MAX_CHAIN = 13
 # Lines of Python that a room may have. A commit that raises a budget says why.
 BUDGETS = {
     "gateway": 3_736,
-    "services/cli": 3_752,
+    "services/cli": 3_759,
     "services/core": 13_773,
     "services/nn": 2_469,
     "services/jobs": 3_580,

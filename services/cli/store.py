@@ -123,7 +123,11 @@ def list_models(
     as_json: AsJson = False,
 ) -> None:
     """List the models, or the versions of one, newest first."""
-    store = _open(store_url)
+    store = _open(store_url, name)
+    starters = packaged_starters()
+    # some may be there already, from a service or from a command that was killed half-way
+    if name is None and {starter.name for starter in starters}.issuperset(store.names()):
+        store.publish_starters(starters)
     names = store.names() if name is None else [name]
     listed = [row for model in names for row in _versions_with_aliases(store, model)]
     if name is not None and not listed:
@@ -143,7 +147,7 @@ def list_models(
 @app.command()
 def show(reference: Reference, store_url: StoreUrl = None, *, as_json: AsJson = False) -> None:
     """Show the manifest of a version."""
-    store = _open(store_url)
+    store = _open(store_url, reference)
     manifest = store.manifest(*_resolve(store, reference))
     content = manifest.model_dump(mode="json")
     if as_json:
@@ -181,7 +185,6 @@ def publish(  # noqa: PLR0913 - one parameter an option
     as_json: AsJson = False,
 ) -> None:
     """Publish a folder as a new version and point aliases at it."""
-    store = _open(store_url)
     if kind is not None and name is None:
         raise typer.BadParameter("--kind requires --name.")
     if kind is None and not (directory / DESCRIPTION_FILE).exists():
@@ -197,6 +200,7 @@ def publish(  # noqa: PLR0913 - one parameter an option
         write_outputs(description.kind, directory)
     aliases = list(alias or description.aliases)
     model = name or description.name
+    store = _open(store_url, model)
     with _audit(audit_log).command("store.publish", store=store.label, model=model, aliases=aliases) as entry:
         version = store.publish(model, directory, description.info(), alias=None)
         entry["version"] = version.id
@@ -274,7 +278,7 @@ def import_checkpoint(  # noqa: PLR0913 - one parameter an option
         "--dimensions": dimensions,
     }
     with errors_in_one_line("fovea store import", "generate"), interruptions():
-        if once and _is_imported(_open(store_url), name, once):
+        if once and _is_imported(_open(store_url, name), name, once):
             return report({"name": name, "aliases": []}, f"{name}@{once} is there: nothing is done", as_json=as_json)
         planned = recognise(source, given, name, licence)
         check_model_name(planned.name)
@@ -285,7 +289,8 @@ def import_checkpoint(  # noqa: PLR0913 - one parameter an option
         if dry_run:
             content, told = planned.content(aliases), ["Nothing was changed: this was a dry run."]
         else:
-            version, before = planned.publish(_open(store_url), _audit(audit_log), aliases, reference=reference)
+            store = _open(store_url, planned.name)
+            version, before = planned.publish(store, _audit(audit_log), aliases, reference=reference)
             content = {**asdict(version), "aliases": aliases}
             told = [f"{version} published as {', '.join(aliases)}", *_ways_back(version.name, before)]
     told += [f"serve it: {setting} fovea up" for setting in planned.settings(aliases)]
@@ -322,7 +327,7 @@ def fetch(
     as_json: AsJson = False,
 ) -> None:
     """Copy a version to a folder, every byte checked."""
-    store = _open(store_url)
+    store = _open(store_url, reference)
     name, version = _resolve(store, reference)
     if folder is None or link:
         settings = read_settings(ServiceSettings, port=0)
@@ -357,7 +362,7 @@ def promote(
     as_json: AsJson = False,
 ) -> None:
     """Point an alias at a version."""
-    store = _open(store_url)
+    store = _open(store_url, reference)
     name, version = _resolve(store, reference)
     audit = _audit(audit_log)
     with audit.command("store.promote", store=store.label, model=name, version=version, alias=alias):
@@ -376,7 +381,7 @@ def rollback(
     as_json: AsJson = False,
 ) -> None:
     """Point an alias at its previous version."""
-    store = _open(store_url)
+    store = _open(store_url, name)
     with _audit(audit_log).command("store.rollback", store=store.label, model=name, alias=alias) as entry:
         version = entry["version"] = store.rollback(name, alias, expected=_expected(expected))
     report({"name": name, "alias": alias, "version": version}, f"{name}@{alias} is {version}", as_json=as_json)
@@ -390,7 +395,7 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Compare every file of a version, or of all versions, with its digest. Exits with status 1 if any is damaged."""
-    store = _open(store_url)
+    store = _open(store_url, reference)
     if reference is not None:
         targets = [_resolve(store, reference)]
     else:
@@ -443,10 +448,12 @@ def _audit(path: Path | None) -> AuditLog:
     return AuditLog(path and path.expanduser())
 
 
-def _open(store_url: str | None) -> Store:
+def _open(store_url: str | None, name: str | None = None) -> Store:
+    """Open the store, with the packaged starter of this name if there is one."""
     settings = ServiceSettings(port=0) if store_url is None else ServiceSettings(port=0, store_url=store_url)
     store = Store.open(settings.store_url)
-    store.publish_starters(packaged_starters())
+    if name is not None:
+        store.publish_starters(packaged_starters(name.partition("@")[0]))
     return store
 
 

@@ -100,7 +100,7 @@ def main() -> int:
     settings = read_settings(GenerateSettings)
     name, alias = settings.followed[0]
     store = Store.open(settings.store_url)
-    store.publish_starters(packaged_starters(), [name])
+    store.publish_starters(packaged_starters(name))
     version = store.resolve(name, alias)
     folder = store.fetch(name, version, settings.checkpoint_cache_dir, settings.checkpoint_cache_max_bytes)
     line = command(settings, folder, os.environ["FOVEA_UP_VLLM"], os.environ[PORT_VARIABLE])

@@ -58,15 +58,14 @@ def open_store(url: str | None) -> Store:
 def find_checkpoint(reference: str, store_url: str | None = None) -> CheckpointSource:
     """Find a folder, or else fetch the verified local copy of `name`, `name@alias` or `name@version` from the store.
 
-    The packaged starters are published first if the store is empty, and the named one if the store lacks it. Raises
-    StoreError if the name does not exist.
+    A packaged starter is published first if the store lacks it. Raises StoreError if the name does not exist.
     """
     directory = Path(reference)
     if directory.is_dir():
         return CheckpointSource(directory, directory.resolve().name)
     name, _, version = reference.partition("@")
     store = open_store(store_url)
-    store.publish_starters(packaged_starters(), [name])
+    store.publish_starters(packaged_starters(name))
     try:
         version = store.resolve(name, version or "latest")
     except NotFoundInStore as error:

@@ -56,7 +56,7 @@ def test_ls_lists_models_with_versions_and_aliases(fovea_store: StoreCommand, st
 
 
 def test_ls_says_that_a_store_is_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.cli.store.packaged_starters", list)  # as where the store can only be read
+    monkeypatch.setattr("services.cli.store.packaged_starters", lambda *_: [])  # as where the store can only be read
     empty = StoreCommand((tmp_path / "empty").as_uri())
 
     assert empty("ls").stdout == f"No models in {empty.url}.\n"

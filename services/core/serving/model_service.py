@@ -139,9 +139,8 @@ class ModelService:
         async def start() -> None:
             for prepare in warm_up:
                 await prepare()
-            wanted = [name for name, _ in self._settings.followed]
-            starters = [directory for directory in packaged_starters() if directory.name in wanted]
-            await asyncio.to_thread(self._store.publish_starters, starters, wanted)
+            starters = packaged_starters(*(name for name, _ in self._settings.followed))
+            await asyncio.to_thread(self._store.publish_starters, starters)
             await models.start()
 
         @asynccontextmanager

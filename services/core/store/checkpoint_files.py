@@ -257,7 +257,7 @@ def read_description(directory: Path) -> CheckpointDescription:
         raise InvalidCheckpoint(f"{path}: {first_complaint(error, 'content')}") from error
 
 
-def packaged_starters() -> list[Path]:
-    """List the `<service>/starter/<name>` folders of the installed package."""
-    package = Path(str(files("services")))
-    return sorted(path.parent for path in package.glob(f"*/starter/*/{DESCRIPTION_FILE}"))
+def packaged_starters(*names: str) -> list[Path]:
+    """List the `<service>/starter/<name>` folders of the installed package: all, or those of these names."""
+    found = Path(str(files("services"))).glob(f"*/starter/*/{DESCRIPTION_FILE}")
+    return sorted(path.parent for path in found if not names or path.parent.name in names)

@@ -12,7 +12,7 @@ Guarantees, also if a writer is killed or loses power between any two writes:
 - Loaded files are those that were published: every file, and the manifest itself, is checked against its digest.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -205,21 +205,16 @@ class Store:
         self._objects.delete_half_written(oldest)
         return removed
 
-    def publish_starters(self, directories: Sequence[Path], wanted: Collection[str] = ()) -> None:
-        """Publish each of these folders (see `CheckpointDescription`) whose aliases are missing, to a store that holds
-        no other models; to any other store only those named in `wanted`. Any number of processes may do so at once, if
-        all name the same starters or want all that they name, and the next one completes what a killed one left. A
-        store that can't be written, or reached, is left as it is, with a warning. Raises InvalidCheckpoint for a
-        starter that can't be published.
+    def publish_starters(self, directories: Iterable[Path]) -> None:
+        """Publish each of these folders (see `CheckpointDescription`) whose aliases are missing.
+
+        Any number of processes may do so at once, and the next one completes what a killed one left. A store that can't
+        be written, or reached, is left as it is, with a warning. Raises InvalidCheckpoint for a starter that can't be
+        published.
         """
-        descriptions = {directory: read_description(directory) for directory in directories}
-        own = {description.name for description in descriptions.values()}
         try:
-            # Our names may be there from another process, or from one that was killed half-way.
-            chosen = own if own.issuperset(self.names()) else own.intersection(wanted)
-            for directory, description in descriptions.items():
-                if description.name in chosen:
-                    self._publish_starter(directory, description)
+            for directory in directories:
+                self._publish_starter(directory, read_description(directory))
         except StoreUnavailable as error:
             log.warning("starter checkpoints not published", store=self.label, error=str(error))
 

@@ -220,7 +220,7 @@ def test_an_alias_that_looks_like_a_version_id_is_refused(tmp_path: Path) -> Non
         Store.open("memory://").publish("toy", write_checkpoint(tmp_path / "a"), INFO, alias="0123456789ab")
 
 
-def test_starters_are_published_into_an_empty_store(place: StorePlace, tmp_path: Path) -> None:
+def test_starters_are_published(place: StorePlace, tmp_path: Path) -> None:
     starters = [write_starter(tmp_path / "a", "one"), write_starter(tmp_path / "b", "two")]
     store = place.open()
 
@@ -230,25 +230,6 @@ def test_starters_are_published_into_an_empty_store(place: StorePlace, tmp_path:
     manifest = store.verify("one", store.resolve("one"))
     assert manifest.kind == "tiny"
     assert "checkpoint.json" not in manifest.files
-
-
-def test_starters_leave_a_store_with_other_models_alone(place: StorePlace, tmp_path: Path) -> None:
-    store = place.open()
-    store.publish("toy", write_checkpoint(tmp_path / "a"), INFO)
-
-    store.publish_starters([write_starter(tmp_path / "b", "one")])
-
-    assert store.names() == ["toy"]
-
-
-def test_a_store_with_other_models_gets_only_the_starters_that_are_wanted(place: StorePlace, tmp_path: Path) -> None:
-    store = place.open()
-    store.publish("toy", write_checkpoint(tmp_path / "a"), INFO)
-    starters = [write_starter(tmp_path / "b", "one"), write_starter(tmp_path / "c", "two")]
-
-    store.publish_starters(starters, wanted=["two", "toy"])
-
-    assert store.names() == ["toy", "two"]
 
 
 def test_starters_never_move_an_alias_and_complete_what_a_killed_process_left(
