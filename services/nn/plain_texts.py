@@ -66,11 +66,10 @@ class PlainTexts:
 
     def __init__(self, vocabulary: Iterable[str], controls: Iterable[str], *, ignores_case: bool = False) -> None:
         """`vocabulary` has the tokens as the tokenizer's files write them, `controls` the texts of control tokens."""
-        texts = list(_texts_of(vocabulary))
-        known = set().union(*texts)
+        known, has_runs_of_spaces = _learned(frozenset(vocabulary))
         self._forms = {code: plain for code, plain in _plain_forms().items() if chr(code) not in known}
         self._composes = not any(unicodedata.combining(one) for one in known)
-        self._joins_spaces = not any(len(text) > 1 and text.isspace() for text in texts)
+        self._joins_spaces = not has_runs_of_spaces
         longest_first = sorted(filter(str.strip, controls), key=len, reverse=True)
         flags = re.IGNORECASE if ignores_case else 0
         # what never matches, where there are none
@@ -104,6 +103,13 @@ class PlainTexts:
     def __call__(self, text: str) -> str:
         """Return a text with plain characters and no control token."""
         return self.break_up(self.characters(text))
+
+
+@functools.lru_cache(maxsize=8)  # models of one family share a vocabulary, and CLIP's takes long
+def _learned(vocabulary: frozenset[str]) -> tuple[frozenset[str], bool]:
+    """Return the characters beyond ASCII that tokens stand for, and whether a token is a run of white space."""
+    texts = list(_texts_of(vocabulary))
+    return frozenset().union(*texts), any(len(text) > 1 and text.isspace() for text in texts)
 
 
 def _texts_of(vocabulary: Iterable[str]) -> Iterator[str]:
