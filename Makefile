@@ -6,7 +6,7 @@ TORCH_INDEX ?= $(if $(shell command -v nvidia-smi),,https://download.pytorch.org
 BIN := $(VENV)/bin
 # Of `make check`: embed, generate, predict, score, or a folder of tests; all where it is not given.
 SERVICE ?=
-TYPED := services gateway starters vllm_plugin/fovea_vllm tests benchmarks
+TYPED := fovea services gateway starters vllm_plugin/fovea_vllm tests benchmarks
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 # What serves, and what develops, tests and trains.
 SERVES := $(VENV)/.serves

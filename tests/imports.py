@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 
 def sources(root: Path = ROOT) -> list[Path]:
     """All modules that the wheel holds."""
-    return sorted(path for folder in ("services", "gateway") for path in (root / folder).rglob("*.py"))
+    return sorted(path for folder in ("fovea", "services", "gateway") for path in (root / folder).rglob("*.py"))
 
 
 def starter_sources(root: Path = ROOT) -> list[Path]:

@@ -7,6 +7,7 @@ from tests.documentation import (
     api,
     benchmark_figures,
     capacity,
+    client_schemas,
     cluster_figures,
     headline,
     papers,
@@ -90,7 +91,8 @@ WRITERS: dict[str, Writer] = {
 
 
 def write_all() -> None:
-    """Write every block of every page, and the chart's names of settings, anew."""
+    """Write every block of every page, the chart's names of settings and the client's types anew."""
     for path in PAGES:
         path.write_text(render(path.read_text(), WRITERS))
     reference.CHART_SETTINGS.write_text(reference.chart_settings())
+    client_schemas.CLIENT_SCHEMAS.write_text(client_schemas.client_schemas())
