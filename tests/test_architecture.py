@@ -150,7 +150,7 @@ MAX_FUNCTION_LINES = 60
 MAX_CHAIN = 13
 # Lines of Python that a room may have. A commit that raises a budget says why.
 BUDGETS = {
-    "fovea": 1_250,
+    "fovea": 1_400,
     "gateway": 3_736,
     "services/cli": 3_759,
     "services/core": 13_773,
