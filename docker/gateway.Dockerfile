@@ -19,7 +19,7 @@ RUN python -m venv --without-pip /opt/fovea && touch README.md
 FROM builder AS dependencies
 # hadolint ignore=DL3013
 RUN pip --python /opt/fovea/bin/python install --only-binary=:all: ".[gateway,telemetry]" \
-    && pip --python /opt/fovea/bin/python uninstall --yes fovea \
+    && pip --python /opt/fovea/bin/python uninstall --yes fovea-serving \
     && /opt/fovea/bin/python -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/fovea/lib
 
 

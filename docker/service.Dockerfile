@@ -30,7 +30,7 @@ ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 # hadolint ignore=DL3013
 RUN pip --python /opt/fovea/bin/python install --only-binary=:all: \
         ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} ".[$EXTRAS]" \
-    && pip --python /opt/fovea/bin/python uninstall --yes fovea \
+    && pip --python /opt/fovea/bin/python uninstall --yes fovea-serving \
     && rm -rf /opt/fovea/lib/python3.*/site-packages/torch/include /opt/fovea/lib/python3.*/site-packages/torch/test \
     && find /opt/fovea/lib/python3.*/site-packages/torch/bin -type f ! -name torch_shm_manager -delete \
     && /opt/fovea/bin/python -m compileall -q -j 0 --invalidation-mode unchecked-hash -x py312_ /opt/fovea/lib
@@ -99,7 +99,7 @@ ARG EXTRAS
 # beside torch's.
 # hadolint ignore=DL3013
 RUN pip --python /opt/fovea/bin/python install --only-binary=:all: ".[$EXTRAS]" \
-    && pip --python /opt/fovea/bin/python uninstall --yes fovea \
+    && pip --python /opt/fovea/bin/python uninstall --yes fovea-serving \
     && if pip --python /opt/fovea/bin/python show --quiet faiss-cpu; then \
         pip --python /opt/fovea/bin/python uninstall --yes faiss-cpu \
         && pip --python /opt/fovea/bin/python install --only-binary=:all: faiss-gpu; fi \

@@ -52,7 +52,7 @@ def longest(root: Path) -> str:
 
 
 MEASURES: dict[str, Callable[[Path], object]] = {
-    "lines under services/ and gateway/": lambda root: lines(sources(root)),
+    "lines under services/, gateway/ and fovea/": lambda root: lines(sources(root)),
     "of them reachable from the four services and the gateway": served_lines,
     "lines of services/predict": lambda root: lines((root / "services" / "predict").rglob("*.py")),
     "longest chain of imports, modules": longest,

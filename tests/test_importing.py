@@ -11,9 +11,9 @@ from tests.test_architecture import HEAVY
 pytestmark = pytest.mark.process
 
 
-def test_core_gateway_and_command_line_load_without_torch() -> None:
+def test_client_core_gateway_and_command_line_load_without_torch() -> None:
     modules = [module_name(path) for path in sources() if path.name != "__main__.py"]
-    light = [m for m in modules if m.startswith(("gateway.", "services.core.")) or m == "services.cli.main"]
+    light = [m for m in modules if m.startswith(("fovea", "gateway.", "services.core.")) or m == "services.cli.main"]
     program = f"""
 import importlib, sys
 for module in {light!r}:
@@ -42,7 +42,7 @@ def test_nothing_of_ours_reads_the_environment_or_opens_a_file_on_import() -> No
     program = f"""
 import importlib, os, sys
 
-OURS = {[str(ROOT / "services"), str(ROOT / "gateway")]!r}
+OURS = {[str(ROOT / name) for name in ("fovea", "services", "gateway")]!r}
 
 def asker():
     # the innermost frame that is ours or a library's decides who asked; importing itself opens files all the time

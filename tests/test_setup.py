@@ -32,7 +32,7 @@ def size_of(name: str) -> int:
 
 def test_what_serves_takes_the_disk_that_the_readme_says_and_no_more() -> None:
     (stated,) = re.findall(r"([\d.]+) GB without CUDA", README.read_text())
-    names = required("fovea", {"cpu"}, set())
+    names = required("fovea-serving", {"cpu"}, set())
     if any(name.startswith("nvidia") for name in names):
         pytest.skip("this torch brings CUDA")
     assert sum(map(size_of, names)) <= float(stated) * 1e9 < 1.6e9

@@ -48,7 +48,7 @@ def needs(command: str, module: str, extra: str | None) -> str:
     """Say what a command lacks and how to install it, or in which image it is."""
     extra = OPTIONAL.get(module.partition(".")[0], extra)
     image = ", or use the image fovea-jobs" if extra in ("train", "evaluate") else ""
-    return f"{command}: {module} is not installed; pip install 'fovea{f'[{extra}]' if extra else ''}'{image}"
+    return f"{command}: {module} is not installed; pip install 'fovea-serving{f'[{extra}]' if extra else ''}'{image}"
 
 
 @contextmanager

@@ -166,7 +166,7 @@ def main() -> None:
 
 def _print_version(is_wanted: bool) -> None:  # noqa: FBT001 - called by typer
     if is_wanted:
-        typer.echo(installed_version("fovea"))
+        typer.echo(installed_version("fovea-serving"))
         raise typer.Exit
 
 

@@ -73,7 +73,7 @@ def _collections(
 ) -> "CollectionService | None":
     """Create the collections; None if FAISS is not installed."""
     if find_spec("faiss") is None:
-        structlog.get_logger(__name__).warning("no collections: install fovea[search] or fovea[search-gpu]")
+        structlog.get_logger(__name__).warning("no collections: install fovea-serving[search] or [search-gpu]")
         return None
     from services.embed.collections.composition import create_collections
 

@@ -208,4 +208,4 @@ def test_completion_belongs_to_the_whole_command() -> None:
 
 
 def test_the_version_is_the_installed_one() -> None:
-    assert CliRunner().invoke(app, ["--version"]).output.strip() == version("fovea")
+    assert CliRunner().invoke(app, ["--version"]).output.strip() == version("fovea-serving")

@@ -31,7 +31,7 @@ def imported_by(extra: str) -> set[str]:
     """Return the import names of the packages of an extra and of those that it includes."""
     names: set[str] = set()
     for requirement in map(Requirement, PROJECT["optional-dependencies"].get(extra, ())):
-        if requirement.name == "fovea":
+        if requirement.name == "fovea-serving":
             names |= set().union(*map(imported_by, requirement.extras))
         else:
             name = canonicalize_name(requirement.name)
@@ -94,7 +94,7 @@ def test_a_command_whose_extra_is_missing_names_the_extra_in_one_line(command: s
     ended = fovea([*EXTRAS], *command.split(), home=tmp_path)
     [line] = ended.stderr.splitlines()
     image = ", or use the image fovea-jobs" if extra in ("train", "evaluate") else ""
-    assert line.endswith(f" is not installed; pip install 'fovea[{extra}]'{image}")
+    assert line.endswith(f" is not installed; pip install 'fovea-serving[{extra}]'{image}")
     assert line.startswith(f"fovea {' '.join(word for word in command.split() if word not in ('--help', 'create'))}: ")
     assert (ended.returncode, ended.stdout) == (1, "")
 
@@ -108,7 +108,7 @@ def test_a_command_whose_extra_is_missing_names_the_extra_in_one_line(command: s
 def test_a_job_on_ray_without_it_names_its_extra(command: str, tmp_path: Path) -> None:
     ended = fovea(["ray"], *command.split(), home=tmp_path)
     name = " ".join(command.split()[:1] if command.startswith("embed") else command.split()[:2])
-    assert ended.stderr == f"fovea {name}: ray is not installed; pip install 'fovea[ray]'\n"
+    assert ended.stderr == f"fovea {name}: ray is not installed; pip install 'fovea-serving[ray]'\n"
     assert ended.returncode == 1
 
 
@@ -137,7 +137,7 @@ def test_up_without_any_extra_names_the_extra_of_each_process(tmp_path: Path) ->
     ended = fovea([*EXTRAS], "up", home=tmp_path)
     assert ended.returncode == 1
     assert [line.rpartition("; ")[2] for line in ended.stderr.splitlines()] == [
-        f"pip install 'fovea[{name}]'" for name in MODULES
+        f"pip install 'fovea-serving[{name}]'" for name in MODULES
     ]
 
 
@@ -182,4 +182,4 @@ def test_a_job_that_the_gateways_image_leaves_out_is_told_in_one_line(tmp_path: 
     ended = fovea(GATEWAY_ONLY, "train", "fsc-clip", "--help", home=tmp_path)
     assert ended.returncode == 1
     [line] = ended.stderr.splitlines()
-    assert line.endswith("pip install 'fovea[train]', or use the image fovea-jobs")
+    assert line.endswith("pip install 'fovea-serving[train]', or use the image fovea-jobs")

@@ -47,7 +47,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment whose own packages are the wheel's, and whose others are those of this one."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
-    for name in ("services", "gateway"):
+    for name in ("fovea", "services", "gateway"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
@@ -115,10 +115,18 @@ def test_a_command_takes_nothing_from_the_working_directory(command: str, printe
     assert printed in " ".join(output.split())
 
 
+def test_the_wheel_holds_the_client_with_its_types(installed: Path) -> None:
+    program = "import fovea, os; print(os.listdir(os.path.dirname(fovea.__file__)), fovea.Client())"
+    command = [installed.parent / "python", "-P", "-c", program]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert "'py.typed'" in done.stdout, done.stderr
+
+
 def test_the_wheel_names_its_extras_for_users_and_keeps_the_earlier_names(installed: Path) -> None:
     [(_, *found)] = [
         (path, *re.findall(r"^Provides-Extra: (.+)$", path.read_text(), re.MULTILINE))
-        for path in installed.parents[1].glob("lib/python*/site-packages/fovea-*.dist-info/METADATA")
+        for path in installed.parents[1].glob("lib/python*/site-packages/fovea_serving-*.dist-info/METADATA")
     ]
     assert {"cpu", "gpu", "train", "search", "vllm"} <= set(found)
     assert {"gateway", "embed", "generate", "predict", "score", "search-gpu", "evaluate", "telemetry"} <= set(found)

@@ -97,7 +97,7 @@ def test_both_images_stand_on_one_exact_python() -> None:
 def closure(extras: set[str]) -> set[str]:
     """Every distribution that installing Fovea with these extras brings on Linux."""
     found: set[tuple[str, frozenset[str]]] = set()
-    waiting = [("fovea", frozenset(extras))]
+    waiting = [("fovea-serving", frozenset(extras))]
     while waiting:
         name, wanted = one = waiting.pop()
         if one in found:
@@ -108,7 +108,7 @@ def closure(extras: set[str]) -> set[str]:
             environments = [{"extra": extra, "sys_platform": "linux"} for extra in ("", *wanted)]
             if requirement.marker is None or any(requirement.marker.evaluate(each) for each in environments):
                 waiting.append((canonicalize_name(requirement.name), frozenset(requirement.extras)))
-    return {name for name, _ in found} - {"fovea"}
+    return {name for name, _ in found} - {"fovea-serving"}
 
 
 @pytest.mark.parametrize("extras", [SERVICE.extras(), GATEWAY.extras(), JOBS], ids=["service", "gateway", "jobs"])

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.documentation.blocks import PAGES, ROOT, names, render
+from tests.documentation.client_schemas import CLIENT_SCHEMAS, client_schemas
 from tests.documentation.pages import WRITERS
 
 # Every service's application is made and every command's help is asked for.
@@ -14,6 +15,10 @@ def test_every_generated_block_equals_what_the_code_and_the_recorded_results_giv
         path.relative_to(ROOT).as_posix() for path in PAGES if render(path.read_text(), WRITERS) != path.read_text()
     ]
     assert differing == [], "write them anew: python -m tests.documentation"
+
+
+def test_the_clients_types_are_those_of_the_openapi_document() -> None:
+    assert CLIENT_SCHEMAS.read_text() == client_schemas(), "write them anew: python -m tests.documentation"
 
 
 def test_every_block_stands_on_one_page() -> None:

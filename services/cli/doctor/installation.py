@@ -23,7 +23,7 @@ from services.core.byte_sizes import binary_size
 from services.core.thread_priority import num_cores
 
 # By the import name.
-TOLD = {"fovea": "services", "torch": "torch", "transformers": "transformers", "open_clip_torch": "open_clip"}
+TOLD = {"fovea-serving": "services", "torch": "torch", "transformers": "transformers", "open_clip_torch": "open_clip"}
 # What an extra brings beside the processes' packages, by import name.
 TOOLS = {
     "search": ("faiss",),
@@ -58,7 +58,7 @@ def find_processes(configured: Configured) -> Iterator[Finding]:
     if ready:
         yield Finding("processes", "ok", f"{', '.join(ready)} can start")
     if not services:
-        yield Finding("processes", "warning", "this installation has no services", "pip install 'fovea[cpu]'")
+        yield Finding("processes", "warning", "this installation has no services", "pip install 'fovea-serving[cpu]'")
     by_module: dict[str, list[str]] = {}
     for name, module in configured.missing.items():
         by_module.setdefault(module, []).append(name)
@@ -68,7 +68,7 @@ def find_processes(configured: Configured) -> Iterator[Finding]:
         status: Status = "failure" if nothing_starts or "gateway" in names else "warning"
         extra = names[0] if len(configured.missing) == 1 else "cpu"
         told = f"{module} is not installed, and {', '.join(names)} can't start"
-        yield Finding("processes", status, told, f"pip install 'fovea[{extra}]'")
+        yield Finding("processes", status, told, f"pip install 'fovea-serving[{extra}]'")
 
 
 def find_extras(configured: Configured) -> Iterator[Finding]:
@@ -82,14 +82,14 @@ def find_extras(configured: Configured) -> Iterator[Finding]:
     yield Finding("extras", "ok", told, figures={"installed": installed})
     if "embed" in installed and "search" in lacking:
         told = "without FAISS, embed has no collections"
-        yield Finding("extras", "warning", told, "pip install 'fovea[search]'")
+        yield Finding("extras", "warning", told, "pip install 'fovea-serving[search]'")
     if "cluster" in lacking and configured.values("collections_url"):
         missing = next(module for module in TOOLS["cluster"] if not is_importable(module))
         told = f"FOVEA_EMBED_COLLECTIONS_URL is set, and {missing} is not installed"
-        yield Finding("extras", "failure", told, "pip install 'fovea[cluster]'")
+        yield Finding("extras", "failure", told, "pip install 'fovea-serving[cluster]'")
     if "telemetry" in lacking and configured.values("telemetry").get(True):
         told = "FOVEA_TELEMETRY is set, and OpenTelemetry's SDK is not installed"
-        yield Finding("extras", "failure", told, "pip install 'fovea[telemetry]'")
+        yield Finding("extras", "failure", told, "pip install 'fovea-serving[telemetry]'")
 
 
 def is_importable(module: str) -> bool:
@@ -109,7 +109,7 @@ def _version(package: str) -> str | None:
 def _needed() -> dict[str, str]:
     """Return the least version of each package that Fovea needs, with the extras above."""
     try:
-        found = (_REQUIREMENT.match(line) for line in requires("fovea") or ())
+        found = (_REQUIREMENT.match(line) for line in requires("fovea-serving") or ())
     except PackageNotFoundError:
         return {}
     needed: dict[str, str] = {}
@@ -212,7 +212,7 @@ def _memory() -> tuple[int, int]:
 def _nvidia() -> tuple[list[Finding], set[str]]:
     """Return findings about NVIDIA's GPUs, and the names of devices that torch can use."""
     if find_spec("torch") is None:
-        return [Finding("devices", "warning", "an NVIDIA GPU, but no torch", "pip install 'fovea[gpu]'")], set()
+        return [Finding("devices", "warning", "an NVIDIA GPU, but no torch", "pip install 'fovea-serving[gpu]'")], set()
     answer = _ask_torch()
     if answer is None:
         told = "an NVIDIA GPU, but torch does not start"

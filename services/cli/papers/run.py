@@ -170,7 +170,7 @@ def run(
         seed=seed,
         data={name: digest(path) for name, path in data.items()},
         commands=[[filled(word, shown) for word in step] for step in steps],
-        version=installed_version("fovea"),
+        version=installed_version("fovea-serving"),
         commit=os.environ.get("FOVEA_CODE_REVISION", ""),
         date=datetime.now(UTC).strftime("%Y-%m-%d"),
         seconds=round(time.monotonic() - began, 1),

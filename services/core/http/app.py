@@ -67,7 +67,7 @@ def create_app(settings: ProcessSettings, parts: AppParts) -> FastAPI:
     app = FastAPI(
         title=parts.title,
         description=parts.description,
-        version=version("fovea"),
+        version=version("fovea-serving"),
         lifespan=_lifespan(parts, secrets),
         middleware=middleware,
         exception_handlers={

@@ -42,7 +42,7 @@ def _provider(service: str) -> "TracerProvider":
         from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
         from opentelemetry.sdk.trace import TracerProvider
     except ImportError:
-        raise SettingsError("FOVEA_TELEMETRY needs the extra `telemetry`: pip install 'fovea[telemetry]'.") from None
+        raise SettingsError("FOVEA_TELEMETRY needs OpenTelemetry: pip install 'fovea-serving[telemetry]'.") from None
     resource = Resource.create({SERVICE_NAME: f"fovea-{service}"}).merge(OTELResourceDetector().detect())
     # The framework flushes and shuts down its exporters.
     return TracerProvider(resource=resource, shutdown_on_exit=False)

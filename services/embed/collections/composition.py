@@ -95,7 +95,7 @@ def create_collections(
 
 def _shared(settings: EmbedSettings, serving: Serving, options: CollectionOptions) -> OpenCollections:
     if find_spec("psycopg_pool") is None or find_spec("pymilvus") is None:
-        raise ValueError("FOVEA_EMBED_COLLECTIONS_URL needs fovea[cluster]")
+        raise ValueError("FOVEA_EMBED_COLLECTIONS_URL needs fovea-serving[cluster]")
     from services.embed.collections.cluster.collections import SharedCollections
 
     return SharedCollections(settings, connect_vectors, serving, options)

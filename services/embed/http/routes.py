@@ -153,7 +153,7 @@ def embed_models_router(service: EmbedService) -> APIRouter:
             max_batch_tokens=service.batch_limits.max_batch_cost,
             max_batch_requests=service.batch_limits.max_batch_size,
             max_client_batch_size=service.limits.max_inputs,
-            version=version("fovea"),
+            version=version("fovea-serving"),
         )
 
     return router

@@ -147,25 +147,25 @@ def test_a_full_disk_is_a_failure(machine: Machine) -> None:
 
 def test_without_torch_the_services_can_not_start_and_one_command_mends_it(machine: Machine) -> None:
     [(topic, found, cure)] = machine.failures(without=("torch",))
-    assert (topic, cure) == ("processes", "pip install 'fovea[cpu]'")
+    assert (topic, cure) == ("processes", "pip install 'fovea-serving[cpu]'")
     assert found == "torch is not installed, and predict, generate, embed, score can't start"
 
 
 def test_one_service_that_lacks_its_packages_is_left_out_with_a_warning(machine: Machine) -> None:
     found = machine.findings(without=("textblob",))
     [warning] = [one for one in found if one["topic"] == "processes" and one["status"] == "warning"]
-    assert warning["cure"] == "pip install 'fovea[score]'"
+    assert warning["cure"] == "pip install 'fovea-serving[score]'"
 
 
 def test_the_core_alone_is_told_what_it_lacks(machine: Machine) -> None:
     failures = machine.failures(without=tuple(EXTRAS))
     assert {topic for topic, _, _ in failures} == {"processes"}
-    assert {cure for _, _, cure in failures} == {"pip install 'fovea[cpu]'"}
+    assert {cure for _, _, cure in failures} == {"pip install 'fovea-serving[cpu]'"}
 
 
 def test_collections_without_faiss_are_a_warning(machine: Machine) -> None:
     found = machine.findings(without=("faiss",))
-    assert "pip install 'fovea[search]'" in [one["cure"] for one in found if one["status"] == "warning"]
+    assert "pip install 'fovea-serving[search]'" in [one["cure"] for one in found if one["status"] == "warning"]
 
 
 @pytest.mark.parametrize(

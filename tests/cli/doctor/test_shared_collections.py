@@ -170,5 +170,5 @@ def test_the_doctor_tells_of_all_that_is_not_there_and_of_no_password(machine: M
 def test_without_its_packages_the_extra_is_named_and_nothing_else_is_tried(machine: Machine) -> None:
     share(machine)
     [(topic, found, cure)] = machine.failures(without=("psycopg", "psycopg_pool", "pymilvus"))
-    assert (topic, cure) == ("extras", "pip install 'fovea[cluster]'")
+    assert (topic, cure) == ("extras", "pip install 'fovea-serving[cluster]'")
     assert found == "FOVEA_EMBED_COLLECTIONS_URL is set, and psycopg is not installed"

@@ -80,4 +80,4 @@ def test_without_the_sdk_the_process_says_what_to_install() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert done.stderr == "FOVEA_TELEMETRY needs the extra `telemetry`: pip install 'fovea[telemetry]'.\n"
+    assert done.stderr == "FOVEA_TELEMETRY needs OpenTelemetry: pip install 'fovea-serving[telemetry]'.\n"
