@@ -7,8 +7,8 @@ import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
-from functools import cached_property, wraps
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar, get_args
+from functools import wraps
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, get_args
 
 import httpx2
 
@@ -17,6 +17,7 @@ from fovea.calls import Call
 from fovea.errors import FoveaError, error_of, error_of_envelope, error_of_transport, unreadable
 from fovea.schemas import GenerateDelta, GenerateEnd
 
+H = TypeVar("H", httpx2.Client, httpx2.AsyncClient)
 P = ParamSpec("P")
 Q = ParamSpec("Q")
 R = TypeVar("R")
@@ -50,7 +51,7 @@ class _Attempts:
         return wait_s
 
 
-class _Settings:
+class _Settings(Generic[H]):
     """What both clients know.
 
     `timeout` is the time of a call in seconds, its retries included, of which services are told. `api_key` is by
@@ -66,7 +67,11 @@ class _Settings:
         self.base_url = base_url
         self.timeout = timeout
         self.max_retries = max_retries
-        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._http: H = self._opened(base_url, {"Authorization": f"Bearer {key}"} if key else {})
+
+    @staticmethod
+    def _opened(base_url: str, headers: dict[str, str]) -> H:
+        raise NotImplementedError
 
     def _attempts(self) -> _Attempts:
         return _Attempts(self.timeout, self.max_retries)
@@ -140,7 +145,7 @@ def _async_stream(build: Callable[P, Call[Any]]) -> Callable[Concatenate["AsyncC
     return _as_method(method, build, lambda answer: AsyncIterator[Event])
 
 
-class Client(_Settings):
+class Client(_Settings[httpx2.Client]):
     """Calls Fovea and waits for the answer; every method raises FoveaError for a call that fails."""
 
     embed = _sync(calls.embed)
@@ -164,9 +169,9 @@ class Client(_Settings):
     decide = _sync(calls.decide)
     models = _sync(calls.models)
 
-    @cached_property
-    def _http(self) -> httpx2.Client:
-        return httpx2.Client(base_url=self.base_url, headers=self._headers)
+    @staticmethod
+    def _opened(base_url: str, headers: dict[str, str]) -> httpx2.Client:
+        return httpx2.Client(base_url=base_url, headers=headers)
 
     def close(self) -> None:
         """Close the connections."""
@@ -207,7 +212,7 @@ class Client(_Settings):
         raise unreadable(response)
 
 
-class AsyncClient(_Settings):
+class AsyncClient(_Settings[httpx2.AsyncClient]):
     """Calls Fovea in asynchronous code; every method raises FoveaError for a call that fails."""
 
     embed = _async(calls.embed)
@@ -231,9 +236,9 @@ class AsyncClient(_Settings):
     decide = _async(calls.decide)
     models = _async(calls.models)
 
-    @cached_property
-    def _http(self) -> httpx2.AsyncClient:
-        return httpx2.AsyncClient(base_url=self.base_url, headers=self._headers)
+    @staticmethod
+    def _opened(base_url: str, headers: dict[str, str]) -> httpx2.AsyncClient:
+        return httpx2.AsyncClient(base_url=base_url, headers=headers)
 
     async def aclose(self) -> None:
         """Close the connections."""

@@ -14,7 +14,8 @@ class _File(Protocol):
 class _Pillow(Protocol):
     """A PIL image, without the package."""
 
-    mode: str
+    @property
+    def mode(self) -> str: ...
 
     def save(self, fp: Any, format: str | None = None) -> None: ...
 

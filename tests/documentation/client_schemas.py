@@ -38,13 +38,18 @@ from typing import Any, Literal, NotRequired, TypedDict, final
 '''
 
 
-def objects(part: Any = None) -> dict[str, Schema]:
-    """Every object of the document by its title, wherever it stands."""
+def titled_objects() -> dict[str, Schema]:
+    """Every object of the document by its name as a component, or else by its title."""
+    components: dict[str, Schema] = document()["components"]["schemas"]
+    return _titled(document()["paths"]) | components
+
+
+def _titled(part: Any) -> dict[str, Schema]:
     if isinstance(part, list):
-        return {name: schema for one in part for name, schema in objects(one).items()}
+        return {name: schema for one in part for name, schema in _titled(one).items()}
     if not isinstance(part, dict):
         return {}
-    found = {name: schema for one in part.values() for name, schema in objects(one).items()}
+    found = {name: schema for one in part.values() for name, schema in _titled(one).items()}
     return found | ({part["title"]: part} if "title" in part and "properties" in part else {})
 
 
@@ -52,7 +57,7 @@ class _Classes:
     """Classes that refer to each other, each once, after those that it refers to."""
 
     def __init__(self) -> None:
-        self.objects = objects(document()["paths"]) | document()["components"]["schemas"]
+        self.objects = titled_objects()
         self.written: dict[str, str] = {}
 
     def type_of(self, schema: Schema, *, is_answer: bool) -> str:

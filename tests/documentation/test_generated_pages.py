@@ -1,9 +1,12 @@
 """The README and the pages say what the code and the recorded results say."""
 
+import inspect
+
 import pytest
 
+from fovea import calls
 from tests.documentation.blocks import PAGES, ROOT, names, render
-from tests.documentation.client_schemas import CLIENT_SCHEMAS, client_schemas
+from tests.documentation.client_schemas import CLIENT_SCHEMAS, client_schemas, titled_objects
 from tests.documentation.pages import WRITERS
 
 # Every service's application is made and every command's help is asked for.
@@ -19,6 +22,33 @@ def test_every_generated_block_equals_what_the_code_and_the_recorded_results_giv
 
 def test_the_clients_types_are_those_of_the_openapi_document() -> None:
     assert CLIENT_SCHEMAS.read_text() == client_schemas(), "write them anew: python -m tests.documentation"
+
+
+@pytest.mark.parametrize(
+    ("method", "request_of_the_route", "left_out"),
+    [
+        ("embed", "EmbedRequest", set()),
+        ("search", "SearchRequest", set()),
+        ("create_collection", "CreateRequest", {"created"}),
+        ("add_images", "AddRequest", set()),
+        ("update_image", "PatchRequest", set()),
+        ("generate", "GenerateRequest", {"stream"}),
+        ("rerank", "RerankRequest", {"rank_fields"}),
+        ("predict", "PredictRequest", set()),
+        ("score", "ScoreRequest", set()),
+        ("hard_negatives", "NegativesRequest", {"caption"}),
+        ("decide", "DecisionRequest", {"prompt_cache_key", "prompt_cache_options", "safety_identifier"}),
+    ],
+)
+def test_a_clients_method_takes_the_fields_of_its_route(
+    method: str, request_of_the_route: str, left_out: set[str]
+) -> None:
+    fields = set(titled_objects()[request_of_the_route]["properties"])
+    # the path and the query name the collection, the image, and whether to wait
+    parameters = set(inspect.signature(getattr(calls, method)).parameters) - (
+        {"collection", "name", "id", "wait"} - fields
+    )
+    assert parameters == fields - left_out
 
 
 def test_every_block_stands_on_one_page() -> None:
