@@ -155,7 +155,7 @@ BUDGETS = {
     "services/cli": 3_759,
     "services/core": 13_773,
     "services/nn": 2_469,
-    "services/jobs": 3_580,
+    "services/jobs": 3_910,
     "services/curate": 4_563,
     "services/embed": 20_147,
     "services/generate": 14_709,

@@ -17,7 +17,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from services.cli.delegation import errors_in_one_line
-from services.cli.store_import import ENGINES, interruptions, recognise, summary, write_outputs
+from services.cli.store_import import ENGINES, interruptions, recognise, store_name, summary, write_outputs
 from services.core.audit import AuditFailed, AuditLog
 from services.core.logs import log_warnings_to_stderr
 from services.core.printable import printable
@@ -330,14 +330,64 @@ def fetch(
     store = _open(store_url, reference)
     name, version = _resolve(store, reference)
     if folder is None or link:
-        settings = read_settings(ServiceSettings, port=0)
-        max_bytes = 0 if link else settings.checkpoint_cache_max_bytes
-        fetched = store.fetch(name, version, settings.checkpoint_cache_dir, max_bytes)
+        fetched = _fetched(store, name, version, in_place=link)
         folder = fetched if folder is None else _linked(folder, fetched)
     else:
         store.copy(name, version, folder)
     content = {"name": name, "version": version, "folder": str(folder)}
     report(content, f"{name}@{version} is in {folder}", as_json=as_json)
+
+
+def _fetched(store: Store, name: str, version: str, *, in_place: bool = False) -> Path:
+    settings = read_settings(ServiceSettings, port=0)
+    max_bytes = 0 if in_place else settings.checkpoint_cache_max_bytes
+    return store.fetch(name, version, settings.checkpoint_cache_dir, max_bytes)
+
+
+@app.command()
+def push(  # noqa: PLR0913 - one parameter an option
+    repository: Annotated[str, typer.Argument(metavar="hf://OWNER/NAME", help="Repository of the Hugging Face Hub.")],
+    reference: Annotated[
+        str | None, typer.Argument(metavar="[NAME[@ALIAS|@VERSION]]", help="Default: the repository's name.")
+    ] = None,
+    store_url: StoreUrl = None,
+    audit_log: AuditOption = None,
+    *,
+    private: Annotated[
+        bool,
+        typer.Option(
+            "--private", help="Make a new repository private. Default: public, or what its organisation chose."
+        ),
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the model card, and upload nothing.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Upload a version to the Hugging Face Hub in one commit, with a model card made of its manifest.
+
+    The same command continues an interrupted upload, and changes nothing where all is there.
+    """
+    with errors_in_one_line("fovea store push", "generate"), interruptions():
+        from services.jobs.hub_upload import check_owner, upload
+        from services.jobs.imports.source import repository_of
+        from services.jobs.model_card import lineage, model_card
+
+        called = store_name(repository_of(repository)[0].partition("/")[2])
+        store = _open(store_url)
+        name, version = _resolve(store, reference or called)
+        found = lineage(store, store.manifest(name, version))
+        card = model_card(found, f"fovea store import {repository}{'' if called == name else f' --name {name}'}")
+        content: dict[str, Any] = {"name": name, "version": version}
+        if dry_run:
+            content |= {"repository": repository, "card": card, "files": sorted(found[0].files)}
+            return report(content, card.removesuffix("\n"), as_json=as_json)
+        owned = check_owner(repository)
+        with _audit(audit_log).command("store.push", store=store.label, **content, repository=repository) as entry:
+            pushed = upload(owned, found[0], _fetched(store, name, version), card, private=private)
+            entry["commit"] = pushed["commit"]
+    seen = "private" if pushed["private"] else "public"
+    told = f"{name}@{version} is in {repository}, which is {seen}: {pushed['url']}"
+    pinned = f"this upload, whatever follows: fovea store import {repository}@{pushed['commit']} --name {name}"
+    report(content | pushed, f"{told}\n{pinned}", as_json=as_json)
 
 
 def _linked(folder: Path, to: Path) -> Path:

@@ -108,6 +108,9 @@ class Import:
 
     def info(self) -> CheckpointInfo:
         """Describe the checkpoint for its manifest."""
+        info: CheckpointInfo | None = self.plan.info
+        if info is not None:
+            return info
         source: dict[str, JsonValue] = {"uri": self.source.uri, "revision": self.source.revision, **self.plan.facts}
         return CheckpointInfo(kind=self.plan.kind, licence=self.licence, source=source)
 
@@ -159,7 +162,11 @@ class Import:
                 typer.echo(f"fovea store: published without reference outputs: {told}", err=True)
             elif reference:
                 write_outputs(self.plan.kind, folder, self.source.uri)
-            with audit.command("store.import", store=store.label, model=self.name, aliases=list(aliases)) as entry:
+                if self.plan.info is not None and "reference.json" not in self.plan.taken:
+                    (folder / "reference.json").unlink(missing_ok=True)  # it would be another version
+            where = {"store": store.label, "model": self.name}
+            where |= {"source": self.source.uri, "revision": self.source.revision}
+            with audit.command("store.import", **where, aliases=list(aliases)) as entry:
                 version = store.publish(self.name, folder, self.info(), alias=None)
                 entry["version"] = version.id
                 before = {alias: target.version for alias, target in store.aliases(self.name).items()}
@@ -214,6 +221,7 @@ def recognise(text: str, given: Mapping[str, str | None], name: str | None, lice
     from services.generate.imports.language_model import LanguageModelImport
     from services.generate.imports.rerankers import reranker_import
     from services.jobs.imports.clip import ClipImport
+    from services.jobs.imports.pushed import PushedVersion
     from services.jobs.imports.source import licence_of, open_source, read_object
     from services.predict.imports.t5 import T5Import
 
@@ -222,9 +230,11 @@ def recognise(text: str, given: Mapping[str, str | None], name: str | None, lice
     for field, kind in (("model_type", str), ("architectures", list)):
         if not isinstance(config.get(field) or kind(), kind):
             raise Refused(f"config.json: {field} is {config[field]!r}: it must be a {kind.__name__}")
-    importer: Any
     left = dict(given)
-    if T5Import.recognises(config):
+    importer: Any
+    if (importer := PushedVersion.of(source)) is not None:
+        left["--licence"] = licence
+    elif T5Import.recognises(config):
         prefix = left.pop("--label-prefix") or ""
         importer = T5Import(source, left.pop("--task"), prefix, left.pop("--rationale-prefix"))
     elif ClipImport.recognises(source, config):
@@ -244,12 +254,14 @@ def recognise(text: str, given: Mapping[str, str | None], name: str | None, lice
     else:
         raise Refused(f"{source.uri} can't be imported: {_unknown(source.files, config)}")
     plan = importer.plan()
-    if "embed" in plan.services and (widths := widths_of(source, left.pop("--dimensions"))):
+    if plan.info is None and "embed" in plan.services and (widths := widths_of(source, left.pop("--dimensions"))):
         plan = replace(plan, facts={**plan.facts, TRAINED_WIDTHS: widths})
     if unused := [option for option, value in left.items() if value is not None]:
-        raise Refused(f"{unused[0]} does not apply to {source.uri}")
+        why = ", which is imported as it was published" if plan.info is not None else ""
+        raise Refused(f"{unused[0]} does not apply to {source.uri}{why}")
     check_sizes(source.uri, {path: size for path, size in source.files.items() if path not in plan.left})
-    return Import(source, plan, importer.build, name or store_name(source.name), licence or licence_of(source))
+    licence = licence or (licence_of(source) if plan.info is None else plan.info.licence)
+    return Import(source, plan, importer.build, name or store_name(source.name), licence)
 
 
 def _unknown(paths: Collection[str], config: Mapping[str, Any]) -> str:
@@ -311,7 +323,7 @@ def summary(planned: Import) -> list[str]:
     """Write what is imported, as what, and what it needs, as lines."""
     return [
         f"{planned.source.uri}, revision {planned.source.revision or 'unknown'}",
-        f"{planned.name}: {planned.plan.kind}, served by {' and '.join(planned.plan.services)}",
+        f"{planned.name}: {planned.plan.kind}, served by {' and '.join(planned.plan.services) or 'no service'}",
         f"licence: {planned.licence or 'not named by the source; --licence says it'}",
         *described(planned.plan.facts),
         f"memory: {room_needed(planned.plan.facts)}",

@@ -16,7 +16,8 @@ from pydantic import JsonValue
 from rich.filesize import decimal as human_bytes
 
 from services.core.refusals import Refused
-from services.core.store.errors import InvalidCheckpoint
+from services.core.store.errors import CorruptCheckpoint, InvalidCheckpoint
+from services.core.store.manifest import CheckpointInfo
 from services.jobs.imports.source import Source
 from services.jobs.imports.weights import Weights, convert, is_wrapped, stored_names
 from services.jobs.progress import standard_bars, watched
@@ -31,7 +32,7 @@ class Plan:
 
     `taken` stay as they are; `weights`, None if they are among the others, are converted if they are pickles; `read`
     are needed to make others; `made` are new files with what they are made of; and `left` are the others with the
-    reason. `facts` describe the model to people and enter the manifest.
+    reason. `facts` describe the model to people and enter the manifest, unless `info` is all that it says.
     """
 
     kind: str
@@ -42,6 +43,7 @@ class Plan:
     made: Mapping[str, str] = field(default_factory=dict)
     left: Mapping[str, str] = field(default_factory=dict)
     facts: Mapping[str, JsonValue] = field(default_factory=dict)
+    info: CheckpointInfo | None = None
 
     @property
     def converted(self) -> Mapping[str, str]:
@@ -90,7 +92,10 @@ def put_together(source: Source, plan: Plan, build: Callable[[Path], None]) -> I
             _fill(source, plan, folder)
             build(folder)
             yield folder
-        except InvalidCheckpoint:  # of what was put together: another attempt would end like this one
+        except (
+            InvalidCheckpoint,
+            CorruptCheckpoint,
+        ):  # of what was put together: another attempt would end like this one
             shutil.rmtree(folder)
             raise
         except BaseException:
@@ -160,7 +165,7 @@ def _fill(source: Source, plan: Plan, folder: Path) -> None:
             list(stored_names(file))
         if converted is None or path not in converted.files:
             _place(file, folder / path)
-    for path in [path for path in source.files if LICENCES.fullmatch(path)]:
+    for path in [path for path in source.files if LICENCES.fullmatch(path) and path not in (*plan.placed, *plan.left)]:
         _place(source.fetch(path), folder / f"{path.partition('.')[0]}.txt")
     if converted is not None:
         convert(source, converted, folder)

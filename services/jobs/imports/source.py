@@ -79,11 +79,12 @@ class HubRepository:
         """Raises Refused for a repository or a revision that can't be read."""
         from huggingface_hub import HfApi
 
-        with _hub_errors(f"{HUB_SCHEME}{repository}"):
+        with hub_errors(f"{HUB_SCHEME}{repository}"):
             found: Any = HfApi().model_info(repository, revision=revision, files_metadata=True)
         self.uri = f"{HUB_SCHEME}{repository}"
         self.name = repository.partition("/")[2]
         self.revision: str | None = found.sha
+        self.is_private = bool(found.private)
         self.files: Mapping[str, int] = {file.rfilename: file.size or 0 for file in found.siblings or ()}
         self._repository = repository
 
@@ -96,7 +97,7 @@ class HubRepository:
     def fetch(self, path: str) -> Path:
         from huggingface_hub import hf_hub_download
 
-        with _hub_errors(f"{self.uri}: {path}"):
+        with hub_errors(f"{self.uri}: {path}"):
             # An interrupted download continues where it was.
             return Path(hf_hub_download(self._repository, path, revision=self.revision)).resolve()
 
@@ -105,10 +106,15 @@ def open_source(text: str) -> Source:
     """Open `hf://owner/name[@revision]`, a folder or a file. Raises Refused."""
     if not text.startswith(HUB_SCHEME):
         return Folder(Path(text).expanduser())
-    named = _REPOSITORY.fullmatch(text.removeprefix(HUB_SCHEME))
+    return HubRepository(*repository_of(text))
+
+
+def repository_of(text: str) -> tuple[str, str | None]:
+    """Return the repository and the revision that `hf://owner/name[@revision]` names. Raises Refused."""
+    named = _REPOSITORY.fullmatch(text.removeprefix(HUB_SCHEME)) if text.startswith(HUB_SCHEME) else None
     if named is None:
         raise Refused(f"{text!r} is not of the form {HUB_SCHEME}owner/name or {HUB_SCHEME}owner/name@revision")
-    return HubRepository(named["id"], named["revision"])
+    return named["id"], named["revision"]
 
 
 def fetch_small(source: Source, path: str) -> Path:
@@ -190,8 +196,8 @@ def _refuse_pointer(file: Path) -> None:
 
 
 @contextmanager
-def _hub_errors(what: str) -> Iterator[None]:
-    """Turn errors of the Hub in this block into refusals of one line."""
+def hub_errors(what: str, done: str = "read") -> Iterator[None]:
+    """Turn errors of the Hub in this block, in which something is read or written, into refusals of one line."""
     from huggingface_hub import errors
 
     try:
@@ -200,10 +206,10 @@ def _hub_errors(what: str) -> Iterator[None]:
         told = f"{what} is gated: accept its conditions on its page, and set HF_TOKEN to a token of yours"
         raise Refused(told) from None
     except errors.RepositoryNotFoundError:
-        raise Refused(f"{what}: there is no such repository, or HF_TOKEN may not read it") from None
+        raise Refused(f"{what}: there is no such repository, or it may not be {done} with HF_TOKEN") from None
     except errors.RevisionNotFoundError:
         raise Refused(f"{what}: the repository has no such revision") from None
     # the last but one is the root of its HTTP client's errors, which it does not export
     except (errors.HFValidationError, errors.HTTPError, OSError) as error:  # type: ignore[attr-defined]
-        told = f"{what} can't be read: {first_line(error)} (HF_ENDPOINT names a mirror; the same command continues)"
+        told = f"{what} can't be {done}: {first_line(error)} (HF_ENDPOINT names a mirror; the same command continues)"
         raise Refused(told) from None
