@@ -508,19 +508,42 @@ def test_a_model_of_the_papers_size_without_a_chat_template_or_with_its_own_prof
     assert plan["source"]["calibration"] == "the source's own"
 
 
-def test_a_snapshot_in_the_hubs_cache_is_imported_through_its_links(tmp_path: Path) -> None:
-    published = publish(tmp_path, "vicuna-7b-v1.5")
-    cached = tmp_path / "hub" / "models--lmsys--vicuna-7b-v1.5"
-    snapshot, blobs = cached / "snapshots" / ("f" * 40), cached / "blobs"
-    snapshot.mkdir(parents=True)
-    blobs.mkdir()
-    for number, file in enumerate(sorted(published.iterdir())):
+def cached(tmp_path: Path, repository: str, published: Path) -> Path:
+    """Move a folder into the Hub's cache, where its files are links to blobs whose names tell nothing."""
+    made = tmp_path / "hub" / f"models--{repository.replace('/', '--')}"
+    snapshot, blobs = made / "snapshots" / ("f" * 40), made / "blobs"
+    blobs.mkdir(parents=True)
+    for number, file in enumerate(sorted(path for path in published.rglob("*") if path.is_file())):
         file.rename(blobs / str(number))
-        (snapshot / file.name).symlink_to(os.path.relpath(blobs / str(number), snapshot))
-    (cached / "refs").mkdir()
-    (cached / "refs" / "main").write_text("f" * 40)
+        link = snapshot / file.relative_to(published)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(os.path.relpath(blobs / str(number), link.parent))
+    (made / "refs").mkdir()
+    (made / "refs" / "main").write_text("f" * 40)
+    return made
 
-    result = run(cached, "--json")
+
+@pytest.mark.parametrize(
+    ("repository", "write"),
+    [
+        ("laion/CLIP-ViT-B-32-laion2B-s34B-b79K", write_laion),
+        ("openai/clip-vit-large-patch14-336", write_hugging_face),
+        ("timm/ViT-B-16-SigLIP", write_siglip),
+        ("Salesforce/instructblip-vicuna-7b", write_instructblip),
+        ("llava-hf/llava-1.5-7b-hf", write_llava),
+        ("Qwen/Qwen3-VL-Embedding-2B", write_qwen3_vl_embedding),
+    ],
+)
+def test_weights_are_read_by_their_own_names_where_the_hubs_cache_has_others(
+    tmp_path: Path, repository: str, write: Callable[[Path], Any]
+) -> None:
+    write(tmp_path / "published")
+    result = run(cached(tmp_path, repository, tmp_path / "published"), "--json")
+    assert result.exit_code == 0, result.output
+
+
+def test_a_snapshot_in_the_hubs_cache_is_imported_through_its_links(tmp_path: Path) -> None:
+    result = run(cached(tmp_path, "lmsys/vicuna-7b-v1.5", publish(tmp_path, "vicuna-7b-v1.5")), "--json")
     assert result.exit_code == 0, result.output
     version = json.loads(result.stdout)
     manifest = Store.open(f"file://{tmp_path}/store").manifest(version["name"], version["id"])

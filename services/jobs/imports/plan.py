@@ -175,6 +175,6 @@ def _place(source: Path, target: Path) -> None:
     """Put a local file into the folder, as a hard link, or as a copy where the file systems differ."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        os.link(source, target)
+        os.link(source.resolve(), target)
     except OSError:
         shutil.copyfile(source, target)

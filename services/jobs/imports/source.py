@@ -31,10 +31,10 @@ class Source(Protocol):
     files: Mapping[str, int]
 
     def local(self, path: str) -> Path | None:
-        """Return the local file of a path, None if it has to be downloaded first."""
+        """Return the local file of a path by its own name, None if it has to be downloaded first."""
 
     def fetch(self, path: str) -> Path:
-        """Return the local file of a path, downloaded if necessary. Raises Refused."""
+        """Return the local file of a path by its own name, downloaded if necessary. Raises Refused."""
 
 
 class Folder:
@@ -64,7 +64,7 @@ class Folder:
         return self.fetch(path)
 
     def fetch(self, path: str) -> Path:
-        return (self._root / path).resolve()
+        return self._root / path
 
     def _places(self) -> tuple[Path, ...]:
         """Return the folders to which links may lead: this one and, for a snapshot of the Hub, that of its blobs."""
@@ -92,14 +92,14 @@ class HubRepository:
         from huggingface_hub import try_to_load_from_cache
 
         found = try_to_load_from_cache(self._repository, path, revision=self.revision)
-        return Path(found).resolve() if isinstance(found, str) else None
+        return Path(found) if isinstance(found, str) else None
 
     def fetch(self, path: str) -> Path:
         from huggingface_hub import hf_hub_download
 
         with hub_errors(f"{self.uri}: {path}"):
             # An interrupted download continues where it was.
-            return Path(hf_hub_download(self._repository, path, revision=self.revision)).resolve()
+            return Path(hf_hub_download(self._repository, path, revision=self.revision))
 
 
 def open_source(text: str) -> Source:
