@@ -25,17 +25,16 @@ COMPILER = "torch._dynamo"
 @contextmanager
 def quiet_loading() -> Iterator[None]:
     """Suppress transformers' progress bars and warnings in this block; errors still raise."""
-    from transformers.utils import logging
-
+    logging = transformers().utils.logging
     was_enabled, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
     try:
         yield
     finally:
         logging.set_verbosity(verbosity)
         if was_enabled:
-            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+            logging.enable_progress_bar()
 
 
 def model_type_of(directory: Path) -> str | None:

@@ -1,5 +1,7 @@
 """Published rerankers, imported and behind the rerank routes, beside a language model."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from services.generate.settings import GenerateSettings
 from services.nn.loading import transformers
 from tests.embed.tiny import wait_until_ready
 from tests.generate.served_tiny import MODEL, publish_tiny
-from tests.published_rerankers import CROSS_ENCODERS, QWEN3_RERANKER, RERANKERS, import_rerankers
+from tests.published_rerankers import CROSS_ENCODERS, QWEN3_RERANKER, RERANKERS, import_rerankers, publish_reranker
 
 QUERY = "who lit the oldest lighthouse?"
 # Of very different lengths, the last but one longer than most models read.
@@ -48,6 +50,21 @@ def client(folder: Path) -> Iterator[TestClient]:
     with TestClient(create_generate(served), raise_server_exceptions=False, base_url="http://localhost") as client:
         wait_until_ready(lambda: client.get("/readyz").status_code == 200)
         yield client
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("name", "engine"), [(name, "CrossEncoder") for name in CROSS_ENCODERS] + [(QWEN3_RERANKER, "Qwen3Reranker")]
+)
+def test_a_reranker_loads_in_a_process_that_has_loaded_no_other_model(tmp_path: Path, name: str, engine: str) -> None:
+    program = f"""
+from pathlib import Path
+from services.generate.model.reranker_engine import {engine}Engine
+from services.nn.devices import DeviceOptions
+{engine}Engine.load(Path({str(publish_reranker(tmp_path, name))!r}), DeviceOptions("cpu"))
+"""
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert loaded.returncode == 0, loaded.stderr
 
 
 def answer_to(client: TestClient, name: str, documents: list[Any] = DOCUMENTS, **fields: Any) -> Any:

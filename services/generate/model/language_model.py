@@ -23,6 +23,7 @@ from services.generate.model.packing import DecodePass, Interventions, PrefillPa
 from services.generate.prompts.templates import Piece, tokenise
 from services.nn.broken_model import BrokenModel
 from services.nn.devices import GIBIBYTE, DeviceOptions, check_room, memory_of
+from services.nn.loading import transformers
 from services.nn.model_configs import StoredWeights, check_tokens, load_model, read_config
 from services.nn.packed_linear import can_pack, pack_linear_layers
 
@@ -348,8 +349,6 @@ def read_onto_device(
 
     `check` raises ValueError for a configuration that is not supported. Raises what `LanguageModel.load` raises.
     """
-    from transformers import AutoTokenizer
-
     stored = StoredWeights.in_folder(directory)
     config = read_config(directory, stored)
     check(config)
@@ -358,7 +357,7 @@ def read_onto_device(
     check_room(directory, device, dtype)
     torch.set_num_threads(options.choose_num_threads(config.hidden_size))
     model = load_model(model_class, directory, config, stored, dtype=dtype, **choices)
-    tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    tokenizer = transformers().AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     check_tokens(tokenizer, config.vocab_size)
     return model.eval().requires_grad_(False).to(device), tokenizer
 
