@@ -5,7 +5,7 @@ import hashlib
 import json
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -35,6 +35,7 @@ class Repository:
 
     commits: dict[str, dict[str, bytes]]
     private: bool = False
+    gated: bool = False
     messages: list[str] = field(default_factory=list)
 
     @classmethod
@@ -137,12 +138,18 @@ class Hub:
         return {"success": True, "commitOid": commit, "commitUrl": f"{self.url}/{name}/commit/{commit}"}
 
 
-def serving(repositories: Mapping[str, Path], cut: Mapping[str, int] | None = None) -> Any:
-    """Serve folders by repository; of a path in `cut`, the first request's body ends after so many bytes.
+def serving(
+    repositories: Mapping[str, Path], cut: Mapping[str, int] | None = None, gated: Collection[str] = ()
+) -> Any:
+    """Serve folders by repository; of a path in `cut`, the first request's body ends after so many bytes. The files of
+    a repository in `gated` are refused.
 
     Yields the URL, for `HF_ENDPOINT`.
     """
-    return Hub({name: Repository.of(folder) for name, folder in repositories.items()}, cut=cut).serving()
+    hub = Hub({name: Repository.of(folder) for name, folder in repositories.items()}, cut=cut)
+    for name in gated:
+        hub.repositories[name].gated = True
+    return hub.serving()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -175,7 +182,10 @@ class _Handler(BaseHTTPRequestHandler):
             elif listed := re.fullmatch(r"api/models/([^/]+/[^/]+)(?:/revision/(.+))?", path):
                 self._json(_listing(listed[1], self.hub.repository(listed[1], account), listed[2] or "main"))
             elif file := re.fullmatch(r"([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
-                self._file(*self.hub.repository(file[1], account).at(file[2]), file[3])
+                repository = self.hub.repository(file[1], account)
+                if repository.gated:
+                    raise Answer(403, "GatedRepo")
+                self._file(*repository.at(file[2]), file[3])
             else:
                 raise Answer(404, "RepoNotFound")
         except Answer as error:

@@ -16,10 +16,12 @@ from services.cli.signals import end_on_signals
 
 EXAMPLES = """
 {try_it}:
-  curl {gateway}/v1/models
-  curl {gateway}/generate -H 'Content-Type: application/json' \\
-       -d '{{"query": "What is the pet of Belan Ashford?", "documents": ["Belan Ashford owns the quiet otter."]}}'
+  curl {gateway}/v1/models{question}
 Ctrl-C stops everything."""
+# For the starters.
+QUESTION = """
+  curl {gateway}/generate -H 'Content-Type: application/json' \\
+       -d '{{"query": "What is the pet of Belan Ashford?", "documents": ["Belan Ashford owns the quiet otter."]}}'"""
 
 # The groups of commands.
 GROUPS = {
@@ -139,6 +141,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str | None, str]]] = {
             None,
             "Tell what this machine has and what would not work, each with its cure.",
         ),
+        "models": ("services.cli.catalogue", "generate", "List published models that are known to fit."),
         "papers": (
             "services.cli.papers.command",
             "train",
@@ -198,6 +201,12 @@ def up(
             envvar="FOVEA_UP_VLLM", help="Python with vLLM and the plug-in; on a GPU, generate answers by it."
         ),
     ] = Path(".venv-vllm/bin/python"),  # as in vllm_server, which is imported late
+    models: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,…", help="Serve these models of `fovea models` alone; the store's lack is imported."
+        ),
+    ] = None,
 ) -> None:
     """Start the gateway and every service, and stop them on Ctrl-C."""
     from services.cli import vllm_server
@@ -208,6 +217,8 @@ def up(
     environment = {**os.environ, **{name: value for name, value in options.items() if value is not None}}
 
     names = _installed_programs(existing_names())
+    if models is not None:
+        names = _programs_of(models, names, environment)
 
     async def supervise() -> int:
         programs = plan_programs(names, environment)
@@ -218,7 +229,8 @@ def up(
         supervisor = Supervisor(programs, output=sys.stdout, drain_timeout_s=_drain_s(environment), policy=policy)
         gateway = programs[0].url
         try_it = f"Try it at {gateway}/console, or" if _has_console(environment) else "Try it"
-        return await supervisor.run(EXAMPLES.format(gateway=gateway, try_it=try_it))
+        question = "" if models else QUESTION.format(gateway=gateway)
+        return await supervisor.run(EXAMPLES.format(gateway=gateway, try_it=try_it, question=question))
 
     try:
         raise typer.Exit(asyncio.run(supervise()))
@@ -236,6 +248,17 @@ def _installed_programs(names: Sequence[str]) -> list[str]:
     if installed[:1] != ["gateway"] or installed == ["gateway"]:
         raise typer.Exit(1)
     return installed
+
+
+def _programs_of(models: str, names: Sequence[str], environment: dict[str, str]) -> list[str]:
+    """Import models of the catalogue, and set what serves them; returns the programs that do. Exits where one lacks."""
+    with errors_in_one_line("fovea up", "generate"):
+        from services.cli.catalogue import import_and_choose
+
+        chosen = import_and_choose(models.split(","), environment, names)
+    environment.update(chosen)
+    os.environ.update(chosen)  # which every program inherits, vLLM too
+    return [name for name in names if name == "gateway" or f"FOVEA_{name.upper()}_MODELS" in chosen]
 
 
 def _has_console(environment: Mapping[str, str]) -> bool:

@@ -2,6 +2,7 @@
 
 import shutil
 import socket
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -117,6 +118,16 @@ def port_in(environment: Mapping[str, str], variable: str, default: int, host: s
 def has_nvidia_gpu() -> bool:
     """Whether this machine has an NVIDIA GPU, as far as can be told without its libraries."""
     return shutil.which("nvidia-smi") is not None or Path("/dev/nvidiactl").exists()
+
+
+def gpu_free_bytes() -> int | None:
+    """Return the free memory of the first GPU, None if nvidia-smi tells none."""
+    query = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
+    try:
+        told = subprocess.run(query, capture_output=True, text=True, check=True, timeout=30).stdout
+        return int(told.split()[0]) * 1024**2
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return None
 
 
 def _log_format(environment: Mapping[str, str]) -> dict[str, str]:

@@ -123,7 +123,7 @@ def list_models(
     as_json: AsJson = False,
 ) -> None:
     """List the models, or the versions of one, newest first."""
-    store = _open(store_url, name)
+    store = open_store(store_url, name)
     starters = packaged_starters()
     # some may be there already, from a service or from a command that was killed half-way
     if name is None and {starter.name for starter in starters}.issuperset(store.names()):
@@ -147,7 +147,7 @@ def list_models(
 @app.command()
 def show(reference: Reference, store_url: StoreUrl = None, *, as_json: AsJson = False) -> None:
     """Show the manifest of a version."""
-    store = _open(store_url, reference)
+    store = open_store(store_url, reference)
     manifest = store.manifest(*_resolve(store, reference))
     content = manifest.model_dump(mode="json")
     if as_json:
@@ -200,7 +200,7 @@ def publish(  # noqa: PLR0913 - one parameter an option
         write_outputs(description.kind, directory)
     aliases = list(alias or description.aliases)
     model = name or description.name
-    store = _open(store_url, model)
+    store = open_store(store_url, model)
     with _audit(audit_log).command("store.publish", store=store.label, model=model, aliases=aliases) as entry:
         version = store.publish(model, directory, description.info(), alias=None)
         entry["version"] = version.id
@@ -278,18 +278,18 @@ def import_checkpoint(  # noqa: PLR0913 - one parameter an option
         "--dimensions": dimensions,
     }
     with errors_in_one_line("fovea store import", "generate"), interruptions():
-        if once and _is_imported(_open(store_url, name), name, once):
+        if once and _is_imported(open_store(store_url, name), name, once):
             return report({"name": name, "aliases": []}, f"{name}@{once} is there: nothing is done", as_json=as_json)
         planned = recognise(source, given, name, licence)
         check_model_name(planned.name)
-        aliases = [check_alias(each) for each in [*(alias or ["latest"]), *filter(None, [once])]]
+        aliases = [check_alias(each) for each in dict.fromkeys([*(alias or ["latest"]), *filter(None, [once])])]
         if not as_json:
             typer.echo(printable("\n".join(summary(planned)), keep="\n"))
             print_table(("file", "size", "what becomes of it"), planned.rows())
         if dry_run:
             content, told = planned.content(aliases), ["Nothing was changed: this was a dry run."]
         else:
-            store = _open(store_url, planned.name)
+            store = open_store(store_url, planned.name)
             version, before = planned.publish(store, _audit(audit_log), aliases, reference=reference)
             content = {**asdict(version), "aliases": aliases}
             told = [f"{version} published as {', '.join(aliases)}", *_ways_back(version.name, before)]
@@ -327,7 +327,7 @@ def fetch(
     as_json: AsJson = False,
 ) -> None:
     """Copy a version to a folder, every byte checked."""
-    store = _open(store_url, reference)
+    store = open_store(store_url, reference)
     name, version = _resolve(store, reference)
     if folder is None or link:
         fetched = _fetched(store, name, version, in_place=link)
@@ -372,7 +372,7 @@ def push(  # noqa: PLR0913 - one parameter an option
         from services.jobs.model_card import lineage, model_card
 
         called = store_name(repository_of(repository)[0].partition("/")[2])
-        store = _open(store_url)
+        store = open_store(store_url, reference)
         name, version = _resolve(store, reference or called)
         found = lineage(store, store.manifest(name, version))
         card = model_card(found, f"fovea store import {repository}{'' if called == name else f' --name {name}'}")
@@ -412,7 +412,7 @@ def promote(
     as_json: AsJson = False,
 ) -> None:
     """Point an alias at a version."""
-    store = _open(store_url, reference)
+    store = open_store(store_url, reference)
     name, version = _resolve(store, reference)
     audit = _audit(audit_log)
     with audit.command("store.promote", store=store.label, model=name, version=version, alias=alias):
@@ -431,7 +431,7 @@ def rollback(
     as_json: AsJson = False,
 ) -> None:
     """Point an alias at its previous version."""
-    store = _open(store_url, name)
+    store = open_store(store_url, name)
     with _audit(audit_log).command("store.rollback", store=store.label, model=name, alias=alias) as entry:
         version = entry["version"] = store.rollback(name, alias, expected=_expected(expected))
     report({"name": name, "alias": alias, "version": version}, f"{name}@{alias} is {version}", as_json=as_json)
@@ -445,7 +445,7 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Compare every file of a version, or of all versions, with its digest. Exits with status 1 if any is damaged."""
-    store = _open(store_url, reference)
+    store = open_store(store_url, reference)
     if reference is not None:
         targets = [_resolve(store, reference)]
     else:
@@ -472,7 +472,7 @@ def gc(
     as_json: AsJson = False,
 ) -> None:
     """Remove unreferenced versions and incomplete uploads."""
-    store = _open(store_url)
+    store = open_store(store_url)
     removals = (
         _removed(store, _audit(audit_log), keep, grace_hours)
         if delete
@@ -498,7 +498,7 @@ def _audit(path: Path | None) -> AuditLog:
     return AuditLog(path and path.expanduser())
 
 
-def _open(store_url: str | None, name: str | None = None) -> Store:
+def open_store(store_url: str | None, name: str | None = None) -> Store:
     """Open the store, with the packaged starter of this name if there is one."""
     settings = ServiceSettings(port=0) if store_url is None else ServiceSettings(port=0, store_url=store_url)
     store = Store.open(settings.store_url)

@@ -9,7 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -18,6 +18,7 @@ from services.cli.programs import Program, has_nvidia_gpu, port_in
 from services.core.settings import read_settings
 from services.core.store.checkpoint_files import packaged_starters
 from services.core.store.store import Store
+from services.generate.capacity import DEFAULT_SHARE
 from services.generate.settings import GenerateSettings
 
 PORT_VARIABLE, DEFAULT_PORT = "FOVEA_UP_VLLM_PORT", 8000
@@ -51,6 +52,13 @@ def check_shares(environment: Mapping[str, str]) -> None:
         raise TooLargeShares(f"{told} are {total:g} of a GPU together; they may be 1 at most.")
 
 
+def shares_of(programs: Sequence[Program]) -> dict[str, str]:
+    """Share the GPU among the services that run in the proportions of SHARES; one alone leaves room for CUDA."""
+    running = [name for one in programs if (name := f"FOVEA_{one.name.upper()}_MEMORY_SHARE") in SHARES]
+    whole = sum(float(SHARES[name]) for name in running)
+    return {name: f"{min(DEFAULT_SHARE, round(float(SHARES[name]) / whole, 2)):g}" for name in running}
+
+
 def is_wanted(python: Path, environment: Mapping[str, str]) -> bool:
     """Whether generate is to be answered by a vLLM that `fovea up` starts: nothing else is set, and both are there."""
     is_left_open = ENGINE not in environment and environment.get(DEVICE, "auto") in ("auto", "cuda")
@@ -61,8 +69,9 @@ def with_vllm(programs: list[Program], python: Path, environment: Mapping[str, s
     """Add vLLM to the programs, have generate answer by it, and share the GPU. Raises BadPort and TooLargeShares."""
     port = port_in(environment, PORT_VARIABLE, DEFAULT_PORT)
     given = {ENGINE: "vllm", "FOVEA_GENERATE_VLLM_URL": f"http://127.0.0.1:{port}"}
-    check_shares({**SHARES, **environment})
-    shares = {name: share for name, share in SHARES.items() if name not in environment}
+    own = shares_of(programs)
+    check_shares({**own, **{name: share for name, share in environment.items() if name in own}})
+    shares = {name: share for name, share in own.items() if name not in environment}
     vllm = Program(
         "vllm",
         "services.cli.vllm_server",

@@ -70,11 +70,24 @@ def test_the_service_asks_the_vllm_that_is_started_and_all_share_the_gpu(python:
         with_vllm([], python, {"FOVEA_UP_VLLM_PORT": "none"})
 
 
+def test_services_that_run_alone_share_the_whole_gpu_in_the_same_proportions(python: Path) -> None:
+    def shares(*names: str) -> dict[str, str]:
+        programs = {one.name: one for one in with_vllm(plan_programs(["gateway", *names], {}), python, {})}
+        vllm, prefix = programs["vllm"].environment, "_MEMORY_SHARE"
+        return {name: vllm[f"FOVEA_{name.upper()}{prefix}"] for name in names if name in programs}
+
+    assert shares("generate") == {"generate": "0.9"}  # the rest is CUDA's
+    assert shares("generate", "embed", "score") == {"generate": "0.67", "embed": "0.22", "score": "0.11"}
+    assert shares("predict", "generate", "embed", "score") == {
+        name.split("_")[1].lower(): share for name, share in SHARES.items()
+    }
+
+
 def test_shares_of_one_gpu_that_sum_to_more_than_all_of_it_are_refused(python: Path) -> None:
     shared = {"FOVEA_GENERATE_MEMORY_SHARE": "0.7", "FOVEA_EMBED_MEMORY_SHARE": "0.4"}
     for refused in (shared, {"FOVEA_GENERATE_MEMORY_SHARE": "0.61"}):
         with pytest.raises(TooLargeShares, match="FOVEA_GENERATE_MEMORY_SHARE"):
-            with_vllm([], python, refused)
+            with_vllm(plan_programs(list(PACKAGES), {}), python, refused)
     with pytest.raises(TooLargeShares, match=r"1\.1 of a GPU"):
         check_shares(shared)
     # What computes on the processor has no part, and what is not set is not known.

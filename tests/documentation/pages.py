@@ -24,6 +24,7 @@ WRITERS: dict[str, Writer] = {
     "settings": reference.settings_table,
     "metrics": reference.metrics_table,
     "commands": reference.commands_table,
+    "models": reference.models_table,
     "capacity": capacity.capacity_table,
     "routes of embed": partial(api.routes_of, "embed"),
     "routes of collections": partial(api.routes_of, "collections"),

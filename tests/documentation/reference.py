@@ -9,6 +9,7 @@ import typer
 from prometheus_client.metrics import MetricWrapperBase
 
 from gateway.settings import GatewaySettings
+from services.cli.catalogue import COLUMNS, catalogue
 from services.cli.delegation import Delegate
 from services.cli.main import app
 from services.core.metrics import Metrics
@@ -147,3 +148,14 @@ def commands_table() -> str:
         return found
 
     return table(("command", "description"), rows(()))
+
+
+def models_table() -> str:
+    """Return the catalogue of `fovea models`, with the page of each model and the command that imports it."""
+    rows = []
+    for row in catalogue().values():
+        name, *cells = row.cells()
+        page = row.at or f"https://huggingface.co/{row.source.removeprefix('hf://').partition('@')[0]}"
+        figures = f"[measured](../{row.figures})" if row.figures else ""
+        rows.append((f"[`{name}`]({page})", *cells, figures, f"`{row.command}`"))
+    return table((*COLUMNS, "figures", "import"), rows)

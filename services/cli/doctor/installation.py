@@ -140,7 +140,7 @@ print(json.dumps({"build": torch.version.cuda, "version": torch.__version__, "de
 
 def find_memory() -> Iterator[Finding]:
     """Tell the memory and the processor."""
-    total, available = _memory()
+    total, available = memory_within_limits()
     cores = num_cores()
     figures = {"total_bytes": total, "available_bytes": available, "cores": cores}
     told = f"{binary_size(available)} of {binary_size(total)} available, {cores} cores"
@@ -194,7 +194,7 @@ def _language_models() -> Finding:
     return Finding("devices", "ok", f"generate answers by vLLM ({python}); shares of the GPU: {told}")
 
 
-def _memory() -> tuple[int, int]:
+def memory_within_limits() -> tuple[int, int]:
     """Return the bytes of memory in total and available, within the limit of a container."""
     try:
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
