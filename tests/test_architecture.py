@@ -152,7 +152,7 @@ MAX_CHAIN = 13
 BUDGETS = {
     "fovea": 1_400,
     "gateway": 3_736,
-    "services/cli": 4_129,
+    "services/cli": 4_088,
     "services/core": 13_773,
     "services/nn": 2_469,
     "services/jobs": 3_910,
