@@ -136,8 +136,9 @@ class Proxy:
             await self.app(scope, receive, send)
             return
         route = self.routes.find(scope["path"])
+        if route is not None:
+            scope["route"] = route  # which shapes every refusal
         if route is not None and route.is_public:
-            scope["route"] = route
             check_method(route, scope["path"], scope["method"])
             stranger = Admitted(self.access.stranger(scope), RequestCounts())
             await self._forward(stranger, scope, receive, send)
@@ -164,8 +165,6 @@ class Proxy:
     ) -> None:
         path: str = scope["path"]
         visitor = admitted.visitor
-        if route is not None:
-            scope["route"] = route
         # Before everything that may refuse the request: a refusal also costs something.
         admitted.allowance = await self.access.count(visitor)
         scope[STATE] = admitted

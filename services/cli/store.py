@@ -372,7 +372,7 @@ def push(  # noqa: PLR0913 - one parameter an option
         from services.jobs.model_card import lineage, model_card
 
         called = store_name(repository_of(repository)[0].partition("/")[2])
-        store = open_store(store_url, reference)
+        store = open_store(store_url, reference or called)
         name, version = _resolve(store, reference or called)
         found = lineage(store, store.manifest(name, version))
         card = model_card(found, f"fovea store import {repository}{'' if called == name else f' --name {name}'}")

@@ -80,19 +80,20 @@ def refuse_unsupported(
     harmless: Mapping[str, Collection[Any]],
     own: Collection[str] = (),
     synonyms: Mapping[str, str] = MappingProxyType({}),
+    reason: str = "Not supported here",
 ) -> None:
     """Raises InvalidRequest for a field of another server's that would change the answer there and has no effect here.
 
-    `harmless` has the values of each such field that change nothing; null is one of every field. Raises InvalidField
-    for any other that is nearly one of our `own`, or one of the `synonyms` of those. The rest is left alone: clients of
-    that server send some that it ignores.
+    `harmless` has the values of each such field that change nothing, and null is one of each. Raises InvalidField for
+    any other that is nearly one of our `own`, or one of the `synonyms` of those, whatever it holds. The rest is left
+    alone: clients of that server send some that it ignores.
     """
     for name, value in (given or {}).items():
-        if value is None or (name in harmless and value in harmless[name]):
-            continue
         param = name[:MAX_COMPARED_CHARACTERS]
         if name in harmless:
-            raise InvalidRequest(f"{name}: Not supported here; leave the field out.", param=name)
+            if value is None or value in harmless[name]:
+                continue
+            raise InvalidRequest(f"{name}: {reason}; leave the field out.", param=name)
         synonym = synonyms.get(name.lower())
         near = [synonym] if synonym else get_close_matches(param.lower(), own, n=1, cutoff=NEARLY)
         if near:

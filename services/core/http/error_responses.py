@@ -6,7 +6,7 @@ Clients of text-embeddings-inference read error bodies and headers of its own fo
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, NoReturn, Union
+from typing import Any, Literal, NoReturn, Union
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
@@ -27,6 +27,8 @@ from services.core.errors import (
 )
 from services.core.exchange import context_of, exchange_of
 
+# Version 1 of Cohere's chat, which clients still ask for.
+_MOVED = dict.fromkeys(("/v1/chat", "/chat"), " Cohere's chat is POST /v2/chat, in the form of version 2.")
 # A route's function from an error to its body. It is on the route's class (`route_class.error_body`), or, once the
 # handler knows its client's dialect, in `request.state.error_body`.
 ErrorBody = Callable[[FoveaError], dict[str, Any]]
@@ -65,6 +67,12 @@ def render_error(error: FoveaError, scope: Scope) -> bytes:
     chosen: ErrorBody | None = scope["state"].get("error_body") or getattr(scope.get("route"), "error_body", None)
     # ASCII only: a message may quote a lone surrogate from the request, which UTF-8 cannot carry.
     return json.dumps(chosen(error) if chosen else error.body()).encode("ascii")
+
+
+def error_event(error: FoveaError, scope: Scope) -> bytes:
+    """Return the event that ends a stream, in the same shape; Anthropic's clients read only events with a name."""
+    body = render_error(error, scope)
+    return (b"event: error\n" if body.startswith(b'{"type"') else b"") + b"data: " + body + b"\n\n"
 
 
 def error_headers(error: FoveaError, body: bytes) -> list[tuple[bytes, bytes]]:
@@ -106,7 +114,7 @@ async def raise_for_http_exception(request: Request, exc: Exception) -> NoReturn
         raise no_memory() from exc.__cause__
     path = exchange_of(request.scope).path
     if exc.status_code == NotFound.status:
-        raise NotFound(f"There is no route {request.method} {path}.") from exc
+        raise NotFound(f"There is no route {request.method} {path}.{_MOVED.get(path, '')}") from exc
     if exc.status_code == MethodNotAllowed.status:
         raise MethodNotAllowed(f"{path} does not allow {request.method}.") from exc
     fallback = InvalidRequest if exc.status_code < 500 else InternalError
@@ -150,6 +158,36 @@ class TeiError(BaseModel):
 
     error: str
     error_type: str
+
+
+def rerank_error_body(error: FoveaError) -> dict[str, Any]:
+    """Return the envelope with a top-level `detail`, which Jina's clients read."""
+    return {**error.body(), "detail": error.message}
+
+
+class AnthropicErrorDetail(BaseModel):
+    type: str
+    message: str
+
+
+class AnthropicError(BaseModel):
+    """The shape that clients of Anthropic's API read."""
+
+    type: Literal["error"]
+    error: AnthropicErrorDetail
+
+
+# Of our types, those that Anthropic's API does not have.
+_ANTHROPIC_ERROR_TYPES = {
+    "internal_error": "api_error",
+    **dict.fromkeys(("conflict_error", "misdirected_request", "unsupported_media_type"), "invalid_request_error"),
+}
+
+
+def anthropic_error_body(error: FoveaError) -> dict[str, Any]:
+    """Return an error in the shape of AnthropicError."""
+    kind = _ANTHROPIC_ERROR_TYPES.get(error.type, error.type)
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
 
 
 _TEI_ERROR_TYPES = {422: "Validation", 413: "Validation", 429: "Overloaded", 503: "Overloaded"}

@@ -4,7 +4,6 @@ Never `BaseHTTPMiddleware`: it hides the client's disconnect from the applicatio
 """
 
 import asyncio
-import json
 import math
 import time
 import uuid
@@ -37,7 +36,7 @@ from services.core.exchange import (
     headers_of,
     set_caller,
 )
-from services.core.http.error_responses import error_headers, render_error
+from services.core.http.error_responses import error_event, error_headers, render_error
 from services.core.http.health import PROBE_PATHS, Health
 from services.core.logs import PASSED_ON
 from services.core.metrics import Metrics
@@ -422,8 +421,7 @@ class ErrorResponses:
             await send({"type": "http.response.start", "status": error.status, "headers": headers})
             await send({"type": "http.response.body", "body": body})
         elif not exchange.is_complete and exchange.content_type.startswith(b"text/event-stream"):
-            event = b"data: " + json.dumps(error.body()).encode("ascii") + b"\n\n"
-            await send({"type": "http.response.body", "body": event, "more_body": False})
+            await send({"type": "http.response.body", "body": error_event(error, scope), "more_body": False})
 
 
 class VersionPrefix:

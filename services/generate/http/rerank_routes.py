@@ -10,10 +10,17 @@ import orjson
 from fastapi import APIRouter, Body, Depends, Request, Response
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from services.core.errors import FoveaError, InvalidRequest, check_count
+from services.core.errors import InvalidRequest, check_count
 from services.core.exchange import context_of
 from services.core.http.bodies import JsonList, JsonRoute, OpenRequest, refuse_unsupported
-from services.core.http.error_responses import ErrorDetail, TeiError, error_responses, tei_error_body, tei_headers
+from services.core.http.error_responses import (
+    ErrorDetail,
+    TeiError,
+    error_responses,
+    rerank_error_body,
+    tei_error_body,
+    tei_headers,
+)
 from services.generate.generation.ranking import Ranking
 from services.generate.http.documents import check_length
 from services.generate.prompts.ranking import RankMethod
@@ -204,11 +211,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "truncate_prompt_tokens": (),
     "use_activation": (True,),
 }
-
-
-def rerank_error_body(error: FoveaError) -> dict[str, Any]:
-    """Render the error envelope with a top-level `detail`, which Jina's clients read."""
-    return {**error.body(), "detail": error.message}
 
 
 class RerankRoute(JsonRoute):

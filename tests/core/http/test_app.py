@@ -121,6 +121,7 @@ def test_the_openapi_document_has_each_route_once_with_every_status_it_can_give(
 
 def test_an_unknown_route_is_not_found(client: TestClient) -> None:
     assert error_of(client.get("/nowhere"), 404)["type"] == "not_found_error"
+    assert "POST /v2/chat" in error_of(client.post("/v1/chat"), 404)["message"]
 
 
 def test_a_wrong_method_is_told_which_ones_there_are(client: TestClient) -> None:

@@ -115,6 +115,8 @@ def test_fields_that_ask_for_what_is_done_anyway_are_taken(client: TestClient) -
         (COHERE, "citation_options", {"mod": "OFF"}, "mode"),
         (COHERE, "citations", True, "citation_options"),
         (COHERE, "max_token", 3, "max_tokens"),
+        (COHERE, "max_token", None, "max_tokens"),
+        (CHAT, "citation", None, "citations"),
         (COHERE, "top_p", 0.5, "p"),
     ],
 )

@@ -105,11 +105,12 @@ def test_documents_come_back_as_they_were_sent_unless_they_are_not_wanted(client
     [("topn", "top_n"), ("top_k", "top_n"), ("return_document", "return_documents"), ("metod", "method")],
 )
 def test_a_field_spelt_nearly_right_is_refused(client: TestClient, path: str, field: str, nearest: str) -> None:
-    response = client.post(path, json=asked(**{field: 1}))
-    error = response.json()["error"]
-    assert (response.status_code, error["param"]) == (422, field)
-    assert error["message"].endswith(f"the nearest that is known is {nearest}.")
-    others = {field: None, "max_chunks_per_doc": 10, "truncation": True, "priority": 1, "user": "a"}
+    for value in (1, None):
+        response = client.post(path, json=asked(**{field: value}))
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (422, field)
+        assert error["message"].endswith(f"the nearest that is known is {nearest}.")
+    others = {"activation": None, "max_chunks_per_doc": 10, "truncation": True, "priority": 1, "user": "a"}
     assert client.post(path, json=asked(**others)).status_code == 200
 
 
