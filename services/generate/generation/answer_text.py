@@ -137,25 +137,25 @@ class StopStrings:
     """Cuts a text before the first stop string.
 
     The first stop string is the one that is complete first; of two that end together, the longer one. So the cut does
-    not depend on how the text is divided. `is_found` tells that the text has ended.
+    not depend on how the text is divided. `found` is the one that has ended the text.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stop for stop in stops if stop)
         self._held = ""
-        self.is_found = False
+        self.found: str | None = None
 
     def push(self, text: str) -> str:
         """Add text, and return the text that becomes final with it."""
         if not self._stops:
             return text
-        if self.is_found:
+        if self.found is not None:
             return ""
         text = self._held + text
-        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
-            _, start = min(found)
-            self.is_found, self._held = True, ""
+            _, start, self.found = min(found)
+            self._held = ""
             return text[:start]
         certain = len(text) - self._num_uncertain(text)
         self._held = text[certain:]
@@ -187,7 +187,12 @@ class AnswerText:
     @property
     def is_stopped(self) -> bool:
         """Whether a stop string ended the answer."""
-        return self._stops.is_found
+        return self._stops.found is not None
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the answer."""
+        return self._stops.found
 
     def push(self, token: TokenOut) -> Piece:
         """Return the text that becomes final with this token."""

@@ -150,7 +150,7 @@ class Progress:
     `text` is final and `tokens` are its tokens, without stop strings and end-of-text tokens; `num_tokens` counts all
     tokens generated so far, including those. `facts` come with the first token. `tool_calls` are parts of calls as in
     OpenAI's chunks. If the generation `cites`, `attention` is Attn(k) of the rows that generated the answer's next
-    tokens, those of some steps together.
+    tokens, those of some steps together. `stop_string` is the one that ended the answer, if any.
     """
 
     generation: Generation
@@ -161,6 +161,7 @@ class Progress:
     facts: PromptFacts | None
     tool_calls: tuple[Mapping[str, Any], ...] = ()
     attention: tuple[tuple[float, ...], ...] = ()
+    stop_string: str | None = None
 
 
 # Number of tokens by which a document's length in a prompt may change with its neighbours.

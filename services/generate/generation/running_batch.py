@@ -535,9 +535,8 @@ class RunningBatch:
         attention = self._attention(running, is_last=finish_reason is not None)
         if finish_reason is not None:
             self._leave(running)
-        return Progress(
-            generation, piece.text, piece.tokens, running.num_generated, finish_reason, facts, attention=attention
-        )
+        said = (piece.text, piece.tokens, running.num_generated, finish_reason, facts)
+        return Progress(generation, *said, attention=attention, stop_string=running.text.stop_string)
 
     def _attention(self, running: RunningSequence, *, is_last: bool) -> tuple[tuple[float, ...], ...]:
         """Measure the rows of tokens that were generated since the last time, once they are enough or the last."""

@@ -1,24 +1,20 @@
 """Cohere's `/v2/chat` over documents, with citations: a translation to chat completions and back."""
 
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 import orjson
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
-from services.core.exchange import context_of
 from services.core.http.bodies import JsonList, JsonRoute, OpenRequest, StrictRequest, refuse_unsupported
-from services.generate.generation.generation import Progress
+from services.generate.http.chat_dialects import ChatDialect, answer_chat
 from services.generate.http.citations import check_citations
 from services.generate.http.documents import DocumentInput, check_length
-from services.generate.http.openai_bodies import ChoiceSoFar, usage_of
-from services.generate.http.openai_routes import NAMES_OF_DOCUMENTS, charged_choices, check_chat
+from services.generate.http.openai_routes import NAMES_OF_DOCUMENTS, check_chat
 from services.generate.http.openai_schemas import ChatMessage, ChatRequest, ContentPart, Stop, check_messages
-from services.generate.http.streaming import DONE, EventStream, event, event_stream_content
+from services.generate.http.streaming import DONE, event_stream_content
 from services.generate.service import CallLimits, GenerateService
 
 MAX_STOPS = 5
@@ -164,15 +160,8 @@ def cohere_router(service: GenerateService) -> APIRouter:
     async def chat(request: Request, body: CohereChatRequest) -> Response:
         """Cohere's chat: the user's last message asks about `documents`, and the answer cites them."""
         asked = chat_request(service.limits, body)
-        context = context_of(request.scope)
-        steps = service.generate(asked.model, partial(charged_choices, service.limits, asked), context)
         answer = CohereAnswer(body.documents if asked.citations else None)
-        if body.stream:
-            return await EventStream.begin(_events(steps, answer))
-        async with aclosing(steps):
-            async for _, progress in steps:
-                answer.choice.add(progress)
-        return Response(orjson.dumps(answer.whole()), media_type="application/json")
+        return await answer_chat(service, request, asked, answer)
 
     return router
 
@@ -213,23 +202,38 @@ def _document(given: str | CohereDocument) -> DocumentInput:
     return DocumentInput(id=given.id, title=title, text="\n".join([text, *others] if text else others))
 
 
-class CohereAnswer:
-    """One answer, accumulated over its steps; it cites `documents`, if any."""
+class CohereAnswer(ChatDialect):
+    """One answer in Cohere's form; it cites `documents`, if any."""
+
+    last = DONE
 
     def __init__(self, documents: Sequence[str | CohereDocument] | None) -> None:
+        super().__init__()
         self.id = str(uuid.uuid4())
-        self.choice = ChoiceSoFar(0, 0, is_reply=True)
         self._documents = documents or ()
 
     def whole(self) -> dict[str, Any]:
-        """Render a CohereChat."""
         message = {"role": "assistant", "content": [{"type": "text", "text": self.choice.text}]}
         citations = self.citations()
         return {"id": self.id, "message": {**message, **({"citations": citations} if citations else {})}, **self.end()}
 
+    def opening(self) -> Iterator[dict[str, Any]]:
+        yield {"type": "message-start", "id": self.id, "delta": {"message": {"role": "assistant"}}}
+        yield {"type": "content-start", "index": 0, "delta": _content({"type": "text", "text": ""})}
+
+    def delta(self, text: str) -> Iterator[dict[str, Any]]:
+        yield {"type": "content-delta", "index": 0, "delta": _content({"text": text})}
+
+    def closing(self) -> Iterator[dict[str, Any]]:
+        yield {"type": "content-end", "index": 0}
+        for index, citation in enumerate(self.citations()):
+            yield {"type": "citation-start", "index": index, "delta": {"message": {"citations": citation}}}
+            yield {"type": "citation-end", "index": index}
+        yield {"type": "message-end", "id": self.id, "delta": self.end()}
+
     def end(self) -> dict[str, Any]:
         """The finish reason and the usage."""
-        usage = usage_of([self.choice])
+        usage = self.usage
         tokens = {"input_tokens": usage["prompt_tokens"], "output_tokens": usage["completion_tokens"]}
         cached = usage["prompt_tokens_details"]["cached_tokens"]
         return {
@@ -257,31 +261,6 @@ class CohereAnswer:
         name = f"doc:{index}" if own is None else own
         data: Mapping[str, Any] = {"text": given} if isinstance(given, str) else given.data
         return {"type": "document", "id": name, "document": {**data, "id": name}}
-
-
-async def _events(
-    steps: AsyncGenerator[tuple[int, Progress], None], answer: CohereAnswer
-) -> AsyncGenerator[bytes, None]:
-    """Yield the events of an answer; nothing is sent before its first step, so errors keep their status."""
-    has_begun = False
-    async with aclosing(steps):
-        async for _, progress in steps:
-            if not has_begun:
-                has_begun = True
-                yield _event("message-start", id=answer.id, delta={"message": {"role": "assistant"}})
-                yield _event("content-start", index=0, delta=_content({"type": "text", "text": ""}))
-            if text := answer.choice.add(progress).text:
-                yield _event("content-delta", index=0, delta=_content({"text": text}))
-    yield _event("content-end", index=0)
-    for index, citation in enumerate(answer.citations()):
-        yield _event("citation-start", index=index, delta={"message": {"citations": citation}})
-        yield _event("citation-end", index=index)
-    yield _event("message-end", id=answer.id, delta=answer.end())
-    yield DONE
-
-
-def _event(name: str, **members: Any) -> bytes:
-    return f"event: {name}\n".encode() + event({"type": name, **members})
 
 
 def _content(content: dict[str, str]) -> dict[str, Any]:

@@ -47,6 +47,7 @@ class ChoiceSoFar:
     num_tokens: int = 0
     tool_calls: dict[int, dict[str, Any]] = field(default_factory=dict)
     finish_reason: str | None = None
+    stop_string: str | None = None
     facts: PromptFacts | None = None
     attention: TokenAttention = field(default_factory=TokenAttention)
 
@@ -67,7 +68,7 @@ class ChoiceSoFar:
             self._num_read += len(self._decoder.decode(token.utf8))
         for part in progress.tool_calls:
             self._add_call(part)
-        self.finish_reason = progress.finish_reason
+        self.finish_reason, self.stop_string = progress.finish_reason, progress.stop_string
         self.facts = self.facts or progress.facts
         return progress
 

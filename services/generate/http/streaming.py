@@ -30,16 +30,19 @@ def event(payload: BaseModel | dict[str, Any], *, exclude_none: bool = False) ->
     return b"data: " + json_line(orjson.dumps(content)) + b"\n"
 
 
-def event_stream_content(*payloads: type[BaseModel]) -> dict[str, Any]:
-    """OpenAPI `content` of a stream whose events contain one of these, or the error that ends it.
+def event_stream_content(
+    *payloads: type[BaseModel], error: type[BaseModel] = ErrorEnvelope, has_done: bool = True
+) -> dict[str, Any]:
+    """OpenAPI `content` of a stream whose events contain one of these, or the error that ends it; `has_done` if the
+    last event is `[DONE]`.
 
     As in OpenAPI 3.2 and FastAPI's own streams, `itemSchema` is that of one event. The schemas of the payloads are
     inlined, so that the content can be used in any document.
     """
-    held: Any = Union[(*payloads, ErrorEnvelope)]
+    held: Any = Union[(*payloads, error)]
     schema = inlined(TypeAdapter(held).json_schema(mode="serialization", ref_template="{model}"))
     payload = {"type": "string", "contentMediaType": "application/json", "contentSchema": schema}
-    data = {"anyOf": [{"type": "string", "const": "[DONE]"}, payload]}
+    data = {"anyOf": [{"type": "string", "const": "[DONE]"}, payload]} if has_done else payload
     return {"text/event-stream": {"itemSchema": {"type": "object", "properties": {"data": data}, "required": ["data"]}}}
 
 

@@ -207,7 +207,8 @@ class VllmAnswers:
                         is_last=num_tokens == generation.max_tokens,
                     )
                     first = facts if num_tokens == 1 else None
-                    yield Progress(generation, piece.text, piece.tokens, num_tokens, finish_reason, first)
+                    said = (piece.text, piece.tokens, num_tokens, finish_reason, first)
+                    yield Progress(generation, *said, stop_string=text.stop_string)
                     if finish_reason is not None:
                         return
         # as it ends what runs when it is stopped

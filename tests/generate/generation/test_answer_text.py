@@ -48,7 +48,7 @@ def cut(text: str, stops: Sequence[str], sizes: Sequence[int]) -> str:
     for size in itertools.chain(sizes, itertools.repeat(len(text))):
         given += stop.push(text[at : at + size])
         at += size
-        if at >= len(text) or stop.is_found:
+        if at >= len(text) or stop.found is not None:
             break
     return given + stop.flush()
 
