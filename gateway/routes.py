@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from gateway.settings import Backend, Level, Scope, Service
 from services.core.errors import FoveaError, MethodNotAllowed
+from services.core.http.error_responses import anthropic_error_body, rerank_error_body
 from services.core.http.health import PROBE_PATHS
 from services.core.http.pages import DOCS_PATHS
 
@@ -23,12 +24,6 @@ COUNTED_PATHS = PUBLIC_PATHS - PROBE_PATHS
 OWN_SCOPES: dict[str, Scope] = {"/metrics": "metrics"}
 # A search is a POST, since its query may be an image, but only reads.
 _SEARCH = re.compile(r"(/v1)?/collections/[^/]+/search")
-
-
-def rerank_error_body(error: FoveaError) -> dict[str, Any]:
-    """Return the envelope with a top-level `detail`, which Jina's clients read."""
-    return {**error.body(), "detail": error.message}
-
 
 # A JSON body's outermost object, a part of a multipart form, a parameter of the URL.
 ModelPlace = Literal["json", "form", "query"]
@@ -86,6 +81,9 @@ ROUTES = (
     Route("generate", "/chat/completions", ("POST",), model_in=IN_JSON, prefix_in=("documents", "messages")),
     Route("generate", "/completions", ("POST",), model_in=IN_JSON, prefix_in=("prompt",)),
     Route("generate", "/tokenize", ("POST",), model_in=IN_JSON),
+    Route("generate", "/responses", ("POST",), model_in=IN_JSON, prefix_in=("input",)),
+    Route("generate", "/messages", ("POST",), anthropic_error_body, model_in=IN_JSON, prefix_in=("messages",)),
+    Route("generate", "/messages/count_tokens", ("POST",), anthropic_error_body, model_in=IN_JSON),
     Route("generate", "/v2/chat", ("POST",), model_in=IN_JSON, prefix_in=("documents", "messages")),
     Route("generate", "/rerank", ("POST",), rerank_error_body, model_in=IN_JSON, prefix_in=("documents", "texts")),
     Route("generate", "/v2/rerank", ("POST",), rerank_error_body, model_in=IN_JSON, prefix_in=("documents",)),

@@ -158,7 +158,7 @@ BUDGETS = {
     "services/jobs": 3_910,
     "services/curate": 4_563,
     "services/embed": 20_147,
-    "services/generate": 14_850,
+    "services/generate": 15_588,
     "services/predict": 7_801,
     "services/score": 11_057,
     "starters": 20_738,

@@ -19,6 +19,8 @@ HEAD_BYTES = 1024
 # Bounds of the search for the user's first message, which long instructions may precede: bytes, strings and brackets.
 MAX_SEARCHED_BYTES = 64 * 1024
 MAX_MARKS = 1000
+# Members that may hold the turns of a conversation.
+CONVERSATIONS = ("messages", "input")
 
 _STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[][{}]', re.DOTALL)
 _OF_USER = re.compile(rb'"role"[ \t\n\r]*:[ \t\n\r]*"user"')
@@ -39,7 +41,7 @@ def prefix_of(body: bytes, fields: tuple[str, ...], tenant: str) -> bytes | None
 
 def _beginning(body: bytes, start: int, field: str) -> bytes | None:
     """Return the beginning of the value that stands there; None for an empty list, and for no list or string."""
-    if field == "messages":
+    if field in CONVERSATIONS and body.startswith(b"[", start):
         value = body[start : start + MAX_SEARCHED_BYTES]
         beginning = value[: _end_of_first_turn(value)]
     else:

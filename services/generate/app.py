@@ -12,9 +12,11 @@ from services.core.http.health import CheckResult
 from services.core.serving.model_service import ModelService
 from services.core.serving.served_checkpoint import ServedCheckpoint
 from services.generate.engine import EngineOptions, GenerateEngine
+from services.generate.http.anthropic_messages import anthropic_router
 from services.generate.http.cohere_chat import cohere_router
 from services.generate.http.decisions import decide
 from services.generate.http.generate_routes import generate_models_router, generate_router
+from services.generate.http.openai_responses import responses_router
 from services.generate.http.openai_routes import openai_router, tokenize_router
 from services.generate.http.rerank_routes import rerank_router
 from services.generate.model.reranker_engine import CrossEncoderEngine, Qwen3RerankerEngine, RerankerEngine
@@ -26,6 +28,10 @@ from services.generate.vllm.stepper import VllmStepper
 from services.nn.devices import DeviceOptions, parameter_bytes
 
 CHECKPOINT_KIND = "causal-lm"
+ROUTERS = (
+    *(generate_router, openai_router, responses_router, tokenize_router),
+    *(anthropic_router, cohere_router, rerank_router),
+)
 RERANKERS = (CrossEncoderEngine, Qwen3RerankerEngine)
 
 
@@ -48,10 +54,7 @@ def create_generate(settings: GenerateSettings) -> FastAPI:
     return host.create_app(
         models,
         [
-            *(
-                make(service)
-                for make in (generate_router, openai_router, tokenize_router, cohere_router, rerank_router)
-            ),
+            *(make(service) for make in ROUTERS),
             decisions_router(partial(decide, service)),
             generate_models_router(service),
         ],

@@ -21,12 +21,16 @@ REFUSALS = {400, 404, 413, 422}
 MAX_TOKENS = 3
 QUESTION = [{"role": "user", "content": "who kept the lighthouse?"}]
 PREDICATE = {"type": "predicate", "instructions": "Is it a question?"}
+KNOWN = ("model", "messages", "input", "stream", "temperature", "top_p", "metadata")
 # Fields that are refused whatever they hold, or nearly so.
 REFUSED = (
     *("tools", "functions", "tool_choice", "function_call", "response_format", "modalities", "audio"),
     *("structured_outputs", "allowed_token_ids", "bad_words", "top_k", "min_p", "repetition_penalty"),
-    *("web_search_options", "moderation", "suffix", "best_of", "top_logprobs", "logit_bias", "k"),
+    *("web_search_options", "moderation", "suffix", "best_of", "top_logprobs", "logit_bias", "k", "text"),
 )
+STREAMING = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v2/chat")
+# Whose streams end with an event of their own, and not with OpenAI's.
+WITH_OWN_END = ("/v1/responses", "/v1/messages")
 # Beside the statuses that were seen: some answer was a stream.
 STREAMED = 0
 
@@ -44,7 +48,7 @@ def test_no_server_error_and_nothing_that_the_document_omits(generate_system: Sy
         operation.label: statuses_of(operation.as_strategy(generation_mode=mode).map(short_and_answerable), document)
         for operation in operations(generate_system.service.url, mode)
     }
-    asked = ["/generate", "/v1/chat/completions", "/v1/completions", "/v2/chat", "/v1/rerank", "/v2/rerank"]
+    asked = ["/generate", *STREAMING, "/v1/rerank", "/v2/rerank"]
     asked += ["/v1/decisions"] if mode == GenerationMode.POSITIVE else []
     for path in asked:
         # what does not fit was refused, and what does reached the model
@@ -56,12 +60,14 @@ def test_no_server_error_and_nothing_that_the_document_omits(generate_system: Sy
 
 def test_every_route_and_both_forms_of_an_answer_are_documented(generate_system: System) -> None:
     document = requests.get(f"{generate_system.service.url}/openapi.json", timeout=30).json()
-    for path in ("/generate", "/v1/chat/completions", "/v1/completions", "/v2/chat"):
+    for path in ("/generate", *STREAMING):
         answered = document["paths"][path]["post"]["responses"]["200"]["content"]
         assert set(answered) == {"application/json", "text/event-stream"}
         assert answered["application/json"]["schema"]["$ref"]
         text = schema_of_events(document, path)
-        assert text.is_valid({"error": {"message": "m", "type": "t", "param": None, "code": None}})
+        of_anthropic = path == "/v1/messages"
+        error = {"message": "m", "type": "t", **({} if of_anthropic else {"param": None, "code": None})}
+        assert text.is_valid({"error": error, **({"type": "error"} if of_anthropic else {})})
         assert not text.is_valid({"id": "of no answer"})
     for path in ("/v1/rerank", "/v2/rerank"):
         operation = document["paths"][path]["post"]
@@ -80,11 +86,12 @@ def short_and_answerable(case: Any) -> Any:
         if (size := len(str(body))) % 2:
             body |= {"model": MODEL, "input": QUESTION} | ({"questions": [PREDICATE]} if size // 2 % 2 else {})
     elif isinstance(body, dict):
-        for name in ("max_tokens", "max_completion_tokens"):
+        for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
             if isinstance(body.get(name), int | float):  # 2000.0 is an integer to JSON Schema
                 body[name] = min(body[name], MAX_TOKENS)
-        if body.get("max_tokens") is None:
-            body["max_tokens"] = MAX_TOKENS
+        limit = "max_output_tokens" if case.path == "/v1/responses" else "max_tokens"
+        if body.get(limit) is None:
+            body[limit] = MAX_TOKENS
         if (size := len(str(body))) % 2:
             body["model"] = MODEL
             body["stream"] = size % 4 == 1
@@ -92,8 +99,12 @@ def short_and_answerable(case: Any) -> Any:
                 body.pop(name, None)
             if isinstance(body.get("n"), int | float):
                 body["n"] = min(body["n"], 2)
-            if case.path in ("/v1/chat/completions", "/v2/chat"):
+            if case.path in ("/v1/chat/completions", "/v1/messages", "/v2/chat"):
                 body["messages"] = QUESTION
+            if case.path == "/v1/responses":
+                body["input"] = QUESTION
+            if case.path in WITH_OWN_END:  # which refuse every field that they do not know
+                case.body = {name: body[name] for name in (*KNOWN, limit) if name in body}
             if case.path == "/v1/completions":
                 body["prompt"] = QUESTION[0]["content"]
     return case
@@ -102,16 +113,21 @@ def short_and_answerable(case: Any) -> Any:
 def schema_of_events(document: dict[str, Any], path: str) -> jsonschema_rs.Validator:
     """Return the document's schema of the JSON in the events of a stream."""
     answered = document["paths"][path]["post"]["responses"]["200"]["content"]
-    done, payload = answered["text/event-stream"]["itemSchema"]["properties"]["data"]["anyOf"]
-    assert done["const"] == "[DONE]"
+    payload = answered["text/event-stream"]["itemSchema"]["properties"]["data"]
+    if path not in WITH_OWN_END:
+        done, payload = payload["anyOf"]
+        assert done["const"] == "[DONE]"
     return jsonschema_rs.validator_for(payload["contentSchema"])
 
 
-def check_events(response: Any, schema: jsonschema_rs.Validator) -> None:
+def check_events(response: Any, path: str, schema: jsonschema_rs.Validator) -> None:
     """Every event is one line of JSON as the document has it, up to the end, if it was read so far."""
-    *events, last, rest = response.text.split("\n\n")
+    *events, rest = response.text.split("\n\n")
+    is_whole = rest == "" and not response.stream_cut_short
+    if path not in WITH_OWN_END:
+        is_whole = events.pop() == "data: [DONE]" and rest == ""
     assert events
-    assert (last, rest) == ("data: [DONE]", "") or response.stream_cut_short
+    assert is_whole or response.stream_cut_short
     for event in events:
         schema.validate(
             json.loads(event.split("\n")[-1].removeprefix("data: "))
@@ -137,7 +153,7 @@ def statuses_of(cases: st.SearchStrategy[Any], document: dict[str, Any]) -> set[
         case.validate_response(response, checks=CHECKS)
         if response.headers["content-type"][0].startswith("text/event-stream"):
             # a check of the schema takes the text of an event for a text
-            check_events(response, schema_of_events(document, case.path))
+            check_events(response, case.path, schema_of_events(document, case.path))
             seen.add(STREAMED)
 
     answered_as_documented()

@@ -1,4 +1,4 @@
-"""Chat and completions by OpenAI's own client and LangChain's, through the gateway before a real process."""
+"""Chat, completions and responses by OpenAI's own client and LangChain's, through the gateway before a real process."""
 
 import asyncio
 import json
@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 import requests
@@ -329,6 +330,137 @@ def test_the_gateway_passes_on_what_the_service_answers(generate_system: System)
         assert bodies[0] == bodies[1]
 
 
+# --- responses, and what breaks off in Anthropic's form ---
+
+
+def test_a_response_is_the_chats_answer_in_another_form(client: openai.OpenAI) -> None:
+    asked: Any = {"model": MODEL, "max_output_tokens": 8, "temperature": 0}
+    chat = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "system", "content": "Answer briefly."}, *QUESTION],
+        max_tokens=8,
+        temperature=0,
+    )
+    forms: list[Any] = [
+        QUESTION[0]["content"],
+        QUESTION,
+        [{"role": "user", "content": [{"type": "input_text", "text": QUESTION[0]["content"]}]}],
+    ]
+    for given in forms:
+        response = client.responses.create(
+            **asked, input=given, instructions="Answer briefly.", metadata={"who": "a"}, store=False
+        )
+        assert response.output_text == chat.choices[0].message.content
+        assert (response.object, response.error, response.metadata) == ("response", None, {"who": "a"})
+        assert response.id.startswith("resp_") and response.model == chat.model
+        assert response.usage is not None and chat.usage is not None
+        assert response.usage.total_tokens == chat.usage.total_tokens
+        assert response.usage.input_tokens == chat.usage.prompt_tokens
+        is_cut = chat.choices[0].finish_reason == "length"
+        assert response.status == ("incomplete" if is_cut else "completed")
+        if is_cut:
+            assert response.incomplete_details is not None
+            assert response.incomplete_details.reason == "max_output_tokens"
+
+
+def test_a_responses_own_output_is_the_next_input(client: openai.OpenAI) -> None:
+    asked: Any = {"model": MODEL, "max_output_tokens": 4, "temperature": 0}
+    first = client.responses.create(**asked, input=QUESTION)
+    said: Any = [one.to_dict() for one in first.output]
+    again = client.responses.create(**asked, input=[*QUESTION, *said, {"role": "user", "content": "and then?"}])
+    assert first.usage is not None and again.usage is not None
+    assert again.usage.input_tokens > first.usage.input_tokens
+
+
+def test_a_stream_of_a_response_is_put_together_to_the_same_one(client: openai.OpenAI) -> None:
+    asked: Any = {"model": MODEL, "input": QUESTION, "max_output_tokens": 12, "temperature": 0}
+    whole = client.responses.create(**asked)
+    events = list(client.responses.create(**asked, stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    kinds = [event.type.removeprefix("response.") for event in events]
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert kinds == [
+        *("created", "in_progress", "output_item.added", "content_part.added"),
+        *["output_text.delta"] * len(deltas),
+        *("output_text.done", "content_part.done", "output_item.done", whole.status),
+    ]
+    assert "".join(deltas) == whole.output_text
+    last: Any = events[-1]
+    assert last.response.output_text == whole.output_text
+    assert last.response.usage.output_tokens == whole.usage.output_tokens if whole.usage else False
+    with client.responses.stream(**asked) as stream:
+        assert [event.type for event in stream if event.type == "response.output_text.delta"]
+
+
+def test_the_asynchronous_client_has_responses_too(generate_system: System) -> None:
+    asked: Any = {"model": MODEL, "input": QUESTION, "max_output_tokens": 6, "temperature": 0}
+
+    async def both() -> tuple[str, str]:
+        async with openai.AsyncOpenAI(base_url=f"{generate_system.gateway.url}/v1", api_key="none") as client:
+            whole = await client.responses.create(**asked)
+            text = ""
+            async for event in await client.responses.create(**asked, stream=True):
+                text += event.delta if event.type == "response.output_text.delta" else ""
+            return whole.output_text, text
+
+    whole, streamed = asyncio.run(both())
+    assert whole == streamed
+
+
+@pytest.mark.parametrize(
+    ("fields", "refusal", "param"),
+    [
+        ({"store": True}, openai.BadRequestError, "store"),
+        ({"previous_response_id": "resp_1"}, openai.BadRequestError, "previous_response_id"),
+        ({"background": True}, openai.BadRequestError, "background"),
+        ({"tools": [{"type": "web_search"}]}, openai.BadRequestError, "tools"),
+        ({"reasoning": {"effort": "high"}}, openai.BadRequestError, "reasoning"),
+        ({"truncation": "auto"}, openai.BadRequestError, "truncation"),
+        ({"text": {"format": {"type": "json_object"}}}, openai.BadRequestError, "text.format"),
+        ({"extra_body": {"documents": DOCUMENTS}}, openai.BadRequestError, "documents"),
+        ({"extra_body": {"max_tokens": 3}}, openai.UnprocessableEntityError, "max_tokens"),
+        ({"extra_body": {"instruction": None}}, openai.UnprocessableEntityError, "instruction"),
+        ({"extra_body": {"unheard_of": 1}}, openai.UnprocessableEntityError, "unheard_of"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "https://a.b/c.png"}]}]},
+            *(openai.UnprocessableEntityError, "input.0.content.0"),
+        ),
+        (
+            {"input": [*QUESTION, {"type": "function_call_output", "call_id": "1", "output": "x"}]},
+            *(openai.UnprocessableEntityError, "input.1"),
+        ),
+        ({"input": "word " * 5000}, openai.APIStatusError, "input"),
+        ({"max_output_tokens": 10**6}, openai.APIStatusError, "max_output_tokens"),
+        ({"model": "gpt-6"}, openai.NotFoundError, "model"),
+    ],
+)
+def test_what_a_response_can_not_keep_to_is_refused_by_name(
+    client: openai.OpenAI, fields: dict[str, Any], refusal: type[openai.APIStatusError], param: str
+) -> None:
+    asked: Any = {"model": MODEL, "input": QUESTION, "max_output_tokens": 4, **fields}
+    with pytest.raises(refusal) as refused:
+        client.responses.create(**asked)
+    assert refused.value.param == param
+
+
+@pytest.mark.parametrize("form", ["openai", "anthropic"])
+def test_a_deadline_in_mid_stream_is_the_clients_own_error_in_each_form(generate_system: System, form: str) -> None:
+    url, asked = generate_system.gateway.url, {"model": MODEL, "extra_headers": {"X-Request-Timeout": "5"}}
+    own: Any = {"api_key": "none", "max_retries": 0}
+    client: Any
+    if form == "openai":
+        client = openai.OpenAI(base_url=f"{url}/v1", **own)
+        stream = client.responses.create(**asked, input=QUESTION, max_output_tokens=LONG, stream=True)
+    else:
+        client = anthropic.Anthropic(base_url=url, **own)
+        stream = client.messages.create(**asked, messages=QUESTION, max_tokens=LONG, stream=True)
+    with client:
+        next(stream)
+        with generate_system.standing_still(), pytest.raises((openai.APIError, anthropic.APIStatusError)) as broken:
+            list(stream)
+        assert "timeout_error" in str(vars(broken.value)["body"])
+
+
 # --- LangChain ---
 
 
@@ -362,6 +494,13 @@ def test_langchain_chats_and_streams(langchain: Any, client: openai.OpenAI) -> N
         sum(chunk.usage_metadata["total_tokens"] for chunk in chunks if chunk.usage_metadata)
         == direct.usage.total_tokens
     )
+
+
+def test_langchain_speaks_responses(langchain: Any) -> None:
+    by_responses = langchain.model_copy(update={"use_responses_api": True})
+    answer = by_responses.invoke(QUESTION[0]["content"])
+    assert answer.text == langchain.invoke(QUESTION[0]["content"]).content
+    assert "".join(chunk.text for chunk in by_responses.stream(QUESTION[0]["content"])) == answer.text
 
 
 def test_langchain_passes_documents_on(langchain: Any) -> None:

@@ -28,7 +28,7 @@ WRITERS: dict[str, Writer] = {
     "capacity": capacity.capacity_table,
     "routes of embed": partial(api.routes_of, "embed"),
     "routes of collections": partial(api.routes_of, "collections"),
-    "routes of generate": partial(api.routes_of, "generate", "openai", "cohere", "rerank"),
+    "routes of generate": partial(api.routes_of, "generate", "openai", "anthropic", "cohere", "rerank"),
     "routes of predict": partial(api.routes_of, "predict"),
     "routes of score": partial(api.routes_of, "score"),
     "routes of decisions": partial(api.routes_of, "decisions"),

@@ -110,6 +110,15 @@ async def test_no_key_or_an_unknown_one_is_401(headers: dict[str, str]) -> None:
     assert not service.requests
 
 
+@pytest.mark.parametrize(
+    ("path", "members"), [("/v1/messages", {"type", "error"}), ("/v1/rerank", {"error", "detail"})]
+)
+async def test_a_missing_key_is_told_in_the_form_of_the_route(path: str, members: set[str]) -> None:
+    async with gateway(generate_urls="", keys=keys("generate")) as client, client.post(path) as response:
+        assert response.status == 401
+        assert (await response.json()).keys() == members
+
+
 async def test_a_key_opens_its_scopes_and_no_others() -> None:
     async with serving(Service()) as url, gateway(embed_urls=url, score_urls=url, keys=keys("embed")) as client:
         assert await status(client, "/v1/embeddings", bearer()) == 200

@@ -170,6 +170,20 @@ async def test_a_stream_that_the_service_breaks_off_ends_with_an_error_event() -
     assert json.loads(last.removeprefix(b"data: "))["error"]["type"] == "overloaded_error"
 
 
+async def test_the_gateways_own_error_of_a_stream_has_the_name_that_clients_of_anthropic_look_for() -> None:
+    async def break_off(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if await read_request(reader):
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
+        writer.close()
+
+    path = "/v1/messages"
+    async with listening(break_off) as url, gateway(generate_urls=url) as client, client.post(path) as response:
+        name, _, data = (await response.read()).strip().partition(b"\n")
+    assert name == b"event: error"
+    error = json.loads(data.removeprefix(b"data: "))
+    assert (error["type"], error["error"]["type"]) == ("error", "overloaded_error")
+
+
 async def test_an_error_event_is_not_read_as_the_rest_of_an_event_that_was_cut() -> None:
     async def break_off(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if await read_request(reader):

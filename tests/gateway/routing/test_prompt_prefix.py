@@ -75,7 +75,13 @@ async def test_documents_in_another_order_begin_another_prompt() -> None:
         assert {found[0] for found in of_order.values()} == {"first", "second", "third"}
 
 
-async def test_all_turns_of_a_conversation_go_to_one_process_and_other_conversations_to_others() -> None:
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [("/v1/chat/completions", "messages"), ("/v1/messages", "messages"), ("/v1/responses", "input")],
+)
+async def test_all_turns_of_a_conversation_go_to_one_process_and_other_conversations_to_others(
+    path: str, name: str
+) -> None:
     async with three_processes() as (client, _):
         homes = set()
         for number in range(NUM_SETS):
@@ -85,9 +91,9 @@ async def test_all_turns_of_a_conversation_go_to_one_process_and_other_conversat
             ]
             bodies = []
             for turn in range(4):
-                bodies.append({"model": "any", "messages": list(messages), "seed": turn})
+                bodies.append({"model": "any", name: list(messages), "seed": turn})
                 messages += [{"role": "assistant", "content": f"{turn}"}, {"role": "user", "content": f"More {turn}"}]
-            found = set(await answers(client, "/v1/chat/completions", bodies))
+            found = set(await answers(client, path, bodies))
             assert len(found) == 1
             homes |= found
         assert homes == {"first", "second", "third"}

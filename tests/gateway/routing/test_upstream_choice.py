@@ -19,6 +19,7 @@ from tests.gateway.servers import NOWHERE, gateway, metric, serving
 EVERY_PATH = {
     "generate": [
         *("/generate", "/v1/chat/completions", "/v1/completions", "/tokenize"),
+        *("/v1/responses", "/v1/messages", "/v1/messages/count_tokens"),
         *("/v2/chat", "/v1/rerank", "/v2/rerank"),
     ],
     "embed": ["/embed", "/v1/embed", "/v2/embed", "/v1/embeddings"],
