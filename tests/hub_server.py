@@ -138,9 +138,7 @@ class Hub:
         return {"success": True, "commitOid": commit, "commitUrl": f"{self.url}/{name}/commit/{commit}"}
 
 
-def serving(
-    repositories: Mapping[str, Path], cut: Mapping[str, int] | None = None, gated: Collection[str] = ()
-) -> Any:
+def serving(repositories: Mapping[str, Path], cut: Mapping[str, int] | None = None, gated: Collection[str] = ()) -> Any:
     """Serve folders by repository; of a path in `cut`, the first request's body ends after so many bytes. The files of
     a repository in `gated` are refused.
 

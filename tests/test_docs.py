@@ -179,7 +179,15 @@ def test_the_guides_similarities_are_what_the_starter_answers(gateway: str) -> N
 
 @pytest.mark.parametrize(
     ("page", "num_commands", "num_programs"),
-    [("embed", 9, 4), ("search", 14, 0), ("generate", 4, 4), ("predict", 3, 0), ("score", 2, 0), ("decide", 0, 1), ("client", 0, 3)],
+    [
+        ("embed", 9, 4),
+        ("search", 14, 0),
+        ("generate", 4, 4),
+        ("predict", 3, 0),
+        ("score", 2, 0),
+        ("decide", 0, 1),
+        ("client", 0, 3),
+    ],
 )
 def test_every_example_of_a_guide_is_answered(gateway: str, page: str, num_commands: int, num_programs: int) -> None:
     guide = (ROOT / "docs" / "guide" / f"{page}.md").read_text().replace("http://127.0.0.1:8080", gateway)
