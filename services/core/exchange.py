@@ -42,17 +42,28 @@ class Timing:
 
 
 @dataclass(slots=True)
+class Usage:
+    """Tokens that a request has taken so far, a prompt's once whatever its number of answers; and why answers ended."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    finish_reasons: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class RequestContext:
     """A request as the objects that answer it know it; they see nothing of HTTP.
 
     `deadline` is a reading of `time.monotonic()`; `default_timer` ends a request that named none then. `model` is the
-    `name@version` that answers, set once it is known.
+    `name@version` that answers, set once it is known, `asked_model` the request's own word for it, if any.
     """
 
     deadline: float = math.inf
     default_timer: asyncio.Timeout | None = None
     timing: Timing = field(default_factory=Timing)
+    usage: Usage = field(default_factory=Usage)
     model: str | None = None
+    asked_model: str | None = None
 
     def prolong(self, seconds: float) -> bool:
         """Move a deadline that the request did not name itself; return whether it was moved."""

@@ -100,11 +100,13 @@ class Embedder:
         named = await self._tokenise_conditions(served.engine, call.conditions)
         job = _Job(served, tuple(named) or (None,), call.truncate, call.dimensions, context)
         done = await map_slices(call.inputs, lambda inputs: self._embed_slice(job, inputs))
+        prompt_tokens = sum(text.num_tokens for text in named) + sum(num_tokens for _, num_tokens in done)
+        context.usage.input_tokens += prompt_tokens
         return Embedded(
             rows=np.concatenate([rows for rows, _ in done]),
             conditions=[condition for one in call.inputs for condition in _conditions_of(one, call)],
             num_images=sum(parts_of(one)[0] is not None for one in call.inputs),
-            prompt_tokens=sum(text.num_tokens for text in named) + sum(num_tokens for _, num_tokens in done),
+            prompt_tokens=prompt_tokens,
             model=served.label,
         )
 

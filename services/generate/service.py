@@ -178,7 +178,11 @@ class GenerateService:
         async with self._lease(model, context) as served:
             asked = await self._in_thread(lambda: prepare(served.engine.processor), context)
             # only one of the concurrent answers may add to the request's `Server-Timing`
-            runs = [self._run(served, one, context, is_timed=place == 0) for place, one in enumerate(asked)]
+            prompts = [None, *(one.generation.prompt for one in asked)]
+            runs = [
+                self._run(served, one, context, is_timed=place == 0, counts_prompt=one.generation.prompt is not before)
+                for place, (one, before) in enumerate(zip(asked, prompts, strict=False))
+            ]
             if len(runs) > 1:
                 async with aclosing(interleaved(runs)) as steps:
                     async for step in steps:
@@ -252,6 +256,7 @@ class GenerateService:
         scored = dict(zip(distinct, scores, strict=True))
         ranking = Ranking.of_logits([scored[pair] for pair in pairs], sum(len(pair.input_ids) for pair in pairs))
         self.metrics.prompt_tokens.inc(ranking.prompt_tokens)
+        context.usage.input_tokens += ranking.prompt_tokens
         too_long = tuple(place for place, pair in enumerate(pairs) if pair.is_cut)
         return Ranked(ranking, served.label, too_long=too_long, context_length=engine.context_length)
 
@@ -276,6 +281,7 @@ class GenerateService:
         if is_timed:
             _add_timing(context, event, None)
         self.metrics.prompt_tokens.inc(event.value.prompt_tokens)
+        context.usage.input_tokens += event.value.prompt_tokens
         return event.value
 
     @asynccontextmanager
@@ -308,11 +314,17 @@ class GenerateService:
         return prepared
 
     async def _run(
-        self, served: ServedGenerate, asked: Charged, context: RequestContext, *, is_timed: bool
+        self,
+        served: ServedGenerate,
+        asked: Charged,
+        context: RequestContext,
+        *,
+        is_timed: bool,
+        counts_prompt: bool,
     ) -> AsyncGenerator[Progress, None]:
         """Yield the steps of one answer until its last. Submits at the first step."""
         previous: Event[ItemResult] | None = None
-        num_tokens = 0
+        num_tokens, usage = 0, context.usage
         generation = replace(asked.generation, tenant=current_caller().tenant)
         async with aclosing(served.batcher.submit(generation, cost=asked.cost, deadline=context.deadline)) as stream:
             async for event in stream:
@@ -321,8 +333,12 @@ class GenerateService:
                 if is_timed:
                     _add_timing(context, event, previous)
                 self._measure(event, previous, progress.num_tokens - num_tokens)
+                usage.output_tokens += progress.num_tokens - num_tokens
                 if progress.facts is not None:
                     self._measure_prompt(progress.facts)
+                    usage.input_tokens += progress.facts.prompt_tokens if counts_prompt else 0
+                if progress.finish_reason is not None:
+                    usage.finish_reasons.append(progress.finish_reason)
                 previous, num_tokens = event, progress.num_tokens
                 yield progress
 

@@ -233,7 +233,10 @@ class PredictService:
         waited_s = min(queue_s)  # until the first batch
         context.timing.add("queue", waited_s)
         context.timing.add("infer", time.perf_counter() - began - waited_s)
-        self.metrics.prompt_tokens.inc(sum(one.prompt_tokens for one in predictions))
+        prompt_tokens = sum(one.prompt_tokens for one in predictions)
+        self.metrics.prompt_tokens.inc(prompt_tokens)
+        context.usage.input_tokens += prompt_tokens
+        context.usage.output_tokens += sum(one.completion_tokens for one in predictions)
         return predictions
 
     def _tasks(self) -> list[str]:

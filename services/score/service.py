@@ -180,6 +180,7 @@ class Scorer:
             explained = [await self.inputs.threads.run(partial(_explained, engine, *row)) for row in rows]
         prompt_tokens = sum(text.num_tokens for text in texts)
         self._prompt_tokens.inc(prompt_tokens)
+        context.usage.input_tokens += prompt_tokens
         return Scored(
             scored.global_cosines,
             scored.local_cosines,

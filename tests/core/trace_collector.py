@@ -1,11 +1,15 @@
 """A collector of OpenTelemetry traces: a real HTTP server that keeps the spans it is sent over OTLP."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
+import pytest
 from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
 from tests.web_server import serving
 
@@ -19,7 +23,13 @@ class CollectedSpan:
     trace_id: str
     span_id: str
     parent_id: str
-    attributes: dict[str, str | int | float]
+    attributes: dict[str, Any]
+
+    def gen_ai(self) -> dict[str, Any]:
+        """The attributes of the conventions for generative AI, without their common beginning."""
+        return {
+            name.removeprefix("gen_ai."): value for name, value in self.attributes.items() if name.startswith("gen_ai.")
+        }
 
 
 @dataclass
@@ -43,13 +53,15 @@ class Collector:
             resource = {entry.key: entry.value.string_value for entry in resource_spans.resource.attributes}
             for scope_spans in resource_spans.scope_spans:
                 for span in scope_spans.spans:
-                    attributes = {
-                        entry.key: getattr(entry.value, str(entry.value.WhichOneof("value")))
-                        for entry in span.attributes
-                    }
+                    attributes = {entry.key: _value(entry.value) for entry in span.attributes}
                     ids = (span.trace_id.hex(), span.span_id.hex(), span.parent_span_id.hex())
                     self.spans.append(CollectedSpan(resource["service.name"], span.name, *ids, attributes))
         return web.Response()
+
+
+def _value(given: AnyValue) -> Any:
+    kind = str(given.WhichOneof("value"))
+    return [_value(one) for one in given.array_value.values] if kind == "array_value" else getattr(given, kind)
 
 
 @asynccontextmanager
@@ -59,3 +71,18 @@ async def collecting() -> AsyncIterator[Collector]:
     application.router.add_post("/v1/traces", collector.take)
     async with serving(application) as collector.url:
         yield collector
+
+
+async def gen_ai_told(
+    patch: pytest.MonkeyPatch, serve_and_ask: Callable[[], None], opt_in: str
+) -> list[dict[str, Any]]:
+    """What the spans of a service in this process tell of its models, by request; `opt_in` is the standard's switch.
+
+    `serve_and_ask` starts it, with telemetry, and ends it, which sends what is left.
+    """
+    async with collecting() as collector:
+        for name, value in {**collector.environment, "OTEL_SEMCONV_STABILITY_OPT_IN": opt_in}.items():
+            patch.setenv(name, value)
+        await asyncio.to_thread(serve_and_ask)
+    assert collector.requests(), "nothing was traced"
+    return [told for span in collector.requests() if (told := span.gen_ai())]

@@ -23,6 +23,7 @@ from services.embed.settings import EmbedSettings
 from services.nn.clip_texts import Text
 from services.nn.devices import DeviceOptions
 from tests.core.image_files import encode, scene
+from tests.core.trace_collector import gen_ai_told
 from tests.embed.tiny import CONTEXT_LENGTH, EMBEDDING_WIDTH, wait_until_ready, write_tiny_checkpoint
 
 MODEL = "tiny"
@@ -832,3 +833,29 @@ def test_a_process_without_settings_has_defaults_that_fit_together() -> None:
     assert settings.port == 8103
     assert settings.max_inputs >= 2048
     assert not settings.image_urls
+
+
+async def test_embeddings_and_searches_are_told_by_the_conventions_of_generative_ai(
+    settings: EmbedSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered: list[Any] = []
+    here = {"telemetry": True, "checkpoint_cache_dir": tmp_path / "c", "collections_dir": tmp_path / "i"}
+
+    def ask() -> None:
+        app = create_embed(settings.model_copy(update=here))
+        with TestClient(app, base_url="http://localhost") as client:
+            wait_until_ready(lambda: client.get("/readyz").status_code == 200)
+            answered.append(client.post("/v1/embeddings", json={"input": ["a red cube"], "model": MODEL}).json())
+            answered.append(
+                client.post("/embed?condition=red", content=PHOTO, headers={"content-type": "image/png"}).json()
+            )
+            assert client.put("/collections/shapes", json={}).status_code in (200, 201)
+            found = client.post("/collections/shapes/search", json={"text": "a red cube"})
+            assert found.status_code == 200, found.text
+
+    told = await gen_ai_told(monkeypatch, ask, "gen_ai_latest_experimental")
+    assert [one["operation.name"] for one in told] == ["embeddings", "embeddings", "retrieval"]
+    assert [one["usage.input_tokens"] for one in told[:2]] == [one["usage"]["prompt_tokens"] for one in answered]
+    assert told[0]["usage.input_tokens"] > 0
+    assert told[0]["response.model"] == answered[0]["model"]
+    assert not any("usage.output_tokens" in one for one in told)

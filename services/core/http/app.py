@@ -63,7 +63,8 @@ def create_app(settings: ProcessSettings, parts: AppParts) -> FastAPI:
     secrets = SigningSecrets.of(settings) if isinstance(settings, ServiceSettings) else None
     middleware = _middleware(settings, parts, secrets)
     if settings.telemetry:
-        middleware.insert(1, Middleware(RequestSpan))  # the request has its id by then
+        is_of_service = isinstance(settings, ServiceSettings)
+        middleware.insert(1, Middleware(RequestSpan, is_of_service=is_of_service))  # the request has its id by then
     app = FastAPI(
         title=parts.title,
         description=parts.description,

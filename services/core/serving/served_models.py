@@ -301,6 +301,7 @@ class ServedModels(Generic[EngineT, DescriptionT, BatcherT]):
 
         Raises Overloaded while it has never been loaded, and what `Resident.arrive` raises.
         """
+        context.asked_model = asked
         if resident.description is None:
             raise resident.checkpoint.not_loaded()
         resident.last_used = time.monotonic()

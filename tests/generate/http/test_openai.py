@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ from services.generate.http.openai_bodies import ChatForm, ChoiceSoFar, Completi
 from services.generate.http.openai_routes import check_chat, sampling_of
 from services.generate.http.openai_schemas import ChatRequest, CompletionRequest
 from services.generate.prompts.templates import Prompt
-from tests.generate.served_tiny import CONTEXT, broken_off, served_tiny
+from tests.core.trace_collector import gen_ai_told
+from tests.generate.served_tiny import CONTEXT, MODEL, broken_off, served_tiny
 
 QUESTION = [{"role": "user", "content": "who kept the lighthouse?"}]
 PROMPT = "The keeper of the lighthouse was called"
@@ -587,3 +589,51 @@ def test_of_tokens_that_read_alike_the_likelier_one_is_told() -> None:
     choice.add(taken)
     (told,) = CompletionForm(num_logprobs=3).whole(IDENTITY, [choice])["choices"][0]["logprobs"]["top_logprobs"]
     assert told == {"x": -0.1, "\ufffd": -1.0, "y": -3.0}
+
+
+# --- what is traced ---
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("opt_in", ["http, gen_ai_latest_experimental", "http", ""])
+async def test_a_span_tells_the_model_and_its_tokens_where_the_conventions_are_switched_on_and_never_a_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opt_in: str
+) -> None:
+    answered: list[Any] = []
+
+    def ask() -> None:
+        several = {"n": 2, "max_tokens": 3, "ignore_eos": True}
+        with served_tiny(tmp_path, telemetry=True) as client:
+            answered.append(chat(client, model=MODEL, **several))
+            *_, last = events_of(
+                client, CHAT, {"messages": QUESTION, **several, "stream_options": {"include_usage": True}}
+            )
+            answered.append(last)
+            answered.append(complete(client, prompt=[PROMPT, PROMPT], max_tokens=4, ignore_eos=True))
+            question = {"query": "who?", "documents": ["Ada kept it."]}
+            answered.append(client.post("/generate", json={**question, "max_tokens": 2}).json())
+            cohere = {"messages": QUESTION, "max_tokens": 2}
+            assert client.post(COHERE, json=cohere).status_code == 200
+            assert client.post(CHAT, json={"messages": QUESTION, "model": "nobody"}).status_code == 404
+            assert client.post("/v1/rerank", json=question).status_code == 200
+            broken_off(client, CHAT, {"messages": QUESTION, "max_tokens": 100, "ignore_eos": True})
+
+    told = await gen_ai_told(monkeypatch, ask, opt_in)
+    if "gen_ai" not in opt_in:
+        assert told == []
+        return
+    broken = told.pop()
+    assert 0 < broken["usage.output_tokens"] < 100
+    assert "response.finish_reasons" not in broken
+    told = told[:6]  # what follows missed its deadline before its first token
+    assert [one["operation.name"] for one in told] == [*("chat",) * 2, *("text_completion",) * 2, *("chat",) * 2]
+    assert {one["provider.name"] for one in told} == {"fovea"}
+    for one, answer in zip(told, answered, strict=False):
+        assert one["response.model"] == answer["model"]
+        assert one["usage.input_tokens"] == answer["usage"]["prompt_tokens"]
+        assert one["usage.output_tokens"] == answer["usage"]["completion_tokens"]
+    assert [one.get("request.model") for one in told] == [MODEL, None, None, None, None, None]
+    assert [len(one.get("response.finish_reasons", ())) for one in told] == [2, 2, 2, 1, 1, 0]
+    assert told[0]["response.finish_reasons"] == ["length", "length"]
+    assert "lighthouse" not in str(told)
+    assert "usage.input_tokens" not in told[-1]
