@@ -8,20 +8,20 @@ SHA-256.
 
 import hashlib
 import secrets
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import get_args
+from typing import Annotated, get_args
 
 import structlog
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, StringConstraints
 from starlette.types import Scope as AsgiScope
 
-from gateway.rate_limits import Allowance, RateLimits
-from gateway.settings import Backend, GatewaySettings, KeyRecord, Level, Scope
+from gateway.rate_limits import Allowance, Limit, RateLimits, Unit
+from gateway.settings import Backend, GatewaySettings, KeyRecord, Level, Limits, LimitsByModel, Scope
 from services.core.durable_files import read_regular_file
 from services.core.errors import PermissionDenied, RateLimited, Unauthenticated
-from services.core.exchange import DEFAULT_TENANT, Caller, client_network
+from services.core.exchange import DEFAULT_TENANT, TENANT_PATTERN, Caller, client_network
 from services.core.followed_file import FollowedFile, changes, parse_file
 from services.core.metrics import Metrics
 
@@ -33,25 +33,28 @@ log = structlog.get_logger(__name__)
 
 
 class KeyFile(BaseModel):
-    """The contents of a keys file."""
+    """The contents of a keys file: keys, and limits that all keys of a tenant share."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     keys: tuple[KeyRecord, ...] = ()
+    tenants: dict[Annotated[str, StringConstraints(pattern=TENANT_PATTERN)], LimitsByModel] = {}
 
 
 @dataclass(frozen=True)
 class Visitor:
-    """The sender of a request: limits are counted by `identity`.
+    """The sender of a request: permits and turns are shared out by `identity`.
 
-    `permissions` and the `scopes` that grant them are None where no key is needed.
+    `limits` are those of all requests, `model_limits` further ones of those that a model answers. `permissions` and the
+    `scopes` that grant them are None where no key is needed.
     """
 
     identity: str
     name: str | None = None
     permissions: frozenset[str] | None = None
     scopes: frozenset[Scope] | None = None
-    rate: str | None = None
+    limits: tuple[Limit, ...] = ()
+    model_limits: Mapping[str, tuple[Limit, ...]] = field(default_factory=dict)
     tenant: str = DEFAULT_TENANT
     prefers_canary: bool = False
 
@@ -59,6 +62,11 @@ class Visitor:
     def caller(self) -> Caller:
         """Return the caller that services are told of."""
         return Caller(self.identity, self.tenant, self.name)
+
+    @property
+    def counts_tokens(self) -> bool:
+        every = (self.limits, *self.model_limits.values())
+        return any(one.unit == "tokens" for limits in every for one in limits)
 
     def may(self, permission: str) -> bool:
         """Whether the key has a permission such as `embed:write` or `metrics`."""
@@ -101,6 +109,7 @@ class KeyRing:
 
     def __init__(self, settings: GatewaySettings) -> None:
         self._poll_s = settings.keys_poll_s
+        self._default_rate = settings.rate_limit
         self._configured = settings.keys
         self.file: FollowedFile[KeyFile] | None = None
         if settings.keys_file is not None:
@@ -126,8 +135,9 @@ class KeyRing:
             log.info("keys_reloaded", keys=len(self._visitors))
 
     def _known(self) -> dict[str, Visitor]:
-        in_file = self.file.content.keys if self.file is not None else ()
-        return _visitors([*self._configured, *in_file])
+        file = self.file.content if self.file is not None else KeyFile()
+        records = (*self._configured, *file.keys)
+        return {one.sha256: _visitor(one, file.tenants.get(one.tenant), self._default_rate) for one in records}
 
 
 class Access:
@@ -156,7 +166,8 @@ class Access:
         """Return the visitor of a request without a key, who may do nothing where keys are needed."""
         client = asgi_scope.get("client")
         identity = f"client:{client_network(client[0]) if client else 'unknown'}"
-        return Visitor(identity, permissions=frozenset() if self._keys.is_required else None)
+        limits = tuple(_limits("A client", identity, Limits(rate_limit=self._default_rate)))
+        return Visitor(identity, permissions=frozenset() if self._keys.is_required else None, limits=limits)
 
     def authorize(self, visitor: Visitor, permission: str) -> None:
         """Raises PermissionDenied where no scope of the key grants the permission."""
@@ -187,19 +198,35 @@ class Access:
         if self._failure_rate is None:
             return
         client = asgi_scope.get("client")
+        identity = client_network(client[0]) if client else "unknown"
         try:
-            await self._limits.take_locally(client_network(client[0]) if client else "unknown", self._failure_rate)
+            await self._limits.take_locally(Limit("A client without a valid key", identity, self._failure_rate))
         except RateLimited:
             self._metrics.rejected.labels("rate_limit").inc()
             raise
 
-    async def count(self, visitor: Visitor) -> Allowance | None:
-        """Count the request against its key's limit; None where it has none. Raises RateLimited."""
-        rate = visitor.rate or self._default_rate
-        if rate is None:
-            return None
+    async def count(self, visitor: Visitor) -> list[Allowance]:
+        """Count the request against the limits in requests of its key and tenant. Raises RateLimited."""
+        return await self._take(visitor.limits, "requests")
+
+    async def check_tokens(self, visitor: Visitor) -> list[Allowance]:
+        """See that the key and its tenant have tokens left. Raises RateLimited."""
+        return await self._take(visitor.limits, "tokens")
+
+    async def count_model(self, visitor: Visitor, model: str) -> list[Allowance]:
+        """Count the request against the limits of a model, and see that it has tokens left. Raises RateLimited."""
+        limits = visitor.model_limits.get(model, ())
+        return await self._take(limits, "tokens") + await self._take(limits, "requests")
+
+    async def spend(self, visitor: Visitor, model: str, num_tokens: int) -> None:
+        """Take the tokens that a request used from every limit that it counts against."""
+        for limit in (*visitor.limits, *visitor.model_limits.get(model, ())):
+            if limit.unit == "tokens" and num_tokens:
+                await self._limits.spend(limit, num_tokens)
+
+    async def _take(self, limits: Iterable[Limit], unit: Unit) -> list[Allowance]:
         try:
-            return await self._limits.take(visitor.identity, rate)
+            return [await self._limits.take(limit) for limit in limits if limit.unit == unit]
         except RateLimited:
             self._metrics.rejected.labels("rate_limit").inc()
             raise
@@ -230,16 +257,31 @@ def permissions(scopes: Iterable[Scope]) -> frozenset[str]:
     return frozenset(granted)
 
 
-def _visitors(records: Iterable[KeyRecord]) -> dict[str, Visitor]:
-    return {
-        record.sha256: Visitor(
-            identity=f"key:{record.sha256[:16]}",
-            name=record.name,
-            permissions=permissions(record.scopes),
-            scopes=record.scopes,
-            rate=record.rate_limit,
-            tenant=record.tenant,
-            prefers_canary=record.canary,
-        )
-        for record in records
-    }
+def _visitor(record: KeyRecord, tenant: LimitsByModel | None, default_rate: str | None) -> Visitor:
+    identity = f"key:{record.sha256[:16]}"
+    of_key = record if record.rate_limit else record.model_copy(update={"rate_limit": default_rate})
+    holders: list[tuple[str, str, LimitsByModel]] = [(f"The key {record.name!r}", identity, of_key)]
+    if tenant is not None:
+        holders.append((f"The tenant {record.tenant!r}", f"tenant:{record.tenant}", tenant))
+    by_model: dict[str, tuple[Limit, ...]] = {}
+    for whose, counted_as, held in holders:
+        for model, limits in held.models.items():
+            more = _limits(f"{whose} with the model {model!r}", f"{counted_as}:{model}", limits)
+            by_model[model] = (*by_model.get(model, ()), *more)
+    return Visitor(
+        identity=identity,
+        name=record.name,
+        permissions=permissions(record.scopes),
+        scopes=record.scopes,
+        limits=tuple(limit for holder in holders for limit in _limits(*holder)),
+        model_limits=by_model,
+        tenant=record.tenant,
+        prefers_canary=record.canary,
+    )
+
+
+def _limits(whose: str, identity: str, limits: Limits) -> Iterator[Limit]:
+    if limits.rate_limit:
+        yield Limit(whose, identity, limits.rate_limit)
+    if limits.token_limit:
+        yield Limit(whose, identity, limits.token_limit, "tokens")

@@ -125,5 +125,5 @@ def create_gateway(
 
 def _routers(settings: GatewaySettings, directory: Directory, usage: UsageCounts) -> list[APIRouter]:
     """Return the gateway's own routes."""
-    routers = [directory_router(directory), own_key_router(usage, settings.rate_limit)]
+    routers = [directory_router(directory), own_key_router(usage)]
     return [*routers, console_router()] if settings.console else routers

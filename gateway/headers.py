@@ -6,7 +6,7 @@ from multidict import CIMultiDict
 from starlette.types import Scope
 
 from services.core.admission.admission import PERMITS_HEADER
-from services.core.exchange import CALLER_HEADERS, Caller, Timing
+from services.core.exchange import CALLER_HEADERS, TOKENS_HEADER, Caller, Timing
 from services.core.http.signatures import SIGNATURE_HEADER
 
 # RFC 9110, 7.6.1: about one connection, not about the message. `Expect` is answered by the gateway's own server, and
@@ -45,13 +45,14 @@ REPLACED = frozenset(
         b"sec-fetch-site",
         b"sec-fetch-user",
         *CALLER_HEADERS,
+        TOKENS_HEADER,
         SIGNATURE_HEADER.lower().encode(),
     }
 )
 # The length is that of the body as it was read, which is known only on sending.
 NOT_FORWARDED = HOP_BY_HOP | REPLACED | {b"content-length"}
-# The gateway's own server dates every response, and names the model; a service's permits are for the gateway only.
-NOT_RETURNED = HOP_BY_HOP | {b"date", b"x-fovea-model", PERMITS_HEADER}
+# The gateway's own server dates every response, and names the model; permits and tokens are for the gateway only.
+NOT_RETURNED = HOP_BY_HOP | {b"date", b"x-fovea-model", PERMITS_HEADER, TOKENS_HEADER}
 
 RawHeaders = Iterable[tuple[bytes, bytes]]
 

@@ -20,11 +20,12 @@ from gateway.headers import request_headers, response_headers
 from gateway.keys.own_key import STATE, Admitted, RequestCounts, UsageCounts
 from gateway.routes import COUNTED_PATHS, OWN_SCOPES, Route, check_method
 from gateway.routing.prompt_prefix import prefix_of
-from gateway.routing.upstream_choice import UpstreamChoice, find_in_body, find_in_json
+from gateway.routing.upstream_choice import UpstreamChoice, find_in_body, find_in_json, model_in_body, model_in_head
 from gateway.settings import GatewaySettings
+from gateway.token_counts import TokenCount
 from gateway.upstream import Upstream, UpstreamRequest
 from services.core.errors import InvalidField, InvalidRequest, Misdirected, Overloaded, Unauthenticated
-from services.core.exchange import RequestContext, announces_body, context_of, exchange_of
+from services.core.exchange import TOKENS_HEADER, RequestContext, announces_body, context_of, exchange_of
 from services.core.fair_gate import FairGate, Permit
 from services.core.metrics import Metrics
 
@@ -166,7 +167,7 @@ class Proxy:
         path: str = scope["path"]
         visitor = admitted.visitor
         # Before everything that may refuse the request: a refusal also costs something.
-        admitted.allowance = await self.access.count(visitor)
+        admitted.note(await self.access.count(visitor))
         scope[STATE] = admitted
         if route is None:
             if path in OWN_SCOPES:
@@ -185,9 +186,11 @@ class Proxy:
         visitor = admitted.visitor
         context = context_of(scope)
         body = ClientBody(self.body_memory, visitor.identity)
+        count: TokenCount | None = None
         try:
             if scope["route"].shared_by:
                 await self._settle_service(body, admitted, scope, receive)
+            count = await self._count(body, admitted, scope, receive)
             upstream = await self._choose(body, visitor, scope, receive)
             # From here on the request is demand for the upstream, whatever becomes of it.
             with upstream.recent.counted():
@@ -204,6 +207,8 @@ class Proxy:
                     client=visitor.identity,
                     answer_s=answer_s,
                 )
+                if count is not None:
+                    request.headers[str(TOKENS_HEADER, "ascii")] = "count"
                 request.prefix = await _prefix(upstream, scope["route"], request.body, visitor.tenant)
                 sent_at = time.perf_counter()
                 async with self._send(upstream, request) as response:
@@ -213,13 +218,35 @@ class Proxy:
                     body.release()
                     # Sent again by the middleware, which counts and logs it, too.
                     context.model = response.headers.get("X-Fovea-Model")
+                    if count is not None:
+                        await count.begin(response.headers, context.model)
                     headers = _client_headers(response, admitted, scope)
                     admitted.counts.errors += response.status >= 400
                     context.timing.add("upstream", time.perf_counter() - sent_at)
                     await send({"type": "http.response.start", "status": response.status, "headers": headers})
-                    await _relay_body(upstream, response, send)
+                    await _relay_body(upstream, response, send if count is None else count.reading(send))
         finally:
             body.release()
+            if count is not None:
+                await count.end()
+
+    async def _count(self, body: ClientBody, admitted: Admitted, scope: Scope, receive: Receive) -> TokenCount | None:
+        """Count a request against the limits in tokens and of its model; None where there are none.
+
+        Raises LimitReached.
+        """
+        route, visitor = scope["route"], admitted.visitor
+        if not (visitor.counts_tokens or visitor.model_limits) or not route.uses_tokens(scope["path"]):
+            return None
+        count = TokenCount(self.access, admitted)
+        admitted.note(await self.access.check_tokens(visitor))
+        if visitor.model_limits:
+            model = model_in_head(route, scope)
+            if model is None and route.model_in:
+                model = await model_in_body(route, scope, await body.read(scope, receive) or b"")
+            if model is not None:
+                await count.of_model(model)
+        return count
 
     async def _settle_service(self, body: ClientBody, admitted: Admitted, scope: Scope, receive: Receive) -> None:
         """Make a shared route that of the service that has the request's model. Raises InvalidField, NotFound,
@@ -285,8 +312,8 @@ def _client_headers(response: aiohttp.ClientResponse, admitted: Admitted, scope:
         # The durations of stages reveal whether another client has asked the same before.
         timing.is_private = True
         headers = [(name, value) for name, value in headers if name != b"server-timing"]
-    if admitted.allowance is not None:
-        headers += [(name.encode(), value.encode()) for name, value in admitted.allowance.headers().items()]
+    for allowance in admitted.allowances.values():
+        headers += [(name.encode(), value.encode()) for name, value in allowance.headers().items()]
     return headers
 
 

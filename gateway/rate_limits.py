@@ -1,4 +1,7 @@
-"""Rate limits of keys: requests are counted in Redis where one is configured, in the process otherwise.
+"""Rate limits of keys and tenants: counted in Redis where one is configured, in the process otherwise.
+
+A request is counted before it is sent on. Its tokens are known only afterwards: it is refused where none are left, and
+what it took is taken from the window even where that is more than was left, so that the next ones wait for longer.
 
 A Redis that is down or slow never fails a request: until it answers again, each gateway process counts for itself,
 which lets through at most as many times the limit as there are processes.
@@ -7,10 +10,10 @@ which lets through at most as many times the limit as there are processes.
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import structlog
 from limits import RateLimitItem, parse
@@ -23,11 +26,16 @@ from services.core.errors import RateLimited
 if TYPE_CHECKING:
     from redis.asyncio import ConnectionPool
 
+T = TypeVar("T")
+Unit = Literal["requests", "tokens"]
+
 # Seconds for which a failed Redis is skipped: a look-up that hangs would otherwise slow every request down.
 REDIS_PAUSE_S = 1.0
 # Seconds after which limits are counted in memory.
 REDIS_TIMEOUT_S = 0.1
 REDIS_CONNECTIONS = 64
+# More than any rate: what has been taken is counted, however much it is.
+UNLIMITED = 2**53
 
 log = structlog.get_logger(__name__)
 
@@ -39,27 +47,45 @@ def parse_rate(rate: str) -> str:
 
 
 @dataclass(frozen=True)
+class Limit:
+    """A rate of `whose`, by which errors name it; what has the same `identity` is counted together."""
+
+    whose: str
+    identity: str
+    rate: str
+    unit: Unit = "requests"
+
+
+@dataclass(frozen=True)
 class Allowance:
-    """A key's allowance: `limit` requests per window, `remaining` of them, `reset_s` seconds until there are more."""
+    """The rest of a limit: `remaining` of `limit` in a window, `reset_s` seconds until there are more."""
 
     limit: int
     remaining: int
     reset_s: float
+    rate: str
+    unit: Unit = "requests"
 
     def headers(self) -> dict[str, str]:
-        return {
-            "ratelimit-limit": str(self.limit),
-            "ratelimit-remaining": str(self.remaining),
-            "ratelimit-reset": str(math.ceil(self.reset_s)),
-        }
+        """Return the headers of the IETF's draft for requests, and OpenAI's for tokens."""
+        reset_s = str(math.ceil(self.reset_s))
+        if self.unit == "tokens":
+            told = {"limit": str(self.limit), "remaining": str(self.remaining), "reset": f"{reset_s}s"}
+            return {f"x-ratelimit-{name}-tokens": value for name, value in told.items()}
+        told = {"limit": str(self.limit), "remaining": str(self.remaining), "reset": reset_s}
+        return {f"ratelimit-{name}": value for name, value in told.items()}
+
+    def without(self, amount: int) -> "Allowance":
+        return replace(self, remaining=max(0, self.remaining - amount))
 
 
 class LimitReached(RateLimited):
     """A 429 that also states the limit."""
 
-    def __init__(self, window_s: int, allowance: Allowance) -> None:
+    def __init__(self, whose: str, window_s: int, allowance: Allowance) -> None:
+        allowed = f"{allowance.limit} {allowance.unit} in {window_s} s"
         super().__init__(
-            f"{allowance.limit} requests in {window_s} s are allowed; try again in {math.ceil(allowance.reset_s)} s.",
+            f"{whose} may use {allowed}; try again in {math.ceil(allowance.reset_s)} s.",
             code="rate_limit_exceeded",
             retry_after_s=allowance.reset_s,
         )
@@ -84,22 +110,37 @@ class RateLimits:
         self._shared_again_at = -math.inf
         self._rates: dict[str, RateLimitItem] = {}
 
-    async def take(self, identity: str, rate: str) -> Allowance:
-        """Count one request of `identity`. Raises LimitReached when its window is full; that one is not counted."""
-        item = self._rates.get(rate) or self._rates.setdefault(rate, parse(rate))
+    async def take(self, limit: Limit) -> Allowance:
+        """Count one request, or see that some tokens are left.
+
+        Raises LimitReached when the window is full; that request is not counted.
+        """
+        item = self._item(limit)
+        use = _take if limit.unit == "requests" else _look
+        return await self._counted(lambda limiter: use(limiter, item, limit))
+
+    async def spend(self, limit: Limit, num_tokens: int) -> None:
+        """Take tokens from a window, also more than are left of it."""
+        item = self._item(limit)
+        await self._counted(lambda limiter: _spend(limiter, item, limit, num_tokens))
+
+    async def take_locally(self, limit: Limit) -> Allowance:
+        """Count as `take` does, but in this process only: unauthenticated requests must not load Redis."""
+        return await _take(self._failures, self._item(limit), limit)
+
+    def _item(self, limit: Limit) -> RateLimitItem:
+        return self._rates.get(limit.rate) or self._rates.setdefault(limit.rate, parse(limit.rate))
+
+    async def _counted(self, use: Callable[[SlidingWindowCounterRateLimiter], Awaitable[T]]) -> T:
+        """Use the counts that all gateways share, or else this process's own."""
         if self._shared is not None and time.monotonic() >= self._shared_again_at:
             try:
                 async with asyncio.timeout(self._timeout_s):
-                    return await _take(self._shared, item, identity)
+                    return await use(self._shared)
             except (StorageError, TimeoutError) as failure:
                 self._shared_again_at = time.monotonic() + REDIS_PAUSE_S
                 log.warning("rate_limits_kept_in_memory", error=type(failure).__name__)
-        return await _take(self._local, item, identity)
-
-    async def take_locally(self, identity: str, rate: str) -> Allowance:
-        """Count as `take` does, but in this process only: unauthenticated requests must not load Redis."""
-        item = self._rates.get(rate) or self._rates.setdefault(rate, parse(rate))
-        return await _take(self._failures, item, identity)
+        return await use(self._local)
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
@@ -109,13 +150,41 @@ class RateLimits:
             await self._pool.disconnect()
 
 
-async def _take(limiter: SlidingWindowCounterRateLimiter, item: RateLimitItem, identity: str) -> Allowance:
-    is_admitted = await limiter.hit(item, identity)
-    window = await limiter.get_window_stats(item, identity)
-    allowance = Allowance(item.amount, window.remaining, max(0.0, window.reset_time - time.time()))
+async def _take(limiter: SlidingWindowCounterRateLimiter, item: RateLimitItem, limit: Limit) -> Allowance:
+    is_admitted = await limiter.hit(item, limit.identity)
+    window = await limiter.get_window_stats(item, limit.identity)
+    allowance = Allowance(item.amount, window.remaining, max(0.0, window.reset_time - time.time()), limit.rate)
     if not is_admitted:
-        raise LimitReached(item.get_expiry(), allowance)
+        raise LimitReached(limit.whose, item.get_expiry(), allowance)
     return allowance
+
+
+async def _look(limiter: SlidingWindowCounterRateLimiter, item: RateLimitItem, limit: Limit) -> Allowance:
+    window_s = item.get_expiry()
+    window = await _windows(limiter).get_sliding_window(item.key_for(limit.unit, limit.identity), window_s)
+    previous, previous_s, current, current_s = window
+    remaining = max(0, item.amount - math.floor(previous * previous_s / window_s + current))
+    # What was taken in the window before fades until its end, and what is taken now from the end of this one on.
+    reset_s = current_s % window_s if previous or current else 0.0
+    if current >= item.amount:
+        reset_s += window_s * (1 - item.amount / current)
+    elif not remaining:
+        reset_s = previous_s - (item.amount - current) * window_s / previous
+    allowance = Allowance(item.amount, remaining, reset_s, limit.rate, limit.unit)
+    if not remaining:
+        raise LimitReached(limit.whose, window_s, allowance)
+    return allowance
+
+
+async def _spend(limiter: SlidingWindowCounterRateLimiter, item: RateLimitItem, limit: Limit, num_tokens: int) -> None:
+    key = item.key_for(limit.unit, limit.identity)
+    await _windows(limiter).acquire_sliding_window_entry(key, UNLIMITED, item.get_expiry(), num_tokens)
+
+
+def _windows(limiter: SlidingWindowCounterRateLimiter) -> MemoryStorage | RedisStorage:
+    storage = limiter.storage
+    assert isinstance(storage, MemoryStorage | RedisStorage), "what RateLimits makes"
+    return storage
 
 
 def _redis_pool(url: str, timeout_s: float) -> "ConnectionPool":

@@ -65,6 +65,10 @@ class Route:
         """Return a shared route as the route of one of its services."""
         return replace(self, service=service, shared_by=())
 
+    def uses_tokens(self, path: str) -> bool:
+        """Whether a model reads texts for a request, and so its tokens count."""
+        return bool(self.model_in) or _SEARCH.fullmatch(path) is not None
+
     def level(self, method: str, path: str) -> Level:
         """Return the level that a key needs for this. A method that the route does not take needs only `read`, so that
         its refusal is the same for every key of the service."""

@@ -54,15 +54,32 @@ def check_base_urls(urls: tuple[str, ...]) -> tuple[str, ...]:
     return urls
 
 
-class KeyRecord(BaseModel):
-    """One key as it is stored: its digest, never the key itself."""
+Rate = Annotated[str, AfterValidator(parse_rate)]
+# An alias or a version, which would follow an `@`, is the request's.
+LimitedModel = Annotated[str, StringConstraints(pattern=r"^[^@\s]+$")]
+
+
+class Limits(BaseModel):
+    """Limits in requests and in tokens, such as `600/minute`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rate_limit: Rate | None = None
+    token_limit: Rate | None = None
+
+
+class LimitsByModel(Limits):
+    """Limits of all requests, and beside them limits of those that a model answers."""
+
+    models: dict[LimitedModel, Limits] = {}
+
+
+class KeyRecord(LimitsByModel):
+    """One key as it is stored: its digest, never the key itself."""
 
     name: str = Field(min_length=1, max_length=100)
     sha256: Sha256
     scopes: frozenset[Scope]
-    rate_limit: str | None = None
     created: str | None = None
     tenant: str = DEFAULT_TENANT
     canary: bool = False
@@ -76,11 +93,6 @@ class KeyRecord(BaseModel):
                 "of which the first is a letter or a digit"
             )
         return tenant
-
-    @field_validator("rate_limit")
-    @classmethod
-    def check_rate(cls, rate: str | None) -> str | None:
-        return rate if rate is None else parse_rate(rate)
 
 
 class GatewaySettings(ProcessSettings):

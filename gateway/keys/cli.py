@@ -12,7 +12,7 @@ from typing import Annotated, NoReturn
 import typer
 from pydantic import ValidationError
 
-from gateway.access import digest, new_key
+from gateway.access import KeyFile, digest, new_key
 from gateway.keys.key_files import KeysInFile, KeysInSecret, KeySource, KeysUnavailable
 from gateway.settings import KeyRecord
 from services.core.audit import AuditFailed, AuditLog
@@ -36,6 +36,7 @@ AuditOption = Annotated[
     typer.Option("--audit-log", envvar="FOVEA_AUDIT_LOG", help="Audit log to which the change is appended."),
 ]
 DEFAULT_FILE = Path("~/.fovea/keys.json")
+OF_MODEL = "The same for the requests that a model answers, beside the key's own. Repeatable."
 
 
 @app.command()
@@ -51,6 +52,11 @@ def create(  # noqa: PLR0913 - one parameter an option
     rate_limit: Annotated[
         str | None, typer.Option(help="Rate limit, such as `600/minute`. Default: the gateway's limit.")
     ] = None,
+    token_limit: Annotated[
+        str | None, typer.Option(help="Limit of tokens read and generated, such as `100000/minute`. Default: none.")
+    ] = None,
+    model_rate_limit: Annotated[list[str] | None, typer.Option(metavar="MODEL=RATE", help=OF_MODEL)] = None,
+    model_token_limit: Annotated[list[str] | None, typer.Option(metavar="MODEL=RATE", help=OF_MODEL)] = None,
     tenant: Annotated[str, typer.Option(help="Tenant of the key. Keys of the same tenant share its collections.")] = (
         DEFAULT_TENANT
     ),
@@ -63,17 +69,24 @@ def create(  # noqa: PLR0913 - one parameter an option
     """Create a key, print it once and add its digest to the file."""
     key = new_key()
     fields = {"name": name, "sha256": digest(key), "scopes": scope, "rate_limit": rate_limit, "tenant": tenant}
+    models = _by_model(rate_limit=model_rate_limit, token_limit=model_token_limit)
     try:
-        record = KeyRecord(**fields, canary=canary, created=datetime.now(UTC).isoformat(timespec="seconds"))
+        record = KeyRecord(
+            **fields,
+            token_limit=token_limit,
+            models=models,
+            canary=canary,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
     except ValidationError as invalid:
         first = invalid.errors()[0]
-        _refuse(f"{first['loc'][0]}: {first['msg'].removeprefix('Value error, ')}.")
+        _refuse(f"{'.'.join(map(str, first['loc']))}: {first['msg'].removeprefix('Value error, ')}.")
     with _changing(file, secret) as (source, keys):
-        if any(known.name == name for known in keys):
+        if any(known.name == name for known in keys.keys):
             _refuse(f"{source} already has a key named {name!r}; revoke it first.")
         try:
             with _audited(audit_log, "key.create", source, record):
-                source.write((*keys, record))
+                source.write(keys.model_copy(update={"keys": (*keys.keys, record)}))
         except AuditFailed as failed:
             _refuse(f"{audit_log}: {failed.message}")
     typer.echo(key)
@@ -83,7 +96,7 @@ def create(  # noqa: PLR0913 - one parameter an option
 def list_keys(file: FileOption = DEFAULT_FILE, secret: SecretOption = None) -> None:
     """Show the name, scopes, limit, creation time and tenant of every key, and whether it goes to canaries."""
     with _reasons_in_one_line():
-        records = _source(file, secret).read()
+        records = _source(file, secret).read().keys
     for record in records:
         scopes = ",".join(sorted(record.scopes))
         limit, created = record.rate_limit or "-", record.created or "-"
@@ -100,10 +113,10 @@ def revoke(
 ) -> None:
     """Remove a key. The gateway rejects it within seconds."""
     with _changing(file, secret) as (source, keys):
-        kept = tuple(record for record in keys if record.name != name)
-        if len(kept) == len(keys):
+        revoked = next((record for record in keys.keys if record.name == name), None)
+        if revoked is None:
             _refuse(f"{source} has no key named {name!r}.")
-        revoked = next(record for record in keys if record.name == name)
+        kept = keys.model_copy(update={"keys": tuple(record for record in keys.keys if record.name != name)})
         try:
             with _audited(audit_log, "key.revoke", source, revoked):
                 source.write(kept)
@@ -116,12 +129,24 @@ def revoke(
             )
 
 
+def _by_model(**given: list[str] | None) -> dict[str, dict[str, str]]:
+    """Return limits by model and kind, each given as `MODEL=RATE`."""
+    found: dict[str, dict[str, str]] = {}
+    for kind, several in given.items():
+        for one in several or ():
+            model, separator, rate = one.partition("=")
+            if not separator:
+                _refuse(f"--model-{kind.replace('_', '-')}: {one!r} is not MODEL=RATE, such as vicuna-7b=600/minute.")
+            found.setdefault(model, {})[kind] = rate
+    return found
+
+
 def _source(file: Path, secret: str | None) -> KeySource:
     return KeysInFile(file) if secret is None else KeysInSecret(secret)
 
 
 @contextmanager
-def _changing(file: Path, secret: str | None) -> Iterator[tuple[KeySource, tuple[KeyRecord, ...]]]:
+def _changing(file: Path, secret: str | None) -> Iterator[tuple[KeySource, KeyFile]]:
     """Yield a source and its keys, which are changed from what they are now or not at all."""
     with _reasons_in_one_line():
         source = _source(file, secret)

@@ -11,12 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from gateway.access import KeyFile, parse_key_file, read_key_file
-from gateway.settings import KeyRecord
 from services.core.durable_files import write_durably
 
 ENTRY = "keys.json"
-
-Keys = tuple[KeyRecord, ...]
 
 
 class KeysUnavailable(Exception):
@@ -26,7 +23,8 @@ class KeysUnavailable(Exception):
 class KeysInFile:
     """A keys file, which one command changes at a time.
 
-    Within `changing`, which yields the keys, `write` replaces these and no others. All methods raise KeysUnavailable.
+    Within `changing`, which yields what it holds, `write` replaces that and nothing else. All methods raise
+    KeysUnavailable.
     """
 
     def __init__(self, path: Path) -> None:
@@ -36,18 +34,18 @@ class KeysInFile:
     def __str__(self) -> str:
         return str(self._shown)
 
-    def read(self) -> Keys:
+    def read(self) -> KeyFile:
         try:
-            return read_key_file(self._path).keys
+            return read_key_file(self._path)
         except FileNotFoundError:
-            return ()
+            return KeyFile()
         except OSError as error:
             raise KeysUnavailable(f"{self}: {error.strerror}") from error
         except ValueError as broken:
             raise KeysUnavailable(str(broken)) from broken
 
     @contextmanager
-    def changing(self) -> Iterator[Keys]:
+    def changing(self) -> Iterator[KeyFile]:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -56,7 +54,7 @@ class KeysInFile:
         finally:
             os.close(folder)
 
-    def write(self, keys: Keys) -> None:
+    def write(self, keys: KeyFile) -> None:
         write_durably(self._path, [_content(keys)])
 
 
@@ -77,22 +75,22 @@ class KeysInSecret:
     def __str__(self) -> str:
         return f"The Secret {self._namespace}/{self._name}"
 
-    def read(self) -> Keys:
+    def read(self) -> KeyFile:
         text = self._kubectl("get", "secret", self._name, "--ignore-not-found", "--output=json")
         self._found = json.loads(text) if text.strip() else None
         encoded = ((self._found or {}).get("data") or {}).get(ENTRY)
         if encoded is None:
-            return ()
+            return KeyFile()
         try:
-            return parse_key_file(base64.b64decode(encoded), str(self)).keys
+            return parse_key_file(base64.b64decode(encoded), str(self))
         except ValueError as broken:
             raise KeysUnavailable(str(broken)) from broken
 
     @contextmanager
-    def changing(self) -> Iterator[Keys]:
+    def changing(self) -> Iterator[KeyFile]:
         yield self.read()
 
-    def write(self, keys: Keys) -> None:
+    def write(self, keys: KeyFile) -> None:
         entries = {ENTRY: base64.b64encode(_content(keys)).decode("ascii")}
         before = self._found
         if before is None:
@@ -135,5 +133,5 @@ class KeysInSecret:
 KeySource = KeysInFile | KeysInSecret
 
 
-def _content(keys: Keys) -> bytes:
-    return KeyFile(keys=keys).model_dump_json(indent=2, exclude_defaults=True).encode() + b"\n"
+def _content(keys: KeyFile) -> bytes:
+    return keys.model_dump_json(indent=2, exclude_defaults=True).encode() + b"\n"

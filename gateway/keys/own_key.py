@@ -2,14 +2,15 @@
 
 import math
 import time
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
 from gateway.access import Visitor
-from gateway.rate_limits import Allowance
+from gateway.rate_limits import Allowance, Unit
 
 # Of every visitor where no key is needed: counting by address would have no bound.
 EVERYBODY = "everybody"
@@ -45,15 +46,21 @@ class UsageCounts:
 
 @dataclass
 class Admitted:
-    """A request that was admitted: by whom, what is left of their limit (None: no limit), and where it is counted."""
+    """A request that was admitted: by whom, what is left of their limits, and where it is counted."""
 
     visitor: Visitor
     counts: RequestCounts
-    allowance: Allowance | None = None
+    allowances: dict[Unit, Allowance] = field(default_factory=dict)
+
+    def note(self, allowances: Iterable[Allowance]) -> None:
+        """Keep, of requests and of tokens, the limit that leaves the least."""
+        for one in allowances:
+            least = self.allowances.get(one.unit)
+            self.allowances[one.unit] = one if least is None or one.remaining < least.remaining else least
 
 
 class KeyLimit(BaseModel):
-    """Requests that a rate limit leaves now."""
+    """Requests that a rate limit leaves now, of those of the key and of its tenant the one that leaves the least."""
 
     rate: str
     limit: int = Field(description="Requests per window.")
@@ -76,7 +83,7 @@ class OwnKey(BaseModel):
     )
 
 
-def own_key_router(usage: UsageCounts, default_rate: str | None) -> APIRouter:
+def own_key_router(usage: UsageCounts) -> APIRouter:
     router = APIRouter()
 
     @router.get("/v1/key", tags=["models"])
@@ -88,7 +95,7 @@ def own_key_router(usage: UsageCounts, default_rate: str | None) -> APIRouter:
             name=visitor.name,
             tenant=visitor.tenant,
             scopes=None if visitor.scopes is None else sorted(visitor.scopes),
-            rate_limit=_limit(visitor.rate or default_rate, admitted.allowance),
+            rate_limit=_limit(admitted.allowances.get("requests")),
             since=usage.since,
             usage=usage.of(visitor),
         )
@@ -96,7 +103,7 @@ def own_key_router(usage: UsageCounts, default_rate: str | None) -> APIRouter:
     return router
 
 
-def _limit(rate: str | None, left: Allowance | None) -> KeyLimit | None:
-    if rate is None or left is None:
+def _limit(left: Allowance | None) -> KeyLimit | None:
+    if left is None:
         return None
-    return KeyLimit(rate=rate, limit=left.limit, remaining=left.remaining, reset_s=math.ceil(left.reset_s))
+    return KeyLimit(rate=left.rate, limit=left.limit, remaining=left.remaining, reset_s=math.ceil(left.reset_s))

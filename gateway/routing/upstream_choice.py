@@ -169,19 +169,14 @@ class UpstreamChoice:
             return self._upstreams.collections
         if not branch.pools or not route.model_in:
             return branch.default
-        if "query" in route.model_in and (model := find_in_query(scope["query_string"], "model")) is not None:
+        if (model := model_in_head(route, scope)) is not None:
             return _of_model(branch, model)
         return None if announces_body(scope) and _form_of_body(route, scope) is not None else branch.default
 
     async def by_body(self, route: Route, scope: Scope, body: bytes) -> Upstream:
         """Return the upstream of a request for which `by_head` returned None. Raises NotFound."""
         branch = self._upstreams.of(route.service)
-        if _form_of_body(route, scope) == "form":
-            content_type = header_of(scope, b"content-type") or ""
-            model = await find_in_body(lambda given, field: find_in_form(content_type, given, field), body, "model")
-        else:
-            model = await find_in_body(find_in_json, body, "model")
-        if model is not None:
+        if (model := await model_in_body(route, scope, body)) is not None:
             return _of_model(branch, model)
         task = await find_in_body(find_in_json, body, "task") if branch.by_task else None
         return branch.default if task is None else branch.by_task.get(task, branch.default)
@@ -194,6 +189,20 @@ class UpstreamChoice:
         branch = self._upstreams.of(route.service)
         is_free = route.has_canary and header_of(scope, CANARY_HEADER) is None and upstream is branch.own
         return branch.canary if is_free and branch.canary and branch.canary.is_on_trial_beside(upstream) else upstream
+
+
+def model_in_head(route: Route, scope: Scope) -> str | None:
+    """Return the model that the URL of a request names."""
+    return find_in_query(scope["query_string"], "model") if "query" in route.model_in else None
+
+
+async def model_in_body(route: Route, scope: Scope, body: bytes) -> str | None:
+    """Return the model that the body of a request names."""
+    form = _form_of_body(route, scope)
+    if form == "form":
+        content_type = header_of(scope, b"content-type") or ""
+        return await find_in_body(lambda given, field: find_in_form(content_type, given, field), body, "model")
+    return None if form is None else await find_in_body(find_in_json, body, "model")
 
 
 def _asks_for_canary(scope: Scope) -> bool:

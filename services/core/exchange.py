@@ -49,6 +49,10 @@ class Usage:
     output_tokens: int = 0
     finish_reasons: list[str] = field(default_factory=list)
 
+    @property
+    def total_tokens(self) -> int:
+        return self.input_tokens + self.output_tokens
+
 
 @dataclass(slots=True)
 class RequestContext:
@@ -138,6 +142,9 @@ TENANT_HEADER = b"x-fovea-tenant"
 KEY_NAME_HEADER = b"x-fovea-key-name"
 # What a service believes of a request, and a gateway's signature covers; never taken from a client.
 CALLER_HEADERS = (CLIENT_HEADER, TENANT_HEADER, KEY_NAME_HEADER)
+# By which a gateway asks for the tokens of a request, and a service tells those so far: in the response's head, and in
+# a stream before each event, in a comment `: tokens 17`, so that they are known of one that is broken off as well.
+TOKENS_HEADER = b"x-fovea-tokens"
 DEFAULT_TENANT = "default"
 # Also the name of a folder, so it has no slash and does not begin with a dot.
 TENANT_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,62}$"

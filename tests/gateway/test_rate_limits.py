@@ -10,12 +10,13 @@ import pytest
 from limits import parse
 from pydantic import ValidationError
 from redis.asyncio import Redis
+from starlette.types import ASGIApp, Receive, Scope, Send
 from structlog.testing import capture_logs
 
-from gateway.access import digest
-from gateway.settings import GatewaySettings, KeyRecord
+from gateway.access import KeyFile, digest
+from gateway.settings import GatewaySettings, KeyRecord, LimitsByModel
 from tests.core.redis_server import RedisServer, redis_executables
-from tests.gateway.servers import Service, gateway, metric, serving, until
+from tests.gateway.servers import Service, gateway, gone, metric, read_body, respond, serving, until
 
 pytestmark = pytest.mark.process
 
@@ -234,3 +235,183 @@ async def test_behind_a_trusted_proxy_each_address_has_its_own_limit() -> None:
 def test_a_proxy_that_is_no_address_is_refused() -> None:
     with pytest.raises(ValidationError, match="caddy"):
         GatewaySettings(trusted_proxies=("caddy",))
+
+
+# --- tokens, models and tenants ---
+
+
+def of_tokens(tokens: int, model: str = "tiny@1") -> ASGIApp:
+    """A service's whole answer, with its tokens where the gateway asks for them."""
+    return respond(headers=((b"x-fovea-tokens", b"%d" % tokens), (b"x-fovea-model", model.encode())))
+
+
+def limited(name: str, **limits: Any) -> KeyRecord:
+    fields = {"name": name, "sha256": digest(name), "scopes": frozenset({"generate", "embed:write"})}
+    return KeyRecord.model_validate({**fields, **limits})
+
+
+async def chat(client: aiohttp.ClientSession, key: str, model: str = "tiny") -> aiohttp.ClientResponse:
+    body = {"model": model, "messages": []}
+    async with client.post("/v1/chat/completions", headers={"X-API-Key": key}, json=body) as response:
+        await response.read()
+        return response
+
+
+async def statuses(client: aiohttp.ClientSession, key: str, *models: str) -> list[int]:
+    return [(await chat(client, key, model)).status for model in models]
+
+
+async def test_tokens_are_taken_from_the_limit_after_the_answer_and_none_left_is_429() -> None:
+    service = Service(of_tokens(60))
+    keys = (limited("a", token_limit="100/year"),)
+    async with serving(service) as url, gateway(generate_urls=url, embed_urls=url, keys=keys) as client:
+        for remaining in ("40", "0"):
+            response = await chat(client, "a")
+            assert response.status == 200
+            assert response.headers["x-ratelimit-limit-tokens"] == "100"
+            assert response.headers["x-ratelimit-remaining-tokens"] == remaining
+            assert response.headers["x-ratelimit-reset-tokens"].endswith("s")
+            assert "x-fovea-tokens" not in response.headers
+        async with client.post("/generate", headers={"X-API-Key": "a"}, json={}) as response:
+            assert response.status == 429
+            error = (await response.json())["error"]
+            year_s = parse("1/year").get_expiry()
+            assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
+            assert error["message"].startswith(f"The key 'a' may use 100 tokens in {year_s} s; try again in ")
+            assert response.headers["x-ratelimit-remaining-tokens"] == "0"
+            # 120 of 100 were taken, so that a sixth of the next window passes until there are some again.
+            assert int(response.headers["x-ratelimit-reset-tokens"].removesuffix("s")) >= year_s // 6
+            assert 0 < int(response.headers["Retry-After"]) <= 120
+        # What no model reads is answered.
+        for path in ("/v1/key", "/collections"):
+            async with client.get(path, headers={"X-API-Key": "a"}) as response:
+                assert response.status == 200
+        async with client.post("/collections/shapes/search", headers={"X-API-Key": "a"}) as response:
+            assert response.status == 429
+    assert [scope["path"] for scope in service.requests] == ["/v1/chat/completions"] * 2 + ["/collections"]
+
+
+async def test_a_service_is_asked_for_tokens_only_where_a_limit_needs_them_and_never_by_a_client() -> None:
+    service = Service()
+    keys = (limited("free", rate_limit=RATE), limited("model", models={"tiny": {"token_limit": "100/year"}}))
+    async with serving(service) as url, gateway(generate_urls=url, keys=keys) as client:
+        headers = {"X-API-Key": "free", "X-Fovea-Tokens": "mine"}
+        async with client.post("/generate", headers=headers, json={}) as response:
+            assert response.status == 200
+        assert service.header("x-fovea-tokens") is None
+        assert (await chat(client, "model")).status == 200
+        assert service.header("x-fovea-tokens") == "count"
+
+
+def streaming(*, ends: bool) -> ASGIApp:
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        await read_body(receive)
+        kind = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"x-fovea-tokens", b"7")]
+        await send({"type": "http.response.start", "status": 200, "headers": kind})
+        for tokens in (8, 30, 60):
+            piece = b': tokens %d\ndata: {"text": ": tokens 900\\n"}\n\n' % tokens
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        if ends:
+            await send({"type": "http.response.body", "body": b": tokens 60\ndata: [DONE]\n\n"})
+        else:
+            await gone(receive)
+
+    return answer
+
+
+async def test_the_tokens_of_a_stream_are_counted_and_the_client_is_sent_the_events_alone() -> None:
+    keys = (limited("a", token_limit="60/year"),)
+    service = Service(streaming(ends=True))
+    async with serving(service) as url, gateway(generate_urls=url, keys=keys) as client:
+        async with client.post("/generate", headers={"X-API-Key": "a"}, json={}) as response:
+            assert response.headers["x-ratelimit-remaining-tokens"] == "53"
+            assert await response.read() == b'data: {"text": ": tokens 900\\n"}\n\n' * 3 + b"data: [DONE]\n\n"
+        await until(lambda: refused(client, "a"))
+        assert len(service.requests) == 1
+
+
+async def test_the_tokens_of_a_stream_that_its_client_leaves_are_counted_up_to_there() -> None:
+    keys = (limited("a", token_limit="60/year"),)
+    service = Service(streaming(ends=False))
+    async with serving(service) as url, gateway(generate_urls=url, keys=keys) as client:
+        response = await client.post("/generate", headers={"X-API-Key": "a"}, json={})
+        await response.content.readuntil(b"}\n\ndata: {")
+        response.close()
+        service.answer = of_tokens(0)
+        await until(lambda: refused(client, "a"))
+
+
+async def refused(client: aiohttp.ClientSession, key: str) -> bool:
+    return (await chat(client, key)).status == 429
+
+
+async def test_a_model_has_a_limit_of_its_own_however_a_request_names_it() -> None:
+    service = Service(of_tokens(10, "big@1"))
+    models = {"big": {"rate_limit": "3/year"}, "wide": {"token_limit": "10/year"}}
+    async with serving(service) as url, gateway(generate_urls=url, keys=(limited("a", models=models),)) as client:
+        assert await statuses(client, "a", "big", "big@latest") == [200, 200]
+        # It is named by nothing, or by the second of two members.
+        for body in ("{}", '{"model": "small", "model": "big"}'):
+            async with client.post("/v1/completions", headers={"X-API-Key": "a"}, data=body) as response:
+                answered = response.status, await response.text()
+        assert answered[0] == 429
+        assert "The key 'a' with the model 'big' may use 3 requests in " in answered[1]
+        assert len(service.requests) == 4
+        assert await statuses(client, "a", "big") == [429]
+        assert len(service.requests) == 4
+        service.answer = of_tokens(10, "wide@1")
+        assert await statuses(client, "a", "wide", "wide") == [200, 429]
+        service.answer = of_tokens(10, "small@1")
+        assert await statuses(client, "a", "small", "small") == [200, 200]
+
+
+async def test_the_keys_of_a_tenant_share_its_limits(tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    records = [limited(name, tenant=tenant) for name, tenant in (("a", "lab"), ("b", "lab"), ("c", "shop"))]
+    tenants = {
+        "lab": LimitsByModel.model_validate({"token_limit": "100/year", "models": {"big": {"rate_limit": "1/year"}}})
+    }
+    file.write_text(KeyFile(keys=tuple(records), tenants=tenants).model_dump_json())
+    service = Service(of_tokens(50, "big@1"))
+    async with serving(service) as url, gateway(generate_urls=url, keys_file=file) as client:
+        assert await statuses(client, "a", "big") == [200]
+        assert await statuses(client, "b", "big") == [429]
+        service.answer = of_tokens(50)
+        assert await statuses(client, "b", "tiny", "tiny") == [200, 429]
+        assert await statuses(client, "a", "tiny") == [429]
+        assert await statuses(client, "c", "tiny") == [200]
+
+
+async def test_gateways_that_share_a_redis_share_the_tokens(redis: RedisServer) -> None:
+    settings: dict[str, Any] = {"redis_url": redis.url, "redis_timeout_s": 60}
+    keys = (limited("a", token_limit="100/hour"), limited("b", token_limit="100/2 second"))
+    async with (
+        serving(Service(of_tokens(60))) as url,
+        gateway(generate_urls=url, keys=keys, **settings) as first,
+        gateway(generate_urls=url, keys=keys, **settings) as second,
+    ):
+        assert (await chat(first, "a")).headers["x-ratelimit-remaining-tokens"] == "40"
+        response = await chat(second, "a")
+        assert (response.status, response.headers["x-ratelimit-remaining-tokens"]) == (200, "0")
+        for client in (first, second):
+            response = await chat(client, "a")
+            assert response.status == 429
+            # A Redis window begins with its first request: an hour, and a sixth of the next one.
+            assert 4000 < int(response.headers["x-ratelimit-reset-tokens"].removesuffix("s")) <= 4201
+        assert [(await chat(client, "b")).status for client in (first, second)] == [200, 200]
+
+        async def is_let_in() -> bool:
+            return (await chat(first, "b")).status == 200
+
+        await until(is_let_in)
+
+
+async def test_tokens_are_counted_without_redis_while_it_is_gone() -> None:
+    settings: dict[str, Any] = {"redis_url": "redis://127.0.0.1:1", "keys": (limited("a", token_limit="100/year"),)}
+    async with serving(Service(of_tokens(60))) as url, gateway(generate_urls=url, **settings) as client:
+        assert await statuses(client, "a", "tiny", "tiny", "tiny") == [200, 200, 429]
+
+
+def test_a_limit_of_one_version_is_refused() -> None:
+    with pytest.raises(ValidationError, match="models"):
+        limited("a", models={"tiny@latest": {"rate_limit": RATE}})

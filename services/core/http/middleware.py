@@ -27,6 +27,7 @@ from services.core.errors import (
 from services.core.exchange import (
     CLIENT_HEADER,
     SCOPE_KEY,
+    TOKENS_HEADER,
     Exchange,
     announces_body,
     caller_of,
@@ -295,6 +296,7 @@ class RequestIdentity:
         exchange = Exchange(request_id, scope["path"], is_probe=scope["path"] in QUIET_PATHS)
         scope[SCOPE_KEY] = exchange
         context, timing = exchange.context, exchange.context.timing
+        tells_tokens = TOKENS_HEADER in headers_of(scope)
         scope.setdefault("state", {})["request_id"] = request_id
         set_caller(caller_of(scope))
 
@@ -313,10 +315,14 @@ class RequestIdentity:
                     headers.append((b"x-fovea-model", context.model.encode("latin-1", "replace")))
                 if timing.stages and not timing.is_private:
                     headers.append((b"server-timing", timing.header().encode("latin-1")))
+                if tells_tokens:
+                    headers.append((TOKENS_HEADER, b"%d" % context.usage.total_tokens))
                 if self.health.is_draining:
                     headers.append((b"connection", b"close"))
             elif not message.get("more_body", False):
                 exchange.is_complete = True
+            elif tells_tokens and exchange.content_type.startswith(b"text/event-stream"):
+                message = {**message, "body": b": tokens %d\n%b" % (context.usage.total_tokens, message["body"])}
             await send(message)
 
         structlog.contextvars.bind_contextvars(request_id=request_id)

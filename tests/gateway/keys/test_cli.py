@@ -150,3 +150,32 @@ def test_a_pipe_in_place_of_a_keys_file_is_named_in_one_line(file: Path) -> None
     os.mkfifo(file)
     listed = keys(file, "list")
     assert (listed.exit_code, listed.stderr.strip()) == (1, f"fovea keys: {file}: not a regular file")
+
+
+def test_a_key_may_have_limits_in_tokens_and_by_model_and_what_others_wrote_for_tenants_stays(file: Path) -> None:
+    file.parent.mkdir()
+    file.write_text('{"tenants": {"lab": {"token_limit": "1000000/hour"}}}')
+    by_model = ("--model-token-limit", "big=1000/minute", "--model-rate-limit", "big=6/minute")
+    make(file, "ci", "--scope", "generate", "--token-limit", "100000/minute", *by_model)
+    make(file, "old", "--scope", "embed")
+    assert keys(file, "revoke", "old").exit_code == 0
+    held = read_key_file(file)
+    assert held.tenants["lab"].token_limit == "1000000/hour"
+    (record,) = held.keys
+    assert record.token_limit == "100000/minute"
+    assert record.models["big"].model_dump() == {"rate_limit": "6/minute", "token_limit": "1000/minute"}
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--token-limit", "many"), "token_limit: "),
+        (("--model-token-limit", "big"), "--model-token-limit: 'big' is not MODEL=RATE"),
+        (("--model-rate-limit", "big=often"), "models.big.rate_limit: "),
+    ],
+)
+def test_a_limit_that_is_none_is_refused_by_its_name(file: Path, options: tuple[str, ...], told: str) -> None:
+    refused = keys(file, "create", "--name", "ci", "--scope", "embed", *options)
+    assert refused.exit_code == 1
+    assert refused.output.startswith(f"fovea keys: {told}")
+    assert not file.exists()

@@ -637,3 +637,24 @@ async def test_a_span_tells_the_model_and_its_tokens_where_the_conventions_are_s
     assert told[0]["response.finish_reasons"] == ["length", "length"]
     assert "lighthouse" not in str(told)
     assert "usage.input_tokens" not in told[-1]
+
+
+# --- what a gateway is told ---
+
+
+@pytest.mark.slow
+def test_the_tokens_so_far_are_told_to_a_gateway_that_asks_and_to_nobody_else(client: TestClient) -> None:
+    body = {"messages": QUESTION, "max_tokens": 6, "temperature": 0, "ignore_eos": True}
+    asking = {"X-Fovea-Tokens": "count"}
+    whole = client.post(CHAT, json=body, headers=asking)
+    assert whole.headers["x-fovea-tokens"] == str(whole.json()["usage"]["total_tokens"])
+    streamed = client.post(CHAT, json={**body, "stream": True}, headers=asking)
+    *events, rest = streamed.text.split("\n\n")
+    told = [int(event.split("\n")[0].removeprefix(": tokens ")) for event in events]
+    assert rest == ""
+    assert told == sorted(told)
+    assert told[-1] == whole.json()["usage"]["total_tokens"]
+    assert told[0] >= int(streamed.headers["x-fovea-tokens"]) > 0
+    unasked = client.post(CHAT, json={**body, "stream": True})
+    assert ": tokens" not in unasked.text
+    assert "x-fovea-tokens" not in unasked.headers
