@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import partial
 from typing import Annotated, Literal, Self, get_args
 
@@ -9,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 
 from gateway.settings import Backend, GatewaySettings, Service, check_base_urls
 from services.core.followed_file import FollowedFile, parse_file
+from services.core.settings import SettingsError
 
 COLLECTIONS = "collections"
 MAX_NAME_LENGTH = 256
@@ -80,12 +82,21 @@ class PoolFile(BaseModel):
 
 
 def follow_pools(settings: GatewaySettings) -> FollowedFile[PoolFile] | None:
-    """Open the file of pools, None where there is none. Raises SettingsError where it is missing or invalid."""
-    if settings.pools is None:
-        return None
-    cure = "create it, or unset the setting"
-    parse = partial(parse_file, PoolFile, "file of pools")
-    return FollowedFile(settings.pools, parse, variable="FOVEA_GATEWAY_POOLS", cure=cure)
+    """Open the file of pools, None where there is none.
+
+    Raises SettingsError where it is missing or invalid, and for seconds of a name that nothing has.
+    """
+    pools: FollowedFile[PoolFile] | None = None
+    if settings.pools is not None:
+        cure = "create it, or unset the setting"
+        parse = partial(parse_file, PoolFile, "file of pools")
+        pools = FollowedFile(settings.pools, parse, variable="FOVEA_GATEWAY_POOLS", cure=cure)
+    names = [one.name for one in destinations(settings, pools.content.pools if pools else ())]
+    for name in sorted(settings.wake_s.keys() - names):
+        near = get_close_matches(name, names, 1)
+        told = f"did you mean {near[0]}?" if near else f"known are {', '.join(names)}."
+        raise SettingsError(f"FOVEA_GATEWAY_WAKE_S: no service and no pool is named {name!r}; {told}")
+    return pools
 
 
 def _check_unique(field: str, whose: str, values: Iterable[str]) -> None:

@@ -84,7 +84,7 @@ class Fovea:
             answer = await self._client.request("POST" if body else "GET", path, json=given or None, headers=callers)
         except httpx2.HTTPError as error:
             told = f"No Fovea answers at {self._client.base_url} ({str(error).rstrip('.') or type(error).__name__})."
-            raise ToolError(f"{told} Start one with `fovea up`, or name its address with --url.") from None
+            raise ToolError(f"{told} Start one with `fovea up`, or name its address with --url or FOVEA_URL.") from None
         if answer.is_success:
             found: Answer = answer.json()
             return found
@@ -194,7 +194,7 @@ def make_server(fovea: Fovea) -> MCPServer[None]:
 
 @app.command()
 def serve(
-    url: Annotated[str, typer.Option(help="Address of Fovea.")] = LOCAL_URL,
+    url: Annotated[str, typer.Option(envvar="FOVEA_URL", help="Address of Fovea.")] = LOCAL_URL,
     api_key: Annotated[
         str | None, typer.Option(envvar="FOVEA_API_KEY", help="API key; over HTTP, callers send their own instead.")
     ] = None,

@@ -41,6 +41,7 @@ COMMAND_LINE_VARIABLES = frozenset(
         "UP_VLLM",
         "UP_VLLM_OPTIONS",
         "UP_VLLM_PORT",
+        "URL",
     )
 )
 # Processes that shared one value would conflict.

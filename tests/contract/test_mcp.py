@@ -18,9 +18,10 @@ from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.types import TextContent
+from typer.testing import CliRunner
 
 from gateway.access import digest
-from services.cli.mcp_server import Fovea, make_server
+from services.cli.mcp_server import Fovea, app, make_server
 from tests.contract.running_fovea import Fovea as Running
 from tests.contract.running_fovea import running_fovea
 from tests.core.child_processes import running
@@ -121,6 +122,12 @@ async def test_arguments_that_a_tool_lacks_are_refused_and_so_is_a_fovea_that_do
         told = await refusal(client, "rerank", query="a", documents=["b"])
         assert "No Fovea answers at http://127.0.0.1:9" in told
         assert "fovea up" in told
+
+
+def test_the_address_may_come_from_the_environment_and_one_that_is_none_is_refused() -> None:
+    refused = CliRunner(env={"FOVEA_URL": "fovea.example"}).invoke(app, [])
+    assert refused.exit_code == 2
+    assert "fovea.example does not begin with http:// or https://" in refused.output
 
 
 async def test_every_tool_says_that_it_changes_nothing_and_describes_its_arguments() -> None:

@@ -31,6 +31,7 @@ TOOLS = {
     "train": ("accelerate", "peft", "tensorboard", "scipy", "matplotlib"),
     "ray": ("ray",),
     "telemetry": ("opentelemetry.sdk",),
+    "mcp": ("mcp",),
 }
 # As all of ours are written: the package, the least version, before which a bound may stand, and the extra.
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?(?:<[0-9.]+,)?>=([0-9.]+)(?:.*\bextra == [\"'](.+?)[\"'])?")

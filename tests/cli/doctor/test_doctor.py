@@ -37,6 +37,8 @@ def test_every_topic_is_examined_and_whatever_is_not_well_has_a_cure(machine: Ma
     topics = ["versions", "processes", "extras", "memory", "devices", "room", "store", "ports", "redis"]
     assert list(dict.fromkeys(one["topic"] for one in found)) == topics
     assert all(one["cure"] for one in found if one["status"] != "ok")
+    extras = next(one for one in found if one["topic"] == "extras")
+    assert {"gateway", "telemetry", "mcp"} <= set(extras["figures"]["installed"])
 
 
 def test_the_doctor_imports_no_torch(machine: Machine) -> None:

@@ -10,6 +10,7 @@ import pytest
 from gateway.app import create_gateway
 from gateway.settings import GatewaySettings
 from services.core.settings import SettingsError, read_settings
+from tests.gateway.routing.pools import write_pools
 
 
 def pool(**fields: Any) -> dict[str, Any]:
@@ -76,6 +77,25 @@ def test_a_gateway_starts_with_a_right_one(tmp_path: Path, pools: list[dict[str,
     path = tmp_path / "pools.json"
     path.write_text(json.dumps({"pools": pools}))
     create_gateway(GatewaySettings(pools=path))
+
+
+@pytest.mark.parametrize(
+    ("wake_s", "pools", "told"),
+    [
+        ({"predct": 5}, None, "'predct'; did you mean predict?"),
+        ({"vicunna": 5, "predict": 5}, [pool()], "'vicunna'; did you mean vicuna?"),
+        # Pools have taken the place of the service's own processes.
+        ({"generate": 5}, [pool()], "'generate'; known are predict, embed, score, vicuna."),
+    ],
+)
+def test_seconds_for_a_name_that_nothing_has_are_refused_with_the_nearest(
+    tmp_path: Path, wake_s: dict[str, float], pools: Any, told: str
+) -> None:
+    path = write_pools(tmp_path / "pools.json", *pools) if pools else None
+    with pytest.raises(SettingsError) as refused:
+        create_gateway(GatewaySettings(pools=path, wake_s=wake_s))
+    assert str(refused.value) == f"FOVEA_GATEWAY_WAKE_S: no service and no pool is named {told}"
+    create_gateway(GatewaySettings(pools=path, wake_s={"vicuna" if pools else "generate": 5}))
 
 
 def test_the_guides_file_is_a_right_one(tmp_path: Path) -> None:
