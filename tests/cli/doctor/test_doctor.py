@@ -28,7 +28,7 @@ def test_a_machine_on_which_all_works_has_no_failure_and_status_0(machine: Machi
     assert "gateway, predict, generate, embed, score can start" in ended.stdout
     assert "open-facts is packaged" in ended.stdout
     assert f"embed {machine.ports['EMBED']}" in ended.stdout
-    assert re.search(r"^ok +versions +python 3\.\d+\.\d+, fovea ", ended.stdout)
+    assert re.search(r"^ok +versions +python 3\.\d+\.\d+, fovea-serving ", ended.stdout)
     assert not (machine.home / ".fovea").exists()
 
 
