@@ -32,7 +32,7 @@ BELOW = ("services.nn", "services.{service}", "services.core.{errors,refusals}")
 ROOMS_OF_CORE = ("store", "batching", "cache", "images", "http", "admission", "serving")
 CORE_OF_JOBS = (
     "services.core.{store,images,settings,errors,refusals,logs,durable_files,printable,memory,metrics,openai_client,"
-    "backoff,text_files}"
+    "backoff,text_files,decisions}"
 )
 
 

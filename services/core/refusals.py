@@ -1,7 +1,7 @@
 """Rejections of inputs from outside, in words."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -22,5 +22,50 @@ def shown_names(names: Sequence[str]) -> str:
 def first_complaint(invalid: "ValidationError", whole: str) -> str:
     """Return `field: message` for the first error, with `whole` in place of a field if it is about none."""
     first = invalid.errors(include_url=False, include_input=False)[0]
-    told = "Input should be an object" if first["type"] == "model_type" else first["msg"]  # of which it names the class
-    return f"{'.'.join(map(str, first['loc'])) or whole}: {told}"
+    return f"{'.'.join(map(str, first['loc'])) or whole}: {_told(first)}"
+
+
+def complaint_about(invalid: "ValidationError", given: Any, whole: str) -> str:
+    """Return `field: message` for the most deeply nested invalid field of what was given, `whole` if it is about none.
+
+    Unlike `first_complaint` it names fields as they stand there, without the members of unions.
+    """
+    field, told = deepest_complaint([{**one, "loc": ("body", *one["loc"])} for one in invalid.errors()], given)
+    return f"{whole if field == 'body' else field}: {told}"
+
+
+def _told(error: Any) -> str:
+    """The message of an error, which for an object would name our class."""
+    return "Input should be an object" if error["type"] == "model_type" else str(error["msg"])
+
+
+def deepest_complaint(errors: Sequence[Any], body: Any) -> tuple[str, str]:
+    """Return the most deeply nested invalid field and all its errors: a union reports one for each of its members."""
+    located = [(tuple(_field_path(error, body)), error) for error in errors]
+    deepest = max((path for path, _ in located), key=len)
+    here = [error for path, error in located if path == deepest]
+    # members of another type than the value's say nothing about it if one accepts its type and refuses the value
+    about_value = [error for error in here if not error["type"].endswith(("_type", "_parsing"))]
+    messages = dict.fromkeys(map(_told, about_value or here))
+    return ".".join(deepest) or "body", "; or: ".join(messages)
+
+
+def _field_path(error: Any, body: Any) -> Iterator[str]:
+    """Yield the parts of an error's location that name something the client sent, without pydantic's union members."""
+    source, *parts = error["loc"]
+    if source != "body":
+        yield from map(str, parts)
+        return
+    value = body
+    for part in parts:
+        if _holds(value, part):
+            value = value[part]
+            yield str(part)
+        elif error["type"] == "missing" and part == parts[-1]:
+            yield str(part)
+
+
+def _holds(value: Any, part: str | int) -> bool:
+    if isinstance(value, list):
+        return isinstance(part, int) and part < len(value)
+    return isinstance(value, Mapping) and part in value

@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from services.core.refusals import Refused, first_complaint, shown_names
+from services.core.refusals import Refused, complaint_about, shown_names
 
 RecordT = TypeVar("RecordT", bound=BaseModel)
 
@@ -109,7 +109,7 @@ def read_records(path: Path, kind: type[RecordT]) -> Iterator[tuple[Place, Recor
         try:
             record = kind.model_validate(value)
         except ValidationError as invalid:
-            raise BadFile(f"{place}: {first_complaint(invalid, 'the line')}") from None
+            raise BadFile(f"{place}: {complaint_about(invalid, value, 'the line')}") from None
         yield place, record
 
 

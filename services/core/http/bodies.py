@@ -11,44 +11,25 @@ from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Map
 from dataclasses import dataclass
 from difflib import get_close_matches
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import orjson
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic import BaseModel, ConfigDict, ValidationError
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from services.core.errors import InvalidField, InvalidRequest, TooLarge, UnsupportedMediaType
 from services.core.memory import check_memory
+from services.core.strict_requests import MAX_COMPARED_CHARACTERS, unknown_field
+from services.core.strict_requests import JsonList as JsonList  # for the schemas of routes
+from services.core.strict_requests import StrictRequest as StrictRequest
 
-# Of a name that no field has; comparing takes the longer the longer it is.
-MAX_COMPARED_CHARACTERS = 64
 # Similarity from which an unknown name of another server's form is taken to be one of ours.
 NEARLY = 0.8
-
-
-class StrictRequest(BaseModel):
-    """A body of Fovea's own, or a part of one: another field is refused with the nearest name, or with its synonym."""
-
-    model_config = ConfigDict(extra="forbid")
-    synonyms: ClassVar[Mapping[str, str]] = {}
-
-    @model_validator(mode="before")
-    @classmethod
-    def has_known_fields(cls, given: Any) -> Any:
-        known = cls.model_fields
-        if isinstance(given, dict) and not known.keys() >= given.keys():
-            name = next(name for name in given if name not in known)
-            reason = _reason(cls.synonyms.get(name, name), known)
-            error = PydanticCustomError("unknown_field", "{reason}", {"reason": reason})
-            details = InitErrorDetails(type=error, loc=(name[:MAX_COMPARED_CHARACTERS],), input=None)
-            raise ValidationError.from_exception_data(cls.__name__, [details])
-        return given
 
 
 class OpenRequest(BaseModel):
@@ -66,7 +47,7 @@ def check_known(given: Collection[str], known: Collection[str], place: str = "")
     for name in given:
         if name not in known:
             name = name[:MAX_COMPARED_CHARACTERS]
-            raise InvalidField(f"{place}{name}: {_reason(name, known)}.", param=f"{place}{name}")
+            raise InvalidField(f"{place}{name}: {unknown_field(name, known)}.", param=f"{place}{name}")
 
 
 async def check_query(request: Request) -> None:
@@ -100,22 +81,8 @@ def refuse_unsupported(
             raise InvalidField(f"{param}: Unknown field; the nearest that is known is {near[0]}.", param=param)
 
 
-def _reason(name: str, known: Collection[str]) -> str:
-    near = get_close_matches(name[:MAX_COMPARED_CHARACTERS].lower(), known, n=1)
-    if near:
-        return f"Unknown field; the nearest that is known is {near[0]}"
-    return f"Unknown field; known are {', '.join(known)}" if known else "Unknown field; none is known here"
-
-
-ItemT = TypeVar("ItemT")
-
 # A body under this size is parsed faster than a thread is woken for it.
 MAX_INLINE_BYTES = 128 * 1024
-
-# A list in a request. Only its first invalid item is reported: several errors for each of a million items would take
-# seconds of the event loop and a gigabyte.
-JsonList = Annotated[list[ItemT], Field(fail_fast=True)]
-
 
 # orjson crashes the process where memory runs out half-way. A list of small objects takes about this many bytes for
 # each byte of its text.

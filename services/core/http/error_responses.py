@@ -4,7 +4,7 @@ Clients of text-embeddings-inference read error bodies and headers of its own fo
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any, Literal, NoReturn, Union
 
@@ -26,6 +26,7 @@ from services.core.errors import (
     no_memory,
 )
 from services.core.exchange import context_of, exchange_of
+from services.core.refusals import deepest_complaint
 
 # Version 1 of Cohere's chat, which clients still ask for.
 _MOVED = dict.fromkeys(("/v1/chat", "/chat"), " Cohere's chat is POST /v2/chat, in the form of version 2.")
@@ -100,7 +101,7 @@ async def raise_for_validation(request: Request, exc: Exception) -> NoReturn:
         named = content_type.partition(";")[0]
         sent = f"not {named}" if named else "and the request has no content type"
         raise UnsupportedMediaType(f"This route accepts application/json, {sent}.") from exc
-    param, message = _deepest_complaint(exc.errors(), exc.body)
+    param, message = deepest_complaint(exc.errors(), exc.body)
     raise InvalidField(f"{param}: {message}.", param=param) from exc
 
 
@@ -119,38 +120,6 @@ async def raise_for_http_exception(request: Request, exc: Exception) -> NoReturn
         raise MethodNotAllowed(f"{path} does not allow {request.method}.") from exc
     fallback = InvalidRequest if exc.status_code < 500 else InternalError
     raise _CLASS_BY_STATUS.get(exc.status_code, fallback)(exc.detail) from exc
-
-
-def _deepest_complaint(errors: Sequence[Any], body: Any) -> tuple[str, str]:
-    """Return the most deeply nested invalid field and all its errors: a union reports one for each of its members."""
-    located = [(tuple(_field_path(error, body)), error) for error in errors]
-    deepest = max((path for path, _ in located), key=len)
-    here = [error for path, error in located if path == deepest]
-    # members of another type than the value's say nothing about it if one accepts its type and refuses the value
-    about_value = [error for error in here if not error["type"].endswith(("_type", "_parsing"))]
-    messages = dict.fromkeys(error["msg"] for error in about_value or here)
-    return ".".join(deepest) or "body", "; or: ".join(messages)
-
-
-def _field_path(error: Any, body: Any) -> Iterator[str]:
-    """Yield the parts of an error's location that name something the client sent, without pydantic's union members."""
-    source, *parts = error["loc"]
-    if source != "body":
-        yield from map(str, parts)
-        return
-    value = body
-    for part in parts:
-        if _holds(value, part):
-            value = value[part]
-            yield str(part)
-        elif error["type"] == "missing" and part == parts[-1]:
-            yield str(part)
-
-
-def _holds(value: Any, part: str | int) -> bool:
-    if isinstance(value, list):
-        return isinstance(part, int) and part < len(value)
-    return isinstance(value, Mapping) and part in value
 
 
 class TeiError(BaseModel):

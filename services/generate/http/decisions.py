@@ -8,16 +8,12 @@ from collections.abc import Callable
 from string import ascii_uppercase
 from typing import Any
 
-from services.core.errors import InvalidField, blaming
-from services.core.exchange import RequestContext
-from services.core.http.decisions import (
+from services.core.decisions import (
     AssistantMessage,
-    Decided,
     DecisionImage,
     DecisionOutputRefusal,
     DecisionOutputText,
     DecisionRequest,
-    Distribution,
     InstructionMessage,
     PredicateQuestion,
     UserMessage,
@@ -25,6 +21,9 @@ from services.core.http.decisions import (
     options_of,
     text_of,
 )
+from services.core.errors import InvalidField, blaming
+from services.core.exchange import RequestContext
+from services.core.http.decisions import Decided, Distribution
 from services.generate.generation.input_processor import InputProcessor
 from services.generate.prompts.ranking import RankingJob
 from services.generate.service import GenerateService

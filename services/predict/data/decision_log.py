@@ -4,18 +4,34 @@ A line is a JSON object with a request, its answer and, if the teacher gave any,
 
     {"request": {"input": …, "questions": […]}, "response": {"answers": […]}, "reasons": ["…", null]}
 
-Other keys are ignored, so that a whole request and a whole answer may be logged.
+Messages, questions and answers are those of the route. Other keys beside them are ignored, so that a whole request and
+a whole answer of any server may be logged.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, Discriminator, Field, ValidationError
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, BeforeValidator, Discriminator, ValidationError
 
+from services.core.decisions import (
+    ChoiceAnswer,
+    DecisionJson,
+    DecisionRequest,
+    LevelAnswer,
+    PredicateAnswer,
+    PredicateQuestion,
+    Question,
+    RefusalAnswer,
+    instructions_of,
+    name_of,
+    options_of,
+    text_of,
+    user_texts,
+)
+from services.core.errors import InvalidField
 from services.core.store.manifest import MAX_NAME_LENGTH
 from services.core.text_files import BadFile, Place, read_records
 from services.predict.data.rows import Row, TeacherOutput
@@ -27,137 +43,28 @@ from services.predict.tasks import Task
 INPUT = "input"
 PREDICATE = ("true", "false")
 
-
-class _Text(BaseModel):
-    type: Literal["input_text"]
-    text: str
+Answer = Annotated[PredicateAnswer | ChoiceAnswer | LevelAnswer | RefusalAnswer, Discriminator("type")]
 
 
-def _as_parts(given: Any) -> Any:
-    return [{"type": "input_text", "text": given}] if isinstance(given, str) else given
+class _Request(DecisionRequest):
+    model: str = ""
 
 
-def _as_part(given: Any) -> Any:
-    if isinstance(given, dict) and (kind := given.get("type", "input_text")) != "input_text":
-        raise PydanticCustomError("not_text", "students read input_text, not {kind}", {"kind": str(kind)})
-    return given
-
-
-def _as_messages(given: Any) -> Any:
-    return [{"role": "user", "content": given}] if isinstance(given, str) else given
-
-
-def _as_text(given: Any) -> Any:
-    return str(given).lower() if isinstance(given, bool) else given
+def _known(given: Any) -> Any:
+    """Drop the keys of a request that other servers add."""
+    return {key: given[key] for key in given.keys() & _Request.model_fields} if isinstance(given, dict) else given
 
 
 def _as_list(given: Any) -> Any:
     return [given] if isinstance(given, str) else given
 
 
-_Parts = Annotated[list[Annotated[_Text, BeforeValidator(_as_part)]], BeforeValidator(_as_parts)]
-_Value = Annotated[str, BeforeValidator(_as_text)]
-
-
-class _Message(BaseModel):
-    type: Literal["message"] = "message"
-    role: Literal["user"]
-    content: _Parts
-
-
-class _Option(BaseModel):
-    value: _Value
-
-
-class _Level(BaseModel):
-    label: str
-
-
-class _Asked(BaseModel):
-    name: str | None = None
-    instructions: _Parts
-
-
-class _Predicate(_Asked):
-    type: Literal["predicate"]
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        return PREDICATE
-
-
-class _Choice(_Asked):
-    type: Literal["choice"]
-    choices: list[_Option]
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        return tuple(one.value for one in self.choices)
-
-
-class _Score(_Asked):
-    type: Literal["score"]
-    levels: list[_Level]
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        return tuple(one.label for one in self.levels)
-
-
-class _Refusal(BaseModel):
-    type: Literal["refusal"]
-
-    @property
-    def label(self) -> str | None:
-        return None
-
-
-class _PredicateAnswer(BaseModel):
-    type: Literal["predicate"]
-    probability: float = Field(ge=0, le=1)
-
-    @property
-    def label(self) -> str:
-        return PREDICATE[self.probability < 0.5]
-
-
-class _ChoiceAnswer(BaseModel):
-    type: Literal["choice"]
-    choice: _Value
-
-    @property
-    def label(self) -> str:
-        return self.choice
-
-
-class _LevelProbability(_Level):
-    probability: float
-
-
-class _ScoreAnswer(BaseModel):
-    type: Literal["score"]
-    probabilities: list[_LevelProbability] = Field(min_length=1)
-
-    @property
-    def label(self) -> str:
-        return max(self.probabilities, key=lambda one: one.probability).label
-
-
-Question = _Predicate | _Choice | _Score
-Answer = _PredicateAnswer | _ChoiceAnswer | _ScoreAnswer | _Refusal
-
-
-class _Request(BaseModel):
-    input: Annotated[list[_Message], BeforeValidator(_as_messages)]
-    questions: list[Annotated[Question, Discriminator("type")]] = Field(min_length=1)
-
-
 class _Response(BaseModel):
-    answers: list[Annotated[Answer, Discriminator("type")]]
+    answers: list[Answer]
 
 
 class _Line(BaseModel):
-    request: _Request
+    request: Annotated[_Request, BeforeValidator(_known)]
     response: _Response
     reasons: Annotated[list[str | None], BeforeValidator(_as_list)] | None = None
 
@@ -183,9 +90,7 @@ def read_decisions(logs: Sequence[Path]) -> dict[str, DecidedTask]:
     """
     found: dict[str, DecidedTask] = {}
     for place, line in (one for log in logs for one in read_records(log, _Line)):
-        text = _text_of(part for message in line.request.input for part in message.content)
-        if not text.strip():
-            raise BadFile(f"{place}: request.input is blank")
+        text = _text_of(line.request, place)
         asked, answers = line.request.questions, line.response.answers
         reasons = [None] * len(asked) if line.reasons is None else line.reasons
         for name, given in (("response.answers", answers), ("reasons", reasons)):
@@ -204,26 +109,37 @@ def read_decisions(logs: Sequence[Path]) -> dict[str, DecidedTask]:
     return found
 
 
-def _text_of(parts: Iterable[_Text]) -> str:
-    return "\n".join(part.text for part in parts)
+def _text_of(request: DecisionRequest, place: Place) -> str:
+    """Return the text that a student will be given in this request's place. Raises BadFile for what it can't read."""
+    try:
+        parts = user_texts(request)
+    except InvalidField as refused:
+        raise BadFile(f"{place}: request.{refused.message}") from None
+    for param, part in parts:
+        if isinstance(part, DecisionJson):
+            raise BadFile(f"{place}: request.{param}: a student of logs reads texts, not JSON; log it as input_text")
+    text = "\n".join(text_of(part) for _, part in parts)
+    if not text.strip():
+        raise BadFile(f"{place}: request.input is blank")
+    return text
 
 
 def _task_of(question: Question, found: dict[str, DecidedTask], place: Place, where: str) -> DecidedTask:
     """Find the task of a question, or add it. Raises BadFile."""
-    text = _text_of(question.instructions)
+    text, labels = instructions_of(question), _labels_of(question)
     called = (question.name or text).strip()
     name = re.sub(r"[^a-z0-9._-]+", "-", called.lower()).strip("-._")[:MAX_NAME_LENGTH]
     if (one := found.get(name)) is None:
         try:
-            given = TaskFile.model_validate({"task": name, "fields": [INPUT], "labels": list(question.labels)})
+            given = TaskFile.model_validate({"task": name, "fields": [INPUT], "labels": labels})
         except ValidationError as error:
             raise BadFile(f"{place}: {where}: {complaint_of(error)}; a question's `name` names its task") from None
         one = found[name] = DecidedTask(replace(given.to_task(), name=called), question, place)
     first = one.question
     for what, differs in (
         ("type", question.type != first.type),
-        ("instructions", text != _text_of(first.instructions)),
-        ("options", set(question.labels) != set(first.labels)),
+        ("instructions", text != instructions_of(first)),
+        ("options", set(labels) != set(_labels_of(first))),
     ):
         if differs:
             raise BadFile(
@@ -232,11 +148,25 @@ def _task_of(question: Question, found: dict[str, DecidedTask], place: Place, wh
     return one
 
 
+def _labels_of(question: Question) -> list[str]:
+    return (
+        list(PREDICATE) if isinstance(question, PredicateQuestion) else [one.name for one in options_of(question, "")]
+    )
+
+
 def _label_of(question: Question, answer: Answer, where: str) -> str | None:
     """Return the teacher's most probable option, None for a refusal. Raises BadFile."""
     if answer.type not in (question.type, "refusal"):
         raise BadFile(f"{where}.type is {answer.type}, but the question is a {question.type}")
-    label: str | None = answer.label
-    if label is not None and label not in question.labels:
-        raise BadFile(f"{where}: {label!r} is no option of the question; {nearest(label, question.labels)}")
+    match answer:
+        case RefusalAnswer():
+            return None
+        case PredicateAnswer():
+            return PREDICATE[answer.probability < 0.5]
+        case ChoiceAnswer():
+            label = name_of(answer.choice)
+        case LevelAnswer():
+            label = max(answer.probabilities, key=lambda one: one.probability).label
+    if label not in (labels := _labels_of(question)):
+        raise BadFile(f"{where}: {label!r} is no option of the question; {nearest(label, labels)}")
     return label

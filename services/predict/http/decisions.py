@@ -7,24 +7,21 @@ options are the labels, or if a predicate's statement is that the input has a la
 from collections.abc import Mapping
 from typing import Any
 
-from services.core.errors import InvalidField
-from services.core.exchange import RequestContext
-from services.core.http.bodies import parse_json
-from services.core.http.decisions import (
-    ChoiceQuestion,
-    Decided,
-    DecisionImage,
+from services.core.decisions import (
     DecisionJson,
     DecisionRequest,
     DecisionText,
-    Distribution,
     PredicateQuestion,
-    ScoreQuestion,
+    Question,
     instructions_of,
     options_of,
     text_of,
-    user_parts,
+    user_texts,
 )
+from services.core.errors import InvalidField
+from services.core.exchange import RequestContext
+from services.core.http.bodies import parse_json
+from services.core.http.decisions import Decided, Distribution
 from services.predict.model.task_description import TaskDescription
 from services.predict.service import NamedInput, PredictService
 from services.predict.tasks import FieldValue
@@ -32,8 +29,6 @@ from services.predict.tasks import FieldValue
 MAX_LISTED = 20
 # Labels that a boolean stands for, and by which a task of two labels answers a predicate that bears its name.
 BOOLEANS = {"true": ("true", "yes"), "false": ("false", "no")}
-
-Question = PredicateQuestion | ChoiceQuestion | ScoreQuestion
 
 
 async def decide(service: PredictService, body: DecisionRequest, context: RequestContext) -> Decided:
@@ -70,12 +65,8 @@ def _fields(body: DecisionRequest, description: TaskDescription) -> dict[str, Fi
     """Return the values of the task's fields but its choices: of a JSON object that has them, or the text of the only
     one."""
     names = [name for name in description.fields if name != description.choices]
-    texts: list[DecisionText | DecisionJson] = []
-    param = "input"
-    for param, part in user_parts(body):
-        if isinstance(part, DecisionImage):
-            raise InvalidField(f"{param}: This model reads no images.", param=param)
-        texts.append(part)
+    parts = user_texts(body)
+    texts, param = [part for _, part in parts], parts[-1][0] if parts else "input"
     given = _object_in(texts[0]) if len(texts) == 1 else None
     if isinstance(given, Mapping) and given.keys() == set(names):
         for name, value in given.items():

@@ -6,7 +6,7 @@ a fifth fits its confidence and chooses the threshold, and a tenth of what then 
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -47,14 +47,19 @@ HEADER = ("question", "rows", "declined", "tested", "agrees", "most frequent", "
 HANDOVER = ("hands over below", "answers", "of these wrong", "95% interval")
 
 
-@dataclass(frozen=True)
+@dataclass
 class DecisionSource:
-    """The decisions about one question in logs; `task` is its key among those of `read_decisions`."""
+    """The decisions about one question in logs, of which the command has read everything; `digest` is theirs."""
 
     task: str
     logs: tuple[Path, ...]
+    taught: InitVar[TeachingData]
+    digest: InitVar[str]
     labels: LabelSource = "llm"
     fraction: float = 1.0
+
+    def __post_init__(self, taught: TeachingData, digest: str) -> None:
+        self._read = taught, digest
 
     @property
     def name(self) -> str:
@@ -64,11 +69,10 @@ class DecisionSource:
         return {}
 
     def content(self) -> str:
-        return content_digest(self.logs)
+        return self._read[1]
 
     def read(self, _: Recipe) -> TeachingData:
-        """Read the examples of a run. Raises BadFile, also for too few rows."""
-        return divided(read_decisions(self.logs)[self.task])
+        return self._read[0]
 
 
 def divided(decided: DecidedTask) -> TeachingData:
@@ -162,12 +166,13 @@ def decisions(
     """
     options: dict[str, Any] = dict(locals())
     with one_line_errors("fovea distill decisions"):
-        found = read_decisions(logs)
+        found, digest = read_decisions(logs), content_digest(logs)
         divided_rows = {task: divided(decided) for task, decided in found.items()}
         measured = {}
         for task, data in divided_rows.items():
             method = "step-by-step" if any(example.rationale for example in data.train) else "standard"
-            run = StudentRun(DecisionSource(task, tuple(logs)), model, recipe_of(Recipe, {**options, "method": method}))
+            source = DecisionSource(task, tuple(logs), data, digest)
+            run = StudentRun(source, model, recipe_of(Recipe, {**options, "method": method}))
             own = {"name": f"{name}-{task}" if name and len(found) > 1 else name or task, "output": output / task}
             judge = partial(measure, data, run.recipe, max_error)
             measured[task] = train_and_publish(run, {**options, **own}, measure=judge)

@@ -7,21 +7,20 @@ trained with a sigmoid know.
 
 from functools import partial
 
-from services.core.errors import InvalidField, check_count
-from services.core.exchange import RequestContext
-from services.core.http.bodies import MAX_INLINE_BYTES
-from services.core.http.decisions import (
+from services.core.decisions import (
     ChoiceQuestion,
-    Decided,
     DecisionImage,
     DecisionRequest,
     DecisionText,
-    Distribution,
     PredicateQuestion,
     instructions_of,
     options_of,
     user_parts,
 )
+from services.core.errors import InvalidField, check_count
+from services.core.exchange import RequestContext
+from services.core.http.bodies import MAX_INLINE_BYTES
+from services.core.http.decisions import Decided, Distribution
 from services.core.images.inputs import ImageInput, image_input
 from services.nn.plain_texts import is_blank
 from services.score.call import Caption, ScoreCall

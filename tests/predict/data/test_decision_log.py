@@ -81,7 +81,15 @@ def test_options_may_be_asked_in_another_order(tmp_path: Path) -> None:
     assert [row.label for row in found["team"].rows] == ["bug", "billing"]
 
 
+def test_instructions_and_requests_may_be_all_that_the_route_takes(tmp_path: Path) -> None:
+    asked = {**URGENT, "name": "urgent", "instructions": [{"type": "input_json", "data": {"scale": [1, 2]}}]}
+    sent = line([{"role": "user", "content": "It crashes."}], (asked, predicted(1)))
+    sent["request"] |= {"prompt_cache_key": "tickets", "priority": "of another server"}
+    assert read(tmp_path, sent)["urgent"].rows[0].input == "It crashes."
+
+
 IMAGE = [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}]
+JSON = [{"role": "user", "content": [{"type": "input_json", "data": {"subject": "It crashes."}}]}]
 SYSTEM = [{"role": "system", "content": "Be brief."}]
 CALL = [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}]
 GOOD = line("a", (TEAM, chosen("bug")))
@@ -94,23 +102,34 @@ GOOD = line("a", (TEAM, chosen("bug")))
         ({"request": GOOD["request"]}, ":2: response: Field required"),
         (
             line(IMAGE, (TEAM, chosen("bug"))),
-            ":2: request.input.0.content.0: students read input_text, not input_image",
+            ":2: request.input.0.content.0: This model reads no images.",
         ),
-        (line(SYSTEM, (TEAM, chosen("bug"))), ":2: request.input.0.role: Input should be 'user'"),
-        (line(CALL, (TEAM, chosen("bug"))), ":2: request.input.0.type: Input should be 'message'"),
+        (
+            line(JSON, (TEAM, chosen("bug"))),
+            ":2: request.input.0.content.0: a student of logs reads texts, not JSON; log it as input_text",
+        ),
+        (line(SYSTEM, (TEAM, chosen("bug"))), ":2: request.input.0: This model reads no messages of the role system"),
+        (line(CALL, (TEAM, chosen("bug"))), ":2: request.input.0: This model reads no calls of tools"),
+        (line("a", ({**TEAM, "labels": []}, chosen("bug"))), ":2: request.questions.0.labels: Unknown field"),
         (line(" ", (TEAM, chosen("bug"))), ":2: request.input is blank"),
         ({**GOOD, "response": {"answers": []}}, ":2: response.answers: 0, but request.questions has 1"),
         ({**GOOD, "reasons": ["a", "b"]}, ":2: reasons: 2, but request.questions has 1"),
         (line("a", (TEAM, predicted(1))), ":2: response.answers.0.type is predicate, but the question is a choice"),
         (line("a", (TEAM, chosen("bugs"))), ":2: response.answers.0: 'bugs' is no option of the question; the nearest"),
-        (line("a", (URGENT, predicted(2))), ":2: response.answers.0.predicate.probability: Input should be less than"),
-        (line("a", ({**TEAM, "choices": TEAM["choices"][:1]}, chosen("billing"))), ":2: request.questions.0: team has"),
+        (line("a", (URGENT, predicted(2))), ":2: response.answers.0.probability: Input should be less than"),
+        (
+            line("a", ({**TEAM, "choices": [*TEAM["choices"], {"value": "sales"}]}, chosen("sales"))),
+            ":2: request.questions.0: team has other options than at",
+        ),
         (line("a", ({**URGENT, "name": "team"}, predicted(1))), ":2: request.questions.0: team has other type than at"),
         (
             line("a", ({**TEAM, "instructions": "Who?"}, chosen("bug"))),
             "log.jsonl:1; give each question a `name` of its own",
         ),
-        (line("a", ({**TEAM, "name": "one", "choices": [{"value": "b"}]}, chosen("b"))), "labels: at least 2"),
+        (
+            line("a", ({**TEAM, "name": "one", "choices": [{"value": "b"}]}, chosen("b"))),
+            ":2: request.questions.0.choices: List should have at least 2 items",
+        ),
         (line("a", ({**URGENT, "instructions": "急?"}, predicted(1))), "a question's `name` names its task"),
     ],
 )

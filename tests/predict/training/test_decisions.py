@@ -1,6 +1,7 @@
 """From a log of decisions to students that serve its questions, and when to hand over to the teacher."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -113,9 +114,11 @@ def test_a_log_becomes_a_served_student_for_each_question(tmp_path: Path) -> Non
 
 @pytest.mark.process
 def test_a_finished_student_is_not_passed_off_as_one_of_a_log_that_grew(tmp_path: Path) -> None:
-    log = log_of(tmp_path, 40)
+    log, opened = log_of(tmp_path, 40), []
+    sys.addaudithook(lambda event, given: opened.append(event) if event == "open" and given[0] == str(log) else None)
     ended = distill(log, tmp_path, "--name", "help")
     assert ended.exit_code == 0
+    assert len(opened) == 2  # read and digested once for both questions
     # without an error it takes 59 rows to show 5%, and 6 of these 40 are left to show it
     for task in ("team", "is-it-urgent"):
         assert f"{task}: hand every answer over to the teacher: no confidence shows at most 5.0% wrong" in ended.output
