@@ -195,8 +195,10 @@ class Directory:
         message = f"{down.destination.title}, which has the model {model_id!r}, is not available."
         raise Overloaded(message, code="service_unavailable", retry_after_s=NOT_RUNNING_RETRY_S)
 
-    async def service_of(self, model: str, services: Sequence[Backend], client: str, deadline: float) -> Backend:
-        """Return the first of these services that has a model, by its `name`, `name@alias` or `name@version`.
+    async def service_of(
+        self, model: str, services: Sequence[Backend], client: str, deadline: float, field: str
+    ) -> Backend:
+        """Return the first of these services that has the model that `field` names, as `name` or `name@version`.
 
         Where one of them has listed none, which may have it, it is told of the demand, and waited for as a request for
         it would wait. Raises NotFound, InvalidField for a model of another service, and Overloaded after the wait.
@@ -214,9 +216,9 @@ class Directory:
         if found is not None:
             if found in services:
                 return found
-            raise InvalidField(f"model: {shown} is a model of {found}, which decides nothing.", param="model")
+            raise InvalidField(f"{field}: {shown} is a model of {found}, which decides nothing.", param=field)
         if not down:
-            raise NotFound(f"No service lists the model {shown}.", param="model", code="model_not_found")
+            raise NotFound(f"No service lists the model {shown}.", param=field, code="model_not_found")
         listing_none = ", ".join(upstream.destination.service for upstream in down)
         message = f"No service lists the model {shown}, and these list none now: {listing_none}."
         raise Overloaded(message, code="service_unavailable", retry_after_s=NOT_RUNNING_RETRY_S)

@@ -15,6 +15,7 @@ import aiohttp
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.access import Access, Visitor
+from gateway.cascade import cascade
 from gateway.directory import Directory
 from gateway.headers import request_headers, response_headers
 from gateway.keys.own_key import STATE, Admitted, RequestCounts, UsageCounts
@@ -61,12 +62,13 @@ class BodyMemory:
 class ClientBody:
     """One body as it comes in, and the memory that it takes until it is released."""
 
-    def __init__(self, memory: BodyMemory, client: str) -> None:
+    def __init__(self, memory: BodyMemory, client: str, content: bytes | None = None) -> None:
+        """`content` is a body that was read and is counted already."""
         self._memory = memory
         self._client = client
         self._held: list[Permit] = []
         self._num_counted = 0
-        self._content: bytes | None = None
+        self._content = content
 
     async def read(self, scope: Scope, receive: Receive) -> bytes | None:
         """Read the whole body, once; None where none is announced. Raises InvalidRequest where the client leaves before
@@ -183,52 +185,14 @@ class Proxy:
         await self._forward(admitted, scope, receive, send)
 
     async def _forward(self, admitted: Admitted, scope: Scope, receive: Receive, send: Send) -> None:
-        visitor = admitted.visitor
-        context = context_of(scope)
-        body = ClientBody(self.body_memory, visitor.identity)
-        count: TokenCount | None = None
+        body = ClientBody(self.body_memory, admitted.visitor.identity)
         try:
             if scope["route"].shared_by:
-                await self._settle_service(body, admitted, scope, receive)
-            count = await self._count(body, admitted, scope, receive)
-            upstream = await self._choose(body, visitor, scope, receive)
-            # From here on the request is demand for the upstream, whatever becomes of it.
-            with upstream.recent.counted():
-                answer_s = _waking(upstream, context)
-                # Refuse here if possible: once the body is read, a refusal costs as much as an answer. A choice by
-                # model has read it already.
-                upstream.gate.check(visitor.identity, context.deadline)
-                request = UpstreamRequest(
-                    method=scope["method"],
-                    target=_target(scope),
-                    headers=request_headers(scope, visitor.caller),
-                    body=await body.read(scope, receive),
-                    deadline=context.deadline,
-                    client=visitor.identity,
-                    answer_s=answer_s,
-                )
-                if count is not None:
-                    request.headers[str(TOKENS_HEADER, "ascii")] = "count"
-                request.prefix = await _prefix(upstream, scope["route"], request.body, visitor.tenant)
-                sent_at = time.perf_counter()
-                async with self._send(upstream, request) as response:
-                    # The body is not sent again, and need not be kept while the answer, perhaps a long stream, is
-                    # relayed.
-                    request.body = None
-                    body.release()
-                    # Sent again by the middleware, which counts and logs it, too.
-                    context.model = response.headers.get("X-Fovea-Model")
-                    if count is not None:
-                        await count.begin(response.headers, context.model)
-                    headers = _client_headers(response, admitted, scope)
-                    admitted.counts.errors += response.status >= 400
-                    context.timing.add("upstream", time.perf_counter() - sent_at)
-                    await send({"type": "http.response.start", "status": response.status, "headers": headers})
-                    await _relay_body(upstream, response, send if count is None else count.reading(send))
+                await self._decide(body, admitted, scope, receive, send)
+            else:
+                await self._send_on(body, admitted, scope, receive, send)
         finally:
             body.release()
-            if count is not None:
-                await count.end()
 
     async def _count(self, body: ClientBody, admitted: Admitted, scope: Scope, receive: Receive) -> TokenCount | None:
         """Count a request against the limits in tokens and of its model; None where there are none.
@@ -248,19 +212,100 @@ class Proxy:
                 await count.of_model(model)
         return count
 
-    async def _settle_service(self, body: ClientBody, admitted: Admitted, scope: Scope, receive: Receive) -> None:
-        """Make a shared route that of the service that has the request's model. Raises InvalidField, NotFound,
-        Overloaded, PermissionDenied."""
-        route: Route = scope["route"]
-        model = await find_in_body(find_in_json, await body.read(scope, receive) or b"", "model")
+    async def _send_on(self, body: ClientBody, admitted: Admitted, scope: Scope, receive: Receive, send: Send) -> None:
+        count = await self._count(body, admitted, scope, receive)
+        try:
+            await self._relay(count, body, admitted, scope, receive, send)
+        finally:
+            if count is not None:
+                await count.end()
+
+    async def _relay(
+        self,
+        count: TokenCount | None,
+        body: ClientBody,
+        admitted: Admitted,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        visitor = admitted.visitor
+        context = context_of(scope)
+        upstream = await self._choose(body, visitor, scope, receive)
+        # From here on the request is demand for the upstream, whatever becomes of it.
+        with upstream.recent.counted():
+            answer_s = _waking(upstream, context)
+            # Refuse here if possible: once the body is read, a refusal costs as much as an answer. A choice by
+            # model has read it already.
+            upstream.gate.check(visitor.identity, context.deadline)
+            request = UpstreamRequest(
+                method=scope["method"],
+                target=_target(scope),
+                headers=request_headers(scope, visitor.caller),
+                body=await body.read(scope, receive),
+                deadline=context.deadline,
+                client=visitor.identity,
+                answer_s=answer_s,
+            )
+            if count is not None:
+                request.headers[str(TOKENS_HEADER, "ascii")] = "count"
+            request.prefix = await _prefix(upstream, scope["route"], request.body, visitor.tenant)
+            sent_at = time.perf_counter()
+            async with self._send(upstream, request) as response:
+                # The body is not sent again, and need not be kept while the answer, perhaps a long stream, is
+                # relayed.
+                request.body = None
+                body.release()
+                # Sent again by the middleware, which counts and logs it, too.
+                context.model = response.headers.get("X-Fovea-Model")
+                if count is not None:
+                    await count.begin(response.headers, context.model)
+                headers = _client_headers(response, admitted, scope)
+                admitted.counts.errors += response.status >= 400
+                context.timing.add("upstream", time.perf_counter() - sent_at)
+                await send({"type": "http.response.start", "status": response.status, "headers": headers})
+                await _relay_body(upstream, response, send if count is None else count.reading(send))
+
+    async def _decide(self, body: ClientBody, admitted: Admitted, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send a request of a shared route to the service that has its model, and what that hands over to its teacher.
+
+        Raises what `_route_of` and `_send_on` raise, InvalidField where no model is named.
+        """
+        visitor, context = admitted.visitor, context_of(scope)
+        model, teacher = [
+            await find_in_body(find_in_json, await body.read(scope, receive) or b"", field)
+            for field in ("model", "teacher")
+        ]
         if model is None:
             raise InvalidField("model: The request must name its model, which decides who answers.", param="model")
-        client, deadline = admitted.visitor.identity, context_of(scope).deadline
-        service = await self.directory.service_of(model, route.services, client, deadline)
-        self.access.authorize(admitted.visitor, f"{service}:{route.level(scope['method'], scope['path'])}")
-        scope["route"] = route.of(service)
+        shared = scope["route"]
+        scope["route"] = route = await self._route_of(shared, "model", model, visitor, scope)
+        larger = teacher and await self._route_of(shared, "teacher", teacher, visitor, scope)
         admitted.counts.requests -= 1
-        admitted.counts = self.usage.begin(admitted.visitor, service)
+        admitted.counts = self.usage.begin(visitor, route.service)
+        if not (teacher and larger):
+            await self._send_on(body, admitted, scope, receive, send)
+            return
+
+        async def ask(content: bytes, send: Send, scope: Scope = scope) -> None:
+            read = ClientBody(self.body_memory, visitor.identity, content)
+            await self._send_on(read, admitted, scope, receive, send)
+
+        async def ask_teacher(content: bytes, send: Send) -> None:
+            decided_first = context.model
+            admitted.counts = self.usage.begin(visitor, larger.service)
+            await ask(content, send, {**scope, "route": larger})
+            context.model = decided_first
+
+        await cascade(await body.read(scope, receive) or b"", teacher, ask, ask_teacher, send)
+
+    async def _route_of(self, shared: Route, field: str, model: str, visitor: Visitor, scope: Scope) -> Route:
+        """Return a shared route as that of the service that has a model. Raises InvalidField, NotFound, Overloaded,
+        PermissionDenied."""
+        deadline = context_of(scope).deadline
+        service = await self.directory.service_of(model, shared.services, visitor.identity, deadline, field)
+        self.access.authorize(visitor, f"{service}:{shared.level(scope['method'], scope['path'])}")
+        return shared.of(service)
 
     async def _choose(self, body: ClientBody, visitor: Visitor, scope: Scope, receive: Receive) -> Upstream:
         """Return the upstream, having read the body only where that names it."""

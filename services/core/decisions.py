@@ -239,6 +239,11 @@ class DecisionRequest(StrictRequest):
     model: Text
     input: str | Annotated[JsonList[Item], Field(min_length=1, max_length=MAX_ITEMS)]
     questions: Annotated[JsonList[Question], Field(min_length=1, max_length=MAX_QUESTIONS)]
+    teacher: Text | None = Field(
+        None,
+        description="Fovea's own: the model that decides what a student is not certain of, below the threshold in its "
+        "manifest. The gateway asks it.",
+    )
     prompt_cache_key: Identifier | None = Field(None, description=NO_EFFECT)
     prompt_cache_options: CacheOptions | None = Field(None, description=NO_EFFECT)
     safety_identifier: Identifier | None = Field(None, description=NO_EFFECT)
@@ -258,8 +263,16 @@ class DecisionRequest(StrictRequest):
 class AnyAnswer(BaseModel):
     """An answer to a question of this name; what has a default may be missing in a log."""
 
-    model_config = ConfigDict(json_schema_serialization_defaults_required=True)
+    model_config = ConfigDict(
+        json_schema_serialization_defaults_required=True,
+        json_schema_extra=lambda schema: schema["required"].remove("model"),
+    )
     name: str | None = None
+    model: str | None = Field(
+        None,
+        description="In answers to requests with a `teacher` alone: the `name@version` that decided. A service by "
+        "itself leaves null what its student hands over.",
+    )
 
 
 class PredicateAnswer(AnyAnswer):

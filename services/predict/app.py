@@ -31,7 +31,11 @@ def create_predict(settings: PredictSettings) -> FastAPI:
     service = PredictService(models, settings.max_inputs, host.metrics)
     return host.create_app(
         models,
-        [predict_router(service), decisions_router(partial(decide, service)), predict_models_router(service)],
+        [
+            predict_router(service),
+            decisions_router(partial(decide, service), hands_over=True),
+            predict_models_router(service),
+        ],
         title="Fovea predict",
         description="Labels predicted by small students that were trained on a large model's rationales.",
     )

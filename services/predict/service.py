@@ -14,6 +14,7 @@ from services.core.fair_threads import FairThreads
 from services.core.metrics import Metrics
 from services.core.serving.served_checkpoint import Served
 from services.core.serving.served_models import Resident, ServedModels
+from services.core.store.manifest import Manifest
 from services.predict.engine import Item, PredictEngine, Prediction
 from services.predict.model.task_description import TaskDescription
 from services.predict.tasks import FieldValue
@@ -103,7 +104,7 @@ class PredictService:
     async def label(
         self,
         model: str,
-        inputs_of: Callable[[TaskDescription], Sequence[NamedInput]],
+        inputs_of: Callable[[TaskDescription, Manifest], Sequence[NamedInput]],
         context: RequestContext,
     ) -> Predicted:
         """Label the inputs that `inputs_of` makes for the model's task, with all probabilities.
@@ -115,7 +116,7 @@ class PredictService:
             return engine.prepare(one.fields, param=one.param)
 
         async with self.models.lease(model, context) as served:
-            inputs = inputs_of(served.engine.description)
+            inputs = inputs_of(served.engine.description, served.manifest)
             check_count("questions", len(inputs), self.max_inputs, "different sets of choices")
             num_characters = sum(_num_characters(one.fields) for one in inputs)
             return await self._answer(served, inputs, num_characters, partial(prepare, served.engine), context)

@@ -3,20 +3,29 @@
 import asyncio
 import base64
 import json
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
+from services.core.store.manifest import CheckpointInfo
+from services.core.store.store import Store
+from services.predict.tasks import Task
 from tests.contract.generate_processes import running_system
+from tests.contract.predict_processes import running_predict
 from tests.contract.score_processes import running_score
 from tests.contract.served_system import System
 from tests.core.image_files import encode, scene
 from tests.generate.served_tiny import MODEL as LANGUAGE_MODEL
-from tests.predict.served_tiny import PAIR, QUESTION
+from tests.predict.served_tiny import PAIR, QUESTION, save_task
 from tests.score.served_tiny import MODEL as SCORE_MODEL
 
+GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "decide.md"
 QUESTIONS: list[Any] = [
     {
         "type": "choice",
@@ -194,3 +203,15 @@ def test_the_clients_ask_a_language_model(tmp_path_factory: pytest.TempPathFacto
     assert sum(found.choices["team"].probabilities.values()) == pytest.approx(1)
     assert 0 < found.scores["mood"].score < 1
     assert 0 < found.predicates["urgent"].probability < 1
+
+
+def test_the_guide_s_client_is_told_that_the_teacher_has_decided(tmp_path: Path) -> None:
+    (program,) = re.findall(r'^```python title="cascade.py"\n(.*?)^```', GUIDE.read_text(), re.MULTILINE | re.DOTALL)
+    store_url, task = (tmp_path / "store").as_uri(), Task("team", ("input",), "\n", labels=("billing", "bug"))
+    for name, metrics in (("team", {"threshold": None}), ("vicuna-7b-v1.5", {})):
+        info = CheckpointInfo(kind="t5-student", metrics=metrics)
+        Store.open(store_url).publish(name, save_task(tmp_path / name, task), info)
+    with running_predict(tmp_path, FOVEA_STORE_URL=store_url, FOVEA_PREDICT_MODELS="team,vicuna-7b-v1.5") as system:
+        program = program.replace("http://127.0.0.1:8080", system.gateway.url)
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert re.fullmatch(r"(billing|bug) by vicuna-7b-v1\.5@\w+\n", done.stdout)

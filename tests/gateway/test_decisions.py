@@ -1,18 +1,20 @@
 """`/v1/decisions`, which several services answer: the model decides which, and a key needs that service's scope."""
 
 import asyncio
+import json
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 
 from gateway import directory
 from gateway.access import digest
 from gateway.settings import KeyRecord
 from tests.gateway.routing.pools import answered_by, named, pool, write_pools
-from tests.gateway.servers import gateway, metric, serving, until
+from tests.gateway.servers import Service, gateway, metric, read_body, respond, serving, until
 
 
 def listing(*ids: str) -> dict[str, Any]:
@@ -173,3 +175,107 @@ async def test_the_document_describes_the_shared_route_once() -> None:
     ):
         operation = (await response.json())["paths"]["/v1/decisions"]["post"]
         assert (operation["operationId"], operation["summary"]) == ("decisions", "of generate")
+
+
+def deciding(name: str, answers: dict[str, Any], status: int = 200) -> tuple[Service, list[Any]]:
+    """A service with the model `name` and the bodies that it was sent, which it answers by the questions' names."""
+    bodies: list[Any] = []
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] == "GET":
+            await named(name, listing(name))(scope, receive, send)
+            return
+        body = await read_body(receive)
+        bodies.append(asked := json.loads(body))
+
+        async def again() -> Message:
+            return {"type": "http.request", "body": body}
+
+        told = {"error": {"message": "questions.0.choices: Too many.", "type": "x", "param": "questions.0.choices"}}
+        found = [answers[one["name"]] for one in asked["questions"]] if status == 200 else []
+        usage = {"input_tokens": 10 * len(found), "input_tokens_details": {"cached_tokens": len(found)}}
+        decision = {"model": f"{name}@1", "answers": found, "usage": usage} if status == 200 else told
+        headers = ((b"content-type", b"application/json"), (b"x-fovea-model", f"{name}@1".encode()))
+        await respond(json.dumps(decision).encode(), status=status, headers=headers)(scope, again, send)
+
+    return Service(answer), bodies
+
+
+HANDED_OVER = {"a": {"model": None, "choice": "x"}, "b": {"model": "student@1", "choice": "y"}, "c": {"model": None}}
+BY_TEACHER = {"a": {"choice": "z"}, "c": {"probability": 0.9}}
+CASCADE = {
+    "model": "student",
+    "teacher": "teacher",
+    "input": "It crashes.",
+    "questions": [{"name": name, "type": "choice"} for name in "abc"],
+}
+
+
+async def test_a_teacher_decides_what_its_student_hands_over() -> None:
+    (student, asked_first), (teacher, asked_then) = deciding("student", HANDED_OVER), deciding("teacher", BY_TEACHER)
+    async with (
+        serving(student) as first,
+        serving(teacher) as second,
+        gateway(predict_urls=first, generate_urls=second) as client,
+    ):
+        async with client.post("/v1/decisions", json=CASCADE, headers={"X-Request-Timeout": "50"}) as response:
+            assert response.status == 200 and response.headers["X-Fovea-Model"] == "student@1"
+            decision = await response.json()
+        assert decision == {
+            "model": "student@1",
+            "answers": [
+                {"choice": "z", "model": "teacher@1"},
+                {"choice": "y", "model": "student@1"},
+                {"probability": 0.9, "model": "teacher@1"},
+            ],
+            "usage": {"input_tokens": 50, "input_tokens_details": {"cached_tokens": 5}},
+        }
+        assert asked_first == [CASCADE]
+        questions = [CASCADE["questions"][0], CASCADE["questions"][2]]
+        assert asked_then == [{**CASCADE, "model": "teacher", "teacher": None, "questions": questions}]
+        assert 0 < float(teacher.header("x-request-timeout") or 0) <= float(student.header("x-request-timeout") or 0)
+        async with client.get("/v1/key") as response:
+            usage = (await response.json())["usage"]
+            assert [usage[name] for name in ("predict", "generate")] == [{"requests": 1, "errors": 0}] * 2
+
+
+async def test_a_teacher_is_not_asked_what_its_student_decides() -> None:
+    answers = {name: {"model": "student@1", "choice": name} for name in "abc"}
+    (student, _), (teacher, asked_then) = deciding("student", answers), deciding("teacher", {})
+    async with (
+        serving(student) as first,
+        serving(teacher) as second,
+        gateway(predict_urls=first, generate_urls=second) as client,
+    ):
+        async with client.post("/v1/decisions", json=CASCADE) as response:
+            assert (await response.json())["answers"] == list(answers.values())
+        assert asked_then == []
+
+
+async def test_a_teacher_that_fails_fails_the_request_by_the_client_s_own_question() -> None:
+    (student, _) = deciding("student", {**HANDED_OVER, "a": HANDED_OVER["b"]})
+    (teacher, _) = deciding("teacher", {}, 422)
+    async with (
+        serving(student) as first,
+        serving(teacher) as second,
+        gateway(predict_urls=first, generate_urls=second) as client,
+    ):
+        status, error = await refusal(client, CASCADE)
+        assert (status, error["param"]) == (422, "questions.2.choices")
+        assert error["message"] == "questions.2.choices: Too many."
+        async with client.get("/v1/key") as response:
+            usage = (await response.json())["usage"]
+        assert (usage["predict"]["errors"], usage["generate"]["errors"]) == (0, 1)
+
+
+async def test_a_teacher_that_there_is_not_or_that_the_key_may_not_ask_is_refused_before_its_student_is_asked() -> None:
+    (student, asked_first), (teacher, _) = deciding("student", HANDED_OVER), deciding("teacher", {})
+    keys = (KeyRecord(name="small", sha256=digest("small"), scopes=frozenset({"predict"})),)
+    async with serving(student) as first, serving(teacher) as second:
+        async with gateway(predict_urls=first, generate_urls=second, score_urls="") as client:
+            status, error = await refusal(client, {**CASCADE, "teacher": "missing"})
+            assert (status, error["param"]) == (404, "teacher")
+        async with gateway(predict_urls=first, generate_urls=second, keys=keys) as client:
+            status, error = await refusal(client, CASCADE, headers={"Authorization": "Bearer small"})
+            assert (status, "generate" in error["message"]) == (403, True)
+    assert asked_first == []

@@ -18,6 +18,8 @@ from tests.predict.tiny_students import save_student
 
 TEXT = "what a film"
 URGENT = Task("urgent", ("text",), "\n", labels=("yes", "no"))
+# Of students with one set of weights: what they hand over to a teacher.
+THRESHOLDS = {"tiny-urgent": 0.0, "tiny-doubtful": 0.999, "tiny-helpless": None}
 CALIBRATION = Calibration(temperature=2.0, offset=-0.5)
 GOOD = {"type": "predicate", "instructions": "good"}
 
@@ -28,10 +30,11 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     store_url = publish_tiny(folder)
     description = TaskDescription.of(URGENT, NO_PREFIXES, has_rationales=False)
     calibrated = {**description.model_dump(mode="json"), "confidence": vars(CALIBRATION)}
-    Store.open(store_url).publish(
-        "tiny-urgent", save_student(folder / "urgent", calibrated, spread=1.0), CheckpointInfo(kind="t5-student")
-    )
-    models = "tiny-reviews,tiny-esnli,tiny-cqa,tiny-svamp,tiny-urgent"
+    student = save_student(folder / "urgent", calibrated, spread=1.0)
+    for name, threshold in THRESHOLDS.items():
+        info = CheckpointInfo(kind="t5-student", metrics={"threshold": threshold})
+        Store.open(store_url).publish(name, student, info)
+    models = ",".join(("tiny-reviews,tiny-esnli,tiny-cqa,tiny-svamp", *THRESHOLDS))
     with served_tiny(store_url, folder, models=models) as client:
         yield client
 
@@ -101,6 +104,24 @@ def test_the_confidence_of_a_calibrated_student_is_the_fitted_one(client: TestCl
 
 
 @pytest.mark.parametrize(
+    ("model", "is_certain"), [("tiny-urgent", True), ("tiny-doubtful", False), ("tiny-helpless", False)]
+)
+def test_beside_a_teacher_a_student_decides_from_its_threshold_on(
+    client: TestClient, model: str, is_certain: bool
+) -> None:
+    asked = (choice("yes", "no"), {"type": "predicate", "instructions": "yes"})
+    alone, beside = decided(client, model, TEXT, *asked), decided(client, model, TEXT, *asked, teacher="large")
+    own = alone["model"] if is_certain else None
+    assert beside["answers"] == [{**one, "model": own} for one in alone["answers"]]
+
+
+def test_a_student_without_a_threshold_hands_nothing_over(client: TestClient) -> None:
+    refused = ask(client, "tiny-reviews", TEXT, GOOD, teacher="large")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (422, "teacher")
+    assert "tiny-reviews has no threshold in its manifest" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
     "question",
     [
         choice({"value": "a", "description": "GOOD"}, "bad"),
@@ -115,7 +136,7 @@ def test_an_option_is_a_label_by_its_value_or_its_description(client: TestClient
 
 
 def test_booleans_are_the_labels_yes_and_no(client: TestClient) -> None:
-    own = predicted(client, "urgent", {"text": TEXT})["probabilities"]
+    own = predicted(client, "tiny-urgent", {"text": TEXT})["probabilities"]
     of_boolean, of_name = decided(
         client,
         "tiny-urgent",

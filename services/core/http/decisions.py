@@ -21,6 +21,7 @@ from services.core.decisions import (
     Question,
     ScoreQuestion,
 )
+from services.core.errors import InvalidField
 from services.core.exchange import RequestContext, context_of
 from services.core.http.bodies import JsonRoute
 
@@ -32,11 +33,13 @@ MAX_INLINE_NUMBERS = 4096
 class Distribution:
     """The probabilities of a question's options, whose sum is 1, or of a predicate alone.
 
-    `confidence` None means that the model has no better one than `concentration`.
+    `confidence` None means that the model has no better one than `concentration`. `is_certain` is False where a student
+    hands over to its teacher.
     """
 
     probabilities: Sequence[float]
     confidence: float | None = None
+    is_certain: bool = True
 
 
 @dataclass(frozen=True)
@@ -52,8 +55,8 @@ class Decided:
 Decide = Callable[[DecisionRequest, RequestContext], Awaitable[Decided]]
 
 
-def decisions_router(decide: Decide) -> APIRouter:
-    """Create the route; `decide` answers by a service's models."""
+def decisions_router(decide: Decide, *, hands_over: bool = False) -> APIRouter:
+    """Create the route; `decide` answers by a service's models, some of which hand over to a teacher if told so."""
     router = APIRouter(tags=["decisions"], route_class=JsonRoute)
 
     @router.post("/v1/decisions", responses={200: {"model": Decision}})
@@ -62,6 +65,8 @@ def decisions_router(decide: Decide) -> APIRouter:
 
         What a model can't decide, whatever the input, is refused by the name of its field.
         """
+        if body.teacher is not None and not hands_over:
+            raise InvalidField("teacher: Only students of predict hand over; leave the field out.", param="teacher")
         decided = await decide(body, context_of(request.scope))
         num_numbers = sum(len(one.probabilities) for one in decided.distributions)
         is_short = num_numbers <= MAX_INLINE_NUMBERS
@@ -73,12 +78,16 @@ def decisions_router(decide: Decide) -> APIRouter:
 
 def render(body: DecisionRequest, decided: Decided) -> bytes:
     """Render the JSON of a Decision."""
+    answers = [
+        {"type": question.type, "name": question.name, **_answer(question, found)}
+        for question, found in zip(body.questions, decided.distributions, strict=True)
+    ]
+    if body.teacher is not None:
+        for one, found in zip(answers, decided.distributions, strict=True):
+            one["model"] = decided.model if found.is_certain else None
     answer = {
         "model": decided.model,
-        "answers": [
-            {"type": question.type, "name": question.name, **_answer(question, found)}
-            for question, found in zip(body.questions, decided.distributions, strict=True)
-        ],
+        "answers": answers,
         "usage": {
             "input_tokens": decided.input_tokens,
             "input_tokens_details": {"cached_tokens": decided.cached_tokens, "cache_write_tokens": 0},

@@ -4,6 +4,7 @@ A student can't read a question's instructions: it has learnt one question. So a
 options are the labels, or if a predicate's statement is that the input has a label; others are refused.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +23,7 @@ from services.core.errors import InvalidField
 from services.core.exchange import RequestContext
 from services.core.http.bodies import parse_json
 from services.core.http.decisions import Decided, Distribution
+from services.core.store.manifest import Manifest
 from services.predict.model.task_description import TaskDescription
 from services.predict.service import NamedInput, PredictService
 from services.predict.tasks import FieldValue
@@ -37,8 +39,11 @@ async def decide(service: PredictService, body: DecisionRequest, context: Reques
     Raises InvalidField for what the student can't decide, and what `PredictService.label` raises.
     """
     asked: list[tuple[int, list[str]]] = []  # each question's place among the inputs, and the labels of its options
+    threshold = 0.0
 
-    def inputs_of(description: TaskDescription) -> list[NamedInput]:
+    def inputs_of(description: TaskDescription, manifest: Manifest) -> list[NamedInput]:
+        nonlocal threshold
+        threshold = 0.0 if body.teacher is None else _threshold(manifest)
         fields = _fields(body, description)
         if description.choices is None:
             by_name = {label.strip().casefold(): label for label in description.labels or ()}
@@ -56,9 +61,23 @@ async def decide(service: PredictService, body: DecisionRequest, context: Reques
     distributions = []
     for place, labels in asked:
         one = predicted.predictions[place]
-        shares = one.probabilities or {}
-        distributions.append(Distribution([shares[label] for label in labels], one.confidence))
+        shares, is_certain = one.probabilities or {}, one.confidence is not None and one.confidence >= threshold
+        distributions.append(Distribution([shares[label] for label in labels], one.confidence, is_certain))
     return Decided(predicted.model, distributions, sum(one.prompt_tokens for one in predicted.predictions))
+
+
+def _threshold(manifest: Manifest) -> float:
+    """Return the confidence below which a student hands over: always, where no confidence was found to be enough.
+
+    Raises InvalidField for a student that was not trained on logged decisions.
+    """
+    found = manifest.metrics.get("threshold", "")
+    if found is None or isinstance(found, int | float):
+        return math.inf if found is None else found
+    told = (
+        f"{manifest.name} has no threshold in its manifest, so it can't hand over; `fovea distill decisions` finds one"
+    )
+    raise InvalidField(f"teacher: {told}.", param="teacher")
 
 
 def _fields(body: DecisionRequest, description: TaskDescription) -> dict[str, FieldValue]:
