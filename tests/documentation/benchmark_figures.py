@@ -303,6 +303,17 @@ def decisions_table() -> str:
     return table((*head, "test rows from it on", "of these differ"), rows)
 
 
+def decision_cost_table() -> str:
+    """Processor time of a decision by students and by a stand-in for a language model."""
+    titles = {"tiny": "student `tiny`", "base-v1.1": "student `base-v1.1`", "stand_in": "language model"}
+    rows = [
+        (log, title, figure("decision_cost", "logs", log, name, "ms"), f"{found[name]['times_faster']['median']:.3g}")
+        for log, found in latest("decision_cost")["logs"].items()
+        for name, title in titles.items()
+    ]
+    return table(("log", "decides", "ms of one thread, median (min to max)", "times faster"), rows)
+
+
 def bulk_table() -> str:
     kinds = {"scenes": "scenes of 64 × 64 pixels, JPEG", "photographs": "photographs of 640 × 480 pixels, JPEG"}
     rows = [

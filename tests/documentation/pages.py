@@ -52,6 +52,7 @@ WRITERS: dict[str, Writer] = {
     "word problems": partial(results.distillation_table, "word-problems"),
     "inferences": partial(results.distillation_table, "inferences"),
     "decisions": benchmark_figures.decisions_table,
+    "decision cost": benchmark_figures.decision_cost_table,
     "back ends": benchmark_figures.labels_table,
     "captions": partial(results.caption_table, 0),
     "captions by attribute": partial(results.caption_table, 1),
