@@ -12,9 +12,10 @@ import torch
 from PIL import Image
 
 from services.core.errors import InvalidRequest, TooLarge
-from services.embed.model.vlm_engine import ImageFit, VlmEngine
+from services.embed.model.vlm_engine import VlmEngine
 from services.embed.model.vlm_prompts import INSTRUCTION, ONE_WORD, VLM_CONFIG, VlmPrompt
 from services.nn.devices import DeviceOptions
+from services.nn.image_fit import ImageFit
 from services.nn.loading import transformers
 from tests.published_llava import write_llava
 from tests.published_qwen3_vl import DEFAULT_INSTRUCTION, write_qwen2_5_vl_instruct, write_qwen3_vl_embedding
@@ -202,7 +203,8 @@ def test_what_the_model_can_not_read_is_refused(embedding: VlmEngine) -> None:
 def test_images_are_resized_as_by_qwens_processors() -> None:
     from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
-    fit, fewest, most = ImageFit(INSTRUCTION, 32), INSTRUCTION.min_pixels, INSTRUCTION.max_pixels
+    fewest, most = INSTRUCTION.min_pixels, INSTRUCTION.max_pixels
+    fit = ImageFit(32, fewest, most)
     assert fewest is not None
     assert most is not None
     for width, height in ((1, 1), (33, 47), (2048, 2048), (4000, 300), (640, 480), (1280, 1440), (20, 3000)):

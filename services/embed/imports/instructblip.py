@@ -12,7 +12,6 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from services.core.refusals import Refused
-from services.embed.imports.published_folder import facts_of, image_settings, read_unquantised
 from services.embed.model.instructblip_engine import (
     INSTRUCTBLIP_KIND,
     PARTS,
@@ -21,6 +20,7 @@ from services.embed.model.instructblip_engine import (
     instructblip_config,
 )
 from services.jobs.imports.plan import Plan, left_files
+from services.jobs.imports.published_folder import facts_of, image_settings, read_unquantised
 from services.jobs.imports.source import MODEL_CONFIG, Source, read_object
 from services.jobs.imports.weights import Weights, find_weights, read_pickle, separate, stored_names
 from services.jobs.progress import watched

@@ -8,7 +8,6 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from services.embed.imports.published_folder import TOKENIZER, facts_of, image_settings, read_unquantised
 from services.embed.model.mllm_engine import (
     BESIDE_TOKENIZER,
     LLAVA,
@@ -20,6 +19,7 @@ from services.embed.model.mllm_engine import (
     num_image_tokens,
 )
 from services.jobs.imports.plan import Plan, left_files
+from services.jobs.imports.published_folder import TOKENIZER, facts_of, image_settings, read_unquantised
 from services.jobs.imports.source import MODEL_CONFIG, Source
 from services.jobs.imports.weights import find_weights
 from services.nn.loading import transformers

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from services.core.refusals import Refused
-from services.embed.imports.published_folder import TOKENIZER, facts_of, image_settings, read_unquantised
 from services.embed.model.vlm_engine import VLM_KIND, vlm_config, vlm_types
 from services.embed.model.vlm_prompts import FORMS, TOLD_IN, VLM_CONFIG, VlmPrompt, form_of
 from services.embed.outputs import TRAINED_WIDTHS
 from services.jobs.imports.plan import Plan, left_files
+from services.jobs.imports.published_folder import TOKENIZER, facts_of, image_settings, read_unquantised
 from services.jobs.imports.source import MODEL_CONFIG, Source, fetch_small
 from services.jobs.imports.weights import find_weights
 from services.nn.loading import transformers

@@ -10,7 +10,6 @@ Nothing of an image is kept between batches.
 
 import functools
 import json
-import math
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +30,7 @@ from services.embed.model.items import Embeddings, ImageItem, Item, Pixels, Read
 from services.embed.model.vlm_prompts import VLM_CONFIG, VlmPrompt, WrittenPrompt, read_vlm_prompt
 from services.nn.clip_texts import Text, tokenise
 from services.nn.devices import check_room
+from services.nn.image_fit import ImageFit, image_factor
 from services.nn.loading import MODEL_CONFIG, model_type_of, quiet_loading, transformers
 from services.nn.model_configs import StoredWeights, check_tokens, load_model, model_config
 from services.nn.plain_texts import PlainTexts
@@ -40,45 +40,6 @@ VLM_KIND = "vlm-embedding"
 HEAD = "lm_head.weight"
 # Models of which a prompt's beginning was seen to give the same whatever follows it, and can be run on its own.
 SHARES_BEGINNING = ("llava", "qwen2_5_vl", "qwen3_vl")
-# Longer images are refused, as by Qwen's processors.
-MAX_ASPECT_RATIO = 200
-SAMPLE_SIDE = 224
-
-
-@dataclass(frozen=True)
-class ImageFit:
-    """Resizes RGB images of any size as a prompt asks; `factor` divides both sides where it counts pixels."""
-
-    prompt: VlmPrompt
-    factor: int
-    size: tuple[int, int] = (SAMPLE_SIDE, SAMPLE_SIDE)
-
-    def __call__(self, image: Image.Image) -> Pixels:
-        """Resize to (height, width, 3). Raises InvalidRequest for an image much longer than wide."""
-        width, height = self.fitted(*image.size)
-        if any(max(size) > MAX_ASPECT_RATIO * min(size) for size in (image.size, (width, height))):
-            raise InvalidRequest(f"the image is more than {MAX_ASPECT_RATIO} times as long as wide")
-        if (width, height) != image.size:
-            by_pixels = self.prompt.max_side is None
-            image = image.resize((width, height), Image.Resampling.BICUBIC if by_pixels else Image.Resampling.LANCZOS)
-        return np.asarray(image)
-
-    def fitted(self, width: int, height: int) -> tuple[int, int]:
-        """Return the width and height to which an image of this size is resized."""
-        if (side := self.prompt.max_side) is not None:
-            longer = max(width, height)
-            return (width, height) if longer <= side else (
-                max(1, side * width // longer), max(1, side * height // longer)
-            )  # fmt: skip
-        assert self.prompt.min_pixels is not None and self.prompt.max_pixels is not None
-        whole = [max(self.factor, round(one / self.factor) * self.factor) for one in (width, height)]
-        if math.prod(whole) > self.prompt.max_pixels:
-            beta = math.sqrt(width * height / self.prompt.max_pixels)
-            whole = [max(self.factor, math.floor(one / beta / self.factor) * self.factor) for one in (width, height)]
-        elif math.prod(whole) < self.prompt.min_pixels:
-            beta = math.sqrt(self.prompt.min_pixels / (width * height))
-            whole = [math.ceil(one * beta / self.factor) * self.factor for one in (width, height)]
-        return whole[0], whole[1]
 
 
 class VlmTokenizer:
@@ -157,8 +118,7 @@ class VlmTokenizer:
     def _largest_images(self) -> list[tuple[int, int]]:
         if (side := self.prompt.max_side) is not None:
             return [(side, side), (side, side // 2), (side // 2, side)]
-        fit = ImageFit(self.prompt, image_factor(self._processor))
-        width, height = fit.fitted(1 << 14, 1 << 14)
+        width, height = image_fit(self.prompt, self._processor).fitted(1 << 14, 1 << 14)
         return [(height, width)]
 
     def _own_tokens(self, text: str) -> list[int]:
@@ -168,6 +128,12 @@ class VlmTokenizer:
             token = self._tokenizer.convert_ids_to_tokens(found.pop())
             raise InvalidRequest(f"the text contains {token}, which this model reads as a token of its own")
         return ids
+
+
+def image_fit(prompt: VlmPrompt, processor: Any) -> ImageFit:
+    """Return how a prompt's images are resized. Raises ValueError for a model that can't be asked by it."""
+    factor = 1 if prompt.max_side is not None else image_factor(processor.image_processor)
+    return ImageFit(factor, prompt.min_pixels, prompt.max_pixels, prompt.max_side)
 
 
 VlmCheckpoint = Checkpoint[LastTokenEmbedder, VlmTokenizer, ImageFit]
@@ -213,7 +179,7 @@ def load_vlm(
         processor = transformers().AutoProcessor.from_pretrained(directory, **options)
     check_tokens(processor.tokenizer, text.vocab_size)
     tokenizer = VlmTokenizer(processor, prompt, int(text.max_position_embeddings))
-    transform = ImageFit(prompt, 1 if prompt.max_side is not None else image_factor(processor))
+    transform = image_fit(prompt, processor)
     check_room(directory, torch.device(device), dtype)
     whole = load_model("AutoModelForImageTextToText", directory, config, stored, dtype=dtype, unneeded={HEAD})
     if not hasattr(whole, "model"):
@@ -221,15 +187,6 @@ def load_vlm(
     model = LastTokenEmbedder(whole.model, int(text.hidden_size))
     model.eval().requires_grad_(False).to(device)
     return Checkpoint(model, tokenizer, transform)
-
-
-def image_factor(processor: Any) -> int:
-    """Return the pixels of a token's side. Raises ValueError for a model whose images are not of any size."""
-    images = processor.image_processor
-    patch, merged = getattr(images, "patch_size", None), getattr(images, "merge_size", None)
-    if not isinstance(patch, int) or not isinstance(merged, int):
-        raise ValueError(f"{VLM_CONFIG}: min_pixels and max_pixels are for models that read images of any size")
-    return patch * merged
 
 
 class Beside(Text):

@@ -11,15 +11,15 @@ from services.jobs.imports.source import MODEL_CONFIG, Source, read_model_config
 from services.jobs.imports.weights import stored_weights
 from services.nn.image_transform import PREPROCESSOR, PROCESSOR
 from services.nn.loading import quiet_loading
-from services.nn.model_configs import StoredWeights, faults_of
+from services.nn.model_configs import StoredWeights, faults_of, model_config
 
 TOKENIZER = "tokenizer.json"
 
 
-def read_unquantised(source: Source, read: Callable[[Mapping[str, Any], StoredWeights], Any]) -> Any:
+def read_unquantised(source: Source, read: Callable[[Mapping[str, Any], StoredWeights], Any] = model_config) -> Any:
     """Read a source's configuration by `read`. Raises Refused, also for quantised weights."""
     raw = read_model_config(source)
-    if "quantization_config" in raw:
+    if raw.get("quantization_config") is not None:
         told = "quantised weights are not served; import the model that they were made from"
         raise Refused(f"{MODEL_CONFIG}: {told}")
     try:
@@ -40,10 +40,11 @@ def image_settings(source: Source, tokenizer: str = TOKENIZER) -> list[str]:
 def facts_of(source: Source, config: Any, make: Callable[[], Any]) -> dict[str, JsonValue]:
     """Describe a model by its configuration: it is made without memory, and nothing of its weights is read."""
     stored, described = stored_weights(source), config.to_dict()
+    dtype = config.dtype or config.get_text_config().dtype or torch.float32  # making the model would change it
     with faults_of(MODEL_CONFIG, described), stored.bound(), torch.device("meta"), quiet_loading():
         model = make()
     return {
         "architecture": config.model_type,
         "num_parameters": sum(weight.numel() for weight in model.parameters()),
-        "dtype": str(config.dtype or config.get_text_config().dtype or torch.float32).removeprefix("torch."),
+        "dtype": str(dtype).removeprefix("torch."),
     }
