@@ -257,7 +257,10 @@ def _fast_of_sentencepiece(folder: Path) -> None:
     make_fast(folder / "tokenizer.model", LLAMA2_SPECIAL, {}).backend_tokenizer.save(str(folder / "tokenizer.json"))
 
 
-def byte_level_tokenizer(control: tuple[str, ...], opening: str | None = None, **special: str) -> Any:
+def byte_level_tokenizer(
+    control: tuple[str, ...], opening: str | None = None, words: tuple[str, ...] = (), **special: str
+) -> Any:
+    """Make a tokenizer with these control tokens, and of these words with a token for each."""
     from tokenizers import AddedToken, Tokenizer, processors
 
     from tests.generate.small_tokenizers import byte_level
@@ -267,6 +270,11 @@ def byte_level_tokenizer(control: tuple[str, ...], opening: str | None = None, *
     # text alone: the small vocabulary leaves room for the control tokens
     content["model"]["vocab"] = dict(sorted(content["model"]["vocab"].items(), key=lambda entry: entry[1])[:500])
     content["model"]["merges"] = [m for m in content["model"]["merges"] if "".join(m) in content["model"]["vocab"]]
+    vocabulary, merges = content["model"]["vocab"], content["model"]["merges"]
+    for part in (word[:end] for word in words for end in range(2, len(word) + 1)):
+        if part not in vocabulary:
+            vocabulary[part] = len(vocabulary)
+            merges.append([part[:-1], part[-1]])
     tokenizer = Tokenizer.from_str(json.dumps(content))
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in control])
     if opening is not None:

@@ -1,4 +1,4 @@
-"""Qwen3-VL-Embedding in exactly the layout in which `Qwen` publishes it, with random weights of tiny dimensions.
+"""Qwen3-VL-Embedding and -Reranker in exactly the layouts in which `Qwen` publishes them, with tiny random weights.
 
 File lists, names and dtype of tensors, tokens, template and settings of images are those of Qwen/Qwen3-VL-Embedding-2B.
 """
@@ -36,10 +36,10 @@ IMAGES = {
 }
 
 
-def write_qwen3_vl_embedding(folder: Path, *, template: str = TEMPLATE) -> Path:
+def write_qwen3_vl_embedding(folder: Path, *, template: str = TEMPLATE, words: tuple[str, ...] = ()) -> Path:
     """Write `Qwen/Qwen3-VL-Embedding-2B`, or with another template `Qwen3-VL-2B-Instruct`; returns the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = byte_level_tokenizer(CONTROL, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    tokenizer = byte_level_tokenizer(CONTROL, words=words, eos_token="<|im_end|>", pad_token="<|endoftext|>")
     number = dict(zip(CONTROL, tokenizer.convert_tokens_to_ids(list(CONTROL)), strict=True))
     config = _config(number, len(tokenizer))
     image = {**IMAGES, "image_processor_type": "Qwen2VLImageProcessorFast"}
@@ -62,6 +62,13 @@ def write_qwen3_vl_embedding(folder: Path, *, template: str = TEMPLATE) -> Path:
     (folder / ".gitattributes").write_text(DOCUMENTS[".gitattributes"])
     (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n# Qwen3-VL-Embedding-2B\n")
     return folder
+
+
+def write_qwen3_vl_reranker(folder: Path) -> None:
+    """Write `Qwen/Qwen3-VL-Reranker-2B`, whose files, but for the script, are those of `Qwen3-VL-2B-Instruct`."""
+    template = TEMPLATE.replace("Represent the user's input.", "You are a helpful assistant.")
+    write_qwen3_vl_embedding(folder, template=template, words=("yes", "no", "assistant"))
+    (folder / "scripts" / "qwen3_vl_embedding.py").rename(folder / "scripts" / "qwen3_vl_reranker.py")
 
 
 def write_qwen2_5_vl_instruct(folder: Path) -> Path:

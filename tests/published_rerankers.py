@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from services.nn.loading import transformers
 from tests.generate.small_tokenizers import SENTENCES
 from tests.published_models import CHATML_TEMPLATE, DOCUMENTS
+from tests.published_qwen3_vl import write_qwen3_vl_reranker
 
 WIDTHS = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
 ONE_LABEL = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
@@ -142,7 +143,8 @@ CROSS_ENCODERS: Mapping[str, Callable[[Path], None]] = {
     "gte-reranker-modernbert-base": gte_reranker_modernbert,
 }
 QWEN3_RERANKER = "Qwen3-Reranker-0.6B"
-RERANKERS = {**CROSS_ENCODERS, QWEN3_RERANKER: qwen3_reranker}
+QWEN3_VL_RERANKER = "Qwen3-VL-Reranker-2B"
+RERANKERS = {**CROSS_ENCODERS, QWEN3_RERANKER: qwen3_reranker, QWEN3_VL_RERANKER: write_qwen3_vl_reranker}
 
 
 def publish_reranker(folder: Path, name: str) -> Path:

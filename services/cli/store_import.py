@@ -38,6 +38,7 @@ ENGINES = {
     "causal-lm": ("services.generate.engine", "GenerateEngine"),
     "cross-encoder": ("services.generate.model.reranker_engine", "CrossEncoderEngine"),
     "qwen3-reranker": ("services.generate.model.reranker_engine", "Qwen3RerankerEngine"),
+    "qwen3-vl-reranker": ("services.generate.model.vl_reranker_engine", "Qwen3VlRerankerEngine"),
 }
 
 
@@ -245,7 +246,7 @@ def recognise(text: str, given: Mapping[str, str | None], name: str | None, lice
         importer = InstructBlipImport(source)
     elif LlavaImport.recognises(config) and given["--embed-by"] is None:
         importer = LlavaImport(source)
-    elif (reranker := reranker_import(source, config)) is not None:
+    elif given["--embed-by"] is None and (reranker := reranker_import(source, config)) is not None:
         importer = reranker
     elif LanguageModelImport.recognises(config):
         importer = LanguageModelImport(source, left.pop("--chat-template"))

@@ -9,6 +9,8 @@ from fastapi import FastAPI
 from services.core.batching.stepper import StepLimits, Stepper
 from services.core.http.decisions import decisions_router
 from services.core.http.health import CheckResult
+from services.core.images.inputs import image_inputs
+from services.core.images.references import ImageLimits
 from services.core.serving.model_service import ModelService
 from services.core.serving.served_checkpoint import ServedCheckpoint
 from services.generate.engine import EngineOptions, GenerateEngine
@@ -20,6 +22,7 @@ from services.generate.http.openai_responses import responses_router
 from services.generate.http.openai_routes import openai_router, tokenize_router
 from services.generate.http.rerank_routes import rerank_router
 from services.generate.model.reranker_engine import CrossEncoderEngine, Qwen3RerankerEngine, RerankerEngine
+from services.generate.model.vl_reranker_engine import Qwen3VlRerankerEngine
 from services.generate.service import AnyBatcher, AnyEngine, CallLimits, GenerateModels, GenerateService, ModelFacts
 from services.generate.settings import GenerateSettings
 from services.generate.vllm.client import VllmAddress
@@ -32,7 +35,7 @@ ROUTERS = (
     *(generate_router, openai_router, responses_router, tokenize_router),
     *(anthropic_router, cohere_router, rerank_router),
 )
-RERANKERS = (CrossEncoderEngine, Qwen3RerankerEngine)
+RERANKERS = (CrossEncoderEngine, Qwen3RerankerEngine, Qwen3VlRerankerEngine)
 
 
 def create_generate(settings: GenerateSettings) -> FastAPI:
@@ -49,8 +52,10 @@ def create_generate(settings: GenerateSettings) -> FastAPI:
         settings.max_waiting,
         settings.max_queue_cost,
         is_over_vllm=settings.engine == "vllm",
+        images=ImageLimits(max_image_bytes=settings.max_image_bytes, max_pixels=settings.max_image_pixels),
     )
-    service = GenerateService(models, limits, host.metrics)
+    inputs = image_inputs(settings, limits.images, host.metrics)
+    service = GenerateService(models, limits, inputs, host.metrics)
     return host.create_app(
         models,
         [
@@ -60,6 +65,7 @@ def create_generate(settings: GenerateSettings) -> FastAPI:
         ],
         title="Fovea generate",
         description="Answers over documents, corrected for positional bias, and rankings of documents.",
+        resources=[lambda: inputs],
     )
 
 

@@ -19,7 +19,7 @@ returns, and asks for the answer with α, which the plug-in applies in vLLM's at
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -28,8 +28,11 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 from services.core.batching.batcher import Batcher, Submission
 from services.core.batching.slices import all_or_first_failure, map_slices
 from services.core.batching.step_queue import Event
+from services.core.cache.result_cache import content_digest
 from services.core.errors import InvalidField, InvalidRequest, blaming
 from services.core.exchange import RequestContext, current_caller
+from services.core.images.inputs import DECODED_AT_ONCE, ImageInput, ImageInputs
+from services.core.images.references import ImageLimits
 from services.core.metrics import Metrics
 from services.core.serving.served_checkpoint import Answering, CheckpointEngine, Served
 from services.core.serving.served_models import ServedModels
@@ -37,7 +40,8 @@ from services.generate.generation.generation import Generation, Progress, Prompt
 from services.generate.generation.input_processor import InputProcessor, Item
 from services.generate.generation.ranking import ItemResult, Ranking
 from services.generate.model.profile import OFF, CalibrationProfile
-from services.generate.model.reranker_engine import Pair, RerankerEngine
+from services.generate.model.reranker_engine import Pair, Picture, RerankerEngine
+from services.generate.model.vl_reranker_engine import Qwen3VlRerankerEngine
 from services.generate.prompts.ranking import RankingJob, RankMethod
 from services.generate.prompts.templates import Document, shorten
 from services.generate.prompts.turns import PreparationTurns
@@ -117,6 +121,7 @@ class CallLimits:
     max_waiting: int = 1024
     max_queue_cost: int = 262_144
     is_over_vllm: bool = False
+    images: ImageLimits = field(default_factory=ImageLimits)
 
 
 class Charged(NamedTuple):
@@ -131,7 +136,8 @@ class RankCall:
     """Documents to be ranked for a query; those with more than `max_document_tokens` tokens are cut.
 
     `method` None is `calibrated` for a language model, and for a reranker the only one that it has. `instruct` is an
-    instruction for models that were trained to read one, None for their own.
+    instruction for models that were trained to read one, None for their own. `images` are those of documents by their
+    places, and of the query at QUERY.
     """
 
     query: str
@@ -140,6 +146,7 @@ class RankCall:
     model: str | None = None
     max_document_tokens: int | None = None
     instruct: str | None = None
+    images: Mapping[int, ImageInput] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -164,6 +171,7 @@ class GenerateService:
 
     models: GenerateModels
     limits: CallLimits
+    inputs: ImageInputs
     metrics: Metrics
     turns: PreparationTurns = field(default_factory=PreparationTurns)
 
@@ -210,6 +218,10 @@ class GenerateService:
                     f"{served.name} is a {served.manifest.kind}, which ranks without instructions; leave the field out."
                 )
                 raise InvalidRequest(f"instruct: {told}", param="instruct")
+            if call.images and not isinstance(engine, Qwen3VlRerankerEngine):
+                param = next(iter(call.images.values())).param
+                told = f"{served.name} is a {served.manifest.kind}, which reads text only; leave images out."
+                raise InvalidRequest(f"{param}: {told}", param=param)
             cut: dict[int, str] = {}
             if call.max_document_tokens is not None:
                 tokenizer = engine.tokenizer if isinstance(engine, RerankerEngine) else engine.processor.tokenizer
@@ -238,14 +250,15 @@ class GenerateService:
         if call.method is not None:
             told = f"{served.name} is a {engine.kind}, which ranks by its own score; leave the field out."
             raise InvalidRequest(f"method: {told}", param="method")
-        prepare = partial(engine.prepare, call.query, call.documents, call.instruct)
+        pictures = await self._pictures(engine, call.images) if isinstance(engine, Qwen3VlRerankerEngine) else {}
+        prepare = partial(engine.prepare, call.query, call.documents, call.instruct, pictures)
         pairs = await self._in_thread(prepare, context)
         # equal documents must have equal scores, which differ in their last bits between batches
         distinct = list(dict.fromkeys(pairs))
         began, queue_s = time.perf_counter(), list[float]()
 
         async def submit(some: Sequence[Pair]) -> list[float]:
-            submissions = [Submission(pair, len(pair.input_ids), len(pair.input_ids)) for pair in some]
+            submissions = [Submission(pair, pair.cost, len(pair.input_ids)) for pair in some]
             answers = await served.batcher.submit(submissions, deadline=context.deadline)
             queue_s.append(min(answer.queue_s for answer in answers))
             return [answer.result for answer in answers]
@@ -259,6 +272,20 @@ class GenerateService:
         context.usage.input_tokens += ranking.prompt_tokens
         too_long = tuple(place for place, pair in enumerate(pairs) if pair.is_cut)
         return Ranked(ranking, served.label, too_long=too_long, context_length=engine.context_length)
+
+    async def _pictures(self, engine: Qwen3VlRerankerEngine, images: Mapping[int, ImageInput]) -> dict[int, Picture]:
+        """Fetch and decode the images of a call."""
+        fetched = await all_or_first_failure(
+            [self.inputs.bytes_of(one.reference, one.param) for one in images.values()]
+        )
+        digests = await self.inputs.threads.run(lambda: [content_digest(data) for data in fetched])
+
+        async def decoded(one: ImageInput, data: bytes, digest: str) -> Picture:
+            with blaming(one.param):
+                return await self.inputs.decode(data, one.param, lambda image: engine.picture(image, digest))
+
+        reads = [decoded(*one) for one in zip(images.values(), fetched, digests, strict=True)]
+        return dict(zip(images, await all_or_first_failure(reads, at_once=DECODED_AT_ONCE), strict=True))
 
     async def decide(
         self, model: str, prepare: Sequence[Callable[[InputProcessor], RankingJob]], context: RequestContext

@@ -7,11 +7,11 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 
 from services.core.byte_sizes import NumBytes
 from services.core.serving.model_settings import ModelSettings
-from services.core.settings import MEBIBYTE
+from services.core.settings import MEBIBYTE, ImageSettings
 from services.generate.capacity import DEFAULT_SHARE
 
 
-class GenerateSettings(ModelSettings):
+class GenerateSettings(ModelSettings, ImageSettings):
     """Settings of the generate service besides those of every service."""
 
     model_config = SettingsConfigDict(env_prefix="FOVEA_GENERATE_", frozen=True, extra="forbid")
@@ -35,6 +35,10 @@ class GenerateSettings(ModelSettings):
     vllm_key: SecretStr = Field(SecretStr(""), description="Key of the vLLM server (`--api-key`), if it has one.")
     max_body_bytes: NumBytes = Field(16 * MEBIBYTE, gt=0)
     max_documents: int = Field(256, ge=1, description="Most documents in one request.")
+    max_image_bytes: NumBytes = Field(20 * MEBIBYTE, ge=1, description="Maximum size of an image file, in bytes.")
+    max_image_pixels: int = Field(
+        64_000_000, ge=1, description="Maximum number of pixels of an image (width × height)."
+    )
     max_tokens: int = Field(4096, ge=1, description="Most tokens of one answer that a request may ask for.")
     max_choices: int = Field(16, ge=1, description="Most answers to one prompt (`n`).")
     max_cached_tokens: int | None = Field(

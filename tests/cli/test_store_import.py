@@ -40,7 +40,7 @@ from tests.published_instructblip import write_instructblip
 from tests.published_llava import write_llava
 from tests.published_models import LANGUAGE_MODELS, T5S, publish, sentencepiece_model
 from tests.published_qwen3_vl import write_qwen3_vl_embedding
-from tests.published_rerankers import CROSS_ENCODERS, QWEN3_RERANKER, publish_reranker
+from tests.published_rerankers import CROSS_ENCODERS, QWEN3_RERANKER, QWEN3_VL_RERANKER, publish_reranker
 
 VICUNA = (
     "<s>A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, detailed,"
@@ -151,6 +151,38 @@ def test_qwen3_reranker_is_imported_as_it_is_published(tmp_path: Path) -> None:
     taken = {path.name for path in imported(tmp_path, publish_reranker(tmp_path, QWEN3_RERANKER)).iterdir()}
     assert taken >= {"config.json", "tokenizer.json", "model.safetensors", "reference.json"}
     assert not taken & {"calibration.json", "vocab.json", "merges.txt"}
+
+
+def test_qwen3_vl_reranker_is_imported_with_what_its_images_need(tmp_path: Path) -> None:
+    source = publish_reranker(tmp_path, QWEN3_VL_RERANKER)
+    plan = json.loads(run(source, "--dry-run", "--json").stdout)
+    assert (plan["kind"], plan["services"], plan["licence"]) == ("qwen3-vl-reranker", ["generate"], "apache-2.0")
+    assert (plan["source"]["context_length"], plan["source"]["dtype"]) == (10245, "bfloat16")
+    taken = {path.name for path in imported(tmp_path, source).iterdir()}
+    assert taken >= {"config.json", "tokenizer.json", "preprocessor_config.json", "model.safetensors", "reference.json"}
+    assert not taken & {"scripts", "vocab.json", "video_preprocessor_config.json", "vlm_embedding.json"}
+
+
+@pytest.mark.parametrize(
+    ("file", "changed", "told"),
+    [
+        ("config.json", {"quantization_config": {"quant_method": "awq"}}, "quantised weights are not served"),
+        ("config.json", {"auto_map": {"AutoModel": "x.y"}}, "auto_map"),
+        ("preprocessor_config.json", {"image_processor_type": "ViTImageProcessor"}, "preprocessor_config.json"),
+        ("preprocessor_config.json", None, "has no preprocessor_config.json"),
+        ("tokenizer.json", None, "has no tokenizer.json"),
+    ],
+)
+def test_a_qwen3_vl_reranker_that_would_not_be_served_rightly_is_refused(
+    tmp_path: Path, file: str, changed: dict[str, Any] | None, told: str
+) -> None:
+    source = publish_reranker(tmp_path, QWEN3_VL_RERANKER)
+    if changed is None:
+        (source / file).unlink()
+    else:
+        (source / file).write_text(json.dumps({**json.loads((source / file).read_text()), **changed}))
+    result = run(source)
+    assert (result.exit_code, told in result.stderr) == (1, True), result.stderr
 
 
 @pytest.mark.parametrize(

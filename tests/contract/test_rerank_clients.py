@@ -1,5 +1,6 @@
 """Reranking by the clients that people really use, through the gateway."""
 
+import base64
 import json
 import re
 import subprocess
@@ -16,8 +17,9 @@ import requests
 from tests.contract.curl import curl
 from tests.contract.generate_processes import running_system
 from tests.contract.served_system import System
+from tests.core.image_files import encode, scene
 from tests.generate.served_tiny import MODEL, publish_tiny
-from tests.published_rerankers import QWEN3_RERANKER, RERANKERS, import_rerankers
+from tests.published_rerankers import QWEN3_RERANKER, QWEN3_VL_RERANKER, RERANKERS, import_rerankers
 
 QUERY = "who kept the lighthouse?"
 DOCUMENTS = [
@@ -184,6 +186,54 @@ def test_the_guides_example_ranks_by_a_published_reranker(rerankers: System) -> 
     program = program.replace("http://127.0.0.1:8080", rerankers.gateway.url)
     printed = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
     assert sorted(line.split()[0] for line in printed.splitlines()) == ["0", "1"]
+
+
+def test_the_guides_example_ranks_images(rerankers: System, tmp_path: Path) -> None:
+    title = "rerank_images.py"
+    (program,) = re.findall(rf'^```python title="{title}"\n(.*?)^```', GUIDE.read_text(), re.MULTILINE | re.DOTALL)
+    program = program.replace("http://127.0.0.1:8080", rerankers.gateway.url)
+    (tmp_path / "lighthouse.jpg").write_bytes(encode(scene(), "JPEG"))
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, cwd=tmp_path)
+    assert sorted(line.split()[0] for line in done.stdout.splitlines()) == ["0", "1", "2"]
+
+
+def test_jinas_and_vllms_bodies_with_images_get_one_answer(rerankers: System) -> None:
+    image = base64.b64encode(encode(scene(), "PNG")).decode()
+    part = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{image}"}}
+    jina = {"query": QUERY, "documents": [{"text": DOCUMENTS[0]}, {"image": image}], "return_documents": False}
+    parts = [{"content": [{"type": "text", "text": DOCUMENTS[0]}]}, {"content": [part]}]
+    vllm = {"query": {"content": [{"type": "text", "text": QUERY}]}, "documents": parts, "top_n": 2}
+    told = []
+    for path, body in (("/v1/rerank", jina), ("/rerank", vllm), ("/v1/rerank", vllm), ("/v2/rerank", vllm)):
+        sent = json.dumps({"model": QWEN3_VL_RERANKER.lower(), **body})
+        answer = curl(f"{rerankers.gateway.url}{path}", "--json", sent)
+        assert answer.status == 200, answer
+        told.append([(one["index"], one["relevance_score"]) for one in answer.json["results"]])
+    assert told[1:] == told[:1] * 3
+    refused = curl(
+        f"{rerankers.gateway.url}/v1/rerank", "--json", json.dumps({**jina, "model": QWEN3_RERANKER.lower()})
+    )
+    assert (refused.status, refused.json["error"]["param"]) == (400, "documents.1.image")
+    assert "which reads text only" in refused.json["detail"]
+
+
+def test_haystack_ranks_texts_by_a_reranker_of_images(
+    rerankers: System, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HAYSTACK_TELEMETRY_ENABLED", "False")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    from haystack import Document
+    from haystack.utils import Secret
+    from haystack_integrations.components.rankers.jina import JinaRanker
+
+    url, model = f"{rerankers.gateway.url}/v1/rerank", QWEN3_VL_RERANKER.lower()
+    ranker = JinaRanker(model=model, api_key=Secret.from_token("none"), base_url=url)
+    found = ranker.run(query=QUERY, documents=[Document(content=text) for text in DOCUMENTS])["documents"]
+    sent = json.dumps({"model": model, "query": QUERY, "documents": DOCUMENTS})
+    expected = curl(url, "--json", sent).json["results"]
+    assert [(one.content, one.score) for one in found] == [
+        (one["document"]["text"], one["relevance_score"]) for one in expected
+    ]
 
 
 def test_a_reranker_asked_to_chat_raises_the_clients_own_error(rerankers: System) -> None:

@@ -8,14 +8,24 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from starlette.testclient import TestClient
 
 from services.generate.app import create_generate
 from services.generate.settings import GenerateSettings
 from services.nn.loading import transformers
+from tests.core.image_files import scene
+from tests.embed.serving import as_base64
 from tests.embed.tiny import wait_until_ready
 from tests.generate.served_tiny import MODEL, publish_tiny
-from tests.published_rerankers import CROSS_ENCODERS, QWEN3_RERANKER, RERANKERS, import_rerankers, publish_reranker
+from tests.published_rerankers import (
+    CROSS_ENCODERS,
+    QWEN3_RERANKER,
+    QWEN3_VL_RERANKER,
+    RERANKERS,
+    import_rerankers,
+    publish_reranker,
+)
 
 QUERY = "who lit the oldest lighthouse?"
 # Of very different lengths, the last but one longer than most models read.
@@ -46,6 +56,7 @@ def client(folder: Path) -> Iterator[TestClient]:
         device="cpu",
         num_threads=1,
         max_batch_cost=4096,
+        max_image_pixels=3_000_000,
     )
     with TestClient(create_generate(served), raise_server_exceptions=False, base_url="http://localhost") as client:
         wait_until_ready(lambda: client.get("/readyz").status_code == 200)
@@ -169,6 +180,164 @@ def test_qwen3_reranker_cuts_a_long_document_at_its_end(client: TestClient, fold
     assert by_index(answer) == pytest.approx(expected, abs=1e-5)
     assert answer["usage"]["prompt_tokens"] == 8192
     assert answer["meta"]["warnings"] == ["Cut to the model's 8192 tokens of query and document: document 0."]
+
+
+VL_INSTRUCT = "Given a search query, retrieve relevant candidates that answer the query."
+# Text, image and both, of different lengths, sizes and shapes.
+CONTENTS: list[dict[str, Any]] = [
+    {"text": DOCUMENTS[0]},
+    {"image": scene((96, 64))},
+    {"text": DOCUMENTS[1], "image": scene((20, 300))},
+    {"text": "No."},
+    {"image": scene((640, 100)), "text": DOCUMENTS[3]},
+    {"image": scene((300, 200))},
+]
+
+
+def sent(content: dict[str, Any]) -> dict[str, Any]:
+    """Write a content as clients send it."""
+    image = {"image": as_base64(content["image"])} if "image" in content else {}
+    return {**content, **image}
+
+
+def scores_of_its_script(
+    source: Path, query: dict[str, Any], documents: list[dict[str, Any]], instruct: str = VL_INSTRUCT
+) -> list[float]:
+    """Score each pair alone with transformers, as the script beside Qwen3-VL-Reranker does."""
+    from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
+
+    processor = transformers().AutoProcessor.from_pretrained(source, padding_side="left")
+    whole = transformers().Qwen3VLForConditionalGeneration.from_pretrained(source, dtype=torch.float32).eval()
+    yes, no = whole.lm_head.weight[processor.tokenizer.convert_tokens_to_ids(["yes", "no"])]
+
+    def parts(prefix: str, content: dict[str, Any]) -> list[dict[str, str]]:
+        shown = [{"type": "image"}] if "image" in content else []
+        told = [{"type": "text", "text": content["text"]}] if "text" in content else []
+        return [{"type": "text", "text": prefix}, *shown, *told]
+
+    def resized(image: Image.Image) -> Image.Image:
+        height, width = smart_resize(image.height, image.width, 32, 4 * 32 * 32, 1800 * 32 * 32)
+        return image.resize((width, height))
+
+    system = (
+        "Judge whether the Document meets the requirements based on the Query and the Instruct provided. Note that the "
+        'answer can only be "yes" or "no".'
+    )
+    scores = []
+    for document in documents:
+        user = [{"type": "text", "text": f"<Instruct>: {instruct}"}, *parts("<Query>:", query)]
+        messages = [
+            {"role": "system", "content": [{"type": "text", "text": system}]},
+            {"role": "user", "content": [*user, *parts("\n<Document>:", document)]},
+        ]
+        text = processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        images = [resized(one["image"]) for one in (query, document) if "image" in one]
+        inputs = processor(text=[text], images=images or None, do_resize=False, return_tensors="pt")
+        ids, special = inputs["input_ids"][0].tolist(), set(processor.tokenizer.all_special_ids)
+        if (over := len(ids) - 5 - 10240) > 0:
+            dropped = [place for place, one in enumerate(ids[:-5]) if one not in special][-over:]
+            kept = [place for place in range(len(ids)) if place not in set(dropped)]
+            inputs |= {name: inputs[name][:, kept] for name in ("input_ids", "attention_mask", "mm_token_type_ids")}
+        with torch.no_grad():
+            hidden = whole.model(**inputs).last_hidden_state[0, -1]
+            scores.append(torch.sigmoid(hidden @ (yes - no)).item())
+    return scores
+
+
+@pytest.mark.parametrize("query", [{"text": QUERY}, {"image": scene((70, 50))}, {"text": QUERY, "image": scene()}])
+def test_qwen3_vl_reranker_scores_texts_and_images_as_its_publishers_script_does(
+    client: TestClient, folder: Path, query: dict[str, Any]
+) -> None:
+    expected = scores_of_its_script(folder / "hub" / QWEN3_VL_RERANKER, query, CONTENTS)
+    assert max(expected) - min(expected) > 0.01
+    documents = [sent(one) for one in CONTENTS]
+    answer = answer_to(client, QWEN3_VL_RERANKER, documents, query=sent(query))
+    assert by_index(answer) == pytest.approx(expected, abs=1e-5)
+    alone = [by_index(answer_to(client, QWEN3_VL_RERANKER, [one], query=sent(query)))[0] for one in documents]
+    assert alone == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_long_pair_of_images_and_texts_loses_the_ends_of_its_texts(client: TestClient, folder: Path) -> None:
+    query = {"text": QUERY, "image": scene()}
+    long = {"text": "It was lit by three brothers. " * 2500, "image": scene((2000, 1200))}
+    answer = answer_to(client, QWEN3_VL_RERANKER, [sent(long)], query=sent(query))
+    expected = scores_of_its_script(folder / "hub" / QWEN3_VL_RERANKER, query, [long])
+    assert by_index(answer) == pytest.approx(expected, abs=1e-5)
+    assert answer["usage"]["prompt_tokens"] == 10245
+    assert answer["meta"]["warnings"] == ["Cut to the model's 10245 tokens of query and document: document 0."]
+
+
+def test_vllms_parts_and_an_instruction_are_read_as_jinas_fields_are(client: TestClient, folder: Path) -> None:
+    instruct = "Find what tells of ships, whoever lit what"
+    query, documents = {"text": QUERY}, CONTENTS[:3]
+    expected = scores_of_its_script(folder / "hub" / QWEN3_VL_RERANKER, query, documents, instruct)
+
+    def in_parts(content: dict[str, Any]) -> dict[str, Any]:
+        url = f"data:image/png;base64,{sent(content).get('image')}"
+        image = [{"type": "image_url", "image_url": {"url": url}}] if "image" in content else []
+        text = [{"type": "text", "text": content["text"]}] if "text" in content else []
+        return {"content": [*image, *text]}
+
+    for form in (sent, in_parts):
+        for path in ("/v1/rerank", "/v2/rerank"):
+            body = {"query": form(query), "documents": [form(one) for one in documents], "instruction": instruct}
+            answer = client.post(path, json={"model": QWEN3_VL_RERANKER.lower(), **body}).json()
+            assert by_index(answer) == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", [MODEL, *CROSS_ENCODERS, QWEN3_RERANKER])
+def test_a_model_that_reads_text_only_refuses_an_image_by_the_name_of_its_field(client: TestClient, name: str) -> None:
+    image = as_base64(scene())
+    part = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{image}"}}
+    for fields, param in (
+        ({"documents": ["a", "b", "c", {"image": image}]}, "documents.3.image"),
+        ({"documents": ["a", {"content": [{"type": "text", "text": "b"}, part]}]}, "documents.1.content.1"),
+        ({"query": {"image": image}}, "query.image"),
+    ):
+        body = {"model": name.lower(), "query": QUERY, "documents": DOCUMENTS[:2], **fields}
+        for path in ("/v1/rerank", "/v2/rerank"):
+            error = client.post(path, json=body).json()["error"]
+            assert error["param"] == param
+            assert f"{param}: {name.lower()} is a " in error["message"]
+            assert "which reads text only" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("document", "status", "param"),
+    [
+        ({"image": "https://example.com/image.png"}, 400, "documents.1.image"),
+        ({"image": "aGVsbG8="}, 400, "documents.1.image"),
+        ({"image": "no base64"}, 400, "documents.1.image"),
+        ({"image": 5}, 422, "documents.1.image"),
+        ({"image": as_base64(Image.new("RGB", (2, 900)))}, 400, "documents.1.image"),
+        ({"image": as_base64(Image.new("RGB", (2000, 1600)))}, 413, "documents.1.image"),
+        ({"content": []}, 422, "documents.1.content"),
+        ({"content": [{"type": "text", "text": "a"}] * 2}, 422, "documents.1.content"),
+        ({"content": [{"type": "video_url", "video_url": {"url": "a"}}]}, 422, "documents.1.content.0"),
+        ({"content": "a"}, 422, "documents.1.text"),
+        ({}, 422, "documents.1.text"),
+    ],
+)
+def test_what_is_no_content_is_refused_by_its_field(
+    client: TestClient, document: dict[str, Any], status: int, param: str
+) -> None:
+    body = {"model": QWEN3_VL_RERANKER.lower(), "query": QUERY, "documents": ["a", document]}
+    response = client.post("/v1/rerank", json=body)
+    assert (response.status_code, response.json()["error"]["param"]) == (status, param), response.text
+
+
+@pytest.mark.parametrize("query", ["", {"text": ""}, {"text": None}, {}, {"text": "\u200b"}])
+def test_a_query_that_says_and_shows_nothing_is_refused(client: TestClient, query: Any) -> None:
+    body = {"model": QWEN3_VL_RERANKER.lower(), "query": query, "documents": ["a"]}
+    response = client.post("/v1/rerank", json=body)
+    assert response.status_code == 422
+    assert response.json()["error"]["param"].startswith("query")
+
+
+def test_documents_come_back_as_they_were_sent(client: TestClient) -> None:
+    documents = [{**sent(CONTENTS[1]), "page": 4}, {"text": "a", "content": [1]}, {"text": "a", "content": "b"}]
+    answer = answer_to(client, QWEN3_VL_RERANKER, documents, return_documents=True)
+    assert [documents[one["index"]] for one in answer["results"]] == [one["document"] for one in answer["results"]]
 
 
 @pytest.mark.parametrize("name", CROSS_ENCODERS)

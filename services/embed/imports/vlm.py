@@ -46,7 +46,8 @@ class VlmImport:
         if self.form is not None and self.form not in FORMS:
             raise Refused(f"--embed-by is one of {', '.join(FORMS)}, not {self.form!r}")
         if self.form is None and "rerank" in self.source.name.lower():
-            raise Refused(f"{self.source.uri}: rerankers of images are not served; --embed-by takes it as an embedder")
+            told = "of rerankers of images, Qwen3-VL-Reranker is served; --embed-by takes another as an embedder"
+            raise Refused(f"{self.source.uri}: {told}")
         present = self.source.files
         config = read_unquantised(self.source, vlm_config)
         settings = image_settings(self.source)

@@ -8,9 +8,20 @@ from typing import Annotated, Any, Literal, Self
 
 import orjson
 from fastapi import APIRouter, Body, Depends, Request, Response
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import InitErrorDetails
 
-from services.core.errors import InvalidRequest, check_count
+from services.core.errors import FoveaError, InvalidField, InvalidRequest, check_count
 from services.core.exchange import context_of
 from services.core.http.bodies import JsonList, JsonRoute, OpenRequest, refuse_unsupported
 from services.core.http.error_responses import (
@@ -21,8 +32,11 @@ from services.core.http.error_responses import (
     tei_error_body,
     tei_headers,
 )
+from services.core.images.inputs import ImageInput, image_input
+from services.core.images.references import ImageLimits, JsonImage
 from services.generate.generation.ranking import Ranking
 from services.generate.http.documents import check_length
+from services.generate.model.reranker_engine import QUERY
 from services.generate.prompts.ranking import RankMethod
 from services.generate.prompts.templates import Document
 from services.generate.service import CallLimits, GenerateService, RankCall, Ranked
@@ -31,19 +45,45 @@ Instruct = Annotated[
     Annotated[str, Field(min_length=1)] | None,
     Field(
         validation_alias=AliasChoices("instruct", "instruction"),
-        description="Which documents count as relevant, for models that read it (Qwen3-Reranker); also `instruction`.",
+        description="Which documents count as relevant, for models that read it (Qwen3-Reranker and Qwen3-VL-Reranker);"
+        " also `instruction`.",
     ),
 ]
 METHOD_DESCRIPTION = "How a language model scores documents, `calibrated` by default. A reranker has its own score."
 
 
-class RerankDocument(BaseModel):
-    """A passage; the model also sees its `title`, and other fields are returned as they were sent."""
+class RerankContent(BaseModel):
+    """A text, an image, or both: in Jina's form by `text` and `image`, in vLLM's by `content`."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, Any]
 
-    text: str
+    text: str | None = Field(None, description="Required, unless there is an image.")
+    image: JsonImage | None = Field(
+        None, description="A URL, base64 or a data URI, for models that read images; vLLM's `content` may hold it, too."
+    )
+
+    @property
+    def parts(self) -> list[Any] | None:
+        """The parts of vLLM's `content`; None for a `content` that is another field of a passage."""
+        given = (self.model_extra or {}).get("content")
+        return given if isinstance(given, list) and self.text is None and self.image is None else None
+
+    @model_validator(mode="before")
+    @classmethod
+    def has_content(cls, given: Any) -> Any:
+        """Require a text where nothing takes its place."""
+        if not isinstance(given, dict) or any(given.get(name) is not None for name in ("text", "image")):
+            return given
+        if not isinstance(given.get("content"), list):
+            missing = InitErrorDetails(type="missing", loc=("text",), input=given)
+            raise ValidationError.from_exception_data(cls.__name__, [missing])
+        return given
+
+
+class RerankDocument(RerankContent):
+    """A passage; the model also sees its `title`, and other fields are returned as they were sent."""
+
     title: str = ""
 
     @model_validator(mode="after")
@@ -60,7 +100,7 @@ class RerankRequest(OpenRequest):
     """The rerank request of Jina and of both of Cohere's versions."""
 
     model: str | None = Field(None, description="Model that answers; the first served one by default.")
-    query: Annotated[str, Field(min_length=1)]
+    query: Annotated[str, Field(min_length=1)] | RerankContent
     documents: Annotated[JsonList[str | RerankDocument], BeforeValidator(check_length)]
     top_n: Annotated[int, Field(ge=0)] | None = Field(None, description="Most results to return; 0 or null: all.")
     return_documents: bool | None = Field(
@@ -289,8 +329,45 @@ def _call(body: RerankRequest, limits: CallLimits) -> RankCall:
     if body.rank_fields is not None and not READ_FIELDS.issuperset(body.rank_fields):
         raise InvalidRequest("rank_fields: Only text and title are supported.", param="rank_fields")
     _check_count(body.documents, "documents", limits)
-    documents = [Document(one) if isinstance(one, str) else Document(one.text, one.title) for one in body.documents]
-    return RankCall(body.query, documents, body.method, body.model, body.max_tokens_per_doc, body.instruct)
+    query, query_image = _content(body.query, "query", limits.images)
+    if not query and query_image is None:
+        raise InvalidField("query: It is empty.", param="query")
+    contents = [_content(one, f"documents.{place}", limits.images) for place, one in enumerate(body.documents)]
+    images = {QUERY: query_image, **{place: image for place, (_, image) in enumerate(contents)}}
+    return RankCall(
+        query,
+        [
+            Document(text, "" if isinstance(one, str) else one.title)
+            for one, (text, _) in zip(body.documents, contents, strict=True)
+        ],
+        body.method,
+        body.model,
+        body.max_tokens_per_doc,
+        body.instruct,
+        {place: image for place, image in images.items() if image is not None},
+    )
+
+
+def _content(given: str | RerankContent, param: str, limits: ImageLimits) -> tuple[str, ImageInput | None]:
+    """Return the text and the image of a query or a document. Raises InvalidField for parts of another kind."""
+    if isinstance(given, str):
+        return given, None
+    if given.parts is None:
+        return given.text or "", None if given.image is None else image_input(given.image, f"{param}.image", limits)
+    texts, images = list[str](), list[ImageInput]()
+    for place, part in enumerate(given.parts):
+        at = f"{param}.content.{place}"
+        match part:
+            case {"type": "text", "text": str(text)}:
+                texts.append(text)
+            case {"type": "image_url"}:
+                images.append(image_input(part, at, limits))
+            case _:
+                raise InvalidField(f"{at}: A part is a text or an image_url.", param=at)
+    if not given.parts or len(texts) > 1 or len(images) > 1:
+        told = "It has one text, one image_url, or one of each."
+        raise InvalidField(f"{param}.content: {told}", param=f"{param}.content")
+    return "".join(texts), next(iter(images), None)
 
 
 def _check_count(documents: Sequence[Any], param: str, limits: CallLimits) -> None:

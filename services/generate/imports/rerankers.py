@@ -1,11 +1,10 @@
 """Import of published rerankers in transformers' layout."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from pydantic import JsonValue
 
 from services.core.refusals import Refused
@@ -24,29 +23,39 @@ from services.generate.model.reranker_engine import (
     check_cross_encoder,
     cross_encoder_tokens,
 )
+from services.generate.model.vl_reranker_engine import (
+    ARCHITECTURE,
+    QWEN3_VL_RERANKER_KIND,
+    check_qwen3_vl,
+    qwen3_vl_tokens,
+)
 from services.jobs.imports.plan import Plan, left_files
-from services.jobs.imports.source import Source, fetch_small, read_model_config, read_object
-from services.jobs.imports.weights import find_weights, stored_weights
-from services.nn.loading import quiet_loading, transformers
-from services.nn.model_configs import faults_of, model_config
+from services.jobs.imports.published_folder import facts_of, image_settings, read_unquantised
+from services.jobs.imports.source import Source, fetch_small, read_object
+from services.jobs.imports.weights import find_weights
+from services.nn.loading import transformers
+from services.nn.model_configs import faults_of
 
 SENTENCE_TRANSFORMERS = "config_sentence_transformers.json"
 NO_LIMIT = 10**30  # transformers' own, of a tokenizer that names none
 
 
-# What its name contains, and files that may have its prompt: its `config.json` is that of any other Qwen3.
-QWEN3_RERANKER = "qwen3-reranker"
+# What their names contain, and files that may have their prompt: their `config.json` is that of any other Qwen3.
+QWEN3_RERANKER, QWEN3_VL_RERANKER = "qwen3-reranker", "qwen3-vl-reranker"
 TOLD_IN = ("chat_template.jinja", TOKENIZER_CONFIG, SENTENCE_TRANSFORMERS)
 
 
 def reranker_import(source: Source, config: Mapping[str, Any]) -> "CrossEncoderImport | Qwen3RerankerImport | None":
     """Return the import of a source that is a reranker, or nearly one; None for any other."""
+    name = source.name.lower()
+    if config.get("model_type") == ARCHITECTURE and QWEN3_VL_RERANKER in name:
+        return Qwen3VlRerankerImport(source)
     if any(str(one).endswith("ForSequenceClassification") for one in config.get("architectures") or ()):
         return CrossEncoderImport(source)
     if config.get("model_type") != "qwen3":
         return None
     texts = (fetch_small(source, path).read_text(errors="replace") for path in TOLD_IN if path in source.files)
-    is_reranker = QWEN3_RERANKER in source.name.lower() or any(TASK in text for text in texts)
+    is_reranker = QWEN3_RERANKER in name or any(TASK in text for text in texts)
     return Qwen3RerankerImport(source) if is_reranker else None
 
 
@@ -58,38 +67,47 @@ class CrossEncoderImport:
 
     def plan(self) -> Plan:
         """Plan the import without reading weights. Raises Refused for what would not be served rightly."""
-        raw, stored = read_model_config(self.source), stored_weights(self.source)
-        if raw.get("quantization_config") is not None:
-            raise Refused(f"{CONFIG}: quantised weights are not served; import the model that they were made from")
-        config = model_config(raw, stored)
+        config = read_unquantised(self.source)
         with faults_of(CONFIG):
             check_cross_encoder(config)
-        present = self.source.files
-        if TOKENIZER not in present:
+        if TOKENIZER not in self.source.files:
             raise Refused(
                 f"{self.source.uri} has no {TOKENIZER}: load and save its tokenizer once with transformers, which "
                 "writes it"
             )
-        weights = find_weights(self.source)
-        beside = [path for path in (*BESIDE_TOKENIZER, SENTENCE_TRANSFORMERS) if path in present]
-        taken = (CONFIG, TOKENIZER, *beside, *weights.taken_index)
-        with faults_of(CONFIG, config.to_dict()), stored.bound(), torch.device("meta"), quiet_loading():
-            model = transformers().AutoModelForSequenceClassification.from_config(config)
         with faults_of(TOKENIZER_CONFIG):
             most = int(read_object(self.source, TOKENIZER_CONFIG).get("model_max_length") or NO_LIMIT)
-            context_length = cross_encoder_tokens(config, most)
-        facts: dict[str, JsonValue] = {
-            "architecture": config.model_type,
-            "num_parameters": sum(weight.numel() for weight in model.parameters()),
-            "dtype": str(config.dtype or torch.float32).removeprefix("torch."),
-            "context_length": context_length,
-            "weight_bytes": sum(present[file] for file in weights.files),
-        }
-        left = left_files(self.source, weights, taken, {})
-        return Plan(CROSS_ENCODER_KIND, ("generate",), taken, weights, left=left, facts=facts)
+            most = cross_encoder_tokens(config, most)
+        beside = (*BESIDE_TOKENIZER, SENTENCE_TRANSFORMERS)
+        return _plan(self.source, CROSS_ENCODER_KIND, config, "AutoModelForSequenceClassification", most, beside)
 
     def build(self, folder: Path) -> None:
         """Make nothing: the source has all that is served."""
+
+
+class Qwen3VlRerankerImport(CrossEncoderImport):
+    """An import of a Qwen3-VL-Reranker, or of one that was trained further."""
+
+    def plan(self) -> Plan:
+        """Plan the import without reading weights. Raises Refused for what would not be served rightly."""
+        config = read_unquantised(self.source)
+        with faults_of(CONFIG):
+            check_qwen3_vl(config)
+        settings = image_settings(self.source)
+        most, beside = qwen3_vl_tokens(config), (*BESIDE_TOKENIZER, *settings)
+        return _plan(self.source, QWEN3_VL_RERANKER_KIND, config, "AutoModelForImageTextToText", most, beside)
+
+
+def _plan(source: Source, kind: str, config: Any, model_class: str, most_tokens: int, beside: Sequence[str]) -> Plan:
+    """Plan the import of a source that has all that is served, some of it `beside` configuration and tokenizer."""
+    present, weights = source.files, find_weights(source)
+    taken = (CONFIG, TOKENIZER, *(path for path in beside if path in present), *weights.taken_index)
+    facts: dict[str, JsonValue] = {
+        **facts_of(source, config, lambda: getattr(transformers(), model_class).from_config(config)),
+        "context_length": most_tokens,
+        "weight_bytes": sum(present[file] for file in weights.files),
+    }
+    return Plan(kind, ("generate",), taken, weights, left=left_files(source, weights, taken, {}), facts=facts)
 
 
 class Qwen3RerankerImport(LanguageModelImport):

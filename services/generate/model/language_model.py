@@ -355,10 +355,10 @@ def read_onto_device(
     device = options.choose_device()
     dtype = options.choose_dtype(device)
     check_room(directory, device, dtype)
-    torch.set_num_threads(options.choose_num_threads(config.hidden_size))
+    torch.set_num_threads(options.choose_num_threads(config.get_text_config().hidden_size))
     model = load_model(model_class, directory, config, stored, dtype=dtype, **choices)
     tokenizer = transformers().AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    check_tokens(tokenizer, config.vocab_size)
+    check_tokens(tokenizer, config.get_text_config().vocab_size)
     return model.eval().requires_grad_(False).to(device), tokenizer
 
 

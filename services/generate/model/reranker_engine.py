@@ -11,11 +11,14 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import JsonValue
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -42,20 +45,45 @@ AFTER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 INSTRUCT = "Given a web search query, retrieve relevant passages that answer the query"
 QWEN3_RERANKER_TOKENS = 8192
 SAMPLE_DOCUMENTS = (Document("It was built on the island in the year 1931."), Document("No. " * 40))
+# Where the query's picture stands among those of the documents, which have their places.
+QUERY = -1
 # Pairs that a thread tokenises before it looks whether they are still wanted.
 PIECE = 16
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image of a query or a document: its `pixels` (height, width, 3) are told apart by their digest."""
+
+    digest: str
+    num_tokens: int
+    pixels: NDArray[np.uint8] = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True)
 class Pair:
     """The tokens of a query and a document; `type_ids` tell them apart for models that read such, else it is empty.
 
-    `is_cut` tells whether they lost tokens.
+    `is_cut` tells whether they lost tokens; `pictures` are those of the query and the document.
     """
 
     input_ids: tuple[int, ...]
     type_ids: tuple[int, ...] = ()
     is_cut: bool = False
+    pictures: tuple[Picture, ...] = ()
+
+    @property
+    def cost(self) -> int:
+        """Count the tokens that language model and image tower process."""
+        return len(self.input_ids) + sum(one.num_tokens for one in self.pictures)
+
+
+@dataclass(frozen=True)
+class Content:
+    """The text and the picture of a query or a document."""
+
+    text: str
+    picture: Picture | None = None
 
 
 class RerankerEngine(ABC):
@@ -93,19 +121,27 @@ class RerankerEngine(ABC):
 
     # On any thread
 
-    def prepare(self, query: str, documents: Sequence[Document], instruct: str | None = None) -> list[Pair]:
+    def prepare(
+        self,
+        query: str,
+        documents: Sequence[Document],
+        instruct: str | None = None,
+        pictures: Mapping[int, Picture] = MappingProxyType({}),
+    ) -> list[Pair]:
         """Tokenise a query with each document, and with an instruction if the model `reads_instruct`.
 
-        Raises InvalidField for a query without any character to be seen.
+        `pictures` are those of documents by their places, and of the query. Raises InvalidField for a query without any
+        character to be seen, and without a picture.
         """
-        if is_blank(query):
+        if is_blank(query) and QUERY not in pictures:
             raise InvalidField("query: It has no character that can be seen.", param="query")
-        query, instruct = self._readable(query), instruct and self._readable(instruct)
+        asked, instruct = Content(self._readable(query), pictures.get(QUERY)), instruct and self._readable(instruct)
         pairs: list[Pair] = []
         for start in range(0, len(documents), PIECE):
             check_wanted()
-            texts = [self._readable(one.titled) for one in documents[start : start + PIECE]]
-            pairs += self._pairs(query, texts, instruct)
+            some = enumerate(documents[start : start + PIECE], start)
+            contents = [Content(self._readable(one.titled), pictures.get(place)) for place, one in some]
+            pairs += self._pairs(asked, contents, instruct)
         return pairs
 
     # On the compute thread
@@ -120,13 +156,13 @@ class RerankerEngine(ABC):
 
     def warm_up(self) -> None:
         """Score pairs of two lengths, so that no request pays for first calls."""
-        self.run_batch(self.prepare("When was it built?", SAMPLE_DOCUMENTS))
+        self.run_batch(self._sample())
 
     @torch.inference_mode()
     def self_check(self) -> None:
         """Raises BrokenModel as `check_checkpoint` does, and for a model that reads what pairs are padded with."""
         check_checkpoint(self, self._directory)
-        pairs = self.prepare("When was it built?", SAMPLE_DOCUMENTS)
+        pairs = self._sample()
         alone, beside = self._hidden(self._inputs(pairs[:1]))[0], self._hidden(self._inputs(pairs))[0]
         difference = float((alone - beside).norm() / alone.norm())
         # written so that NaN fails
@@ -140,16 +176,19 @@ class RerankerEngine(ABC):
     @torch.inference_mode()
     def reference_outputs(self, inputs: Sequence[Any]) -> list[OutputRow]:
         """Return of each query what the model holds of it and a document, and its score."""
-        read = [self._inputs(self.prepare(query, SAMPLE_DOCUMENTS[:1])) for query in inputs]
+        read = [self._inputs(self._sample(query)[:1]) for query in inputs]
         rows = [(self._hidden(one)[0].double(), self._scores(one).double()) for one in read]
         return [torch.cat(row).tolist() for row in rows]
+
+    def _sample(self, query: str = "When was it built?") -> list[Pair]:
+        return self.prepare(query, SAMPLE_DOCUMENTS)
 
     @abstractmethod
     def _most_tokens(self) -> int:
         """Return the most tokens of a pair."""
 
     @abstractmethod
-    def _pairs(self, query: str, documents: Sequence[str], instruct: str | None) -> list[Pair]: ...
+    def _pairs(self, query: Content, documents: Sequence[Content], instruct: str | None) -> list[Pair]: ...
 
     @abstractmethod
     def _inputs(self, pairs: Sequence[Pair]) -> Mapping[str, Tensor]:
@@ -200,8 +239,8 @@ class CrossEncoderEngine(RerankerEngine):
     def _most_tokens(self) -> int:
         return cross_encoder_tokens(self._model.config, int(self.tokenizer.model_max_length))
 
-    def _pairs(self, query: str, documents: Sequence[str], instruct: str | None) -> list[Pair]:
-        encoded = self._pair_tokenizer.encode_batch([(query, document) for document in documents])
+    def _pairs(self, query: Content, documents: Sequence[Content], instruct: str | None) -> list[Pair]:
+        encoded = self._pair_tokenizer.encode_batch([(query.text, document.text) for document in documents])
         return [
             Pair(tuple(one.ids), tuple(one.type_ids) if self._reads_types else (), is_cut=bool(one.overflowing))
             for one in encoded
@@ -231,12 +270,15 @@ class Qwen3RerankerEngine(RerankerEngine):
     kind = QWEN3_RERANKER_KIND
     reads_instruct = True
     model_class = "AutoModelForCausalLM"
+    after: ClassVar[str] = AFTER
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
         """Raises ValueError for a tokenizer without a token for each of yes and no, and for too few positions."""
         super().__init__(model, tokenizer)
         backend = tokenizer.backend_tokenizer
-        self._before, self._after = (backend.encode(text, add_special_tokens=False).ids for text in (BEFORE, AFTER))
+        self._before, self._after = (
+            backend.encode(text, add_special_tokens=False).ids for text in (BEFORE, self.after)
+        )
         room = self.context_length - len(self._before) - len(self._after)
         answers = [backend.token_to_id(answer) for answer in ("yes", "no")]
         if None in answers:
@@ -253,18 +295,19 @@ class Qwen3RerankerEngine(RerankerEngine):
     def _most_tokens(self) -> int:
         return min(QWEN3_RERANKER_TOKENS, int(self._model.config.max_position_embeddings))
 
-    def _pairs(self, query: str, documents: Sequence[str], instruct: str | None) -> list[Pair]:
-        asked = f"<Instruct>: {instruct or INSTRUCT}\n<Query>: {query}\n<Document>: "
-        encoded = self._pair_tokenizer.encode_batch([asked + document for document in documents])
+    def _pairs(self, query: Content, documents: Sequence[Content], instruct: str | None) -> list[Pair]:
+        asked = f"<Instruct>: {instruct or INSTRUCT}\n<Query>: {query.text}\n<Document>: "
+        encoded = self._pair_tokenizer.encode_batch([asked + document.text for document in documents])
         return [Pair((*self._before, *one.ids, *self._after), is_cut=bool(one.overflowing)) for one in encoded]
 
-    def _inputs(self, pairs: Sequence[Pair]) -> Mapping[str, Tensor]:
+    def _inputs(self, pairs: Sequence[Pair]) -> dict[str, Tensor]:
         # no row sees what follows it, so the padding needs no mask
         last = torch.tensor([len(one.input_ids) - 1 for one in pairs], device=self._model.device)
         return {"input_ids": self._padded([one.input_ids for one in pairs], 0), "last": last}
 
     def _hidden(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        hidden: Tensor = self._model.base_model(input_ids=inputs["input_ids"], use_cache=False).last_hidden_state
+        read = {name: tensor for name, tensor in inputs.items() if name != "last"}
+        hidden: Tensor = self._model.base_model(**read, use_cache=False).last_hidden_state
         return hidden[torch.arange(len(hidden), device=hidden.device), inputs["last"]]
 
     def _scores(self, inputs: Mapping[str, Tensor]) -> Tensor:

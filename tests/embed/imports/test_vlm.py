@@ -49,10 +49,14 @@ def test_qwen3_vl_embedding_is_known_by_the_instruction_that_its_template_names(
     assert "scripts/qwen3_vl_embedding.py" not in manifest.files
 
 
-def test_a_reranker_of_images_is_not_taken_for_an_embedder(run: Callable[..., Any], tmp_path: Path) -> None:
-    result = run(write_qwen3_vl_embedding(tmp_path / "Qwen3-VL-Reranker-2B"))
+def test_a_reranker_of_images_is_an_embedder_only_by_the_option(run: Callable[..., Any], tmp_path: Path) -> None:
+    other, known = (write_qwen3_vl_embedding(tmp_path / name) for name in ("other-reranker", "Qwen3-VL-Reranker-2B"))
+    result = run(other)
     assert result.exit_code == 1
-    assert "rerankers of images are not served" in result.output
+    assert "of rerankers of images, Qwen3-VL-Reranker is served" in result.output
+    for source in (other, known):
+        plan = json.loads(run(source, "--dry-run", "--json", "--embed-by", "instruction").stdout)
+        assert plan["kind"] == VLM_KIND
 
 
 def test_any_other_model_is_asked_for_one_word_and_an_option_or_its_own_file_says_otherwise(
