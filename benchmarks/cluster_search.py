@@ -1,20 +1,20 @@
-"""Search in a collection's vectors in one process (FAISS), in Milvus and in pgvector: queries a second, time of a query
-and recall@10, by one and by eight clients, of all vectors and of 1 % and 10 % of them; what the first and a further
-condition cost, in seconds of writing vectors and of sorting them for the search.
+"""Search in a collection's vectors in one process (FAISS) and in PostgreSQL (pgvector), and what each condition costs.
 
-python -m benchmarks.cluster_search [--size 1000000] [--engines local,milvus,pgvector] [--first] [--postgres …]
+Measured are queries a second, the time of a query and recall@10, by one and by eight clients, of all vectors and of 1 %
+and 10 % of them; and seconds of writing vectors and of preparing them for the search.
 
-Milvus is the server of PyPI's `milvus`, started for this. `--postgres postgresql://…` is a database where the extension
-`vector` can be created; without one, pgvector is left out. `--first` leaves the further condition out. Clients are
-threads of one process. Engines are measured one after the other; the load of the machine is recorded with each.
+python -m benchmarks.cluster_search [--size 100000] [--first] --postgres postgresql://…
+
+`--postgres` is an empty database whose user may create the extension `vector`, with the memory that a deployment gives
+it. `--first` leaves the further condition out. Clients are threads of one process. Both are measured by turns, and the
+medians of the rounds are kept, with the load of the machine.
 """
 
 import argparse
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import faiss
@@ -23,15 +23,15 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.record import record
-from services.embed.collections.cluster.milvus import MilvusVectors, Partition
-from services.embed.collections.cluster.milvus_index import MilvusIndex
+from services.embed.collections.cluster.connections import Connections
 from services.embed.collections.index.vector_index import IndexOptions, VectorIndex
 from services.embed.collections.index.vector_table import Rows, Vectors
-from tests.core.milvus_server import milvus_server
+from tests.embed.collections.shared_index import ClusterIndex
 
 WIDTH, K = 512, 10
 NUM_QUERIES = 200
-MEASURED_S = 5.0
+MEASURED_S = 2.0
+ROUNDS = 3
 CLIENTS = (1, 8)
 SHARES = {"all": 1.0, "10 %": 0.1, "1 %": 0.01}
 OPTIONS = IndexOptions()
@@ -80,61 +80,28 @@ class Local:
         return lambda query, among: index.search(query, K, among=among).rows
 
 
-class Milvus:
-    """A MilvusIndex for each condition."""
+class Shared:
+    """A shared index of one condition after the other."""
 
     def __init__(self, url: str) -> None:
-        self._vectors = MilvusVectors(url)
+        self._connections = Connections.open(url)
 
     def fill(self, vectors: Vectors, condition: str, watch: Watch) -> Search:
-        index = MilvusIndex(self._vectors, Partition(1, "benchmark", condition), WIDTH, OPTIONS)
-        index.create()
-        for start in range(0, len(vectors), STEP):
+        size = len(vectors)
+        index = ClusterIndex(self._connections, WIDTH, OPTIONS)
+        index.add_images(np.arange(size) + 1)
+        watch.note("images_s")
+        for start in range(0, size, STEP):
             piece = vectors[start : start + STEP]
-            index.take_over(index.upsert(np.arange(start, start + len(piece)) + 1, piece), None)
+            index.store(np.arange(start, start + len(piece)) + 1, piece)
         watch.note("write_s")
-        print(condition, index.tune(np.random.default_rng(1).integers(1, len(vectors) + 1, 200)), flush=True)
+        index.index.take_over(size, size, None)
+        if index.index.needs_tuning:
+            tuning = index.index.tune(np.random.default_rng(1).integers(1, size + 1, 64))
+            print(condition, tuning, flush=True)
+            index.index.take_over(size, size, tuning)
         watch.note("lists_s")
         return lambda query, among: index.search(query, K, among=among).rows
-
-
-class Pgvector:
-    """A table with an HNSW index for each condition; filters are arrays of rows."""
-
-    def __init__(self, url: str) -> None:
-        from psycopg_pool import ConnectionPool
-
-        self._pool: Any = ConnectionPool(url, min_size=max(CLIENTS), kwargs={"autocommit": True}, open=True)
-
-    def fill(self, vectors: Vectors, condition: str, watch: Watch) -> Search:
-        table = f"vectors_{condition}"
-        with self._pool.connection() as connection:
-            connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
-            connection.execute("SET maintenance_work_mem = '2GB'")
-            connection.execute(f"CREATE TABLE {table} (row bigint PRIMARY KEY, vector vector({WIDTH}))")
-            connection.execute(f"ALTER TABLE {table} ALTER vector SET STORAGE PLAIN")
-            with connection.cursor().copy(f"COPY {table} FROM STDIN") as copy:
-                for row, vector in enumerate(vectors, start=1):
-                    copy.write_row((row, written(vector)))
-            watch.note("write_s")
-            connection.execute(f"CREATE INDEX ON {table} USING hnsw (vector vector_ip_ops)")
-            connection.execute(f"ANALYZE {table}")
-            watch.note("lists_s")
-
-        def search(query: Vectors, among: Rows | None) -> Rows:
-            only = "" if among is None else "WHERE row = ANY (%s)"
-            given: list[Any] = [] if among is None else [among.tolist()]
-            with self._pool.connection() as connection:
-                found = connection.execute(
-                    f"SELECT row FROM {table} {only} ORDER BY vector <#> %s LIMIT {K}", [*given, written(query[0])]
-                ).fetchall()
-            return np.array([[*(row for (row,) in found), *[-1] * (K - len(found))]])
-
-        return search
-
-
-def written(vector: Vectors) -> str:
-    return "[" + ",".join(f"{number:.7g}" for number in vector) + "]"
 
 
 def speed(search: Search, queries: Vectors, among: Rows | None, num_clients: int) -> dict[str, float]:
@@ -157,28 +124,48 @@ def speed(search: Search, queries: Vectors, among: Rows | None, num_clients: int
     return {"queries_per_s": round(per_second, 1), "p50_ms": round(median, 2), "p99_ms": round(slow, 2)}
 
 
+def rounds(searches: dict[str, Search], queries: Vectors, among: Rows | None, best: Rows) -> dict[str, dict[str, Any]]:
+    """Measure recall, and speed by turns; the medians are kept."""
+    figures: dict[str, dict[str, Any]] = {}
+    for name, search in searches.items():
+        rows = np.concatenate([search(queries[i : i + 1], among) for i in range(len(queries))])
+        found = float(np.mean([len(np.intersect1d(a, b)) / K for a, b in zip(rows, best, strict=True)]))
+        figures[name] = {"recall_at_10": round(found, 4)}
+    for number in CLIENTS:
+        turns = [
+            {name: speed(search, queries, among, number) for name, search in searches.items()} for _ in range(ROUNDS)
+        ]
+        for name in searches:
+            keys = turns[0][name]
+            figures[name][f"{number} clients"] = {
+                key: round(float(np.median([turn[name][key] for turn in turns])), 2) for key in keys
+            }
+    return figures
+
+
 def measure(
-    engine: Any,
+    engines: dict[str, Any],
     vectors: Vectors,
     queries: Vectors,
     wanted: dict[str, tuple[Rows | None, Rows]],
     *,
     has_further: bool,
 ) -> dict[str, Any]:
-    print(type(engine).__name__, flush=True)
-    watch = Watch()
-    search = engine.fill(vectors, "first", watch)
-    figures: dict[str, Any] = {"load": os.getloadavg()[0], "first": watch.seconds, "searches": {}}
+    figures: dict[str, Any] = {name: {"searches": {}} for name in engines}
+    searches = {}
+    for name, engine in engines.items():
+        print(name, flush=True)
+        watch = Watch()
+        searches[name] = engine.fill(vectors, "first", watch)
+        figures[name] |= {"load": os.getloadavg()[0], "first": watch.seconds}
     for share, (among, best) in wanted.items():
-        rows = np.concatenate([search(queries[i : i + 1], among) for i in range(len(queries))])
-        found = float(np.mean([len(np.intersect1d(a, b)) / K for a, b in zip(rows, best, strict=True)]))
-        clients = {f"{number} clients": speed(search, queries, among, number) for number in CLIENTS}
-        figures["searches"][share] = {"recall_at_10": round(found, 4), **clients}
-        print(share, figures["searches"][share], flush=True)
-    if has_further:
+        for name, found in rounds(searches, queries, among, best).items():
+            figures[name]["searches"][share] = found
+            print(share, name, found, flush=True)
+    for name, engine in engines.items() if has_further else ():
         watch = Watch()
         engine.fill(np.roll(vectors, 1, axis=1), "further", watch)
-        figures["further"] = watch.seconds
+        figures[name]["further"] = watch.seconds
     return figures
 
 
@@ -194,34 +181,18 @@ def answers(vectors: Vectors, queries: Vectors) -> dict[str, tuple[Rows | None, 
     return wanted
 
 
-@contextmanager
-def engines(names: Sequence[str], postgres: str | None) -> Iterator[dict[str, Callable[[], Any]]]:
-    with ExitStack() as servers:
-        made: dict[str, Callable[[], Any]] = {"local": Local}
-        if "milvus" in names:
-            server = servers.enter_context(milvus_server())
-            made["milvus"] = lambda: Milvus(server.url)
-        if postgres is not None:
-            made["pgvector"] = lambda: Pgvector(postgres)
-        yield {name: make for name, make in made.items() if name in names}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", type=int, default=100_000)
-    parser.add_argument("--engines", default="local,milvus,pgvector")
     parser.add_argument("--first", action="store_true")
-    parser.add_argument("--postgres")
+    parser.add_argument("--postgres", required=True)
     options = parser.parse_args()
     faiss.omp_set_num_threads(1)
     everything = clustered(options.size + NUM_QUERIES)
     vectors, queries = everything[: options.size], everything[options.size :]
     wanted = answers(vectors, queries)
-    with engines(options.engines.split(","), options.postgres) as made:
-        result = {
-            name: measure(make(), vectors, queries, wanted, has_further=not options.first)
-            for name, make in made.items()
-        }
+    made = {"local": Local(), "pgvector": Shared(options.postgres)}
+    result = measure(made, vectors, queries, wanted, has_further=not options.first)
     show(options.size, result)
     record("cluster_search", {"size": options.size, "width": WIDTH, "k": K, "engines": result})
 

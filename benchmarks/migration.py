@@ -2,7 +2,7 @@
 
 python -m benchmarks.migration [--size 20000]
 
-Real processes of embed with a tiny model, a real PostgreSQL (Debian's) and Milvus (PyPI's), started for this. A client
+Real processes of embed with a tiny model, a real PostgreSQL, started for this. A client
 adds, deletes and searches all the while, and remembers what was answered: at the end every acknowledged image has to be
 there with its bytes and metadata, and no deleted one. Raises AssertionError if anything is lost or returned.
 """
@@ -34,7 +34,6 @@ from tests.contract.background import in_background
 from tests.contract.embed_processes import tiny_environment
 from tests.contract.processes import Process, start_process
 from tests.contract.test_collections import COLOR, as_base64, shared_collections
-from tests.core.milvus_server import milvus_server
 from tests.core.postgres_server import postgres_server
 
 NAME = "things"
@@ -196,13 +195,13 @@ def back_up_and_restore(place: Place, stored: dict[str, tuple[str, int]]) -> dic
 
 @contextmanager
 def places() -> Iterator[tuple[Place, Place]]:
-    """Run embed over a folder, and over PostgreSQL, Milvus and a folder of objects."""
-    with tempfile.TemporaryDirectory() as name, postgres_server() as postgres, milvus_server() as milvus:
+    """Run embed over a folder, and over PostgreSQL and a folder of objects."""
+    with tempfile.TemporaryDirectory() as name, postgres_server() as postgres:
         folder = Path(name)
         environment = tiny_environment(
             folder, FOVEA_EMBED_DEVICE="cpu", FOVEA_EMBED_NUM_THREADS="1", FOVEA_EMBED_PORT="0"
         )
-        shared = shared_collections(folder, empty_schema(postgres.url), milvus.url)
+        shared = shared_collections(folder, empty_schema(postgres.url))
         cluster = environment | shared | {"FOVEA_EMBED_COLLECTIONS_DIR": str(folder / "states")}
         local, shared_place = Place("local", folder, environment), Place("cluster", folder, cluster)
         for place in (local, shared_place):

@@ -4,8 +4,7 @@ import gc
 import os
 import signal
 import uuid
-from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +13,9 @@ import structlog
 
 # Everything in these folders, and whatever asks for one of these fixtures, starts processes; what trains has folders.
 PROCESS_FOLDERS = {"contract", "deploy", "monitoring"}
-PROCESS_FIXTURES = {"serve", "rclone", "moto", "postgres_url", "milvus"}
+PROCESS_FIXTURES = {"serve", "rclone", "moto", "postgres_url"}
 # Files that share a server, and what starts once for all tests of a worker.
 ON_ONE_WORKER = {
-    "milvus": (
-        "tests/cli/doctor/test_shared_collections.py",
-        "tests/contract/test_collections_in_milvus.py",
-        "tests/contract/test_shared_collection_crashes.py",
-        "tests/embed/collections/cluster_vectors/",
-        "tests/embed/collections/test_shared_collections.py",
-    ),
     "console": ("tests/gateway/console/",),
     "monitoring": ("tests/monitoring/",),
 }
@@ -56,24 +48,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.training)
 
 
-class Started:
-    """A server that is started when it is first asked for, and stopped before the session ends."""
-
-    def __init__(self) -> None:
-        self._stack, self._server = ExitStack(), None
-
-    def get(self, start: Callable[[], AbstractContextManager[Any]]) -> Any:
-        self._server = self._server or self._stack.enter_context(start())
-        return self._server
-
-    def stop(self) -> None:
-        self._stack.close()
-        self._server = None
-
-
-STARTED_MILVUS = pytest.StashKey[Started]()
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Give a worker whole files, and one of them all files that share something that takes long to start."""
@@ -88,13 +62,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def shared_start(nodeid: str) -> str | None:
     return next((shared for shared, files in ON_ONE_WORKER.items() if nodeid.startswith(files)), None)
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """End Milvus after the last test that may use it: it keeps a tenth of a core busy while nobody asks."""
-    if nextitem is None or shared_start(nextitem.nodeid) != "milvus":
-        item.session.stash.setdefault(STARTED_MILVUS, Started()).stop()
 
 
 @pytest.fixture(autouse=True)
@@ -135,31 +102,16 @@ def postgres_url() -> Iterator[str]:
 
 
 @pytest.fixture
-def milvus(request: pytest.FixtureRequest) -> Any:
-    """A Milvus server (`MilvusServer`), which the tests share."""
-    pytest.importorskip("pymilvus", reason="needs the extra `cluster`")
-    from tests.core.milvus_server import milvus_server  # for those who ask
-
-    return request.session.stash.setdefault(STARTED_MILVUS, Started()).get(milvus_server)
-
-
-@pytest.fixture
-def milvus_url(milvus: Any) -> str:
-    url: str = milvus.url
-    return url
-
-
-@pytest.fixture
 def empty_database_url(postgres_url: str) -> str:
     """A schema without tables."""
     return empty_schema(postgres_url)
 
 
 def empty_schema(url: str) -> str:
-    """Make a schema in a database, and the URL of which it is the only one."""
+    """Make a schema in a database, and the URL of which it is the first, before that with the extension."""
     import psycopg  # part of an extra
 
     schema = f"test_{uuid.uuid4().hex}"
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(f"CREATE SCHEMA {schema}")
-    return f"{url}&options=-csearch_path%3D{schema}"
+    return f"{url}&options=-csearch_path%3D{schema},public"

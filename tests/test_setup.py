@@ -36,4 +36,4 @@ def test_what_serves_takes_the_disk_that_the_readme_says_and_no_more() -> None:
     if any(name.startswith("nvidia") for name in names):
         pytest.skip("this torch brings CUDA")
     assert sum(map(size_of, names)) <= float(stated) * 1e9 < 1.6e9
-    assert not names & {"pytest", "mypy", "ray", "matplotlib", "triton", "pymilvus"}
+    assert not names & {"pytest", "mypy", "ray", "matplotlib", "triton", "psycopg"}

@@ -33,7 +33,6 @@ OPTIONAL = {
     "faiss": "search",
     "psycopg": "cluster",
     "psycopg_pool": "cluster",
-    "pymilvus": "cluster",
     "opentelemetry": "telemetry",
     "ray": "ray",
 }

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
@@ -32,11 +31,8 @@ class EmbedSettings(ModelSettings, ImageSettings):
     collections_url: str | None = Field(
         None,
         repr=False,
-        description="`postgresql://…`: database of collections that all processes of embed share. Unset: each process "
-        "has its own, in the folder.",
-    )
-    vectors_url: str | None = Field(
-        None, repr=False, description="`http://…`: Milvus, for the vectors of shared collections."
+        description="`postgresql://…`: database, with pgvector, of collections that all processes of embed share. "
+        "Unset: each process has its own, in the folder.",
     )
     collections_store_url: str | None = Field(
         None,
@@ -102,37 +98,18 @@ class EmbedSettings(ModelSettings, ImageSettings):
 
     @model_validator(mode="after")
     def check_shared_collections(self) -> "EmbedSettings":
-        if (self.collections_url is None) != (self.vectors_url is None):
-            raise ValueError(
-                "FOVEA_EMBED_COLLECTIONS_URL and FOVEA_EMBED_VECTORS_URL: shared collections need both, others neither"
-            )
-        if self.collections_url is None or self.vectors_url is None:
+        if self.collections_url is None:
             if self.collections_store_url is not None:
                 raise ValueError(
                     "FOVEA_EMBED_COLLECTIONS_STORE_URL is for shared collections, which need "
-                    "FOVEA_EMBED_COLLECTIONS_URL and FOVEA_EMBED_VECTORS_URL, too"
+                    "FOVEA_EMBED_COLLECTIONS_URL, too"
                 )
             return self
         if not self.collections_url.startswith(("postgresql://", "postgres://")):
             raise ValueError("FOVEA_EMBED_COLLECTIONS_URL must begin with postgresql://")
-        if not _is_address(self.vectors_url):
-            raise ValueError(
-                "FOVEA_EMBED_VECTORS_URL must be http://host:port or https://host:port without path, query and "
-                "fragment; special characters of a password are written as %XX, such as %2F for a slash"
-            )
         if (self.collections_store_url or self.store_url).startswith("memory://"):
             raise ValueError(
                 "FOVEA_EMBED_COLLECTIONS_STORE_URL (unset: FOVEA_STORE_URL) must not be memory://, which no process "
                 "shares with another"
             )
         return self
-
-
-def _is_address(url: str) -> bool:
-    """Whether a URL names a server over HTTP, and nothing on it."""
-    try:
-        parts = urlsplit(url)
-        is_server = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # of the port
-        return False
-    return is_server and parts.path in ("", "/") and not any(mark in url for mark in "?#")

@@ -20,7 +20,6 @@ from tests.conftest import empty_schema
 from tests.contract.curl import curl
 from tests.contract.embed_processes import MODEL, tiny_environment
 from tests.contract.processes import Process, start_process
-from tests.contract.vector_servers import EMBED, vector_database
 from tests.core.image_files import encode
 from tests.embed.tiny import wait_until_ready
 from tests.kept_port import kept_port
@@ -66,25 +65,19 @@ class System:
 
 @pytest.fixture(scope="module", params=["local", "cluster"])
 def system(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    """With the collections in a folder, or in PostgreSQL, a vector database and an object store."""
+    """With the collections in a folder, or in PostgreSQL and an object store."""
     folder = tmp_path_factory.mktemp("collections")
-    if request.param == "local":
-        with running_system(folder, "services.embed") as system:
-            yield system
-        return
-    url = empty_schema(request.getfixturevalue("postgres_url"))
-    with (
-        vector_database() as vectors,
-        running_system(folder, EMBED, **shared_collections(folder, url, vectors.url)) as system,
-    ):
+    settings = {}
+    if request.param == "cluster":
+        settings = shared_collections(folder, empty_schema(request.getfixturevalue("postgres_url")))
+    with running_system(folder, "services.embed", **settings) as system:
         yield system
 
 
-def shared_collections(folder: Path, url: str, vectors_url: str) -> dict[str, str]:
+def shared_collections(folder: Path, url: str) -> dict[str, str]:
     """Make the settings of collections in a database."""
     return {
         "FOVEA_EMBED_COLLECTIONS_URL": url,
-        "FOVEA_EMBED_VECTORS_URL": vectors_url,
         "FOVEA_EMBED_COLLECTIONS_STORE_URL": (folder / "objects").as_uri(),
     }
 

@@ -21,27 +21,25 @@ from tests.contract.background import in_background
 from tests.contract.embed_processes import tiny_environment
 from tests.contract.processes import start_process
 from tests.contract.test_collections import COLOR, as_base64, picture, shared_collections
-from tests.contract.vector_servers import EMBED, vector_database
 
 pytestmark = pytest.mark.process
 
 
 @pytest.fixture(scope="module")
 def urls(postgres_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """A service over a folder, and one over PostgreSQL, an object store and a vector database."""
+    """A service over a folder, and one over PostgreSQL and an object store."""
     folder = tmp_path_factory.mktemp("moving")
     environment = tiny_environment(
         folder, FOVEA_EMBED_DEVICE="cpu", FOVEA_EMBED_NUM_THREADS="1", FOVEA_EMBED_PORT="0", FOVEA_EMBED_MAX_INPUTS="40"
     )
-    with vector_database() as vectors:
-        shared = shared_collections(folder, empty_schema(postgres_url), vectors.url)
-        local = start_process("services.embed", folder / "local.log", environment)
-        cluster = start_process(EMBED, folder / "cluster.log", {**environment, **shared})
-        for process in (local, cluster):
-            process.wait_until_ready()
-        yield {"local": local.url, "cluster": cluster.url}
-        for process in (local, cluster):
-            assert process.stop() == 0, process.log.read_text()
+    shared = shared_collections(folder, empty_schema(postgres_url))
+    local = start_process("services.embed", folder / "local.log", environment)
+    cluster = start_process("services.embed", folder / "cluster.log", {**environment, **shared})
+    for process in (local, cluster):
+        process.wait_until_ready()
+    yield {"local": local.url, "cluster": cluster.url}
+    for process in (local, cluster):
+        assert process.stop() == 0, process.log.read_text()
 
 
 @pytest.fixture(params=[("local", "cluster"), ("cluster", "local")], ids=["to-cluster", "to-local"])

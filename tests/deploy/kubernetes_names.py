@@ -265,16 +265,13 @@ def secrets(manifests: Manifests) -> set[tuple[str, str]]:
     for entry in manifests.of_kind("Gateway"):
         for listener in entry["spec"]["listeners"]:
             needed |= {(ref["name"], "tls.crt") for ref in listener.get("tls", {}).get("certificateRefs", ())}
-    for milvus in manifests.of_kind("Milvus"):
-        secret = milvus["spec"]["dependencies"]["storage"]["secretRef"]
-        needed |= {(secret, "accesskey"), (secret, "secretkey")}
     return needed - SECRETS.keys()
 
 
 def secrets_that_the_readme_makes() -> set[tuple[str, str]]:
     text = README.read_text().replace("\\\n", " ")
     made = set()
-    for kind, name, options in re.findall(r"kubectl -n fovea(?:-milvus)? create secret (generic|tls) (\S+) (.*)", text):
+    for kind, name, options in re.findall(r"kubectl -n fovea create secret (generic|tls) (\S+) (.*)", text):
         keys = re.findall(r"--from-(?:file|literal)=([^=\s]+)=", options)
         made |= {(name, key) for key in (keys if kind == "generic" else ["tls.crt"])}
     return made | {(name, ENTRY) for name in re.findall(r"fovea keys create --secret fovea/(\S+)", text)}

@@ -18,7 +18,6 @@ from tests.deploy.kubernetes_manifests import (
     Pod,
     build,
     deployment,
-    find_all,
     jobs,
     merged,
     render,
@@ -61,7 +60,6 @@ def refusal(profiles: tuple[str, ...], *values: dict[str, Any]) -> str:
         (("production",), {"route": {"gatewayClass": ""}}, "route.gatewayClass, or route.parentRefs, is empty"),
         (("production",), {"route": {"trustedProxies": []}}, "route.trustedProxies is empty"),
         (("production", "cluster"), {"collections": {"url": ""}}, "collections.url is empty"),
-        (("production", "cluster"), {"collections": {"milvus": {"bucket": ""}}}, "collections.milvus.bucket is empty"),
         (("production", "cluster"), {"collections": {"apiServerEgress": []}}, "collections.apiServerEgress is empty"),
         (("gpu",), {"telemetry": {"endpoint": "http://collector:4318"}}, "telemetry.egress is empty"),
         (("gpu",), {"redis": {"url": "rediss://redis.example.org"}}, "redis.egress is empty"),
@@ -162,17 +160,9 @@ def with_model(**changed: Any) -> dict[str, Any]:
             'route.trustedProxies.0 is "the proxy": write an address or a network',
         ),
         ({"storageClasses": {"models": "fast"}}, "Additional property models is not allowed"),
-        *(
-            ({"images": {"etcd": name}}, f'images.etcd is "{name}": write registry, repository and tag')
-            for name in ("etcd:3.5.25", "milvusdb/etcd:3.5")
-        ),
         ({"store": {"size": "10GB"}}, 'store.size is "10GB": write a size such as 200Gi'),
         ({"collections": {"size": 200}}, 'collections.size is "200": write a size such as 200Gi'),
         (with_model(resources={"memory": "8 GB"}), 'models.0.resources.memory is "8 GB": write a quantity'),
-        (
-            {"collections": {"milvus": {"endpoint": "https://s3.example.org"}}},
-            'collections.milvus.endpoint is "https://s3.example.org": write host and port without a scheme',
-        ),
         ({"route": {"trustedProxies": ["10.42.0.0/33"]}}, 'route.trustedProxies.0 is "10.42.0.0/33": write an address'),
         ({"route": {"trustedProxies": ["fd00::/129"]}}, 'route.trustedProxies.0 is "fd00::/129": write an address'),
         (
@@ -292,8 +282,7 @@ def test_two_releases_in_one_cluster_have_nothing_in_common() -> None:
             assert f"'{other}'" not in text
             assert f'namespace="{other}"' not in text
             assert f'namespace="{own}"' in text
-            # Objects of a release are in its namespace or in one that is named after it.
-            assert {one["metadata"].get("namespace", own) for one in manifests.objects} <= {own, f"{own}-milvus"}
+            assert {one["metadata"].get("namespace", own) for one in manifests.objects} == {own}
 
 
 def test_what_a_cluster_asks_of_pods_is_on_every_pod() -> None:
@@ -327,45 +316,23 @@ def test_what_operators_make_runs_where_the_cluster_asks_for_it_from_the_registr
         "nodeSelector": {"pool": "models"},
         "tolerations": [{"key": "models", "operator": "Exists"}],
     }
-    images = {"etcd": "mirror.example.org:5000/milvusdb/etcd:3.5.25-r1", "pulsar": "mirror.example.org/pulsar:3.0.7"}
-    asked = {"pods": pods, "imagePullSecrets": [{"name": "registry"}], "images": images}
-    manifests = render(("production", "cluster"), SITE, asked)
-    (postgres,), (milvus,) = (manifests.of_kind(kind) for kind in ("Cluster", "Milvus"))
-    dependencies = milvus["spec"]["dependencies"]
-    etcd, pulsar = (dependencies[name]["inCluster"]["values"] for name in ("etcd", "pulsar"))
-    parts = [pulsar[name] for name in ("pulsar_metadata", "autorecovery", "zookeeper", "bookkeeper", "broker", "proxy")]
-    for part in (postgres["spec"]["affinity"], milvus["spec"]["components"], etcd, *parts):
-        assert (part["nodeSelector"], part["tolerations"]) == (pods["nodeSelector"], pods["tolerations"])
-    for part in (postgres["spec"], milvus["spec"]["components"]):
-        assert (part["priorityClassName"], part["imagePullSecrets"]) == ("serving", [{"name": "registry"}])
-    # The charts of both take names alone.
-    assert etcd["image"]["pullSecrets"] == pulsar["images"]["imagePullSecrets"] == ["registry"]
-    assert [etcd["image"][name] for name in ("registry", "repository", "tag")] == [
-        "mirror.example.org:5000",
-        "milvusdb/etcd",
-        "3.5.25-r1",
-    ]
-    made = [pulsar["images"][name] for name in ("zookeeper", "bookie", "autorecovery", "broker", "proxy")]
-    for image in (*made, pulsar["pulsar_metadata"]["image"]):
-        assert image == {"repository": "mirror.example.org/pulsar", "tag": "3.0.7"}
+    asked = {"pods": pods, "imagePullSecrets": [{"name": "registry"}]}
+    (postgres,) = render(("production", "cluster"), SITE, asked).of_kind("Cluster")
+    affinity = postgres["spec"]["affinity"]
+    assert (affinity["nodeSelector"], affinity["tolerations"]) == (pods["nodeSelector"], pods["tolerations"])
+    assert (postgres["spec"]["priorityClassName"], postgres["spec"]["imagePullSecrets"]) == (
+        "serving",
+        [{"name": "registry"}],
+    )
 
 
-@pytest.mark.parametrize(
-    "values", [{}, {"storageClass": "disks", "storageClasses": {"postgres": "fast", "milvus": "fast"}}]
-)
+@pytest.mark.parametrize("values", [{}, {"storageClass": "disks", "storageClasses": {"postgres": "fast"}}])
 def test_what_operators_make_has_a_disk_of_the_class_that_is_named_and_else_the_cluster_s(
     values: dict[str, Any],
 ) -> None:
-    manifests = render(("production", "cluster"), SITE, values)
-    (postgres,), (milvus,) = (manifests.of_kind(kind) for kind in ("Cluster", "Milvus"))
-    pulsar = milvus["spec"]["dependencies"]["pulsar"]["inCluster"]["values"]
-    disks = [postgres["spec"]["storage"], postgres["spec"]["walStorage"], *pulsar["bookkeeper"]["volumes"].values()]
-    named = [one.get("storageClass", one.get("storageClassName")) for one in disks]
-    named += find_all(milvus["spec"]["dependencies"]["etcd"], "storageClass")
-    named += find_all(pulsar["zookeeper"], "storageClassName")
-    assert named == (["fast"] * 6 if values else [None] * 4)
-    # A part without a value would take away what its chart has by default.
-    assert None not in (*pulsar.values(), *pulsar["zookeeper"].values(), *pulsar["images"].values())
+    (postgres,) = render(("production", "cluster"), SITE, values).of_kind("Cluster")
+    disks = [postgres["spec"][name] for name in ("storage", "walStorage")]
+    assert [disk.get("storageClass") for disk in disks] == (["fast"] * 2 if values else [None] * 2)
 
 
 def test_a_claim_can_have_a_storage_class_of_its_own() -> None:
@@ -417,7 +384,7 @@ def test_keda_asks_the_prometheus_of_the_monitorings_namespace() -> None:
 
 def test_every_image_can_come_from_another_registry() -> None:
     there = "mirror.example.org/"
-    names = ("gateway", "service", "jobs", "vllm", "ray", "redis", "postgres", "milvus", "etcd", "pulsar")
+    names = ("gateway", "service", "jobs", "vllm", "ray", "redis", "postgres")
     images = {name: f"{there}{name}:1" for name in names}
     for profiles, values in ((("gpu",), JOBS), (("production", "cluster"), {})):
         text = str(render(profiles, SITE, values, {"images": images}).objects)
@@ -454,7 +421,7 @@ def test_a_release_without_embed_has_neither_collections_nor_an_address_of_them(
     (gateway,) = [pod for pod in manifests.processes() if pod.program == "gateway"]
     assert names.settings_of(manifests, gateway).collections_urls == ()
     assert names.check_addresses(manifests) == []
-    # PostgreSQL, Milvus and a nightly backup would run for nobody.
+    # PostgreSQL and a nightly backup would run for nobody.
     said = "collections.placement is shared, and no model is of the service embed"
     assert said in refusal(("production", "cluster"), SITE, without)
 
@@ -510,21 +477,6 @@ def test_every_process_and_no_job_reaches_the_redis_that_the_operator_names(addr
         leads_there = {"ports": rule["ports"], "to": rule["to"][0]} in network.ways_out(pod)
         assert leads_there == (pod.program in names.SETTINGS), pod.name
     assert not [pod for pod in manifests.pods() if pod.name == "redis"]
-
-
-@pytest.mark.parametrize(
-    ("endpoint", "is_encrypted"),
-    [
-        ("?endpoint=https://s3.example.org&region=us-east-1", True),
-        ("?region=us-east-1", True),
-        ("?endpoint=http://minio.storage.svc:9000", False),
-        ("?region=us-east-1&endpoint=http%3A//minio.storage.svc:9000", False),
-    ],
-)
-def test_milvus_asks_the_store_by_the_scheme_of_the_collections_address(endpoint: str, is_encrypted: bool) -> None:
-    manifests = render(("production", "cluster"), SITE, {"collections": {"url": f"s3://fovea/collections{endpoint}"}})
-    (milvus,) = manifests.of_kind("Milvus")
-    assert milvus["spec"]["config"]["minio"]["useSSL"] is is_encrypted
 
 
 def test_behind_a_route_of_the_operators_own_the_gateway_believes_the_proxies_that_are_named() -> None:

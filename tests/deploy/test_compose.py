@@ -18,7 +18,7 @@ from services.core.http.signatures import parse_secrets
 from services.core.serving.server import ACCEPT_GRACE_S, IDLE_GRACE_S
 from services.core.settings import read_settings
 from services.core.store.objects import Objects
-from tests.core import milvus_server
+from tests.core import postgres_server
 from tests.deploy.compose import (
     EXAMPLE,
     FILE,
@@ -323,10 +323,10 @@ def test_redis_asks_for_the_password_that_it_is_told() -> None:
     assert {environment(name)["FOVEA_REDIS_URL"] for name in PROCESS} == {f"redis://:{password}@redis:6379/0"}
 
 
-def test_two_processes_of_embed_share_collections_in_the_databases_that_start_with_them() -> None:
+def test_two_processes_of_embed_share_collections_in_the_database_that_starts_with_them() -> None:
     shared = SERVICES["embed-shared"]
     with_cluster = {name for name, service in SERVICES.items() if "cluster" in service.get("profiles", ["cluster"])}
-    assert {"predict", "generate", "score", "embed-shared", "postgres", "milvus", "store"} <= with_cluster
+    assert {"predict", "generate", "score", "embed-shared", "postgres", "store"} <= with_cluster
     assert not {"embed", *ON_GPUS} & with_cluster
     assert shared["networks"] == {"inside": {"aliases": ["embed"]}}
     assert shared["deploy"] == {"replicas": 2}
@@ -337,18 +337,13 @@ def test_two_processes_of_embed_share_collections_in_the_databases_that_start_wi
     assert (database.scheme, database.hostname, database.port) == ("postgresql", "postgres", 5432)
     assert (database.username, database.password) == (given["POSTGRES_USER"], given["POSTGRES_PASSWORD"])
     assert database.path == f"/{given['POSTGRES_DB']}"
-    assert environment("embed-shared")["FOVEA_EMBED_VECTORS_URL"] == "http://milvus:19530"
-    # Otherwise searches of new vectors are approximate.
-    milvus = environment("milvus")
-    assert {name: milvus[name.replace(".", "_").upper()] for name in milvus_server.DEPLOYED} == milvus_server.DEPLOYED
 
 
-@pytest.mark.parametrize("kind", ["Cluster", "Milvus"])
-def test_the_databases_are_of_the_versions_that_a_cluster_has(kind: str) -> None:
-    (resource,) = deployment("cluster").of_kind(kind)
-    used = resource["spec"].get("imageName") or resource["spec"]["components"]["image"]
-    image = SERVICES["postgres" if kind == "Cluster" else "milvus"]["image"]
-    assert used.rpartition(":")[2].partition("-")[0] == image.rpartition(":")[2].partition("-")[0]
+def test_the_database_is_of_the_version_that_a_cluster_and_the_tests_have() -> None:
+    (resource,) = deployment("cluster").of_kind("Cluster")
+    (major,) = re.findall(r":(\d+)\.", resource["spec"]["imageName"])
+    assert f"-pg{major}-" in SERVICES["postgres"]["image"]
+    assert int(major) == postgres_server.MAJOR
 
 
 def load(path: str) -> Any:

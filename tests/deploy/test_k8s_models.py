@@ -31,8 +31,8 @@ MODULES = {
     "Cluster": "@kubernetes-models/cloudnative-pg/postgresql.cnpg.io/v1",
     "HTTPRoute": "@kubernetes-models/gateway-api/gateway.networking.k8s.io/v1",
 }
-# Nobody publishes such packages of Milvus's operator and KubeRay.
-WITHOUT_PACKAGE = {"Milvus", "RayJob"}
+# Nobody publishes such a package of KubeRay.
+WITHOUT_PACKAGE = {"RayJob"}
 # An object literal may not have fields that its type does not know.
 TSC = (
     "--noEmit",

@@ -3,56 +3,42 @@
 from tests.documentation.benchmark_figures import latest
 from tests.documentation.blocks import table
 
-ENGINES = {"local": "one process (FAISS)", "milvus": "Milvus 2.3.5", "pgvector": "pgvector 0.6.2 (HNSW)"}
-BASE, GROWN = 100_000, 1_000_000
+ENGINES = {"local": "one process (FAISS)", "milvus": "Milvus 2.3.5", "pgvector": "pgvector 0.8.5 (HNSW)"}
+SIZES = (20_000, 100_000)
 
 
-def search_table(size: int) -> str:
-    """Searches by engine, filter and number of clients."""
+def search_table() -> str:
+    """Searches by number of vectors, engine, filter and number of clients."""
     rows = []
-    for engine, figures in latest("cluster_search", size=size)["engines"].items():
-        for share, found in figures["searches"].items():
-            one, eight = (found[f"{number} clients"] for number in (1, 8))
-            rows.append(
-                (
-                    ENGINES[engine] if share == "all" else "",
-                    share,
-                    f"{found['recall_at_10']:.3f}",
-                    *(
-                        text
-                        for clients in (one, eight)
-                        for text in (f"{clients['queries_per_s']:,.0f}", f"{clients['p50_ms']:.1f} ms")
-                    ),
-                )
-            )
-    headings = ("", "of", "recall@10", "queries/s, 1 client", "p50", "queries/s, 8 clients", "p50")
+    for size in SIZES:
+        for engine, figures in latest("cluster_search", size=size)["engines"].items():
+            for share, found in figures["searches"].items():
+                speeds = [
+                    text
+                    for number in (1, 8)
+                    for text in (
+                        f"{found[f'{number} clients']['queries_per_s']:,.0f}",
+                        f"{found[f'{number} clients']['p50_ms']:.1f} ms",
+                    )
+                ]
+                rows.append((f"{size:,}", ENGINES[engine], share, f"{found['recall_at_10']:.3f}", *speeds))
+    headings = ("vectors", "", "of", "recall@10", "queries/s, 1 client", "p50", "queries/s, 8 clients", "p50")
     return table(headings, rows)
 
 
 def conditions_table() -> str:
-    """Seconds for the first and a further condition, beside computing their vectors."""
+    """Seconds for a condition, beside computing its vectors."""
     rows = []
-    for size in (BASE, GROWN):
+    for size in SIZES:
         for engine, figures in latest("cluster_search", size=size)["engines"].items():
-            for which in ("first", "further"):
-                if (seconds := figures.get(which)) is not None:
-                    rows.append(
-                        (
-                            f"{size:,}",
-                            ENGINES[engine],
-                            which,
-                            f"{seconds['write_s']:.0f} s",
-                            f"{seconds['lists_s']:.0f} s",
-                        )
-                    )
-    return table(("vectors", "", "condition", "writing", "sorting for the search"), rows)
+            if (first := figures.get("first")) is not None:
+                rows.append((f"{size:,}", ENGINES[engine], f"{first['write_s']:.0f} s", f"{first['lists_s']:.0f} s"))
+    return table(("vectors", "", "writing", "preparing for the search"), rows)
 
 
 def loads() -> str:
     """A sentence on how busy the machine was."""
-    found = [
-        figures["load"] for size in (BASE, GROWN) for figures in latest("cluster_search", size=size)["engines"].values()
-    ]
+    found = [one["load"] for size in SIZES for one in latest("cluster_search", size=size)["engines"].values()]
     return f"The load was {min(found):.0f} to {max(found):.0f} on two cores, the work of the benchmark included.\n"
 
 

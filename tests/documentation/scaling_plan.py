@@ -14,15 +14,11 @@ CONDITIONS = 8
 LAYERS, HIDDEN, TOKENS = 24, 1024, 577
 GPU_FLOPS = 989e12
 GPU_SHARE = 0.4
-NODE_BYTES = 256 * 10**9
-NODE_SHARE = 0.7
-NODE_CORES = 32
+MACHINE_BYTES = 10**12
+MACHINE_SHARE = 0.7
 CORE_BYTES_PER_S = 10e9
-# Milvus's: the size at which a segment is sealed, and our lists of each, of which a search reads some.
-SEGMENT_BYTES = 1024**3
-LISTS = 1024
-PROBES = 16
-PQ_BYTES = WIDTH // 8
+# A vector in a graph of pgvector takes its halves and this many bytes of links and headers.
+LINK_BYTES = 340
 
 ASSUMED = (
     ("N, images", f"{IMAGES:,}"),
@@ -32,11 +28,10 @@ ASSUMED = (
     ("L, D, T: layers, width and tokens of the image tower (ViT-L/14, 336 pixels)", f"{LAYERS}, {HIDDEN}, {TOKENS}"),
     ("F, operations of a GPU per second (H100, bfloat16, dense), and the share u of them that is reached",
      f"{GPU_FLOPS / 1e12:.0f} · 10¹², {GPU_SHARE}"),
-    ("M, memory of a node of Milvus, and the share m for vectors", f"{NODE_BYTES / 1e9:.0f} GB, {NODE_SHARE}"),
-    ("K, cores of a node, and B, bytes that a core reads from memory per second",
-     f"{NODE_CORES}, {CORE_BYTES_PER_S / 1e9:.0f} · 10⁹"),
-    ("G, bytes of a segment; lists in each, and p, those that a search reads",
-     f"2³⁰; {LISTS:,}, {PROBES}"),
+    ("M, memory of PostgreSQL's machine, and the share m for graphs",
+     f"{MACHINE_BYTES / 1e12:.0f} TB, {MACHINE_SHARE}"),
+    ("B, bytes that a core reads from memory per second", f"{CORE_BYTES_PER_S / 1e9:.0f} · 10⁹"),
+    ("H, bytes of a vector in a graph beside its halves", f"{LINK_BYTES}"),
 )  # fmt: skip
 
 
@@ -53,42 +48,18 @@ def _three(value: float) -> str:
     return f"{round(value, digits):,.{digits}f}"
 
 
-def nodes(num_bytes: float) -> int:
-    """Count the nodes of Milvus whose memory holds these bytes once."""
-    return math.ceil(num_bytes / (NODE_BYTES * NODE_SHARE))
-
-
 def plan_rows() -> Iterator[tuple[str, str, str]]:
     """Yield what is planned, its formula and its figure."""
     yield "bytes of the images, in the object store", "N · S", amount(IMAGES * IMAGE_BYTES, "B")
-    flat = IMAGES * CONDITIONS * WIDTH * 4
-    yield "vectors, float32 (`IVF_FLAT`)", "N · C · 4E", amount(flat, "B")
-    yield "nodes of Milvus for them", "N · C · 4E / (m · M)", f"{nodes(flat):,}"
-    for index, size, formula in (("`IVF_SQ8`", WIDTH, "E"), (f"`IVF_PQ`, {PQ_BYTES} bytes", PQ_BYTES, "E/8")):
-        num_bytes = IMAGES * CONDITIONS * size
-        told = f"{amount(num_bytes, 'B')}, {nodes(num_bytes):,} nodes"
-        yield f"the same, quantised: {index}", f"N · C · {formula}", told
-    disk = f"{nodes(IMAGES * CONDITIONS * PQ_BYTES):,} nodes, {amount(flat, 'B')} of SSD"
-    yield "the same on disk: `DISKANN`, E/8 bytes in memory", "N · C · E/8, N · C · 4E", disk
-    yield from _search_rows()
+    yield "vectors, float32, in tables", "N · C · 4E", amount(IMAGES * CONDITIONS * WIDTH * 4, "B")
+    in_graph = 2 * WIDTH + LINK_BYTES
+    yield "their graphs", "N · C · (2E + H)", amount(IMAGES * CONDITIONS * in_graph, "B")
+    held = MACHINE_BYTES * MACHINE_SHARE / (CONDITIONS * in_graph)
+    yield "images whose graphs one machine holds", "m · M / (C · (2E + H))", f"{held / 1e6:.0f} · 10⁶"
+    exact = IMAGES * WIDTH * 4 / CORE_BYTES_PER_S
+    yield "processor time of an exact search of one condition", "4NE / B", f"{exact:.0f} core-seconds"
     yield from _compute_rows()
     yield from _database_rows()
-
-
-def _search_rows() -> Iterator[tuple[str, str, str]]:
-    of_one = IMAGES * WIDTH * 4
-    read = of_one * PROBES / LISTS + math.ceil(of_one / SEGMENT_BYTES) * LISTS * WIDTH * 4
-    yield "read by a search of one condition", "4NE · p/1024 + ⌈4NE/G⌉ · 1024 · 4E", amount(read, "B")
-    yield "processor time of it", "that / B", f"{read / CORE_BYTES_PER_S:.1f} core-seconds"
-    num_cores = nodes(of_one) * NODE_CORES
-    per_s = num_cores * CORE_BYTES_PER_S / read
-    yield (
-        "searches per second, at most, of the nodes that hold that condition",
-        "⌈4NE / (m · M)⌉ · K · B / that",
-        f"{per_s:.0f} ({nodes(of_one)} nodes)",
-    )
-    exact = of_one / CORE_BYTES_PER_S
-    yield "processor time of an exact search", "4NE / B", f"{exact:.0f} core-seconds"
 
 
 def flops_of_image() -> float:

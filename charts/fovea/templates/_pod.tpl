@@ -144,8 +144,8 @@ resources:
 {{/* The authorities that are believed, by the name that each library asks for, as a YAML map. */}}
 {{- define "fovea.trust" -}}
 {{- if .Values.caBundle.configMap }}
-# OpenSSL, rustls and httpx; requests, for traces; gRPC, for Milvus.
-{{- range list "SSL_CERT_FILE" "REQUESTS_CA_BUNDLE" "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH" }}
+# OpenSSL, rustls and httpx; requests, for traces.
+{{- range list "SSL_CERT_FILE" "REQUESTS_CA_BUNDLE" }}
 {{ . }}: /etc/fovea-ca/ca-bundle.crt
 {{- end }}
 {{- end }}

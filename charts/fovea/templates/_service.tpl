@@ -57,7 +57,6 @@
 {{- if and (eq $model.service "embed") (eq .collections "none") }}
 {{- $_ := set $env "FOVEA_EMBED_MAX_COLLECTIONS" "0" }}
 {{- else if eq .collections "shared" }}
-{{- $_ := set $env "FOVEA_EMBED_VECTORS_URL" (printf "http://milvus-milvus.%s-milvus.svc:19530" .root.Release.Namespace) }}
 {{- $_ := set $env "FOVEA_EMBED_COLLECTIONS_STORE_URL" .root.Values.collections.url }}
 {{- /* States of images would fill the disk of a pod, which is a node's. */}}
 {{- $_ := set $env "FOVEA_EMBED_COLLECTION_STATE_BYTES" "0" }}

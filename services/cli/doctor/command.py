@@ -20,7 +20,6 @@ ADDRESSES = {
     "store": "FOVEA_STORE_URL",
     "redis": "FOVEA_REDIS_URL",
     "postgresql": connections.DATABASE,
-    "milvus": connections.VECTORS,
     "images": connections.IMAGES,
 }
 
@@ -65,7 +64,6 @@ def _examine(room_bytes: int) -> list[Finding]:
         "ports": partial(connections.find_ports, configured),
         "redis": partial(connections.find_redis, configured),
         "postgresql": partial(connections.find_postgres, configured),
-        "milvus": partial(connections.find_milvus, configured),
         "images": partial(connections.find_image_store, configured),
         "gateway": partial(connections.find_gateway_files, configured),
         "signing": partial(connections.find_signing_secrets, configured),

@@ -1,7 +1,7 @@
 """Connections of the processes: stores, ports, Redis, collections, and the gateway's files.
 
-URLs of PostgreSQL and Milvus may contain a password, so nothing of them is told but what the servers say, and that only
-where no part of a password can have been read as something else.
+PostgreSQL's URL may contain a password, so nothing of it is told but what the server says, and that only where no part
+of a password can have been read as something else.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,6 @@ from services.cli.doctor.installation import is_importable
 from services.cli.programs import BadPort, Program, plan_programs
 from services.cli.supervisor import PortTaken, get, require_free_port
 from services.core.byte_sizes import binary_size
-from services.core.errors import Overloaded
 from services.core.http.browsers import is_loopback
 from services.core.http.signatures import MAKE, SigningSecrets
 from services.core.printable import first_line
@@ -231,8 +230,13 @@ def _is_fovea(program: Program) -> bool:
         return False
 
 
-DATABASE, VECTORS, IMAGES = (f"FOVEA_EMBED_{name}_URL" for name in ("COLLECTIONS", "VECTORS", "COLLECTIONS_STORE"))
+DATABASE, IMAGES = "FOVEA_EMBED_COLLECTIONS_URL", "FOVEA_EMBED_COLLECTIONS_STORE_URL"
 SIGNING = "FOVEA_SIGNING_SECRET_FILE"
+PGVECTOR_VERSIONS = (
+    "SELECT (SELECT extversion FROM pg_extension WHERE extname = 'vector'),"
+    " (SELECT default_version FROM pg_available_extensions WHERE name = 'vector'),"
+    " current_setting('is_superuser')::bool"
+)
 LEAST_POSTGRES = 13
 # Whether a first process of embed could not make its tables.
 LACKS_RIGHT = (
@@ -269,24 +273,6 @@ def find_postgres(configured: Configured) -> Iterator[Finding]:
     except (psycopg.Error, ValueError) as error:
         cure = f"start PostgreSQL there, or correct {form}"
         yield Finding("postgresql", "failure", f"{DATABASE}: {first_line(error)}", cure)
-
-
-def find_milvus(configured: Configured) -> Iterator[Finding]:
-    """Tell whether the vectors' database answers."""
-    settings = _settings(configured)
-    if settings is None or settings.vectors_url is None or not is_importable("pymilvus"):
-        return
-    from services.embed.collections.cluster.milvus import OPEN_TIMEOUT_S, MilvusVectors, address_of, reason_of
-
-    try:
-        with closing(MilvusVectors(settings.vectors_url)) as vectors:
-            version = vectors.run("tell its version", lambda milvus: milvus.get_server_version(timeout=OPEN_TIMEOUT_S))
-    except Overloaded as error:
-        cure = f"start Milvus there, or correct {VECTORS}=http://USER:PASSWORD@HOST:PORT"
-        yield Finding("milvus", "failure", f"{VECTORS}: {reason_of(error.__cause__ or error)}", cure)
-    else:
-        address = address_of(settings.vectors_url)
-        yield Finding("milvus", "ok", f"Milvus {version} answers at {address}", figures={"version": version})
 
 
 def find_image_store(configured: Configured) -> Iterator[Finding]:
@@ -333,11 +319,28 @@ def _usable_database(connection: Any) -> Iterator[Finding]:
     if connection.execute(LACKS_RIGHT).fetchone() == (True,):
         cure = f"as the owner of {info.dbname}: GRANT CREATE ON SCHEMA public TO {info.user}"
         failures.append((f"{info.user} may not make tables in {info.dbname}", cure))
+    failures += _lacking_pgvector(connection)
     for told, cure in failures:
         yield Finding("postgresql", "failure", f"{DATABASE}: {told}", cure)
     if not failures:
         told = f"PostgreSQL {version} answers at {info.host or 'localhost'}, and {info.dbname} can be used"
         yield Finding("postgresql", "ok", told, figures={"version": version})
+
+
+def _lacking_pgvector(connection: Any) -> Iterator[tuple[str, str]]:
+    """Tell what is missing of pgvector, and its cure."""
+    from services.embed.collections.cluster.connections import PGVECTOR
+
+    info, least = connection.info, ".".join(map(str, PGVECTOR))
+    installed, available, may_create = connection.execute(PGVECTOR_VERSIONS).fetchone()
+    if available is None:
+        yield "its server lacks pgvector", f"install pgvector {least} or later there"
+    elif tuple(map(int, (installed or available).split(".")[:2])) < PGVECTOR:
+        cure = f"install pgvector {least} or later on its server, and in {info.dbname}: ALTER EXTENSION vector UPDATE"
+        yield f"its pgvector {installed or available} is older than {least}", cure
+    elif installed is None and not may_create:
+        cure = f"as an administrator, in {info.dbname}: CREATE EXTENSION vector"
+        yield f"{info.dbname} lacks the extension vector, and {info.user} may not create it", cure
 
 
 def find_signing_secrets(configured: Configured) -> Iterator[Finding]:

@@ -27,7 +27,7 @@ TOLD = {"fovea-serving": "services", "torch": "torch", "transformers": "transfor
 # What an extra brings beside the processes' packages, by import name.
 TOOLS = {
     "search": ("faiss",),
-    "cluster": ("faiss", "psycopg", "psycopg_pool", "pymilvus"),
+    "cluster": ("faiss", "psycopg", "psycopg_pool"),
     "train": ("accelerate", "peft", "tensorboard", "scipy", "matplotlib"),
     "ray": ("ray",),
     "telemetry": ("opentelemetry.sdk",),

@@ -74,7 +74,9 @@ class ConditionIndex(BaseModel):
 
     condition: str | None
     state: State
-    kind: IndexKind = Field(description="`flat` compares every image; `ivf` selects candidates.")
+    kind: IndexKind = Field(
+        description="`flat` compares every image; `ivf` (in a folder) and `hnsw` (shared) select candidates."
+    )
     indexed: int
     waiting: int
     bytes: int

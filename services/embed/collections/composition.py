@@ -3,7 +3,6 @@
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 import structlog
 
@@ -23,9 +22,6 @@ from services.embed.collections.storage.folder_catalog import FolderCatalog
 from services.embed.collections.storage.image_store import CollectionLimits
 from services.embed.service import Embedder, EmbedModels
 from services.embed.settings import EmbedSettings
-
-if TYPE_CHECKING:
-    from services.embed.collections.cluster.vectors import VectorDatabase
 
 # Pixels of images that are not indexed yet, over all collections.
 MAX_FRESH_BYTES = 256 * MEBIBYTE
@@ -94,15 +90,8 @@ def create_collections(
 
 
 def _shared(settings: EmbedSettings, serving: Serving, options: CollectionOptions) -> OpenCollections:
-    if find_spec("psycopg_pool") is None or find_spec("pymilvus") is None:
+    if find_spec("psycopg_pool") is None:
         raise ValueError("FOVEA_EMBED_COLLECTIONS_URL needs fovea-serving[cluster]")
     from services.embed.collections.cluster.collections import SharedCollections
 
-    return SharedCollections(settings, connect_vectors, serving, options)
-
-
-def connect_vectors(url: str, options: IndexOptions, identity: str) -> "VectorDatabase":
-    """Connect to the vector database, on first use, for the collections in a database of this identity."""
-    from services.embed.collections.cluster.milvus_index import MilvusDatabase
-
-    return MilvusDatabase(url, identity, options)
+    return SharedCollections(settings, serving, options)

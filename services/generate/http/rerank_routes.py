@@ -21,7 +21,7 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails
 
-from services.core.errors import FoveaError, InvalidField, InvalidRequest, check_count
+from services.core.errors import InvalidField, InvalidRequest, check_count
 from services.core.exchange import context_of
 from services.core.http.bodies import JsonList, JsonRoute, OpenRequest, refuse_unsupported
 from services.core.http.error_responses import (

@@ -1,4 +1,4 @@
-"""Findings of the doctor about shared collections, with a real PostgreSQL and a real Milvus."""
+"""Findings of the doctor about shared collections, with a real PostgreSQL."""
 
 import re
 import time
@@ -8,11 +8,10 @@ from urllib.parse import quote
 
 import pytest
 
-from services.cli.doctor.connections import find_image_store, find_milvus, find_postgres
+from services.cli.doctor.connections import find_image_store, find_postgres
 from services.cli.doctor.findings import Finding, read_configured
 from tests.cli.doctor.machine import Machine
 from tests.conftest import empty_schema
-from tests.kept_port import kept_port
 
 NOWHERE = "postgresql://fovea:hunter2@127.0.0.1:1/fovea"
 Find = Callable[..., list[Finding]]
@@ -23,7 +22,7 @@ def find(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Find:
     """Run a check with these URLs, by the variable's name without FOVEA_EMBED_ and _URL."""
 
     def found(check: Callable[..., Iterator[Finding]], **urls: str) -> list[Finding]:
-        for name, url in {"COLLECTIONS": NOWHERE, "VECTORS": "http://127.0.0.1:1", **urls}.items():
+        for name, url in {"COLLECTIONS": NOWHERE, **urls}.items():
             monkeypatch.setenv(f"FOVEA_EMBED_{name}_URL", url)
         findings = list(check(read_configured()))
         assert all("hunter2" not in f"{one.found} {one.cure}" for one in findings)
@@ -60,7 +59,7 @@ def locked_url(postgres_url: str) -> str:
 
 def test_nothing_is_said_where_collections_are_not_shared() -> None:
     configured = read_configured()
-    assert [list(check(configured)) for check in (find_postgres, find_milvus, find_image_store)] == [[], [], []]
+    assert [list(check(configured)) for check in (find_postgres, find_image_store)] == [[], []]
 
 
 def test_a_database_that_can_be_used_is_well_and_is_left_as_it_was(find: Find, postgres_url: str) -> None:
@@ -114,27 +113,25 @@ def test_a_user_who_may_not_make_tables_is_told_who_can_mend_it(find: Find, lock
     )
 
 
+def test_a_database_without_pgvector_is_told_who_can_mend_it(find: Find, postgres_url: str, locked_url: str) -> None:
+    import psycopg
+
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("CREATE DATABASE without TEMPLATE template0 OWNER locked")
+    [found] = find(find_postgres, COLLECTIONS=database(postgres_url, "without"))
+    assert found.status == "ok"  # its user may create it
+    [found] = find(find_postgres, COLLECTIONS=database(locked_url.replace("locked@", "locked:right@"), "without"))
+    assert (found.status, found.found) == (
+        "failure",
+        "FOVEA_EMBED_COLLECTIONS_URL: without lacks the extension vector, and locked may not create it",
+    )
+    assert found.cure == "as an administrator, in without: CREATE EXTENSION vector"
+
+
 @pytest.mark.parametrize("password", ["hunter2/", "1/hunter2", "p@hunter2", "%zzhunter2", "p[hunter2"])
 def test_parts_of_a_password_that_is_read_as_something_else_are_not_told(find: Find, password: str) -> None:
     [database] = find(find_postgres, COLLECTIONS=f"postgresql://fovea:{password}@127.0.0.1:1/fovea")
     assert database.status == "failure"
-    # where the address can't be read, embed's settings are refused and nothing is asked
-    assert all(one.status == "failure" for one in find(find_milvus, VECTORS=f"http://root:{password}@127.0.0.1:1"))
-
-
-def test_a_milvus_that_is_not_there_is_a_failure(find: Find) -> None:
-    with kept_port() as port:
-        [found] = find(find_milvus, VECTORS=f"http://root:hunter2@127.0.0.1:{port}")
-    assert found.status == "failure"
-    assert found.found.startswith("FOVEA_EMBED_VECTORS_URL: ")
-    assert f"127.0.0.1:{port}" in found.found
-    assert found.cure == "start Milvus there, or correct FOVEA_EMBED_VECTORS_URL=http://USER:PASSWORD@HOST:PORT"
-
-
-def test_a_milvus_that_answers_tells_its_version(find: Find, milvus_url: str) -> None:
-    [found] = find(find_milvus, VECTORS=milvus_url.replace("://", "://root:hunter2@"))
-    assert (found.status, found.cure) == ("ok", None)
-    assert found.found == f"Milvus {found.figures['version']} answers at {milvus_url.removeprefix('http://')}"
 
 
 def test_the_object_store_of_the_images_is_tried(find: Find, tmp_path: Path) -> None:
@@ -150,7 +147,6 @@ def test_the_object_store_of_the_images_is_tried(find: Find, tmp_path: Path) -> 
 
 def share(machine: Machine) -> None:
     machine.environment["FOVEA_EMBED_COLLECTIONS_URL"] = NOWHERE
-    machine.environment["FOVEA_EMBED_VECTORS_URL"] = "http://root:hunter2@127.0.0.1:1"
     machine.environment["FOVEA_EMBED_COLLECTIONS_STORE_URL"] = (machine.home / "images").as_uri()
 
 
@@ -160,7 +156,7 @@ def test_the_doctor_tells_of_all_that_is_not_there_and_of_no_password(machine: M
     ended = machine.doctor()
     assert ended.returncode == 1
     failed = [line.split()[1] for line in ended.stdout.splitlines() if line.startswith("FAILURE")]
-    assert failed == ["postgresql", "milvus"]
+    assert failed == ["postgresql"]
     assert re.search(r"^ok +room .*\bFOVEA_EMBED_COLLECTIONS_STORE_URL\b", ended.stdout, re.MULTILINE)
     assert "hunter2" not in ended.stdout + ended.stderr
     assert "Traceback" not in ended.stderr
@@ -169,6 +165,6 @@ def test_the_doctor_tells_of_all_that_is_not_there_and_of_no_password(machine: M
 @pytest.mark.process
 def test_without_its_packages_the_extra_is_named_and_nothing_else_is_tried(machine: Machine) -> None:
     share(machine)
-    [(topic, found, cure)] = machine.failures(without=("psycopg", "psycopg_pool", "pymilvus"))
+    [(topic, found, cure)] = machine.failures(without=("psycopg", "psycopg_pool"))
     assert (topic, cure) == ("extras", "pip install 'fovea-serving[cluster]'")
     assert found == "FOVEA_EMBED_COLLECTIONS_URL is set, and psycopg is not installed"

@@ -5,7 +5,7 @@ import base64
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ from services.embed.app import create_embed
 from services.embed.settings import EmbedSettings
 from tests.conftest import empty_schema
 from tests.core.image_files import encode
-from tests.embed.collections.vectors_in_memory import VectorsInMemory
 from tests.embed.tiny import wait_until_ready, write_tiny_checkpoint
 
 MODEL = "tiny"
@@ -142,33 +141,22 @@ def running(settings: EmbedSettings, *, are_collections_open: bool = True) -> It
 
 @dataclass(frozen=True)
 class Backend:
-    """The storage of the collections: a folder, or the database of this URL and vectors by the identity of theirs."""
+    """The storage of the collections: a folder, or the database of this URL."""
 
     url: str | None = None
-    vectors: dict[str, VectorsInMemory] = field(default_factory=dict)
 
     def settings_in(self, folder: Path, checkpoint: Path, **changes: Any) -> EmbedSettings:
         if self.url is not None:
             changes |= {
                 "collections_url": empty_schema(self.url),
-                "vectors_url": "http://in.memory",
                 "collections_store_url": (folder / "objects").as_uri(),
             }
         return settings_in(folder, checkpoint, **changes)
 
 
 @pytest.fixture(scope="module", params=["local", pytest.param("cluster", marks=pytest.mark.process)])
-def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
-    if request.param == "local":
-        yield Backend()
-        return
-    backend = Backend(request.getfixturevalue("postgres_url"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "services.embed.collections.composition.connect_vectors",
-            lambda url, options, identity: backend.vectors.setdefault(identity, VectorsInMemory()),
-        )
-        yield backend
+def backend(request: pytest.FixtureRequest) -> Backend:
+    return Backend() if request.param == "local" else Backend(request.getfixturevalue("postgres_url"))
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,9 @@
 """The collections of all tenants in PostgreSQL, for any number of processes at once, and the removal of what nobody
-needs any more: deleted collections, objects without images, vectors without an index."""
+needs any more: deleted collections, objects without images, indexes that no process serves."""
 
-from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
 
-import numpy as np
 from psycopg.errors import ForeignKeyViolation
 
 from services.core.exchange import DEFAULT_TENANT
@@ -14,7 +12,7 @@ from services.core.store.objects import Objects
 from services.embed.collections.cluster.connections import Connection, Connections, alone
 from services.embed.collections.cluster.contents import Contents, OwnStore
 from services.embed.collections.cluster.image_store import PostgresImageStore
-from services.embed.collections.cluster.vectors import VectorDatabase
+from services.embed.collections.cluster.vectors import drop_indexes
 from services.embed.collections.storage.catalog import (
     Catalog,
     CollectionKey,
@@ -26,8 +24,8 @@ from services.embed.collections.storage.image_store import CollectionInfo
 
 # Lines removed in one transaction, so that a large collection's removal does not hold up others.
 SWEPT_LINES = 10_000
-# Tables of a deleted collection, in the order in which they can be emptied.
-OWN_TABLES = ("claims", "indexes", "deleted_rows", "conditions", "images")
+# Tables of a deleted collection beside its indexes.
+OWN_TABLES = ("claims", "conditions", "images")
 
 TO_INDEX = (
     "SELECT tenant, name FROM collections"
@@ -49,12 +47,8 @@ CONDEMN = (
 )
 # Any number, the same in all replicas.
 SWEEP_LOCK = 0x0F0FEB
-# The vectors of a deleted image are removed once more after this time, and then forgotten.
-FORGET_AFTER_S = 600.0
 # The indexes of a checkpoint that no process has served for this time are removed.
 UNUSED_AFTER_S = 24 * 3600.0
-# Rows forgotten by one sweep.
-MAX_FORGOTTEN = 10_000
 
 
 class PostgresCatalog(Catalog):
@@ -165,6 +159,8 @@ class PostgresCatalog(Catalog):
         with self.connections.reading() as connection:
             deleted = connection.execute("SELECT collection FROM collections WHERE is_deleted").fetchall()
         for (collection,) in deleted:
+            with self.connections.transaction() as connection:
+                drop_indexes(connection, "collection = %s", (collection,))
             with self.connections.reading() as connection:
                 for table in OWN_TABLES:
                     _in_steps(connection, EMPTY.format(table=table), collection)
@@ -191,69 +187,22 @@ def _in_steps(connection: Connection, statement: str, collection: int) -> None:
         pass
 
 
-def sweep(
-    catalog: PostgresCatalog,
-    vectors: VectorDatabase,
-    *,
-    forget_after_s: float = FORGET_AFTER_S,
-    unused_after_s: float = UNUSED_AFTER_S,
-) -> bool:
+def sweep(catalog: PostgresCatalog, *, unused_after_s: float = UNUSED_AFTER_S) -> bool:
     """Remove what no process needs; False if another process does so at the moment. It may end at any point.
 
-    Raises what Connections, the object store and the vector database raise.
+    Raises what Connections and the object store raise.
     """
-    connections = catalog.connections
-    with alone(connections, SWEEP_LOCK) as is_alone:
+    with alone(catalog.connections, SWEEP_LOCK) as is_alone:
         if is_alone:
             catalog.sweep()
-            _forget_indexes(connections, unused_after_s)
-            _drop_unknown_vectors(connections, vectors)
-            _forget_rows(connections, vectors, forget_after_s)
+            _forget_indexes(catalog.connections, unused_after_s)
         return is_alone
 
 
 def _forget_indexes(connections: Connections, unused_after_s: float) -> None:
-    with connections.reading() as connection:
-        connection.execute(
-            "DELETE FROM indexes WHERE used < clock_timestamp() - make_interval(secs => %s)", (unused_after_s,)
-        )
+    with connections.transaction() as connection:
+        drop_indexes(connection, "used < clock_timestamp() - make_interval(secs => %s)", (unused_after_s,))
         connection.execute(
             "DELETE FROM claims WHERE expires < clock_timestamp() AND NOT EXISTS"
             " (SELECT 1 FROM indexes WHERE index = ANY (claims.indexes))"
         )
-
-
-def _drop_unknown_vectors(connections: Connections, vectors: VectorDatabase) -> None:
-    # an index is noted before it has vectors, so those that are seen first and not noted then are not needed
-    stored = list(vectors.stored())
-    with connections.reading() as connection:
-        known = set(connection.execute("SELECT collection, checkpoint, index FROM indexes").fetchall())
-    used = {(collection, checkpoint) for collection, checkpoint, _ in known}
-    for collection, checkpoint, number in stored:
-        if (collection, checkpoint) in used and (collection, checkpoint, number) not in known:
-            vectors.index(collection, checkpoint, number).drop()
-    for collection, checkpoint in {(collection, checkpoint) for collection, checkpoint, _ in stored} - used:
-        vectors.drop_checkpoint(collection, checkpoint)
-
-
-def _forget_rows(connections: Connections, vectors: VectorDatabase, forget_after_s: float) -> None:
-    """Remove the vectors of deleted images, as those who deleted them may not have come to it."""
-    with connections.reading() as connection:
-        deleted = connection.execute(
-            "SELECT collection, row FROM deleted_rows"
-            " WHERE since < clock_timestamp() - make_interval(secs => %s) AND NOT EXISTS"
-            " (SELECT 1 FROM claims WHERE claims.collection = deleted_rows.collection"
-            " AND row BETWEEN first_row AND last_row) LIMIT %s",
-            (forget_after_s, MAX_FORGOTTEN),
-        ).fetchall()
-        rows: dict[int, list[int]] = defaultdict(list)
-        for collection, row in deleted:
-            rows[collection].append(row)
-        indexes = connection.execute(
-            "SELECT collection, checkpoint, index FROM indexes WHERE collection = ANY (%s)", (list(rows),)
-        ).fetchall()
-    for collection, checkpoint, number in indexes:
-        vectors.index(collection, checkpoint, number).delete(np.array(rows[collection], dtype=np.int64))
-    with connections.reading() as connection:
-        for collection, some in rows.items():
-            connection.execute("DELETE FROM deleted_rows WHERE collection = %s AND row = ANY (%s)", (collection, some))

@@ -11,7 +11,7 @@ import random
 import shutil
 import socket
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -28,8 +28,6 @@ from services.embed.collections.cluster.catalog import PostgresCatalog, sweep
 from services.embed.collections.cluster.connections import place_of
 from services.embed.collections.cluster.image_store import PostgresImageStore
 from services.embed.collections.cluster.indexes import SharedIndexes, Sharing
-from services.embed.collections.cluster.milvus import address_of
-from services.embed.collections.cluster.vectors import VectorDatabase
 from services.embed.collections.collection import (
     CollectionOptions,
     OpenCollection,
@@ -37,7 +35,6 @@ from services.embed.collections.collection import (
     Serving,
     describe_problems,
 )
-from services.embed.collections.index.vector_index import IndexOptions
 from services.embed.collections.indexes import Changes, stem_of
 from services.embed.collections.storage.catalog import CollectionKey, check_tenant, is_name, no_collection
 from services.embed.collections.storage.database import DatabaseUnreachable, IncompatibleDatabase
@@ -45,8 +42,6 @@ from services.embed.collections.storage.image_store import CollectionInfo
 from services.embed.settings import EmbedSettings
 
 LOCK_NAME = ".lock"
-VECTORS_SETTING = "FOVEA_EMBED_VECTORS_URL"
-LOOK_EVERY_S = 60.0
 # Time between looks at what others have added.
 FOLLOW_S = 1.0
 SETTING = "FOVEA_EMBED_COLLECTIONS_URL"
@@ -105,61 +100,22 @@ def _name(store: PostgresImageStore) -> str:
     return f"{store.collection}-{store.info.created.hex()}"
 
 
-class VectorsWatch:
-    """Logs when the vectors can't be reached and when they can again; nothing else waits for it.
-
-    `address` is what the log names. The watch has a connection of its own, as requests wait for one that is being made.
-    """
-
-    def __init__(self, address: str, connect: Callable[[], VectorDatabase]) -> None:
-        self._address = address
-        self._connect = connect
-        self.is_down = False
-
-    async def run(self) -> None:
-        """Look again and again, until cancelled."""
-        vectors = self._connect()
-        log = structlog.get_logger(__name__).bind(setting=VECTORS_SETTING, address=self._address)
-        told, num_failures = "", 0
-        try:
-            while True:
-                problem = await asyncio.to_thread(vectors.problem)
-                self.is_down = bool(problem)
-                if problem and problem != told:
-                    log.warning("vectors can't be reached", reason=problem)
-                elif told and not problem:
-                    log.info("vectors can be reached again")
-                told = problem
-                num_failures = num_failures + 1 if problem else 0
-                await asyncio.sleep(backoff_s(num_failures, MIN_RETRY_S, MAX_RETRY_S) if problem else LOOK_EVERY_S)
-        finally:
-            await asyncio.to_thread(vectors.close)
-
-
 @dataclass(frozen=True, eq=False)
 class _Opened:
     """The parts that are there once PostgreSQL has been reached."""
 
     catalog: PostgresCatalog
-    vectors: VectorDatabase
     sharing: Sharing
     own_folder: OwnFolder | None
 
 
 class SharedCollections(OpenCollections):
-    """Collections in PostgreSQL, an object store and a vector database, which `connect_vectors` makes of its URL, its
-    options and the identity of the catalog."""
+    """Collections in PostgreSQL and an object store."""
 
-    def __init__(
-        self,
-        settings: EmbedSettings,
-        connect_vectors: Callable[[str, IndexOptions, str], VectorDatabase],
-        serving: Serving,
-        options: CollectionOptions,
-    ) -> None:
+    def __init__(self, settings: EmbedSettings, serving: Serving, options: CollectionOptions) -> None:
         """Raises ValueError for a URL of the database that can't be read."""
         super().__init__(serving, options, max_collections=settings.max_collections)
-        assert settings.collections_url is not None and settings.vectors_url is not None, "the settings are complete"
+        assert settings.collections_url is not None, "shared collections have a database"
         try:
             self._place = place_of(settings.collections_url)
         except ValueError as error:
@@ -167,16 +123,13 @@ class SharedCollections(OpenCollections):
         self._settings = settings
         objects = Objects(settings.collections_store_url or settings.store_url, {})
         self._open_catalog = partial(PostgresCatalog.open, settings.collections_url, objects)
-        self._connect_vectors = partial(connect_vectors, settings.vectors_url, options.index)
         self._opened: _Opened | None = None
-        # without an identity it has no vectors, and is only looked at
-        self._watch = VectorsWatch(address_of(settings.vectors_url), partial(self._connect_vectors, ""))
         self._numbers: dict[CollectionKey, int] = {}
         self._checkpoints: dict[str, str] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     def _tasks(self) -> list[Coroutine[Any, Any, None]]:
-        return [self._keep_open(), self._watch.run()]
+        return [self._keep_open()]
 
     async def _close_all(self) -> None:
         await asyncio.gather(*self._closing)
@@ -189,8 +142,6 @@ class SharedCollections(OpenCollections):
             found = [f"not open: {self._problem}"]
         elif self._problem:
             found = [f"not usable: {self._problem}", *found]
-        if self._watch.is_down:
-            found.append(f"the vectors can't be reached ({VECTORS_SETTING}; see the log)")
         return True, "; ".join([*found, *describe_problems(self._damaged)])
 
     async def get(self, key: CollectionKey) -> OpenCollection:
@@ -305,7 +256,6 @@ class SharedCollections(OpenCollections):
     def _connect(self) -> _Opened:
         catalog = self._open_catalog()
         try:
-            vectors = self._connect_vectors(catalog.identity())
             own_folder = self._open_folder()
             if own_folder is not None:
                 own_folder.remove_others(catalog.open_stores(None))
@@ -314,13 +264,13 @@ class SharedCollections(OpenCollections):
             raise
         sharing = Sharing(
             catalog.connections,
-            vectors,
+            self._options.index,
             self._serving.fresh,
             f"{socket.gethostname()}-{os.getpid()}",
             self._settings.collection_lease_s,
             self._options.max_state_bytes if own_folder is not None else 0,
         )
-        return _Opened(catalog, vectors, sharing, own_folder)
+        return _Opened(catalog, sharing, own_folder)
 
     def _open_folder(self) -> OwnFolder | None:
         try:
@@ -349,10 +299,10 @@ class SharedCollections(OpenCollections):
 
     async def _sweep(self, opened: _Opened) -> None:
         try:
-            await asyncio.to_thread(sweep, opened.catalog, opened.vectors)
+            await asyncio.to_thread(sweep, opened.catalog)
         except DatabaseUnreachable:
             raise
-        except Overloaded as error:  # of the vectors or the objects: the collections can be used
+        except Overloaded as error:  # of the objects: the collections can be used
             structlog.get_logger(__name__).warning("what was deleted is removed later", reason=error.message)
 
     def _note_problem(self, error: Exception) -> None:
@@ -366,7 +316,6 @@ class SharedCollections(OpenCollections):
 
 
 def _close(opened: _Opened) -> None:
-    opened.vectors.close()
     opened.catalog.close()
     if opened.own_folder is not None:
         opened.own_folder.close()

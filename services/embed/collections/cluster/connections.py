@@ -9,7 +9,14 @@ from typing import Any, Self
 
 import psycopg
 from psycopg import IsolationLevel
-from psycopg.errors import DiskFull, InsufficientPrivilege, InvalidSchemaName, ReadOnlySqlTransaction
+from psycopg.errors import (
+    DiskFull,
+    FeatureNotSupported,
+    InsufficientPrivilege,
+    InvalidSchemaName,
+    ReadOnlySqlTransaction,
+    UndefinedFile,
+)
 from psycopg.pq import Conninfo
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
@@ -33,6 +40,8 @@ LIVENESS = {
 }
 # Any number, the same in all replicas.
 MIGRATION_LOCK = 0x0F0FEA
+# The first version of pgvector that goes on searching until a filter has left enough.
+PGVECTOR = (0, 8)
 MIGRATION = re.compile(r"(\d{4})_\w+\.sql")
 
 UNREADABLE = "can't be read; special characters of a password are written as %XX, such as %2F for a slash"
@@ -78,8 +87,8 @@ class Connections:
     def open(cls, url: str, *, is_migrating: bool = True) -> "Connections":
         """Connect and apply the migrations that the database lacks.
 
-        Raises IncompatibleDatabase if a newer version of Fovea has used it, if its encoding is not UTF-8, or if it
-        lacks migrations that are not to be applied.
+        Raises IncompatibleDatabase if a newer version of Fovea has used it, if its encoding is not UTF-8, if it lacks
+        pgvector, or migrations that are not to be applied.
         """
         try:
             place_of(url)
@@ -211,12 +220,34 @@ def _migrate(connection: Connection, *, is_migrating: bool) -> None:
             raise IncompatibleDatabase(
                 f"The database lacks schema version {min(lacking)}: start a service of this version first."
             )
+        _require_pgvector(connection, is_migrating=is_migrating)
         for version in sorted(numbered.keys() - applied):
             with connection.transaction():
                 connection.execute((_migrations() / numbered[version]).read_text())
                 connection.execute("INSERT INTO migrations VALUES (%s, now())", (version,))
     finally:
         connection.execute("SELECT pg_advisory_unlock(%s)", (MIGRATION_LOCK,))
+
+
+def _require_pgvector(connection: Connection, *, is_migrating: bool) -> None:
+    """Create the extension where it is missing. Raises IncompatibleDatabase if it can't be, or is too old."""
+    installed = "SELECT extversion FROM pg_extension WHERE extname = 'vector'"
+    found = connection.execute(installed).fetchone()
+    if found is None and is_migrating:
+        try:
+            connection.execute("CREATE EXTENSION vector")
+        except (FeatureNotSupported, UndefinedFile, InsufficientPrivilege) as error:
+            raise IncompatibleDatabase(
+                f"The database lacks pgvector, and it can't be created here: {first_line(error)}. Install pgvector "
+                "0.8 or later on its server, and let an administrator run CREATE EXTENSION vector in it."
+            ) from error
+        found = connection.execute(installed).fetchone()
+    version = str(found[0]) if found is not None else "none"
+    if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < PGVECTOR:
+        raise IncompatibleDatabase(
+            f"The database's pgvector is {version}, and 0.8 or later is needed: update it on the server, and let an "
+            "administrator run ALTER EXTENSION vector UPDATE in it."
+        )
 
 
 def _applied(connection: Connection) -> set[int]:

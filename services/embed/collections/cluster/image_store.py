@@ -14,6 +14,7 @@ from psycopg.errors import ForeignKeyViolation
 from services.core.errors import Overloaded
 from services.embed.collections.cluster.connections import Connection, Connections
 from services.embed.collections.cluster.contents import Contents, ContentsChanged, Upload, condemn, take
+from services.embed.collections.cluster.vectors import delete_vectors
 from services.embed.collections.storage.catalog import no_collection
 from services.embed.collections.storage.database import DatabaseFailed
 from services.embed.collections.storage.filters import postgres_condition
@@ -118,21 +119,6 @@ class PostgresImageStore(ImageStore):
         keys = dict(self._find_rows("row, object_key", rows))
         found = zip(keys, self._contents.read(list(keys.values())), strict=True)
         return {row: data for row, data in found if data is not None}
-
-    def live(self, rows: Iterable[int]) -> set[int]:
-        """Return those rows that exist."""
-        with self._connections.reading() as connection:
-            found = connection.execute(
-                "SELECT row FROM images WHERE collection = %s AND row = ANY (%s)",
-                (self.collection, [int(row) for row in rows]),
-            )
-            return {row for (row,) in found}
-
-    def deleted_rows(self) -> Rows:
-        """List the rows of images deleted lately, whose vectors may still exist; int64 (N,)."""
-        with self._connections.reading() as connection:
-            found = connection.execute("SELECT row FROM deleted_rows WHERE collection = %s", (self.collection,))
-            return np.fromiter((row for (row,) in found), np.int64)
 
     def rows(self, after: int = 0, limit: int | None = None) -> Rows:
         return self._rows("row > %s ORDER BY row LIMIT %s", (after, limit))
@@ -340,13 +326,13 @@ def _insert(
 
 
 def _remove(connection: Connection, collection: int, image_id: str) -> int:
-    """Remove an image, and its bytes if no other image has them; return its row. Raises NotFound.
+    """Remove an image with its vectors, and its bytes if no other image has them; return its row. Raises NotFound.
 
     To be called under the collection's lock.
     """
     row, digest, num_bytes, object_key = _found(connection, collection, "row, digest, num_bytes, object_key", image_id)
     connection.execute("DELETE FROM images WHERE collection = %s AND row = %s", (collection, row))
-    connection.execute("INSERT INTO deleted_rows VALUES (%s, %s)", (collection, row))
+    delete_vectors(connection, collection, row)
     others = connection.execute(
         "SELECT 1 FROM images WHERE collection = %s AND digest = %s LIMIT 1", (collection, digest)
     ).fetchone()

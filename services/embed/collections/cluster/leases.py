@@ -4,11 +4,12 @@ An image of a collection is above the row up to which an index is handed out, in
 these is one transaction. There is no entry for an image, so none can be lost.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from services.embed.collections.cluster.connections import Connection, Connections
 from services.embed.collections.cluster.image_store import stored_conditions
+from services.embed.collections.cluster.vectors import create_table, drop_indexes
 from services.embed.collections.storage.catalog import no_collection
 from services.embed.collections.storage.image_store import StoredCondition
 
@@ -21,7 +22,7 @@ NOTE_USE_EVERY_S = 600.0
 PROGRESS = (
     "SELECT condition, index, through, CASE WHEN through < %s"
     " THEN (SELECT count(*) FROM images WHERE images.collection = indexes.collection AND row > through) ELSE 0 END,"
-    " is_created, written, tuning"
+    " tuning"
     " FROM indexes CROSS JOIN LATERAL (SELECT least(handed_out, (SELECT min(first_row) - 1 FROM claims"
     " WHERE claims.collection = indexes.collection AND claims.checkpoint = indexes.checkpoint"
     " AND index = ANY (claims.indexes))) AS through) AS reached"
@@ -45,14 +46,11 @@ class Lease:
 
 @dataclass(frozen=True)
 class IndexProgress:
-    """An index's number, the row up to which it has all images, how many it lacks, and whether there is a place for
-    its vectors. `written` and `tuning` are the vector database's own notes on them."""
+    """An index's number, the row up to which it has all images, how many it lacks, and how it is best searched."""
 
     number: int
     through: int
     num_waiting: int
-    is_created: bool
-    written: int
     tuning: str | None
 
 
@@ -78,33 +76,31 @@ class IndexWork:
         self._checkpoint = checkpoint
         self._holder = holder
 
-    def start_index(self, condition: str, create: Callable[[int], None] = lambda number: None) -> int:
-        """Return the number of a condition's index, which is made if it does not exist.
-
-        `create` makes the place for its vectors; it may be called again if the process ends meanwhile, but not once the
-        index has images: if the place is missing then, it was lost.
-        """
+    def start_index(self, condition: str, width: int) -> int:
+        """Return the number of a condition's index, which is made, for vectors of this width, if it does not exist."""
         key = (self._collection, self._checkpoint, condition)
-        with self._connections.reading() as connection:
-            connection.execute(
-                "INSERT INTO indexes (collection, checkpoint, condition) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING",
+        with self._connections.transaction() as connection:
+            made = connection.execute(
+                "INSERT INTO indexes (collection, checkpoint, condition) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING"
+                " RETURNING index",
                 key,
+            ).fetchone()
+            if made is not None:
+                create_table(connection, made[0], width)
+            found = (
+                made
+                or connection.execute(
+                    "SELECT index FROM indexes WHERE collection = %s AND checkpoint = %s AND condition = %s", key
+                ).fetchone()
             )
-            number, is_created = connection.execute(
-                "SELECT index, is_created FROM indexes WHERE collection = %s AND checkpoint = %s AND condition = %s",
-                key,
-            ).fetchone() or (0, True)
-        if not is_created:
-            create(number)
-            with self._connections.reading() as connection:
-                connection.execute("UPDATE indexes SET is_created = true WHERE index = %s", (number,))
-        return int(number)
+            return int(found[0]) if found else 0
 
     def drop_index(self, condition: str) -> None:
-        """Forget an index; no error if there is none. Leases of its rows are of use to the other indexes only."""
-        with self._connections.reading() as connection:
-            connection.execute(
-                "DELETE FROM indexes WHERE collection = %s AND checkpoint = %s AND condition = %s",
+        """Remove an index; no error if there is none. Leases of its rows are of use to the other indexes only."""
+        with self._connections.transaction() as connection:
+            drop_indexes(
+                connection,
+                "collection = %s AND checkpoint = %s AND condition = %s",
                 (self._collection, self._checkpoint, condition),
             )
 
@@ -117,12 +113,6 @@ class IndexWork:
                 (self._collection, self._checkpoint, NOTE_USE_EVERY_S),
             )
 
-    def restart_index(self, condition: str, number: int, create: Callable[[int], None] = lambda number: None) -> int:
-        """Begin an index again, under a new number, because its vectors were lost; once, if several find it so."""
-        with self._connections.reading() as connection:
-            connection.execute("DELETE FROM indexes WHERE index = %s", (number,))
-        return self.start_index(condition, create)
-
     def take(self, lease_s: float, num_rows: int = LEASE_ROWS) -> Lease | None:
         """Take rows that nobody is indexing for `lease_s` seconds; None if there are none at the moment.
 
@@ -130,16 +120,6 @@ class IndexWork:
         """
         with self._connections.transaction() as connection:
             return self._take_over(connection, lease_s) or self._hand_out(connection, lease_s, num_rows)
-
-    def lease_again(self, number: int, ranges: Sequence[tuple[int, int]]) -> None:
-        """Let whoever asks next lease rows again for one index, from first to last row of each range, at most
-        LEASE_ROWS images in each."""
-        with self._connections.transaction() as connection, connection.cursor() as cursor:
-            cursor.executemany(
-                "INSERT INTO claims (collection, checkpoint, first_row, last_row, indexes, holder, attempt, expires)"
-                " VALUES (%s, %s, %s, %s, %s, %s, 0, clock_timestamp())",
-                [(self._collection, self._checkpoint, *rows, [number], self._holder) for rows in ranges],
-            )
 
     def renew(self, lease: Lease, lease_s: float) -> bool:
         """Keep a lease for `lease_s` seconds from now; False if another process has it."""
@@ -151,24 +131,16 @@ class IndexWork:
             )
             return renewed.rowcount == 1
 
-    def finish(self, lease: Lease, written: int = 0) -> bool:
-        """End a lease once its vectors are stored; False if another process has it, which then stores the same.
-
-        `written` is the vector database's time of them.
-        """
-        with self._connections.transaction() as connection:
+    def finish(self, lease: Lease) -> bool:
+        """End a lease once its vectors are stored; False if another process has it, which then stores the same."""
+        with self._connections.reading() as connection:
             finished = connection.execute(
                 "DELETE FROM claims WHERE claim = %s AND attempt = %s", (lease.number, lease.attempt)
-            ).rowcount
-            if finished and written:
-                connection.execute(
-                    "UPDATE indexes SET written = greatest(written, %s) WHERE index = ANY (%s)",
-                    (written, list(lease.indexes)),
-                )
-            return finished == 1
+            )
+            return finished.rowcount == 1
 
     def note_tuning(self, number: int, tuning: str) -> None:
-        """Keep what the vector database has measured to search an index."""
+        """Keep how an index is best searched."""
         with self._connections.reading() as connection:
             connection.execute("UPDATE indexes SET tuning = %s WHERE index = %s", (tuning, number))
 
@@ -179,15 +151,6 @@ class IndexWork:
                 "UPDATE claims SET expires = clock_timestamp() WHERE claim = %s AND attempt = %s",
                 (lease.number, lease.attempt),
             )
-
-    def deleted(self, lease: Lease) -> list[int]:
-        """List the rows of a lease whose images are deleted: those deleted since they were read have to be removed."""
-        with self._connections.reading() as connection:
-            found = connection.execute(
-                "SELECT row FROM deleted_rows WHERE collection = %s AND row BETWEEN %s AND %s ORDER BY row",
-                (self._collection, lease.first_row, lease.last_row),
-            )
-            return [row for (row,) in found]
 
     def progress(self) -> Progress:
         """Return how far the indexes are. Raises NotFound for a deleted collection."""
@@ -227,8 +190,8 @@ class IndexWork:
         # others wait here, and then see what was handed out
         handed_out: dict[int, int] = dict(
             connection.execute(
-                "SELECT index, handed_out FROM indexes WHERE collection = %s AND checkpoint = %s AND is_created"
-                " ORDER BY index FOR UPDATE",
+                "SELECT index, handed_out FROM indexes WHERE collection = %s AND checkpoint = %s"
+                " ORDER BY index FOR NO KEY UPDATE",
                 (self._collection, self._checkpoint),
             ).fetchall()
         )

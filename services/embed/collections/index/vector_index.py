@@ -32,8 +32,8 @@ MAX_GROWTH = 2.0
 # A rebuild is due once this share of the vectors is dead, or is compared one by one because no list holds it.
 MAX_DEAD_SHARE = 0.25
 MAX_TAIL_SHARE = 0.1
-# flat: every vector is compared. ivf: only those in the nearest inverted lists.
-IndexKind = Literal["flat", "ivf"]
+# flat: every vector is compared. ivf: only those in the nearest inverted lists. hnsw: those that a graph leads to.
+IndexKind = Literal["flat", "ivf", "hnsw"]
 
 
 @dataclass(frozen=True, eq=False)

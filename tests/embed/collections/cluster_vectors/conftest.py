@@ -1,7 +1,6 @@
-"""Both kinds of index, empty, for the tests of what they promise alike; and Milvus's alone."""
+"""Both kinds of index, empty, for the tests of what they promise alike; and the shared one alone."""
 
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -10,20 +9,16 @@ from numpy.typing import NDArray
 
 from services.embed.collections.index.vector_index import Found, IndexOptions, VectorIndex
 from services.embed.collections.index.vector_table import Rows, Vectors
-from tests.core.milvus_server import MilvusServer
 
 if TYPE_CHECKING:
-    from services.embed.collections.cluster.milvus import MilvusVectors
+    from services.embed.collections.cluster.connections import Connections
 
 WIDTH = 24
-NUMBERS = itertools.count(1)
 
 
 class Index(Protocol):
     """Fixtures for the promises of both kinds of index."""
 
-    @property
-    def num_vectors(self) -> int: ...
     @property
     def is_exact(self) -> bool: ...
     def add(self, rows: Rows, vectors: Vectors) -> None: ...
@@ -37,10 +32,6 @@ class LocalIndex:
     def __init__(self) -> None:
         self._index = VectorIndex(WIDTH, IndexOptions())
         self.search, self.vectors = self._index.search, self._index.vectors
-
-    @property
-    def num_vectors(self) -> int:
-        return self._index.num_vectors
 
     @property
     def is_exact(self) -> bool:
@@ -58,63 +49,20 @@ class LocalIndex:
         return [int(row) for row in self._index.rows]
 
 
-class ClusterIndex:
-    def __init__(self, server: MilvusServer) -> None:
-        from services.embed.collections.cluster.milvus import MilvusVectors, Partition
-        from services.embed.collections.cluster.milvus_index import MilvusIndex
-
-        # a condition each in one collection, of which Milvus makes new ones only in seconds
-        place = Partition(1, "contract", str(next(NUMBERS)))
-        self.connection = MilvusVectors(server.url)
-        self._index = MilvusIndex(self.connection, place, WIDTH, IndexOptions())
-        self._index.create()
-        self.search, self.vectors = self._index.search, self._index.vectors
-
-    @property
-    def num_vectors(self) -> int:
-        return self._index.num_vectors
-
-    @property
-    def is_exact(self) -> bool:
-        return self._index.is_exact
-
-    def add(self, rows: Rows, vectors: Vectors) -> None:
-        self._index.take_over(self._index.upsert(rows, vectors), None)
-
-    def delete(self, rows: list[int]) -> None:
-        self._index.take_over(self._index.delete(np.array(rows, np.int64)), None)
-
-    def rows(self) -> list[int]:
-        return [int(row) for row in self._index.rows(0, 60_000)]
-
-
-@pytest.fixture(params=["local", pytest.param("milvus", marks=pytest.mark.process)])
-def index(request: pytest.FixtureRequest) -> Iterator[Index]:
+@pytest.fixture(params=["local", pytest.param("cluster", marks=pytest.mark.process)])
+def index(request: pytest.FixtureRequest) -> Index:
     if request.param == "local":
-        yield LocalIndex()
-        return
-    index = ClusterIndex(request.getfixturevalue("milvus"))
-    yield index
-    index.connection.close()
+        return LocalIndex()
+    connections = request.getfixturevalue("connections")
+    from tests.embed.collections.shared_index import ClusterIndex
+
+    return ClusterIndex(connections, WIDTH)
 
 
 @pytest.fixture
-def number() -> int:
-    """The number of a collection that no other test uses."""
-    return 1000 + next(NUMBERS)
+def connections(empty_database_url: str) -> "Iterator[Connections]":
+    from services.embed.collections.cluster.connections import Connections
 
-
-@pytest.fixture
-def connect(milvus: MilvusServer) -> "Iterator[Callable[[], MilvusVectors]]":
-    """The function that makes another connection, as another process would have one."""
-    from services.embed.collections.cluster.milvus import MilvusVectors
-
-    connections: list[MilvusVectors] = []
-
-    def connect() -> MilvusVectors:
-        connections.append(MilvusVectors(milvus.url))
-        return connections[-1]
-
-    yield connect
-    for connection in connections:
-        connection.close()
+    connections = Connections.open(empty_database_url)
+    yield connections
+    connections.close()

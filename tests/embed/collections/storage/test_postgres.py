@@ -34,6 +34,7 @@ from services.embed.collections.cluster.leases import IndexWork
 pytestmark = pytest.mark.process
 
 LEASE_S = 600.0
+WIDTH = 4
 # A lease that has ended when it begins, as if its holder had died.
 NO_LEASE_S = -1.0
 # Name of the connections of a process that is to be killed.
@@ -109,7 +110,7 @@ def test_replicas_that_start_together_prepare_an_empty_database_once(empty_datab
         versions = connection.execute("SELECT version FROM migrations ORDER BY version").fetchall()
         connection.execute("INSERT INTO migrations VALUES (99, now())")
     connections.close()
-    assert versions == [(1,), (2,), (3,), (4,)]
+    assert versions == [(1,), (2,), (3,), (4,), (5,)]
     with pytest.raises(IncompatibleDatabase, match=r"schema version 99.*newer"):
         Connections.open(empty_database_url)
 
@@ -322,7 +323,7 @@ def test_nothing_is_left_of_a_deleted_collection(
 ) -> None:
     store.add(images(*range(5)), LIMITS)
     store.put_condition("the color", is_pinned=True)
-    IndexWork(connections, store.collection, "checkpoint", "a").start_index("color")
+    IndexWork(connections, store.collection, "checkpoint", "a").start_index("color", WIDTH)
     kept = catalog.create(replace(INFO, name="kept"))
     kept.add(images(1), LIMITS)
     catalog.delete(INFO.name)
@@ -344,7 +345,7 @@ def test_every_image_is_claimed_once_and_indexes_that_are_equally_far_share_the_
     store.add(images(*range(10)), LIMITS)
     store.delete("3")
     a, b = work("a"), work("b")
-    color, shape = a.start_index("color"), a.start_index("shape")
+    color, shape = a.start_index("color", WIDTH), a.start_index("shape", WIDTH)
     first, second, third = a.take(LEASE_S, 4), b.take(LEASE_S, 4), a.take(LEASE_S, 4)
     assert first and second and third
     assert [(one.first_row, one.last_row) for one in (first, second, third)] == [(1, 5), (6, 9), (10, 10)]
@@ -355,7 +356,7 @@ def test_every_image_is_claimed_once_and_indexes_that_are_equally_far_share_the_
     assert a.finish(first)
     assert through(a) == {"color": 9, "shape": 9}
     assert a.finish(third)
-    size = b.start_index("size")
+    size = b.start_index("size", WIDTH)
     late = b.take(LEASE_S)
     assert late and (late.first_row, late.last_row, late.indexes) == (1, 10, [size])
     assert through(b) == {"color": 10, "shape": 10, "size": 0}
@@ -366,7 +367,7 @@ def test_a_dead_process_s_claim_is_taken_by_one_other_and_a_slow_one_s_end_does_
 ) -> None:
     store.add(images(*range(3)), LIMITS)
     slow = work("slow")
-    slow.start_index("color")
+    slow.start_index("color", WIDTH)
     lost = slow.take(NO_LEASE_S)
     assert lost is not None
     taken: list[object] = []
@@ -395,36 +396,24 @@ def test_many_processes_that_die_at_times_index_every_image(
                 assert own.finish(claim)
             number += 1
 
-    work("a").start_index("color")
+    work("a").start_index("color", WIDTH)
     at_once(*[lambda name=name: index(name) for name in "abcd"])
     assert sorted(indexed) == list(range(1, 61))
     assert through(work("a")) == {"color": 60}
 
 
-def test_rows_that_were_deleted_while_they_were_indexed_are_told(
-    store: PostgresImageStore, work: Callable[[str], IndexWork]
-) -> None:
-    store.add(images(*range(4)), LIMITS)
-    a = work("a")
-    a.start_index("color")
-    claim = a.take(LEASE_S, 2)
-    assert claim is not None
-    store.delete("1")
-    store.delete("3")
-    assert a.deleted(claim) == [2]
-
-
-def test_lost_vectors_are_made_again_and_a_dropped_index_is_not(
+def test_a_dropped_index_is_left_out_of_leases_and_a_new_one_begins_again(
     store: PostgresImageStore, work: Callable[[str], IndexWork]
 ) -> None:
     store.add(images(1, 2), LIMITS)
     a = work("a")
-    color, shape = a.start_index("color"), a.start_index("shape")
-    claim = a.take(NO_LEASE_S)
-    assert claim is not None
-    a.drop_index("shape")
-    again = a.restart_index("color", color)
-    assert a.restart_index("color", color) == again
+    color, shape = a.start_index("color", WIDTH), a.start_index("shape", WIDTH)
+    assert a.take(NO_LEASE_S) is not None
+    for _ in range(2):  # again: no error
+        a.drop_index("shape")
+    a.drop_index("color")
+    again = a.start_index("color", WIDTH)
+    assert a.start_index("color", WIDTH) == again
     assert again not in (color, shape)
     orphan, fresh = a.take(LEASE_S), a.take(LEASE_S)
     assert orphan and fresh
