@@ -420,3 +420,13 @@ def test_a_dropped_index_is_left_out_of_leases_and_a_new_one_begins_again(
     assert (orphan.indexes, fresh.indexes) == ([], [again])
     assert a.finish(fresh)
     assert through(a) == {"color": 2}
+
+
+def test_a_database_without_pgvector_tells_who_can_mend_it(postgres_url: str) -> None:
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("CREATE ROLE plain LOGIN")
+        connection.execute("CREATE DATABASE bare OWNER plain TEMPLATE template0 ENCODING 'UTF8'")
+    url = postgres_url.replace("fovea@", "plain@").replace("/postgres?", "/bare?")
+    with pytest.raises(IncompatibleDatabase, match=r"lacks pgvector.*administrator run CREATE EXTENSION vector"):
+        Connections.open(url)
+    Connections.open(postgres_url.replace("/postgres?", "/bare?")).close()  # an administrator creates it
