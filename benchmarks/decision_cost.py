@@ -9,6 +9,7 @@ process, whose time on the processor is taken: other work on the machine does no
 
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -68,10 +69,10 @@ def timed(teacher: Any, t5s: dict[str, Any], texts: list[str], asked: dict[str, 
     num_tokens = []
     for text in texts[: NUM_ROUNDS + 1]:
         for shape, engine in students.items():
-            seconds[shape].append(_seconds(lambda one=engine, text=text: one.run_batch([one.prepare({"input": text})])))
+            seconds[shape].append(_seconds(partial(_decide, engine, text)))
         num_tokens.append(prompt_tokens(text, asked))
         input_ids = torch.randint(STAND_IN["vocab_size"], (1, num_tokens[-1]))
-        seconds["stand_in"].append(_seconds(lambda ids=input_ids: teacher(ids, logits_to_keep=1)))
+        seconds["stand_in"].append(_seconds(partial(teacher, input_ids, logits_to_keep=1)))
     figures: dict[str, Any] = {
         name: {
             "ms": summary([1000 * one for one in values[1:]]),
@@ -80,6 +81,10 @@ def timed(teacher: Any, t5s: dict[str, Any], texts: list[str], asked: dict[str, 
         for name, values in seconds.items()
     }
     return {**figures, "stand_in_tokens": sum(num_tokens[1:]) / NUM_ROUNDS}
+
+
+def _decide(student: PredictEngine, text: str) -> None:
+    student.run_batch([student.prepare({"input": text})])
 
 
 def _seconds(work: Callable[[], object]) -> float:

@@ -6,7 +6,7 @@ import json
 import re
 import threading
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -138,7 +138,9 @@ class Hub:
         return {"success": True, "commitOid": commit, "commitUrl": f"{self.url}/{name}/commit/{commit}"}
 
 
-def serving(repositories: Mapping[str, Path], cut: Mapping[str, int] | None = None, gated: Collection[str] = ()) -> Any:
+def serving(
+    repositories: Mapping[str, Path], cut: Mapping[str, int] | None = None, gated: Collection[str] = ()
+) -> AbstractContextManager[str]:
     """Serve folders by repository; of a path in `cut`, the first request's body ends after so many bytes. The files of
     a repository in `gated` are refused.
 

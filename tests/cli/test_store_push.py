@@ -88,7 +88,7 @@ def head(hub: Hub, name: str) -> dict[str, bytes]:
 @pytest.mark.parametrize("folder", packaged_starters(), ids=lambda folder: folder.name)
 def test_a_pushed_starter_comes_back_as_the_same_version(tmp_path: Path, hub: Hub, store: Store, folder: Path) -> None:
     starter = read_description(folder)
-    store.publish_starters([folder], [starter.name])
+    store.publish_starters([folder])
     pushed = done("push", f"hf://ada/{starter.name}")
     own = store.manifest(starter.name, pushed["version"])
     back = imported(tmp_path, f"hf://ada/{starter.name}", "--no-reference")
@@ -111,7 +111,7 @@ def test_cards_know_every_kind_that_is_served() -> None:
 
 
 def test_the_check_of_an_import_adds_nothing_to_a_pushed_version(tmp_path: Path, hub: Hub, store: Store) -> None:
-    store.publish_starters(packaged_starters(), ["clip-shapes"])
+    store.publish_starters(packaged_starters("clip-shapes"))
     pushed = done("push", "hf://ada/clip-shapes")
     assert "reference.json" not in head(hub, "ada/clip-shapes")
     assert imported(tmp_path, "hf://ada/clip-shapes").version == pushed["version"]
@@ -310,7 +310,7 @@ def test_the_guides_example_pushes_a_model_and_imports_it(hub: Hub, store: Store
     block = re.search(r"(?:^    fovea store push .*\n)(?:^    fovea .*\n)+", GUIDE.read_text(), re.MULTILINE)
     assert block is not None
     hub.accounts[TOKEN] = ("your-name",)
-    store.publish_starters(packaged_starters(), ["open-facts"])
+    store.publish_starters(packaged_starters("open-facts"))
     for line in block[0].splitlines():
         ran = run(*line.split()[2:])
         assert ran.exit_code == 0, ran.output

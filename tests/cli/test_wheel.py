@@ -117,7 +117,7 @@ def test_a_command_takes_nothing_from_the_working_directory(command: str, printe
 
 def test_the_wheel_holds_the_client_with_its_types(installed: Path) -> None:
     program = "import fovea, os; print(os.listdir(os.path.dirname(fovea.__file__)), fovea.Client())"
-    command = [installed.parent / "python", "-P", "-c", program]
+    command = [str(installed.parent / "python"), "-P", "-c", program]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert "'py.typed'" in done.stdout, done.stderr
