@@ -36,7 +36,8 @@ class DocumentInput(TypedDict):
 class RerankDocument(TypedDict):
     """A passage; the model also sees its `title`, and other fields are returned as they were sent."""
 
-    text: str
+    text: NotRequired[str | None]
+    image: NotRequired[str | dict[str, Any] | None]
     title: NotRequired[str]
 
 
@@ -149,7 +150,7 @@ class SearchIndex(TypedDict):
     """The index used for the search."""
 
     condition: str | None
-    kind: Literal["flat", "ivf"]
+    kind: Literal["flat", "ivf", "hnsw"]
     size: int
     exact: bool
     state: Literal["ready", "building"]
@@ -173,7 +174,7 @@ class ConditionIndex(TypedDict):
 
     condition: str | None
     state: Literal["ready", "building"]
-    kind: Literal["flat", "ivf"]
+    kind: Literal["flat", "ivf", "hnsw"]
     indexed: int
     waiting: int
     bytes: int
@@ -548,8 +549,9 @@ class NegativesList(TypedDict):
 
 @final
 class PredicateAnswer(TypedDict):
-    type: Literal["predicate"]
     name: str | None
+    model: NotRequired[str | None]
+    type: Literal["predicate"]
     probability: float
 
 
@@ -561,8 +563,9 @@ class ChoiceProbability(TypedDict):
 
 @final
 class ChoiceAnswer(TypedDict):
-    type: Literal["choice"]
     name: str | None
+    model: NotRequired[str | None]
+    type: Literal["choice"]
     choice: str | bool
     confidence: float
     probabilities: list[ChoiceProbability]
@@ -577,8 +580,9 @@ class LevelProbability(TypedDict):
 
 @final
 class LevelAnswer(TypedDict):
-    type: Literal["score"]
     name: str | None
+    model: NotRequired[str | None]
+    type: Literal["score"]
     score: float
     confidence: float
     probabilities: list[LevelProbability]

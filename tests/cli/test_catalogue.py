@@ -229,7 +229,7 @@ def test_a_name_that_can_t_be_served_is_refused_with_the_way_on(names: list[str]
 
 
 def test_a_model_of_a_service_that_is_not_installed_is_refused_before_anything_is_downloaded() -> None:
-    with pytest.raises(Refused, match=r"embed is not installed here; pip install 'fovea\[embed\]'"):
+    with pytest.raises(Refused, match=r"embed is not installed here; pip install 'fovea-serving\[embed\]'"):
         import_and_choose(["clip-vit-b-32"], {}, ("score", "generate"))
 
 

@@ -205,7 +205,7 @@ MIXED = [PLAIN[0], {**PLAIN[1], "citations": {"enabled": False}}]
             *(anthropic.UnprocessableEntityError, "messages.0.content.0.titel: .* title"),
         ),
         ({"extra_headers": {"anthropic-version": "2023-01-01"}}, anthropic.UnprocessableEntityError, "version"),
-        ({"max_tokens": 3000}, anthropic.APIStatusError, "max_tokens: "),
+        ({"max_tokens": 5000}, anthropic.APIStatusError, "max_tokens: "),
         ({"messages": over(*[PLAIN[0]] * 300)}, anthropic.APIStatusError, "messages: .* 300 documents"),
         ({"model": "claude"}, anthropic.NotFoundError, "claude"),
     ],
