@@ -289,8 +289,8 @@ def decide(
 ) -> Call[Decision]:
     """Answer questions about a text or messages by the probability of every option.
 
-    The `image_url` of a part of a message takes an image in any form. `teacher` is the model that decides what a student
-    is not certain of.
+    The `image_url` of a part of a message takes an image in any form. `teacher` is the model that decides what its
+    student is not certain of.
     """
     items = input if isinstance(input, str) else [_with_images(item) for item in input]
     return Call("POST", "/v1/decisions", _given(model=model, input=items, questions=questions, teacher=teacher))
