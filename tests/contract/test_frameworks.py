@@ -1,0 +1,109 @@
+"""Retrievers and generators of frameworks before a running Fovea."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from langchain_core.documents import Document as LangChainDocument
+from langchain_core.runnables import RunnableLambda, RunnablePassthrough
+
+from fovea import AsyncClient, Client
+from fovea.langchain import FoveaGenerator, FoveaRetriever
+from tests.contract.running_fovea import running_fovea
+from tests.documentation.blocks import ROOT
+
+IMAGES = ROOT / "docs" / "images"
+RED_STAR = str(IMAGES / "red-star.jpg")
+COLOR = "What is the color of the object?"
+SHAPE = "What is the shape of the object?"
+QUESTION = "What is the pet of Belan Ashford?"
+TEXTS = ["Corin Blackwood owns the golden parrot.", "Belan Ashford owns the quiet otter."]
+PICTURES: dict[str, dict[str, Any]] = {
+    "red-circle": {"caption": TEXTS[0], "seen": 1},
+    "blue-star": {"caption": TEXTS[1], "seen": 2},
+}
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with running_fovea(tmp_path_factory.mktemp("frameworks"), "embed", "generate") as fovea:
+        with Client(fovea.url) as client:
+            client.create_collection("shapes", conditions=[COLOR, SHAPE])
+            images = [{"id": id, "image": IMAGES / f"{id}.jpg", "metadata": PICTURES[id]} for id in PICTURES]
+            client.add_images("shapes", images, wait=True)  # type: ignore[arg-type]
+        yield fovea.url
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[Client]:
+    with Client(url) as client:
+        yield client
+
+
+@pytest.mark.parametrize("framework", ["langchain"])
+def test_a_framework_that_is_not_installed_is_named_with_its_package(framework: str) -> None:
+    package = {"langchain": "langchain-core", "llama_index": "llama-index-core", "haystack": "haystack-ai"}[framework]
+    root = {"langchain": "langchain_core"}.get(framework, framework)
+    program = f"import sys; sys.modules[{root!r}] = None; import fovea; import fovea.{framework}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1].endswith(f"pip install {package}")
+
+
+# --- LangChain ---
+
+
+def ids(documents: list[LangChainDocument]) -> list[str | None]:
+    return [document.id for document in documents]
+
+
+async def test_langchain_finds_images_under_a_condition_which_a_query_may_change(url: str, client: Client) -> None:
+    retriever = FoveaRetriever(client=client, collection="shapes", condition=COLOR, by="image", k=1)
+    (found,) = retriever.invoke(RED_STAR)
+    score = found.metadata.pop("score")
+    assert (found.id, found.page_content, found.metadata) == ("red-circle", "red-circle", PICTURES["red-circle"])
+    assert score == client.search("shapes", image=RED_STAR, condition=COLOR)["results"][0]["score"]
+    assert ids(retriever.invoke(RED_STAR, condition=SHAPE)) == ["blue-star"]
+    assert ids(retriever.bind(filter={"seen": {"$gte": 2}}).invoke(RED_STAR)) == ["blue-star"]
+    assert ids(retriever.model_copy(update={"by": "id"}).invoke("blue-star")) == ["red-circle"]
+    assert len(FoveaRetriever(client=client, collection="shapes").invoke("a star")) == 2
+    assert ids(await retriever.ainvoke(RED_STAR, condition=SHAPE)) == ["blue-star"]
+    async with AsyncClient(url) as asynchronous:
+        retriever.client = asynchronous
+        assert ids(await retriever.ainvoke(RED_STAR, condition=SHAPE)) == ["blue-star"]
+        with pytest.raises(TypeError, match="AsyncClient"):
+            retriever.invoke(RED_STAR)
+
+
+async def test_langchain_answers_from_the_documents_of_a_retriever_whole_and_streamed(url: str, client: Client) -> None:
+    documents = [LangChainDocument(TEXTS[0]), LangChainDocument(TEXTS[1], id="b", metadata={"title": "Pets"})]
+    given: dict[str, Any] = {"question": RunnablePassthrough(), "documents": RunnableLambda(lambda _: documents)}
+    chain = given | FoveaGenerator(client)
+    given_to_client = [{"text": TEXTS[0]}, {"text": TEXTS[1], "title": "Pets", "id": "b"}]
+    expected = client.generate(QUESTION, given_to_client, citations=True)  # type: ignore[arg-type]
+    answer = chain.invoke(QUESTION)
+    assert answer.keys() == expected.keys()
+    assert [one["id"] for one in answer["documents"]] == [None, "b"]
+    attention = [one["attention"] for one in expected["documents"]]
+    assert [one["attention"] for one in answer["documents"]] == pytest.approx(attention, rel=1e-3)
+    assert [one["documents"][0]["index"] for one in answer["citations"]] == [1]
+    *deltas, end = chain.stream(QUESTION)
+    assert len(deltas) > 1
+    assert "".join(one["answer"] for one in deltas) == "quiet otter"
+    assert end["citations"] == answer["citations"]
+    assert (await chain.ainvoke(QUESTION))["answer"] == answer["answer"]
+    async with AsyncClient(url) as asynchronous:
+        chain = given | FoveaGenerator(asynchronous, citations=False, max_tokens=1)
+        short = await chain.ainvoke(QUESTION)
+        assert (short["finish_reason"], short["citations"]) == ("length", None)
+    with pytest.raises(ValueError, match="question"):
+        FoveaGenerator(client).invoke({"query": QUESTION})
+
+
+def test_langchain_answers_from_the_captions_of_images_that_it_finds(client: Client) -> None:
+    retriever = FoveaRetriever(client=client, collection="shapes", text_field="caption")
+    answer = ({"question": RunnablePassthrough(), "documents": retriever} | FoveaGenerator(client)).invoke(QUESTION)
+    assert answer["answer"] == "quiet otter"
