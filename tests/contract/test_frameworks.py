@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from langchain_core.documents import Document as LangChainDocument
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
-from fovea import AsyncClient, Client
-from fovea.langchain import FoveaGenerator, FoveaRetriever
+from fovea import AsyncClient, Client, langchain, llama_index
 from tests.contract.running_fovea import running_fovea
 from tests.documentation.blocks import ROOT
 
@@ -44,11 +45,11 @@ def client(url: str) -> Iterator[Client]:
         yield client
 
 
-@pytest.mark.parametrize("framework", ["langchain"])
+@pytest.mark.parametrize("framework", ["langchain", "llama_index"])
 def test_a_framework_that_is_not_installed_is_named_with_its_package(framework: str) -> None:
-    package = {"langchain": "langchain-core", "llama_index": "llama-index-core", "haystack": "haystack-ai"}[framework]
-    root = {"langchain": "langchain_core"}.get(framework, framework)
-    program = f"import sys; sys.modules[{root!r}] = None; import fovea; import fovea.{framework}"
+    package = {"langchain": "langchain-core", "llama_index": "llama-index-core"}[framework]
+    roots = ["langchain_core", "llama_index"]
+    program = f"import sys; sys.modules.update(dict.fromkeys({roots})); import fovea; import fovea.{framework}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stderr.splitlines()[-1].endswith(f"pip install {package}")
 
@@ -61,7 +62,7 @@ def ids(documents: list[LangChainDocument]) -> list[str | None]:
 
 
 async def test_langchain_finds_images_under_a_condition_which_a_query_may_change(url: str, client: Client) -> None:
-    retriever = FoveaRetriever(client=client, collection="shapes", condition=COLOR, by="image", k=1)
+    retriever = langchain.FoveaRetriever(client=client, collection="shapes", condition=COLOR, by="image", k=1)
     (found,) = retriever.invoke(RED_STAR)
     score = found.metadata.pop("score")
     assert (found.id, found.page_content, found.metadata) == ("red-circle", "red-circle", PICTURES["red-circle"])
@@ -69,7 +70,7 @@ async def test_langchain_finds_images_under_a_condition_which_a_query_may_change
     assert ids(retriever.invoke(RED_STAR, condition=SHAPE)) == ["blue-star"]
     assert ids(retriever.bind(filter={"seen": {"$gte": 2}}).invoke(RED_STAR)) == ["blue-star"]
     assert ids(retriever.model_copy(update={"by": "id"}).invoke("blue-star")) == ["red-circle"]
-    assert len(FoveaRetriever(client=client, collection="shapes").invoke("a star")) == 2
+    assert len(langchain.FoveaRetriever(client=client, collection="shapes").invoke("a star")) == 2
     assert ids(await retriever.ainvoke(RED_STAR, condition=SHAPE)) == ["blue-star"]
     async with AsyncClient(url) as asynchronous:
         retriever.client = asynchronous
@@ -81,7 +82,7 @@ async def test_langchain_finds_images_under_a_condition_which_a_query_may_change
 async def test_langchain_answers_from_the_documents_of_a_retriever_whole_and_streamed(url: str, client: Client) -> None:
     documents = [LangChainDocument(TEXTS[0]), LangChainDocument(TEXTS[1], id="b", metadata={"title": "Pets"})]
     given: dict[str, Any] = {"question": RunnablePassthrough(), "documents": RunnableLambda(lambda _: documents)}
-    chain = given | FoveaGenerator(client)
+    chain = given | langchain.FoveaGenerator(client)
     given_to_client = [{"text": TEXTS[0]}, {"text": TEXTS[1], "title": "Pets", "id": "b"}]
     expected = client.generate(QUESTION, given_to_client, citations=True)  # type: ignore[arg-type]
     answer = chain.invoke(QUESTION)
@@ -96,14 +97,59 @@ async def test_langchain_answers_from_the_documents_of_a_retriever_whole_and_str
     assert end["citations"] == answer["citations"]
     assert (await chain.ainvoke(QUESTION))["answer"] == answer["answer"]
     async with AsyncClient(url) as asynchronous:
-        chain = given | FoveaGenerator(asynchronous, citations=False, max_tokens=1)
+        chain = given | langchain.FoveaGenerator(asynchronous, citations=False, max_tokens=1)
         short = await chain.ainvoke(QUESTION)
         assert (short["finish_reason"], short["citations"]) == ("length", None)
     with pytest.raises(ValueError, match="question"):
-        FoveaGenerator(client).invoke({"query": QUESTION})
+        langchain.FoveaGenerator(client).invoke({"query": QUESTION})
 
 
 def test_langchain_answers_from_the_captions_of_images_that_it_finds(client: Client) -> None:
-    retriever = FoveaRetriever(client=client, collection="shapes", text_field="caption")
-    answer = ({"question": RunnablePassthrough(), "documents": retriever} | FoveaGenerator(client)).invoke(QUESTION)
+    retriever = langchain.FoveaRetriever(client=client, collection="shapes", text_field="caption")
+    answer = ({"question": RunnablePassthrough(), "documents": retriever} | langchain.FoveaGenerator(client)).invoke(
+        QUESTION
+    )
     assert answer["answer"] == "quiet otter"
+
+
+# --- LlamaIndex ---
+
+
+class Texts(BaseRetriever):  # such as a vector index's
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        return [NodeWithScore(node=TextNode(id_=f"text-{i}", text=text), score=0.5) for i, text in enumerate(TEXTS)]
+
+
+async def test_llama_index_finds_images_under_a_condition(url: str, client: Client) -> None:
+    retriever = llama_index.FoveaRetriever("shapes", client=client, condition=COLOR, by="image", k=1)
+    (found,) = retriever.retrieve(RED_STAR)
+    assert (found.node.node_id, found.text, found.metadata) == ("red-circle", "red-circle", PICTURES["red-circle"])
+    assert found.score == client.search("shapes", image=RED_STAR, condition=COLOR)["results"][0]["score"]
+    retriever = llama_index.FoveaRetriever("shapes", client=client, filter={"seen": 2}, text_field="caption")
+    assert [node.text for node in retriever.retrieve(QueryBundle("", image_path=RED_STAR))] == [TEXTS[1]]
+    assert [node.text for node in await retriever.aretrieve("a circle")] == [TEXTS[1]]
+    async with AsyncClient(url) as asynchronous:
+        retriever = llama_index.FoveaRetriever("shapes", client=asynchronous, condition=SHAPE, by="id")
+        assert [node.node_id for node in await retriever.aretrieve("blue-star")] == ["red-circle"]
+        with pytest.raises(TypeError, match="AsyncClient"):
+            retriever.retrieve("blue-star")
+
+
+async def test_llama_index_answers_from_the_nodes_of_a_retriever_with_citations(url: str, client: Client) -> None:
+    engine = llama_index.FoveaQueryEngine(Texts(), client=client)
+    answer = engine.query(QUESTION)
+    assert str(answer) == "quiet otter"
+    assert [node.node_id for node in answer.source_nodes] == ["text-0", "text-1"]
+    assert answer.metadata is not None
+    assert [one["id"] for one in answer.metadata["documents"]] == ["text-0", "text-1"]
+    assert [one["documents"][0]["index"] for one in answer.metadata["citations"]] == [1]
+    nodes = engine.retrieve(QueryBundle(QUESTION))
+    answer = engine.synthesize(QueryBundle(QUESTION), nodes[1:], additional_source_nodes=nodes[:1])
+    assert (str(answer), len(answer.source_nodes)) == ("quiet otter", 2)
+    async with AsyncClient(url) as asynchronous:
+        images = llama_index.FoveaRetriever("shapes", client=asynchronous, text_field="caption")
+        engine = llama_index.FoveaQueryEngine(images, client=asynchronous, citations=False)
+        answer = await engine.aquery(QUESTION)
+        assert str(answer) == "quiet otter"
+        assert answer.metadata is not None
+        assert answer.metadata["citations"] is None
