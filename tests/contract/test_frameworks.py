@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from haystack import Document, Pipeline
 from langchain_core.documents import Document as LangChainDocument
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
-from fovea import AsyncClient, Client, langchain, llama_index
+from fovea import AsyncClient, Client, haystack, langchain, llama_index
 from tests.contract.running_fovea import running_fovea
 from tests.documentation.blocks import ROOT
 
@@ -45,10 +46,10 @@ def client(url: str) -> Iterator[Client]:
         yield client
 
 
-@pytest.mark.parametrize("framework", ["langchain", "llama_index"])
+@pytest.mark.parametrize("framework", ["langchain", "llama_index", "haystack"])
 def test_a_framework_that_is_not_installed_is_named_with_its_package(framework: str) -> None:
-    package = {"langchain": "langchain-core", "llama_index": "llama-index-core"}[framework]
-    roots = ["langchain_core", "llama_index"]
+    package = {"langchain": "langchain-core", "llama_index": "llama-index-core", "haystack": "haystack-ai"}[framework]
+    roots = ["langchain_core", "llama_index", "haystack"]
     program = f"import sys; sys.modules.update(dict.fromkeys({roots})); import fovea; import fovea.{framework}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stderr.splitlines()[-1].endswith(f"pip install {package}")
@@ -106,10 +107,8 @@ async def test_langchain_answers_from_the_documents_of_a_retriever_whole_and_str
 
 def test_langchain_answers_from_the_captions_of_images_that_it_finds(client: Client) -> None:
     retriever = langchain.FoveaRetriever(client=client, collection="shapes", text_field="caption")
-    answer = ({"question": RunnablePassthrough(), "documents": retriever} | langchain.FoveaGenerator(client)).invoke(
-        QUESTION
-    )
-    assert answer["answer"] == "quiet otter"
+    chain = {"question": RunnablePassthrough(), "documents": retriever} | langchain.FoveaGenerator(client)
+    assert chain.invoke(QUESTION)["answer"] == "quiet otter"
 
 
 # --- LlamaIndex ---
@@ -153,3 +152,45 @@ async def test_llama_index_answers_from_the_nodes_of_a_retriever_with_citations(
         assert str(answer) == "quiet otter"
         assert answer.metadata is not None
         assert answer.metadata["citations"] is None
+
+
+# --- Haystack ---
+
+
+def test_haystack_finds_images_under_a_condition_which_a_query_may_change(url: str, client: Client) -> None:
+    retriever = haystack.FoveaRetriever("shapes", base_url=url, condition=COLOR, by="image", k=1)
+    (found,) = retriever.run(query=RED_STAR)["documents"]
+    assert (found.id, found.content, found.meta) == ("red-circle", "red-circle", PICTURES["red-circle"])
+    assert found.score == client.search("shapes", image=RED_STAR, condition=COLOR)["results"][0]["score"]
+    assert [one.id for one in retriever.run(query=RED_STAR, condition=SHAPE)["documents"]] == ["blue-star"]
+    assert [one.id for one in retriever.run(query=RED_STAR, filter={"seen": 2})["documents"]] == ["blue-star"]
+    assert len(retriever.run(query=RED_STAR, k=2)["documents"]) == 2
+    retriever.close()
+
+
+@pytest.mark.parametrize("options", [None, {"citations": False}])
+def test_a_haystack_pipeline_answers_from_captions_also_after_it_was_saved(
+    url: str, options: dict[str, Any] | None
+) -> None:
+    pipeline = Pipeline()
+    pipeline.add_component("images", haystack.FoveaRetriever("shapes", base_url=url, text_field="caption"))
+    pipeline.add_component("answer", haystack.FoveaGenerator(base_url=url, options=options))
+    pipeline.connect("images.documents", "answer.documents")
+    loaded = Pipeline.loads(pipeline.dumps(), allowed_modules=["fovea.haystack"])
+    (answer,) = loaded.run({"images": {"query": QUESTION}, "answer": {"query": QUESTION}})["answer"]["answers"]
+    assert (answer.data, answer.query) == ("quiet otter", QUESTION)
+    assert sorted(one.content for one in answer.documents) == sorted(TEXTS)
+    assert [one["id"] for one in answer.meta["documents"]] == [one.id for one in answer.documents]
+    cited = answer.meta["citations"] and answer.meta["citations"][0]["documents"][0]["index"]
+    assert options or answer.documents[cited].content == TEXTS[1]
+    loaded.close()
+    pipeline.close()
+
+
+def test_haystack_answers_from_the_documents_that_have_text(url: str) -> None:
+    generator = haystack.FoveaGenerator(base_url=url)
+    documents = [Document(id="image"), *(Document(content=text) for text in TEXTS)]
+    (answer,) = generator.run(query=QUESTION, documents=documents)["answers"]
+    assert answer.documents == documents[1:]
+    assert answer.meta["citations"][0]["documents"][0]["index"] == 1
+    generator.close()
