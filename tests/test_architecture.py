@@ -150,7 +150,7 @@ MAX_FUNCTION_LINES = 60
 MAX_CHAIN = 13
 # Lines of Python that a room may have. A commit that raises a budget says why.
 BUDGETS = {
-    "fovea": 1_400,
+    "fovea": 1_760,
     "gateway": 4_136,
     "services/cli": 4_088,
     "services/core": 13_979,
