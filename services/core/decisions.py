@@ -249,7 +249,9 @@ class DecisionRequest(StrictRequest):
     safety_identifier: Identifier | None = Field(None, description=NO_EFFECT)
 
     @validator(mode="after")
-    def has_a_call_for_every_output(self) -> Self:
+    def is_consistent(self) -> Self:
+        if self.teacher is not None and self.teacher.partition("@")[0] == self.model.partition("@")[0]:
+            raise _complaint(("teacher",), "A model can't be its own teacher; name another model")
         calls = set()
         for index, item in enumerate(self.input if isinstance(self.input, list) else ()):
             if isinstance(item, FunctionCallItem | CustomCallItem):

@@ -121,6 +121,14 @@ def test_a_student_without_a_threshold_hands_nothing_over(client: TestClient) ->
     assert "tiny-reviews has no threshold in its manifest" in refused.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("model", ["tiny-urgent", "tiny-urgent@latest"])
+@pytest.mark.parametrize("teacher", ["tiny-urgent", "tiny-urgent@latest"])
+def test_a_student_is_not_its_own_teacher(client: TestClient, model: str, teacher: str) -> None:
+    refused = ask(client, model, TEXT, choice("yes", "no"), teacher=teacher)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (422, "teacher")
+    assert refused.json()["error"]["message"] == "teacher: A model can't be its own teacher; name another model."
+
+
 @pytest.mark.parametrize(
     "question",
     [
