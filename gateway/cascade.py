@@ -49,7 +49,7 @@ async def cascade(body: bytes, teacher: str, ask_student: Ask, ask_teacher: Ask,
             await ask_teacher(asked, second.send)
             if second.is_refusal:
                 answer = second
-                answer.body = _refusal(second.body, places)
+                answer.body = _refusal(second.body, places, teacher)
             else:
                 answer.body = await asyncio.to_thread(_merged, answer.body, second.body, places)
     await answer.pass_on(send)
@@ -75,11 +75,14 @@ def _sum(first: Any, second: Any) -> Any:
     return {key: _sum(first[key], second[key]) for key in first} if isinstance(first, dict) else first + second
 
 
-def _refusal(body: bytes, places: list[int]) -> bytes:
-    """Return the teacher's error about the questions and the field by which the client knows them."""
+def _refusal(body: bytes, places: list[int], teacher: str) -> bytes:
+    """Return the teacher's error by the client's own question, or by the field `teacher` if it is about another."""
     envelope = orjson.loads(body)
     error = envelope["error"]
-    for key in ("message", "param"):
-        told = re.sub(r"^questions\.(\d+)", lambda found: f"questions.{places[int(found[1])]}", error[key] or "")
-        error[key] = re.sub(r"^model\b", "teacher", told) or None
+    if re.match(r"questions\.\d", error["param"] or ""):
+        for key in ("message", "param"):
+            error[key] = re.sub(r"^questions\.(\d+)", lambda found: f"questions.{places[int(found[1])]}", error[key])
+    elif error["param"]:
+        told = error["message"].removeprefix("model: ")
+        error |= {"message": f"teacher: {teacher} refused: {told}", "param": "teacher"}
     return orjson.dumps(envelope)

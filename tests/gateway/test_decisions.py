@@ -177,7 +177,10 @@ async def test_the_document_describes_the_shared_route_once() -> None:
         assert (operation["operationId"], operation["summary"]) == ("decisions", "of generate")
 
 
-def deciding(name: str, answers: dict[str, Any], status: int = 200) -> tuple[Service, list[Any]]:
+TOO_MANY = "questions.0.choices: Too many."
+
+
+def deciding(name: str, answers: dict[str, Any], status: int = 200, told: str = TOO_MANY) -> tuple[Service, list[Any]]:
     """A service with the model `name` and the bodies that it was sent, which it answers by the questions' names."""
     bodies: list[Any] = []
 
@@ -191,10 +194,10 @@ def deciding(name: str, answers: dict[str, Any], status: int = 200) -> tuple[Ser
         async def again() -> Message:
             return {"type": "http.request", "body": body}
 
-        told = {"error": {"message": "questions.0.choices: Too many.", "type": "x", "param": "questions.0.choices"}}
+        refused = {"error": {"message": told, "type": "x", "param": told.partition(": ")[0]}}
         found = [answers[one["name"]] for one in asked["questions"]] if status == 200 else []
         usage = {"input_tokens": 10 * len(found), "input_tokens_details": {"cached_tokens": len(found)}}
-        decision = {"model": f"{name}@1", "answers": found, "usage": usage} if status == 200 else told
+        decision = {"model": f"{name}@1", "answers": found, "usage": usage} if status == 200 else refused
         headers = ((b"content-type", b"application/json"), (b"x-fovea-model", f"{name}@1".encode()))
         await respond(json.dumps(decision).encode(), status=status, headers=headers)(scope, again, send)
 
@@ -266,6 +269,29 @@ async def test_a_teacher_that_fails_fails_the_request_by_the_client_s_own_questi
         async with client.get("/v1/key") as response:
             usage = (await response.json())["usage"]
         assert (usage["predict"]["errors"], usage["generate"]["errors"]) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ("input: tickets reads no images.", "teacher: teacher refused: input: tickets reads no images."),
+        (
+            "input.0.content.1: This model reads text.",
+            "teacher: teacher refused: input.0.content.1: This model reads text.",
+        ),
+        ("questions: At most 9 captions.", "teacher: teacher refused: questions: At most 9 captions."),
+        ("model: vicuna was not taught it.", "teacher: teacher refused: vicuna was not taught it."),
+    ],
+)
+async def test_what_a_teacher_refuses_does_not_read_like_the_client_s_own_mistake(told: str, expected: str) -> None:
+    (student, _), (teacher, _) = deciding("student", HANDED_OVER), deciding("teacher", {}, 422, told)
+    async with (
+        serving(student) as first,
+        serving(teacher) as second,
+        gateway(predict_urls=first, generate_urls=second) as client,
+    ):
+        status, error = await refusal(client, CASCADE)
+        assert (status, error["param"], error["message"]) == (422, "teacher", expected)
 
 
 async def test_a_teacher_that_there_is_not_or_that_the_key_may_not_ask_is_refused_before_its_student_is_asked() -> None:
