@@ -218,11 +218,10 @@ class Access:
         limits = visitor.model_limits.get(model, ())
         return await self._take(limits, "tokens") + await self._take(limits, "requests")
 
-    async def spend(self, visitor: Visitor, model: str, num_tokens: int) -> None:
-        """Take the tokens that a request used from every limit that it counts against."""
-        for limit in (*visitor.limits, *visitor.model_limits.get(model, ())):
-            if limit.unit == "tokens" and num_tokens:
-                await self._limits.spend(limit, num_tokens)
+    async def spend(self, visitor: Visitor, model: str, num_tokens: int) -> list[Allowance]:
+        """Take the tokens that a request used from every limit that it counts against, and return what is left."""
+        limits = (*visitor.limits, *visitor.model_limits.get(model, ()))
+        return [await self._limits.spend(one, num_tokens) for one in limits if one.unit == "tokens" and num_tokens]
 
     async def _take(self, limits: Iterable[Limit], unit: Unit) -> list[Allowance]:
         try:

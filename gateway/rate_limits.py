@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import structlog
@@ -21,7 +21,7 @@ from limits.aio.storage import MemoryStorage, RedisStorage
 from limits.aio.strategies import SlidingWindowCounterRateLimiter
 from limits.errors import StorageError
 
-from services.core.errors import RateLimited
+from services.core.errors import MAX_RETRY_AFTER_S, RateLimited
 
 if TYPE_CHECKING:
     from redis.asyncio import ConnectionPool
@@ -58,10 +58,15 @@ class Limit:
 
 @dataclass(frozen=True)
 class Allowance:
-    """The rest of a limit: `remaining` of `limit` in a window, `reset_s` seconds until there are more."""
+    """The rest of a limit: `remaining` of `limit` in a window, `more_s` seconds until there are more.
+
+    `reset_s` is what clients are told: of requests the same, of tokens the seconds until all of them are back, which is
+    what OpenAI's header means.
+    """
 
     limit: int
     remaining: int
+    more_s: float
     reset_s: float
     rate: str
     unit: Unit = "requests"
@@ -75,19 +80,17 @@ class Allowance:
         told = {"limit": str(self.limit), "remaining": str(self.remaining), "reset": reset_s}
         return {f"ratelimit-{name}": value for name, value in told.items()}
 
-    def without(self, amount: int) -> "Allowance":
-        return replace(self, remaining=max(0, self.remaining - amount))
-
 
 class LimitReached(RateLimited):
     """A 429 that also states the limit."""
 
     def __init__(self, whose: str, window_s: int, allowance: Allowance) -> None:
         allowed = f"{allowance.limit} {allowance.unit} in {window_s} s"
+        cap = f" (`Retry-After` is at most {MAX_RETRY_AFTER_S:.0f} s)" if allowance.more_s > MAX_RETRY_AFTER_S else ""
         super().__init__(
-            f"{whose} may use {allowed}; try again in {math.ceil(allowance.reset_s)} s.",
+            f"{whose} may use {allowed}; try again in {math.ceil(allowance.more_s)} s{cap}.",
             code="rate_limit_exceeded",
-            retry_after_s=allowance.reset_s,
+            retry_after_s=allowance.more_s,
         )
         self.allowance = allowance
 
@@ -116,13 +119,12 @@ class RateLimits:
         Raises LimitReached when the window is full; that request is not counted.
         """
         item = self._item(limit)
-        use = _take if limit.unit == "requests" else _look
-        return await self._counted(lambda limiter: use(limiter, item, limit))
+        return await self._counted(lambda limiter: _take(limiter, item, limit))
 
-    async def spend(self, limit: Limit, num_tokens: int) -> None:
-        """Take tokens from a window, also more than are left of it."""
+    async def spend(self, limit: Limit, num_tokens: int) -> Allowance:
+        """Take tokens from a window, also more than are left of it, and return what is left then."""
         item = self._item(limit)
-        await self._counted(lambda limiter: _spend(limiter, item, limit, num_tokens))
+        return await self._counted(lambda limiter: _spend(limiter, item, limit, num_tokens))
 
     async def take_locally(self, limit: Limit) -> Allowance:
         """Count as `take` does, but in this process only: unauthenticated requests must not load Redis."""
@@ -151,34 +153,38 @@ class RateLimits:
 
 
 async def _take(limiter: SlidingWindowCounterRateLimiter, item: RateLimitItem, limit: Limit) -> Allowance:
-    is_admitted = await limiter.hit(item, limit.identity)
-    window = await limiter.get_window_stats(item, limit.identity)
-    allowance = Allowance(item.amount, window.remaining, max(0.0, window.reset_time - time.time()), limit.rate)
-    if not is_admitted:
+    is_admitted = limit.unit == "tokens" or await limiter.hit(item, limit.identity)
+    allowance = await _left(limiter, item, limit)
+    if not is_admitted or (limit.unit == "tokens" and not allowance.remaining):
         raise LimitReached(limit.whose, item.get_expiry(), allowance)
     return allowance
 
 
-async def _look(limiter: SlidingWindowCounterRateLimiter, item: RateLimitItem, limit: Limit) -> Allowance:
+async def _left(limiter: SlidingWindowCounterRateLimiter, item: RateLimitItem, limit: Limit) -> Allowance:
+    if limit.unit == "requests":
+        stats = await limiter.get_window_stats(item, limit.identity)
+        more_s = max(0.0, stats.reset_time - time.time())
+        return Allowance(item.amount, stats.remaining, more_s, more_s, limit.rate)
     window_s = item.get_expiry()
     window = await _windows(limiter).get_sliding_window(item.key_for(limit.unit, limit.identity), window_s)
     previous, previous_s, current, current_s = window
     remaining = max(0, item.amount - math.floor(previous * previous_s / window_s + current))
     # What was taken in the window before fades until its end, and what is taken now from the end of this one on.
-    reset_s = current_s % window_s if previous or current else 0.0
+    more_s = current_s % window_s if previous or current else 0.0
     if current >= item.amount:
-        reset_s += window_s * (1 - item.amount / current)
+        more_s += window_s * (1 - item.amount / current)
     elif not remaining:
-        reset_s = previous_s - (item.amount - current) * window_s / previous
-    allowance = Allowance(item.amount, remaining, reset_s, limit.rate, limit.unit)
-    if not remaining:
-        raise LimitReached(limit.whose, window_s, allowance)
-    return allowance
+        more_s = previous_s - (item.amount - current) * window_s / previous
+    reset_s = current_s if current else previous_s
+    return Allowance(item.amount, remaining, more_s, reset_s, limit.rate, limit.unit)
 
 
-async def _spend(limiter: SlidingWindowCounterRateLimiter, item: RateLimitItem, limit: Limit, num_tokens: int) -> None:
+async def _spend(
+    limiter: SlidingWindowCounterRateLimiter, item: RateLimitItem, limit: Limit, num_tokens: int
+) -> Allowance:
     key = item.key_for(limit.unit, limit.identity)
     await _windows(limiter).acquire_sliding_window_entry(key, UNLIMITED, item.get_expiry(), num_tokens)
+    return await _left(limiter, item, limit)
 
 
 def _windows(limiter: SlidingWindowCounterRateLimiter) -> MemoryStorage | RedisStorage:

@@ -40,8 +40,6 @@ class TokenCount:
             await self.of_model(model)
         self._is_stream = headers.get("Content-Type", "").startswith("text/event-stream")
         self._num_told = int(headers.get(str(TOKENS_HEADER, "ascii"), 0))
-        if (left := self._admitted.allowances.get("tokens")) is not None:
-            self._admitted.allowances["tokens"] = left.without(self._num_told)
         await self.end()
 
     def reading(self, send: Send) -> Send:
@@ -61,4 +59,6 @@ class TokenCount:
     async def end(self) -> None:
         """Take from the limits what was told and not taken yet."""
         num_new, self._num_spent = self._num_told - self._num_spent, self._num_told
-        await self._access.spend(self._admitted.visitor, self._model, num_new)
+        if left := await self._access.spend(self._admitted.visitor, self._model, num_new):
+            self._admitted.allowances.pop("tokens", None)
+            self._admitted.note(left)

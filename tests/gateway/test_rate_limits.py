@@ -257,6 +257,10 @@ async def chat(client: aiohttp.ClientSession, key: str, model: str = "tiny") -> 
         return response
 
 
+def reset_s(response: aiohttp.ClientResponse) -> int:
+    return int(response.headers["x-ratelimit-reset-tokens"].removesuffix("s"))
+
+
 async def statuses(client: aiohttp.ClientSession, key: str, *models: str) -> list[int]:
     return [(await chat(client, key, model)).status for model in models]
 
@@ -265,22 +269,25 @@ async def test_tokens_are_taken_from_the_limit_after_the_answer_and_none_left_is
     service = Service(of_tokens(60))
     keys = (limited("a", token_limit="100/year"),)
     async with serving(service) as url, gateway(generate_urls=url, embed_urls=url, keys=keys) as client:
+        year_s = parse("1/year").get_expiry()
         for remaining in ("40", "0"):
             response = await chat(client, "a")
             assert response.status == 200
             assert response.headers["x-ratelimit-limit-tokens"] == "100"
             assert response.headers["x-ratelimit-remaining-tokens"] == remaining
-            assert response.headers["x-ratelimit-reset-tokens"].endswith("s")
+            # What was taken in this window is whole again at the end of the next one.
+            assert year_s <= reset_s(response) <= 2 * year_s
             assert "x-fovea-tokens" not in response.headers
         async with client.post("/generate", headers={"X-API-Key": "a"}, json={}) as response:
             assert response.status == 429
             error = (await response.json())["error"]
-            year_s = parse("1/year").get_expiry()
             assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
             assert error["message"].startswith(f"The key 'a' may use 100 tokens in {year_s} s; try again in ")
             assert response.headers["x-ratelimit-remaining-tokens"] == "0"
+            assert year_s <= reset_s(response) <= 2 * year_s
             # 120 of 100 were taken, so that a sixth of the next window passes until there are some again.
-            assert int(response.headers["x-ratelimit-reset-tokens"].removesuffix("s")) >= year_s // 6
+            assert int(error["message"].split("try again in ")[1].split()[0]) >= year_s // 6
+            assert error["message"].endswith(" s (`Retry-After` is at most 120 s).")
             assert 0 < int(response.headers["Retry-After"]) <= 120
         # What no model reads is answered.
         for path in ("/v1/key", "/collections"):
@@ -289,6 +296,16 @@ async def test_tokens_are_taken_from_the_limit_after_the_answer_and_none_left_is
         async with client.post("/collections/shapes/search", headers={"X-API-Key": "a"}) as response:
             assert response.status == 429
     assert [scope["path"] for scope in service.requests] == ["/v1/chat/completions"] * 2 + ["/collections"]
+
+
+async def test_an_answer_that_leaves_no_tokens_tells_the_same_end_as_the_429_after_it() -> None:
+    keys = (limited("a", token_limit="100/year"),)
+    async with serving(Service(of_tokens(93))) as url, gateway(generate_urls=url, keys=keys) as client:
+        responses = [await chat(client, "a") for _ in range(3)]
+    assert [response.status for response in responses] == [200, 200, 429]
+    resets = [reset_s(response) for response in responses]
+    # Seconds may pass between the two, but no share of a window.
+    assert 0 <= resets[1] - resets[2] < 600
 
 
 async def test_a_service_is_asked_for_tokens_only_where_a_limit_needs_them_and_never_by_a_client() -> None:
@@ -394,10 +411,10 @@ async def test_gateways_that_share_a_redis_share_the_tokens(redis: RedisServer) 
         response = await chat(second, "a")
         assert (response.status, response.headers["x-ratelimit-remaining-tokens"]) == (200, "0")
         for client in (first, second):
-            response = await chat(client, "a")
-            assert response.status == 429
-            # A Redis window begins with its first request: an hour, and a sixth of the next one.
-            assert 4000 < int(response.headers["x-ratelimit-reset-tokens"].removesuffix("s")) <= 4201
+            refusal = await chat(client, "a")
+            assert refusal.status == 429
+            # A Redis window begins with its first request, and is whole again at the end of the next one.
+            assert 7000 < reset_s(refusal) <= reset_s(response) <= 7200
         assert [(await chat(client, "b")).status for client in (first, second)] == [200, 200]
 
         async def is_let_in() -> bool:
