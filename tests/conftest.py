@@ -114,4 +114,4 @@ def empty_schema(url: str) -> str:
     schema = f"test_{uuid.uuid4().hex}"
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(f"CREATE SCHEMA {schema}")
-    return f"{url}&options=-csearch_path%3D{schema},public"
+    return f"{url}&options=-csearch_path%3D{schema},extensions"

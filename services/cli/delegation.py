@@ -24,7 +24,7 @@ EMBED = ("torch", "open_clip", "safetensors", "numpy", "PIL", "aiohttp", "python
 MODULES = {
     "gateway": ("aiohttp", "limits"),
     "predict": ("torch", "transformers", "safetensors", "numpy", "aiohttp", "yaml", "sentencepiece"),
-    "generate": ("torch", "transformers", "safetensors", "numpy", "jinja2", "sentencepiece", "aiohttp"),
+    "generate": ("torch", "transformers", "safetensors", "numpy", "jinja2", "sentencepiece", "aiohttp", "PIL"),
     "embed": EMBED,
     "score": (*EMBED, "textblob"),
 }

@@ -69,7 +69,8 @@ def find_checkpoint(reference: str, store_url: str | None = None) -> CheckpointS
     try:
         version = store.resolve(name, version or "latest")
     except NotFoundInStore as error:
-        meant = [] if name in (names := store.names()) else get_close_matches(name, names, 1)
+        names = {*store.names(), *(starter.name for starter in packaged_starters())}
+        meant = [] if name in names else get_close_matches(name, names, 1)
         raise NotFoundInStore(f"{error}; did you mean {meant[0]!r}?" if meant else str(error)) from None
     settings = ServiceSettings(port=0)
     fetched = store.fetch(name, version, settings.checkpoint_cache_dir, settings.checkpoint_cache_max_bytes)

@@ -81,8 +81,11 @@ def postgres_server() -> Iterator[PostgresServer]:
         subprocess.run([*initdb, "--locale=C", "--no-sync"], check=True, capture_output=True, cwd=folder, **options)
         server.start()
         with psycopg.connect(server.url, autocommit=True) as connection:
-            # for all schemas, in which the tests are apart
-            connection.execute("CREATE EXTENSION vector")
+            # the tests are apart in schemas of their own, so the extension they share has one, too
+            connection.execute("CREATE SCHEMA extensions")
+            connection.execute("GRANT USAGE ON SCHEMA extensions TO PUBLIC")
+            connection.execute("CREATE EXTENSION vector SCHEMA extensions")
+            connection.execute("ALTER DATABASE postgres SET search_path = public, extensions")
         yield server
     finally:
         server.stop()

@@ -103,7 +103,8 @@ def fails_at_seven(how: str) -> Callable[[int], tuple[int, int]]:
 @pytest.mark.parametrize(
     ("how", "told"),
     [
-        ("dies", f"{MAX_ATTEMPTS} workers died, one after the other, of 7"),
+        # a worker has two items in hand, and the result of the first may be lost with it
+        ("dies", f"{MAX_ATTEMPTS} workers died, one after the other, of [67]"),
         ("breaks", "the workers on Ray failed: ZeroDivisionError: seven breaks it"),
     ],
 )
