@@ -11,7 +11,7 @@ from urllib.parse import quote
 import httpx2
 
 from fovea.errors import unreadable
-from fovea.images import Image, encoded
+from fovea.images import Image, encoded, listed
 from fovea.schemas import (
     Access,
     AddedImages,
@@ -86,6 +86,11 @@ def _image(collection: str, id: str) -> str:
     return f"{_collection(collection)}/images/{quote(id)}"
 
 
+def _with_image(image: NewImage) -> Any:
+    # what else is wrong with an entry is told by the service, with its place and field
+    return {**image, "image": encoded(image["image"])} if isinstance(image, Mapping) and "image" in image else image
+
+
 def embed(
     *,
     texts: Sequence[str] | None = None,
@@ -98,7 +103,7 @@ def embed(
     """Embed images, each under every condition, and texts."""
     body = _given(
         texts=texts,
-        images=images and [encoded(image) for image in images],
+        images=None if images is None else [encoded(image) for image in listed("images", images)],
         condition=condition,
         model=model,
         encoding_format=encoding_format,
@@ -155,7 +160,7 @@ def delete_collection(name: str) -> Call[None]:
 
 def add_images(collection: str, images: Sequence[NewImage], *, wait: bool = False) -> Call[AddedImages]:
     """Add all of the images or none; with `wait` they are indexed when it returns, or its time is nearly over."""
-    body = {"images": [{**image, "image": encoded(image["image"])} for image in images]}
+    body = {"images": [_with_image(image) for image in listed("images", images)]}
     return Call("POST", f"{_collection(collection)}/images", body, {"wait": wait})
 
 
@@ -181,7 +186,7 @@ def delete_image(collection: str, id: str) -> Call[None]:
 
 def generate(
     query: str,
-    documents: Sequence[str | DocumentInput] = (),
+    documents: Sequence[str | DocumentInput] | None = None,
     *,
     model: str | None = None,
     calibration: CalibrationOptions | None = None,

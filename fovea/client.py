@@ -54,16 +54,23 @@ class _Attempts:
 class _Settings(Generic[H]):
     """What both clients know.
 
-    `timeout` is the time of a call in seconds, its retries included, of which services are told. `api_key` is by
-    default that of FOVEA_API_KEY.
+    `timeout` is the time of a call in seconds, its retries included, of which services are told. `base_url` and
+    `api_key` are by default those of FOVEA_URL and FOVEA_API_KEY, else this machine's Fovea without a key. Raises
+    ValueError for a value that can't be used.
     """
 
     def __init__(
-        self, base_url: str = LOCAL_URL, *, api_key: str | None = None, timeout: float = 60.0, max_retries: int = 2
+        self, base_url: str | None = None, *, api_key: str | None = None, timeout: float = 60.0, max_retries: int = 2
     ) -> None:
+        base_url = base_url or os.environ.get("FOVEA_URL") or LOCAL_URL
         if not base_url.startswith(("http://", "https://")):
             raise ValueError(f"base_url: {base_url} does not begin with http:// or https://")
-        key = api_key or os.environ.get("FOVEA_API_KEY")
+        # a key that is read from a file ends with a line break
+        key = (api_key or os.environ.get("FOVEA_API_KEY", "")).strip()
+        if not (key.isascii() and key.isprintable()):
+            raise ValueError("api_key: the key holds a character that no header may hold")
+        if timeout is None or timeout <= 0:
+            raise ValueError(f"timeout: {timeout} is not a number of seconds above 0")
         self.base_url = base_url
         self.timeout = timeout
         self.max_retries = max_retries

@@ -35,6 +35,13 @@ def encoded(image: Image) -> Any:
     return f"data:;base64,{base64.b64encode(_bytes_of(image)).decode()}"
 
 
+def listed(field: str, images: Any) -> Any:
+    """Return images, of which there may be several. Raises TypeError for one image that is not in a list."""
+    if isinstance(images, str | bytes | Path | Mapping) or hasattr(images, "read") or hasattr(images, "save"):
+        raise TypeError(f"{field} is a list of images, not one {type(images).__name__}")
+    return images
+
+
 def _bytes_of(image: Any) -> bytes:
     if isinstance(image, str | Path):
         return Path(image).expanduser().read_bytes()

@@ -22,6 +22,7 @@ from pydantic import Field, ValidationError
 from services.core.images.headers import media_type_of
 from services.core.refusals import first_complaint, shown_names
 from services.jobs.options import LOCAL_URL, command_line
+from services.jobs.options import api_key as checked_key
 
 TIMEOUT = httpx2.Timeout(600, connect=10)  # services end what they can't answer by their own deadlines
 INSTRUCTIONS = (
@@ -196,7 +197,10 @@ def make_server(fovea: Fovea) -> MCPServer[None]:
 def serve(
     url: Annotated[str, typer.Option(envvar="FOVEA_URL", help="Address of Fovea.")] = LOCAL_URL,
     api_key: Annotated[
-        str | None, typer.Option(envvar="FOVEA_API_KEY", help="API key; over HTTP, callers send their own instead.")
+        str | None,
+        typer.Option(
+            envvar="FOVEA_API_KEY", callback=checked_key, help="API key; over HTTP, callers send their own instead."
+        ),
     ] = None,
     transport: Annotated[
         Literal["stdio", "http"], typer.Option(help="How agents connect: as a process of their own, or by HTTP.")

@@ -41,6 +41,14 @@ def command_line(*, help: str | None = None, no_args_is_help: bool = False) -> t
     )
 
 
+def api_key(key: str | None) -> str | None:
+    """Accept an API key, without the line break with which files end. What is refused is not shown."""
+    key = key and key.strip()
+    if key and not (key.isascii() and key.isprintable()):
+        raise typer.BadParameter("the key holds a character that no header may hold")
+    return key
+
+
 def output_folder(path: Path | None) -> Path | None:
     """Accept a folder in which files can be written, or that can be made."""
     if path is not None:

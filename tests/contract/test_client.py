@@ -308,6 +308,29 @@ async def test_a_call_without_an_answer_ends_with_its_time(kind: type[AnyClient]
         assert len(server.requests) == 1
 
 
+def test_a_key_loses_its_line_break_and_one_that_no_header_holds_is_refused_without_showing_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FOVEA_URL", "http://127.0.0.1:9")
+    with Client(api_key="fovea-secret\n") as client:
+        assert client.base_url == "http://127.0.0.1:9"
+        with pytest.raises(FoveaError, match="no answer from http://127.0.0.1:9") as refused:
+            client.models()
+    assert "secret" not in str(refused.value)
+    with pytest.raises(ValueError, match="api_key: the key holds a character") as bad:
+        Client(api_key="fovea-sec\nret")
+    assert "ret" not in str(bad.value).removeprefix("api_key: the key holds a character")
+    with pytest.raises(ValueError, match="timeout: None"):
+        Client(timeout=None)  # type: ignore[arg-type]
+
+
+def test_one_image_where_several_are_taken_is_refused_before_it_is_read() -> None:
+    with Client() as client:
+        for image in ("red.jpg", RED_STAR, b"x", Pillow.new("RGB", (2, 2))):
+            with pytest.raises(TypeError, match="images is a list of images, not one"):
+                client.embed(images=image)  # type: ignore[arg-type]
+
+
 @BOTH
 async def test_where_nothing_listens_the_address_is_named(kind: type[AnyClient]) -> None:
     async with connected(kind, "http://127.0.0.1:9", max_retries=1) as client:

@@ -29,6 +29,7 @@ from services.embed.transfer.migration import Migrated, migrate
 from services.embed.transfer.portable import open_form, read_description
 from services.jobs.interruption import one_line_errors
 from services.jobs.options import LOCAL_URL, StoreUrl, command_line
+from services.jobs.options import api_key as checked_key
 from services.jobs.progress import Bars, counted
 
 EXIT_REJECTED = 3
@@ -40,7 +41,7 @@ app = command_line(help="Export, import, migrate, back up and restore image coll
 
 Url = Annotated[str, typer.Option(help="Address of Fovea.")]
 ApiKey = Annotated[
-    str | None, typer.Option(envvar="FOVEA_API_KEY", help="API key; its tenant's collections are meant.")
+    str | None, typer.Option(envvar="FOVEA_API_KEY", callback=checked_key, help="API key; its tenant's collections are meant.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 CollectionsDir = Annotated[
@@ -135,10 +136,10 @@ def migrate_collection(
     ] = False,
     to_name: Annotated[str | None, typer.Option(help="Name of the copy.", show_default="the same")] = None,
     from_api_key: Annotated[
-        str | None, typer.Option(envvar=["FOVEA_FROM_API_KEY", "FOVEA_API_KEY"], help="API key there.")
+        str | None, typer.Option(envvar=["FOVEA_FROM_API_KEY", "FOVEA_API_KEY"], callback=checked_key, help="API key there.")
     ] = None,
     to_api_key: Annotated[
-        str | None, typer.Option(envvar=["FOVEA_TO_API_KEY", "FOVEA_API_KEY"], help="API key there.")
+        str | None, typer.Option(envvar=["FOVEA_TO_API_KEY", "FOVEA_API_KEY"], callback=checked_key, help="API key there.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
