@@ -19,6 +19,7 @@ from pydantic import (
 from pydantic import model_validator as validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from services.core.documents import DocumentList
 from services.core.errors import InvalidField
 from services.core.strict_requests import JsonList, StrictRequest
 
@@ -243,6 +244,11 @@ class DecisionRequest(StrictRequest):
         None,
         description="Fovea's own: the model that decides what a student is not certain of, below the threshold in its "
         "manifest. The gateway asks it.",
+    )
+    documents: DocumentList | None = Field(
+        None,
+        description="Fovea's own: what the questions are about beside the input, read by a language model of generate, "
+        "with calibrated attention where the model has a profile.",
     )
     prompt_cache_key: Identifier | None = Field(None, description=NO_EFFECT)
     prompt_cache_options: CacheOptions | None = Field(None, description=NO_EFFECT)

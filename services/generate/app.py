@@ -60,7 +60,7 @@ def create_generate(settings: GenerateSettings) -> FastAPI:
         models,
         [
             *(make(service) for make in ROUTERS),
-            decisions_router(partial(decide, service)),
+            decisions_router(partial(decide, service), reads_documents=True),
             generate_models_router(service),
         ],
         title="Fovea generate",

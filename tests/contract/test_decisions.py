@@ -205,6 +205,14 @@ def test_the_clients_ask_a_language_model(tmp_path_factory: pytest.TempPathFacto
     assert 0 < found.predicates["urgent"].probability < 1
 
 
+def test_the_guide_s_client_asks_about_documents(tmp_path: Path) -> None:
+    [program] = re.findall(r'^```python title="documents.py"\n(.*?)^```', GUIDE.read_text(), re.MULTILINE | re.DOTALL)
+    with running_system(tmp_path) as system:
+        program = program.replace("http://127.0.0.1:8080", system.gateway.url).replace("vicuna-7b-v1.5", LANGUAGE_MODEL)
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert re.fullmatch(r"(yes|no|not told) 0\.\d+\n", done.stdout), done.stdout
+
+
 def test_the_guide_s_client_is_told_that_the_teacher_has_decided(tmp_path: Path) -> None:
     (program,) = re.findall(r'^```python title="cascade.py"\n(.*?)^```', GUIDE.read_text(), re.MULTILINE | re.DOTALL)
     store_url, task = (tmp_path / "store").as_uri(), Task("team", ("input",), "\n", labels=("billing", "bug"))

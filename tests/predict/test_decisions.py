@@ -115,6 +115,12 @@ def test_beside_a_teacher_a_student_decides_from_its_threshold_on(
     assert beside["answers"] == [{**one, "model": own} for one in alone["answers"]]
 
 
+def test_a_student_decides_without_documents(client: TestClient) -> None:
+    refused = ask(client, "tiny-reviews", TEXT, GOOD, documents=["what a film"])
+    assert (refused.status_code, refused.json()["error"]["param"]) == (422, "documents")
+    assert "Only language models of generate decide over documents" in refused.json()["error"]["message"]
+
+
 def test_a_student_without_a_threshold_hands_nothing_over(client: TestClient) -> None:
     refused = ask(client, "tiny-reviews", TEXT, GOOD, teacher="large")
     assert (refused.status_code, refused.json()["error"]["param"]) == (422, "teacher")

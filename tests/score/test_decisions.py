@@ -36,9 +36,9 @@ def siglip(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     yield from client_of(write_siglip(folder / "source"), folder)
 
 
-def ask(client: TestClient, given: Any, *questions: Any) -> Any:
+def ask(client: TestClient, given: Any, *questions: Any, **fields: Any) -> Any:
     (model,) = client.get("/v1/models").json()["data"]
-    return client.post("/v1/decisions", json={"model": model["id"], "input": given, "questions": questions})
+    return client.post("/v1/decisions", json={"model": model["id"], "input": given, "questions": questions, **fields})
 
 
 def scored(client: TestClient, captions: list[str]) -> list[dict[str, Any]]:
@@ -49,6 +49,12 @@ def scored(client: TestClient, captions: list[str]) -> list[dict[str, Any]]:
 
 def shares_of(answer: dict[str, Any]) -> list[float]:
     return [one["probability"] for one in answer["probabilities"]]
+
+
+def test_captions_are_decided_about_without_documents(client: TestClient) -> None:
+    refused = ask(client, INPUT, CHOICE, documents=["a dog"])
+    assert (refused.status_code, refused.json()["error"]["param"]) == (422, "documents")
+    assert "Only language models of generate decide over documents" in refused.json()["error"]["message"]
 
 
 def test_the_options_of_a_choice_are_captions_of_the_image(client: TestClient) -> None:

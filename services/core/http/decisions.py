@@ -55,8 +55,9 @@ class Decided:
 Decide = Callable[[DecisionRequest, RequestContext], Awaitable[Decided]]
 
 
-def decisions_router(decide: Decide, *, hands_over: bool = False) -> APIRouter:
-    """Create the route; `decide` answers by a service's models, some of which hand over to a teacher if told so."""
+def decisions_router(decide: Decide, *, hands_over: bool = False, reads_documents: bool = False) -> APIRouter:
+    """Create the route; `decide` answers by a service's models, some of which hand over to a teacher if told so, or
+    read documents."""
     router = APIRouter(tags=["decisions"], route_class=JsonRoute)
 
     @router.post("/v1/decisions", responses={200: {"model": Decision}})
@@ -67,6 +68,9 @@ def decisions_router(decide: Decide, *, hands_over: bool = False) -> APIRouter:
         """
         if body.teacher is not None and not hands_over:
             raise InvalidField("teacher: Only students of predict hand over; leave the field out.", param="teacher")
+        if body.documents is not None and not reads_documents:
+            told = "Only language models of generate decide over documents; leave the field out."
+            raise InvalidField(f"documents: {told}", param="documents")
         decided = await decide(body, context_of(request.scope))
         num_numbers = sum(len(one.probabilities) for one in decided.distributions)
         is_short = num_numbers <= MAX_INLINE_NUMBERS

@@ -79,15 +79,8 @@ class Generation:
 
     @property
     def num_rerun(self) -> int:
-        """Number of prompt rows that run again under calibration; 0 if nothing is calibrated.
-
-        A single document keeps all of the documents' attention, regardless of its relevance.
-        """
-        if self.calibration is None or not self.calibration.enabled or len(self.prompt.spans) < 2:
-            return 0
-        return (
-            max(1, len(self.prompt.input_ids) - self.prompt.tail_start) if self.calibration.row_scope == "tail" else 1
-        )
+        """Number of prompt rows that run again under calibration; 0 if nothing is calibrated."""
+        return num_rerun(self.prompt, self.calibration)
 
     def choices(self, number: int) -> tuple["Generation", ...]:
         """Return `number` generations of the same prompt, which share its prefill; seeded ones get different seeds."""
@@ -96,6 +89,16 @@ class Generation:
             replace(self, sampling=replace(self.sampling, seed=None if seed is None else seed + place))
             for place in range(number)
         )
+
+
+def num_rerun(prompt: Prompt, profile: CalibrationProfile | None) -> int:
+    """Return the number of a prompt's rows that run again under calibration; 0 if nothing is calibrated.
+
+    A single document keeps all of the documents' attention, regardless of its relevance.
+    """
+    if profile is None or not profile.enabled or len(prompt.spans) < 2:
+        return 0
+    return max(1, len(prompt.input_ids) - prompt.tail_start) if profile.row_scope == "tail" else 1
 
 
 @dataclass(frozen=True)

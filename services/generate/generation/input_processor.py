@@ -97,10 +97,16 @@ class InputProcessor:
             echo = prompt if isinstance(prompt, str) else self.tokenizer.backend_tokenizer.decode(tokenised.input_ids)
         return replace(self._generation(tokenised, options, echo), continues_prompt=True)
 
-    def prepare_options(self, messages: Sequence[Message], answers: Sequence[str]) -> RankingJob:
-        """Prepare the ranking of answers to a conversation. Raises what `prepare_options` of `prompts` raises."""
-        self._check_characters(*(message["content"] for message in messages))
-        return prepare_options(self.tokenizer, self.context_length, self._plain_messages(messages), answers)
+    def prepare_options(
+        self, messages: Sequence[Message], answers: Sequence[str], documents: Sequence[Document] = ()
+    ) -> RankingJob:
+        """Prepare the ranking of answers to a conversation, over documents if there are any.
+
+        Raises what `prepare_options` of `prompts` raises.
+        """
+        self._check_characters(*(message["content"] for message in messages), documents=documents)
+        asked = self._plain_messages(messages), answers, self._plain_documents(documents), self.profile.span_rule
+        return prepare_options(self.tokenizer, self.context_length, *asked)
 
     def prepare_ranking(self, query: str, documents: Sequence[Document], method: RankMethod) -> RankingJob:
         """Prepare documents to be ranked. Raises TooLarge, with tokens and limit, per document if each has a prompt."""
@@ -124,6 +130,8 @@ class InputProcessor:
 
     def cost(self, item: Item) -> int:
         """Approximate number of tokens run until the answer's first token, or the ranking; at least 1."""
+        if isinstance(item, RankingJob) and item.method == "options":
+            return self.cost(Generation(item.prompts[0], 1, calibration=self.profile))
         if isinstance(item, RankingJob):
             num_prompts = _num_bias_prompts(self.profile, item.num_documents) if item.method == "calibrated" else 0
             return max(1, item.prompt_tokens * (1 + num_prompts))

@@ -1,12 +1,16 @@
-"""The prefill of prompts in pieces, with the turns of others in between; a piece goes on from the tokens cached."""
+"""The prefill and rerun of prompts in pieces, with the turns of others in between.
+
+A piece goes on from the tokens cached.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from services.generate.generation.passes import Passes
-from services.generate.model.language_model import LanguageModel, Prefill, Prefilled, TokenScores
+from services.generate.model.language_model import LanguageModel, Prefill, Prefilled, Row, TokenScores
 
 
 def prefilling(model: LanguageModel, prompts: Sequence[Prefill], max_tokens: int | None) -> Passes[list[Prefilled]]:
@@ -25,6 +29,17 @@ def prefilling(model: LanguageModel, prompts: Sequence[Prefill], max_tokens: int
         if left:
             max_tokens = yield
     return [_joined(pieces) for pieces in done]
+
+
+def rerunning(model: LanguageModel, row: Row) -> Passes[Tensor]:
+    """Run many rows of one sequence again, some at a time; returns the logits (V,) after the last."""
+    length, done = row.slot.length, 0
+    while done < len(row.input_ids):
+        input_ids = row.input_ids[done:][: (yield)]
+        done += len(input_ids)
+        row.slot.length = length - len(row.input_ids) + done
+        logits = model.rerun([replace(row, input_ids=input_ids)])
+    return logits[0]
 
 
 def _first_tokens(

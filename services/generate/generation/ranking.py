@@ -7,7 +7,8 @@
 - `query_generation`: the same for the question alone, after an instruction to write one for the document (Sun et al.,
   2023);
 - `relevance_prompt`: log p(Yes) − log p(No) when asked whether document k answers the question;
-- `options`, of the options of an answer in place of documents: the logit of the token that stands for option k.
+- `options`, of the options of an answer in place of documents: the logit of the token that stands for option k, under
+  the calibration of the documents that the prompt may have.
 
 Attention sorting (Peysakhovich and Lerer, 2023) is an order for generation: documents by the *sum* of the weights on
 their tokens, the most attended last, and again over the prompt in that order.
@@ -24,10 +25,12 @@ from torch import Tensor
 
 from services.generate.calibration import log_alpha
 from services.generate.generation.bias import BiasJob, estimating, num_estimate_tokens
-from services.generate.generation.generation import Progress, Reorder
+from services.generate.generation.generation import Progress, Reorder, num_rerun
 from services.generate.generation.passes import Passes, finish
-from services.generate.generation.prefilling import prefilling
+from services.generate.generation.prefilling import prefilling, rerunning
 from services.generate.generation.prompt_calibration import (
+    MeasuredPrompt,
+    PromptCalibrator,
     answerable,
     by_document,
     document_relevance,
@@ -35,7 +38,7 @@ from services.generate.generation.prompt_calibration import (
     needed_estimate,
 )
 from services.generate.model.kv_cache import Slot
-from services.generate.model.language_model import LanguageModel, Prefill, Prefilled
+from services.generate.model.language_model import LanguageModel, Prefill, Prefilled, Row
 from services.generate.model.profile import OFF, CalibrationProfile
 from services.generate.prompts.ranking import JobMethod, RankingJob, RankMethod, prepare_ranking
 from services.generate.prompts.templates import Document, Prompt, filler_ids
@@ -142,10 +145,13 @@ def ranking_of(
 
 def num_ranking_tokens(job: RankingJob, profile: CalibrationProfile = OFF) -> int:
     """Number of tokens run for a ranking."""
-    if job.method != "calibrated":
-        return job.prompt_tokens
-    needed = [(prompt, needed_estimate(profile, prompt)) for prompt in job.prompts]
-    return job.prompt_tokens + sum(num_estimate_tokens(prompt, *how) for prompt, how in needed if how is not None)
+    num_tokens = job.prompt_tokens
+    for prompt in job.prompts if job.method in ("calibrated", "options") else ():
+        num_rows = num_rerun(prompt, profile) if job.method == "options" else 0
+        if num_rows or job.method == "calibrated":
+            how = needed_estimate(profile, prompt)
+            num_tokens += num_rows + (0 if how is None else num_estimate_tokens(prompt, *how))
+    return num_tokens
 
 
 def reorder(
@@ -344,12 +350,22 @@ def _mean_log_probability(group: _Group) -> Passes[list[_Scores]]:
 
 
 def _option_logits(group: _Group) -> Passes[list[_Scores]]:
-    prompts = [Prefill(slot, prompt.input_ids) for slot, prompt in group.prompts]
-    prefilled = yield from prefilling(group.model, prompts, (yield))
+    prefilled = yield from group.prefilled()
+    logits = [one.logits for one in prefilled]
+    measured = {
+        place: MeasuredPrompt(slot, prompt, own.attention, group.profile)
+        for place, ((slot, prompt), own) in enumerate(zip(group.prompts, prefilled, strict=True))
+        if num_rerun(prompt, group.profile) and own.attention is not None
+    }
+    calibrator = PromptCalibrator(group.model, max_bytes=0)
+    calibrated = yield from calibrator.calibrating(list(measured.values()))
+    for (place, one), found in zip(measured.items(), calibrated, strict=True):
+        rows = one.prompt.input_ids[-num_rerun(one.prompt, one.profile) :]
+        logits[place] = yield from rerunning(group.model, Row(one.slot, rows, found.calibration))
     scores = []
-    for asked, one in zip(group.asked, prefilled, strict=True):
+    for asked, row in zip(group.asked, logits, strict=True):
         assert asked.answer_ids is not None  # its method has them
-        scores.append(_Scores(one.logits[list(asked.answer_ids)].tolist()))
+        scores.append(_Scores(row[list(asked.answer_ids)].tolist()))
     return scores
 
 

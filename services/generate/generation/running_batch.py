@@ -19,7 +19,7 @@ from services.generate.generation.answer_text import AnswerText, Detokenizer, St
 from services.generate.generation.bias import num_estimate_tokens
 from services.generate.generation.generation import Generation, Progress, PromptFacts
 from services.generate.generation.passes import Passes, finish
-from services.generate.generation.prefilling import prefilling
+from services.generate.generation.prefilling import prefilling, rerunning
 from services.generate.generation.prefix_cache import (
     MIN_REUSED_TOKENS,
     Prefix,
@@ -488,23 +488,13 @@ class RunningBatch:
         if rows:
             if max_tokens is not None and sum(len(row.input_ids) for row in rows) > len(rows):
                 for place, row in zip(again, rows, strict=True):
-                    logits[place] = yield from self._rerun_in_pieces(row)
+                    logits[place] = yield from rerunning(self._model, row)
             else:
                 logits[again] = self._model.rerun(rows)
         for place in again:
             if running[place].num_generated:
                 logits[place] = yield from self._replayed(running[place])
         return logits
-
-    def _rerun_in_pieces(self, row: Row) -> Passes[Tensor]:
-        """Run many rows of one sequence again, some at a time; returns the logits (V,) after the last."""
-        length, done = row.slot.length, 0
-        while done < len(row.input_ids):
-            input_ids = row.input_ids[done:][: (yield)]
-            done += len(input_ids)
-            row.slot.length = length - len(row.input_ids) + done
-            logits = self._model.rerun([replace(row, input_ids=input_ids)])
-        return logits[0]
 
     def _replayed(self, running: RunningSequence) -> Passes[Tensor]:
         """Return the logits (V,) after the tokens that a calibrated answer had generated when it was paused."""

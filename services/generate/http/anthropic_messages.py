@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Header, Request, Response
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
 
+from services.core.documents import DocumentInput
 from services.core.errors import InvalidRequest
 from services.core.http.bodies import JsonList, JsonRoute, OpenRequest, StrictRequest
 from services.core.http.error_responses import AnthropicError, anthropic_error_body, error_responses
@@ -26,7 +27,6 @@ from services.generate.http.chat_dialects import (
     renaming,
 )
 from services.generate.http.citations import check_citations
-from services.generate.http.documents import DocumentInput
 from services.generate.http.openai_routes import check_chat
 from services.generate.http.openai_schemas import (
     OVER_VLLM,

@@ -1,10 +1,10 @@
 """Decisions by a language model: any question about a text or a conversation.
 
 Each question is a prompt of its own, at whose end the options' letters, or Yes and No, are the only answers: the
-probability of an option is that of its letter's token among them.
+probability of an option is that of its letter's token among them. Documents stand in the prompt as in a chat.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from string import ascii_uppercase
 from typing import Any
 
@@ -25,7 +25,9 @@ from services.core.errors import InvalidField, blaming
 from services.core.exchange import RequestContext
 from services.core.http.decisions import Decided, Distribution
 from services.generate.generation.input_processor import InputProcessor
+from services.generate.http.documents import documents_of
 from services.generate.prompts.ranking import RankingJob
+from services.generate.prompts.templates import Document
 from services.generate.service import GenerateService
 
 # As many tokens as a server of vLLM gives the log-probabilities of.
@@ -40,7 +42,8 @@ async def decide(service: GenerateService, body: DecisionRequest, context: Reque
     Raises InvalidField for what the model can't read or decide, and what `GenerateService.decide` raises.
     """
     messages = _messages(body)
-    asked = [_prepared(messages, body, index) for index in range(len(body.questions))]
+    documents = documents_of(body.documents or (), service.limits.max_documents)
+    asked = [_prepared(messages, documents, body, index) for index in range(len(body.questions))]
     ranked = await service.decide(body.model, asked, context)
     return Decided(
         ranked[0].model,
@@ -50,7 +53,7 @@ async def decide(service: GenerateService, body: DecisionRequest, context: Reque
 
 
 def _prepared(
-    messages: list[dict[str, Any]], body: DecisionRequest, index: int
+    messages: list[dict[str, Any]], documents: Sequence[Document], body: DecisionRequest, index: int
 ) -> Callable[[InputProcessor], RankingJob]:
     """Return what prepares one question. Raises InvalidField for more options than there are letters."""
     question, param = body.questions[index], f"questions.{index}"
@@ -72,8 +75,8 @@ def _prepared(
         said, text = said[:-1], f"{said[-1]['content']}\n\n{text}"
 
     def prepare(processor: InputProcessor) -> RankingJob:
-        with blaming("input"):
-            return processor.prepare_options([*said, {"role": "user", "content": text}], answers)
+        with blaming("documents" if documents else "input"):
+            return processor.prepare_options([*said, {"role": "user", "content": text}], answers, documents)
 
     return prepare
 

@@ -4,16 +4,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError, ValidationInfo
+from pydantic import BaseModel, Field, ValidationError
 
+from services.core.documents import AnyDocument
 from services.core.errors import InvalidField, check_count
 from services.core.http.bodies import JsonList, StrictRequest
 from services.generate.generation.generation import Progress, PromptFacts
 from services.generate.model.profile import BadProfile, BiasKind, CalibrationProfile, DummyForm, Layer, last_half
 from services.generate.prompts.templates import Document
 
-# Far above any reasonable setting of a service: it bounds the time to parse a request body.
-MAX_LISTED = 65_536
 REORDER_DESCRIPTION = (
     "How documents are ranked before the prompt is written: the most relevant comes first, except that"
     " with `attention` (attention sorting), the most attended comes last."
@@ -24,28 +23,6 @@ SEED_DESCRIPTION = (
 )
 APPLIED_DESCRIPTION = "The calibration of the answer; null where nothing was calibrated."
 FinishReason = Literal["stop", "length"]
-
-
-class DocumentInput(StrictRequest):
-    """A retrieved passage; `id` is the caller's own and is returned in the document's report."""
-
-    # LangChain, Haystack and Cohere have other names for it
-    synonyms = dict.fromkeys(("page_content", "content", "data"), "text")
-    id: str | None = None
-    title: str = ""
-    text: str
-
-
-def check_length(given: Any, info: ValidationInfo) -> Any:
-    """Check the length of a list before its items are read. Raises TooLarge for more than MAX_LISTED of them."""
-    if isinstance(given, list):
-        check_count(str(info.field_name), len(given), MAX_LISTED, "entries")
-    return given
-
-
-# A plain text is a document without a title and id.
-AnyDocument = str | DocumentInput
-DocumentList = Annotated[JsonList[AnyDocument], BeforeValidator(check_length)]
 
 
 class CalibrationOptions(StrictRequest):

@@ -11,6 +11,7 @@ import orjson
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import BaseModel, Field
 
+from services.core.documents import DocumentList
 from services.core.errors import check_count
 from services.core.exchange import RequestContext, context_of
 from services.core.http.bodies import JsonList, JsonRoute, StrictRequest, check_query
@@ -26,7 +27,6 @@ from services.generate.http.documents import (
     SEED_DESCRIPTION,
     AppliedCalibration,
     CalibrationOptions,
-    DocumentList,
     DocumentReport,
     FinishReason,
     applied_of,

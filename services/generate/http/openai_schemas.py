@@ -9,18 +9,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field
 
+from services.core.documents import MAX_LISTED, DocumentList
 from services.core.errors import InvalidRequest, check_count
 from services.core.http.bodies import JsonList, OpenRequest
 from services.generate.generation.generation import Reorder
 from services.generate.http.citations import CITATIONS_DESCRIPTION, Citation
 from services.generate.http.documents import (
     APPLIED_DESCRIPTION,
-    MAX_LISTED,
     REORDER_DESCRIPTION,
     SEED_DESCRIPTION,
     AppliedCalibration,
     CalibrationOptions,
-    DocumentList,
     DocumentReport,
     FinishReason,
 )

@@ -21,6 +21,7 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails
 
+from services.core.documents import check_length
 from services.core.errors import InvalidField, InvalidRequest, check_count
 from services.core.exchange import context_of
 from services.core.http.bodies import JsonList, JsonRoute, OpenRequest, refuse_unsupported
@@ -35,7 +36,6 @@ from services.core.http.error_responses import (
 from services.core.images.inputs import ImageInput, image_input
 from services.core.images.references import ImageLimits, JsonImage
 from services.generate.generation.ranking import Ranking
-from services.generate.http.documents import check_length
 from services.generate.model.reranker_engine import QUERY
 from services.generate.prompts.ranking import RankMethod
 from services.generate.prompts.templates import Document

@@ -4,13 +4,13 @@ This module does not import torch. Legend: K documents.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from services.core.errors import InvalidRequest, TooLarge, blaming
 from services.generate.model.profile import OFF, CalibrationProfile
 from services.generate.prompts.chat import Message, render_chat, render_question
-from services.generate.prompts.templates import QUERY_AWARE, Document, Piece, Prompt, tokenise
+from services.generate.prompts.templates import QUERY_AWARE, Document, Piece, Prompt, SpanRule, tokenise
 
 RankMethod = Literal["calibrated", "attention", "query_likelihood", "query_generation", "relevance_prompt"]
 # Options of a question are ranked as documents are: by the tokens of the letters that stand for them in one prompt.
@@ -85,14 +85,20 @@ def prepare_ranking(
 
 
 def prepare_options(
-    tokenizer: Any, max_model_len: int, messages: Sequence[Message], answers: Sequence[str]
+    tokenizer: Any,
+    max_model_len: int,
+    messages: Sequence[Message],
+    answers: Sequence[str],
+    documents: Sequence[Document] = (),
+    span_rule: SpanRule = "newline",
 ) -> RankingJob:
-    """Prepare the prompt of a conversation whose next message begins with one of these answers.
+    """Prepare the prompt of a conversation, over documents, whose next message begins with one of these answers.
 
     Raises InvalidRequest if the tokenizer has no chat template or does not distinguish the answers by one token each,
     and TooLarge, naming tokens and limit.
     """
-    prompt, answer_ids = _with_answers(tokenizer, render_chat(tokenizer, messages), answers)
+    pieces = render_chat(tokenizer, messages, documents, span_rule=span_rule)
+    prompt, answer_ids = _with_answers(tokenizer, pieces, answers)
     _check_length(prompt, max_model_len, "the prompt of a question")
     return RankingJob("options", len(answers), (prompt,), tuple(range(len(answers))), answer_ids)
 
@@ -127,7 +133,8 @@ def _with_answers(tokenizer: Any, pieces: Sequence[Piece], answers: Sequence[str
     if place is None or len(set(columns[place])) < len(answers):
         raise InvalidRequest(f"this checkpoint's tokenizer does not distinguish the answers {', '.join(answers)}")
     shared = tuple(column[0] for column in columns[:place])
-    return Prompt(tokenise(tokenizer, pieces).input_ids + shared, (), 0), columns[place]
+    prompt = tokenise(tokenizer, pieces)
+    return replace(prompt, input_ids=prompt.input_ids + shared), columns[place]
 
 
 def _check_length(prompt: Prompt, max_model_len: int, what: str) -> None:

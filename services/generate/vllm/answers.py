@@ -360,11 +360,11 @@ class VllmRankings:
             scores = [score for some, _ in found for score in some]
             answers = min((one for _, one in found if one is not None), default=None)
         elif job.method == "options":
-            scores = await self._after(job.prompts[0], job, tenant)
+            scores = await self._after(job.prompts[0], job, profile, tenant)
         else:
             # equal documents have equal prompts, and must have equal scores
             distinct = list(dict.fromkeys(job.prompts))
-            likely = await asyncio.gather(*(self._score(prompt, job, tenant) for prompt in distinct))
+            likely = await asyncio.gather(*(self._score(prompt, job, profile, tenant) for prompt in distinct))
             of_prompt = dict(zip(distinct, likely, strict=True))
             scores = [of_prompt[prompt] for prompt in job.prompts]
         return ranking_of(job, scores, profile, answers)
@@ -394,18 +394,22 @@ class VllmRankings:
         log_odds = await log_odds_after(self._client, one_token(prompt.input_ids, tenant), refusal.token_id)
         return list(by_document(rel)), answerable_by(refusal, log_odds, is_calibrated=False)
 
-    async def _score(self, prompt: Prompt, job: RankingJob, tenant: str) -> float:
+    async def _score(self, prompt: Prompt, job: RankingJob, profile: CalibrationProfile, tenant: str) -> float:
         if job.answer_ids is not None:
-            yes, no = await self._after(prompt, job, tenant)
+            yes, no = await self._after(prompt, job, profile, tenant)
             return yes - no
         body = one_token(prompt.input_ids, tenant)
         scored = (await self._client.complete(body, num_prompt_logprobs=0)).scored
         # the first token has no log-probability, so the token at `tail_start` is one place earlier
         return statistics.fmean(choice.logprob or 0.0 for choice in scored[prompt.tail_start - 1 :])
 
-    async def _after(self, prompt: Prompt, job: RankingJob, tenant: str) -> list[float]:
-        """Return the log-probabilities of the job's answers after a prompt."""
-        answer_ids = job.answer_ids or ()
-        completed = await self._client.complete(one_token(prompt.input_ids, tenant), token_ids=answer_ids)
+    async def _after(self, prompt: Prompt, job: RankingJob, profile: CalibrationProfile, tenant: str) -> list[float]:
+        """Return the log-probabilities of the job's answers after a prompt, calibrated over documents."""
+        answer_ids, body = job.answer_ids or (), one_token(prompt.input_ids, tenant)
+        generation = Generation(prompt, 1, calibration=profile, tenant=tenant)
+        if generation.num_rerun:
+            _, calibration = await self._calibrator.calibrate(generation)
+            body["vllm_xargs"] = calibration_fields(generation, calibration)
+        completed = await self._client.complete(body, token_ids=answer_ids)
         found = dict(completed.choices[0].top)
         return [found[token_id] for token_id in answer_ids]

@@ -111,6 +111,8 @@ def read_decisions(logs: Sequence[Path]) -> dict[str, DecidedTask]:
 
 def _text_of(request: DecisionRequest, place: Place) -> str:
     """Return the text that a student will be given in this request's place. Raises BadFile for what it can't read."""
+    if request.documents:
+        raise BadFile(f"{place}: request.documents: a student of logs reads no documents; log decisions without them")
     try:
         parts = user_texts(request)
     except InvalidField as refused:

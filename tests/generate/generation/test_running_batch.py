@@ -12,13 +12,15 @@ from services.generate.calibration import Calibration, log_alpha, relevance
 from services.generate.generation.bias import BiasJob, estimate_bias
 from services.generate.generation.generation import Generation, Progress
 from services.generate.generation.prompt_calibration import mean_attention
+from services.generate.generation.ranking import run_rankings, running_rankings
 from services.generate.generation.running_batch import CITED_ROWS, RunningBatch
 from services.generate.generation.sampling import Sampling
 from services.generate.model.language_model import LanguageModel, Prefill, Row
-from services.generate.model.profile import BiasTable, CalibrationProfile
+from services.generate.model.profile import OFF, BiasTable, CalibrationProfile
+from services.generate.prompts.ranking import prepare_options
 from services.generate.prompts.templates import PLAIN, QUERY_AWARE, Document, Prompt, Template, filler_ids, tokenise
 from tests.generate.scarce_memory import ScarceMemory
-from tests.generate.tiny_models import tiny_model, tiny_tokenizer
+from tests.generate.tiny_models import VOCAB_SIZE, tiny_model, tiny_tokenizer
 
 MAX_TOKENS = 8
 PROFILE = CalibrationProfile(
@@ -106,6 +108,25 @@ def alone(generation: Generation, name: str = "llama") -> list[Progress]:
 
 
 # An answer is the model's
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_options_over_documents_have_the_probabilities_of_an_answers_first_token(profile: str) -> None:
+    own = PROFILES[profile] or OFF
+    documents = (Document("The harbour was built by Ada."), Document("Ada lived there.", title="The lighthouse"))
+    messages = [{"role": "user", "content": "Who kept the lighthouse?\nA. Ada\nB. Nobody"}]
+    job = prepare_options(model().tokenizer, 4096, messages, ("A", "B"), documents, own.span_rule)
+    sampling = Sampling(num_logprobs=VOCAB_SIZE)
+    [first] = alone(Generation(job.prompts[0], 1, sampling, calibration=own, ignore_eos=True))
+    logprobs = {one.token_id: one.logprob for one in first.tokens[0].top}
+    expected = torch.tensor([logprobs[token_id] for token_id in job.answer_ids or ()]).softmax(dim=0).tolist()
+    assert run_rankings(model(), [job, job], own)[1].relevance_scores == pytest.approx(expected, abs=1e-5)
+    in_pieces = running_rankings(model(), [job], own)
+    next(in_pieces)
+    with pytest.raises(StopIteration) as ended:
+        while True:
+            in_pieces.send(7)
+    assert ended.value.value[0].relevance_scores == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize("num_tokens", [0, 1])

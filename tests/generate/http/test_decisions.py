@@ -37,16 +37,22 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
 
 
 @pytest.fixture(scope="module")
+def uncalibrated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    with served_tiny(tmp_path_factory.mktemp("uncalibrated"), None, max_documents=3) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
 def plain_model() -> Any:
     return tiny_model(attention="eager")
 
 
-def ask(client: TestClient, given: Any, *questions: Any) -> Any:
-    return client.post("/v1/decisions", json={"model": MODEL, "input": given, "questions": questions})
+def ask(client: TestClient, given: Any, *questions: Any, **fields: Any) -> Any:
+    return client.post("/v1/decisions", json={"model": MODEL, "input": given, "questions": questions, **fields})
 
 
-def answers_to(client: TestClient, given: Any, *questions: Any) -> list[Any]:
-    response = ask(client, given, *questions)
+def answers_to(client: TestClient, given: Any, *questions: Any, **fields: Any) -> list[Any]:
+    response = ask(client, given, *questions, **fields)
     assert response.status_code == 200, response.text
     answers: list[Any] = response.json()["answers"]
     return answers
@@ -116,6 +122,47 @@ def test_a_conversation_is_read_in_its_roles_and_the_question_stands_at_its_end(
     assert shares_of(choice) == pytest.approx(expected(client, plain_model, read, "ABC"), abs=1e-5)
 
 
+DOCUMENTS = [
+    {"id": "l", "title": "The lighthouse", "text": "The keeper of the lighthouse was called Ada."},
+    "The harbour was built by the people of the island.",
+    {"text": "Ada lived there until the year 1931."},
+]
+# The prompt of chat over documents.
+OVER_DOCUMENTS = """Write a high-quality answer for the given question using only the provided search results (some of \
+which might be irrelevant).
+
+Question: {question}
+
+Document [1](Title: The lighthouse) The keeper of the lighthouse was called Ada.
+Document [2] The harbour was built by the people of the island.
+Document [3] Ada lived there until the year 1931.
+
+Question: {question}
+Answer:"""
+
+
+def test_over_documents_options_have_transformers_probabilities_where_nothing_is_calibrated(
+    uncalibrated: TestClient, plain_model: Any
+) -> None:
+    said = [{"role": "system", "content": "Be strict."}, user(TEXT), {"role": "assistant", "content": "So."}]
+    for given, before, begin in ((TEXT, [], f"{TEXT}\n\n"), (said, said, "")):
+        choice, predicate = answers_to(uncalibrated, given, CHOICE, PREDICATE, documents=DOCUMENTS)
+        asked = [*before, user(OVER_DOCUMENTS.format(question=f"{begin}{CHOICE_TEXT}"))]
+        shares = expected(uncalibrated, plain_model, asked, "ABC")
+        assert shares_of(choice) == pytest.approx(shares, abs=1e-5)
+        asked = [*before, user(OVER_DOCUMENTS.format(question=f"{begin}Is it old?\nAnswer Yes or No."))]
+        yes, _ = expected(uncalibrated, plain_model, asked, ["Yes", "No"])
+        assert predicate["probability"] == pytest.approx(yes, abs=1e-5)
+
+
+def test_several_documents_are_read_with_calibrated_attention_where_the_model_has_a_profile(
+    client: TestClient, uncalibrated: TestClient
+) -> None:
+    for documents, is_calibrated in ((DOCUMENTS, True), (DOCUMENTS[:1], False), ([], False)):
+        own, plain = (answers_to(one, TEXT, CHOICE, documents=documents)[0] for one in (client, uncalibrated))
+        assert (shares_of(own) != pytest.approx(shares_of(plain), abs=1e-3)) == is_calibrated
+
+
 def test_many_questions_are_answered_in_their_order(client: TestClient) -> None:
     questions = [{**PREDICATE, "name": str(place), "instructions": f"Is it {place}?"} for place in range(30)]
     together = answers_to(client, TEXT, *questions)
@@ -153,6 +200,24 @@ def test_what_the_model_can_not_read_or_decide_is_refused_by_its_place(
     client: TestClient, given: Any, question: Any, status: int, param: str, said: str
 ) -> None:
     response = ask(client, given, question)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (status, param), response.text
+    assert said in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("documents", "status", "param", "said"),
+    [
+        (["a"] * 4, 413, "documents", "asks for 4 documents; the limit is 3"),
+        (["a", "word " * CONTEXT], 413, "documents", str(CONTEXT)),
+        (["a", {"title": "b"}], 422, "documents.1.text", "required"),
+        ([{"content": "b"}], 422, "documents.0.content", "text"),
+    ],
+)
+def test_documents_that_can_not_be_read_are_refused_by_their_place(
+    uncalibrated: TestClient, documents: Any, status: int, param: str, said: str
+) -> None:
+    response = ask(uncalibrated, TEXT, CHOICE, documents=documents)
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (status, param), response.text
     assert said in error["message"]

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
+from services.core.documents import DocumentInput
 from services.core.errors import InvalidField, TooLarge
 from services.generate.generation.generation import PromptFacts
 from services.generate.http.documents import (
     CalibrationOptions,
-    DocumentInput,
     calibration_of,
     documents_of,
     reports_of,

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from services.core.documents import MAX_LISTED
 from services.core.errors import TooLarge
-from services.generate.http.documents import MAX_LISTED
 from services.generate.http.generate_routes import GenerateRequest
 from services.generate.http.openai_schemas import MAX_PROMPTS, ChatRequest, CompletionRequest
 from services.generate.http.rerank_routes import RerankRequest, TeiRerankRequest

@@ -335,6 +335,20 @@ async def test_options_are_ranked_by_the_tokens_that_stand_for_them(checkpoint: 
     assert [one["logprob_token_ids"] for one in server.requests] == [list(job.answer_ids or ())]
 
 
+async def test_options_over_documents_are_read_with_the_calibrated_attention_of_answers(
+    checkpoint: Path, server: ScriptedServer
+) -> None:
+    async with stepping(checkpoint, server) as (engine, stepper):
+        job = engine.processor.prepare_options([{"role": "user", "content": "Which?"}], ["A", "B", "C"], DOCUMENTS)
+        [ranking] = await answers(stepper, job)
+        [sent] = [one for one in server.requests if "logprob_token_ids" in one]
+        await answers(stepper, Generation(job.prompts[0], 1, calibration=PROFILE))
+    assert isinstance(ranking, Ranking)
+    assert len(sent["vllm_xargs"]["fovea_log_alpha"]) == len(DOCUMENTS)
+    [answered] = [one for one in server.requests if one.get("stream")]
+    assert sent["vllm_xargs"] == answered["vllm_xargs"]
+
+
 async def test_an_address_without_the_plug_in_is_refused_with_what_to_do(
     checkpoint: Path, server: ScriptedServer
 ) -> None:

@@ -108,6 +108,13 @@ GOOD = line("a", (TEAM, chosen("bug")))
             line(JSON, (TEAM, chosen("bug"))),
             ":2: request.input.0.content.0: a student of logs reads texts, not JSON; log it as input_text",
         ),
+        (
+            {
+                **line("a", (TEAM, chosen("bug"))),
+                "request": {"input": "a", "questions": [TEAM], "documents": ["The app is new."]},
+            },
+            ":2: request.documents: a student of logs reads no documents",
+        ),
         (line(SYSTEM, (TEAM, chosen("bug"))), ":2: request.input.0: This model reads no messages of the role system"),
         (line(CALL, (TEAM, chosen("bug"))), ":2: request.input.0: This model reads no calls of tools"),
         (line("a", ({**TEAM, "labels": []}, chosen("bug"))), ":2: request.questions.0.labels: Unknown field"),
