@@ -290,15 +290,17 @@ def decide(
     input: str | Sequence[Mapping[str, Any]],
     questions: Sequence[PredicateQuestion | ChoiceQuestion | ScoreQuestion],
     *,
+    documents: Sequence[str | DocumentInput] | None = None,
     teacher: str | None = None,
 ) -> Call[Decision]:
-    """Answer questions about a text or messages by the probability of every option.
+    """Answer questions about a text or messages, or over documents, by the probability of every option.
 
     The `image_url` of a part of a message takes an image in any form. `teacher` is the model that decides what its
     student is not certain of.
     """
     items = input if isinstance(input, str) else [_with_images(item) for item in input]
-    return Call("POST", "/v1/decisions", _given(model=model, input=items, questions=questions, teacher=teacher))
+    body = _given(model=model, input=items, questions=questions, documents=documents, teacher=teacher)
+    return Call("POST", "/v1/decisions", body)
 
 
 def models() -> Call[ModelList]:
