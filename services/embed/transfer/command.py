@@ -41,7 +41,8 @@ app = command_line(help="Export, import, migrate, back up and restore image coll
 
 Url = Annotated[str, typer.Option(help="Address of Fovea.")]
 ApiKey = Annotated[
-    str | None, typer.Option(envvar="FOVEA_API_KEY", callback=checked_key, help="API key; its tenant's collections are meant.")
+    str | None,
+    typer.Option(envvar="FOVEA_API_KEY", callback=checked_key, help="API key; its tenant's collections are meant."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 CollectionsDir = Annotated[
@@ -136,10 +137,12 @@ def migrate_collection(
     ] = False,
     to_name: Annotated[str | None, typer.Option(help="Name of the copy.", show_default="the same")] = None,
     from_api_key: Annotated[
-        str | None, typer.Option(envvar=["FOVEA_FROM_API_KEY", "FOVEA_API_KEY"], callback=checked_key, help="API key there.")
+        str | None,
+        typer.Option(envvar=["FOVEA_FROM_API_KEY", "FOVEA_API_KEY"], callback=checked_key, help="API key there."),
     ] = None,
     to_api_key: Annotated[
-        str | None, typer.Option(envvar=["FOVEA_TO_API_KEY", "FOVEA_API_KEY"], callback=checked_key, help="API key there.")
+        str | None,
+        typer.Option(envvar=["FOVEA_TO_API_KEY", "FOVEA_API_KEY"], callback=checked_key, help="API key there."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
