@@ -314,7 +314,7 @@ def test_a_key_loses_its_line_break_and_one_that_no_header_holds_is_refused_with
     monkeypatch.setenv("FOVEA_URL", "http://127.0.0.1:9")
     with Client(api_key="fovea-secret\n") as client:
         assert client.base_url == "http://127.0.0.1:9"
-        with pytest.raises(FoveaError, match="no answer from http://127.0.0.1:9") as refused:
+        with pytest.raises(FoveaError, match="no answer from") as refused:
             client.models()
     assert "secret" not in str(refused.value)
     with pytest.raises(ValueError, match="api_key: the key holds a character") as bad:
