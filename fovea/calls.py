@@ -1,4 +1,4 @@
-"""What each method of the clients asks: a route with its fields, by the names that they have there.
+"""Requests of the clients' methods: each a route with its fields, by the names that they have there.
 
 What is None is left out of a request, so that the service's default holds.
 """

@@ -52,7 +52,7 @@ class _Attempts:
 
 
 class _Settings(Generic[H]):
-    """What both clients know.
+    """Settings of a client, synchronous or asynchronous.
 
     `timeout` is the time of a call in seconds, its retries included, of which services are told. `base_url` and
     `api_key` are by default those of FOVEA_URL and FOVEA_API_KEY, else this machine's Fovea without a key. Raises

@@ -1,4 +1,4 @@
-"""What the adapters of frameworks share: calls of either client, and documents as `/generate` takes them."""
+"""Calls of either client, and documents as `/generate` takes them, for the adapters of frameworks."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fovea.client import LOCAL_URL, Client
+from fovea.client import Client
 from fovea.documents import QueryKind, document, text_of
 
 try:
@@ -34,7 +34,7 @@ class FoveaRetriever:
         model: str | None = None,
         by: QueryKind = "text",
         text_field: str | None = None,
-        base_url: str = LOCAL_URL,
+        base_url: str | None = None,
         api_key: Secret = API_KEY,
         timeout: float = 60.0,
     ) -> None:
@@ -85,7 +85,7 @@ class FoveaGenerator:
         self,
         *,
         options: dict[str, Any] | None = None,
-        base_url: str = LOCAL_URL,
+        base_url: str | None = None,
         api_key: Secret = API_KEY,
         timeout: float = 60.0,
     ) -> None:

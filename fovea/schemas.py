@@ -1,4 +1,4 @@
-"""What routes take and answer: `python -m tests.documentation` writes this file from the OpenAPI document."""
+"""Types of what routes take and answer: `python -m tests.documentation` writes this file from the OpenAPI document."""
 
 from typing import Any, Literal, NotRequired, TypedDict, final
 

@@ -11,11 +11,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from rich.filesize import decimal as human_bytes
 
 from services.cli import store
-from services.cli.doctor.installation import memory_within_limits
 from services.cli.programs import gpu_free_bytes, has_nvidia_gpu
 from services.cli.store_import import ENGINES
 from services.core.logs import log_warnings_to_stderr
-from services.core.memory import return_freed_memory
+from services.core.memory import memory_within_limits, return_freed_memory
 from services.core.refusals import Refused, first_complaint
 from services.core.settings import ServiceSettings, read_settings
 from services.core.text_files import read_toml

@@ -2,11 +2,13 @@
 
 import ctypes
 import mmap
+import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 MEMINFO, STATM = Path("/proc/meminfo"), Path("/proc/self/statm")
+MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def available_bytes() -> int | None:
@@ -15,11 +17,30 @@ def available_bytes() -> int | None:
     The limit of a container is not known here.
     """
     try:
-        lines = MEMINFO.read_text().splitlines()
+        return _meminfo().get("MemAvailable")
     except OSError:
         return None
-    kibibytes = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
-    return int(kibibytes[0]) * 1024 if kibibytes else None
+
+
+def memory_within_limits() -> tuple[int, int]:
+    """Return the bytes of memory in total and available, within the limit of a container."""
+    try:
+        memory = _meminfo()
+        total, available = memory["MemTotal"], memory["MemAvailable"]
+    except (OSError, KeyError):
+        total = available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        limit = int(MEMORY_LIMIT.read_text())
+        used = int(MEMORY_LIMIT.with_name("memory.current").read_text())
+    except (OSError, ValueError):  # no container, or one without a limit
+        return total, available
+    return min(total, limit), min(available, max(0, limit - used))
+
+
+def _meminfo() -> dict[str, int]:
+    """Read the system's figures by name, in bytes. Raises OSError where it tells none (all but Linux)."""
+    lines = (line.split() for line in MEMINFO.read_text().splitlines())
+    return {name.rstrip(":"): int(kibibytes) * 1024 for name, kibibytes, *_ in lines}
 
 
 def resident_bytes() -> int:

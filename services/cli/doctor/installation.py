@@ -20,6 +20,7 @@ from services.cli.delegation import MODULES
 from services.cli.doctor.findings import Configured, Finding, Status
 from services.cli.programs import has_nvidia_gpu
 from services.core.byte_sizes import binary_size
+from services.core.memory import memory_within_limits
 from services.core.thread_priority import num_cores
 
 # By the import name.
@@ -130,7 +131,6 @@ def _numbers(text: str) -> tuple[int, ...]:
 SCARCE_MEMORY_BYTES = 3 * 1024**3
 # A first import of torch and its CUDA libraries from a cold or busy disk takes tens of seconds.
 ASK_LIMIT_S = 60.0
-MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 ASK_TORCH = """
 import json, torch
 devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
@@ -193,21 +193,6 @@ def _language_models() -> Finding:
         return Finding("devices", "failure", str(refused), "lower one of them")
     told = ", ".join(f"{name.split('_')[1].lower()} {shares[name]}" for name in vllm_server.SHARES)
     return Finding("devices", "ok", f"generate answers by vLLM ({python}); shares of the GPU: {told}")
-
-
-def memory_within_limits() -> tuple[int, int]:
-    """Return the bytes of memory in total and available, within the limit of a container."""
-    try:
-        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        total, available = (int(lines[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
-    except (OSError, KeyError):
-        total = available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        limit = int(MEMORY_LIMIT.read_text())
-        used = int(MEMORY_LIMIT.with_name("memory.current").read_text())
-    except (OSError, ValueError):  # no container, or one without a limit
-        return total, available
-    return min(total, limit), min(available, max(0, limit - used))
 
 
 def _nvidia() -> tuple[list[Finding], set[str]]:

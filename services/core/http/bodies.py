@@ -25,8 +25,6 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from services.core.errors import InvalidField, InvalidRequest, TooLarge, UnsupportedMediaType
 from services.core.memory import check_memory
 from services.core.strict_requests import MAX_COMPARED_CHARACTERS, unknown_field
-from services.core.strict_requests import JsonList as JsonList  # for the schemas of routes
-from services.core.strict_requests import StrictRequest as StrictRequest
 
 # Similarity from which an unknown name of another server's form is taken to be one of ours.
 NEARLY = 0.8

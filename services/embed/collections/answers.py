@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from services.core.http.bodies import JsonList, StrictRequest
 from services.core.images.inputs import ImageInput
+from services.core.strict_requests import JsonList, StrictRequest
 from services.embed.call import TextInput
 from services.embed.collections.index.vector_index import IndexKind
 from services.embed.collections.storage.image_store import Access

@@ -9,9 +9,10 @@ import orjson
 from pydantic import BaseModel, Field
 
 from services.core.errors import InvalidField, InvalidRequest
-from services.core.http.bodies import JsonList, OpenRequest, refuse_unsupported, validate
+from services.core.http.bodies import OpenRequest, refuse_unsupported, validate
 from services.core.images.inputs import ImageInput, image_input
 from services.core.images.references import JsonImage
+from services.core.strict_requests import JsonList
 from services.embed.call import CallLimits, EmbedCall, Embedded, EncodingFormat, Input, PairInput, TextInput
 from services.embed.http.schemas import DIMENSIONS, conditions_of, render_rows
 

@@ -8,9 +8,10 @@ import numpy as np
 import orjson
 from pydantic import BaseModel, Field, model_validator
 
-from services.core.http.bodies import JsonList, OpenRequest, StrictRequest
+from services.core.http.bodies import OpenRequest
 from services.core.images.references import JsonImage
 from services.core.serving.model_object import ModelObject
+from services.core.strict_requests import JsonList, StrictRequest
 from services.embed.call import EncodingFormat
 from services.embed.outputs import Embeddings, quantised
 

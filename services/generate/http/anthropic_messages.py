@@ -14,8 +14,9 @@ from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
 
 from services.core.documents import DocumentInput
 from services.core.errors import InvalidRequest
-from services.core.http.bodies import JsonList, JsonRoute, OpenRequest, StrictRequest
+from services.core.http.bodies import JsonRoute, OpenRequest
 from services.core.http.error_responses import AnthropicError, anthropic_error_body, error_responses
+from services.core.strict_requests import JsonList, StrictRequest
 from services.generate.citations import sentences
 from services.generate.http.chat_dialects import (
     NOT_READ,

@@ -9,7 +9,8 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from services.core.documents import DocumentInput, check_length
-from services.core.http.bodies import JsonList, JsonRoute, OpenRequest, StrictRequest, refuse_unsupported
+from services.core.http.bodies import JsonRoute, OpenRequest, refuse_unsupported
+from services.core.strict_requests import JsonList, StrictRequest
 from services.generate.http.chat_dialects import ChatDialect, answer_chat
 from services.generate.http.citations import check_citations
 from services.generate.http.openai_routes import NAMES_OF_DOCUMENTS, check_chat

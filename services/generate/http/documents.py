@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from services.core.documents import AnyDocument
 from services.core.errors import InvalidField, check_count
-from services.core.http.bodies import JsonList, StrictRequest
+from services.core.strict_requests import JsonList, StrictRequest
 from services.generate.generation.generation import Progress, PromptFacts
 from services.generate.model.profile import BadProfile, BiasKind, CalibrationProfile, DummyForm, Layer, last_half
 from services.generate.prompts.templates import Document

@@ -14,9 +14,10 @@ from pydantic import BaseModel, Field
 from services.core.documents import DocumentList
 from services.core.errors import check_count
 from services.core.exchange import RequestContext, context_of
-from services.core.http.bodies import JsonList, JsonRoute, StrictRequest, check_query
+from services.core.http.bodies import JsonRoute, check_query
 from services.core.serving.model_object import ModelObject, model_fields, models_router
 from services.core.serving.served_models import Resident
+from services.core.strict_requests import JsonList, StrictRequest
 from services.generate.generation.generation import AnswerOptions, LayerMeans, Progress, PromptFacts, Reorder
 from services.generate.generation.input_processor import InputProcessor
 from services.generate.generation.sampling import Sampling

@@ -9,7 +9,8 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, BeforeValidator, Field
 
 from services.core.errors import InvalidRequest
-from services.core.http.bodies import JsonList, JsonRoute, OpenRequest, StrictRequest
+from services.core.http.bodies import JsonRoute, OpenRequest
+from services.core.strict_requests import JsonList, StrictRequest
 from services.generate.http.chat_dialects import NOT_READ, ChatDialect, answer_chat, check_fields, of_types, renaming
 from services.generate.http.openai_routes import ONLY_VLLM, check_chat
 from services.generate.http.openai_schemas import (

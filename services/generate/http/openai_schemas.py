@@ -11,7 +11,8 @@ from pydantic import BaseModel, BeforeValidator, Field
 
 from services.core.documents import MAX_LISTED, DocumentList
 from services.core.errors import InvalidRequest, check_count
-from services.core.http.bodies import JsonList, OpenRequest
+from services.core.http.bodies import OpenRequest
+from services.core.strict_requests import JsonList
 from services.generate.generation.generation import Reorder
 from services.generate.http.citations import CITATIONS_DESCRIPTION, Citation
 from services.generate.http.documents import (

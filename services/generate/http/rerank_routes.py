@@ -24,7 +24,7 @@ from pydantic_core import InitErrorDetails
 from services.core.documents import check_length
 from services.core.errors import InvalidField, InvalidRequest, check_count
 from services.core.exchange import context_of
-from services.core.http.bodies import JsonList, JsonRoute, OpenRequest, refuse_unsupported
+from services.core.http.bodies import JsonRoute, OpenRequest, refuse_unsupported
 from services.core.http.error_responses import (
     ErrorDetail,
     TeiError,
@@ -35,6 +35,7 @@ from services.core.http.error_responses import (
 )
 from services.core.images.inputs import ImageInput, image_input
 from services.core.images.references import ImageLimits, JsonImage
+from services.core.strict_requests import JsonList
 from services.generate.generation.ranking import Ranking
 from services.generate.model.reranker_engine import QUERY
 from services.generate.prompts.ranking import RankMethod

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, Field, JsonValue
 from pydantic_core import PydanticCustomError
 
-from services.core.http.bodies import JsonList, StrictRequest
 from services.core.serving.model_object import ModelObject
+from services.core.strict_requests import JsonList, StrictRequest
 
 # Far above any real task or name: they bound the time to parse a request body.
 MAX_FIELDS = 64

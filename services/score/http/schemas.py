@@ -4,9 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, JsonValue
 
-from services.core.http.bodies import JsonList, StrictRequest
 from services.core.images.references import JsonImage
 from services.core.serving.model_object import ModelObject
+from services.core.strict_requests import JsonList, StrictRequest
 from services.score.negatives.hard_negatives import PAPER_KINDS, Kind
 from services.score.negatives.negative_maker import Lack
 from services.score.negatives.prompting.checks import WrittenKind

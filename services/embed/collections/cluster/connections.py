@@ -232,21 +232,21 @@ def _migrate(connection: Connection, *, is_migrating: bool) -> None:
 def _require_pgvector(connection: Connection, *, is_migrating: bool) -> None:
     """Create the extension where it is missing. Raises IncompatibleDatabase if it can't be, or is too old."""
     installed = "SELECT extversion FROM pg_extension WHERE extname = 'vector'"
-    found = connection.execute(installed).fetchone()
+    found, least = connection.execute(installed).fetchone(), ".".join(map(str, PGVECTOR))
     if found is None and is_migrating:
         try:
             connection.execute("CREATE EXTENSION vector")
         except (FeatureNotSupported, UndefinedFile, InsufficientPrivilege) as error:
             raise IncompatibleDatabase(
                 f"The database lacks pgvector, and it can't be created here: {first_line(error)}. Install pgvector "
-                "0.8 or later on its server, and let an administrator run CREATE EXTENSION vector in it."
+                f"{least} or later on its server, and let an administrator run CREATE EXTENSION vector in it."
             ) from error
         found = connection.execute(installed).fetchone()
     version = str(found[0]) if found is not None else "none"
     if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < PGVECTOR:
         raise IncompatibleDatabase(
-            f"The database's pgvector is {version}, and 0.8 or later is needed: update it on the server, and let an "
-            "administrator run ALTER EXTENSION vector UPDATE in it."
+            f"The database's pgvector is {version}, and {least} or later is needed: update it on the server, and let "
+            "an administrator run ALTER EXTENSION vector UPDATE in it."
         )
 
 

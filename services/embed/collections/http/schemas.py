@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import BaseModel, Field, JsonValue
 
-from services.core.http.bodies import JsonList, StrictRequest
 from services.core.images.references import JsonImage
+from services.core.strict_requests import JsonList, StrictRequest
 from services.embed.collections.answers import Created, SearchAnswer, State
 from services.embed.collections.index.vector_index import IndexKind
 from services.embed.collections.storage.image_store import StoredImage
