@@ -1,4 +1,4 @@
-"""Types of what routes take and answer: `python -m tests.documentation` writes this file from the OpenAPI document."""
+"""Bodies of the routes: `python -m tests.documentation` writes this file from the OpenAPI document."""
 
 from typing import Any, Literal, NotRequired, TypedDict, final
 

@@ -31,7 +31,7 @@ VALUES = {
     "NegativeKind": ("Negative", "kind"),
 }
 SCALARS = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "null": "None"}
-HEAD = '''"""Types of what routes take and answer: `python -m tests.documentation` writes this file from the OpenAPI document."""
+HEAD = '''"""Bodies of the routes: `python -m tests.documentation` writes this file from the OpenAPI document."""
 
 from typing import Any, Literal, NotRequired, TypedDict, final
 
