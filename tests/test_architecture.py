@@ -153,7 +153,7 @@ BUDGETS = {
     "fovea": 1_760,
     "gateway": 4_144,
     "services/cli": 4_078,
-    "services/core": 14_043,
+    "services/core": 14_056,
     "services/nn": 2_539,
     "services/jobs": 3_970,
     "services/curate": 4_563,

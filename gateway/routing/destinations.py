@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import partial
 from typing import Annotated, Literal, Self, get_args
 
@@ -10,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 
 from gateway.settings import Backend, GatewaySettings, Service, check_base_urls
 from services.core.followed_file import FollowedFile, parse_file
+from services.core.refusals import did_you_mean
 from services.core.settings import SettingsError
 
 COLLECTIONS = "collections"
@@ -93,9 +93,8 @@ def follow_pools(settings: GatewaySettings) -> FollowedFile[PoolFile] | None:
         pools = FollowedFile(settings.pools, parse, variable="FOVEA_GATEWAY_POOLS", cure=cure)
     names = [one.name for one in destinations(settings, pools.content.pools if pools else ())]
     for name in sorted(settings.wake_s.keys() - names):
-        near = get_close_matches(name, names, 1)
-        told = f"did you mean {near[0]}?" if near else f"known are {', '.join(names)}."
-        raise SettingsError(f"FOVEA_GATEWAY_WAKE_S: no service and no pool is named {name!r}; {told}")
+        told = did_you_mean(name, names) or f"; known are {', '.join(names)}."
+        raise SettingsError(f"FOVEA_GATEWAY_WAKE_S: no service and no pool is named {name!r}{told}")
     return pools
 
 

@@ -1,7 +1,6 @@
 """`fovea models`: published models that are known to fit, and their imports for `fovea up --models`."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
@@ -15,7 +14,7 @@ from services.cli.programs import gpu_free_bytes, has_nvidia_gpu
 from services.cli.store_import import ENGINES
 from services.core.logs import log_warnings_to_stderr
 from services.core.memory import memory_within_limits, return_freed_memory
-from services.core.refusals import Refused, first_complaint
+from services.core.refusals import Refused, first_complaint, near_names
 from services.core.settings import ServiceSettings, read_settings
 from services.core.text_files import read_toml
 from services.generate.capacity import DEFAULT_SHARE, DTYPE_BYTES
@@ -177,7 +176,7 @@ def import_and_choose(
 def _row(name: str) -> Model:
     rows = catalogue()
     if name not in rows:
-        near = get_close_matches(name.casefold(), rows, 3, 0.4)
+        near = near_names(name, rows, count=3, similarity=0.4)
         hint = f"the nearest are {', '.join(near)}" if near else "none has a similar name"
         own = "a model of your own is served by FOVEA_…_MODELS"
         raise Refused(f"--models: fovea models lists no {name!r}; {hint} ({own})")

@@ -5,7 +5,6 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +20,7 @@ from services.cli.store_import import ENGINES, interruptions, recognise, store_n
 from services.core.audit import AuditFailed, AuditLog
 from services.core.logs import log_warnings_to_stderr
 from services.core.printable import printable
+from services.core.refusals import did_you_mean
 from services.core.settings import ServiceSettings, read_settings
 from services.core.store.checkpoint_files import (
     DESCRIPTION_FILE,
@@ -193,10 +193,9 @@ def publish(  # noqa: PLR0913 - one parameter an option
     description = read_description(directory) if kind is None else CheckpointDescription(name=name or "", kind=kind)
     if reference:
         # a kind of one's own may be stored, a misspelt one would take the alias from a version that serves
-        if description.kind not in ENGINES and (meant := get_close_matches(description.kind, ENGINES, 1)):
-            raise InvalidCheckpoint(
-                f"kind: {description.kind!r} is unknown; did you mean {meant[0]!r}? (--no-reference: publish unchecked)"
-            )
+        if description.kind not in ENGINES and (meant := did_you_mean(description.kind, ENGINES)):
+            told = f"kind: {description.kind!r} is unknown{meant} (--no-reference: publish unchecked)"
+            raise InvalidCheckpoint(told)
         write_outputs(description.kind, directory)
     aliases = list(alias or description.aliases)
     model = name or description.name

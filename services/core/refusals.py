@@ -1,12 +1,16 @@
 """Rejections of inputs from outside, in words."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
 MAX_NAMES_SHOWN = 8
+# Comparing names takes the longer the longer they are, and a client chooses how long.
+MAX_COMPARED_CHARACTERS = 64
+SIMILARITY = 0.6
 
 
 class Refused(ValueError):
@@ -17,6 +21,18 @@ def shown_names(names: Sequence[str]) -> str:
     """List names for a message, the first few of many."""
     shown = ", ".join(names[:MAX_NAMES_SHOWN])
     return shown if len(names) <= MAX_NAMES_SHOWN else f"{shown} and {len(names) - MAX_NAMES_SHOWN} more"
+
+
+def near_names(name: str, known: Iterable[str], *, count: int = 1, similarity: float = SIMILARITY) -> list[str]:
+    """Return the known names that are most like an unknown one, the nearest first, whatever their case."""
+    spellings = {one.casefold(): one for one in known}
+    found = get_close_matches(name[:MAX_COMPARED_CHARACTERS].casefold(), spellings, count, similarity)
+    return [spellings[one] for one in found]
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return the end of a message about an unknown name, which asks for the nearest known one; empty without one."""
+    return "".join(f"; did you mean {near}?" for near in near_names(name, known))
 
 
 def first_complaint(invalid: "ValidationError", whole: str) -> str:

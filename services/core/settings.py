@@ -5,7 +5,6 @@ which wins. A process's own settings, and its `port`, have the second form only.
 reads no environment: only `read_settings` does, and only a `__main__` calls it.
 """
 
-import difflib
 import os
 import re
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from pydantic_settings import (
 from pydantic_settings.exceptions import SettingsError as UnreadableVariable
 
 from services.core.byte_sizes import NumBytes
+from services.core.refusals import did_you_mean
 
 SHARED_PREFIX = "FOVEA_"
 # Several processes share one environment, so each must know which names belong to others.
@@ -343,8 +343,7 @@ def _hint(unknown: str, own_prefix: str, known: set[str]) -> str:
     own_variable = own_prefix + unknown.removeprefix(SHARED_PREFIX)
     if own_variable in known:
         return f"; did you mean {own_variable}?"
-    nearest = difflib.get_close_matches(unknown, sorted(known), n=1)
-    return f"; did you mean {nearest[0]}?" if nearest else "."
+    return did_you_mean(unknown, sorted(known)) or "."
 
 
 def _complaints(settings_cls: type[ProcessSettings], invalid: ValidationError) -> Iterator[str]:

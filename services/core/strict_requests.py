@@ -1,16 +1,15 @@
 """Parts of request bodies, whoever reads them: fields that are refused where they are unknown, and lists."""
 
 from collections.abc import Collection, Mapping
-from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from services.core.refusals import MAX_COMPARED_CHARACTERS, near_names
+
 ItemT = TypeVar("ItemT")
 
-# Of a name that no field has; comparing takes the longer the longer it is.
-MAX_COMPARED_CHARACTERS = 64
 # A list in a request. Only its first invalid item is reported: several errors for each of a million items would take
 # seconds of the event loop and a gigabyte.
 JsonList = Annotated[list[ItemT], Field(fail_fast=True)]
@@ -37,7 +36,6 @@ class StrictRequest(BaseModel):
 
 def unknown_field(name: str, known: Collection[str]) -> str:
     """Say that a field is unknown, and which one is nearest."""
-    near = get_close_matches(name[:MAX_COMPARED_CHARACTERS].lower(), known, n=1)
-    if near:
+    if near := near_names(name, known):
         return f"Unknown field; the nearest that is known is {near[0]}"
     return f"Unknown field; known are {', '.join(known)}" if known else "Unknown field; none is known here"

@@ -5,13 +5,13 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from services.core.refusals import did_you_mean
 from services.core.settings import ServiceSettings
 from services.core.store.checkpoint_files import DESCRIPTION_FILE, digest_of, packaged_starters
 from services.core.store.errors import NotFoundInStore
@@ -70,8 +70,7 @@ def find_checkpoint(reference: str, store_url: str | None = None) -> CheckpointS
         version = store.resolve(name, version or "latest")
     except NotFoundInStore as error:
         names = {*store.names(), *(starter.name for starter in packaged_starters())}
-        meant = [] if name in names else get_close_matches(name, names, 1)
-        raise NotFoundInStore(f"{error}; did you mean {meant[0]!r}?" if meant else str(error)) from None
+        raise NotFoundInStore(f"{error}{'' if name in names else did_you_mean(name, names)}") from None
     settings = ServiceSettings(port=0)
     fetched = store.fetch(name, version, settings.checkpoint_cache_dir, settings.checkpoint_cache_max_bytes)
     return CheckpointSource(fetched, f"{name}@{version}", store.manifest(name, version))

@@ -7,11 +7,12 @@ import json
 import math
 import tempfile
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
+
+from services.core.refusals import did_you_mean
 
 NameT = TypeVar("NameT", bound=str)
 NumberT = TypeVar("NumberT", int, float)
@@ -104,9 +105,8 @@ def among(text: str, known: Sequence[NameT], option: str) -> tuple[NameT, ...]:
     wanted = split(text)
     for name in wanted or (text,):
         if name not in known:
-            meant = get_close_matches(name, known, 1)
-            hint = f"; did you mean {meant[0]!r}?" if meant else ""
-            raise typer.BadParameter(f"{name!r} is not one of {', '.join(known)}{hint}", param_hint=option)
+            told = f"{name!r} is not one of {', '.join(known)}{did_you_mean(name, known)}"
+            raise typer.BadParameter(told, param_hint=option)
     return tuple(name for name in known if name in wanted)
 
 

@@ -233,7 +233,7 @@ def test_a_folder_that_its_service_can_not_load_moves_no_alias(tmp_path: Path, k
     [
         ("gpt2", "causal-lm", "the architecture 'gpt2' is none of llama, mistral, qwen2, qwen3"),
         ("t5", "t5-student", "task.json is missing, which says what the student answers"),
-        ("gpt2", "causal_lm", "kind: 'causal_lm' is unknown; did you mean 'causal-lm'?"),
+        ("gpt2", "causal_lm", "kind: 'causal_lm' is unknown; did you mean causal-lm?"),
     ],
 )
 def test_a_stock_folder_that_no_service_runs_is_refused_with_what_it_lacks(

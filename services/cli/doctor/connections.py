@@ -5,7 +5,6 @@ of a password can have been read as something else.
 """
 
 import asyncio
-import difflib
 import json
 import os
 import shutil
@@ -24,6 +23,7 @@ from services.core.byte_sizes import binary_size
 from services.core.http.browsers import is_loopback
 from services.core.http.signatures import MAKE, SigningSecrets
 from services.core.printable import first_line
+from services.core.refusals import near_names
 from services.core.settings import SettingsError
 from services.core.store.checkpoint_files import packaged_starters, read_description
 from services.core.store.errors import CorruptCheckpoint, NotFoundInStore, StoreError
@@ -102,7 +102,7 @@ def _model(store: Store, followed: tuple[str, str], process: str, variable: str,
             told = f"{process}: {model} is packaged, and stored when it is first started"
             return Finding("store", "ok", told)
         cure = f"fovea store publish FOLDER --name {model} --alias {alias}, or unset {variable}"
-        if near := difflib.get_close_matches(model, store.names(), n=1):
+        if near := near_names(model, store.names()):
             cure = f"did you mean {near[0]}? It stands in {variable}; otherwise: {cure}"
         return Finding("store", "failure", f"{process} would lack a model: {missing}", cure)
     except CorruptCheckpoint as damaged:

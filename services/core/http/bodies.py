@@ -9,7 +9,6 @@ import gc
 import math
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -24,7 +23,8 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 
 from services.core.errors import InvalidField, InvalidRequest, TooLarge, UnsupportedMediaType
 from services.core.memory import check_memory
-from services.core.strict_requests import MAX_COMPARED_CHARACTERS, unknown_field
+from services.core.refusals import MAX_COMPARED_CHARACTERS, near_names
+from services.core.strict_requests import unknown_field
 
 # Similarity from which an unknown name of another server's form is taken to be one of ours.
 NEARLY = 0.8
@@ -74,7 +74,7 @@ def refuse_unsupported(
                 continue
             raise InvalidRequest(f"{name}: {reason}; leave the field out.", param=name)
         synonym = synonyms.get(name.lower())
-        near = [synonym] if synonym else get_close_matches(param.lower(), own, n=1, cutoff=NEARLY)
+        near = [synonym] if synonym else near_names(param, own, similarity=NEARLY)
         if near:
             raise InvalidField(f"{param}: Unknown field; the nearest that is known is {near[0]}.", param=param)
 

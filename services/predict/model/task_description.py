@@ -2,13 +2,13 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from string import Formatter
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from services.core.refusals import near_names
 from services.nn.plain_texts import PlainTexts
 from services.predict.confidence import Calibration
 from services.predict.tasks import EOS, MAX_INPUT_TOKENS, MAX_NEW_TOKENS, FieldValue, Metric, Numbers, Prefixes, Task
@@ -149,7 +149,7 @@ def _place(location: Sequence[int | str]) -> str:
 def nearest(name: str, known: Iterable[str]) -> str:
     """Name the known name nearest to an unknown one, or list the first MAX_LISTED."""
     names = list(known)
-    near = get_close_matches(name.lower(), names, n=1)
+    near = near_names(name, names)
     listed = ", ".join(names[:MAX_LISTED]) + (", …" if len(names) > MAX_LISTED else "")
     return f"the nearest is {near[0]!r}" if near else f"known are {listed}"
 
