@@ -5,11 +5,12 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
+from difflib import get_close_matches
 from typing import Any, Generic, TypeVar, get_args
 from urllib.parse import quote
 
 from fastapi import APIRouter, FastAPI, Request, Response
-from pydantic import BaseModel, OnErrorOmit
+from pydantic import BaseModel, Field, OnErrorOmit
 
 from gateway.routes import PUBLIC_PATHS, RouteTable
 from gateway.routing.upstream_choice import MAX_SHOWN_CHARACTERS
@@ -17,7 +18,9 @@ from gateway.settings import Backend, Service
 from gateway.upstream import NOT_RUNNING_RETRY_S, Upstream
 from gateway.upstreams import Branch, Upstreams
 from services.core.errors import InvalidField, NotFound, Overloaded
+from services.core.refusals import shown_names
 from services.core.serving.model_versions import ModelVersionList
+from services.core.strict_requests import MAX_COMPARED_CHARACTERS
 
 SCHEMA_REF = "#/components/schemas/"
 # Seconds after which at most a newly started service is in the document, and its models are listed.
@@ -36,6 +39,7 @@ class Model(BaseModel, extra="allow"):
     object: str = "model"
     created: int = 0
     owned_by: str = "fovea"
+    decides: bool | None = Field(None, description="Whether it can answer `/v1/decisions`; null if that is not known.")
 
 
 class Task(BaseModel, extra="allow"):
@@ -177,7 +181,7 @@ class Directory:
         self._document = Kept[bytes](DOCUMENT_AGE_S)
         self._models = Kept[list[tuple[Upstream, Model]]](MODELS_AGE_S)
         self._tasks = Kept[list[tuple[Upstream, Task]]](MODELS_AGE_S)
-        self._listed_before: dict[Backend, set[str]] = {}
+        self._listed_before: dict[Backend, dict[str, Model]] = {}
 
     async def models(self) -> list[tuple[Upstream, Model]]:
         """Return the models, each with the upstream that lists it."""
@@ -198,10 +202,10 @@ class Directory:
     async def service_of(
         self, model: str, services: Sequence[Backend], client: str, deadline: float, field: str
     ) -> Backend:
-        """Return the first of these services that has the model that `field` names, as `name` or `name@version`.
+        """Return the first of these services that has the deciding model of `field`, as `name` or `name@version`.
 
         Where one of them has listed none, which may have it, it is told of the demand, and waited for as a request for
-        it would wait. Raises NotFound, InvalidField for a model of another service, and Overloaded after the wait.
+        it would wait. Raises NotFound, InvalidField for a model that can't decide, and Overloaded after the wait.
         """
         name = model.partition("@")[0]
         found, down = await self._owner(name, services)
@@ -214,11 +218,14 @@ class Directory:
                 found, down = await self._owner(name, services)
         shown = repr(name[:MAX_SHOWN_CHARACTERS])
         if found is not None:
-            if found in services:
+            listed = self._listed_before.get(found, {}).get(name)
+            if found in services and (listed is None or listed.decides is not False):
                 return found
-            raise InvalidField(f"{field}: {shown} is a model of {found}, which decides nothing.", param=field)
+            told = f"{field}: {shown}, a model of {found}, decides nothing. {self._deciding(name, services)}"
+            raise InvalidField(told, param=field)
         if not down:
-            raise NotFound(f"No service lists the model {shown}.", param=field, code="model_not_found")
+            told = f"{field}: No service lists the model {shown}. {self._deciding(name, services)}"
+            raise NotFound(told, param=field, code="model_not_found")
         listing_none = ", ".join(upstream.destination.service for upstream in down)
         message = f"No service lists the model {shown}, and these list none now: {listing_none}."
         raise Overloaded(message, code="service_unavailable", retry_after_s=NOT_RUNNING_RETRY_S)
@@ -228,9 +235,9 @@ class Directory:
 
         One that does not list its models now, since it is busy or restarts, has those that it listed before.
         """
-        now: dict[Backend, set[str]] = {}
+        now: dict[Backend, dict[str, Model]] = {}
         for upstream, one in await self.models():
-            now.setdefault(upstream.destination.service, set()).add(one.id)
+            now.setdefault(upstream.destination.service, {})[one.id] = one
         self._listed_before |= now
         branches = [self.upstreams.of(service) for service in services]
         down = [one.default for one in branches if one.service not in now and one.default.addresses.is_configured]
@@ -238,6 +245,13 @@ class Directory:
             if name in branch.by_model or name in self._listed_before.get(branch.service, ()):
                 return branch.service, down
         return None, down
+
+    def _deciding(self, name: str, services: Sequence[Backend]) -> str:
+        """Tell which listed models of these services can decide, the nearest to a name first."""
+        every = [one for service in services for one in self._listed_before.get(service, {}).values()]
+        names = [one.id for one in every if one.decides is not False]
+        nearest = get_close_matches(name[:MAX_COMPARED_CHARACTERS], names, n=max(1, len(names)), cutoff=0.0)
+        return f"Models that can decide: {shown_names([repr(one) for one in nearest]) or 'none is listed'}."
 
     async def versions(self, model_id: str) -> ModelVersionList:
         """Return the versions of a listed model as its service finds them in the store. Raises NotFound, Overloaded."""

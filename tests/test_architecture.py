@@ -151,14 +151,14 @@ MAX_CHAIN = 13
 # Lines of Python that a room may have. A commit that raises a budget says why.
 BUDGETS = {
     "fovea": 1_760,
-    "gateway": 4_144,
+    "gateway": 4_158,
     "services/cli": 4_078,
     "services/core": 14_056,
     "services/nn": 2_539,
     "services/jobs": 3_970,
     "services/curate": 4_563,
     "services/embed": 19_215,
-    "services/generate": 15_957,
+    "services/generate": 15_968,
     "services/predict": 7_759,
     "services/score": 11_057,
     "starters": 20_738,

@@ -36,6 +36,7 @@ from services.core.images.references import ImageLimits
 from services.core.metrics import Metrics
 from services.core.serving.served_checkpoint import Answering, CheckpointEngine, Served
 from services.core.serving.served_models import ServedModels
+from services.core.store.manifest import Manifest
 from services.generate.generation.generation import Generation, Progress, PromptFacts
 from services.generate.generation.input_processor import InputProcessor, Item
 from services.generate.generation.ranking import ItemResult, Ranking
@@ -90,18 +91,21 @@ ServedReranker = Served[RerankerEngine, PairBatcher]
 class ModelFacts:
     """Properties of a model that clients are told; `context_length` limits a prompt and its answer together.
 
-    `reranker` is the kind of a model that only ranks, None for a language model.
+    `reranker` is the kind of a model that only ranks, None for a language model; only that may have a chat template.
     """
 
     context_length: int
     profile: CalibrationProfile
     reranker: str | None = None
+    has_chat_template: bool = False
 
     @classmethod
     def of(cls, engine: AnyEngine) -> "ModelFacts":
         if isinstance(engine, RerankerEngine):
             return cls(engine.context_length, OFF, engine.kind)
-        return cls(engine.processor.context_length, engine.processor.profile)
+        processor = engine.processor
+        has_chat_template = processor.tokenizer.chat_template is not None
+        return cls(processor.context_length, processor.profile, has_chat_template=has_chat_template)
 
 
 GenerateModels = ServedModels[AnyEngine, ModelFacts, AnyBatcher]
@@ -394,11 +398,15 @@ def _only_ranks(name: str, kind: str) -> InvalidRequest:
     return InvalidRequest(told, param="model")
 
 
+def follows_instructions(facts: ModelFacts, manifest: Manifest) -> bool:
+    """Whether a model was taught to follow instructions, so that its probabilities mean something: it has a chat
+    template, and was not trained without a base, as the starters are on their one form of question."""
+    return facts.has_chat_template and not (manifest.training and manifest.base is None)
+
+
 def _check_follows(served: ServedGenerate) -> None:
-    """Raises InvalidField for a model that was never taught to follow instructions, whose probabilities mean nothing:
-    one without a chat template, or one trained without a base, as the starters are on their one form of question."""
-    is_starter = bool(served.manifest.training) and served.manifest.base is None
-    if is_starter or served.engine.processor.tokenizer.chat_template is None:
+    """Raises InvalidField for a model that does not follow instructions."""
+    if not follows_instructions(ModelFacts.of(served.engine), served.manifest):
         told = f"{served.name} was not taught to follow instructions, so it can't decide. A language model that was,"
         raise InvalidField(f"model: {told} with a chat template, a student or a model of score can.", param="model")
 

@@ -570,7 +570,8 @@ def test_fewer_dimensions_than_a_model_was_trained_for_are_refused_with_what_can
     for path, body in asked:
         error, field = error_of(client.post(path, json=body), 422), list(body)[-1]
         assert (error["param"], error["message"]) == (field, field + told)
-    assert client.get("/v1/models").json()["data"][0]["matryoshka_dimensions"] is None
+    (model,) = client.get("/v1/models").json()["data"]
+    assert (model["matryoshka_dimensions"], model["decides"]) == (None, False)
 
 
 def test_dimensions_equal_to_the_models_own_are_accepted(client: TestClient) -> None:

@@ -17,8 +17,8 @@ from tests.gateway.routing.pools import answered_by, named, pool, write_pools
 from tests.gateway.servers import Service, gateway, metric, read_body, respond, serving, until
 
 
-def listing(*ids: str) -> dict[str, Any]:
-    return {"/v1/models": {"object": "list", "data": [{"id": one} for one in ids]}}
+def listing(*ids: str, **fields: Any) -> dict[str, Any]:
+    return {"/v1/models": {"object": "list", "data": [{"id": one, **fields} for one in ids]}}
 
 
 async def decided_by(client: aiohttp.ClientSession, model: Any, **request: Any) -> str:
@@ -44,8 +44,11 @@ async def test_the_service_that_lists_the_model_decides() -> None:
         assert found == ["predict", "generate", "score", "score", "generate"]
         assert await answered_by(client, "/decisions", json={"questions": [], "model": "clip"}) == "score"
         assert await metric(client, "fovea_upstream_requests_total", service="score", code="200") == 3
-        status, error = await refusal(client, {"model": "missing"})
+        status, error = await refusal(client, {"model": "clop"})
         assert (status, error["code"], error["param"]) == (404, "model_not_found", "model")
+        told = "model: No service lists the model 'clop'. Models that can decide: 'clip', "
+        assert error["message"].startswith(told)
+        assert all(name in error["message"] for name in ("'tickets'", "'vicuna'"))
 
 
 @pytest.mark.parametrize("body", [{}, {"model": None}, {"model": ""}, {"questions": [{"model": "tickets"}]}])
@@ -98,15 +101,27 @@ async def test_the_wait_for_a_service_ends_with_the_request_s_deadline_or_its_ow
             assert (status, "list none now" in error["message"]) == (503, True)
 
 
-async def test_a_model_of_a_service_that_decides_nothing_is_refused_as_such() -> None:
-    services = {name: named(name, listing(f"of-{name}")) for name in ("predict", "generate", "embed", "score")}
+async def test_a_model_that_can_t_decide_is_refused_as_model_and_as_teacher_beside_those_that_can() -> None:
+    deciding = {"predict": None, "generate": False, "embed": False, "score": True}
+    services = {name: named(name, listing(f"of-{name}", decides=can)) for name, can in deciding.items()}
     async with AsyncExitStack() as running:
         urls: Any = {f"{name}_urls": await running.enter_async_context(serving(one)) for name, one in services.items()}
         client = await running.enter_async_context(gateway(**urls))
-        for model in ("of-embed", "of-embed@latest"):
-            status, error = await refusal(client, {"model": model})
-            assert (status, error["param"]) == (422, "model")
-            assert error["message"] == "model: 'of-embed' is a model of embed, which decides nothing."
+        for model in ("of-embed", "of-embed@latest", "of-generate"):
+            name, service = model.partition("@")[0], model.partition("@")[0].removeprefix("of-")
+            told = f"{name!r}, a model of {service}, decides nothing. Models that can decide: "
+            for field, body in (("model", {"model": model}), ("teacher", {"model": "of-score", "teacher": model})):
+                status, error = await refusal(client, body)
+                assert (status, error["param"]) == (422, field)
+                assert error["message"].startswith(f"{field}: {told}")
+                assert set(error["message"].removeprefix(f"{field}: {told}")[:-1].split(", ")) == {
+                    "'of-predict'",
+                    "'of-score'",
+                }
+        assert [one for service in services.values() for one in service.requests if one["method"] == "POST"] == []
+        async with client.get("/v1/models") as response:
+            listed = {one["id"]: one["decides"] for one in (await response.json())["data"]}
+        assert listed == {f"of-{name}": can for name, can in deciding.items()}
 
 
 async def test_a_service_that_is_too_busy_to_list_its_models_has_those_that_it_listed(

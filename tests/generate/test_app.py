@@ -620,7 +620,7 @@ def test_the_served_model_is_listed_with_its_context_its_calibration_and_the_lim
 
     assert listed == client.get(f"/models/{MODEL}").json()
     assert (listed["id"], listed["object"], listed["kind"]) == (MODEL, "model", "causal-lm")
-    assert listed["max_model_len"] == CONTEXT
+    assert (listed["max_model_len"], listed["decides"]) == (CONTEXT, True)
     assert listed["calibration"] == {
         "enabled": True,
         "bias": "tree",

@@ -401,7 +401,9 @@ def test_a_reranker_asked_to_write_is_refused_by_name(client: TestClient, path: 
         "/v1/completions": {"prompt": "Who?"},
         "/tokenize": {"prompt": "Who?"},
     }
-    kinds = {one["id"]: one["kind"] for one in client.get("/v1/models").json()["data"]}
+    models = client.get("/v1/models").json()["data"]
+    kinds = {one["id"]: one["kind"] for one in models}
+    assert not any(one["decides"] for one in models if one["kind"] != "causal-lm")
     for name in map(str.lower, RERANKERS):
         response = client.post(path, json={**bodies[path], "model": name})
         assert (response.status_code, response.json()["error"]["param"]) == (400, "model")

@@ -469,6 +469,7 @@ def test_models_are_listed_with_their_limits(client: TestClient) -> None:
     assert model["limits"] == {"max_inputs": MAX_INPUTS}
     assert model["revision"].startswith(model["version"])
     assert model["statement"] == STATEMENT
+    assert [one["decides"] for one in models] == [True, True, False, True]
     assert error_of(client.get("/v1/models/gpt"), 404)["code"] == "model_not_found"
 
 

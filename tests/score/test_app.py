@@ -157,7 +157,7 @@ def test_of_equal_scores_the_first_is_the_best(client: TestClient) -> None:
 
 def test_the_score_is_the_mix_that_the_model_states(client: TestClient) -> None:
     (model,) = client.get("/v1/models").json()["data"]
-    assert model["local_weight"] == LOCAL_WEIGHT
+    assert (model["local_weight"], model["decides"]) == (LOCAL_WEIGHT, True)
     for one in client.post("/score", json={"image": URI, "captions": CAPTIONS}).json()["scores"]:
         assert one["score"] == pytest.approx(0.75 * one["global"] + 0.25 * one["local"], abs=1e-6)
 

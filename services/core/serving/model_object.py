@@ -21,6 +21,7 @@ class ModelObject(BaseModel):
     version: str
     revision: str = Field(description="Content digest of the checkpoint.")
     statement: str | None = Field(None, description="What the model was trained on and what it knows, in a sentence.")
+    decides: bool = Field(False, description="Whether it can answer `/v1/decisions`.")
     loaded: bool = Field(description="Whether the model is in memory; otherwise its next request loads it.")
 
 

@@ -39,7 +39,7 @@ from services.generate.http.documents import (
 from services.generate.http.streaming import DONE, EventStream, event, event_stream_content
 from services.generate.model.profile import ProfileSource
 from services.generate.prompts.templates import Document
-from services.generate.service import CallLimits, Charged, GenerateService, ModelFacts
+from services.generate.service import CallLimits, Charged, GenerateService, ModelFacts, follows_instructions
 
 MAX_STOPS = 16
 
@@ -279,8 +279,11 @@ async def _events(
 
 
 def _model(limits: CallLimits, resident: Resident[Any, ModelFacts, Any], facts: ModelFacts) -> Model:
+    manifest = resident.checkpoint.manifest
+    assert manifest is not None, "what has been loaded has a version"
     return Model(
         **model_fields(resident),
+        decides=follows_instructions(facts, manifest),
         max_model_len=facts.context_length,
         calibration=ModelCalibration.of(facts.profile),
         limits=ModelLimits(**{name: getattr(limits, name) for name in ModelLimits.model_fields}),

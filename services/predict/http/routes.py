@@ -203,6 +203,7 @@ def _tei_scores(prediction: Prediction, *, is_raw: bool) -> list[dict[str, Any]]
 def _model(max_inputs: int, resident: TaskModel, description: TaskDescription) -> Model:
     return Model(
         **model_fields(resident),
+        decides=description.labels is not None or description.choices is not None,
         max_model_len=description.max_input_tokens,
         task=description.task,
         limits=ModelLimits(max_inputs=max_inputs),

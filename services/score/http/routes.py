@@ -185,6 +185,7 @@ def score_models_router(service: ScoreService) -> APIRouter:
 def _model(service: ScoreService, resident: Resident[Any, ModelFacts, Any], facts: ModelFacts) -> Model:
     return Model(
         **model_fields(resident),
+        decides=True,
         max_model_len=facts.context_length,
         image_size=facts.image_size,
         resize_mode=facts.resize_mode,

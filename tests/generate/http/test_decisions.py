@@ -242,6 +242,7 @@ def test_a_model_that_was_not_taught_to_follow_instructions_decides_nothing(tmp_
     )
     with TestClient(create_generate(settings), base_url="http://localhost") as client:
         wait_until_ready(lambda: client.get("/readyz").status_code == 200)
+        assert [one["decides"] for one in client.get("/v1/models").json()["data"]] == [False] * 3
         for name in settings.models:
             for question in (CHOICE, PREDICATE, SCORE):
                 response = client.post("/v1/decisions", json={"model": name, "input": TEXT, "questions": [question]})
