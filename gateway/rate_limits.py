@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import structlog
-from limits import RateLimitItem, parse
+from limits import RateLimitItem, parse, parse_many
 from limits.aio.storage import MemoryStorage, RedisStorage
 from limits.aio.strategies import SlidingWindowCounterRateLimiter
 from limits.errors import StorageError
@@ -41,8 +41,16 @@ log = structlog.get_logger(__name__)
 
 
 def parse_rate(rate: str) -> str:
-    """Return the rate unchanged if it is valid (`10/second`, `600 per minute`). Raises ValueError otherwise."""
-    parse(rate)
+    """Return the rate unchanged if it is one rate (`10/second`, `600 per minute`). Raises ValueError otherwise."""
+    try:
+        rates = parse_many(rate)
+    except ValueError:
+        rates = []
+    if len(rates) != 1 or not rates[0].amount:
+        raise ValueError(
+            f"{rate!r} is not one rate: write a number from 1 and a second, minute, hour, day, month or year, such as "
+            "600/minute, 600 per minute or 10/5 seconds"
+        )
     return rate
 
 

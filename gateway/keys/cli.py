@@ -18,6 +18,7 @@ from gateway.settings import KeyRecord
 from services.core.audit import AuditFailed, AuditLog
 from services.core.exchange import DEFAULT_TENANT
 from services.core.printable import printable
+from services.core.refusals import first_complaint
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -79,8 +80,7 @@ def create(  # noqa: PLR0913 - one parameter an option
             created=datetime.now(UTC).isoformat(timespec="seconds"),
         )
     except ValidationError as invalid:
-        first = invalid.errors()[0]
-        _refuse(f"{'.'.join(map(str, first['loc']))}: {first['msg'].removeprefix('Value error, ')}.")
+        _refuse(f"{first_complaint(invalid, 'the key')}.")
     with _changing(file, secret) as (source, keys):
         if any(known.name == name for known in keys.keys):
             _refuse(f"{source} already has a key named {name!r}; revoke it first.")

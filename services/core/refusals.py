@@ -38,7 +38,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def first_complaint(invalid: "ValidationError", whole: str) -> str:
     """Return `field: message` for the first error, with `whole` in place of a field if it is about none."""
     first = invalid.errors(include_url=False, include_input=False)[0]
-    return f"{'.'.join(map(str, first['loc'])) or whole}: {_told(first)}"
+    return f"{'.'.join(map(str, first['loc'])) or whole}: {message_of(first)}"
 
 
 def complaint_about(invalid: "ValidationError", given: Any, whole: str) -> str:
@@ -50,9 +50,11 @@ def complaint_about(invalid: "ValidationError", given: Any, whole: str) -> str:
     return f"{whole if field == 'body' else field}: {told}"
 
 
-def _told(error: Any) -> str:
-    """The message of an error, which for an object would name our class."""
-    return "Input should be an object" if error["type"] == "model_type" else str(error["msg"])
+def message_of(error: Any) -> str:
+    """Return the message of one of pydantic's errors without what it says of Python."""
+    if error["type"] == "model_type":
+        return "Input should be an object"
+    return str(error["msg"]).removeprefix("Value error, ")
 
 
 def deepest_complaint(errors: Sequence[Any], body: Any) -> tuple[str, str]:
@@ -62,7 +64,7 @@ def deepest_complaint(errors: Sequence[Any], body: Any) -> tuple[str, str]:
     here = [error for path, error in located if path == deepest]
     # members of another type than the value's say nothing about it if one accepts its type and refuses the value
     about_value = [error for error in here if not error["type"].endswith(("_type", "_parsing"))]
-    messages = dict.fromkeys(map(_told, about_value or here))
+    messages = dict.fromkeys(map(message_of, about_value or here))
     return ".".join(deepest) or "body", "; or: ".join(messages)
 
 

@@ -23,7 +23,7 @@ from pydantic_settings import (
 from pydantic_settings.exceptions import SettingsError as UnreadableVariable
 
 from services.core.byte_sizes import NumBytes
-from services.core.refusals import did_you_mean
+from services.core.refusals import did_you_mean, message_of
 
 SHARED_PREFIX = "FOVEA_"
 # Several processes share one environment, so each must know which names belong to others.
@@ -349,9 +349,10 @@ def _hint(unknown: str, own_prefix: str, known: set[str]) -> str:
 def _complaints(settings_cls: type[ProcessSettings], invalid: ValidationError) -> Iterator[str]:
     for error in invalid.errors(include_url=False, include_context=False, include_input=False):
         if error["loc"]:
-            yield f"{variable_of(settings_cls, str(error['loc'][0]))}: {error['msg']}."
+            variable = variable_of(settings_cls, str(error["loc"][0]))
+            yield f"{'.'.join([variable, *map(str, error['loc'][1:])])}: {message_of(error)}."
         else:  # about several settings, which the message names
-            yield f"{error['msg'].removeprefix('Value error, ')}."
+            yield f"{message_of(error)}."
 
 
 def variable_of(settings_cls: type[ProcessSettings], field_name: str) -> str:

@@ -15,7 +15,7 @@ from gateway.access import KeyRing, digest, new_key
 from gateway.app import create_gateway
 from gateway.routes import OWN_SCOPES, PUBLIC_PATHS, ROUTES
 from gateway.settings import GatewaySettings, KeyRecord
-from services.core.settings import SettingsError
+from services.core.settings import SettingsError, read_settings
 from tests.gateway.servers import Service, gateway, metric, respond, serving, until
 
 KEY = "fovea-a-key-for-tests"
@@ -323,7 +323,10 @@ async def test_a_keys_file_without_keys_lets_nobody_in(tmp_path: Path) -> None:
         ("{", ":1: not JSON"),
         ('{"key": []}', "key: Extra inputs"),
         ('{"keys": [{"name": "a", "sha256": "fovea-plain", "scopes": []}]}', r"keys\.0\.sha256"),
-        (json.dumps({"keys": [record("a", "embed", rate_limit="often")]}), r"keys\.0\.rate_limit"),
+        (
+            json.dumps({"keys": [record("a", "embed", rate_limit="often")]}),
+            r"rate_limit: 'often' is not one rate",
+        ),
         (json.dumps({"keys": [record("a", "paint")]}), r"keys\.0\.scopes"),
     ],
 )
@@ -335,6 +338,23 @@ def test_a_gateway_does_not_start_open_because_its_keys_file_is_wrong(
         path.write_text(content)
     with pytest.raises(SettingsError, match=complaint):
         create_gateway(GatewaySettings(keys_file=path))
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "told"),
+    [
+        ("RATE_LIMIT", "5/min", "RATE_LIMIT: '5/min' is not one rate: write a number from 1 and a second, minute"),
+        ("FAILED_KEY_LIMIT", "1/second; 5/minute", "FAILED_KEY_LIMIT: '1/second; 5/minute' is not one rate: "),
+        ("KEYS", json.dumps([record("a", "embed", token_limit="5")]), "KEYS.0.token_limit: '5' is not one rate: "),
+    ],
+)
+def test_a_limit_that_is_no_rate_is_told_with_its_variable_and_the_forms(
+    variable: str, value: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"FOVEA_GATEWAY_{variable}", value)
+    with pytest.raises(SettingsError) as refused:
+        read_settings(GatewaySettings)
+    assert str(refused.value).startswith(f"FOVEA_GATEWAY_{told}")
 
 
 def test_keys_are_long_random_and_different() -> None:

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from services.core.openai_client import Api, EndpointError
 from services.core.printable import printable
+from services.core.refusals import message_of
 from services.curate.authoring.candidates import reasons_told
 from services.curate.authoring.generation import UnusableAnswers
 from services.curate.authoring.job import Generated, GenerateOptions, NoKey, run_generation
@@ -187,7 +188,7 @@ def _options(given: dict[str, Any]) -> GenerateOptions:
         first = error.errors(include_url=False, include_input=False)[0]
         name = str(first["loc"][0])
         option = f"--set {name}" if name in settings else f"--{name.replace('_', '-')}"
-        raise typer.BadParameter(first["msg"], param_hint=option) from None
+        raise typer.BadParameter(message_of(first), param_hint=option) from None
 
 
 if __name__ == "__main__":

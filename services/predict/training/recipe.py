@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 import typer
 from pydantic import TypeAdapter, ValidationError
 
+from services.core.refusals import message_of
 from services.core.text_files import read_toml
 from services.predict.data.rows import Example
 from services.predict.tasks import (
@@ -166,7 +167,7 @@ def recipe_of(kind: type[Recipe], options: Mapping[str, Any]) -> Recipe:
         try:
             TypeAdapter(hints[name]).validate_python(value, strict=True)
         except ValidationError as error:
-            raise ValueError(f"recipe {path}: {name}: {error.errors()[0]['msg']}") from None
+            raise ValueError(f"recipe {path}: {name}: {message_of(error.errors()[0])}") from None
     given = {name: options.get(name) for name in ("method", "seed", "steps", "batch_size", "learning_rate")}
     values |= {name: value for name, value in given.items() if value is not None}
     if "rationale_weight" in values:

@@ -169,9 +169,13 @@ def test_a_key_may_have_limits_in_tokens_and_by_model_and_what_others_wrote_for_
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (("--token-limit", "many"), "token_limit: "),
+        (("--token-limit", "many"), "token_limit: 'many' is not one rate: write a number from 1 and "),
+        (("--rate-limit", "5"), "rate_limit: '5' is not one rate: "),
+        (("--rate-limit", "5/min"), "rate_limit: '5/min' is not one rate: "),
+        (("--rate-limit", "1/second; 5/minute"), "rate_limit: '1/second; 5/minute' is not one rate: "),
+        (("--token-limit", "0/minute"), "token_limit: '0/minute' is not one rate: "),
         (("--model-token-limit", "big"), "--model-token-limit: 'big' is not MODEL=RATE"),
-        (("--model-rate-limit", "big=often"), "models.big.rate_limit: "),
+        (("--model-rate-limit", "big=often"), "models.big.rate_limit: 'often' is not one rate: "),
     ],
 )
 def test_a_limit_that_is_none_is_refused_by_its_name(file: Path, options: tuple[str, ...], told: str) -> None:
