@@ -35,19 +35,23 @@ class PublishedRecipe:
     @classmethod
     def names(cls) -> list[str]:
         """List the names of the recipes included with the package."""
-        return sorted(
-            path.name.removesuffix(".toml") for path in cls._folder().iterdir() if path.name.endswith(".toml")
-        )
+        published = cls._folder().iterdir() if cls._folder().is_dir() else ()
+        return sorted(path.name.removesuffix(".toml") for path in published if path.name.endswith(".toml"))
 
     @classmethod
-    def read(cls, name: str) -> Self:
-        """Read a recipe of the package by name, or a TOML file. Raises ValueError, naming unknown values."""
+    def read(cls, name: str | None) -> Self:
+        """Read a recipe of the package by name, or a TOML file; None are the defaults.
+
+        Raises ValueError, naming unknown values.
+        """
+        if name is None:
+            return cls()
         if name.endswith(".toml"):
             values = read_toml(Path(name))
         elif name in cls.names():
             values = read_toml(cls._folder() / f"{name}.toml")
         else:
-            raise ValueError(f"there is no recipe {name!r}; available: {', '.join(cls.names())}, or a .toml file")
+            raise ValueError(f"there is no recipe {name!r}; available: {', '.join([*cls.names(), 'a .toml file'])}")
         if unknown := values.keys() - cls.known_keys():
             raise ValueError(f"recipe {name} has unknown keys: {', '.join(sorted(unknown))}")
         try:
@@ -64,7 +68,7 @@ RecipeT = TypeVar("RecipeT", bound=PublishedRecipe)
 
 
 def chosen_recipe(
-    kind: type[RecipeT], name: str, overrides: Sequence[str] | None, changes: Mapping[str, Any]
+    kind: type[RecipeT], name: str | None, overrides: Sequence[str] | None, changes: Mapping[str, Any]
 ) -> RecipeT:
     """Read a recipe and change keys of it, by `--set` and by options of their own that are not None.
 

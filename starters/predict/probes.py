@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pydantic
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -15,21 +16,16 @@ from services.predict.data.rows import Example
 from services.predict.distillation import IGNORED
 from services.predict.training.lessons import Batch, Lesson, Lessons, Pair, padded
 from services.predict.training.loop import Teaching, TeachingLoss
-from services.predict.training.recipe import Recipe
+from services.predict.training.recipe import Positive, Recipe
 from starters.predict.spans import Probe
 from starters.predict.word_labels import WORD_LABELS, WordLabels
 
 
-@dataclass(frozen=True)
+@pydantic.dataclasses.dataclass(frozen=True, config=pydantic.ConfigDict(strict=True))
 class ProbedRecipe(Recipe):
     """A recipe in which probes may read the labels of an input's words; their loss counts as much as `probe_weight`."""
 
-    probe_weight: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.probe_weight is not None and not 0 < self.probe_weight < float("inf"):
-            raise ValueError(f"probe_weight is a finite number above 0, not {self.probe_weight}")
+    probe_weight: Positive | None = None
 
 
 class TokenLabels:

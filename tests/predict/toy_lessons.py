@@ -31,7 +31,7 @@ def toy_data(**changes: Any) -> TeachingData:
 
 def toy_recipe(**changes: Any) -> Recipe:
     """A recipe of few steps with short answers."""
-    values = {"learning_rate": 5e-3, "batch_size": 8, "num_steps": 4, "evaluate_every": 2}
+    values = {"learning_rate": 5e-3, "batch_size": 8, "steps": 4, "evaluate_every": 2}
     return Recipe(**{**values, "max_new_tokens": 6, "max_target_tokens": 24, **changes})
 
 

@@ -36,7 +36,7 @@ from services.jobs.resumption import differences, flat, option_names
 from services.jobs.training import greatest, made_ahead
 from services.nn.loading import quiet_loading
 from services.predict.data.rows import Example
-from services.predict.distillation import IGNORED, multi_task_loss, target_loss
+from services.predict.distillation import IGNORED, alpha_of, multi_task_loss, target_loss
 from services.predict.model.student import Student
 from services.predict.model.task_description import TaskDescription
 from services.predict.training.initialisation import add_lora
@@ -48,13 +48,8 @@ CHECKPOINT = "checkpoint"
 STATE_FILE = "resume.pt"
 # Options of `fovea train distill` and keys of its recipe, by the last part of an argument's name.
 OPTIONS = {
-    **{name: name for name in Recipe.__dataclass_fields__},
-    **option_names("method", "learning_rate", "batch_size", "seed", "fraction", "augment", "rationales"),
-    "num_steps": "--steps",
-    "prefixes.label": "label_prefix",
-    "prefixes.rationale": "rationale_prefix",
-    "recipe.prefixes.label": "label_prefix",
-    "recipe.prefixes.rationale": "rationale_prefix",
+    **{name: name for name in Recipe.known_keys()},
+    **option_names("method", "steps", "learning_rate", "batch_size", "seed", "fraction", "augment", "rationales"),
     "data.folder": "--data",
     "data.labels": "--labels",
 }
@@ -66,7 +61,12 @@ def learning_rate(recipe: Recipe, step: int) -> float:
     """Return the rate of a step, counted from 0: linear warm-up, then linear decay to 0 at the end."""
     if step < recipe.warmup_steps:
         return recipe.learning_rate * (step + 1) / recipe.warmup_steps
-    return recipe.learning_rate * (recipe.num_steps - step) / (recipe.num_steps - recipe.warmup_steps)
+    return recipe.learning_rate * (recipe.steps - step) / (recipe.steps - recipe.warmup_steps)
+
+
+def share_of_labels(recipe: Recipe) -> float:
+    """The weight of the labels' loss, α, also of a recipe with λ."""
+    return recipe.alpha if recipe.rationale_weight is None else alpha_of(recipe.rationale_weight)
 
 
 class TeachingLoss(nn.Module):
@@ -151,7 +151,7 @@ class Teaching:
             enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
             enable({"use_reentrant": False})
         self.lora = None if recipe.lora_rank is None else add_lora(model, recipe.lora_rank, recipe.seed)
-        loss = self.make_loss(model, recipe.alpha if recipe.method == "step-by-step" else None)
+        loss = self.make_loss(model, share_of_labels(recipe) if recipe.method == "step-by-step" else None)
         # the model to evaluate: this one, or a copy that collects the weights if each process has only a part
         self.is_sharded = self.accelerator.distributed_type == DistributedType.FSDP
         if self.is_sharded and not self.accelerator.is_fsdp2:
@@ -187,19 +187,19 @@ class Teaching:
             if self.is_main:
                 self.sums += torch.tensor(saved["sums"], device=self.sums.device)
         first: int = 0 if saved is None else saved["step"]
-        if 0 < first < self.recipe.num_steps:
-            report(f"continuing at step {first} of {self.recipe.num_steps}")
+        if 0 < first < self.recipe.steps:
+            report(f"continuing at step {first} of {self.recipe.steps}")
         told = time.monotonic()
         writer = SummaryWriter(self.folder / "tensorboard", purge_step=first) if self.is_main else None
         self.loss.train()
         with closing(writer) if writer is not None else nullcontext(), Stopping() as stopping:
             of_process = {"process": self.accelerator.process_index, "num_processes": self.num_processes}
             make_batch = partial(self.lessons.batch, **of_process)
-            batches = made_ahead(make_batch, range(first, self.recipe.num_steps), num_workers)
+            batches = made_ahead(make_batch, range(first, self.recipe.steps), num_workers)
             for step, batch in enumerate(batches, start=first):
                 self._step(step, batch)
                 is_asked = stopping.is_asked(greatest(self.accelerator))
-                if (step + 1) % self.recipe.evaluate_every == 0 or step + 1 == self.recipe.num_steps:
+                if (step + 1) % self.recipe.evaluate_every == 0 or step + 1 == self.recipe.steps:
                     self._evaluate(step + 1, writer)
                     told = time.monotonic()
                     report(self._told())
@@ -207,8 +207,8 @@ class Teaching:
                     self._save(step + 1, is_best=False)
                 elif time.monotonic() - told > REPORT_SECONDS:
                     told = time.monotonic()
-                    report(f"step {step + 1}/{self.recipe.num_steps}")
-                stopping.check(step + 1, self.recipe.num_steps)
+                    report(f"step {step + 1}/{self.recipe.steps}")
+                stopping.check(step + 1, self.recipe.steps)
         outcome = self._finish()
         report(f"best step {outcome.best_step}: test accuracy {outcome.test_accuracy:.4f}")
         return outcome
@@ -268,9 +268,9 @@ class Teaching:
         """Text with the last evaluation and the remaining time at the current pace."""
         last = self.evaluations[-1]
         rationales = "" if last.rationale_loss is None else f" rationales {last.rationale_loss:.4f}"
-        left = self.seconds / last.step * (self.recipe.num_steps - last.step)
+        left = self.seconds / last.step * (self.recipe.steps - last.step)
         return (
-            f"step {last.step}/{self.recipe.num_steps} loss {last.loss:.4f} labels {last.label_loss:.4f}{rationales}"
+            f"step {last.step}/{self.recipe.steps} loss {last.loss:.4f} labels {last.label_loss:.4f}{rationales}"
             f" validation accuracy {last.validation_accuracy:.4f}, {self.seconds:.0f} s, {left:.0f} s left"
         )
 

@@ -1,15 +1,14 @@
 """Recipes, examples and outcomes of trainings: plain values for the training and for tables of runs."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from dataclasses import field
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 import typer
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
 
-from services.core.refusals import message_of
-from services.core.text_files import read_toml
+from services.jobs.recipes import PublishedRecipe, chosen_recipe
 from services.predict.data.rows import Example
 from services.predict.tasks import (
     MAX_INPUT_TOKENS,
@@ -28,11 +27,13 @@ from services.predict.tasks import (
 # writes the rationale and then the label (Eq. 2.5).
 Method = Literal["standard", "single-task", "step-by-step", "explained"]
 METHODS: tuple[Method, ...] = get_args(Method)
-Precision = Literal["float32", "bfloat16"]
+Number = Annotated[int, Field(ge=1)]
+Length = Annotated[int, Field(ge=2)]  # a token and the end of sequence
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-@dataclass(frozen=True)
-class Recipe:
+@dataclass(frozen=True, config=ConfigDict(strict=True))
+class Recipe(PublishedRecipe):
     """The hyper-parameters of a training, as docs/guide/distill.md explains them; the defaults are the published ones.
 
     `micro_batch_size` examples run at a time in each process, or if it is None, all of its part of the batch. Sequence
@@ -41,58 +42,44 @@ class Recipe:
     """
 
     method: Method = "step-by-step"
-    alpha: float = 0.5
-    prefixes: Prefixes = RELEASED_PREFIXES
-    learning_rate: float = 5e-5
-    batch_size: int = 64
-    num_steps: int = 10_000
-    evaluate_every: int = 250
-    warmup_steps: int = 0
-    micro_batch_size: int | None = None
-    max_input_tokens: int = MAX_INPUT_TOKENS
-    max_target_tokens: int = MAX_TARGET_TOKENS
-    max_new_tokens: int = MAX_NEW_TOKENS
-    max_evaluated: int | None = None
-    seed: int = 0
-    lora_rank: int | None = None
-    precision: Precision = "float32"
-    max_gradient_norm: float = 1.0
+    alpha: Annotated[float, Field(ge=0, le=1)] = 0.5
+    rationale_weight: Annotated[float, Field(ge=0)] | None = None
+    label_prefix: str = RELEASED_PREFIXES.label
+    rationale_prefix: str = RELEASED_PREFIXES.rationale
+    learning_rate: Positive = 5e-5
+    batch_size: Number = 64
+    steps: Number = 10_000
+    evaluate_every: Number = 250
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    micro_batch_size: Number | None = None
+    max_input_tokens: Length = MAX_INPUT_TOKENS
+    max_target_tokens: Length = MAX_TARGET_TOKENS
+    max_new_tokens: Number = MAX_NEW_TOKENS
+    max_evaluated: Number | None = None
+    seed: Annotated[int, Field(ge=0)] = 0
+    lora_rank: Number | None = None
+    precision: Literal["float32", "bfloat16"] = "float32"
+    max_gradient_norm: Positive = 1.0
     gradient_checkpointing: bool = False
-    average: float | None = None
-    vocab_size: int = 4_096
+    average: Annotated[float, Field(gt=0, le=1)] | None = None
+    vocab_size: Number = 4_096
     drop_empty: bool = False
 
+    package: ClassVar[str] = "services.predict.training"
+
     def __post_init__(self) -> None:
-        if self.method not in METHODS:
-            raise ValueError(f"method is one of {', '.join(METHODS)}, not {self.method!r}")
-        if self.precision not in get_args(Precision):
-            raise ValueError(f"precision is one of {', '.join(get_args(Precision))}, not {self.precision!r}")
-        if not 0 <= self.alpha <= 1:
-            raise ValueError(f"alpha must be from 0 to 1, not {self.alpha}")
-        for name in ("learning_rate", "max_gradient_norm"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} is a finite number above 0, not {getattr(self, name)}")
-        if self.average is not None and not 0 < self.average <= 1:
-            raise ValueError(f"average is a share above 0 and at most 1, not {self.average}")
         if self.average is not None and self.lora_rank is not None:
             raise ValueError("average is for all weights, and a lora_rank leaves most of them as they are: give one")
-        at_least_one = ("batch_size", "num_steps", "evaluate_every", "micro_batch_size", "max_new_tokens")
-        for name in (*at_least_one, "max_evaluated", "lora_rank"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is at least 1, not {value}")
-        for name in ("max_input_tokens", "max_target_tokens"):
-            if getattr(self, name) < 2:
-                raise ValueError(f"{name} is at least 2, a token and the end of sequence, not {getattr(self, name)}")
-        if self.seed < 0:
-            raise ValueError(f"seed is 0 or more, not {self.seed}")
-        if not 0 <= self.warmup_steps < self.num_steps:
-            raise ValueError(f"warmup_steps is 0 or more and below num_steps ({self.num_steps}): {self.warmup_steps}")
+        if self.rationale_weight is not None and self.alpha != type(self).alpha:
+            raise ValueError("give alpha or rationale_weight, and not both")
+        if self.warmup_steps >= self.steps:
+            raise ValueError(f"warmup_steps must be below steps ({self.steps}), not {self.warmup_steps}")
 
     @property
     def used_prefixes(self) -> Prefixes:
         """The prefixes of this method's inputs."""
-        return self.prefixes if self.method == "step-by-step" else NO_PREFIXES
+        is_multi_task = self.method == "step-by-step"
+        return Prefixes(self.label_prefix, self.rationale_prefix) if is_multi_task else NO_PREFIXES
 
     @property
     def max_answer_tokens(self) -> int:
@@ -126,24 +113,16 @@ class Recipe:
         return self.used_prefixes.rationale + example.input, example.rationale
 
 
-def recipe_keys(kind: type[Recipe] = Recipe) -> dict[str, Any]:
-    """The types of the hyper-parameters that a file may set, by their keys; method and seed are a command's options."""
-    hints = get_type_hints(kind)
-    for name in ("method", "seed", "prefixes", "num_steps"):
-        del hints[name]
-    return hints | {"steps": int, "rationale_weight": float, "label_prefix": str, "rationale_prefix": str}
-
-
 # Options of a training's command, and of a sweep's.
 RecipeFile = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
         "--recipe",
-        help=f"TOML file of hyperparameters: {', '.join(sorted(recipe_keys()))}.",
+        help=f"TOML file of hyperparameters: {', '.join(sorted(Recipe.known_keys() - {'method', 'seed'}))}.",
         show_default="as published",
     ),
 ]
-Steps = Annotated[int | None, typer.Option(help="Optimizer steps.", show_default=str(Recipe.num_steps))]
+Steps = Annotated[int | None, typer.Option(help="Optimizer steps.", show_default=str(Recipe.steps))]
 BatchSize = Annotated[
     int | None, typer.Option(help="Examples per step, over all processes.", show_default=str(Recipe.batch_size))
 ]
@@ -153,35 +132,13 @@ LearningRate = Annotated[
 ]
 
 
-def recipe_of(kind: type[Recipe], options: Mapping[str, Any]) -> Recipe:
-    """Make the recipe of a command's options, which replace values of its TOML file, if there is one.
+RecipeT = TypeVar("RecipeT", bound=Recipe)
 
-    Raises ValueError for unknown keys and invalid values, and BadFile.
-    """
-    path: Path | None = options["recipe"]
-    values = {} if path is None else read_toml(path)
-    hints = recipe_keys(kind)
-    if unknown := sorted(values.keys() - hints.keys()):
-        raise ValueError(f"recipe {path} has unknown keys: {', '.join(unknown)}; known are {', '.join(sorted(hints))}")
-    for name, value in values.items():
-        try:
-            TypeAdapter(hints[name]).validate_python(value, strict=True)
-        except ValidationError as error:
-            raise ValueError(f"recipe {path}: {name}: {message_of(error.errors()[0])}") from None
-    given = {name: options.get(name) for name in ("method", "seed", "steps", "batch_size", "learning_rate")}
-    values |= {name: value for name, value in given.items() if value is not None}
-    if "rationale_weight" in values:
-        if "alpha" in values:
-            raise ValueError(f"recipe {path}: give alpha or rationale_weight, and not both")
-        from services.predict.distillation import alpha_of  # which imports torch
 
-        values["alpha"] = alpha_of(values.pop("rationale_weight"))
-    if "steps" in values:
-        values["num_steps"] = values.pop("steps")
-    prefixes = Prefixes(
-        values.pop("label_prefix", RELEASED_PREFIXES.label), values.pop("rationale_prefix", RELEASED_PREFIXES.rationale)
-    )
-    return kind(**values, prefixes=prefixes)
+def recipe_of(kind: type[RecipeT], options: Mapping[str, Any]) -> RecipeT:
+    """Make the recipe of a command's options, which replace values of its TOML file. Raises BadParameter."""
+    names = ("method", "seed", "steps", "batch_size", "learning_rate")
+    return chosen_recipe(kind, options["recipe"], None, {name: options.get(name) for name in names})
 
 
 @dataclass(frozen=True)

@@ -153,8 +153,8 @@ def _counted(data: TeachingData) -> str:
 def training_texts(data: TeachingData, recipe: Recipe) -> list[str]:
     """Collect the texts to learn a tokenizer from: the same for each method, so that methods share one tokenizer."""
     return [
-        *(recipe.prefixes.label + example.input for example in data.train),
-        *(recipe.prefixes.rationale + example.input for example in data.train),
+        *(recipe.label_prefix + example.input for example in data.train),
+        *(recipe.rationale_prefix + example.input for example in data.train),
         *(example.label for example in data.train),
         *(example.rationale for example in data.train if example.rationale is not None),
     ]
@@ -260,29 +260,19 @@ def train_and_publish(
 
 def _finish(run: StudentRun, metrics: Metrics, name: str, options: Mapping[str, Any]) -> None:
     base = Path(run.model).resolve().name if Path(run.model).is_dir() else None
-    hyper = asdict(run.recipe)
-    hyper |= {"steps": hyper.pop("num_steps"), **{f"{key}_prefix": text for key, text in hyper.pop("prefixes").items()}}
-    kept = {**options, **hyper, "task": run.data.task, "base": base}
+    kept = {**options, **asdict(run.recipe), "task": run.data.task, "base": base}
     del kept["recipe"]
     publish_trained(options["output"] / CHECKPOINT, name, KIND, kept, metrics)
 
 
 @contextmanager
 def one_line_errors(command: str) -> Iterator[None]:
-    """Print an error as one line, with the option's name if it concerns one."""
+    """Print an error as one line."""
     try:
         yield
     except (OutputError, StoreError, ValueError, OSError) as error:
-        first, _, rest = str(error).partition(" ")
-        Console(stderr=True, highlight=False).print(
-            f"{command}: {_OPTIONS.get(first, first)} {rest}", markup=False, soft_wrap=True
-        )
+        Console(stderr=True, highlight=False).print(f"{command}: {error}", markup=False, soft_wrap=True)
         raise typer.Exit(EXIT_FAILED) from None
-
-
-_OPTIONS = {"num_steps": "--steps", "batch_size": "--batch-size", "learning_rate": "--learning-rate"} | {
-    name: f"--{name}" for name in ("seed", "name", "fraction", "model")
-}
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ from tests.predict.toy_data_sets import write_svamp
 pytestmark = pytest.mark.process
 
 SMALL = DataSource("svamp", Path("data"))
-SHORT = Recipe(num_steps=2, evaluate_every=1, batch_size=4, max_new_tokens=4, vocab_size=512)
+SHORT = Recipe(steps=2, evaluate_every=1, batch_size=4, max_new_tokens=4, vocab_size=512)
 GRID = Grid(
     sources=(SMALL,),
     models=("tiny",),
@@ -151,7 +151,7 @@ def test_two_sweeps_at_once_share_the_students(tmp_path: Path) -> None:
 
 
 def test_a_student_whose_process_is_killed_has_failed_and_goes_on_in_the_next_sweep(tmp_path: Path) -> None:
-    grid = replace(GRID, methods=("standard",), recipe=replace(SHORT, num_steps=100_000))
+    grid = replace(GRID, methods=("standard",), recipe=replace(SHORT, steps=100_000))
     sweep, heard = Sweep(grid.cells(), tmp_path), Heard()
     (cell,) = grid.cells()
 
@@ -213,7 +213,7 @@ def test_a_folder_of_other_settings_is_refused_and_stays(tmp_path: Path) -> None
         Sweep([other], tmp_path)
     told = CliRunner().invoke(app, ["sweep", "--output", str(tmp_path), *OPTIONS, "--steps", "3"])
     assert told.exit_code == 1
-    assert "was run with other settings: evaluate_every was 1, and is 250; num_steps was 2, and is 3" in told.stderr
+    assert "was run with other settings: evaluate_every was 1, and is 250; steps was 2, and is 3" in told.stderr
 
 
 def test_two_students_of_one_name_are_refused(tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ def test_options_that_make_no_sense_are_refused(tmp_path: Path) -> None:
         (["--fractions", "half"], "is not a comma-separated list of numbers"),
         (["--tasks", "svamp"], "needs the folder"),
         (["--tasks", ""], "name at least one task"),
-        (["--recipe", "recipe.toml", "--batch-size", "0"], "batch_size is at least 1"),
+        (["--recipe", "recipe.toml", "--batch-size", "0"], "batch_size: Input should be greater than or equal to 1"),
         (["--tasks", "chess"], "chess"),
         (["--tasks", "chess.yaml"], "chess.yaml: No such file or directory"),
         (["--rationales", "file.jsonl"], "neither released nor NAME=PATH"),

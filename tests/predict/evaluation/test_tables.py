@@ -178,20 +178,20 @@ def test_augmented_data_is_compared_with_what_the_teacher_does_without() -> None
 
 
 def test_seeds_of_equal_settings_come_together_and_those_of_others_take_their_place() -> None:
-    first, second = result(60.0, 61.0, num_steps=10), result(70.0, 71.0, first_seed=1, num_steps=10)
+    first, second = result(60.0, 61.0, steps=10), result(70.0, 71.0, first_seed=1, steps=10)
     (merged,) = RESULT_FILES.merge([second, first])
     assert [round(100 * scores["test_accuracy"]) for scores in merged.scores.values()] == [60, 61, 71]
-    other = result(80.0, num_steps=20)
+    other = result(80.0, steps=20)
     assert RESULT_FILES.merge([first, other]) == [other]
     assert RESULT_FILES.merge([first, result(1.0, fraction=0.5)]) == [first, result(1.0, fraction=0.5)]
 
 
 def test_results_survive_their_file(tmp_path: Path) -> None:
-    results = [result(60.0, 61.0, prefixes={"label": "predict: "}), palm(74.0)]
+    results = [result(60.0, 61.0, label_prefix="predict: "), palm(74.0)]
     RESULT_FILES.save(results, tmp_path / "results.json")
-    RESULT_FILES.save([result(62.0, first_seed=2, prefixes={"label": "predict: "})], tmp_path / "results.json")
+    RESULT_FILES.save([result(62.0, first_seed=2, label_prefix="predict: ")], tmp_path / "results.json")
     assert RESULT_FILES.load([tmp_path / "results.json"]) == [
-        result(60.0, 61.0, 62.0, prefixes={"label": "predict: "}),
+        result(60.0, 61.0, 62.0, label_prefix="predict: "),
         palm(74.0),
     ]
 

@@ -20,7 +20,7 @@ from services.predict.distillation import IGNORED, multi_task_loss, target_loss
 from services.predict.engine import PredictEngine
 from services.predict.model.student import Student
 from services.predict.model.task_description import TaskDescription
-from services.predict.tasks import NO_PREFIXES, SVAMP, Prefixes
+from services.predict.tasks import SVAMP
 from services.predict.training.lessons import Lessons
 from services.predict.training.loop import CHECKPOINT, STATE_FILE, TeachingLoss, learning_rate, teach
 from services.predict.training.marking import accuracy
@@ -87,7 +87,7 @@ def test_a_batch_in_parts_has_the_loss_and_gradients_of_the_released_training(
 @pytest.mark.parametrize("method", METHODS)
 def test_each_method_learns(method: Method, tmp_path: Path) -> None:
     # the label behind a rationale comes last, and is learnt last
-    values: Any = {"num_steps": 100 if method == "single-task" else 40, "max_target_tokens": 40}
+    values: Any = {"steps": 100 if method == "single-task" else 40, "max_target_tokens": 40}
     recipe = toy_recipe(method=method, learning_rate=1e-2, batch_size=16, evaluate_every=10, **values)
     data = toy_data()
     if method == "explained":  # what is asked says nothing, the rationale does
@@ -109,7 +109,7 @@ def test_each_method_learns(method: Method, tmp_path: Path) -> None:
 
 
 def test_step_by_step_without_rationales_weight_or_prefixes_is_standard_finetuning(tmp_path: Path) -> None:
-    multi_task = taught(tmp_path / "a", toy_recipe(alpha=1.0, prefixes=NO_PREFIXES))
+    multi_task = taught(tmp_path / "a", toy_recipe(alpha=1.0, label_prefix="", rationale_prefix=""))
     standard = taught(tmp_path / "b", toy_recipe(method="standard"))
     assert same(weights(tmp_path / "a"), weights(tmp_path / "b"))
     assert [one.label_loss for one in multi_task.evaluations] == [one.label_loss for one in standard.evaluations]
@@ -118,7 +118,7 @@ def test_step_by_step_without_rationales_weight_or_prefixes_is_standard_finetuni
 
 
 def test_the_learning_rate_falls_to_nothing_behind_a_rise() -> None:
-    recipe = toy_recipe(learning_rate=1.0, num_steps=10, warmup_steps=2)
+    recipe = toy_recipe(learning_rate=1.0, steps=10, warmup_steps=2)
     assert [learning_rate(recipe, step) for step in (0, 1, 2, 6, 9)] == pytest.approx([0.5, 1, 1, 0.5, 0.125])
     assert learning_rate(replace(recipe, warmup_steps=0), 0) == 1
     assert learning_rate(replace(recipe, warmup_steps=0), 9) == pytest.approx(0.1)
@@ -134,7 +134,7 @@ def test_weights_move_by_the_learning_rate_and_nothing_else(tmp_path: Path) -> N
     before = toy_t5(kind="v1.1").state_dict()
     # no answer is ever right, so that the first step is kept: a third of the way up
     data = toy_data(valid=[Example("a man", "never")])
-    recipe = toy_recipe(learning_rate=0.03, num_steps=4, warmup_steps=3, evaluate_every=1)
+    recipe = toy_recipe(learning_rate=0.03, steps=4, warmup_steps=3, evaluate_every=1)
     assert taught(tmp_path / "a", recipe, data, toy_t5(kind="v1.1")).best_step == 1
     moved = {name: (weight - before[name]).abs() for name, weight in weights(tmp_path / "a").items()}
     assert max(float(distance.max()) for distance in moved.values()) == pytest.approx(0.01, rel=1e-3)
@@ -160,11 +160,11 @@ def test_each_step_leaves_others_out(tmp_path: Path) -> None:
 def test_the_first_best_step_on_the_validation_examples_is_kept_whatever_the_test_says(tmp_path: Path) -> None:
     every = [Example("a man", "yes")] * 8
     model = toy_t5(dropout_rate=0.0)
-    recipe = toy_recipe(method="standard", num_steps=12, evaluate_every=12, learning_rate=2e-2)
+    recipe = toy_recipe(method="standard", steps=12, evaluate_every=12, learning_rate=2e-2)
     no = [replace(one, label="no") for one in every]
     assert taught(tmp_path / "before", recipe, TeachingData(TOY, no, no, no), model).test_accuracy == 1
     # learns "yes" anew: what it answered before is right for the validation alone, for the first steps
-    recipe = replace(recipe, evaluate_every=1, learning_rate=1e-3, num_steps=40)
+    recipe = replace(recipe, evaluate_every=1, learning_rate=1e-3, steps=40)
     outcome = taught(tmp_path / "after", recipe, TeachingData(TOY, every, no, every), model)
     shares = [one.validation_accuracy for one in outcome.evaluations]
     assert shares[:2] == [1, 1]
@@ -185,7 +185,7 @@ def test_an_evaluation_takes_the_first_validation_examples(tmp_path: Path) -> No
 def test_answers_are_compared_by_the_metric_of_the_task(tmp_path: Path) -> None:
     data = toy_data(task=SVAMP, train=[Example("a box", "5")] * 8, valid=[Example("a box", "5")], test=[])
     data = replace(data, test=[Example("a box", "( 5.0 )")])
-    recipe = toy_recipe(method="standard", num_steps=12, evaluate_every=12, learning_rate=2e-2)
+    recipe = toy_recipe(method="standard", steps=12, evaluate_every=12, learning_rate=2e-2)
     assert taught(tmp_path, recipe, data).test_accuracy == 1
 
 
@@ -203,7 +203,7 @@ def test_an_interrupted_training_with_workers_ends_as_an_unbroken_one_without(
 ) -> None:
     if lora_rank is not None:
         pytest.importorskip("peft")
-    recipe = toy_recipe(num_steps=6, lora_rank=lora_rank)
+    recipe = toy_recipe(steps=6, lora_rank=lora_rank)
     unbroken = taught(tmp_path / "unbroken", recipe)
     lines = []
 
@@ -241,7 +241,7 @@ def test_an_average_needs_a_share_and_all_weights(values: Any) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
 def test_a_signal_saves_the_step_that_runs_between_two_evaluations(number: signal.Signals, tmp_path: Path) -> None:
     before = signal.signal(number, signal.SIG_DFL)  # what runs in a shell's background ignores Ctrl-C
-    recipe = toy_recipe(num_steps=6)
+    recipe = toy_recipe(steps=6)
     unbroken = taught(tmp_path / "unbroken", recipe)
     try:
         with pytest.raises(Stopped, match=r"step 3 of 6 .* is saved\. Run the same command to continue"):
@@ -262,7 +262,7 @@ def test_a_signal_saves_the_step_that_runs_between_two_evaluations(number: signa
 
 def test_a_signal_before_the_first_evaluation_saves_its_step_and_the_training_goes_on(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    recipe = toy_recipe(num_steps=6)
+    recipe = toy_recipe(steps=6)
     unbroken = taught(tmp_path / "unbroken", recipe)
     model = toy_t5()
     interrupt = iter([lambda: signal.raise_signal(signal.SIGINT)])
@@ -293,8 +293,7 @@ def test_a_state_of_other_arguments_is_refused_and_the_difference_named(tmp_path
 
 
 def test_the_checkpoint_is_one_that_the_service_reads(tmp_path: Path) -> None:
-    prefixes = Prefixes("[label] ", "[rationale] ")
-    taught(tmp_path, toy_recipe(prefixes=prefixes, max_input_tokens=30))
+    taught(tmp_path, toy_recipe(label_prefix="[label] ", rationale_prefix="[rationale] ", max_input_tokens=30))
     engine = PredictEngine.load(tmp_path / CHECKPOINT, CPU)
     assert engine.description.label_prefix == "[label] "
     assert engine.description.rationale_prefix == "[rationale] "
@@ -322,7 +321,7 @@ def test_low_rank_matrices_are_merged_into_queries_and_values_alone(tmp_path: Pa
     pytest.importorskip("peft")
     model = toy_t5()
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
-    outcome = taught(tmp_path, toy_recipe(lora_rank=2, learning_rate=3e-2, num_steps=8), model=model)
+    outcome = taught(tmp_path, toy_recipe(lora_rank=2, learning_rate=3e-2, steps=8), model=model)
     after = weights(tmp_path)
     assert after.keys() <= before.keys()
     changed = {name for name, weight in after.items() if not torch.equal(weight, before[name])}
@@ -357,17 +356,17 @@ def test_activations_computed_twice_change_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"method": "other"}, "method is one of standard, single-task, step-by-step, explained"),
-        ({"alpha": 1.1}, "alpha must be from 0 to 1"),
-        ({"alpha": math.nan}, "alpha must be from 0 to 1"),
-        ({"learning_rate": 0.0}, "learning_rate is a finite number above 0"),
-        ({"max_gradient_norm": math.inf}, "max_gradient_norm is a finite number above 0"),
-        ({"micro_batch_size": 0}, "micro_batch_size is at least 1"),
-        ({"num_steps": 0}, "num_steps is at least 1"),
-        ({"max_target_tokens": 1}, "max_target_tokens is at least 2"),
-        ({"seed": -1}, "seed is 0 or more, not -1"),
-        ({"warmup_steps": 4}, "warmup_steps is 0 or more and below num_steps"),
-        ({"precision": "float16"}, "precision is one of float32, bfloat16"),
+        ({"method": "other"}, "method\n  Input should be 'standard', 'single-task'"),
+        ({"alpha": 1.1}, "alpha\n  Input should be less than or equal to 1"),
+        ({"alpha": math.nan}, "alpha\n  Input should be"),
+        ({"learning_rate": 0.0}, "learning_rate\n  Input should be greater than 0"),
+        ({"max_gradient_norm": math.inf}, "max_gradient_norm\n  Input should be a finite number"),
+        ({"micro_batch_size": 0}, "micro_batch_size\n  Input should be greater than or equal to 1"),
+        ({"steps": 0}, "steps\n  Input should be greater than or equal to 1"),
+        ({"max_target_tokens": 1}, "max_target_tokens\n  Input should be greater than or equal to 2"),
+        ({"seed": -1}, "seed\n  Input should be greater than or equal to 0"),
+        ({"warmup_steps": 4}, "warmup_steps must be below steps"),
+        ({"precision": "float16"}, "precision\n  Input should be 'float32' or 'bfloat16'"),
     ],
 )
 def test_a_recipe_without_sense_is_refused(changes: dict[str, Any], message: str) -> None:

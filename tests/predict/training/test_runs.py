@@ -151,7 +151,7 @@ def test_data_of_which_nothing_is_left_is_refused(folder: Path, tmp_path: Path) 
 
 
 def run_of(folder: Path, model: str = "tiny", **changes: Any) -> StudentRun:
-    return StudentRun(DataSource("svamp", folder), model, toy_recipe(num_steps=2, vocab_size=300, **changes))
+    return StudentRun(DataSource("svamp", folder), model, toy_recipe(steps=2, vocab_size=300, **changes))
 
 
 def test_a_run_makes_a_student_once(folder: Path, tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_the_losses_of_parts_and_processes_add_up_to_the_batch_s(micro_batch_siz
 
 
 def test_a_training_teaches_probes_and_its_checkpoint_lacks_them(tmp_path: Path) -> None:
-    recipe = probed_recipe(num_steps=60, evaluate_every=60)
+    recipe = probed_recipe(steps=60, evaluate_every=60)
     model = toy_t5()
     trained = teach(model, tiny_tokenizer(), toy_data(), recipe, tmp_path, lambda _: None, teaching=ProbedTeaching)
     assert trained.num_parameters == sum(weight.numel() for weight in model.parameters())
@@ -125,7 +125,7 @@ def test_a_task_whose_words_have_no_labels_is_refused(tmp_path: Path) -> None:
     data = toy_data(task=replace(TOY, name="other"))
     with pytest.raises(ValueError, match="probe_weight is for the tasks toy, not other"):
         teach(toy_t5(), tiny_tokenizer(), data, probed_recipe(), tmp_path, lambda _: None, teaching=ProbedTeaching)
-    with pytest.raises(ValueError, match="probe_weight is a finite number above 0, not 0"):
+    with pytest.raises(ValueError, match="probe_weight\n  Input should be greater than 0"):
         ProbedRecipe(probe_weight=0.0)
 
 

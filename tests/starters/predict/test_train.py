@@ -48,11 +48,11 @@ def test_a_recipe_may_have_probes_and_other_data_is_refused(recipe: Path, tmp_pa
 
 @pytest.mark.parametrize("name", ["word-problems", "inferences"])
 def test_a_packaged_student_has_its_recipe(name: str) -> None:
-    found = recipe_of(ProbedRecipe, {"recipe": RECIPES / f"{name}.toml"})
+    found = recipe_of(ProbedRecipe, {"recipe": str(RECIPES / f"{name}.toml")})
     packaged = json.loads((ROOT / "services/predict/starter" / name / "checkpoint.json").read_text())["training"]
     for key in ("learning_rate", "batch_size", "warmup_steps", "alpha", "max_target_tokens", "probe_weight"):
         assert getattr(found, key) == packaged[key]
-    assert found.num_steps == packaged["steps"]
+    assert found.steps == packaged["steps"]
 
 
 @pytest.mark.process
