@@ -5,6 +5,7 @@ A callback takes an option's value and returns it, or raises BadParameter; None,
 
 import json
 import math
+import os
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -47,6 +48,16 @@ def api_key(key: str | None) -> str | None:
     key = key and key.strip()
     if key and not (key.isascii() and key.isprintable()):
         raise typer.BadParameter("the key holds a character that no header may hold")
+    return key
+
+
+def key_in(variable: str | None) -> str | None:
+    """Read a key from the environment, as others can read a command line. Raises BadParameter."""
+    if variable is None:
+        return None
+    key = os.environ.get(variable)
+    if not key:
+        raise typer.BadParameter(f"{variable} is not set", param_hint="--key-variable")
     return key
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from services.jobs.options import LOCAL_URL, among, command_line, results_file
+from services.jobs.options import LOCAL_URL, among, command_line, key_in, results_file
 from services.jobs.progress import Bars, standard_bars
 from starters.visitor.cases import BadCase, Case, case_report, case_results, read_cases
 from starters.visitor.client import Address, VisitorClient
@@ -56,7 +55,7 @@ def visitor(
     Prints the tables, with the runs that the file of --save holds already, and the scores as JSON on the last line.
     """
     chosen = among(services, SERVICES, "--services")
-    address = Address(url, _key(key_variable), concurrency, relevance_threshold)
+    address = Address(url, key_in(key_variable), concurrency, relevance_threshold)
     console = Console(highlight=False)
     if cases is None:
         results = asyncio.run(_ask_rows(chosen, Plan(run, tuple(range(seeds)), count), address))
@@ -106,12 +105,3 @@ def _report(results: Sequence[Result], save: Path | None, console: Console) -> N
             RESULT_FILES.save(results, save)
     finally:
         typer.echo(json.dumps([asdict(result) for result in results]))
-
-
-def _key(variable: str | None) -> str | None:
-    """Read the key from the environment, as others can read a command line. Raises BadParameter."""
-    if variable is None:
-        return None
-    if not (key := os.environ.get(variable)):
-        raise typer.BadParameter(f"{variable} is not set", param_hint="--key-variable")
-    return key

@@ -32,11 +32,12 @@ from services.core.decisions import (
     user_texts,
 )
 from services.core.errors import InvalidField
+from services.core.refusals import first_complaint
 from services.core.store.manifest import MAX_NAME_LENGTH
 from services.core.text_files import BadFile, Place, read_records
 from services.predict.data.rows import Row, TeacherOutput
 from services.predict.data.task_file import TaskFile
-from services.predict.model.task_description import complaint_of, nearest
+from services.predict.model.task_description import nearest
 from services.predict.tasks import Task
 
 # The field of a student's input, which is the text that a request is about.
@@ -135,7 +136,9 @@ def _task_of(question: Question, found: dict[str, DecidedTask], place: Place, wh
         try:
             given = TaskFile.model_validate({"task": name, "fields": [INPUT], "labels": labels})
         except ValidationError as error:
-            raise BadFile(f"{place}: {where}: {complaint_of(error)}; a question's `name` names its task") from None
+            raise BadFile(
+                f"{place}: {where}: {first_complaint(error, 'the question')}; a question's `name` names its task"
+            ) from None
         one = found[name] = DecidedTask(replace(given.to_task(), name=called), question, place)
     first = one.question
     for what, differs in (

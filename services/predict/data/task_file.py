@@ -15,9 +15,10 @@ from typing import Annotated, Any, Self
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from services.core.refusals import complaint_about
 from services.core.store.manifest import MAX_NAME_LENGTH, NAME_PATTERN
 from services.core.text_files import BadFile, read_json, read_text
-from services.predict.model.task_description import FIELD_NAME, StrictFile, TaskFields, complaint_of
+from services.predict.model.task_description import FIELD_NAME, StrictFile, TaskFields
 from services.predict.tasks import TASKS, Task
 
 # The limit of a request to the service.
@@ -108,7 +109,7 @@ def read_task_file(path: Path) -> TaskFile:
     try:
         return TaskFile.model_validate(values)
     except ValidationError as error:
-        raise BadFile(f"{path}: {complaint_of(error)}") from None
+        raise BadFile(f"{path}: {complaint_about(error, values, 'the file')}") from None
 
 
 def read_yaml(path: Path) -> Any:

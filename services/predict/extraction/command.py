@@ -9,7 +9,6 @@ prompts describe the form of the output in words. `services.predict.data.teacher
 import asyncio
 import hashlib
 import json
-import os
 import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -26,17 +25,18 @@ from rich.console import Console
 
 from services.core.openai_client import Answer, Api, Endpoint, EndpointClient, EndpointError, Patience
 from services.core.printable import json_line, printable
+from services.core.refusals import complaint_about
 from services.core.text_files import BadFile
 from services.jobs.inquiry import Inquiry, OutputError, RecordFile, Tokens, attended, digest_of
 from services.jobs.interruption import one_line_errors
-from services.jobs.options import command_line, json_object
+from services.jobs.options import command_line, json_object, key_in
 from services.jobs.progress import Bars
 from services.predict.data.inputs import Input, published_inputs, read_inputs, split_file
 from services.predict.data.published import Split
 from services.predict.data.rationale_file import Record, opened_rationales
 from services.predict.data.task_file import GivenDemonstration, TaskFile, read_task_file, read_yaml
 from services.predict.data.teacher_outputs import OWN_INPUT, read_output
-from services.predict.model.task_description import StrictFile, complaint_of
+from services.predict.model.task_description import StrictFile
 from services.predict.tasks import ANSWER_MARKER, TASKS, FieldError, FieldValue, Task
 
 EXIT_UNANSWERED = 3
@@ -173,11 +173,12 @@ def load_prompts(task: Task, path: Path | None = None, *, is_zero_shot: bool = F
     """Load the prompts of a file, or the built-in ones for the task. Raises PromptError."""
     path = path or Path(__file__).with_name("demonstrations") / f"{PROMPT_FILES[task.name]}.yaml"
     try:
-        file = PromptFile.model_validate(read_yaml(path))
+        given = read_yaml(path)
+        file = PromptFile.model_validate(given)
     except BadFile as error:
         raise PromptError(str(error)) from None
     except ValidationError as error:
-        raise PromptError(f"{path}: {complaint_of(error)}") from None
+        raise PromptError(f"{path}: {complaint_about(error, given, 'the file')}") from None
     if not file.demonstrations:
         raise PromptError(f"{path}: demonstrations: at least one is needed")
     return Prompts(task, file, is_zero_shot=is_zero_shot).checked(path)
@@ -380,7 +381,7 @@ def extract(
     console = Console(stderr=True, highlight=False)
     with one_line_errors("fovea distill extract", console, (BadFile, PromptError, OutputError, EndpointError)):
         loaded = _prompts(task, task_file, prompts, is_zero_shot=zero_shot)
-        endpoint = Endpoint(base_url, api, _key(key_variable))
+        endpoint = Endpoint(base_url, api, key_in(key_variable))
         plan = Plan(loaded, endpoint, model, max_tokens, json_object(extra, "--extra"))
         asked = _asked(loaded.task, data, split)[:limit]
         if show_prompt:
@@ -481,16 +482,6 @@ def _asked(task: Task, data: Path, split: Split) -> list[Input]:
     if not asked:
         raise BadFile(f"{data} contains no inputs")
     return asked
-
-
-def _key(variable: str | None) -> str | None:
-    """Read the key from the environment, as others can read a command line. Raises BadParameter."""
-    if variable is None:
-        return None
-    key = os.environ.get(variable)
-    if not key:
-        raise typer.BadParameter(f"{variable} is not set", param_hint="--key-variable")
-    return key
 
 
 if __name__ == "__main__":

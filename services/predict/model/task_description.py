@@ -1,28 +1,20 @@
 """The description of a student's checkpoint in `task.json`, and the preparation of texts for its tokenizer."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from string import Formatter
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from services.core.refusals import near_names
+from services.core.refusals import first_complaint, near_names
 from services.nn.plain_texts import PlainTexts
 from services.predict.confidence import Calibration
 from services.predict.tasks import EOS, MAX_INPUT_TOKENS, MAX_NEW_TOKENS, FieldValue, Metric, Numbers, Prefixes, Task
 
 TASK_FILE = "task.json"
 MAX_LISTED = 20
-# Errors of pydantic, named as what a file should contain.
-_KINDS = {
-    "string_type": "a text",
-    "tuple_type": "a list",
-    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "keys with their values"),
-}
-_DEFECTS = {"missing": "is missing", **dict.fromkeys(("too_short", "string_too_short"), "must not be empty")}
-_UNION = ("str", "tuple[str, ...]")
 # Fields that earlier versions do not know.
 _LATER = ("template", "numbers", "confidence")
 FIELD_NAME = re.compile(r"[^\W\d][\w -]*")
@@ -115,35 +107,12 @@ class TaskDescription(TaskFields):
                 f"{TASK_FILE} is missing, which says what the student answers; `fovea train distill` writes it"
             ) from None
         except ValidationError as error:
-            raise BadTask(f"{TASK_FILE}: {complaint_of(error)}") from None
+            raise BadTask(f"{TASK_FILE}: {first_complaint(error, 'the file')}") from None
 
     def write(self, directory: Path) -> None:
         """Write it to a checkpoint folder; earlier versions can read it if it has none of the later fields."""
         unused = {name for name in _LATER if getattr(self, name) == type(self).model_fields[name].default}
         (directory / TASK_FILE).write_text(self.model_dump_json(indent=2, exclude=unused) + "\n")
-
-
-def complaint_of(error: ValidationError) -> str:
-    """Describe the first error in a file, with its key, in the words of YAML and JSON."""
-    errors = error.errors()
-    first, place = errors[0], _place(errors[0]["loc"])
-    # a union reports an error for each of its members
-    here = [one["type"] for one in errors if _place(one["loc"]) == place]
-    kinds = dict.fromkeys(_KINDS[kind] for kind in here if kind in _KINDS)
-    if kinds:
-        return f"{place} must be {' or '.join(kinds)}"
-    if first["type"] in _DEFECTS:
-        return f"{place} {_DEFECTS[first['type']]}"
-    if first["type"] == "literal_error":
-        return f"{place} must be {first['ctx']['expected']}"
-    message = first["msg"].removeprefix("Value error, ")
-    return f"{place}: {message}" if place else message
-
-
-def _place(location: Sequence[int | str]) -> str:
-    """The keys that lead to a value, with items counted from 1 and without the members of a union."""
-    keys = [f"item {part + 1}" if isinstance(part, int) else part for part in location if part not in _UNION]
-    return ".".join(keys)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -5,7 +5,6 @@ and released answers.
 """
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -19,7 +18,7 @@ from services.core.durable_files import write_durably
 from services.core.logs import log_warnings_to_stderr
 from services.core.text_files import BadFile
 from services.jobs.checkpoints import Device
-from services.jobs.options import StoreUrl, command_line, output_file, results_file
+from services.jobs.options import StoreUrl, command_line, key_in, output_file, results_file
 from services.score.evaluation.aggregates import aggregates
 from services.score.evaluation.benchmarks.published import BENCHMARKS
 from services.score.evaluation.judges import RESULT_FILES, CannotJudge, Result
@@ -110,7 +109,7 @@ def evaluate(
             given["limit"] = limit
         tasks = chosen.load(data, **given)
     models = _models(model, judge)
-    options = JudgeOptions(judge, device, store_url, similarity, base_url, _key(key_variable), log, concurrency)
+    options = JudgeOptions(judge, device, store_url, similarity, base_url, key_in(key_variable), log, concurrency)
     run(tasks, models, options, {"limit": limit}, output)
 
 
@@ -187,16 +186,6 @@ def _models(model: Sequence[str] | None, judge: JudgeKind) -> Sequence[str]:
     if not model and judge != "clip":
         raise typer.BadParameter(f"--judge {judge} needs at least one", param_hint="--model")
     return model or [STARTER]
-
-
-def _key(variable: str | None) -> str | None:
-    """Read the key from the environment, as others can read a command line."""
-    if variable is None:
-        return None
-    key = os.environ.get(variable)
-    if not key:
-        raise typer.BadParameter(f"{variable} is not set", param_hint="--key-variable")
-    return key
 
 
 @contextmanager
