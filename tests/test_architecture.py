@@ -159,7 +159,7 @@ BUDGETS = {
     "services/curate": 4_563,
     "services/embed": 19_215,
     "services/generate": 15_968,
-    "services/predict": 7_759,
+    "services/predict": 7_766,
     "services/score": 11_057,
     "starters": 20_738,
     "vllm_plugin": 2_615,

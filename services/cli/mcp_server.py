@@ -150,11 +150,13 @@ class Fovea:
         ctx: Ctx,
         task: Annotated[str, Field(description="Id of a task, as list_served names it.")],
         inputs: Annotated[list[Answer], Field(description="One object for each input, with the task's fields.")],
+        model: Annotated[str | None, Field(description="Id of a model, if several have the task.")] = None,
         *,
         rationale: Annotated[bool, Field(description="Give reasons as well, which takes longer.")] = False,
     ) -> Answer:
         """Predict a task's labels or values, with a confidence for each."""
-        return await self.ask(ctx, "/predict", {"task": task, "inputs": inputs, "rationale": rationale})
+        asked = {"task": task, "inputs": inputs, "model": model, "rationale": rationale}
+        return await self.ask(ctx, "/predict", asked)
 
 
 def _read(ctx: Ctx, image: str) -> str:

@@ -129,8 +129,8 @@ class PredictService:
     async def classify(self, call: ClassifyCall, context: RequestContext) -> Predicted:
         """Label bare texts, with all probabilities.
 
-        Without `model`, uses the first model that has labels and as many fields as an input has texts. Raises
-        InvalidField if there is none, and what `predict` raises.
+        Without `model`, uses the first task with labels and as many fields as an input has texts. Raises InvalidField
+        if there is none or several models have it, and what `predict` raises.
         """
         resident = await self._choose_classifier(call)
 
@@ -166,24 +166,19 @@ class PredictService:
                 message = f"There is no task {task!r}; available: {_listed(self._tasks())}."
                 raise NotFound(message, param="task", code="task_not_found")
             known = fitting
-        tasks = {description.task for _, description in known}
-        if len(tasks) > 1 and task is None:
+        if task is None and len({description.task for _, description in known}) > 1:
             raise InvalidField(f"task: It must be one of {_listed(self._tasks())}.", param="task")
-        if len(known) > 1:
-            task = task or tasks.pop()
-            names = _listed([one.checkpoint.name for one, _ in known])
-            raise InvalidField(f"model: Several models have the task {task!r}: {names}.", param="model")
-        return known[0][0]
+        return _only(known)
 
     async def _choose_classifier(self, call: ClassifyCall) -> TaskModel:
         if call.model is not None:
             return await self.models.find(call.model)
         num_texts = len(call.inputs[0])
-        for resident, description in self.models.described():
-            if description.labels is not None and len(description.fields) == num_texts:
-                return resident
-        what = "one text" if num_texts == 1 else "two texts"
-        raise InvalidField(f"inputs: No model predicts labels for {what}.", param="inputs")
+        fitting = [one for one in self.models.described() if one[1].labels and len(one[1].fields) == num_texts]
+        if not fitting:
+            what = "one text" if num_texts == 1 else "two texts"
+            raise InvalidField(f"inputs: No model predicts labels for {what}.", param="inputs")
+        return _only([one for one in fitting if one[1].task == fitting[0][1].task])
 
     async def _answer(
         self,
@@ -246,6 +241,15 @@ class PredictService:
 
 def _num_characters(fields: Mapping[str, FieldValue]) -> int:
     return sum(len(value) if isinstance(value, str) else sum(map(len, value)) for value in fields.values())
+
+
+def _only(models: Sequence[tuple[TaskModel, TaskDescription]]) -> TaskModel:
+    """Return the only model of a task. Raises InvalidField if there are several."""
+    if len(models) > 1:
+        told = f"Several models have the task {models[0][1].task!r}"
+        names = _listed([one.checkpoint.name for one, _ in models])
+        raise InvalidField(f"model: {told}; name the one that should answer: {names}.", param="model")
+    return models[0][0]
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -80,6 +80,8 @@ async def test_an_agent_finds_what_is_served_and_has_each_method_answer(fovea: R
         assert pair.keys() == set(task["fields"])
         predicted = await call(client, "predict", task="inferences", inputs=[pair])
         assert predicted["predictions"][0]["label"] == "contradiction"
+        by_name = await call(client, "predict", task="inferences", inputs=[pair], model=task["model"])
+        assert by_name["model"] == task["model"]
 
         documents = ["Belan Ashford owns the quiet otter.", "Mira Kell owns the loud crane."]
         ordered = await call(client, "rerank", query="What is the pet of Mira Kell?", documents=documents, top_n=1)
@@ -99,6 +101,8 @@ async def test_what_fovea_refuses_is_told_to_the_agent(fovea: Running, tmp_path:
     async with agent(fovea.url) as client:
         assert "404: " in await refusal(client, "search_images", collection="forms", text="a star")
         assert "inputs.0" in await refusal(client, "predict", task="inferences", inputs=[{"premise": "A dog."}])
+        asked = {"task": "inferences", "inputs": [{}], "model": "word-problems"}
+        assert "'word-problems' has another task" in await refusal(client, "predict", **asked)
         assert await refusal(client, "search_images", collection="shapes") == (
             "Error executing tool search_images: give either text or image"
         )

@@ -565,6 +565,11 @@ def test_two_models_of_one_task_are_told_apart_by_name(store_url: str, tmp_path:
         assert error["param"] == "model"
         assert "'tiny-esnli', 'other-esnli'" in error["message"]
         assert answer_to(client, "esnli", PAIR, model="other-esnli")["model"].startswith("other-esnli@")
+        in_teis_form = {"inputs": list(PAIR.values())}
+        refused = client.post("/predict", json=in_teis_form)
+        assert (refused.status_code, refused.json()["error"]) == (422, error["message"])
+        answered = client.post("/predict", json={**in_teis_form, "model": "other-esnli"})
+        assert answered.headers["x-fovea-model"].startswith("other-esnli@")
 
 
 @pytest.mark.slow
