@@ -37,14 +37,6 @@ MAX_CIRCLE_TOKENS, CIRCLE_TIMES = 8, 3
 
 
 @dataclass(frozen=True)
-class Answers:
-    """The candidates of an input: `texts` (C) as shown to clients, and their trie."""
-
-    texts: tuple[str, ...]
-    trie: Candidates
-
-
-@dataclass(frozen=True)
 class Label:
     """An item's label: its text as shown to clients, its probability, and those of all candidates if requested.
 
@@ -67,7 +59,7 @@ class Item:
 
     label_ids: tuple[int, ...]
     rationale_ids: tuple[int, ...] | None
-    answers: Answers | None
+    answers: Candidates | None
     has_probabilities: bool = True
     numbers: HiddenNumbers | None = None
 
@@ -189,7 +181,7 @@ class PredictEngine:
             answers = self._answers_of(fields[choices], plain[choices], param)
         except ValueError as error:
             raise InvalidField(f"{error}.", param=param) from None
-        longest = max(map(len, answers.trie.token_ids))
+        longest = max(map(len, answers.token_ids))
         if longest > self.description.max_target_tokens:
             limit = self.description.max_target_tokens
             raise TooLarge(f"{param}: A choice has {longest} tokens; the limit is {limit}.", param=param)
@@ -198,7 +190,7 @@ class PredictEngine:
     def cost(self, item: Item) -> int:
         """Number of tokens to run: in the encoder, in the candidates' trie, and at most in generation."""
         num_decoded = self.description.max_target_tokens
-        cost = item.prompt_tokens + (num_decoded if item.answers is None else item.answers.trie.num_nodes)
+        cost = item.prompt_tokens + (num_decoded if item.answers is None else item.answers.num_nodes)
         return cost + (num_decoded if item.rationale_ids is not None else 0)
 
     # On the compute thread
@@ -296,10 +288,10 @@ class PredictEngine:
             raise InvalidField(f"{param}: The text contains a control token of the model.", param=param)
         return tuple(input_ids)
 
-    def _answers_of(self, texts: Sequence[str], plain_texts: Sequence[str], name: str) -> Answers:
+    def _answers_of(self, texts: Sequence[str], plain_texts: Sequence[str], name: str) -> Candidates:
         """Make the trie of texts, which errors call `name`. Raises ValueError for two with the same tokens."""
         start_id = self._student.config.decoder_start_token_id
-        return Answers(tuple(texts), Candidates.of_texts(self.tokenizer, name, plain_texts, start_id, texts))
+        return Candidates.of_texts(self.tokenizer, name, plain_texts, start_id, texts)
 
     def _check_characters(self, fields: Mapping[str, Any], param: str) -> None:
         """Refuse texts that cannot fit before they are tokenised, which takes more than linear time."""
@@ -335,7 +327,7 @@ class PredictEngine:
             ]
             if not wanted:
                 continue
-            those, tries = encoded.of([rows[index] for index, _ in wanted]), [answers.trie for _, answers in wanted]
+            those, tries = encoded.of([rows[index] for index, _ in wanted]), [answers for _, answers in wanted]
             found: list[tuple[int, float, list[float] | None]]
             if is_all:
                 every = [scores.double().softmax(dim=0).tolist() for scores in self._student.score(those, tries)]
@@ -345,7 +337,7 @@ class PredictEngine:
                 found = [(one.candidate, math.exp(one.logprob), None) for one in self._student.best(those, tries)]
             for (index, answers), (number, probability, shares) in zip(wanted, found, strict=True):
                 probabilities = None if shares is None else dict(zip(answers.texts, shares, strict=True))
-                num_tokens = len(answers.trie.token_ids[number])
+                num_tokens = len(answers.token_ids[number])
                 chosen[index] = Label(answers.texts[number], probability, probabilities, num_tokens)
         return chosen
 

@@ -180,14 +180,14 @@ def test_text_never_becomes_a_control_token(spelled: str) -> None:
     assert item.label_ids[-1] == EOS
     choice = engine_of(CQA).prepare(QUESTION | {"choices": [f"a{spelled}", "b"]})
     assert choice.answers is not None
-    assert all(ids.count(EOS) == 1 and PAD not in ids for ids in choice.answers.trie.token_ids)
+    assert all(ids.count(EOS) == 1 and PAD not in ids for ids in choice.answers.token_ids)
 
 
 def test_the_cost_counts_every_token_that_is_run() -> None:
     engine = engine_of(ESNLI, max_target_tokens=10)
     plain, explained = engine.prepare(PAIR), engine.prepare(PAIR, rationale=True)
     assert plain.answers is not None
-    assert engine.cost(plain) == len(plain.label_ids) + plain.answers.trie.num_nodes
+    assert engine.cost(plain) == len(plain.label_ids) + plain.answers.num_nodes
     assert engine.cost(explained) == engine.cost(plain) + len(explained.rationale_ids or ()) + 10
     free = engine_of(SVAMP, max_target_tokens=10)
     item = free.prepare(PROBLEM)

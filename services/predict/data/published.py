@@ -15,7 +15,7 @@ import numpy as np
 
 from services.core.text_files import BadFile, json_objects, read_json
 from services.predict.data.rows import Row, TeacherOutput
-from services.predict.data.teacher_outputs import Dialect, parse_output
+from services.predict.data.teacher_outputs import parse_output
 from services.predict.tasks import ANLI1, ASDIV, CQA, ESNLI, SVAMP, Task
 
 Split = Literal["train", "valid", "test"]
@@ -46,19 +46,17 @@ def read_rows(task: Task, folder: Path, split: Split) -> list[Row]:
     return rows
 
 
-def read_outputs(
-    task: Task, folder: Path, split: Split, teacher: str = "palm", dialect: Dialect = "palm"
-) -> list[TeacherOutput]:
-    """Read and parse a teacher's outputs for a published split, in the order of its rows.
+def read_outputs(task: Task, folder: Path, split: Split) -> list[TeacherOutput]:
+    """Read and parse PaLM's outputs for a published split, in the order of its rows.
 
     Raises BadFile for a split without outputs, for a gap in the files' numbers and for files of another form.
     """
     outputs = []
-    for path in _numbered(folder / task.name / teacher, split):
+    for path in _numbered(folder / task.name / "palm", split):
         texts = _list(path)
         if not all(isinstance(text, str) for text in texts):
             raise BadFile(f"{path}: not a list of strings")
-        outputs += [parse_output(task.name, text, dialect) for text in texts]
+        outputs += [parse_output(task.name, text) for text in texts]
     return outputs
 
 

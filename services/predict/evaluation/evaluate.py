@@ -24,7 +24,6 @@ from services.predict.evaluation.sweep import (
     Cell,
     Grid,
     Sweep,
-    SweepError,
     Teacher,
     collect,
     path_of_task,
@@ -121,7 +120,7 @@ def run_sweep(
     """
     console = Console(stderr=True, highlight=False)
     output, num_failed = options["output"], 0
-    with one_line_errors(command, console, (OutputError, SweepError, OSError, ValueError)):
+    with one_line_errors(command, console, (OutputError, OSError, ValueError)):
         if not options["report_only"]:
             work = Sweep(cells(), output, is_lean=options["scores_only"])
             num_failed = run_shown(work, options["workers"], console)

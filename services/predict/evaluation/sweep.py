@@ -28,6 +28,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from services.core.refusals import Refused
 from services.core.text_files import BadFile
 from services.jobs.interruption import ignore_interrupts
 from services.jobs.progress import Bars, duration
@@ -41,10 +42,6 @@ SCORES, LOG, LOCK = "scores.json", "log.txt", "lock"
 BUSY = 75  # status of a process whose student another sweep is training
 PALM = "PaLM 540B"
 OWN_ROWS = "rows"  # the source of the rationales of a user's own task, unless a teacher wrote them
-
-
-class SweepError(ValueError):
-    """Cells that can't be run in one folder; the message can be shown to users."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +77,7 @@ class Cell:
     def finished(self, folder: Path) -> Result | None:
         """Read the cell's result from its folder; None if there is none yet.
 
-        Raises SweepError if the folder holds a student with other settings.
+        Raises Refused if the folder holds a student with other settings.
         """
         if not (folder / SCORES).exists():
             return None
@@ -88,7 +85,7 @@ class Cell:
         expected = replace(self.result({}), scores=found.scores)
         if found != expected:
             before, now = ({**asdict(one), **one.settings, "settings": {}} for one in (found, expected))
-            raise SweepError(f"{folder} was run with other settings: {differences(before, now, {})}")
+            raise Refused(f"{folder} was run with other settings: {differences(before, now, {})}")
         return found
 
 
@@ -148,7 +145,7 @@ class Sweep:
     def __init__(self, cells: Sequence[Cell], output: Path, *, is_lean: bool = False) -> None:
         """Prepare the cells. With `is_lean`, only the scores of a finished cell are kept.
 
-        Raises SweepError for two cells with one name, and for a folder that holds a student with other settings.
+        Raises Refused for two cells with one name, and for a folder that holds a student with other settings.
         """
         self.output = output
         self.is_lean = is_lean
@@ -158,7 +155,7 @@ class Sweep:
         self._running: dict[Connection, tuple[Cell, BaseProcess]] = {}
         for name, number in Counter(cell.name for cell in cells).items():
             if number > 1:
-                raise SweepError(f"two students would have the name {name}")
+                raise Refused(f"two students would have the name {name}")
         for cell in cells:
             result = cell.finished(output / cell.name)
             if result is None:
@@ -219,7 +216,7 @@ class Sweep:
         log = self.output / cell.name / LOG
         try:
             result = cell.finished(log.parent) if process.exitcode == 0 else None
-        except SweepError as error:
+        except Refused as error:
             on_end(cell, str(error))
             return True
         if result is None:

@@ -60,10 +60,6 @@ Then end with one sentence of exactly this form, and nothing after it:
 {form}"""
 
 
-class PromptError(Exception):
-    """Prompts that can't be used; the message can be shown to users."""
-
-
 class PromptFile(StrictFile):
     """The prompts of a task, as a YAML file holds them.
 
@@ -130,25 +126,25 @@ class Prompts:
     def checked(self, path: Path) -> "Prompts":
         """Return these prompts of a file.
 
-        Raises PromptError if a demonstration is incomplete, or its own output does not parse to its values.
+        Raises BadFile if a demonstration is incomplete, or its own output does not parse to its values.
         """
         for number, given in enumerate(self.file.demonstrations, start=1):
             if missing := {"rationale", "label"} - given.keys():
-                raise PromptError(f"{path}: demonstration {number} has no {' and no '.join(sorted(missing))}")
+                raise BadFile(f"{path}: demonstration {number} has no {' and no '.join(sorted(missing))}")
             one = _demonstration(given)
             try:
                 candidates = self.task.candidates(one.values)
                 if candidates is not None and one.label not in candidates:
                     listed = ", ".join(candidates)
-                    raise PromptError(f"{path}: demonstration {number}: {one.label!r} is not one of {listed}")
+                    raise BadFile(f"{path}: demonstration {number}: {one.label!r} is not one of {listed}")
                 self._question(one.values)
                 read = read_output(self.task, one.values, self._answer(one))
             except FieldError as error:
-                raise PromptError(f"{path}: demonstration {number}: {error}") from None
+                raise BadFile(f"{path}: demonstration {number}: {error}") from None
             except (KeyError, IndexError, AttributeError, ValueError) as error:
-                raise PromptError(f"{path}: invalid braces in question or answer: {error}") from None
+                raise BadFile(f"{path}: invalid braces in question or answer: {error}") from None
             if (read.rationale, read.label, read.problem) != (one.rationale, one.label, None):
-                raise PromptError(f"{path}: demonstration {number}: it is parsed as {read}")
+                raise BadFile(f"{path}: demonstration {number}: it is parsed as {read}")
         return self
 
     @cached_property
@@ -170,25 +166,23 @@ class Prompts:
 
 
 def load_prompts(task: Task, path: Path | None = None, *, is_zero_shot: bool = False) -> Prompts:
-    """Load the prompts of a file, or the built-in ones for the task. Raises PromptError."""
+    """Load the prompts of a file, or the built-in ones for the task. Raises BadFile."""
     path = path or Path(__file__).with_name("demonstrations") / f"{PROMPT_FILES[task.name]}.yaml"
+    given = read_yaml(path)
     try:
-        given = read_yaml(path)
         file = PromptFile.model_validate(given)
-    except BadFile as error:
-        raise PromptError(str(error)) from None
     except ValidationError as error:
-        raise PromptError(f"{path}: {complaint_about(error, given, 'the file')}") from None
+        raise BadFile(f"{path}: {complaint_about(error, given, 'the file')}") from None
     if not file.demonstrations:
-        raise PromptError(f"{path}: demonstrations: at least one is needed")
+        raise BadFile(f"{path}: demonstrations: at least one is needed")
     return Prompts(task, file, is_zero_shot=is_zero_shot).checked(path)
 
 
 def own_prompts(given: TaskFile, path: Path, *, is_zero_shot: bool = False) -> Prompts:
-    """Make the prompts of a task file, zero-shot if it has no demonstrations. Raises PromptError."""
+    """Make the prompts of a task file, zero-shot if it has no demonstrations. Raises BadFile."""
     task, prompt = given.to_task(), given.prompt
     if prompt is None:
-        raise PromptError(f"{path}: prompt is missing, which tells the teacher what to do")
+        raise BadFile(f"{path}: prompt is missing, which tells the teacher what to do")
     candidates, form = "", "<answer>"
     if task.labels is not None:
         candidates, form = f"The answer is one of: {', '.join(task.labels)}.\n", "<label>"
@@ -379,7 +373,7 @@ def extract(
     """
     stamina.instrumentation.set_on_retry_hooks(())  # a line for each retry would break the progress bar
     console = Console(stderr=True, highlight=False)
-    with one_line_errors("fovea distill extract", console, (BadFile, PromptError, OutputError, EndpointError)):
+    with one_line_errors("fovea distill extract", console, (BadFile, OutputError, EndpointError)):
         loaded = _prompts(task, task_file, prompts, is_zero_shot=zero_shot)
         endpoint = Endpoint(base_url, api, key_in(key_variable))
         plan = Plan(loaded, endpoint, model, max_tokens, json_object(extra, "--extra"))
@@ -458,7 +452,7 @@ def _tell_totals(tally: Tally, console: Console) -> None:
 
 
 def _prompts(name: TaskName | None, file: Path | None, prompts: Path | None, *, is_zero_shot: bool) -> Prompts:
-    """The prompts of a built-in task or a user's own. Raises BadParameter unless one is named, BadFile, PromptError."""
+    """The prompts of a built-in task or a user's own. Raises BadParameter unless one is named, BadFile."""
     if (name is None) == (file is None):
         raise typer.BadParameter("name a task, or give a file with --task, and not both")
     if name is not None:

@@ -44,7 +44,8 @@ class Candidates:
 
     A node is a prefix after which candidates diverge, or an ancestor of one; the empty prefix comes first. `tokens`,
     `depths`, `parents` are (N,): the token to run at a node, the number of tokens in its prefix, and its parent.
-    `edge_nodes`, `edge_tokens` are (E,), the edges of nodes with several, in the nodes' order.
+    `edge_nodes`, `edge_tokens` are (E,), the edges of nodes with several, in the nodes' order. `texts` are (C,), as
+    `of_texts` shows them.
     """
 
     def __init__(self, token_ids: Sequence[Sequence[int]], start_id: int) -> None:
@@ -56,6 +57,7 @@ class Candidates:
             raise ValueError("there must be candidates, and each must have tokens")
         self.token_ids = [tuple(ids) for ids in token_ids]
         self.start_id = start_id
+        self.texts: tuple[str, ...] = ()
         following: dict[tuple[int, ...], dict[int, None]] = {}
         for ids in self.token_ids:
             for depth, token in enumerate(ids):
@@ -96,7 +98,9 @@ class Candidates:
                 both = f"{text!r} twice" if text == first[ids] else f"{first[ids]!r} and {text!r}"
                 raise ValueError(f"{name}: the model reads {both} as the same tokens; give texts that it tells apart")
             first[ids] = text
-        return cls(token_ids, start_id)
+        trie = cls(token_ids, start_id)
+        trie.texts = tuple(shown or texts)
+        return trie
 
     @property
     def num_nodes(self) -> int:

@@ -39,8 +39,6 @@ HEAD = "lm_head.weight"
 class StudentConfig:
     """Properties of a student that its callers need."""
 
-    d_model: int
-    num_layers: int
     vocab_size: int
     pad_token_id: int
     eos_token_id: int
@@ -84,8 +82,6 @@ class Student:
         self.tokenizer = tokenizer
         config = model.config
         self.config = StudentConfig(
-            config.d_model,
-            config.num_layers,
             config.vocab_size,
             config.pad_token_id,
             _first(model.generation_config.eos_token_id, config.eos_token_id, 1),

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from services.core.refusals import first_complaint, near_names
+from services.core.refusals import Refused, first_complaint, near_names
 from services.nn.plain_texts import PlainTexts
 from services.predict.confidence import Calibration
 from services.predict.tasks import EOS, MAX_INPUT_TOKENS, MAX_NEW_TOKENS, FieldValue, Metric, Numbers, Prefixes, Task
@@ -18,10 +18,6 @@ MAX_LISTED = 20
 # Fields that earlier versions do not know.
 _LATER = ("template", "numbers", "confidence")
 FIELD_NAME = re.compile(r"[^\W\d][\w -]*")
-
-
-class BadTask(ValueError):
-    """A `task.json` that is missing or invalid."""
 
 
 class StrictFile(BaseModel):
@@ -98,16 +94,16 @@ class TaskDescription(TaskFields):
 
     @classmethod
     def read(cls, directory: Path) -> "TaskDescription":
-        """Read the description of a checkpoint folder. Raises BadTask."""
+        """Read the description of a checkpoint folder. Raises Refused."""
         path = directory / TASK_FILE
         try:
             return cls.model_validate_json(path.read_bytes())
         except FileNotFoundError:
-            raise BadTask(
+            raise Refused(
                 f"{TASK_FILE} is missing, which says what the student answers; `fovea train distill` writes it"
             ) from None
         except ValidationError as error:
-            raise BadTask(f"{TASK_FILE}: {first_complaint(error, 'the file')}") from None
+            raise Refused(f"{TASK_FILE}: {first_complaint(error, 'the file')}") from None
 
     def write(self, directory: Path) -> None:
         """Write it to a checkpoint folder; earlier versions can read it if it has none of the later fields."""

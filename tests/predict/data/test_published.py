@@ -211,15 +211,14 @@ def test_a_line_of_another_form_is_named(tmp_path: Path, task: Task, line: str) 
 def test_outputs_are_read_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     for number in range(11):
         suffix = ".gz" if number % 2 else ""
-        path = tmp_path / "svamp" / "mine" / f"train_CoT_{number}.json{suffix}"
+        path = tmp_path / "svamp" / "palm" / f"train_CoT_{number}.json{suffix}"
         write(path, json.dumps([f" {number}. The answer is ({number})."] * 2))
-    outputs = read_outputs(SVAMP, tmp_path, "train", teacher="mine")
+    outputs = read_outputs(SVAMP, tmp_path, "train")
     assert [output.label for output in outputs] == [f"({number})" for number in range(11) for _ in range(2)]
     assert outputs[0].rationale == " 0."
-    assert read_outputs(SVAMP, tmp_path, "train", teacher="mine", dialect="gpt")[0].rationale == "0."
-    (tmp_path / "svamp" / "mine" / "train_CoT_4.json").unlink()
+    (tmp_path / "svamp" / "palm" / "train_CoT_4.json").unlink()
     with pytest.raises(BadFile, match=r"train_CoT_4.json is missing"):
-        read_outputs(SVAMP, tmp_path, "train", teacher="mine")
+        read_outputs(SVAMP, tmp_path, "train")
 
 
 def test_a_teacher_without_files_is_missed(tmp_path: Path) -> None:

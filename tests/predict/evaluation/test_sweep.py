@@ -16,6 +16,7 @@ import pytest
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+from services.core.refusals import Refused
 from services.predict.evaluation.evaluate import app, few_shot_cot_of
 from services.predict.evaluation.results import RESULT_FILES, Result, estimate
 from services.predict.evaluation.sweep import (
@@ -26,7 +27,6 @@ from services.predict.evaluation.sweep import (
     Cell,
     Grid,
     Sweep,
-    SweepError,
     Teacher,
     collect,
 )
@@ -209,7 +209,7 @@ def test_a_folder_of_other_settings_is_refused_and_stays(tmp_path: Path) -> None
     write(cell, scores, tmp_path)
     assert [result.scores for _, result in Sweep([cell], tmp_path).found] == [{"0": scores}]
     other = replace(cell, recipe=replace(cell.recipe, learning_rate=1e-3))
-    with pytest.raises(SweepError, match=r"learning_rate was 5e-05, and is 0\.001"):
+    with pytest.raises(Refused, match=r"learning_rate was 5e-05, and is 0\.001"):
         Sweep([other], tmp_path)
     told = CliRunner().invoke(app, ["sweep", "--output", str(tmp_path), *OPTIONS, "--steps", "3"])
     assert told.exit_code == 1
@@ -218,7 +218,7 @@ def test_a_folder_of_other_settings_is_refused_and_stays(tmp_path: Path) -> None
 
 def test_two_students_of_one_name_are_refused(tmp_path: Path) -> None:
     grid = replace(GRID, models=(str(tmp_path / "a" / "t5"), str(tmp_path / "b" / "t5")))
-    with pytest.raises(SweepError, match="two students would have the name svamp_human_t5_standard_100_seed-0"):
+    with pytest.raises(Refused, match="two students would have the name svamp_human_t5_standard_100_seed-0"):
         Sweep(grid.cells(), tmp_path)
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from services.core.text_files import BadFile
 from services.predict.data.teacher_outputs import Dialect, parse_output, read_output
-from services.predict.extraction.command import PROMPT_FILES, PromptError, load_prompts
+from services.predict.extraction.command import PROMPT_FILES, load_prompts
 from services.predict.tasks import ANLI1, ASDIV, CQA, ESNLI, SVAMP, TASKS, FieldValue, Task
 
 INFERENCE: dict[str, FieldValue] = {"premise": "It rains {here}.", "hypothesis": "It is wet."}
@@ -166,7 +167,7 @@ def test_prompts_that_would_mislead_are_refused_with_what_is_wrong(
 ) -> None:
     assert SMALL.count(old) == 1
     path = small(tmp_path, SMALL.replace(old, new))
-    with pytest.raises(PromptError, match=re.escape(complaint)) as refused:
+    with pytest.raises(BadFile, match=re.escape(complaint)) as refused:
         load_prompts(CQA, path)
     assert str(refused.value).startswith(f"{path}")
 
@@ -179,7 +180,7 @@ def test_the_guides_file_of_prompts_is_one(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(PromptError, match=re.escape(f"{tmp_path / 'none.yaml'}")):
+    with pytest.raises(BadFile, match=re.escape(f"{tmp_path / 'none.yaml'}")):
         load_prompts(CQA, tmp_path / "none.yaml")
 
 

@@ -231,7 +231,7 @@ def test_with_8_bit_integers_scores_stay_near_and_do_not_depend_on_the_batch() -
 def test_a_student_read_from_a_folder_answers_as_the_model_that_was_saved(tmp_path: Path, kind: Kind) -> None:
     student = Student.load(save_student(tmp_path, kind=kind), CPU)
     inputs, candidates = draw_inputs(9, 30), draw_candidates()
-    assert (student.config.d_model, student.config.num_layers, student.config.eos_token_id) == (32, 3, EOS)
+    assert student.config.eos_token_id == EOS
     assert student.tokenizer("a dog")["input_ids"] == tiny_tokenizer()("a dog")["input_ids"]
     for ids, scores in zip(inputs, student.score(student.encode(inputs), [candidates] * 2), strict=True):
         torch.testing.assert_close(scores, reference_scores(tiny_t5(kind), ids, candidates), rtol=1e-5, atol=1e-5)

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from services.predict.model.task_description import TASK_FILE, BadTask, PlainValues, TaskDescription
+from services.core.refusals import Refused
+from services.predict.model.task_description import TASK_FILE, PlainValues, TaskDescription
 from services.predict.tasks import CQA, ESNLI, NO_PREFIXES, RELEASED_PREFIXES, TASKS, Task
 from tests.predict.tiny_students import EOS, tiny_tokenizer
 
@@ -49,15 +50,15 @@ def test_a_task_that_makes_no_sense_is_refused_by_what_is_wrong_with_it(
     changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     (tmp_path / TASK_FILE).write_text(json.dumps(GOOD | changes))
-    with pytest.raises(BadTask, match=message):
+    with pytest.raises(Refused, match=message):
         TaskDescription.read(tmp_path)
 
 
 def test_a_folder_without_a_task_or_with_half_of_one_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadTask, match="missing"):
+    with pytest.raises(Refused, match="missing"):
         TaskDescription.read(tmp_path)
     (tmp_path / TASK_FILE).write_text('{"task":')
-    with pytest.raises(BadTask, match="Invalid JSON"):
+    with pytest.raises(Refused, match="Invalid JSON"):
         TaskDescription.read(tmp_path)
 
 
