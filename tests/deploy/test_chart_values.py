@@ -1,13 +1,16 @@
 """Values of the chart: what only an operator can know has no default, and what is wrong or lacking is named."""
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import yaml
 
 from services.core.settings import SettingsError, read_settings
 from tests.deploy import kubernetes_names as names
 from tests.deploy.kubernetes_manifests import (
+    CHART,
     DEPLOYMENTS,
     EVERYTHING,
     JOBS,
@@ -90,7 +93,7 @@ def with_model(**changed: Any) -> dict[str, Any]:
         (with_model(replicas={"min": -1, "max": 2}), "models.0.replicas.min: Must be greater than or equal to 0"),
         (
             with_model(replicas={"min": 3, "max": 2}, scaleToZero=False),
-            "replicas of predict are at least 3 and at most 2",
+            "models: predict has replicas.min 3, which is over replicas.max 2",
         ),
         (with_model(gpu={"memoryShare": 30}), "models.0.gpu.memoryShare: Must be less than or equal to 1"),
         (
@@ -136,7 +139,7 @@ def with_model(**changed: Any) -> dict[str, Any]:
         ),
         ({"trainings": JOBS["trainings"][:1] * 2, "images": JOBS["images"]}, "trainings: the name one-node is taken"),
         ({"gpuClaims": [{"name": "small", "deviceClass": "gpu.nvidia.com"}] * 2}, "gpuClaims: the name small is taken"),
-        (with_model(canary="spam@candidate"), "the canary of predict is spam@candidate: give an alias alone"),
+        (with_model(canary="spam@candidate"), 'models.0.canary is "spam@candidate": write an alias alone'),
         (
             with_model(checkpoints=["spam", "tickets"], canary="latest"),
             "the canary of predict follows latest, as its other pods do",
@@ -152,7 +155,7 @@ def with_model(**changed: Any) -> dict[str, Any]:
             {"images": {"gateway": "registry.example.org/gateway"}},
             '"registry.example.org/gateway": write a full name with a tag',
         ),
-        ({"store": {"url": "ftp://example.org"}}, "store.url: Does not match pattern"),
+        ({"store": {"url": "ftp://example.org"}}, 'store.url is "ftp://example.org": write an address such as s3://'),
         ({"scaling": {"target": 70}}, "scaling.target: Must be less than or equal to 1"),
         ({"collections": {"placement": "both"}}, "collections.placement must be one of the following"),
         (
@@ -162,7 +165,10 @@ def with_model(**changed: Any) -> dict[str, Any]:
         ({"storageClasses": {"models": "fast"}}, "Additional property models is not allowed"),
         ({"store": {"size": "10GB"}}, 'store.size is "10GB": write a size such as 200Gi'),
         ({"collections": {"size": 200}}, 'collections.size is "200": write a size such as 200Gi'),
-        (with_model(resources={"memory": "8 GB"}), 'models.0.resources.memory is "8 GB": write a quantity'),
+        (
+            with_model(resources={"memory": "8 GB"}),
+            'models.0.resources.memory is "8 GB": write an amount',
+        ),
         ({"route": {"trustedProxies": ["10.42.0.0/33"]}}, 'route.trustedProxies.0 is "10.42.0.0/33": write an address'),
         ({"route": {"trustedProxies": ["fd00::/129"]}}, 'route.trustedProxies.0 is "fd00::/129": write an address'),
         (
@@ -198,10 +204,67 @@ def with_model(**changed: Any) -> dict[str, Any]:
         ({"pods": {"serviceAccount": {"annotations": {"a": "b"}}}}, "annotations need a name of its own"),
         ({"scaling": {"enabled": False}}, "predict scales to zero, which needs scaling.enabled"),
         ({"services": {"embed": {"replicas": {"min": 1, "max": 2}}}}, "set collections.placement to apart or shared"),
+        ({"gateway": {"replicas": {"min": 9}}}, "gateway.replicas.min is 9, which is over gateway.replicas.max 8"),
+        # of bytes
+        (with_model(resources={"memory": 8}), 'models.0.resources.memory is "8": write an amount of memory such as'),
+        (with_model(resources={"cpu": "4 cores"}), 'models.0.resources.cpu is "4 cores": write a number of processors'),
+        (with_model(source="lmsys/vicuna"), 'models.0.source is "lmsys/vicuna": write hf://owner/name'),
+        (with_model(source="s3://fovea/vicuna"), 'models.0.source is "s3://fovea/vicuna": write hf://owner/name'),
+        (with_model(checkpoints=["a b"]), 'models.0.checkpoints.0 is "a b": write the name of a checkpoint'),
+        (with_model(checkpoints=["spam", "spam"]), "models.0.checkpoints: array items[0,1] must be unique"),
+        (with_model(canary="next one"), 'models.0.canary is "next one": write an alias alone, such as candidate'),
+        (with_model(gpu={"resource": "gpu"}), 'models.0.gpu.resource is "gpu": write a resource of the device plugin'),
+        ({"gateway": {"rateLimit": "fast"}}, 'gateway.rateLimit is "fast": write a rate such as 600/minute'),
+        ({"gateway": {"keysSecret": "My_Keys"}}, 'gateway.keysSecret is "My_Keys": write the name of a Secret'),
+        ({"redis": {"url": "redis:6379"}}, 'redis.url is "redis:6379": write an address such as rediss://'),
+        ({"telemetry": {"endpoint": "collector:4318"}}, 'telemetry.endpoint is "collector:4318": write an address'),
+        ({"route": {"host": "https://example.org"}}, 'route.host is "https://example.org": write the name of a host'),
+        (
+            {"collections": {"backup": {"schedule": "daily"}}},
+            'collections.backup.schedule is "daily": write the five fields of a cron schedule',
+        ),
+        ({"caBundle": {"configMap": "Authorities"}}, 'caBundle.configMap is "Authorities": write the name of a'),
+        ({"caBundle": {"key": "certs/all"}}, 'caBundle.key is "certs/all": write a key of the ConfigMap'),
+        (
+            {"rayJobs": [{**JOBS["rayJobs"][0], "images": "photos"}]},
+            'rayJobs.0.images is "photos": write an address such as s3://',
+        ),
+        ({"jobs": {"egress": [{"to": [{"ipBlok": {}}]}]}}, "jobs.egress.0.to.0: Additional property ipBlok"),
+        (
+            {"jobs": {"egress": [{"to": [{"podSelector": {}}], "ports": [{"port": 70000}]}]}},
+            "jobs.egress.0.ports.0.port: Must be less than or equal to 65535",
+        ),
     ],
 )
 def test_what_is_wrong_is_named_with_what_would_be_right(wrong: dict[str, Any], said: str) -> None:
     assert said in refusal(("gpu",), SITE, wrong)
+
+
+def sections(values: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Paths of the maps of the chart's own values that hold values of their own."""
+    for name, inner in values.items():
+        if isinstance(inner, dict) and (inner or path == ("services",)):
+            yield (*path, name)
+            yield from sections(inner, (*path, name))
+
+
+SECTIONS = list(sections(yaml.safe_load((CHART / "values.yaml").read_text())))
+
+
+@pytest.mark.parametrize("path", SECTIONS, ids=".".join)
+def test_a_section_without_values_is_named(path: tuple[str, ...]) -> None:
+    """Such as `route:` with everything below it commented out, which takes the defaults away."""
+    emptied: Any = None
+    for name in reversed(path):
+        emptied = {name: emptied}
+    *parents, name = path
+    assert f"{'.'.join(parents) or '(root)'}: {name} is required" in refusal((), emptied)
+
+
+def test_numbers_of_processors_need_no_quotes() -> None:
+    for cpu, written in ((4, "4"), (0.5, "0.5"), ("500m", "500m")):
+        manifests = render(("gpu",), SITE, {"services": {"embed": {"resources": {"cpu": cpu}}}})
+        assert manifests.pod("embed").container["resources"]["requests"]["cpu"] == written
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,6 @@
 {{- if ne (eq (int $model.replicas.min) 0) $model.scaleToZero }}
 {{- fail (printf "models: %s has replicas.min %d and scaleToZero %t: a model that scales to zero has replicas.min 0, and no other" .name (int $model.replicas.min) $model.scaleToZero) }}
 {{- end }}
-{{- if contains "@" $model.canary }}
-{{- fail (printf "models: the canary of %s is %s: give an alias alone, such as candidate" .name $model.canary) }}
-{{- end }}
 {{- $stable := list }}
 {{- range default (list "starters") $model.checkpoints }}{{ $stable = append $stable (regexReplaceAll "^[^@]*@?" . "" | default "latest") }}{{ end }}
 {{- if eq (list $model.canary | toJson) ($stable | uniq | toJson) }}
