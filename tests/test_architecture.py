@@ -150,18 +150,18 @@ MAX_FUNCTION_LINES = 60
 MAX_CHAIN = 13
 # Lines of Python that a room may have. A commit that raises a budget says why.
 BUDGETS = {
-    "fovea": 1_760,
-    "gateway": 4_158,
+    "fovea": 1_761,
+    "gateway": 4_165,
     "services/cli": 4_078,
-    "services/core": 14_056,
+    "services/core": 14_060,
     "services/nn": 2_539,
-    "services/jobs": 3_970,
-    "services/curate": 4_563,
+    "services/jobs": 3_984,
+    "services/curate": 4_564,
     "services/embed": 19_215,
     "services/generate": 15_968,
-    "services/predict": 7_766,
-    "services/score": 11_057,
-    "starters": 20_738,
+    "services/predict": 7_654,
+    "services/score": 11_047,
+    "starters": 20_724,
     "vllm_plugin": 2_615,
 }
 SAYS_NOTHING = {"utils", "util", "helpers", "helper", "common", "manager", "base", "misc"}
