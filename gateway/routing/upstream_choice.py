@@ -51,7 +51,7 @@ def find_in_query(query: bytes, field: str) -> str | None:
 
 
 def find_in_json(body: bytes, field: str) -> str | None:
-    """Return the string that a member of the outermost object is; the first one where there are several.
+    """Return the string that a member of the outermost object is; the last one of equal names, as services read it.
 
     None where there is no such member or it is no string or an empty one, also in a body that is not JSON.
     """
@@ -61,16 +61,17 @@ def find_in_json(body: bytes, field: str) -> str | None:
 
 
 def find_member(body: bytes, field: str) -> int | None:
-    """Return where the value of the first member of the outermost object with this name begins."""
+    """Return where the value of the last member of the outermost object with this name begins."""
     nesting = _Nesting()
     num_read = 0
+    start = None
     for position in _positions(body, orjson.dumps(field)):
         nesting.read(body, num_read, position)
         num_read = position
         member = _member(field).match(body, position) if nesting.is_at_member else None
         if member is not None:
-            return member.end()
-    return None
+            start = member.end()
+    return start
 
 
 def find_in_form(content_type: str, body: bytes, field: str) -> str | None:

@@ -367,13 +367,18 @@ async def test_a_model_has_a_limit_of_its_own_however_a_request_names_it() -> No
     models = {"big": {"rate_limit": "3/year"}, "wide": {"token_limit": "10/year"}}
     async with serving(service) as url, gateway(generate_urls=url, keys=(limited("a", models=models),)) as client:
         assert await statuses(client, "a", "big", "big@latest") == [200, 200]
-        # It is named by nothing, or by the second of two members.
-        for body in ("{}", '{"model": "small", "model": "big"}'):
-            async with client.post("/v1/completions", headers={"X-API-Key": "a"}, data=body) as response:
+        # It is named by nothing, by the second of two members, and by one that only a parser finds.
+        bodies = {
+            "{}": (200, 3),
+            '{"model": "small", "model": "big"}': (429, 3),
+            r'{"model": "small", "mod\u0065l": "big"}': (429, 4),
+        }
+        headers = {"X-API-Key": "a", "Content-Type": "application/json"}
+        for body, (status, num_asked) in bodies.items():
+            async with client.post("/v1/completions", headers=headers, data=body) as response:
                 answered = response.status, await response.text()
-        assert answered[0] == 429
+            assert (answered[0], len(service.requests)) == (status, num_asked)
         assert "The key 'a' with the model 'big' may use 3 requests in " in answered[1]
-        assert len(service.requests) == 4
         assert await statuses(client, "a", "big") == [429]
         assert len(service.requests) == 4
         service.answer = of_tokens(10, "wide@1")

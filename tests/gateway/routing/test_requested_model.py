@@ -85,6 +85,17 @@ def test_a_name_may_be_written_with_escapes_and_beside_a_value_that_equals_the_f
     assert find_in_json(rb'{ "role" : "model" , "model" : "org\/vicun\u0061" }', "model") == "org/vicuna"
 
 
+@given(some.lists(some.tuples(some.sampled_from(["model", "role"]), TEXTS | VALUES), max_size=6))
+def test_of_equal_members_the_last_names_the_model_as_a_parser_takes_it(members: list[tuple[str, Any]]) -> None:
+    text = b"{%b}" % b", ".join(orjson.dumps(name) + b": " + orjson.dumps(value) for name, value in members)
+    assert find_in_json(text, "model") == expected(orjson.loads(text))
+
+
+@pytest.mark.parametrize("last", ["null", "5", '""', '{"model": "y"}'])
+def test_a_last_member_that_names_no_model_leaves_none(last: str) -> None:
+    assert find_in_json(b'{"model": "x", "a": 1, "model": %b}' % last.encode(), "model") is None
+
+
 def test_an_endless_number_of_nested_fields_is_not_followed_to_the_end() -> None:
     few = b'{"a": [' + b'{"model": "no"},' * (MAX_POSITIONS - 1) + b'0], "model": "x"}'
     many = b'{"a": [' + b'{"model": "no"},' * MAX_POSITIONS + b'0], "model": "x"}'
