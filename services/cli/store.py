@@ -131,7 +131,7 @@ def list_models(
     names = store.names() if name is None else [name]
     listed = [row for model in names for row in _versions_with_aliases(store, model)]
     if name is not None and not listed:
-        raise NotFoundInStore(f"{store.label} has no model {name!r}")
+        raise NotFoundInStore(f"{store.label} has no model {name!r}{did_you_mean(name, store.names())}")
     if as_json:
         print_json([{**asdict(version), "aliases": aliases} for version, aliases in listed])
         return

@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -122,13 +122,17 @@ class Supervisor:
                     await late[0].ready.wait()
             except TimeoutError:
                 troubles = await _troubles(late)
-                told = [f"  {child.program.name:<9}{printable(trouble)}" for child, trouble in troubles.items()]
+                told = _told(troubles)
                 well = [child for child in self._children if child not in troubles]
                 if well and well != shown:
                     told += ["Ready:", *_addresses(well)]
                     shown = well
                 self._print(f"Still starting after {time.monotonic() - began_s:.0f} s:", *told)
-        self._print(f"\nReady in {time.monotonic() - began_s:.1f} s:", *_addresses(self._children), farewell)
+        ready_s = time.monotonic() - began_s
+        # what the gateway needs has been waited for, and a program that is not ours tells no details
+        troubles = await _troubles([one for one in self._children if not (one.program.needs or one.program.probe)])
+        lines = [*_addresses(self._children), *(["Not served:", *_told(troubles)] if troubles else [])]
+        self._print(f"\nReady in {ready_s:.1f} s:", *lines, farewell)
 
     def _print(self, *lines: str) -> None:
         """Print lines that no program's line comes between."""
@@ -268,6 +272,10 @@ async def _troubles(late: Sequence["_Child"]) -> dict["_Child", str]:
     names = {child.program.name for child in late}
     troubles = [(child, await _trouble(child.program, names - {child.program.name})) for child in late]
     return {child: trouble for child, trouble in troubles if trouble is not None}
+
+
+def _told(troubles: Mapping["_Child", str]) -> list[str]:
+    return [f"  {child.program.name:<9}{printable(trouble)}" for child, trouble in troubles.items()]
 
 
 def _addresses(children: Sequence["_Child"]) -> list[str]:

@@ -11,10 +11,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from services.core.refusals import did_you_mean
 from services.core.settings import ServiceSettings
 from services.core.store.checkpoint_files import DESCRIPTION_FILE, digest_of, packaged_starters
-from services.core.store.errors import NotFoundInStore
 from services.core.store.manifest import CheckpointInfo, Manifest, check_model_name
 from services.core.store.store import Store
 from services.nn.devices import DeviceName
@@ -66,11 +64,7 @@ def find_checkpoint(reference: str, store_url: str | None = None) -> CheckpointS
     name, _, version = reference.partition("@")
     store = open_store(store_url)
     store.publish_starters(packaged_starters(name))
-    try:
-        version = store.resolve(name, version or "latest")
-    except NotFoundInStore as error:
-        names = {*store.names(), *(starter.name for starter in packaged_starters())}
-        raise NotFoundInStore(f"{error}{'' if name in names else did_you_mean(name, names)}") from None
+    version = store.resolve(name, version or "latest")
     settings = ServiceSettings(port=0)
     fetched = store.fetch(name, version, settings.checkpoint_cache_dir, settings.checkpoint_cache_max_bytes)
     return CheckpointSource(fetched, f"{name}@{version}", store.manifest(name, version))

@@ -149,6 +149,17 @@ def test_all_programs_are_started_and_announced_once_all_are_ready(supervise: Su
     assert announcement.count("http://127.0.0.1:") == 2
 
 
+def test_what_a_program_lacks_that_is_ready_nonetheless_is_told(supervise: Supervise) -> None:
+    supervised = supervise(a="serve", c="serve", needs={"a": ["b"]})
+    (supervised.folder / "b-is-known").touch()
+    supervised.until_ready()
+    assert "Not served:" not in supervised.output()
+    lacking = supervise(c="serve")
+    lacking.until_ready()
+    announcement = lacking.output()[lacking.output().index("Ready in ") :]
+    assert "Not served:\n  c        b: no b yet\n" in announcement
+
+
 def test_packages_of_the_users_own_that_are_called_as_ours_are_not_taken_for_ours(supervise: Supervise) -> None:
     supervised = supervise(a="serve", packages=("services", "gateway"))
     supervised.until_ready()

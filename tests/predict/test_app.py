@@ -603,7 +603,7 @@ def test_until_a_model_is_loaded_requests_are_told_to_come_back(tmp_path: Path) 
 
 def test_a_task_that_nobody_has_may_be_that_of_a_model_which_is_not_loaded_yet(store_url: str, tmp_path: Path) -> None:
     settings = PredictSettings(
-        store_url=store_url, checkpoint_cache_dir=tmp_path, models=("tiny-reviews", "absent"), device="cpu"
+        store_url=store_url, checkpoint_cache_dir=tmp_path, models=("tiny-reviews", "tiny-revues"), device="cpu"
     )
     with TestClient(create_predict(settings), raise_server_exceptions=False, base_url="http://localhost") as client:
         wait_until_ready(lambda: client.get("/tasks").status_code == 200)
@@ -612,7 +612,9 @@ def test_a_task_that_nobody_has_may_be_that_of_a_model_which_is_not_loaded_yet(s
         assert error_of(response, 503)["code"] == "loading"
         # the other one serves, once this one is known not to
         wait_until_ready(lambda: client.get("/readyz").status_code == 200)
-        assert "no alias" in client.get("/readyz").json()["checks"]["checkpoint absent"]["detail"]
+        missing = client.get("/readyz").json()["checks"]["checkpoint tiny-revues"]
+        assert not missing["ok"]
+        assert "; did you mean tiny-reviews?; to import it: fovea store import SOURCE --name " in missing["detail"]
 
 
 def test_a_service_publishes_its_starter_to_a_store_that_holds_other_models(tmp_path: Path) -> None:

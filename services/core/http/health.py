@@ -34,7 +34,7 @@ class Health:
 
     def __init__(self) -> None:
         self._liveness: dict[str, Check] = {}
-        self._readiness: dict[str, Check] = {}
+        self._readiness: dict[str, tuple[Check, Callable[[], bool]]] = {}
         self._is_started = False
         self._is_draining = False
         self._failure: str | None = None
@@ -43,9 +43,12 @@ class Health:
         """Add a check of what only a restart can mend, such as a compute thread that stalled or died."""
         self._liveness[name] = check
 
-    def add_readiness_check(self, name: str, check: Check) -> None:
-        """Add a check of what may mend itself, such as a checkpoint that is being fetched."""
-        self._readiness[name] = check
+    def add_readiness_check(self, name: str, check: Check, is_vital: Callable[[], bool] = lambda: True) -> None:
+        """Add a check of what may mend itself, such as a checkpoint that is being fetched.
+
+        Where it fails and is not vital, the process is ready nonetheless.
+        """
+        self._readiness[name] = check, is_vital
 
     @asynccontextmanager
     async def upkeep(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
@@ -87,11 +90,16 @@ class Health:
         return _report({"startup": self._startup()})
 
     def ready(self) -> HealthReport:
-        checks = {**self._liveness, **self._readiness}
-        results = {"startup": self._startup(), **{name: check() for name, check in checks.items()}}
+        results = {"startup": self._startup(), **{name: check() for name, check in self._liveness.items()}}
         if self._is_draining:
             results["drain"] = (False, "draining")
-        return _report(results)
+        report = _report(results)
+        for name, (check, is_vital) in self._readiness.items():
+            ok, detail = check()
+            report.checks[name] = CheckReport(ok=ok, detail=detail)
+            if not ok and is_vital():
+                report.status = "unavailable"
+        return report
 
     def _startup(self) -> CheckResult:
         if self._failure is not None:

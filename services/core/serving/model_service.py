@@ -102,7 +102,9 @@ class ModelService:
         for name, alias in settings.followed:
             models.add(partial(follow_one, name, alias))
         for resident in models.residents:
-            self.health.add_readiness_check(f"checkpoint {resident.checkpoint.name}", partial(models.check, resident))
+            checkpoint = resident.checkpoint
+            vital = partial(models.is_vital, resident)
+            self.health.add_readiness_check(f"checkpoint {checkpoint.name}", checkpoint.check, vital)
         return models
 
     def batcher(self, engine: Engine[ItemT, ResultT]) -> Batcher[ItemT, ResultT]:

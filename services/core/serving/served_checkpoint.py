@@ -23,8 +23,15 @@ from services.core.http.health import CheckResult
 from services.core.memory import resident_bytes, return_freed_memory
 from services.core.metrics import Metrics
 from services.core.settings import DEFAULT_CHECKPOINT_CACHE_BYTES
-from services.core.store.errors import CorruptCheckpoint, InvalidCheckpoint, StoreError, StoreUnavailable, UnservedKind
-from services.core.store.manifest import Manifest, check_sizes
+from services.core.store.errors import (
+    CorruptCheckpoint,
+    InvalidCheckpoint,
+    NotFoundInStore,
+    StoreError,
+    StoreUnavailable,
+    UnservedKind,
+)
+from services.core.store.manifest import Manifest, check_sizes, is_version_id
 
 
 class CheckpointEngine(Protocol):
@@ -540,6 +547,9 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
             self._trouble = None
             return
         shown = str(error) if isinstance(error, StoreError) else type(error).__name__
+        if isinstance(error, NotFoundInStore) and not is_version_id(self.alias):
+            alias = "" if self.alias == "latest" else f" --alias {self.alias}"
+            shown += f"; to import it: fovea store import SOURCE --name {self.name}{alias}"
         trouble = f"{self.name}@{self.alias} is not available now: {shown}"
         if trouble != self._trouble:  # once, not at each poll
             self._log.warning(

@@ -18,7 +18,6 @@ from typing_extensions import TypeVar
 from services.core.batching.batcher import Batcher
 from services.core.errors import DeadlineExceeded, NotFound, Overloaded
 from services.core.exchange import RequestContext
-from services.core.http.health import CheckResult
 from services.core.metrics import Metrics
 from services.core.serving.model_versions import ModelVersion, ModelVersionList
 from services.core.serving.served_checkpoint import (
@@ -321,16 +320,14 @@ class ServedModels(Generic[EngineT, DescriptionT, BatcherT]):
                 resident.num_leases -= 1
                 resident.last_used = time.monotonic()
 
-    def check(self, resident: Resident[EngineT, DescriptionT, BatcherT]) -> CheckResult:
-        """Report for `/readyz` what serves under one name.
+    def is_vital(self, resident: Resident[EngineT, DescriptionT, BatcherT]) -> bool:
+        """Whether the service is not ready while this model does not serve.
 
-        A model that could not be loaded does not keep requests from the others, if there are others that serve: the
-        report says why it could not.
+        One that could not be loaded does not keep requests from the others, if there are others that serve.
         """
-        serves, detail = resident.checkpoint.check()
         is_missed = resident.checkpoint.has_failed and resident.description is None
         others_serve = any(other.checkpoint.check()[0] for other in self.residents if other is not resident)
-        return serves or (is_missed and others_serve), detail
+        return not (is_missed and others_serve)
 
     def described(self) -> list[tuple[Resident[EngineT, DescriptionT, BatcherT], DescriptionT]]:
         """Return the models that have been loaded before, in memory or not. Raises Overloaded if there are none yet."""

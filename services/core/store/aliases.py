@@ -61,11 +61,11 @@ class Aliases:
         return _parse(name, alias, self._objects.read(_key(name, alias)))
 
     def read_all(self, name: str) -> dict[str, Alias]:
-        aliases: dict[str, Alias] = {}
-        for alias in self._objects.children(f"models/{name}/aliases"):
-            if NAME_PATTERN.fullmatch(alias):  # anything else was put there by other means
-                aliases[alias] = self.read(name, alias)
-        return aliases
+        return {alias: self.read(name, alias) for alias in self.names(name)}
+
+    def names(self, name: str) -> list[str]:
+        # anything else was put there by other means
+        return [one for one in self._objects.children(f"models/{name}/aliases") if NAME_PATTERN.fullmatch(one)]
 
     def move(self, name: str, alias: str, move: Move, turn: Turn) -> Alias:
         """Apply `move` to what the alias is now; returns what it became.

@@ -22,11 +22,13 @@ from typing import Final, Literal, Self
 import stamina
 import structlog
 
+from services.core.refusals import did_you_mean
 from services.core.settings import DEFAULT_CHECKPOINT_CACHE_BYTES
 from services.core.store.aliases import Alias, Aliases
 from services.core.store.checkpoint_files import (
     CheckpointDescription,
     CheckpointFile,
+    packaged_starters,
     read_checkpoint_directory,
     read_description,
 )
@@ -134,12 +136,21 @@ class Store:
         check_model_name(name)
         if is_version_id(alias_or_version):
             if not self._versions.exists(name, alias_or_version):
-                raise NotFoundInStore(f"{name} has no version {alias_or_version}")
+                told = f"{name} has no version {alias_or_version}"
+                raise NotFoundInStore(told + self._meant(name, alias_or_version))
             return alias_or_version
         try:
             return self._aliases.read(name, check_alias(alias_or_version)).version
         except NotFoundInStore:
-            raise NotFoundInStore(f"{name} has no alias {alias_or_version!r} in {self.label}") from None
+            told = f"{name} has no alias {alias_or_version!r} in {self.label}"
+            raise NotFoundInStore(told + self._meant(name, alias_or_version)) from None
+
+    def _meant(self, name: str, alias: str) -> str:
+        """Return the question for the nearest model or, where there is this one, for its nearest alias."""
+        with suppress(StoreUnavailable):
+            names = {*self.names(), *(starter.name for starter in packaged_starters())}
+            return did_you_mean(alias, self._aliases.names(name)) if name in names else did_you_mean(name, names)
+        return ""
 
     def manifest(self, name: str, version: str) -> Manifest:
         """Read a version's manifest. Raises NotFoundInStore, CorruptCheckpoint."""
@@ -175,7 +186,7 @@ class Store:
     def rollback(self, name: str, alias: str, *, expected: str | Anywhere | None = ANYWHERE) -> str:
         """Point `alias` at the version before; returns its id. Raises NotFoundInStore where there is none."""
         check_alias(alias)
-        self._aliases.read(check_model_name(name), alias)
+        self.resolve(name, alias)
 
         def back(before: Alias | None) -> Alias:
             _check_expected(f"{name}@{alias}", before, expected)

@@ -68,6 +68,17 @@ def test_a_failing_readiness_check_asks_for_no_restart() -> None:
         assert client.get("/livez").status_code == 200
 
 
+def test_a_failing_check_that_is_not_vital_is_told_and_leaves_the_process_ready() -> None:
+    health, vital = Health(), [False]
+    health.add_readiness_check("spare", lambda: (False, "not found"), lambda: vital[0])
+    with TestClient(create(SETTINGS, health=health), base_url="http://localhost") as client:
+        response = client.get("/readyz")
+        assert (response.status_code, response.json()["status"]) == (200, "ok")
+        assert response.json()["checks"]["spare"] == {"ok": False, "detail": "not found"}
+        vital[0] = True
+        assert client.get("/readyz").status_code == 503
+
+
 def test_a_draining_process_is_not_ready_and_asks_clients_to_close() -> None:
     health = Health()
     with TestClient(create(SETTINGS, health=health), base_url="http://localhost") as client:

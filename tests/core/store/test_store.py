@@ -145,8 +145,29 @@ def test_what_does_not_exist_is_named(place: StorePlace, tmp_path: Path) -> None
         store.promote("toy", "0123456789ab", "stable")
     with pytest.raises(NotFoundInStore, match="toy has no version 'latest'"):
         store.manifest("toy", "latest")
-    with pytest.raises(NotFoundInStore):
+    with pytest.raises(NotFoundInStore, match="toy has no alias 'stable'"):
         store.rollback("toy", "stable")
+
+
+@pytest.mark.parametrize(
+    ("reference", "meant"),
+    [
+        ("toyy@latest", "; did you mean toy?"),
+        ("toyy@0123456789ab", "; did you mean toy?"),
+        ("open-fact@latest", "; did you mean open-facts?"),  # which is packaged
+        ("toy@lates", "; did you mean latest?"),
+        ("unlike@latest", ""),
+    ],
+)
+def test_the_nearest_name_is_asked_for_where_there_is_none(
+    place: StorePlace, tmp_path: Path, reference: str, meant: str
+) -> None:
+    store = place.open()
+    store.publish("toy", write_checkpoint(tmp_path / "a"), INFO)
+    name, _, alias = reference.partition("@")
+    with pytest.raises(NotFoundInStore) as found:
+        store.resolve(name, alias)
+    assert "".join(str(found.value).partition("; ")[1:]) == meant
 
 
 def test_an_upload_without_a_manifest_is_no_version(place: StorePlace, tmp_path: Path) -> None:
