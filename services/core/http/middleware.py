@@ -448,13 +448,14 @@ class VersionPrefix:
         if scope["type"] == "http":
             first, _, rest = scope["path"].removeprefix("/").partition("/")
             if first in self.only_versioned:
-                _rewrite(scope, f"/v1{scope['path']}")
+                _rewrite(scope, lambda path: f"/v1{path}")
             elif first == "v1" and rest.partition("/")[0] in self.only_bare:
-                _rewrite(scope, scope["path"].removeprefix("/v1"))
+                _rewrite(scope, lambda path: path.removeprefix("/v1"))
         await self.app(scope, receive, send)
 
 
-def _rewrite(scope: Scope, path: str) -> None:
-    scope["path"] = path
-    # Optional in ASGI. The gateway, which forwards it as it came, rewrites no path that it forwards.
-    scope.pop("raw_path", None)
+def _rewrite(scope: Scope, change: Callable[[str], str]) -> None:
+    """Change both forms of a path. The gateway forwards the raw one as it came, and rewrites none that it forwards."""
+    scope["path"] = change(scope["path"])
+    if "raw_path" in scope:  # optional in ASGI
+        scope["raw_path"] = change(scope["raw_path"].decode("latin-1")).encode("latin-1")

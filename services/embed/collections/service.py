@@ -27,7 +27,7 @@ from services.embed.collections.answers import (
     SearchQuery,
 )
 from services.embed.collections.collection import OpenCollection, OpenCollections, Serving, prepare_conditions
-from services.embed.collections.storage.catalog import CollectionKey, check_name
+from services.embed.collections.storage.catalog import CollectionKey, check_name, is_name, no_collection
 from services.embed.collections.storage.database import DatabaseFailed
 from services.embed.collections.storage.image_store import (
     Access,
@@ -182,6 +182,8 @@ class CollectionService:
         return lambda digest, image: self._serving.fresh.put(checkpoint, digest, transform(image))
 
     async def _stored_image(self, reference: StoredImageReference) -> bytes:
+        if not is_name(reference.collection):  # in a body, which has no such field
+            raise no_collection(reference.collection)
         return await self.image(reference.collection, reference.image_id)
 
     async def _get(self, name: str) -> OpenCollection:
@@ -227,5 +229,6 @@ class CollectionService:
 
 
 def _key(name: str) -> CollectionKey:
-    """Make the key of a collection of the current request's tenant."""
+    """Make the key of a collection of the current request's tenant. Raises InvalidField for an invalid name."""
+    check_name(name)
     return CollectionKey(current_caller().tenant, name)

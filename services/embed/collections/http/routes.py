@@ -6,6 +6,9 @@ from typing import Annotated, Any
 
 import orjson
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from fastapi.routing import APIRoute
+from starlette.routing import Match
+from starlette.types import Scope
 
 from services.core.cache.result_cache import content_digest
 from services.core.exchange import context_of
@@ -26,10 +29,12 @@ from services.embed.collections.http.schemas import (
     render_search,
 )
 from services.embed.collections.service import CollectionService
+from services.embed.collections.storage.catalog import check_name
 
 MAX_PAGE = 1000
 # Larger responses are rendered in a thread, so that they do not block the event loop.
 MAX_INLINE_ENTRIES = 128
+METHODS = ["GET", "PUT", "POST", "PATCH", "DELETE"]
 IMAGE_TYPES = ("image/jpeg", "image/png", "image/webp", "image/gif", "image/bmp")
 
 FILE: dict[str, Any] = {"type": "string", "format": "binary"}
@@ -73,11 +78,27 @@ Fill = Annotated[
 def collections_router(collections: CollectionService, limits: CallLimits) -> APIRouter:
     """Create the routes of collections."""
     router = APIRouter(tags=["collections"], dependencies=[Depends(check_query)])
+    # before the routes that such a path would be taken for
+    router.routes.append(
+        _SlashInName("/collections/{name:path}", _refuse_slash, methods=METHODS, include_in_schema=False)
+    )
     _add_collection_routes(router, collections, limits)
     _add_image_routes(router, collections, limits)
     _add_routes_of_one_image(router, collections)
     _add_search_route(router, collections, limits)
     return router
+
+
+class _SlashInName(APIRoute):
+    """A route of the paths in which a collection's name has an encoded slash."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        name = scope.get("raw_path", b"").partition(b"/collections/")[2].partition(b"/")[0]
+        return super().matches(scope) if b"%2f" in name.lower() else (Match.NONE, {})
+
+
+async def _refuse_slash(name: Name) -> None:
+    check_name(name)
 
 
 def _add_collection_routes(router: APIRouter, collections: CollectionService, limits: CallLimits) -> None:

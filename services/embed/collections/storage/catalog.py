@@ -75,8 +75,8 @@ def check_name(name: str) -> None:
     """
     if not is_name(name):
         raise InvalidField(
-            f"A collection's name has 1 to {MAX_NAME_CHARACTERS} letters, digits, '.', '_' and '-',"
-            " and begins with a letter or a digit.",
+            f"name: A collection's name has 1 to {MAX_NAME_CHARACTERS} letters (a to z, A to Z), digits, '.', '_' and"
+            " '-', and begins with a letter or a digit.",
             param="name",
         )
 

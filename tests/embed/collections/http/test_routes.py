@@ -20,6 +20,32 @@ def bytes_of(image: ImageToAdd) -> bytes:
 # --- collections ---
 
 
+@pytest.mark.parametrize("prefix", ["", "/v1"])
+@pytest.mark.parametrize("name", ["a%2Fb", "images%2fa.png", "a%2Fsearch"])
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("PUT", ""),
+        ("GET", ""),
+        ("DELETE", ""),
+        ("POST", "/images"),
+        ("GET", "/images"),
+        ("GET", "/images/a.png"),
+        ("PATCH", "/images/a.png"),
+        ("DELETE", "/images/a/b%2Fc.png"),
+        ("POST", "/search"),
+    ],
+)
+def test_an_encoded_slash_in_a_name_is_refused_with_the_rule_for_names(
+    client: TestClient, prefix: str, name: str, method: str, path: str
+) -> None:
+    error = error_of(client.request(method, f"{prefix}/collections/{name}{path}", json={}), 422)
+    assert error["param"] == "name"
+    assert (
+        "name: A collection's name has 1 to 64 letters (a to z, A to Z), digits, '.', '_' and '-'" in error["message"]
+    )
+
+
 def test_a_collection_is_created_once_and_then_confirmed(client: TestClient, library: InMemory) -> None:
     body = {"model": "tiny", "conditions": [COLOR, SHAPE]}
     created = client.put("/collections/birds", json=body)
