@@ -170,7 +170,7 @@ def import_and_choose(
             raise typer.Exit(status)
     if missing:
         return_freed_memory()
-    return dict(_settings(rows, environment))
+    return dict(_settings(rows))
 
 
 def _row(name: str) -> Model:
@@ -183,13 +183,10 @@ def _row(name: str) -> Model:
     return rows[name]
 
 
-def _settings(rows: Sequence[Model], environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _settings(rows: Sequence[Model]) -> Iterator[tuple[str, str]]:
     for service in dict.fromkeys(service for row in rows for service in row.services):
         own = [row for row in rows if service in row.services]
         yield f"FOVEA_{service.upper()}_MODELS", ",".join(row.name for row in own)
-        # vLLM is started for a language model alone
-        if service == "generate" and own[0].kind != "causal-lm" and "FOVEA_GENERATE_ENGINE" not in environment:
-            yield "FOVEA_GENERATE_ENGINE", "own"
 
 
 def _check_memory(rows: Sequence[Model], environment: Mapping[str, str]) -> None:

@@ -15,8 +15,9 @@ from pathlib import Path
 from types import FrameType
 
 from services.cli.programs import Program, has_nvidia_gpu, port_in
-from services.core.settings import read_settings
+from services.core.settings import SettingsError, read_settings
 from services.core.store.checkpoint_files import packaged_starters
+from services.core.store.errors import StoreError
 from services.core.store.store import Store
 from services.generate.capacity import DEFAULT_SHARE
 from services.generate.settings import GenerateSettings
@@ -62,7 +63,20 @@ def shares_of(programs: Sequence[Program]) -> dict[str, str]:
 def is_wanted(python: Path, environment: Mapping[str, str]) -> bool:
     """Whether generate is to be answered by a vLLM that `fovea up` starts: nothing else is set, and both are there."""
     is_left_open = ENGINE not in environment and environment.get(DEVICE, "auto") in ("auto", "cuda")
-    return is_left_open and "," not in environment.get(MODELS, "") and has_nvidia_gpu() and python.is_file()
+    is_one = is_left_open and "," not in environment.get(MODELS, "")
+    return is_one and has_nvidia_gpu() and python.is_file() and not is_reranker(environment)
+
+
+def is_reranker(environment: Mapping[str, str]) -> bool:
+    """Whether generate serves one model that is known to be no language model, which its own engine runs."""
+    models = {"models": environment[MODELS]} if environment.get(MODELS) else {}
+    try:
+        settings = read_settings(GenerateSettings, **models)
+        name, alias = settings.followed[0]
+        store = Store.open(settings.store_url)
+        return len(settings.models) == 1 and store.manifest(name, store.resolve(name, alias)).kind != "causal-lm"
+    except (SettingsError, StoreError):  # which the processes tell; the packaged model is stored at its first start
+        return False
 
 
 def with_vllm(programs: list[Program], python: Path, environment: Mapping[str, str]) -> list[Program]:

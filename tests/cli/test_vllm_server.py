@@ -11,7 +11,10 @@ import pytest
 
 from services.cli.programs import PACKAGES, BadPort, plan_programs
 from services.cli.vllm_server import SHARES, TooLargeShares, check_shares, command, is_wanted, with_vllm
+from services.core.store.manifest import CheckpointInfo
+from services.core.store.store import Store
 from services.generate.settings import GenerateSettings
+from tests.core.tiny_checkpoints import write_checkpoint
 
 ROOT = Path(__file__).parents[2]
 # In place of vLLM's Python: tells its arguments, and stays until it is ended.
@@ -46,6 +49,21 @@ def test_generate_is_vllm_where_there_is_a_gpu_and_nothing_else_is_set(python: P
     assert not is_wanted(python.with_name("missing"), {})
     for name, value in (("ENGINE", "own"), ("ENGINE", "vllm"), ("DEVICE", "cpu"), ("MODELS", "vicuna,tulu")):
         assert not is_wanted(python, {f"FOVEA_GENERATE_{name}": value})
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("kind", ["cross-encoder", "qwen3-reranker", "qwen3-vl-reranker"])
+def test_a_reranker_alone_is_run_by_fovea_s_own_engine(
+    python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setenv("FOVEA_STORE_URL", (tmp_path / "store").as_uri())
+    store = Store.open((tmp_path / "store").as_uri())
+    store.publish("ranker", write_checkpoint(tmp_path / "ranker"), CheckpointInfo(kind=kind), alias="stable")
+    store.publish("vicuna", write_checkpoint(tmp_path / "vicuna"), CheckpointInfo(kind="causal-lm"))
+    assert is_wanted(python, {"FOVEA_GENERATE_MODELS": "vicuna"})
+    assert not is_wanted(python, {"FOVEA_GENERATE_MODELS": "ranker@stable"})
+    monkeypatch.setenv("FOVEA_GENERATE_ALIAS", "stable")
+    assert not is_wanted(python, {"FOVEA_GENERATE_MODELS": "ranker"})
 
 
 def test_generate_is_fovea_s_own_engine_where_there_is_no_gpu(python: Path, monkeypatch: pytest.MonkeyPatch) -> None:

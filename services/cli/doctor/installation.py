@@ -184,6 +184,8 @@ def _language_models() -> Finding:
             vllm_server.check_shares(os.environ)
             if os.environ.get("FOVEA_GENERATE_ENGINE") == "vllm":
                 return Finding("devices", "ok", "generate answers by the vLLM at FOVEA_GENERATE_VLLM_URL")
+            if vllm_server.is_reranker(os.environ):
+                return Finding("devices", "ok", "generate serves a reranker, which runs on Fovea's own engine")
             told = "generate computes with Fovea's own engine, which is for small models"
             cure = f"make vllm, or set FOVEA_UP_VLLM, which is {python}; one model in FOVEA_GENERATE_MODELS"
             return Finding("devices", "warning", told, cure)
