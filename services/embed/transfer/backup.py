@@ -31,9 +31,8 @@ from services.core.exchange import DEFAULT_TENANT
 from services.core.store.errors import NotFoundInStore
 from services.core.store.objects import READ_CHUNK_BYTES, Objects
 from services.embed.bulk.collection_client import BATCH_SIZE, MAX_BATCH_BYTES
-from services.embed.collections.storage.backed_up import BackedUp, FolderBackedUp
-from services.embed.collections.storage.catalog import Catalog
-from services.embed.collections.storage.folder_catalog import LOCK_NAME, FolderCatalog
+from services.embed.collections.storage.catalog import BackedUp, Catalog
+from services.embed.collections.storage.folder_catalog import LOCK_NAME, FolderBackedUp, FolderCatalog
 from services.embed.collections.storage.image_store import (
     Access,
     CollectionInfo,
@@ -229,9 +228,7 @@ class Storage:
     def backed_up(self) -> BackedUp:
         """Open the collections to be read, beside the services that use them."""
         if self.database is not None:
-            from services.embed.collections.cluster.backed_up import ClusterBackedUp
-
-            return ClusterBackedUp.open(self.database, self._objects())
+            return self._shared(is_changing=False)
         folder = self.folder.expanduser()
         if not folder.is_dir():
             raise TransferError(f"there are no collections in {folder}; name another with --collections-dir")
@@ -250,14 +247,15 @@ class Storage:
     def catalog(self) -> Catalog:
         """Open the collections to be written. Raises CatalogInUse if a service has the folder open."""
         if self.database is not None:
-            from services.embed.collections.cluster.catalog import PostgresCatalog
-
-            return PostgresCatalog.open(self.database, self._objects())
+            return self._shared(is_changing=True)
         return FolderCatalog.open(self.folder.expanduser())
 
-    def _objects(self) -> Objects:
-        url = self.images_url or self.store_url or DEFAULT_STORE.expanduser().as_uri()
-        return Objects(url, {})
+    def _shared(self, *, is_changing: bool) -> BackedUp:
+        from services.embed.collections.cluster.catalog import PostgresCatalog
+
+        assert self.database is not None, "shared collections have a database"
+        images = Objects(self.images_url or self.store_url or DEFAULT_STORE.expanduser().as_uri(), {})
+        return PostgresCatalog.open(self.database, images, is_changing=is_changing)
 
 
 class Gone(Exception):

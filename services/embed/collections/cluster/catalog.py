@@ -1,8 +1,8 @@
 """The collections of all tenants in PostgreSQL, for any number of processes at once, and the removal of what nobody
 needs any more: deleted collections, objects without images, indexes that no process serves."""
 
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 
 from psycopg.errors import ForeignKeyViolation
 
@@ -14,6 +14,7 @@ from services.embed.collections.cluster.contents import Contents, OwnStore
 from services.embed.collections.cluster.image_store import PostgresImageStore
 from services.embed.collections.cluster.vectors import drop_indexes
 from services.embed.collections.storage.catalog import (
+    BackedUp,
     Catalog,
     CollectionKey,
     check_name,
@@ -51,11 +52,13 @@ SWEEP_LOCK = 0x0F0FEB
 UNUSED_AFTER_S = 24 * 3600.0
 
 
-class PostgresCatalog(Catalog):
+class PostgresCatalog(BackedUp):
     """A Catalog that any number of processes use at once.
 
     `objects` holds the bytes of the images. Methods raise CatalogUnreachable while PostgreSQL can't be reached.
     """
+
+    kind = "cluster"
 
     def __init__(self, connections: Connections, objects: Objects) -> None:
         self.connections = connections
@@ -63,12 +66,15 @@ class PostgresCatalog(Catalog):
         self._own_store = OwnStore(connections, objects)
 
     @classmethod
-    def open(cls, url: str, objects: Objects) -> "PostgresCatalog":
-        """Connect to `postgresql://…`. Raises IncompatibleDatabase, also where the images are in another store."""
-        catalog = cls(Connections.open(url), objects)
+    def open(cls, url: str, objects: Objects, *, is_changing: bool = True) -> "PostgresCatalog":
+        """Connect to `postgresql://…`; a database that is only read is not changed.
+
+        Raises IncompatibleDatabase, also where the images are in another store.
+        """
+        catalog = cls(Connections.open(url, is_migrating=is_changing), objects)
         try:
             with suppress(StoreUnavailable):  # indexes are searched without it; additions check again
-                catalog._own_store.check()
+                catalog._own_store.check(is_marking=is_changing)
         except BaseException:
             catalog.close()
             raise
@@ -150,6 +156,11 @@ class PostgresCatalog(Catalog):
             ).rowcount
         if not deleted:
             raise no_collection(name)
+
+    @contextmanager
+    def snapshot(self) -> Iterator[Catalog]:
+        with self.connections.snapshot() as connections:
+            yield PostgresCatalog(connections, self._objects)
 
     def sweep(self) -> None:
         """Remove what is left of deleted collections, and objects that no image has.

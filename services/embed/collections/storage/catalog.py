@@ -1,6 +1,7 @@
 """The collections of all tenants: which there are, under which names."""
 
 import re
+from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
 from services.core.errors import InvalidField, InvalidRequest, NotFound
@@ -54,6 +55,16 @@ class Catalog(Protocol):
 
     def delete(self, name: str, tenant: str = DEFAULT_TENANT) -> None:
         """Remove a collection durably with all its images. Close its store first. Raises NotFound."""
+
+
+class BackedUp(Catalog, Protocol):
+    """All collections as a backup reads them, while others change them."""
+
+    kind: str
+
+    def snapshot(self) -> AbstractContextManager[Catalog]:
+        """Open the collections as of a moment: all of the same one, or each of the one at which it is opened."""
+        ...
 
 
 def check_tenant(tenant: str) -> None:

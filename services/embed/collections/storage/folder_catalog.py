@@ -9,6 +9,8 @@ import os
 import re
 import shutil
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 
@@ -16,6 +18,7 @@ from services.core.durable_files import make_folder_durably, sync_folder
 from services.core.errors import Conflict
 from services.core.exchange import DEFAULT_TENANT
 from services.embed.collections.storage.catalog import (
+    BackedUp,
     Catalog,
     CatalogInUse,
     check_name,
@@ -148,6 +151,23 @@ class FolderCatalog(Catalog):
     def _folder_of(self, tenant: str) -> Path:
         check_tenant(tenant)
         return self._root if tenant == DEFAULT_TENANT else self._root / TENANTS / tenant
+
+
+class FolderBackedUp(FolderCatalog, BackedUp):
+    """The collections in a folder, also while a process has them open; with `is_held`, each as of a moment."""
+
+    kind = "local"
+
+    def __init__(self, root: Path, *, is_held: bool = False) -> None:
+        super().__init__(root, None)
+        self._is_held = is_held
+
+    def open_store(self, name: str, tenant: str = DEFAULT_TENANT) -> SqliteImageStore:
+        return SqliteImageStore.beside(self.folder(name, tenant), is_held=self._is_held)
+
+    @contextmanager
+    def snapshot(self) -> Iterator[Catalog]:
+        yield FolderBackedUp(self._root, is_held=True)
 
 
 def _name_of(folder: str) -> str | None:

@@ -24,7 +24,6 @@ pytest.importorskip("psycopg_pool", reason="needs the extra `cluster`")
 import psycopg
 
 from services.embed.collections import cluster
-from services.embed.collections.cluster.backed_up import ClusterBackedUp
 from services.embed.collections.cluster.catalog import PostgresCatalog
 from services.embed.collections.cluster.connections import CatalogUnreachable, Connections
 from services.embed.collections.cluster.contents import Contents, ObjectsUnreachable, Upload
@@ -142,10 +141,10 @@ def test_a_process_with_another_object_store_is_refused_once_there_are_images(
         mistaken.open_store(INFO.name).add(images(2), LIMITS)
     for catalog in (mistaken, right):
         catalog.close()
-    for open_ in (PostgresCatalog.open, ClusterBackedUp.open):
+    for is_changing in (True, False):
         with pytest.raises(IncompatibleDatabase, match="FOVEA_EMBED_COLLECTIONS_STORE_URL as in the other processes"):
-            open_(empty_database_url, other)
-        open_(empty_database_url, objects).close()
+            PostgresCatalog.open(empty_database_url, other, is_changing=is_changing)
+        PostgresCatalog.open(empty_database_url, objects, is_changing=is_changing).close()
 
 
 def test_an_object_store_that_is_not_there_at_first_is_checked_before_anything_is_added(
