@@ -3,7 +3,6 @@
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -18,10 +17,10 @@ from services.core.http.bodies import JsonRoute, check_query
 from services.core.serving.model_object import ModelObject, model_fields, models_router
 from services.core.serving.served_models import Resident
 from services.core.strict_requests import JsonList, StrictRequest
-from services.generate.generation.generation import AnswerOptions, LayerMeans, Progress, PromptFacts, Reorder
+from services.generate.generation.generation import AnswerOptions, LayerMeans, Progress, Reorder
 from services.generate.generation.input_processor import InputProcessor
 from services.generate.generation.sampling import Sampling
-from services.generate.http.citations import CITATIONS_DESCRIPTION, Citation, TokenAttention, check_citations
+from services.generate.http.citations import CITATIONS_DESCRIPTION, Citation, check_citations
 from services.generate.http.documents import (
     APPLIED_DESCRIPTION,
     REORDER_DESCRIPTION,
@@ -34,8 +33,8 @@ from services.generate.http.documents import (
     calibration_of,
     documents_of,
     reports_of,
-    without_leading_space,
 )
+from services.generate.http.openai_bodies import ChoiceSoFar, usage_of
 from services.generate.http.streaming import DONE, EventStream, event, event_stream_content
 from services.generate.model.profile import ProfileSource
 from services.generate.prompts.templates import Document
@@ -169,53 +168,33 @@ GENERATE_RESPONSE: dict[str, Any] = {
 }
 
 
-@dataclass
-class AnswerSoFar:
-    """One answer, accumulated over its steps."""
+class AnswerSoFar(ChoiceSoFar):
+    """One answer to a question, accumulated over its steps."""
 
-    id: str
-    documents: tuple[Document, ...]
-    cites: bool = False
-    text: str = ""
-    num_tokens: int = 0
-    finish_reason: FinishReason | None = None
-    facts: PromptFacts | None = None
-    attention: TokenAttention = field(default_factory=TokenAttention)
-
-    def add(self, progress: Progress) -> str:
-        """Add the next step, and return its addition to the text."""
-        progress = without_leading_space(progress, self.text)
-        text = progress.text
-        self.attention.add(progress, len(self.text))
-        self.text += text
-        self.num_tokens = progress.num_tokens
-        assert progress.finish_reason != "tool_calls", "a question has no tools"
-        self.finish_reason = progress.finish_reason
-        self.facts = self.facts or progress.facts
-        return text
+    def __init__(self, id: str, documents: tuple[Document, ...], *, cites: bool) -> None:
+        super().__init__(0, 0, is_reply=True)
+        self._id = id
+        self._documents = documents
+        self._cites = cites
 
     def end(self, model: str | None) -> GenerateEnd:
         """Everything except the text, once the last step has arrived."""
         assert model is not None, "what has answered has a name"
         assert self.facts is not None, "facts come with the first step"
-        assert self.finish_reason is not None, "the last step says why it is the last"
-        return GenerateEnd(
-            id=self.id,
-            model=model,
-            finish_reason=self.finish_reason,
-            relevance=self.facts.answerable,
-            documents=[
-                ExplainedDocument(**one.model_dump(), by_layer=_by_layer(self.facts.by_layer, one.position))
-                for one in reports_of(self.documents, self.facts)
-            ],
-            citations=self.attention.citations(self.text, self.facts) if self.cites else None,
-            calibration=applied_of(self.facts),
-            usage=GenerateUsage(
-                prompt_tokens=self.facts.prompt_tokens,
-                completion_tokens=self.num_tokens,
-                total_tokens=self.facts.prompt_tokens + self.num_tokens,
-                calibration_passes=self.facts.calibration_passes,
-            ),
+        return GenerateEnd.model_validate(
+            {
+                "id": self._id,
+                "model": model,
+                "finish_reason": self.finish_reason,
+                "relevance": self.facts.answerable,
+                "documents": [
+                    ExplainedDocument(**one.model_dump(), by_layer=_by_layer(self.facts.by_layer, one.position))
+                    for one in reports_of(self._documents, self.facts)
+                ],
+                "citations": self.citations() if self._cites else None,
+                "calibration": applied_of(self.facts),
+                "usage": usage_of([self]),
+            }
         )
 
 
@@ -235,7 +214,7 @@ def generate_router(service: GenerateService) -> APIRouter:
             has_documents = "documents" in body.model_fields_set
             check_citations(has_documents=has_documents, is_over_vllm=service.limits.is_over_vllm)
         context = context_of(request.scope)
-        answer = AnswerSoFar(f"gen-{uuid.uuid4().hex}", documents, body.citations)
+        answer = AnswerSoFar(f"gen-{uuid.uuid4().hex}", documents, cites=body.citations)
         steps = service.generate(body.model, partial(_charged, body, documents), context)
         if body.stream:
             return await EventStream.begin(_events(steps, answer, context))
@@ -272,7 +251,7 @@ async def _events(
 ) -> AsyncGenerator[bytes, None]:
     async with aclosing(steps):
         async for _, progress in steps:
-            if text := answer.add(progress):
+            if text := answer.add(progress).text:
                 yield event(GenerateDelta(delta=text))
         yield event(answer.end(context.model))
     yield DONE
