@@ -66,8 +66,9 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "skip_special_tokens": (True,),
     "use_beam_search": (False,),
 }
-UNSUPPORTED_IN_CHAT = {
+UNSUPPORTED_IN_CHAT: dict[str, tuple[Any, ...]] = {
     **UNSUPPORTED,
+    **dict.fromkeys(("audio", "moderation", "web_search_options"), ()),
     "add_generation_prompt": (True,),
     "add_special_tokens": (False,),
     "best_of": (1,),
@@ -75,6 +76,10 @@ UNSUPPORTED_IN_CHAT = {
     "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
     "echo": (False,),
+    # what tools took the place of
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "modalities": (["text"],),
 }
 # Types of `response_format` that vLLM has.
 FORMATS = ("json_object", "json_schema", "structural_tag")
@@ -83,7 +88,7 @@ ONLY_VLLM = "Only a server of vLLM can do this (FOVEA_GENERATE_ENGINE=vllm)"
 OF_DOCUMENTS = ("documents", "calibration", "reorder", "citations")
 # What clients may take `documents` to be called.
 NAMES_OF_DOCUMENTS = dict.fromkeys(("docs", "context", "contexts", "passages"), "documents")
-UNSUPPORTED_IN_COMPLETIONS = {**UNSUPPORTED, "add_special_tokens": (True,)}
+UNSUPPORTED_IN_COMPLETIONS = {**UNSUPPORTED, "add_special_tokens": (True,), "suffix": ("",)}
 
 
 def check_chat(body: ChatRequest, *, is_over_vllm: bool = False) -> None:
@@ -95,17 +100,6 @@ def check_chat(body: ChatRequest, *, is_over_vllm: bool = False) -> None:
             raise _refusal(f"messages.{index}", f"It calls tools. {ONLY_VLLM}.")
     if body.tool_choice not in (None, "none", "auto") and not body.tools:
         raise _refusal("tool_choice", "Needs tools.")
-    asked = {
-        "functions": bool(body.functions),
-        "function_call": body.function_call not in (None, "none", "auto"),
-        "modalities": body.modalities not in (None, ["text"]),
-        "audio": body.audio is not None,
-        "web_search_options": body.web_search_options is not None,
-        "moderation": body.moderation is not None,
-    }
-    for name, is_asked in asked.items():
-        if is_asked:
-            raise _refusal(name, "Functions (but for tools), audio, web search and moderation are not supported.")
     if body.top_logprobs is not None and not body.logprobs:
         raise _refusal("top_logprobs", "Requires logprobs to be true.")
     if body.documents is None:
@@ -148,8 +142,6 @@ def check_completion(body: CompletionRequest, *, is_over_vllm: bool = False) -> 
     """Raises InvalidRequest for a field whose omission would make a wrong answer of it."""
     refuse_unsupported(body.model_extra, UNSUPPORTED_IN_COMPLETIONS, OF_DOCUMENTS, NAMES_OF_DOCUMENTS)
     _check_for_vllm(for_vllm(body), is_over_vllm=is_over_vllm)
-    if body.suffix:
-        raise _refusal("suffix", "Texts can only be continued at their end.")
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise _refusal("best_of", "Choosing the best of more than n answers is not supported.")
     if body.documents:

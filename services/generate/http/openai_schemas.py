@@ -192,12 +192,6 @@ class ChatRequest(SamplingRequest):
         None, description="Needs `tools`; `auto` by default. A named function is called in any case."
     )
     parallel_tool_calls: bool | None = None
-    functions: list[Any] | None = Field(None, description="Refused, like all fields after it.")
-    function_call: Any = None
-    modalities: JsonList[str] | None = None
-    audio: Any = None
-    web_search_options: Any = None
-    moderation: Any = None
 
 
 class CompletionRequest(SamplingRequest):
@@ -218,7 +212,6 @@ class CompletionRequest(SamplingRequest):
         None, description="Repeat the prompt before its continuation; `logprobs` then cover its tokens too."
     )
     best_of: int | None = Field(None, description="Refused unless it equals `n`.")
-    suffix: str | None = Field(None, description="Refused.")
     documents: list[Any] | None = Field(None, description="Refused: only chat and `/generate` take documents.")
 
 

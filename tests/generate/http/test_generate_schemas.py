@@ -27,7 +27,6 @@ CHAT = {"messages": [MESSAGE]}
         (ChatRequest, {"messages": [{**MESSAGE, "content": [5] * MANY}]}),
         (ChatRequest, {**CHAT, "documents": [5] * MANY}),
         (ChatRequest, {**CHAT, "stop": [5] * MANY}),
-        (ChatRequest, {**CHAT, "modalities": [5] * MANY}),
         (CompletionRequest, {"prompt": [5] * MANY + ["a"]}),
         (CompletionRequest, {"prompt": [-5] * MANY}),
         (CompletionRequest, {"prompt": [{}] * MAX_PROMPTS}),
