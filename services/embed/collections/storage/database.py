@@ -22,9 +22,6 @@ LOG_BYTES = 16 * 1024 * 1024
 RESERVE_BYTES = 128 * 1024
 # More than can be left between the pages of a file on a nearly full disk.
 PROBE_BYTES = 64 * 1024
-# Files created before free pages could be cut off are rewritten when they are opened, up to this size: rewriting larger
-# ones would keep their collection closed for too long, and their free pages are still reused.
-MAX_REWRITTEN_BYTES = 1024 * 1024 * 1024
 # Pages cut off at a time. Each adds about two pages to the log, for which the disk must have room.
 MIN_STEP_PAGES, MAX_STEP_PAGES = 8, 1024
 # Free pages are kept for later writes unless they exceed this number and this share of the file.
@@ -32,7 +29,6 @@ MIN_CUT_PAGES = 64
 CUT_SHARE = 1 / 8
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_INCREMENTAL = 2
 _FAILURES = (
     sqlite3.SQLITE_CORRUPT,
     sqlite3.SQLITE_NOTADB,
@@ -107,7 +103,7 @@ class Database:
         path.touch(exist_ok=False)
         with storage_errors(path.parent):
             writer = _connect(path)
-            writer.execute(f"PRAGMA auto_vacuum = {_INCREMENTAL}")
+            writer.execute("PRAGMA auto_vacuum = INCREMENTAL")
             writer.execute("PRAGMA journal_mode = WAL")
             database = cls(path, writer)
             try:
@@ -138,7 +134,6 @@ class Database:
                 raise
         if found == version:
             try:
-                _make_shrinkable(path, writer)
                 return cls(path, writer)
             except BaseException:
                 writer.close()
@@ -345,21 +340,6 @@ def _migrated(writer: sqlite3.Connection, version: int, migrations: Mapping[int,
             writer.execute("ROLLBACK")
         raise
     return version
-
-
-def _make_shrinkable(path: Path, writer: sqlite3.Connection) -> None:
-    """Rewrite a file that can't shrink, once, if it is small and the disk has room; otherwise leave it unchanged."""
-    if writer.execute("PRAGMA auto_vacuum").fetchone() == (_INCREMENTAL,):
-        return
-    num_bytes = path.stat().st_size
-    if num_bytes > MAX_REWRITTEN_BYTES or free_bytes(path.parent) < 2 * num_bytes + RESERVE_BYTES:
-        return
-    # the folder for temporary files may be full; then nothing has changed
-    with suppress(sqlite3.OperationalError):
-        writer.execute("PRAGMA temp_store = FILE")
-        writer.execute(f"PRAGMA auto_vacuum = {_INCREMENTAL}")
-        writer.execute("VACUUM")
-    writer.execute("PRAGMA temp_store = MEMORY")
 
 
 def _inode(path: Path) -> int | None:

@@ -2,7 +2,6 @@
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -115,26 +114,6 @@ def test_what_is_deleted_is_room_for_what_is_added_next_and_for_others(small_dis
     fill(small_disk / "others")
     assert (small_disk / "others").stat().st_size > 850_000
     store.close()
-
-
-def test_a_store_of_an_older_version_can_give_back_once_it_was_opened(tmp_path: Path) -> None:
-    store = SqliteImageStore.create(tmp_path, INFO)
-    store.add([new_image(str(number), content(number, 5000)) for number in range(200)], LIMITS)
-    before = everything(store)
-    store.close()
-    with closing(sqlite3.connect(tmp_path / DATABASE_NAME, isolation_level=None)) as connection:
-        connection.execute("PRAGMA journal_mode = DELETE")
-        connection.execute("PRAGMA auto_vacuum = NONE")
-        connection.execute("VACUUM")  # as files were made that could not shrink
-        connection.execute("PRAGMA journal_mode = WAL")
-    store = SqliteImageStore.open(tmp_path)
-    assert everything(store) == before
-    for image_id in before:
-        store.delete(image_id)
-    assert store.give_back() > 900_000
-    store.close()
-    assert (tmp_path / DATABASE_NAME).stat().st_size < 100_000
-    check_file(tmp_path)
 
 
 def test_an_add_that_the_disk_has_no_room_for_takes_none_of_it(small_disk: Path) -> None:
