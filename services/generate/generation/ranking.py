@@ -160,14 +160,12 @@ def reorder(
     documents: Sequence[Document],
     method: Reorder,
     profile: CalibrationProfile = OFF,
-    num_iterations: int = 1,
 ) -> Reordering:
     """Order documents for a prompt, calibrated or not: the most relevant first.
 
-    `attention` is attention sorting, which puts the most attended last, after `num_iterations` prompts. Raises
-    TooLarge as `prepare_ranking` does.
+    `attention` is attention sorting, which puts the most attended last. Raises TooLarge as `prepare_ranking` does.
     """
-    return finish(reordering(model, query, documents, method, profile, num_iterations))
+    return finish(reordering(model, query, documents, method, profile))
 
 
 def reordering(
@@ -175,14 +173,13 @@ def reordering(
     query: str,
     documents: Sequence[Document],
     method: Reorder,
-    profile: CalibrationProfile = OFF,
-    num_iterations: int = 1,
+    profile: CalibrationProfile,
 ) -> Passes[Reordering]:
     """Run `reorder` one pass at a time, as in `running_rankings`."""
     if method == "none" or not documents:
         return Reordering(tuple(range(len(documents))), 0)
     if method == "attention":
-        return (yield from _sorting_by_attention(model, query, documents, profile, num_iterations))
+        return (yield from _sorting_by_attention(model, query, documents, profile))
     by: RankMethod = "relevance_prompt" if method == "prompt" else method
     job = prepare_ranking(model.tokenizer, model.config.max_model_len, query, documents, by, profile)
     (ranking,) = yield from running_rankings(model, [job], profile)
@@ -203,18 +200,14 @@ def best_first(scores: Sequence[float]) -> tuple[int, ...]:
 
 
 def _sorting_by_attention(
-    model: LanguageModel, query: str, documents: Sequence[Document], profile: CalibrationProfile, num_iterations: int
+    model: LanguageModel, query: str, documents: Sequence[Document], profile: CalibrationProfile
 ) -> Passes[Reordering]:
-    order, prompt_tokens = tuple(range(len(documents))), 0
-    for _ in range(num_iterations):
-        shown = [documents[k] for k in order]
-        job = prepare_ranking(model.tokenizer, model.config.max_model_len, query, shown, "attention", profile)
-        prompt_tokens += job.prompt_tokens
-        prompts = [_Asked(prompt) for prompt in job.prompts]
-        (measured,) = yield from _in_groups(model, profile, prompts, _summed_attention)
-        # ascending, equal ones in their current order
-        order = tuple(order[k] for k in sorted(range(len(order)), key=lambda k: measured.numbers[k]))
-    return Reordering(order, prompt_tokens)
+    job = prepare_ranking(model.tokenizer, model.config.max_model_len, query, documents, "attention", profile)
+    prompts = [_Asked(prompt) for prompt in job.prompts]
+    (measured,) = yield from _in_groups(model, profile, prompts, _summed_attention)
+    # ascending, equal ones in their current order
+    order = tuple(sorted(range(len(documents)), key=lambda k: measured.numbers[k]))
+    return Reordering(order, job.prompt_tokens)
 
 
 @dataclass(frozen=True)

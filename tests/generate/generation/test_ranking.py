@@ -371,19 +371,13 @@ class TestReordering:
     ) -> None:
         assert reorder(model, QUERY, DOCUMENTS, reordered_by).order == rank(model, QUERY, DOCUMENTS, method).order
 
-    @pytest.mark.parametrize("num_iterations", [1, 3])
-    def test_attention_sorting_shows_the_most_attended_last_and_looks_again(
-        self, model: LanguageModel, plain_model: Any, num_iterations: int
-    ) -> None:
-        order, prompt_tokens = list(range(len(DOCUMENTS))), 0
-        for _ in range(num_iterations):
-            (prompt,) = _job_prompts(model, "attention", [DOCUMENTS[k] for k in order])
-            num_tokens = torch.tensor([end - start for start, end in prompt.spans])
-            summed = (_plain_attention(plain_model, prompt.input_ids, prompt.spans) * num_tokens).mean(dim=(0, 1))
-            order = [order[k] for k in summed.argsort(stable=True).tolist()]
-            prompt_tokens += len(prompt.input_ids)
-        reordering = reorder(model, QUERY, DOCUMENTS, "attention", num_iterations=num_iterations)
-        assert (list(reordering.order), reordering.prompt_tokens) == (order, prompt_tokens)
+    def test_attention_sorting_shows_the_most_attended_last(self, model: LanguageModel, plain_model: Any) -> None:
+        (prompt,) = _job_prompts(model, "attention", DOCUMENTS)
+        num_tokens = torch.tensor([end - start for start, end in prompt.spans])
+        summed = (_plain_attention(plain_model, prompt.input_ids, prompt.spans) * num_tokens).mean(dim=(0, 1))
+        reordering = reorder(model, QUERY, DOCUMENTS, "attention")
+        assert list(reordering.order) == summed.argsort(stable=True).tolist()
+        assert reordering.prompt_tokens == len(prompt.input_ids)
 
     def test_no_documents_need_no_order(self, model: LanguageModel) -> None:
         assert reorder(model, QUERY, [], "attention").order == ()
