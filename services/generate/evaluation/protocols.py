@@ -471,19 +471,16 @@ def condition_2(examples: Sequence[Array]) -> float:
     return _agreement(list(examples))
 
 
-def rank_correlation(examples: Sequence[Array], form: Form, *, is_ordered: bool = False) -> float:
+def rank_correlation(examples: Sequence[Array], form: Form) -> float:
     """Spearman's ρ of the documents' difference at one position with that at another (Table B.1), −1 to 1.
 
-    Over quadruplets of all `examples` (D, K) together. With `is_ordered`, each counts in all four orders of its two
-    documents and its two positions. NaN if all differences of one side are equal. Raises ValueError if there is no
-    quadruplet and, with `log-linear`, for attention without a logarithm.
+    Over quadruplets of all `examples` (D, K) together. NaN if all differences of one side are equal. Raises ValueError
+    if there is no quadruplet and, with `log-linear`, for attention without a logarithm.
     """
     sides = [_differences(_values(attention, form)) for attention in examples]
     one, other = (np.concatenate([side[i].ravel() for side in sides] or [np.empty(0)]) for i in (0, 1))
     if one.size == 0:
         raise ValueError("two documents at two positions are needed")
-    if is_ordered:
-        one, other = np.concatenate([one, other, -one, -other]), np.concatenate([other, one, -other, -one])
     return spearman(one, other)
 
 

@@ -17,8 +17,6 @@ from services.jobs.tables import MISSING, Table
 
 Protocol = Literal["accuracy", "recall", "attention", "hypotheses", "estimates"]
 
-# Suffix of the column of an accuracy's standard error, if there is one.
-
 
 @dataclass(frozen=True)
 class Result:
