@@ -25,11 +25,12 @@ RUN python -m venv --without-pip /opt/fovea && touch README.md
 # (`-x`: a file that only newer Pythons read.)
 FROM builder AS cpu-dependencies
 ARG EXTRAS
-# On Linux PyPI's torch is the CUDA build.
+# On Linux PyPI's torch is the CUDA build, so torch comes from here alone: from a mirror, or from PyPI if this is empty.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 # hadolint ignore=DL3013
-RUN pip --python /opt/fovea/bin/python install --only-binary=:all: \
-        ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} ".[$EXTRAS]" \
+RUN if [ -n "$TORCH_INDEX" ]; then pip --python /opt/fovea/bin/python install --only-binary=:all: --no-deps \
+        --index-url "$TORCH_INDEX" torch torchvision; fi \
+    && pip --python /opt/fovea/bin/python install --only-binary=:all: ".[$EXTRAS]" \
     && pip --python /opt/fovea/bin/python uninstall --yes fovea-serving \
     && rm -rf /opt/fovea/lib/python3.*/site-packages/torch/include /opt/fovea/lib/python3.*/site-packages/torch/test \
     && find /opt/fovea/lib/python3.*/site-packages/torch/bin -type f ! -name torch_shm_manager -delete \

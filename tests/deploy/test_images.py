@@ -123,6 +123,16 @@ def test_everything_that_an_image_installs_is_pinned(extras: set[str]) -> None:
     assert installed - pinned == set()
 
 
+@pytest.mark.parametrize("dockerfile", [SERVICE, VLLM], ids=["service", "vllm"])
+def test_the_torch_of_processors_comes_from_its_index_alone(dockerfile: Dockerfile) -> None:
+    """Beside another index PyPI's would be taken where the first can't be reached: several gigabytes of CUDA."""
+    (run,) = dockerfile.stages["cpu-dependencies"].all("RUN")
+    first, *others = [part for part in run.split(" && ") if " install " in part]
+    assert "--no-deps" in first
+    assert '--index-url "$TORCH_INDEX" torch' in first
+    assert not any("index-url" in part for part in others)
+
+
 def test_the_image_of_jobs_has_what_trains_and_the_services_has_not() -> None:
     assert closure(JOBS) >= TRAINS
     assert not closure(SERVICE.extras()) & TRAINS
