@@ -21,7 +21,7 @@ from rich.console import Console
 from services.core.durable_files import make_folder_durably
 from services.core.openai_client import EndpointClient, EndpointError
 from services.core.printable import json_line
-from services.core.refusals import first_complaint
+from services.core.refusals import Refused, first_complaint
 from services.core.text_files import text_lines
 from services.jobs.interruption import SIGNALS, Interrupted
 
@@ -31,7 +31,7 @@ MAX_FAILURES_IN_A_ROW = 8
 T = TypeVar("T")
 
 
-class OutputError(Exception):
+class OutputError(Refused):
     """A file that can't be written or continued; the message can be shown to users."""
 
 

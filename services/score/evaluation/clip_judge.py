@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from services.core.refusals import Refused
 from services.jobs.progress import standard_bars
 from services.nn.clip_model import ClipModel, load_clip, open_clip, uses_quick_gelu
 from services.nn.clip_tokenizer import Tokenizer
-from services.score.evaluation.judges import CannotJudge, Features, OnScores, Similarity, numbered, open_image
+from services.score.evaluation.judges import Features, OnScores, Similarity, numbered, open_image
 from services.score.evaluation.records import ImageFile, Record, Task
 from services.score.fsc_clip import TextFeatures, mean_local_similarity, token_cosines
 from services.score.model.checkpoint import FSC_CLIP_CONFIG, load_fsc_clip
@@ -100,7 +101,7 @@ class Clip:
 class ClipJudge:
     """A CLIP under evaluation; `similarity` is `mix`, the checkpoint's own, or one of its two components.
 
-    Raises CannotJudge for a similarity of single tokens if the model has no features of them.
+    Raises Refused for a similarity of single tokens if the model has no features of them.
     """
 
     reads_images = True
@@ -115,7 +116,7 @@ class ClipJudge:
             try:
                 check_towers(clip.model)
             except ValueError as error:
-                raise CannotJudge(f"{name} has no features of single tokens: {error}") from error
+                raise Refused(f"{name} has no features of single tokens: {error}") from error
 
     @property
     def only_pooled(self) -> bool:
@@ -124,7 +125,7 @@ class ClipJudge:
 
     @torch.inference_mode()
     def embed_images(self, images: Sequence[ImageFile], title: str) -> Features:
-        """Embed images by their pooled features of length 1, a batch at a time. Raises CannotJudge."""
+        """Embed images by their pooled features of length 1, a batch at a time. Raises Refused."""
         found = []
         with standard_bars().bar(f"{self.name}, {title}", total=len(images)) as bar:
             for start in range(0, len(images), self._batch_size):

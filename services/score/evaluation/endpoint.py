@@ -13,7 +13,7 @@ import hashlib
 import io
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,9 @@ from PIL import Image
 from pydantic import ConfigDict, Field
 
 from services.core.openai_client import Answer, Endpoint, EndpointClient, EndpointError, Patience
-from services.jobs.inquiry import Identified, OutputError, RecordFile
-from services.score.evaluation.judges import CannotJudge, OnScores, open_image
+from services.core.refusals import Refused
+from services.jobs.inquiry import Identified, RecordFile
+from services.score.evaluation.judges import OnScores, open_image
 from services.score.evaluation.records import ImageFile, Record, Scores, Task
 from services.score.second_opinion import question, request_body, yes_probability
 
@@ -70,13 +71,11 @@ class ChatModel:
 
 @contextmanager
 def opened_log(path: Path | None) -> Iterator[RecordFile[LoggedAnswer] | None]:
-    """Open a file of answers, or create it; None without one. Raises CannotJudge if it is in use or holds others."""
-    with ExitStack() as held:
-        try:
-            opened = path and RecordFile.opened(path, LoggedAnswer, "evaluation", lambda found, num_torn_bytes: None)
-            log = held.enter_context(opened) if opened else None
-        except OutputError as error:
-            raise CannotJudge(str(error)) from error
+    """Open a file of answers, or create it; None without one. Raises Refused if it is in use or holds others."""
+    if path is None:
+        yield None
+        return
+    with RecordFile.opened(path, LoggedAnswer, "evaluation", lambda found, num_torn_bytes: None) as log:
         yield log
 
 
@@ -92,7 +91,7 @@ class Questions:
     def score(self, task: Task, score_record: ScoreRecord, on_scores: OnScores) -> None:
         """Score each record, several at a time.
 
-        Raises CannotJudge if the endpoint fails or rejects everything, and what `read` and `score_record` raise.
+        Raises Refused if the endpoint fails or rejects everything, and what `read` and `score_record` raise.
         """
         asyncio.run(self._score(task, score_record, on_scores))
 
@@ -110,7 +109,7 @@ class Questions:
                     async with asyncio.TaskGroup() as workers:
                         for _ in range(self._model.concurrency):
                             workers.create_task(work())
-                except* CannotJudge as failed:
+                except* Refused as failed:
                     raise failed.exceptions[0] from None
 
     def _asking(self, client: EndpointClient, log: RecordFile[LoggedAnswer] | None, task: str) -> Ask:
@@ -125,34 +124,28 @@ class Questions:
                     answer = self._read(await client.ask(body))
                 except EndpointError as error:
                     if not error.is_refusal:
-                        raise CannotJudge(str(error)) from error
+                        raise Refused(str(error)) from error
                     self._count_refused(record, error)
                     return None
                 about = {"task": task, "record": record.id, "order": what, "model": self._model.model}
                 if log is not None and question not in known:
                     known[question] = answer
-                    await self._keep(log, LoggedAnswer(question=question, answer=answer, **about))
+                    await log.append(LoggedAnswer(question=question, answer=answer, **about))
             self._num_answers += 1
             return answer
 
         return ask
 
-    async def _keep(self, log: RecordFile[LoggedAnswer], answer: LoggedAnswer) -> None:
-        try:
-            await log.append(answer)
-        except OutputError as error:
-            raise CannotJudge(str(error)) from error
-
     def _count_refused(self, record: Record, refused: EndpointError) -> None:
         self.num_refused += 1
         if not self._num_answers and self.num_refused >= MAX_REFUSED_AT_FIRST:
-            raise CannotJudge(
+            raise Refused(
                 f"{self._model.name} did not answer any question; last error, about record {record.id}: {refused}"
             )
 
 
 def data_url(image: ImageFile) -> str:
-    """Encode an image as a data URL: a whole file unchanged, anything else as PNG. Raises CannotJudge for no image."""
+    """Encode an image as a data URL: a whole file unchanged, anything else as PNG. Raises Refused for no image."""
     if not isinstance(image, Path) or image.suffix == ".npy":
         written = io.BytesIO()
         open_image(image).save(written, "PNG")
@@ -162,7 +155,7 @@ def data_url(image: ImageFile) -> str:
         with Image.open(image) as opened:
             kind = Image.MIME[str(opened.format)]
     except (OSError, KeyError) as error:
-        raise CannotJudge(f"{image} can't be read as an image: {error}") from error
+        raise Refused(f"{image} can't be read as an image: {error}") from error
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
@@ -207,12 +200,12 @@ class ChatJudge:
     def score(self, task: Task, on_scores: OnScores) -> None:
         """Score both orders of each record's captions.
 
-        Raises CannotJudge for a choice of images or of several true captions, and if the endpoint fails.
+        Raises Refused for a choice of images or of several true captions, and if the endpoint fails.
         """
         if task.num_true > 1:
-            raise CannotJudge(f"{self.name} chooses one caption, but {task.name} has {task.num_true} true ones")
+            raise Refused(f"{self.name} chooses one caption, but {task.name} has {task.num_true} true ones")
         if task.kind != "image-to-text":
-            raise CannotJudge(f"{self.name} supports one image at a time, but {task.name} is a choice among images")
+            raise Refused(f"{self.name} supports one image at a time, but {task.name} is a choice among images")
         self._questions.score(task, self._both_orders, on_scores)
 
     async def _both_orders(self, ask: Ask, record: Record) -> Scores:
@@ -263,7 +256,7 @@ class VqaJudge:
     def score(self, task: Task, on_scores: OnScores) -> None:
         """Score each pair of an image and a caption.
 
-        Raises CannotJudge if the endpoint fails, or answers without log-probabilities.
+        Raises Refused if the endpoint fails, or answers without log-probabilities.
         """
         self._questions.score(task, self._all_pairs, on_scores)
 
@@ -286,5 +279,5 @@ class VqaJudge:
 
     def _read(self, answer: Answer) -> str:
         if not answer.first_token:
-            raise CannotJudge(f"{self.name} answers without log-probabilities, which its score needs")
+            raise Refused(f"{self.name} answers without log-probabilities, which its score needs")
         return orjson.dumps(answer.first_token).decode()

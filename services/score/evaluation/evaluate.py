@@ -16,12 +16,13 @@ from rich.console import Console
 
 from services.core.durable_files import write_durably
 from services.core.logs import log_warnings_to_stderr
+from services.core.refusals import Refused
 from services.core.text_files import BadFile
 from services.jobs.checkpoints import Device
 from services.jobs.options import StoreUrl, command_line, key_in, output_file, results_file
 from services.score.evaluation.aggregates import aggregates
 from services.score.evaluation.benchmarks.published import BENCHMARKS
-from services.score.evaluation.judges import RESULT_FILES, CannotJudge, Result
+from services.score.evaluation.judges import RESULT_FILES, Result
 from services.score.evaluation.judges import evaluate as evaluate_judge
 from services.score.evaluation.loading import JudgeKind, JudgeOptions, Limit, SimilarityOption, exits, load_judges
 from services.score.evaluation.records import Task, count
@@ -193,10 +194,8 @@ def bad_parameters(option: str | None = None) -> Iterator[None]:
     """Report missing data as an invalid option; with an `option`, also a judge that does not exist."""
     try:
         yield
-    except BadFile as error:
-        raise typer.BadParameter(str(error)) from error
-    except CannotJudge as error:
-        if option is None:
+    except Refused as error:
+        if option is None and not isinstance(error, BadFile):
             raise
         raise typer.BadParameter(str(error), param_hint=option) from error
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from pydantic import TypeAdapter, ValidationError
 
-from services.core.refusals import first_complaint
-from services.core.text_files import BadFile, read_json
+from services.core.refusals import Refused, first_complaint
+from services.core.text_files import read_json
 from services.jobs.progress import standard_bars
 from services.jobs.result_files import ResultFiles
 from services.score.evaluation.aggregates import IMAGE, TEXT
@@ -70,10 +70,6 @@ Similarity = Literal["mix", "global", "local"]
 OnScores = Callable[[int, Scores], None]
 
 
-class CannotJudge(Exception):
-    """A judge can't answer a task, or can't answer at all; the message says why."""
-
-
 class Judge(Protocol):
     """Scores how well captions fit images.
 
@@ -87,7 +83,7 @@ class Judge(Protocol):
         """Report the scores (O, I, C) of each record, with its place, in any order.
 
         O is 1, unless answers depend on the order of the captions and several orders were asked. Equal captions of one
-        image have equal scores. Raises CannotJudge.
+        image have equal scores. Raises Refused.
         """
         ...
 
@@ -97,17 +93,17 @@ class Judge(Protocol):
 
 
 def open_image(image: ImageFile) -> Image.Image:
-    """Open a record's image, RGB. Raises CannotJudge, with its name, for a file that is not an image."""
+    """Open a record's image, RGB. Raises Refused, with its name, for a file that is not an image."""
     try:
         return read_image_file(image)
     except (OSError, ValueError) as error:
-        raise CannotJudge(f"{image} can't be read as an image: {error}") from error
+        raise Refused(f"{image} can't be read as an image: {error}") from error
 
 
 def evaluate(judge: Judge, tasks: Sequence[Task], settings: Mapping[str, Any] | None = None) -> list[Result]:
     """Judge the tasks, with one result for each benchmark and the judge's notes among its settings.
 
-    Raises BadFile before the first image is read if any is missing, and CannotJudge.
+    Raises BadFile before the first image is read if any is missing, and Refused.
     """
     if judge.reads_images:
         for task in tasks:
@@ -125,7 +121,7 @@ def evaluate(judge: Judge, tasks: Sequence[Task], settings: Mapping[str, Any] | 
 
 
 def score(judge: Judge, task: Task) -> list[Scores]:
-    """Score each record, in the task's order, with a progress bar. Raises CannotJudge."""
+    """Score each record, in the task's order, with a progress bar. Raises Refused."""
     found: list[Scores | None] = [None] * len(task.records)
     with standard_bars().bar(f"{judge.name}, {task.name}", total=len(found)) as bar:
 
@@ -163,7 +159,7 @@ class Embedder(Judge, Protocol):
     def only_pooled(self) -> bool: ...
 
     def embed_images(self, images: Sequence[ImageFile], title: str) -> Features:
-        """Embed images, (N, E) of length 1, with a progress bar. Raises CannotJudge for a file that is no image."""
+        """Embed images, (N, E) of length 1, with a progress bar. Raises Refused for a file that is no image."""
         ...
 
     def embed_texts(self, texts: Sequence[str], title: str) -> Features:
@@ -221,7 +217,7 @@ class ReleasedAnswers:
 
         {"positive-first": {"replace_obj": {"0": 1, "1": 0, …}, …}, "negative-first": {…}}
 
-    Raises CannotJudge for a bad or unreadable file.
+    Raises Refused for a bad or unreadable file.
     """
 
     reads_images = False
@@ -229,14 +225,13 @@ class ReleasedAnswers:
     def __init__(self, path: Path, *, name: str) -> None:
         self.name = name
         self._path = path
+        given = read_json(path)
         try:
-            self._by_order = TypeAdapter(Answers).validate_python(read_json(path))
-        except BadFile as error:
-            raise CannotJudge(str(error)) from error
+            self._by_order = TypeAdapter(Answers).validate_python(given)
         except ValidationError as error:
-            raise CannotJudge(f"{path}: {first_complaint(error, 'the file')}") from error
+            raise Refused(f"{path}: {first_complaint(error, 'the file')}") from error
         if not self._by_order:
-            raise CannotJudge(f"{path} holds no answers")
+            raise Refused(f"{path} holds no answers")
 
     def notes(self) -> Mapping[str, Any]:
         """Return the orders in which it was asked."""
@@ -245,7 +240,7 @@ class ReleasedAnswers:
     def score(self, task: Task, on_scores: OnScores) -> None:
         """Score 1 for matching pairs and 0 for others if the answer was right, else a tie.
 
-        Raises CannotJudge for a record without an answer.
+        Raises Refused for a record without an answer.
         """
         for place, record in enumerate(task.records):
             right = [self._is_right(order, task.name, record.id) for order in self._by_order]
@@ -257,4 +252,4 @@ class ReleasedAnswers:
         try:
             return self._by_order[order][task][record]
         except KeyError as error:
-            raise CannotJudge(f"{self._path} has no answer for {order}.{task}.{record}: there is no {error}") from error
+            raise Refused(f"{self._path} has no answer for {order}.{task}.{record}: there is no {error}") from error

@@ -11,11 +11,12 @@ from rich.console import Console
 from safetensors import SafetensorError
 
 from services.core.openai_client import Endpoint
+from services.core.refusals import Refused
 from services.core.store.errors import StoreError
 from services.jobs.checkpoints import find_checkpoint
 from services.jobs.interruption import one_line_errors
 from services.nn.devices import DeviceName, DeviceOptions
-from services.score.evaluation.judges import CannotJudge, Judge, Similarity
+from services.score.evaluation.judges import Judge, Similarity
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +40,7 @@ SimilarityOption = Annotated[
 def exits(command: str, stopped: str) -> AbstractContextManager[None]:
     """End with one line where a judge can't go on, and at Ctrl-C, which tells what is kept."""
     console = Console(stderr=True, highlight=False)
-    return one_line_errors(command, console, (CannotJudge,), stopped=f"Stopped. {stopped}")
+    return one_line_errors(command, console, (Refused,), stopped=f"Stopped. {stopped}")
 
 
 @dataclass(frozen=True)
@@ -70,13 +71,13 @@ class Named:
     def parse(cls, text: str) -> "Named":
         """Parse `NAME=REFERENCE`, or a reference that is its own name, such as any existing path.
 
-        Raises CannotJudge if either is empty.
+        Raises Refused if either is empty.
         """
         name, separator, reference = text.partition("=")
         if not separator or Path(text).exists():
             return cls(text, text)
         if not (name and reference):
-            raise CannotJudge(f"{text!r} is not NAME=REFERENCE")
+            raise Refused(f"{text!r} is not NAME=REFERENCE")
         return cls(name, reference)
 
 
@@ -85,11 +86,11 @@ def load_judges(models: Sequence[str], options: JudgeOptions) -> Iterator[Judge]
 
     `models` are, by kind of judge: names in the store, folders, or open_clip's `name:pretrained`; names or Hugging Face
     folders of Vera or of a classifier of acceptable sentences; models behind the endpoint; files of answers. Raises
-    CannotJudge, at once if one does not exist, later if it can't be loaded.
+    Refused, at once if one does not exist, later if it can't be loaded.
     """
     named = [Named.parse(model) for model in models]
     if len({one.name for one in named}) < len(named):
-        raise CannotJudge(
+        raise Refused(
             f"several judges have the same name: {', '.join(one.name for one in named)}; name them with NAME=…"
         )
     places = [find_model(one.reference, options) for one in named]
@@ -97,14 +98,14 @@ def load_judges(models: Sequence[str], options: JudgeOptions) -> Iterator[Judge]
 
 
 def find_model(reference: str, options: JudgeOptions) -> Path | str:
-    """Find a judge's files; a name for an endpoint or open_clip is returned unchanged. Raises CannotJudge."""
+    """Find a judge's files; a name for an endpoint or open_clip is returned unchanged. Raises Refused."""
     if options.kind in ENDPOINT_KINDS:
         return reference
     path = Path(reference)
     if path.exists():
         return path
     if options.kind == "answers":
-        raise CannotJudge(f"{path} is missing")
+        raise Refused(f"{path} is missing")
     if ":" in reference and options.kind == "clip":
         return reference
     try:
@@ -112,7 +113,7 @@ def find_model(reference: str, options: JudgeOptions) -> Path | str:
     except StoreError as error:
         is_open_clips = options.kind == "clip" and "/" not in reference
         told = f"; a model of open_clip is {reference}:TAG, with the tag of its weights" if is_open_clips else ""
-        raise CannotJudge(f"{error}{told}") from error
+        raise Refused(f"{error}{told}") from error
 
 
 def load_judge(named: Named, place: Path | str, options: JudgeOptions) -> Judge:
@@ -132,14 +133,14 @@ def load_judge(named: Named, place: Path | str, options: JudgeOptions) -> Judge:
 
 
 def load_clip_judge(named: Named, place: Path | str, options: JudgeOptions) -> "ClipJudge":
-    """Load a CLIP or FSC-CLIP, and import torch only now. Raises CannotJudge."""
+    """Load a CLIP or FSC-CLIP, and import torch only now. Raises Refused."""
     from services.score.evaluation.clip_judge import Clip, ClipJudge
 
     device = choose_device(options)
     try:
         clip = Clip.load(place, device=device)
     except (OSError, RuntimeError, SafetensorError, ValueError) as error:
-        raise CannotJudge(f"{named.reference} can't be loaded: {error}") from error
+        raise Refused(f"{named.reference} can't be loaded: {error}") from error
     name = named.name if options.similarity == "mix" else f"{named.name}, {options.similarity}"
     return ClipJudge(clip, name=name, similarity=options.similarity)
 
@@ -153,8 +154,8 @@ def _load_endpoint_judge(named: Named, model: str, options: JudgeOptions) -> Jud
 
 
 def choose_device(options: JudgeOptions) -> "torch.device":
-    """Choose the device of local judges. Raises CannotJudge if it is not there."""
+    """Choose the device of local judges. Raises Refused if it is not there."""
     try:
         return DeviceOptions(device=options.device).choose_device()
     except ValueError as error:
-        raise CannotJudge(str(error)) from error
+        raise Refused(str(error)) from error

@@ -251,7 +251,7 @@ def _image(folder: Path, name: str) -> ImageFile:
 
 
 def evaluate_classification(embedder: Embedder, found: ClassificationSet) -> float:
-    """Compute the set's metric in percent; a class is the mean of its prompts' embeddings. Raises CannotJudge."""
+    """Compute the set's metric in percent; a class is the mean of its prompts' embeddings. Raises Refused."""
     prompts = [template.format(name) for name in found.class_names for template in found.templates]
     texts = embedder.embed_texts(prompts, f"{found.name}, prompts")
     classes = _unit(texts.reshape(len(found.class_names), len(found.templates), -1).mean(axis=1))
@@ -337,7 +337,7 @@ def load_counterfactuals(folder: Path, *, share: float = COUNTERFACTUALS_SHARE) 
 
 
 def evaluate_retrieval(embedder: Embedder, retrieval_set: RetrievalSet) -> dict[str, float]:
-    """Compute recall at 1, 5 and 10 in percent, as `<set>::i2t/R@1` and so on. Raises CannotJudge."""
+    """Compute recall at 1, 5 and 10 in percent, as `<set>::i2t/R@1` and so on. Raises Refused."""
     name = retrieval_set.name
     images = embedder.embed_images([one.image for one in retrieval_set.images], f"{name}, images")
     texts = [caption for one in retrieval_set.images for caption in one.captions]

@@ -3,17 +3,15 @@
 Shapes: V distinct texts, I images and C captions of a record.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from services.core.refusals import Refused
 from services.nn.sentence_scores import SentenceScorer, load_classifier
 from services.nn.sentence_scores import load_vera as load_vera_scorer
-from services.score.evaluation.judges import CannotJudge, OnScores
+from services.score.evaluation.judges import OnScores
 from services.score.evaluation.records import Task
 
 RECORDS_AT_ONCE = 256
@@ -44,19 +42,10 @@ class TextJudge:
 
 
 def load_vera(directory: Path, *, name: str, device: torch.device | str = "cpu") -> TextJudge:
-    """Load Vera, which scores the plausibility of a statement. Raises CannotJudge for a folder of another form."""
-    return TextJudge(name, _scorer(load_vera_scorer, directory, device))
+    """Load Vera, which scores the plausibility of a statement. Raises Refused for a folder of another form."""
+    return TextJudge(name, load_vera_scorer(directory, device))
 
 
 def load_grammar(directory: Path, *, name: str, device: torch.device | str = "cpu") -> TextJudge:
-    """Load a classifier of acceptable sentences (CoLA). Raises CannotJudge for a folder of another form."""
-    return TextJudge(name, _scorer(load_classifier, directory, device))
-
-
-def _scorer(
-    load: Callable[[Path, torch.device | str], SentenceScorer], directory: Path, device: torch.device | str
-) -> SentenceScorer:
-    try:
-        return load(directory, device)
-    except Refused as error:
-        raise CannotJudge(str(error)) from error
+    """Load a classifier of acceptable sentences (CoLA). Raises Refused for a folder of another form."""
+    return TextJudge(name, load_classifier(directory, device))

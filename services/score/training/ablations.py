@@ -157,7 +157,7 @@ def _keep_arguments(output: Path, shared: Mapping[str, Any]) -> None:
 
 
 def _evaluated(name: str, output: Path, suite: Suite, device: DeviceName) -> Sequence[Result]:
-    """Evaluate a row on what is not saved yet. Raises CannotJudge."""
+    """Evaluate a row on what is not saved yet. Raises Refused."""
     place, options = output / name / "checkpoint", JudgeOptions("clip", device, similarity="global")
     outcome = run_suite(
         lambda: load_clip_judge(Named(name, str(place)), place, options),

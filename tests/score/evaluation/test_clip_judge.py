@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+from services.core.refusals import Refused
 from services.nn.clip_model import ClipModel, save_clip
 from services.score.evaluation.clip_judge import Clip, ClipJudge
-from services.score.evaluation.judges import CannotJudge, Similarity, evaluate, score
+from services.score.evaluation.judges import Similarity, evaluate, score
 from services.score.evaluation.records import Record, Scores, Task, read_image_file
 from services.score.model.checkpoint import load_fsc_clip
 from services.score.model.dense_features import encode_images, encode_texts
@@ -155,7 +156,7 @@ def test_a_folder_of_open_clips_is_scored_by_its_pooled_features(
 def test_a_model_without_features_of_tokens_has_a_global_similarity_alone(tmp_path: Path, images: list[Path]) -> None:
     save_clip(tiny_clip(vision={"attentional_pool": True, "attn_pooler_heads": 2}), tmp_path / "pooled")
     pooled = Clip.load(tmp_path / "pooled")
-    with pytest.raises(CannotJudge, match="tiny has no features of single tokens: FSC-CLIP needs a plain ViT"):
+    with pytest.raises(Refused, match="tiny has no features of single tokens: FSC-CLIP needs a plain ViT"):
         judge(pooled, "local")
     (result,) = evaluate(judge(pooled), kinds(images)[:1])
     assert result.settings == {"local_weight": 0.0}
@@ -178,5 +179,5 @@ def test_an_image_that_can_not_be_read_is_named(clip: Clip, tmp_path: Path) -> N
     path = tmp_path / "broken.png"
     path.write_bytes(b"nothing")
     task = Task("t", "mine", (Record("0", (path,), ("x", "y")),), SOURCE)
-    with pytest.raises(CannotJudge, match=r"broken\.png can't be read as an image"):
+    with pytest.raises(Refused, match=r"broken\.png can't be read as an image"):
         evaluate(judge(clip), [task])

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from services.core.refusals import Refused
 from services.core.text_files import BadFile
 from services.score.evaluation.aggregates import aggregates
 from services.score.evaluation.benchmarks.caption_choices import load_sugarcrepe_tasks
 from services.score.evaluation.judges import (
     RESULT_FILES,
-    CannotJudge,
     OnScores,
     ReleasedAnswers,
     Result,
@@ -98,7 +98,7 @@ def test_a_judge_that_reads_no_image_needs_none() -> None:
 def test_a_file_that_is_no_image_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     path.write_bytes(b"\x89PNG\r\n")
-    with pytest.raises(CannotJudge, match=r"a\.png can't be read as an image"):
+    with pytest.raises(Refused, match=r"a\.png can't be read as an image"):
         open_image(path)
 
 
@@ -160,15 +160,15 @@ def test_any_kind_of_record_may_have_been_answered(tmp_path: Path) -> None:
 def test_a_file_of_something_else_is_refused_by_name_and_field(tmp_path: Path, content: str, message: str) -> None:
     path = tmp_path / "answers.json"
     path.write_text(content)
-    with pytest.raises(CannotJudge, match=message):
+    with pytest.raises(Refused, match=message):
         ReleasedAnswers(path, name="they")
 
 
 def test_a_missing_file_and_a_missing_answer_are_named(tmp_path: Path) -> None:
     path = tmp_path / "answers.json"
-    with pytest.raises(CannotJudge, match=r"answers\.json: No such file"):
+    with pytest.raises(Refused, match=r"answers\.json: No such file"):
         ReleasedAnswers(path, name="they")
     path.write_text(json.dumps({"one": {"pets": {"0": 1}}, "two": {"pets": {}}}))
     task = Task("pets", "mine", (Record("0", (Path("a"),), ("x", "y")),), SOURCE)
-    with pytest.raises(CannotJudge, match=r"answers\.json has no answer for two\.pets\.0"):
+    with pytest.raises(Refused, match=r"answers\.json has no answer for two\.pets\.0"):
         evaluate(ReleasedAnswers(path, name="they"), [task])

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from services.core.refusals import Refused
 from services.score.evaluation.aggregates import AVERAGE, COMP, ELEVATER
-from services.score.evaluation.judges import RESULT_FILES, CannotJudge
+from services.score.evaluation.judges import RESULT_FILES
 from services.score.evaluation.suite.command import Outcome, Suite, app, run_suite
 from services.score.evaluation.suite.parts import PARTS, fingerprint
 from services.score.evaluation.tables import draw_blind, make_tables, numbers_of
@@ -157,11 +158,11 @@ def test_an_error_of_the_model_leaves_what_was_saved(data: Path, tmp_path: Path)
     class Breaking(ColorEmbedder):
         def embed_texts(self, texts: Sequence[str], title: str) -> Any:
             if title.startswith("mnist"):
-                raise CannotJudge("out of memory")
+                raise Refused("out of memory")
             return super().embed_texts(texts, title)
 
     save = tmp_path / "results.json"
-    with pytest.raises(CannotJudge, match="out of memory"):
+    with pytest.raises(Refused, match="out of memory"):
         run(data, Breaking(), save, names=["whatsup", "mnist"])
     assert [result.benchmark for result in RESULT_FILES.load([save])] == ["whatsup"]
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from services.score.evaluation.judges import CannotJudge, evaluate, score
+from services.core.refusals import Refused
+from services.score.evaluation.judges import evaluate, score
 from services.score.evaluation.records import Record, Task
 from services.score.evaluation.text_judges import TextJudge, load_grammar, load_vera
 from tests.score.evaluation.stand_ins import SOURCE
@@ -100,13 +101,13 @@ def test_a_folder_of_another_model_is_refused_instead_of_scored_by_random_weight
     write_tiny_vera(tmp_path / "t5", vocabulary=32)
     write_tiny_grammar(tmp_path / "grammar")
     write_tiny_grammar(tmp_path / "topics", id2label={0: "sports", 1: "news"}, label2id={"sports": 0, "news": 1})
-    with pytest.raises(CannotJudge, match=r"t5 is not a Vera model: its vocabulary ends at 32, before 32099"):
+    with pytest.raises(Refused, match=r"t5 is not a Vera model: its vocabulary ends at 32, before 32099"):
         load_vera(tmp_path / "t5", name="x")
-    with pytest.raises(CannotJudge, match=r"grammar can't be loaded as T5EncoderModel"):
+    with pytest.raises(Refused, match=r"grammar can't be loaded as T5EncoderModel"):
         load_vera(tmp_path / "grammar", name="x")
-    with pytest.raises(CannotJudge, match=r"config.json has no label LABEL_1, only sports, news"):
+    with pytest.raises(Refused, match=r"config.json has no label LABEL_1, only sports, news"):
         load_grammar(tmp_path / "topics", name="x")
-    with pytest.raises(CannotJudge, match=r"vera can't be loaded as AutoModelForSequenceClassification"):
+    with pytest.raises(Refused, match=r"vera can't be loaded as AutoModelForSequenceClassification"):
         load_grammar(tmp_path / "vera", name="x")
-    with pytest.raises(CannotJudge, match=r"nowhere can't be loaded"):
+    with pytest.raises(Refused, match=r"nowhere can't be loaded"):
         load_vera(tmp_path / "nowhere", name="x")

@@ -10,11 +10,12 @@ import typer
 from rich.console import Console
 
 from services.core.logs import log_warnings_to_stderr
+from services.core.refusals import Refused
 from services.core.text_files import BadFile
 from services.jobs.checkpoints import Device
 from services.jobs.interruption import EXIT_FAILED
 from services.jobs.options import StoreUrl, among, command_line, results_file, split
-from services.score.evaluation.judges import RESULT_FILES, CannotJudge, Judge, Result
+from services.score.evaluation.judges import RESULT_FILES, Judge, Result
 from services.score.evaluation.loading import (
     JudgeOptions,
     Limit,
@@ -78,7 +79,7 @@ def run_suite(
 
     The model is loaded when the first part needs it, so that a run with nothing left to do loads none. A part is
     finished if `save` has all of its scores by this judge, with these settings and of these data, or if its data are
-    gone. Raises CannotJudge and OSError; what was evaluated before is saved.
+    gone. Raises Refused and OSError; what was evaluated before is saved.
     """
     outcome = Outcome()
     loaded: Judge | None = None
@@ -177,7 +178,7 @@ def suite(
     try:
         named = Named.parse(model)
         place = find_model(named.reference, options)
-    except CannotJudge as error:
+    except Refused as error:
         raise typer.BadParameter(str(error), param_hint="MODEL") from error
     settings = {"checkpoint": fingerprint(place), **({"similarity": similarity} if reads_images else {})}
     with exits("fovea evaluate suite", "The same command continues after the parts that are in --save."):

@@ -114,7 +114,7 @@ Load = Callable[[Path, int | None], list[Task]]
 
 @dataclass(frozen=True)
 class Prepared:
-    """A part whose files were read: `evaluate` judges a model, and raises CannotJudge; `data` is a digest of them."""
+    """A part whose files were read: `evaluate` judges a model, and raises Refused; `data` is a digest of them."""
 
     evaluate: Callable[[Judge], Result]
     data: str

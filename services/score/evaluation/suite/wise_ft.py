@@ -16,6 +16,7 @@ from rich.console import Console
 from torch import Tensor
 
 from services.core.logs import log_warnings_to_stderr
+from services.core.refusals import Refused
 from services.jobs.checkpoints import Device, check_publication, publish_trained
 from services.jobs.options import StoreUrl, among, command_line, finite, output_folder
 from services.jobs.plots import Curve, Panel, draw
@@ -23,7 +24,7 @@ from services.jobs.tables import Cell, Table
 from services.nn.clip_model import OPEN_CLIP_CONFIG, OPEN_CLIP_WEIGHTS, ClipModel, load_clip
 from services.score.evaluation.aggregates import AVERAGE, COMP, ELEVATER, aggregates
 from services.score.evaluation.clip_judge import Clip, ClipJudge
-from services.score.evaluation.judges import RESULT_FILES, CannotJudge, Result, Similarity
+from services.score.evaluation.judges import RESULT_FILES, Result, Similarity
 from services.score.evaluation.loading import (
     JudgeOptions,
     Limit,
@@ -212,19 +213,19 @@ class Pair:
 
     @classmethod
     def load(cls, base: str, tuned: str, options: JudgeOptions) -> "Pair":
-        """Load both models, on the CPU. Raises CannotJudge for a model that is none, and for two that differ."""
+        """Load both models, on the CPU. Raises Refused for a model that is none, and for two that differ."""
         named = Named.parse(tuned)
         places = find_model(base, options), find_model(named.reference, options)
         try:
             before, after = (_load(place) for place in places)
             _check_shapes(before.clip.model, after.clip.model)
         except (OSError, RuntimeError, ValueError) as error:
-            raise CannotJudge(f"{base} and {named.reference} have no weights in between: {error}") from error
+            raise Refused(f"{base} and {named.reference} have no weights in between: {error}") from error
         theta0, theta1 = (
             {name: x.clone() for name, x in one.clip.model.state_dict().items()} for one in (before, after)
         )
         if all(torch.equal(theta0[name], x) for name, x in theta1.items() if name in theta0):
-            raise CannotJudge(f"{base} and {named.reference} have the same weights: nothing lies between them")
+            raise Refused(f"{base} and {named.reference} have the same weights: nothing lies between them")
         prints = fingerprint(places[0]), fingerprint(places[1])
         return cls(named.name, after.clip, theta0, theta1, after.local_weight, after.temperature, prints)
 
@@ -248,7 +249,7 @@ class Pair:
 def evaluate(pair: Pair, suite: Suite, save: Path, options: JudgeOptions) -> None:
     """Evaluate every share on all parts, and save each part when it is finished.
 
-    Raises CannotJudge for a part without data, before the next share is begun.
+    Raises Refused for a part without data, before the next share is begun.
     """
     device = choose_device(options)
     for alpha in TENTHS:
@@ -262,7 +263,7 @@ def evaluate(pair: Pair, suite: Suite, save: Path, options: JudgeOptions) -> Non
             tell=lambda line, alpha=alpha: typer.echo(f"α = {alpha:g}, {line}"),  # type: ignore[misc]
         )
         if outcome.missing:
-            raise CannotJudge(
+            raise Refused(
                 "there are no data of "
                 + "; ".join(f"{name}: {reason}" for name, reason in outcome.missing.items())
                 + ". Choose other parts with --gain and --keep"

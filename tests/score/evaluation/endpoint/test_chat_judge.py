@@ -8,8 +8,9 @@ import pytest
 from aiohttp import web
 
 from services.core.openai_client import MAX_MALFORMED, Endpoint, Patience
+from services.core.refusals import Refused
 from services.score.evaluation.endpoint import ChatJudge, ChatModel, choice, opened_log, prompt
-from services.score.evaluation.judges import CannotJudge, Result, evaluate
+from services.score.evaluation.judges import Result, evaluate
 from services.score.evaluation.records import Record, Task, file_of
 from tests.score.evaluation.endpoint.chat_server import ChatServer, error, options_of, seeing
 from tests.score.evaluation.stand_ins import SOURCE, color_task
@@ -130,7 +131,7 @@ def test_an_answer_that_a_crash_has_torn_is_asked_again_and_other_contents_are_r
         assert len(server.bodies) == 3
         assert log.read_text() == whole
         log.write_text("{}\n" + whole)
-        with pytest.raises(CannotJudge, match=r"answers\.jsonl: line 1 is not an output of an evaluation"):
+        with pytest.raises(Refused, match=r"answers\.jsonl: line 1 is not an output of an evaluation"):
             ask(server, task, log=log)
 
 
@@ -165,7 +166,7 @@ def test_an_endpoint_that_stays_busy_ends_the_evaluation_and_what_was_answered_i
     with ChatServer().served() as server:
         ask(server, color_task(tmp_path).first(1), log=log)
         server.faults = [error(503, "busy") for _ in range(3)]
-        with pytest.raises(CannotJudge, match=r"3 attempts have failed; last error: 503: busy"):
+        with pytest.raises(Refused, match=r"3 attempts have failed; last error: 503: busy"):
             ask(server, color_task(tmp_path), log=log, patience=Patience(3, 60, 0.001))
     assert len(log.read_text().splitlines()) == 2
 
@@ -181,7 +182,7 @@ def test_an_endpoint_that_takes_no_question_ends_the_evaluation(tmp_path: Path) 
     with (
         ChatServer(faults=[error(400, "no images here") for _ in range(6)]).served() as server,
         pytest.raises(
-            CannotJudge,
+            Refused,
             match=r"Sees all did not answer any question; last error, about record \w+: 400: no images here",
         ),
     ):
@@ -191,7 +192,7 @@ def test_an_endpoint_that_takes_no_question_ends_the_evaluation(tmp_path: Path) 
 
 def test_a_wrong_key_is_told_at_once_and_no_key_is_ever_told(tmp_path: Path) -> None:
     with ChatServer(key="right").served() as server:
-        with pytest.raises(CannotJudge, match=r"returned 401: Incorrect API key provided: Bearer …$"):
+        with pytest.raises(Refused, match=r"returned 401: Incorrect API key provided: Bearer …$"):
             ask(server, color_task(tmp_path), key="wr0ng")
         assert ask(server, color_task(tmp_path), key="right").scores == {"colours": 100.0}
     assert "wr0ng" not in repr(Endpoint(server.url, key="wr0ng"))
@@ -205,14 +206,14 @@ def test_a_wrong_key_is_told_at_once_and_no_key_is_ever_told(tmp_path: Path) -> 
     ],
 )
 def test_an_address_where_nobody_listens_is_told_at_once(tmp_path: Path, url: str, message: str) -> None:
-    with pytest.raises(CannotJudge, match=message):
+    with pytest.raises(Refused, match=message):
         ask(ChatServer(url=url), color_task(tmp_path), patience=Patience(attempts=1000))
 
 
 def test_what_does_not_answer_as_openais_does_is_told(tmp_path: Path) -> None:
     with (
         ChatServer(faults=[web.json_response({"text": "(1)"}) for _ in range(MAX_MALFORMED)]).served() as server,
-        pytest.raises(CannotJudge, match="does not have OpenAI's format"),
+        pytest.raises(Refused, match="does not have OpenAI's format"),
     ):
         ask(server, color_task(tmp_path).first(1))
 
@@ -231,7 +232,7 @@ def test_content_in_parts_is_put_together(tmp_path: Path) -> None:
 def test_a_choice_of_images_is_not_asked(tmp_path: Path) -> None:
     images = tuple(record.images[0] for record in color_task(tmp_path).records)
     task = Task("found", "mine", (Record("0", images, ("something red",)),), SOURCE)
-    with pytest.raises(CannotJudge, match=r"Sees all supports one image at a time, but found is a choice among images"):
+    with pytest.raises(Refused, match=r"Sees all supports one image at a time, but found is a choice among images"):
         ask(ChatServer(url="http://127.0.0.1:1/v1"), task)
 
 
@@ -239,11 +240,11 @@ def test_a_file_that_is_no_image_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     path.write_bytes(b"nothing")
     task = Task("t", "mine", (Record("0", (path,), ("x", "y")),), SOURCE)
-    with pytest.raises(CannotJudge, match=r"a\.png can't be read as an image"):
+    with pytest.raises(Refused, match=r"a\.png can't be read as an image"):
         ask(ChatServer(url="http://127.0.0.1:1/v1"), task)
 
 
 def test_two_evaluations_do_not_write_to_one_log(tmp_path: Path) -> None:
     log, task = tmp_path / "answers.jsonl", color_task(tmp_path).first(1)
-    with opened_log(log), pytest.raises(CannotJudge, match=r"another evaluation is writing to .*answers\.jsonl"):
+    with opened_log(log), pytest.raises(Refused, match=r"another evaluation is writing to .*answers\.jsonl"):
         ask(ChatServer(url="http://127.0.0.1:1/v1"), task, log=log)

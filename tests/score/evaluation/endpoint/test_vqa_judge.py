@@ -9,9 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from services.core.openai_client import Endpoint, Patience
+from services.core.refusals import Refused
 from services.score.evaluation.endpoint import ChatModel, VqaJudge
 from services.score.evaluation.evaluate import app
-from services.score.evaluation.judges import CannotJudge, Result, evaluate
+from services.score.evaluation.judges import Result, evaluate
 from services.score.evaluation.records import Record, Task
 from tests.score.evaluation.endpoint.chat_server import ChatServer, color_of, error
 from tests.score.evaluation.stand_ins import SOURCE, color_task
@@ -84,6 +85,6 @@ def test_what_was_answered_is_not_asked_again(tmp_path: Path) -> None:
 def test_an_endpoint_without_log_probabilities_ends_the_evaluation(tmp_path: Path) -> None:
     with (
         ChatServer().served() as server,
-        pytest.raises(CannotJudge, match="Sees all answers without log-probabilities"),
+        pytest.raises(Refused, match="Sees all answers without log-probabilities"),
     ):
         ask(server, color_task(tmp_path))
