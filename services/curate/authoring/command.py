@@ -20,14 +20,12 @@ from services.core.printable import printable
 from services.core.refusals import message_of
 from services.curate.authoring.candidates import reasons_told
 from services.curate.authoring.generation import UnusableAnswers
-from services.curate.authoring.job import Generated, GenerateOptions, NoKey, run_generation
+from services.curate.authoring.job import Generated, GenerateOptions, run_generation
 from services.curate.data.captions import CaptionFile, Fields, read_captions
-from services.jobs.inquiry import OutputError
 from services.jobs.interruption import one_line_errors
 from services.jobs.options import MAX_SEED, among, command_line, json_object, output_folder
 from services.jobs.progress import counted
 from services.jobs.sugarcrepe import PairKind
-from services.score.negatives.prompting.prompt_files import PromptError
 from services.score.negatives.prompting.writer import Chat, Reply, Requests, Steps
 
 EXIT_UNANSWERED = 3
@@ -127,7 +125,7 @@ class _Asked(Exception):
 
 
 def first_request(caption: str, options: GenerateOptions) -> dict[str, Any]:
-    """Return the JSON of the first request about a caption. Raises ValueError and PromptError."""
+    """Return the JSON of the first request about a caption. Raises ValueError."""
     requests = Requests(options.model or "", options.api, options.max_tokens, options.extra)
     bodies: list[dict[str, Any]] = []
 
@@ -143,8 +141,7 @@ def first_request(caption: str, options: GenerateOptions) -> dict[str, Any]:
 @contextmanager
 def generation_errors(command: str, console: Console) -> Iterator[None]:
     """End with one line and the status that belongs to the error."""
-    refused = (PromptError, OutputError, EndpointError, NoKey, ValueError, OSError, ModuleNotFoundError)
-    with one_line_errors(command, console, refused, _told):
+    with one_line_errors(command, console, (EndpointError, ValueError, OSError, ModuleNotFoundError), _told):
         try:
             yield
         except UnusableAnswers as error:

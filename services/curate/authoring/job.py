@@ -14,6 +14,7 @@ from rich.console import Console
 
 from services.core.durable_files import write_durably
 from services.core.openai_client import Api, Endpoint, Patience
+from services.core.refusals import Refused
 from services.curate.authoring.candidates import Candidate, Outcome, Rejected, separated, write_outcomes
 from services.curate.authoring.generation import Progress, Teacher, candidates_of, generate
 from services.curate.data.captions import Caption
@@ -31,10 +32,6 @@ RULE_KINDS: tuple[PairKind, ...] = (
     *("replace_obj", "replace_att", "replace_rel", "swap_obj", "swap_att"),
     *("negate", "shuffle"),
 )  # fmt: skip
-
-
-class NoKey(Exception):
-    """The environment variable that should hold the endpoint's key is not set; the message names it."""
 
 
 class GenerateOptions(BaseModel):
@@ -88,19 +85,19 @@ class GenerateOptions(BaseModel):
         return tuple(kind for kind in RULE_KINDS if kind in self.kinds)
 
     def writer(self) -> Writer:
-        """Make the writer with the prompts. Raises PromptError."""
+        """Make the writer with the prompts. Raises BadFile."""
         style = Style(self.steps, self.temperature, self.proposing_temperature)
         return Writer(load_prompts(self.prompts, self.written_kinds()), style)
 
     def teacher(self, environment: Mapping[str, str] = os.environ) -> Teacher:
-        """Make the teacher; its key comes from the environment. Raises ValueError without a model, and NoKey."""
+        """Make the teacher; its key comes from the environment. Raises ValueError without a model or that key."""
         if self.model is None:
             raise ValueError(
                 "model: give the name of the endpoint's model (--model), or choose the rules (--method rules)"
             )
         key = None
         if self.key_variable is not None and not (key := environment.get(self.key_variable)):
-            raise NoKey(f"{self.key_variable} is not set")
+            raise Refused(f"{self.key_variable} is not set")
         return Teacher(
             Endpoint(self.endpoint, self.api, key),
             Requests(self.model, self.api, self.max_tokens, self.extra),
@@ -145,7 +142,7 @@ class Generated:
 def run_generation(captions: Sequence[Caption], options: GenerateOptions, folder: Path, console: Console) -> Generated:
     """Make the hard negatives of captions and write their files into the folder, continuing what is there.
 
-    Raises what `generate` raises, PromptError, NoKey, ValueError and OSError.
+    Raises what `generate` raises, ValueError and OSError.
     """
     progress = Progress(Tokens(options.price_in, options.price_out), max_unusable=options.max_unusable)
     if options.method == "rules":

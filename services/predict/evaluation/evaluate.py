@@ -11,7 +11,6 @@ import typer
 from rich.console import Console
 
 from services.core.durable_files import write_durably
-from services.jobs.inquiry import OutputError
 from services.jobs.interruption import EXIT_FAILED, one_line_errors
 from services.jobs.options import among, command_line, output_folder, parse_numbers, results_file, split
 from services.jobs.plots import draw
@@ -120,7 +119,7 @@ def run_sweep(
     """
     console = Console(stderr=True, highlight=False)
     output, num_failed = options["output"], 0
-    with one_line_errors(command, console, (OutputError, OSError, ValueError)):
+    with one_line_errors(command, console, (OSError, ValueError)):
         if not options["report_only"]:
             work = Sweep(cells(), output, is_lean=options["scores_only"])
             num_failed = run_shown(work, options["workers"], console)

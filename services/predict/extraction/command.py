@@ -25,7 +25,7 @@ from rich.console import Console
 
 from services.core.openai_client import Answer, Api, Endpoint, EndpointClient, EndpointError, Patience
 from services.core.printable import json_line, printable
-from services.core.refusals import complaint_about
+from services.core.refusals import Refused, complaint_about
 from services.core.text_files import BadFile
 from services.jobs.inquiry import Inquiry, OutputError, RecordFile, Tokens, attended, digest_of
 from services.jobs.interruption import one_line_errors
@@ -373,7 +373,7 @@ def extract(
     """
     stamina.instrumentation.set_on_retry_hooks(())  # a line for each retry would break the progress bar
     console = Console(stderr=True, highlight=False)
-    with one_line_errors("fovea distill extract", console, (BadFile, OutputError, EndpointError)):
+    with one_line_errors("fovea distill extract", console, (Refused, EndpointError)):
         loaded = _prompts(task, task_file, prompts, is_zero_shot=zero_shot)
         endpoint = Endpoint(base_url, api, key_in(key_variable))
         plan = Plan(loaded, endpoint, model, max_tokens, json_object(extra, "--extra"))

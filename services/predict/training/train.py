@@ -20,7 +20,6 @@ from services.core.store.errors import StoreError
 from services.core.store.manifest import MAX_NAME_LENGTH, NAME_PATTERN
 from services.core.text_files import read_json
 from services.jobs.checkpoints import check_publication, publish_trained
-from services.jobs.inquiry import OutputError
 from services.jobs.interruption import interruptible, resumable
 from services.jobs.options import StoreUrl, command_line, output_folder
 from services.nn.loading import transformers
@@ -270,7 +269,7 @@ def one_line_errors(command: str) -> Iterator[None]:
     """Print an error as one line."""
     try:
         yield
-    except (OutputError, StoreError, ValueError, OSError) as error:
+    except (StoreError, ValueError, OSError) as error:
         Console(stderr=True, highlight=False).print(f"{command}: {error}", markup=False, soft_wrap=True)
         raise typer.Exit(EXIT_FAILED) from None
 

@@ -31,10 +31,6 @@ STEPS_OF: Mapping[str, tuple[Step, ...]] = {
 }
 
 
-class PromptError(Exception):
-    """Prompts that can't be used; the message can be shown to users."""
-
-
 class Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -108,7 +104,7 @@ def question(step: Step, sentence: str, chosen: str = "", new: str = "") -> str:
 
 
 def load_prompts(folder: Path | None = None, kinds: Sequence[WrittenKind] = WRITTEN_KINDS) -> Prompts:
-    """Load the prompts of these types from a folder, the PRINTED or the built-in ones. Raises PromptError, naming the
+    """Load the prompts of these types from a folder, the PRINTED or the built-in ones. Raises BadFile, naming the
     file.
 
     Types for which the folder has no file keep the built-in prompts; a file that belongs to no type is refused.
@@ -117,9 +113,9 @@ def load_prompts(folder: Path | None = None, kinds: Sequence[WrittenKind] = WRIT
     if own.name == PRINTED and not own.exists():
         own = PRINTED_PROMPTS
     if not own.is_dir():
-        raise PromptError(f"{own} is not a folder of prompts")
+        raise BadFile(f"{own} is not a folder of prompts")
     if unknown := sorted(path.name for path in own.glob("*.toml") if path.stem not in WRITTEN_KINDS):
-        raise PromptError(f"{own / unknown[0]} belongs to no type; there are {', '.join(WRITTEN_KINDS)}")
+        raise BadFile(f"{own / unknown[0]} belongs to no type; there are {', '.join(WRITTEN_KINDS)}")
     return {kind: _load(kind, path if (path := own / f"{kind}.toml").exists() else _built_in(kind)) for kind in kinds}
 
 
@@ -128,17 +124,16 @@ def _built_in(kind: WrittenKind) -> Path:
 
 
 def _load(kind: WrittenKind, path: Path) -> PromptFile:
+    given = read_toml(path)
     try:
-        file = PromptFile.model_validate(read_toml(path))
+        file = PromptFile.model_validate(given)
     except ValidationError as error:
-        raise PromptError(f"{path}: {first_complaint(error, 'the file')}") from None
-    except BadFile as error:
-        raise PromptError(str(error)) from None
+        raise BadFile(f"{path}: {first_complaint(error, 'the file')}") from None
     if missing := set(STEPS_OF[FORM_OF[kind]]) - file.instructions.keys():
-        raise PromptError(f"{path}: instructions.{min(missing)} is missing")
+        raise BadFile(f"{path}: instructions.{min(missing)} is missing")
     for number, one in enumerate(file.demonstrations, start=1):
         if complaint := _complaint(kind, one):
-            raise PromptError(f"{path}: demonstrations.{number}: {complaint}")
+            raise BadFile(f"{path}: demonstrations.{number}: {complaint}")
     return file
 
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from services.core.text_files import BadFile
 from services.score.negatives.prompting.checks import FORM_OF, WRITTEN_KINDS
-from services.score.negatives.prompting.prompt_files import OWN_PROMPTS, STEPS_OF, PromptError, load_prompts
+from services.score.negatives.prompting.prompt_files import OWN_PROMPTS, STEPS_OF, load_prompts
 from services.score.negatives.prompting.writer import concepts_of, labelled, one_text
 
 
@@ -90,14 +91,14 @@ def test_prompts_that_cant_be_used_are_told_with_file_and_place(
     text = (OWN_PROMPTS / f"{name}.toml").read_text()
     assert old in text
     (tmp_path / f"{name}.toml").write_text(text.replace(old, new))
-    with pytest.raises(PromptError, match=complaint) as refused:
+    with pytest.raises(BadFile, match=complaint) as refused:
         load_prompts(tmp_path)
     assert f"{name}.toml" in str(refused.value)
 
 
 def test_a_file_that_belongs_to_no_type_is_refused(tmp_path: Path) -> None:
     shutil.copy(OWN_PROMPTS / "add_obj.toml", tmp_path / "add_object.toml")
-    with pytest.raises(PromptError, match=r"add_object\.toml belongs to no type; there are replace_obj"):
+    with pytest.raises(BadFile, match=r"add_object\.toml belongs to no type; there are replace_obj"):
         load_prompts(tmp_path)
-    with pytest.raises(PromptError, match="is not a folder"):
+    with pytest.raises(BadFile, match="is not a folder"):
         load_prompts(tmp_path / "missing")
