@@ -18,9 +18,8 @@ from gateway.settings import Backend, Service
 from gateway.upstream import NOT_RUNNING_RETRY_S, Upstream
 from gateway.upstreams import Branch, Upstreams
 from services.core.errors import InvalidField, NotFound, Overloaded
-from services.core.refusals import shown_names
+from services.core.refusals import MAX_COMPARED_CHARACTERS, shown_names
 from services.core.serving.model_versions import ModelVersionList
-from services.core.strict_requests import MAX_COMPARED_CHARACTERS
 
 SCHEMA_REF = "#/components/schemas/"
 # Seconds after which at most a newly started service is in the document, and its models are listed.

@@ -139,6 +139,8 @@ class Prompts:
                     raise BadFile(f"{path}: demonstration {number}: {one.label!r} is not one of {listed}")
                 self._question(one.values)
                 read = read_output(self.task, one.values, self._answer(one))
+            except BadFile:
+                raise
             except FieldError as error:
                 raise BadFile(f"{path}: demonstration {number}: {error}") from None
             except (KeyError, IndexError, AttributeError, ValueError) as error:
