@@ -18,7 +18,7 @@ from rich.filesize import decimal as human_bytes
 from services.core.audit import AuditLog
 from services.core.durable_files import write_durably
 from services.core.errors import FoveaError
-from services.core.memory import available_bytes
+from services.core.memory import memory_within_limits
 from services.core.printable import first_line
 from services.core.store.errors import InvalidCheckpoint, StoreUnavailable
 from services.core.store.manifest import MAX_NAME_LENGTH, CheckpointInfo, check_sizes
@@ -137,10 +137,10 @@ class Import:
         return {"name": self.name, **self.info().model_dump(mode="json"), **serving, "files": files}
 
     def lacks_memory(self) -> str | None:
-        """Say what this machine lacks to load the model on its CPU, in single precision; None if nothing is known."""
+        """Say what this machine lacks to load the model on its CPU, in single precision; None if it lacks nothing."""
         needed = 4 * int(str(self.plan.facts.get("num_parameters") or 0))
-        available = available_bytes()
-        if available is None or needed <= available:
+        _, available = memory_within_limits()
+        if needed <= available:
             return None
         return f"loading it takes {human_bytes(needed)}, and {human_bytes(available)} are free"
 

@@ -11,36 +11,28 @@ MEMINFO, STATM = Path("/proc/meminfo"), Path("/proc/self/statm")
 MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
-def available_bytes() -> int | None:
-    """Return the memory that programs can take without swapping, None where the system does not tell (all but Linux).
-
-    The limit of a container is not known here.
-    """
-    try:
-        return _meminfo().get("MemAvailable")
-    except OSError:
-        return None
-
-
 def memory_within_limits() -> tuple[int, int]:
-    """Return the bytes of memory in total and available, within the limit of a container."""
+    """Return the bytes of memory in total and available without swapping, within the limit of a container."""
     try:
-        memory = _meminfo()
+        memory = _figures(MEMINFO, 1024)
         total, available = memory["MemTotal"], memory["MemAvailable"]
     except (OSError, KeyError):
         total = available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         limit = int(MEMORY_LIMIT.read_text())
         used = int(MEMORY_LIMIT.with_name("memory.current").read_text())
+        cached = _figures(MEMORY_LIMIT.with_name("memory.stat"))
     except (OSError, ValueError):  # no container, or one without a limit
         return total, available
+    # files that were read or written, such as a model that was just downloaded: the kernel drops them where it must
+    used -= cached.get("inactive_file", 0) + cached.get("active_file", 0)
     return min(total, limit), min(available, max(0, limit - used))
 
 
-def _meminfo() -> dict[str, int]:
-    """Read the system's figures by name, in bytes. Raises OSError where it tells none (all but Linux)."""
-    lines = (line.split() for line in MEMINFO.read_text().splitlines())
-    return {name.rstrip(":"): int(kibibytes) * 1024 for name, kibibytes, *_ in lines}
+def _figures(path: Path, unit: int = 1) -> dict[str, int]:
+    """Read the system's figures by name. Raises OSError where it tells none (all but Linux)."""
+    lines = (line.split() for line in path.read_text().splitlines())
+    return {name.rstrip(":"): int(number) * unit for name, number, *_ in lines}
 
 
 def resident_bytes() -> int:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from services.core.errors import is_out_of_memory as is_out_of_memory
-from services.core.memory import available_bytes
+from services.core.memory import memory_within_limits
 from services.nn.weight_files import readable_weights, shapes_in
 
 DeviceName = Literal["auto", "cuda", "mps", "cpu"]
@@ -23,17 +23,14 @@ GIBIBYTE = 2**30
 NARROW_WIDTH = 256
 
 
-def memory_of(device: torch.device) -> int | None:
-    """Return the bytes of a device that are free or held by this process, None where the system does not tell.
-
-    On a CPU only what is free.
-    """
+def memory_of(device: torch.device) -> int:
+    """Return the bytes of a device that are free or held by this process, on a CPU only what is free."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free) + torch.cuda.memory_reserved(device)
     if device.type == "mps":
         return torch.mps.recommended_max_memory()
-    return available_bytes()
+    return memory_within_limits()[1]
 
 
 @dataclass(frozen=True)
@@ -85,7 +82,7 @@ def check_room(directory: Path, device: torch.device, dtype: torch.dtype) -> Non
     Only the headers of the files are read.
     """
     memory, needed = memory_of(device), weight_bytes(directory, dtype)
-    if memory is not None and needed > memory:
+    if needed > memory:
         named = str(dtype).removeprefix("torch.")
         sizes = f"{needed / GIBIBYTE:.1f} GiB in {named}, and {device} has {memory / GIBIBYTE:.1f} GiB free"
         raise ValueError(f"its weights take {sizes}")

@@ -295,6 +295,21 @@ def _with(folder: Path, name: str, text: str) -> Path:
     return folder
 
 
+def test_a_model_that_a_containers_limit_does_not_hold_is_published_without_its_outputs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr("services.core.memory.MEMORY_LIMIT", limit)
+    limit.write_text("50000")
+    for file, text in (("memory.current", "49000"), ("memory.stat", "inactive_file 0\n")):
+        limit.with_name(file).write_text(text)
+    result = run(publish(tmp_path, "vicuna-7b-v1.3"), "--name", "chat")
+    assert result.exit_code == 0, result.output
+    assert re.search("published without reference outputs: loading it takes .*B, and 1.0 kB are free", result.stderr)
+    store = Store.open(f"file://{tmp_path}/store")
+    assert "reference.json" not in store.manifest("chat", store.resolve("chat")).files
+
+
 def test_an_alias_that_named_another_version_is_told(tmp_path: Path) -> None:
     assert run(publish(tmp_path, "vicuna-7b-v1.3"), "--name", "chat").exit_code == 0
     first = Store.open(f"file://{tmp_path}/store").resolve("chat")

@@ -424,9 +424,7 @@ def fitting_tokens(model: LanguageModel, share: float) -> int:
     memory = memory_of(model.device)
     if model.device.type == "cpu":
         # what is free has been counted without the weights, which are loaded
-        memory = None if memory is None else memory + model.weight_bytes
-    if memory is None:
-        return CPU_CACHED_TOKENS
+        memory += model.weight_bytes
     capacity = Capacity(model.weight_bytes, model.config.token_bytes, int(share * memory), model.config.max_model_len)
     if not capacity.fits:
         raise ValueError(
