@@ -29,8 +29,6 @@ SUGARCREPE_SIZES = {
     **{"replace_obj": 1652, "replace_att": 788, "replace_rel": 1406, "swap_obj": 245, "swap_att": 666},
     **{"add_obj": 2062, "add_att": 692},
 }
-# The first published file, whose results are in the dissertation's chapter 4.
-SUGARCREPE_SIZES_FIRST = {**SUGARCREPE_SIZES, "swap_obj": 246}
 IMAGECODE_SIZES = {"videos": 1872, "static": 430}
 
 # Names in the tables that FSC-CLIP's authors publish with their evaluation, and the names here.

@@ -15,6 +15,8 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import softmax
+from scipy.stats import rankdata
 
 from services.core.text_files import BadFile, json_objects, read_json, read_text, text_lines
 from services.jobs.published_data import Source, described
@@ -80,13 +82,11 @@ def roc_auc(labels: Labels, probabilities: Probabilities) -> float:
 
     Equal probabilities count one half, as everywhere for this metric. Raises ValueError if a class has no images.
     """
-    score = probabilities[:, 1]
-    positive, negative = np.sort(score[labels == 1]), score[labels == 0]
-    if not (len(positive) and len(negative)):
+    num_positive, num_negative = int((labels == 1).sum()), int((labels == 0).sum())
+    if not (num_positive and num_negative):
         raise ValueError("the area under the ROC curve needs images of both classes")
-    above = len(positive) - np.searchsorted(positive, negative, side="right")
-    ties = np.searchsorted(positive, negative, side="right") - np.searchsorted(positive, negative, side="left")
-    return float((above + ties / 2).sum() / (len(positive) * len(negative)))
+    ranks = rankdata(probabilities[:, 1])[labels == 1]
+    return float((ranks.sum() - num_positive * (num_positive + 1) / 2) / (num_positive * num_negative))
 
 
 def best_ranks(similarities: Probabilities, is_own: NDArray[np.bool_]) -> Labels:
@@ -256,7 +256,7 @@ def evaluate_classification(embedder: Embedder, found: ClassificationSet) -> flo
     texts = embedder.embed_texts(prompts, f"{found.name}, prompts")
     classes = _unit(texts.reshape(len(found.class_names), len(found.templates), -1).mean(axis=1))
     images = embedder.embed_images(found.images, f"{found.name}, images")
-    probabilities = _softmax(LOGIT_SCALE * images.astype(np.float64) @ classes.T)
+    probabilities = softmax(LOGIT_SCALE * images.astype(np.float64) @ classes.T, axis=1)
     try:
         return 100 * METRICS[found.metric](_labels(found), probabilities)
     except ValueError as error:
@@ -275,11 +275,6 @@ def _labels(found: ClassificationSet) -> NDArray[Any]:
 
 def _unit(features: Features) -> Features:
     return np.asarray(features / np.linalg.norm(features, axis=-1, keepdims=True))
-
-
-def _softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return np.asarray(shifted / shifted.sum(axis=1, keepdims=True))
 
 
 COUNTERFACTUALS = Source("COCO-Counterfactuals", "https://huggingface.co/datasets/Intel/COCO-Counterfactuals")

@@ -1,7 +1,6 @@
 """The routes of the score service."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
@@ -21,7 +20,6 @@ from services.score.http.schemas import (
     AnyKind,
     HardNegativeSources,
     Model,
-    ModelLimits,
     ModelList,
     Negative,
     NegativesAnswer,
@@ -193,7 +191,7 @@ def _model(service: ScoreService, resident: Resident[Any, ModelFacts, Any], fact
         local_weight=facts.local_weight,
         logit_scale=facts.logit_scale,
         logit_bias=facts.logit_bias,
-        limits=ModelLimits(**asdict(service.limits)),
+        limits=service.limits,
         hard_negatives=HardNegativeSources(
             kinds=[*KINDS, *(WRITTEN_KINDS if service.writer else ())],
             sources=service.negatives.sources,

@@ -7,6 +7,7 @@ from pydantic import BaseModel, Field, JsonValue
 from services.core.images.references import JsonImage
 from services.core.serving.model_object import ModelObject
 from services.core.strict_requests import JsonList, StrictRequest
+from services.score.call import CallLimits
 from services.score.negatives.hard_negatives import PAPER_KINDS, Kind
 from services.score.negatives.negative_maker import Lack
 from services.score.negatives.prompting.checks import WrittenKind
@@ -205,20 +206,6 @@ class NegativesList(BaseModel):
     data: list[NegativesAnswer]
 
 
-class ModelLimits(BaseModel):
-    """Limits of one request."""
-
-    max_captions: int
-    max_images: int
-    max_explained_captions: int
-    max_heatmap_numbers: int
-    max_image_bytes: int
-    max_image_pixels: int
-    max_negative_characters: int
-    max_negative_captions: int
-    max_vqa_captions: int
-
-
 class HardNegativeSources(BaseModel):
     """Kinds and sources of hard negatives on this machine."""
 
@@ -242,7 +229,7 @@ class Model(ModelObject):
     logit_bias: float | None = Field(
         description="Number added to the scaled cosines before the sigmoid of `match`; null for a model without it."
     )
-    limits: ModelLimits
+    limits: CallLimits
     hard_negatives: HardNegativeSources
     vqa_model: str | None = Field(
         description="The vision-language model of requests with `vqa_top_k`; null if none is configured."

@@ -12,7 +12,6 @@ from services.score.evaluation.aggregates import (
     RULES,
     SUGARCREPE_FORMS,
     SUGARCREPE_SIZES,
-    SUGARCREPE_SIZES_FIRST,
     aggregates,
     comp,
     sugarcrepe,
@@ -27,6 +26,9 @@ SUB_TASKS = PUBLISHED["sub_tasks"]
 
 # A published number may be off by half a unit of its last decimal.
 HALF_A_HUNDREDTH, HALF_A_TENTH = 0.005 + 1e-9, 0.05 + 1e-9
+
+# The first published file, whose results are in the dissertation's chapter 4.
+SUGARCREPE_SIZES_FIRST = {**SUGARCREPE_SIZES, "swap_obj": 246}
 
 
 def macro(scores: dict[str, float]) -> float:
