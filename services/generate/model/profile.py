@@ -76,12 +76,6 @@ class Answerability(BaseModel):
     offset: Annotated[float, Field(allow_inf_nan=False)] = 0.0
     calibrated: LogisticFit | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _without_shares(cls, given: Any) -> Any:
-        """Leave out the temperature of shares, which profiles had before `relevance`."""
-        return {k: v for k, v in given.items() if k != "share_temperature"} if isinstance(given, dict) else given
-
     def fit(self, *, is_calibrated: bool) -> LogisticFit:
         """The fit for answers with or without calibration."""
         if is_calibrated and self.calibrated is not None:

@@ -1,6 +1,5 @@
 """The probability that documents answer: from the first token of a trained refusal, in answers and in rankings."""
 
-import json
 import math
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from services.generate.generation.ranking import rank
 from services.generate.model.language_model import LanguageModel
 from services.generate.model.profile import (
     OFF,
-    PROFILE_FILE,
     Answerability,
     CalibrationProfile,
     LogisticFit,
@@ -133,13 +131,6 @@ def test_equal_documents_have_equal_scores_wherever_they_are(model: LanguageMode
 def test_other_methods_keep_their_scores(model: LanguageModel) -> None:
     for method in ("attention", "query_likelihood"):
         assert rank(model, QUERY, DOCUMENTS, method, profile()) == rank(model, QUERY, DOCUMENTS, method)
-
-
-def test_a_profile_with_a_temperature_of_shares_is_read_without_it(tmp_path: Path) -> None:
-    written = json.loads(write_profile(profile(), tmp_path).read_text())
-    written["answerability"]["share_temperature"] = 7e-4
-    (tmp_path / PROFILE_FILE).write_text(json.dumps(written))
-    assert read_profile(tmp_path) == profile()
 
 
 def test_a_profile_keeps_its_fits(tmp_path: Path) -> None:
