@@ -261,6 +261,14 @@ def test_a_section_without_values_is_named(path: tuple[str, ...]) -> None:
     assert f"{'.'.join(parents) or '(root)'}: {name} is required" in refusal((), emptied)
 
 
+def test_a_training_keeps_the_defaults_of_the_resources_that_it_does_not_name() -> None:
+    training = {**JOBS["trainings"][0], "resources": {"cpu": 8}}
+    (job,) = render(("gpu",), SITE, {"images": JOBS["images"], "trainings": [training]}).of_kind("Job")
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    requests, limits = container["resources"]["requests"], container["resources"]["limits"]
+    assert (requests["cpu"], requests["memory"], limits["memory"]) == ("8", "128Gi", "256Gi")
+
+
 def test_numbers_of_processors_need_no_quotes() -> None:
     for cpu, written in ((4, "4"), (0.5, "0.5"), ("500m", "500m")):
         manifests = render(("gpu",), SITE, {"services": {"embed": {"resources": {"cpu": cpu}}}})
