@@ -24,6 +24,7 @@ from services.cli.programs import PACKAGES, plan_programs
 from tests.core.child_processes import running
 from tests.deploy.compose import SERVICES
 from tests.deploy.dockerfiles import ROOT, Dockerfile
+from tests.deploy.kubernetes_manifests import README
 from tests.documentation.reference import PROCESSES, describe_settings
 from tests.kept_port import kept_port
 
@@ -173,6 +174,14 @@ def test_what_the_images_are_built_from_gets_past_dockerignore_and_nothing_else(
     assert lines[0] == "*"
     assert allowed == sources
     assert all((ROOT / source).exists() for source in sources)
+
+
+def test_an_image_of_checkpoints_is_built_in_the_folder_of_the_store_where_no_file_is_ignored() -> None:
+    """In a clone `.dockerignore` would leave the store out."""
+    built = re.search(r"COPY (\S+) .* docker build .* -f - (\S+)$", README.read_text(), re.MULTILINE)
+    assert built is not None
+    assert (ROOT / built[2]).resolve() != ROOT
+    assert built[1].startswith("models/")
 
 
 def run_probe(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
