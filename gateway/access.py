@@ -157,7 +157,8 @@ class Access:
         key, visitor = self._known(asgi_scope)
         if visitor is None:
             self._metrics.rejected.labels("unauthenticated").inc()
-            problem = "The key is invalid." if key else "A key is required: send `Authorization: Bearer KEY`."
+            missing = "A key is required: send `Authorization: Bearer KEY` or `X-API-Key: KEY`."
+            problem = "The key is invalid." if key else missing
             raise KeyMissing(problem, code="invalid_api_key")
         structlog.contextvars.bind_contextvars(key=visitor.name)
         return visitor

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from io import BytesIO
 
 import aiohttp
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.access import Access, Visitor
 from gateway.cascade import cascade
@@ -171,6 +171,7 @@ class Proxy:
         # Before everything that may refuse the request: a refusal also costs something.
         admitted.note(await self.access.count(visitor))
         scope[STATE] = admitted
+        send = _telling_limits(admitted, send)
         if route is None:
             if path in OWN_SCOPES:
                 self.access.authorize(visitor, OWN_SCOPES[path])
@@ -357,9 +358,20 @@ def _client_headers(response: aiohttp.ClientResponse, admitted: Admitted, scope:
         # The durations of stages reveal whether another client has asked the same before.
         timing.is_private = True
         headers = [(name, value) for name, value in headers if name != b"server-timing"]
-    for allowance in admitted.allowances.values():
-        headers += [(name.encode(), value.encode()) for name, value in allowance.headers().items()]
     return headers
+
+
+def _telling_limits(admitted: Admitted, send: Send) -> Send:
+    """Return a `send` that adds to an answer's headers what is left of the limits by then."""
+
+    async def tell_and_send(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            told = [item for one in admitted.allowances.values() for item in one.headers().items()]
+            headers = [*message["headers"], *((name.encode(), value.encode()) for name, value in told)]
+            message = {**message, "headers": headers}
+        await send(message)
+
+    return tell_and_send
 
 
 async def _relay_body(upstream: Upstream, response: aiohttp.ClientResponse, send: Send) -> None:

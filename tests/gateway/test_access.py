@@ -104,7 +104,14 @@ async def test_no_key_or_an_unknown_one_is_401(headers: dict[str, str]) -> None:
             assert response.status == 401
             assert response.headers["WWW-Authenticate"] == "Bearer"
             assert response.headers["x-should-retry"] == "false"
-            assert (await response.json())["error"]["type"] == "authentication_error"
+            error = (await response.json())["error"]
+            assert error["type"] == "authentication_error"
+            told = (
+                "The key is invalid."
+                if any(headers.values())
+                else "send `Authorization: Bearer KEY` or `X-API-Key: KEY`."
+            )
+            assert error["message"].endswith(told)
         client.headers.update(bearer())
         assert await metric(client, "fovea_rejected_total", reason="unauthenticated") == 1
     assert not service.requests

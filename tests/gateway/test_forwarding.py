@@ -174,6 +174,14 @@ async def test_an_unknown_path_is_404_and_a_wrong_method_405_with_allow() -> Non
         async with client.post("/nothing") as response:
             assert response.status == 404
             assert (await response.json())["error"]["type"] == "not_found_error"
+        async with client.post("/v1/v1/messages") as response:
+            answer = await response.json()
+            assert (response.status, answer["type"], answer["error"]["type"]) == (404, "error", "not_found_error")
+            assert answer["error"]["message"].endswith(
+                "Take one /v1 off the end of the client's base URL: it adds /v1/messages itself."
+            )
+        async with client.post("/v1/chat") as response:
+            assert (response.status, "POST /v2/chat" in (await response.json())["error"]["message"]) == (404, True)
         async with client.put("/v1/embeddings") as response:
             assert response.status == 405
             assert response.headers["Allow"] == "POST"

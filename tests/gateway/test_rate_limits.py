@@ -63,6 +63,16 @@ async def test_what_a_key_has_left_is_told_and_one_request_too_many_is_429() -> 
     assert len(service.requests) == 3
 
 
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/key", "/tasks"])
+async def test_the_gateways_own_answers_count_and_tell_what_is_left(path: str) -> None:
+    keys = (KeyRecord(name="a", sha256=digest("a"), scopes=frozenset({"predict"}), rate_limit=RATE),)
+    async with serving(Service(respond(b'{"data": []}'))) as url, gateway(predict_urls=url, keys=keys) as client:
+        for remaining in ("2", "1"):
+            async with client.get(path, headers={"X-API-Key": "a"}) as response:
+                assert response.status == 200
+                assert response.headers.getall("RateLimit-Remaining") == [remaining]
+
+
 async def test_without_a_limit_no_headers_speak_of_one() -> None:
     async with serving(Service()) as url, gateway(embed_urls=url) as client, client.post("/embed") as response:
         assert "RateLimit-Limit" not in response.headers

@@ -161,16 +161,18 @@ def test_qwen3_reranker_reads_an_instruction_on_every_route(
 
 
 @pytest.mark.parametrize("name", [MODEL, *CROSS_ENCODERS])
-@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/rerank"])
+@pytest.mark.parametrize(
+    ("path", "field"), [("/v1/rerank", "instruct"), ("/v2/rerank", "instruction"), ("/rerank", "instruction")]
+)
 def test_an_instruction_for_a_model_that_reads_none_is_refused_by_name(
-    client: TestClient, path: str, name: str
+    client: TestClient, path: str, field: str, name: str
 ) -> None:
     documents = "texts" if path == "/rerank" else "documents"
-    body = {"model": name.lower(), "query": QUERY, documents: DOCUMENTS[:2], "instruct": "Find ships."}
+    body = {"model": name.lower(), "query": QUERY, documents: DOCUMENTS[:2], field: "Find ships."}
     response = client.post(path, json=body)
     kind = "causal-lm" if name == MODEL else "cross-encoder"
     assert response.status_code == 400
-    assert f"instruct: {name.lower()} is a {kind}, which ranks without instructions" in response.text
+    assert f"{field}: {name.lower()} is a {kind}, which ranks without instructions" in response.text
 
 
 def test_qwen3_reranker_cuts_a_long_document_at_its_end(client: TestClient, folder: Path) -> None:

@@ -29,6 +29,9 @@ EXPOSED_HEADERS = (
     "Server-Timing",
     "X-Fovea-Model",
     "X-Request-ID",
+    "x-ratelimit-limit-tokens",
+    "x-ratelimit-remaining-tokens",
+    "x-ratelimit-reset-tokens",
 )
 
 

@@ -4,6 +4,7 @@ Clients of text-embeddings-inference read error bodies and headers of its own fo
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any, Literal, NoReturn, Union
@@ -30,6 +31,8 @@ from services.core.refusals import deepest_complaint
 
 # Version 1 of Cohere's chat, which clients still ask for.
 _MOVED = dict.fromkeys(("/v1/chat", "/chat"), " Cohere's chat is POST /v2/chat, in the form of version 2.")
+# What clients ask for whose base URL ends in the version that they add themselves.
+_DOUBLED = re.compile(r"(/v[12])(/v[12]/.+)")
 # A route's function from an error to its body. It is on the route's class (`route_class.error_body`), or, once the
 # handler knows its client's dialect, in `request.state.error_body`.
 ErrorBody = Callable[[FoveaError], dict[str, Any]]
@@ -66,6 +69,8 @@ ERROR_RESPONSES = error_responses(ErrorEnvelope)
 def render_error(error: FoveaError, scope: Scope) -> bytes:
     """Return the JSON of an error in the shape that this request's route has chosen, by default OpenAI's."""
     chosen: ErrorBody | None = scope["state"].get("error_body") or getattr(scope.get("route"), "error_body", None)
+    if chosen is None and scope["path"].endswith(("/v1/messages", "/v1/messages/count_tokens")):
+        chosen = anthropic_error_body  # whatever stands before it, since only Anthropic's clients ask for these
     # ASCII only: a message may quote a lone surrogate from the request, which UTF-8 cannot carry.
     return json.dumps(chosen(error) if chosen else error.body()).encode("ascii")
 
@@ -115,7 +120,10 @@ async def raise_for_http_exception(request: Request, exc: Exception) -> NoReturn
         raise no_memory() from exc.__cause__
     path = exchange_of(request.scope).path
     if exc.status_code == NotFound.status:
-        raise NotFound(f"There is no route {request.method} {path}.{_MOVED.get(path, '')}") from exc
+        hint = _MOVED.get(path, "")
+        if doubled := _DOUBLED.fullmatch(path):
+            hint = f" Take one {doubled[1]} off the end of the client's base URL: it adds {doubled[2]} itself."
+        raise NotFound(f"There is no route {request.method} {path}.{hint}") from exc
     if exc.status_code == MethodNotAllowed.status:
         raise MethodNotAllowed(f"{path} does not allow {request.method}.") from exc
     fallback = InvalidRequest if exc.status_code < 500 else InternalError

@@ -389,8 +389,9 @@ def charged_choices(
 def _prepare_chat(limits: CallLimits, processor: InputProcessor, body: ChatRequest) -> Generation:
     documents = documents_of(body.documents or (), limits.max_documents)
     num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     options = AnswerOptions(
-        max_tokens=_max_tokens(limits, body.max_completion_tokens or body.max_tokens),
+        max_tokens=_max_tokens(limits, getattr(body, field), field),
         sampling=sampling_of(body, num_logprobs, processor.vocab_size, is_greedy=processor.is_greedy),
         stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
         calibration=calibration_of(body.calibration, processor.profile, processor.num_layers),
@@ -420,9 +421,9 @@ def _prepare_completion(limits: CallLimits, processor: InputProcessor, body: Com
         return [processor.prepare_completion(prompt, options) for prompt in prompts]
 
 
-def _max_tokens(limits: CallLimits, asked: int | None) -> int | None:
+def _max_tokens(limits: CallLimits, asked: int | None, field: str = "max_tokens") -> int | None:
     if asked is not None:
-        check_count("max_tokens", asked, limits.max_tokens, "tokens")
+        check_count(field, asked, limits.max_tokens, "tokens")
     return asked
 
 

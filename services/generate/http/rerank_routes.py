@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal, Self
 import orjson
 from fastapi import APIRouter, Body, Depends, Request, Response
 from pydantic import (
-    AliasChoices,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -37,19 +36,12 @@ from services.core.images.inputs import ImageInput, image_input
 from services.core.images.references import ImageLimits, JsonImage
 from services.core.strict_requests import JsonList
 from services.generate.generation.ranking import Ranking
+from services.generate.http.chat_dialects import renaming
 from services.generate.model.reranker_engine import QUERY
 from services.generate.prompts.ranking import RankMethod
 from services.generate.prompts.templates import Document
 from services.generate.service import CallLimits, GenerateService, RankCall, Ranked
 
-Instruct = Annotated[
-    Annotated[str, Field(min_length=1)] | None,
-    Field(
-        validation_alias=AliasChoices("instruct", "instruction"),
-        description="Which documents count as relevant, for models that read it (Qwen3-Reranker and Qwen3-VL-Reranker);"
-        " also `instruction`.",
-    ),
-]
 METHOD_DESCRIPTION = "How a language model scores documents, `calibrated` by default. A reranker has its own score."
 
 
@@ -97,7 +89,19 @@ class RerankDocument(RerankContent):
         return self
 
 
-class RerankRequest(OpenRequest):
+class InstructedRequest(OpenRequest):
+    """A request with a text that tells which documents count as relevant."""
+
+    instruct: Annotated[str, Field(min_length=1)] | None = Field(
+        None,
+        description="Which documents count as relevant; Qwen3-Reranker and Qwen3-VL-Reranker read it.",
+    )
+    instruction: Annotated[str, Field(min_length=1)] | None = Field(
+        None, description="The same; `instruct` takes precedence."
+    )
+
+
+class RerankRequest(InstructedRequest):
     """The rerank request of Jina and of both of Cohere's versions."""
 
     model: str | None = Field(None, description="Model that answers; the first served one by default.")
@@ -112,10 +116,9 @@ class RerankRequest(OpenRequest):
     )
     method: RankMethod | None = Field(None, description=METHOD_DESCRIPTION)
     rank_fields: JsonList[str] | None = Field(None, description="Only `text` and `title` are supported.")
-    instruct: Instruct = None
 
 
-class TeiRerankRequest(OpenRequest):
+class TeiRerankRequest(InstructedRequest):
     """The rerank request of text-embeddings-inference; recognised by its `texts`."""
 
     query: Annotated[str, Field(min_length=1)]
@@ -127,7 +130,6 @@ class TeiRerankRequest(OpenRequest):
         False, description="Ignored: a reranker cuts texts that are too long, a language model refuses them."
     )
     method: RankMethod | None = Field(None, description=METHOD_DESCRIPTION)
-    instruct: Instruct = None
 
 
 class RerankResult(BaseModel):
@@ -302,8 +304,8 @@ def rerank_router(service: GenerateService) -> APIRouter:
             refuse_unsupported(body.model_extra, {}, TeiRerankRequest.model_fields)
             _check_count(body.texts, "texts", service.limits)
             documents = [Document(text) for text in body.texts]
-            call = RankCall(body.query, documents, body.method, body.model, instruct=body.instruct)
-            ranked = await service.rank(call, context_of(request.scope))
+            call = RankCall(body.query, documents, body.method, body.model, instruct=body.instruct or body.instruction)
+            ranked = await _rank(service, body, call, request)
             headers = tei_headers(
                 request,
                 num_characters=len(body.query) + sum(map(len, body.texts)),
@@ -312,21 +314,26 @@ def rerank_router(service: GenerateService) -> APIRouter:
             )
             content = orjson.dumps(render_tei(body, ranked.ranking))
             return Response(content, headers=headers, media_type="application/json")
-        ranked = await service.rank(_call(body, service.limits), context_of(request.scope))
+        ranked = await _rank(service, body, _call(body, service.limits), request)
         return _json(render_answer(body, ranked, id=_new_id()))
 
     @router.post("/v2/rerank", responses={200: {"model": RerankAnswerV2, "description": "Cohere's form"}})
     async def rerank_v2(request: Request, body: RerankRequest) -> Response:
         """Rank documents by their relevance to a query, best first: the form of Cohere's version 2."""
-        ranked = await service.rank(_call(body, service.limits), context_of(request.scope))
+        ranked = await _rank(service, body, _call(body, service.limits), request)
         return _json(render_answer_v2(body, ranked, id=_new_id()))
 
     return router
 
 
+async def _rank(service: GenerateService, body: InstructedRequest, call: RankCall, request: Request) -> Ranked:
+    with renaming({} if body.instruct is not None else {"instruct": "instruction"}):
+        return await service.rank(call, context_of(request.scope))
+
+
 def _call(body: RerankRequest, limits: CallLimits) -> RankCall:
     """Convert a request. Raises InvalidRequest if it cannot be ranked, TooLarge for too many documents."""
-    refuse_unsupported(body.model_extra, UNSUPPORTED, (*RerankRequest.model_fields, "instruction"))
+    refuse_unsupported(body.model_extra, UNSUPPORTED, RerankRequest.model_fields)
     if body.rank_fields is not None and not READ_FIELDS.issuperset(body.rank_fields):
         raise InvalidRequest("rank_fields: Only text and title are supported.", param="rank_fields")
     _check_count(body.documents, "documents", limits)
@@ -344,7 +351,7 @@ def _call(body: RerankRequest, limits: CallLimits) -> RankCall:
         body.method,
         body.model,
         body.max_tokens_per_doc,
-        body.instruct,
+        body.instruct or body.instruction,
         {place: image for place, image in images.items() if image is not None},
     )
 

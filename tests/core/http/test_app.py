@@ -124,6 +124,31 @@ def test_an_unknown_route_is_not_found(client: TestClient) -> None:
     assert "POST /v2/chat" in error_of(client.post("/v1/chat"), 404)["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "surplus", "rest"),
+    [
+        ("/v1/v1/chat/completions", "/v1", "/v1/chat/completions"),
+        ("/v2/v2/chat", "/v2", "/v2/chat"),
+        ("/v1/v2/chat", "/v1", "/v2/chat"),
+    ],
+)
+def test_a_version_that_the_client_adds_to_that_of_its_base_url_is_told(
+    client: TestClient, path: str, surplus: str, rest: str
+) -> None:
+    told = f"Take one {surplus} off the end of the client's base URL: it adds {rest} itself."
+    assert error_of(client.post(path), 404)["message"].endswith(told)
+
+
+@pytest.mark.parametrize("path", ["/v1/v1/messages", "/v1/v1/messages/count_tokens"])
+def test_anthropics_clients_are_told_so_in_their_own_form(client: TestClient, path: str) -> None:
+    response = client.post(path)
+    assert response.status_code == 404
+    assert response.json()["type"] == "error"
+    error = response.json()["error"]
+    assert error["type"] == "not_found_error"
+    assert error["message"].endswith(f"Take one /v1 off the end of the client's base URL: it adds {path[3:]} itself.")
+
+
 def test_a_wrong_method_is_told_which_ones_there_are(client: TestClient) -> None:
     response = client.get("/rerank")
     assert error_of(response, 405)["message"] == "/rerank does not allow GET."

@@ -81,6 +81,21 @@ def test_the_newer_name_of_the_number_of_tokens_goes_first(client: TestClient) -
     assert chat(client, max_tokens=None, ignore_eos=True)["usage"]["completion_tokens"] == MAX_TOKENS
 
 
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"max_tokens": 999}, "max_tokens"),
+        ({"max_completion_tokens": 999}, "max_completion_tokens"),
+        ({"max_tokens": 2, "max_completion_tokens": 999}, "max_completion_tokens"),
+    ],
+)
+def test_too_many_tokens_are_refused_by_the_name_that_was_sent(
+    client: TestClient, fields: dict[str, int], named: str
+) -> None:
+    error = client.post(CHAT, json={"messages": QUESTION, **fields}).json()["error"]
+    assert (error["param"], error["message"].split(": ")[0]) == (named, named)
+
+
 def test_fields_that_ask_for_what_is_done_anyway_are_taken(client: TestClient) -> None:
     harmless = {
         "tools": [],
