@@ -122,6 +122,14 @@ class KeyRing:
     def find(self, key: str) -> Visitor | None:
         return self._visitors.get(digest(key))
 
+    def limited_models(self) -> dict[str, list[str]]:
+        """Return the models that have limits, each with what these are called in errors."""
+        found: dict[str, list[str]] = {}
+        for visitor in self._visitors.values():
+            for model, limits in visitor.model_limits.items():
+                found[model] = sorted({*found.get(model, ()), *(one.whose for one in limits)})
+        return found
+
     def reload(self) -> bool:
         """Read the file if it has changed since, and return whether it had. Raises OSError and ValueError."""
         if self.file is None or not self.file.reload():
@@ -223,6 +231,10 @@ class Access:
         """Take the tokens that a request used from every limit that it counts against, and return what is left."""
         limits = (*visitor.limits, *visitor.model_limits.get(model, ()))
         return [await self._limits.spend(one, num_tokens) for one in limits if one.unit == "tokens" and num_tokens]
+
+    async def left(self, limits: Iterable[Limit]) -> list[Allowance]:
+        """Return what limits leave, and take nothing."""
+        return [await self._limits.left(limit) for limit in limits]
 
     async def _take(self, limits: Iterable[Limit], unit: Unit) -> list[Allowance]:
         try:

@@ -11,6 +11,7 @@ from gateway.addresses import Resolve, resolve_host
 from gateway.console.routes import console_paths, console_router
 from gateway.directory import Directory, directory_router
 from gateway.forwarded import ForwardedClient
+from gateway.keys.limited_models import warn_of_unserved_models
 from gateway.keys.own_key import UsageCounts, own_key_router
 from gateway.proxy import BodyMemory, Proxy
 from gateway.rate_limits import REDIS_TIMEOUT_S, RateLimits
@@ -84,6 +85,7 @@ def create_gateway(
     of_console = console_paths() if settings.console else frozenset[str]()
     routes = RouteTable(ROUTES + REVIEW_ROUTES if settings.review_url else ROUTES, PUBLIC_PATHS | of_console)
     directory = Directory(upstreams, routes, needs_key=keys.is_required)
+    access = Access(keys, limits, settings, metrics)
 
     @asynccontextmanager
     async def services_connected() -> AsyncIterator[None]:
@@ -100,12 +102,13 @@ def create_gateway(
             title="Fovea",
             metrics=metrics,
             health=health,
-            routers=_routers(settings, directory, usage),
+            routers=_routers(settings, directory, own_key_router(usage, access)),
             resources=[
                 limits.opened,
                 services_connected,
                 lambda: health.upkeep("keys", keys.follow),
                 lambda: health.upkeep("addresses", upstreams.keep_up),
+                lambda: health.upkeep("limits", lambda: warn_of_unserved_models(keys, directory, settings.keys_poll_s)),
                 *([lambda: health.upkeep("pools", lambda: upstreams.follow(pools))] if pools else []),
                 *([lambda: health.upkeep("signing secrets", secrets.follow)] if secrets else []),
             ],
@@ -115,7 +118,6 @@ def create_gateway(
         ),
     )
     app.user_middleware.insert(0, Middleware(ForwardedClient, trusted=settings.trusted_proxies))
-    access = Access(keys, limits, settings, metrics)
     body_memory = BodyMemory(settings, metrics)
     app.user_middleware.append(
         Middleware(Proxy, access=access, directory=directory, body_memory=body_memory, usage=usage)
@@ -123,7 +125,7 @@ def create_gateway(
     return app
 
 
-def _routers(settings: GatewaySettings, directory: Directory, usage: UsageCounts) -> list[APIRouter]:
+def _routers(settings: GatewaySettings, directory: Directory, own_key: APIRouter) -> list[APIRouter]:
     """Return the gateway's own routes."""
-    routers = [directory_router(directory), own_key_router(usage)]
+    routers = [directory_router(directory), own_key]
     return [*routers, console_router()] if settings.console else routers

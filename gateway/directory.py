@@ -187,6 +187,15 @@ class Directory:
         services = [self.upstreams.of(service) for service in get_args(Service)]
         return await self._models.get(lambda: _listed("/v1/models", services, Listed[Model], lambda model: model.id))
 
+    async def served_models(self) -> set[str] | None:
+        """Return the names of all models, those that pools claim too; None while a service's own process lists none."""
+        listed = await self.models()
+        branches = [self.upstreams.of(service) for service in get_args(Service)]
+        own = {branch.own for branch in branches if branch.own is not None and branch.own.addresses.is_configured}
+        if own - {upstream for upstream, _ in listed}:
+            return None
+        return {model.id for _, model in listed}.union(*(branch.by_model for branch in branches))
+
     async def find(self, model_id: str) -> tuple[Upstream, Model]:
         """Return a model and the upstream that lists it. Raises NotFound, or Overloaded where its pool is down."""
         if found := next((one for one in await self.models() if one[1].id == model_id), None):

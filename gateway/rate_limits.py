@@ -134,6 +134,11 @@ class RateLimits:
         item = self._item(limit)
         return await self._counted(lambda limiter: _spend(limiter, item, limit, num_tokens))
 
+    async def left(self, limit: Limit) -> Allowance:
+        """Return what is left of a window."""
+        item = self._item(limit)
+        return await self._counted(lambda limiter: _left(limiter, item, limit))
+
     async def take_locally(self, limit: Limit) -> Allowance:
         """Count as `take` does, but in this process only: unauthenticated requests must not load Redis."""
         return await _take(self._failures, self._item(limit), limit)

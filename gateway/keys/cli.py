@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from gateway.access import KeyFile, digest, new_key
 from gateway.keys.key_files import KeysInFile, KeysInSecret, KeySource, KeysUnavailable
-from gateway.settings import KeyRecord
+from gateway.settings import KeyRecord, LimitsByModel
 from services.core.audit import AuditFailed, AuditLog
 from services.core.exchange import DEFAULT_TENANT
 from services.core.printable import printable
@@ -36,6 +36,7 @@ AuditOption = Annotated[
     Path | None,
     typer.Option("--audit-log", envvar="FOVEA_AUDIT_LOG", help="Audit log to which the change is appended."),
 ]
+LIMITS = ("rate_limit", "token_limit", "models")
 DEFAULT_FILE = Path("~/.fovea/keys.json")
 OF_MODEL = "The same for the requests that a model answers, beside the key's own. Repeatable."
 
@@ -94,14 +95,18 @@ def create(  # noqa: PLR0913 - one parameter an option
 
 @app.command("list")
 def list_keys(file: FileOption = DEFAULT_FILE, secret: SecretOption = None) -> None:
-    """Show the name, scopes, limit, creation time and tenant of every key, and whether it goes to canaries."""
+    """Show the name, scopes, limits, creation time and tenant of every key, and tenants' own limits."""
     with _reasons_in_one_line():
-        records = _source(file, secret).read().keys
-    for record in records:
-        scopes = ",".join(sorted(record.scopes))
-        limit, created = record.rate_limit or "-", record.created or "-"
-        version = "canary" if record.canary else "-"
-        typer.echo(f"{printable(record.name)}\t{scopes}\t{limit}\t{created}\t{record.tenant}\t{version}")
+        held = _source(file, secret).read()
+    typer.echo("\t".join(("name", "scopes", *LIMITS, "created", "tenant", "version")))
+    for record in held.keys:
+        scopes, version = ",".join(sorted(record.scopes)), "canary" if record.canary else "-"
+        shown = (record.name, scopes, *_shown_limits(record), record.created or "-", record.tenant, version)
+        typer.echo("\t".join(map(printable, shown)))
+    if held.tenants:
+        typer.echo("\t".join(("\ntenant", *LIMITS)))
+    for tenant, limits in held.tenants.items():
+        typer.echo("\t".join((tenant, *map(printable, _shown_limits(limits)))))
 
 
 @app.command()
@@ -127,6 +132,15 @@ def revoke(
                 f"{audit_log}: the audit log can't be written; the key is revoked, but the revocation is not recorded",
                 err=True,
             )
+
+
+def _shown_limits(limits: LimitsByModel) -> tuple[str, str, str]:
+    """Return the columns of LIMITS; those of models are by name, as `big rate_limit=6/minute`."""
+    models = [
+        " ".join((name, *(f"{kind}={rate}" for kind, rate in one.model_dump(exclude_none=True).items())))
+        for name, one in limits.models.items()
+    ]
+    return limits.rate_limit or "-", limits.token_limit or "-", ", ".join(models) or "-"
 
 
 def _by_model(**given: list[str] | None) -> dict[str, dict[str, str]]:

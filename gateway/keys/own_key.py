@@ -1,4 +1,4 @@
-"""`GET /v1/key`: what the key of a request may do, what is left of its limit, and how much it has asked for."""
+"""`GET /v1/key`: what the key of a request may do, what is left of its limits, and how much it has asked for."""
 
 import math
 import time
@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
-from gateway.access import Visitor
+from gateway.access import Access, Visitor
 from gateway.rate_limits import Allowance, Unit
 
 # Of every visitor where no key is needed: counting by address would have no bound.
@@ -54,18 +54,23 @@ class Admitted:
 
     def note(self, allowances: Iterable[Allowance]) -> None:
         """Keep, of requests and of tokens, the limit that leaves the least."""
-        for one in allowances:
-            least = self.allowances.get(one.unit)
-            self.allowances[one.unit] = one if least is None or one.remaining < least.remaining else least
+        self.allowances = _least([*self.allowances.values(), *allowances])
 
 
 class KeyLimit(BaseModel):
-    """Requests that a rate limit leaves now, of those of the key and of its tenant the one that leaves the least."""
+    """A limit and the rest of it now: of those of the key and of its tenant the one that leaves the least."""
 
     rate: str
-    limit: int = Field(description="Requests per window.")
+    limit: int = Field(description="Requests or tokens per window.")
     remaining: int
     reset_s: int = Field(description="Seconds until there are more.")
+
+
+class ModelLimits(BaseModel):
+    """Further limits of the requests that one model answers."""
+
+    rate_limit: KeyLimit | None
+    token_limit: KeyLimit | None
 
 
 class OwnKey(BaseModel):
@@ -75,7 +80,9 @@ class OwnKey(BaseModel):
     name: str | None
     tenant: str
     scopes: list[str] | None
-    rate_limit: KeyLimit | None
+    rate_limit: KeyLimit | None = Field(description="In requests.")
+    token_limit: KeyLimit | None = Field(description="In tokens that models read and generate.")
+    models: dict[str, ModelLimits] = Field(description="Limits of single models, by name.")
     since: int = Field(description="Unix time in seconds from which requests are counted: the gateway's start.")
     usage: dict[str, RequestCounts] = Field(
         description="Requests by service; `gateway` are those that no service was asked for. Each process of the "
@@ -83,19 +90,26 @@ class OwnKey(BaseModel):
     )
 
 
-def own_key_router(usage: UsageCounts) -> APIRouter:
+def own_key_router(usage: UsageCounts, access: Access) -> APIRouter:
     router = APIRouter()
 
     @router.get("/v1/key", tags=["models"])
     async def show_own_key(request: Request) -> OwnKey:
-        """The key of this request: its scopes, what is left of its rate limit, and how much it has been used."""
+        """The key of this request: its scopes, what is left of its limits, and how much it has been used."""
         admitted: Admitted = request.scope[STATE]
         visitor = admitted.visitor
+        left = _least(await access.left(visitor.limits))
+        of_models = {name: _least(await access.left(limits)) for name, limits in visitor.model_limits.items()}
         return OwnKey(
             name=visitor.name,
             tenant=visitor.tenant,
             scopes=None if visitor.scopes is None else sorted(visitor.scopes),
-            rate_limit=_limit(admitted.allowances.get("requests")),
+            rate_limit=_limit(left.get("requests")),
+            token_limit=_limit(left.get("tokens")),
+            models={
+                name: ModelLimits(rate_limit=_limit(one.get("requests")), token_limit=_limit(one.get("tokens")))
+                for name, one in of_models.items()
+            },
             since=usage.since,
             usage=usage.of(visitor),
         )
@@ -103,7 +117,15 @@ def own_key_router(usage: UsageCounts) -> APIRouter:
     return router
 
 
+def _least(allowances: Iterable[Allowance]) -> dict[Unit, Allowance]:
+    """Return, of requests and of tokens, the limit that leaves the least."""
+    found: dict[Unit, Allowance] = {}
+    for one in sorted(allowances, key=lambda one: one.remaining):
+        found.setdefault(one.unit, one)
+    return found
+
+
 def _limit(left: Allowance | None) -> KeyLimit | None:
     if left is None:
         return None
-    return KeyLimit(rate=left.rate, limit=left.limit, remaining=left.remaining, reset_s=math.ceil(left.reset_s))
+    return KeyLimit(rate=left.rate, limit=left.limit, remaining=left.remaining, reset_s=math.ceil(left.more_s))

@@ -1,7 +1,7 @@
 """Rate limits of keys, counted in the process and in a real Redis."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -447,3 +447,32 @@ async def test_tokens_are_counted_without_redis_while_it_is_gone() -> None:
 def test_a_limit_of_one_version_is_refused() -> None:
     with pytest.raises(ValidationError, match="models"):
         limited("a", models={"tiny@latest": {"rate_limit": RATE}})
+
+
+async def test_a_limit_of_a_model_that_nobody_has_is_told_with_the_nearest_name_once_all_services_list_theirs() -> None:
+    models = {"vicuna7b": {"rate_limit": RATE}, "vicuna-7b": {"rate_limit": RATE}}
+    listing, other = Service(respond(status=503)), Service(respond(b'{"data": [{"id": "clip"}]}'))
+    with capture_logs() as logs:
+        async with (
+            serving(listing) as url,
+            serving(other) as other_url,
+            gateway(
+                generate_urls=url,
+                embed_urls=other_url,
+                predict_urls="",
+                score_urls="",
+                keys=(limited("a", models=models),),
+                keys_poll_s=0.01,
+            ),
+        ):
+            await until(lambda: len(listing.requests) >= 2)
+            assert not told(logs)
+            listing.answer = respond(b'{"data": [{"id": "vicuna-7b"}]}')
+            await until(lambda: bool(told(logs)))
+    (warning,) = told(logs)
+    assert (warning["model"], warning["nearest"]) == ("vicuna7b", "vicuna-7b")
+    assert warning["limits"] == ["The key 'a' with the model 'vicuna7b'"]
+
+
+def told(logs: Sequence[Any]) -> list[Any]:
+    return [line for line in logs if line["event"] == "limit_of_unserved_model"]

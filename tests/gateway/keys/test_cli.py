@@ -44,7 +44,7 @@ def test_a_name_moves_no_cursor_where_it_is_listed_or_complained_of(file: Path) 
     make(file, name, "--scope", "embed")
     listed = keys(file, "list").output
     assert r"ci\x1b[2J\n\u202eforged" in listed
-    assert len(listed.splitlines()) == 1
+    assert len(listed.splitlines()) == 2
     assert "\x1b" not in keys(file, "create", "--name", name, "--scope", "embed").output
 
 
@@ -66,7 +66,7 @@ def test_a_key_can_be_marked_for_canaries_and_other_keys_are_stored_as_before(fi
     found = [visitor.prefers_canary for key in (marked, plain) if (visitor := ring.find(key)) is not None]
     assert found == [True, False]
     listed = [line.split("\t") for line in keys(file, "list").output.splitlines()]
-    assert [(line[0], line[5]) for line in listed] == [("tester", "canary"), ("shop", "-")]
+    assert [(line[0], line[7]) for line in listed] == [("name", "version"), ("tester", "canary"), ("shop", "-")]
     # Gateways of before refuse a file with a field that they do not know.
     assert [set(record) - {"created"} for record in json.loads(file.read_text())["keys"]] == [
         {"name", "sha256", "scopes", "canary"},
@@ -78,7 +78,7 @@ def test_a_key_belongs_to_a_tenant_and_the_list_says_which(file: Path) -> None:
     made = {"first": make(file, "first", "--scope", "embed:read", "--tenant", "north")}
     made["second"] = make(file, "second", "--scope", "embed")
     listed = [line.split("\t") for line in keys(file, "list").output.splitlines()]
-    assert [(line[0], line[1], line[4]) for line in listed] == [
+    assert [(line[0], line[1], line[6]) for line in listed[1:]] == [
         ("first", "embed:read", "north"),
         ("second", "embed", "default"),
     ]
@@ -163,6 +163,14 @@ def test_a_key_may_have_limits_in_tokens_and_by_model_and_what_others_wrote_for_
     assert held.tenants["lab"].token_limit == "1000000/hour"
     (record,) = held.keys
     assert record.token_limit == "100000/minute"
+    listed = [line.split("\t") for line in keys(file, "list").output.splitlines()]
+    assert [line[:5] for line in listed] == [
+        ["name", "scopes", "rate_limit", "token_limit", "models"],
+        ["ci", "generate", "-", "100000/minute", "big rate_limit=6/minute token_limit=1000/minute"],
+        [""],
+        ["tenant", "rate_limit", "token_limit", "models"],
+        ["lab", "-", "1000000/hour", "-"],
+    ]
     assert record.models["big"].model_dump() == {"rate_limit": "6/minute", "token_limit": "1000/minute"}
 
 

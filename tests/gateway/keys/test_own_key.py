@@ -1,5 +1,7 @@
 """Facts that a key is told of itself."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
@@ -46,6 +48,35 @@ async def test_a_key_is_told_its_scopes_what_its_limit_leaves_and_what_it_asked_
         assert other["usage"] == {"gateway": {"requests": 1, "errors": 0}}
         async with client.get("/v1/key") as response:
             assert response.status == 401
+
+
+async def test_a_key_is_told_its_limits_in_tokens_and_by_model_and_its_tenants_where_they_leave_less(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "keys.json"
+    models = {"big": {"rate_limit": RATE, "token_limit": "100/year"}, "small": {"token_limit": "10/year"}}
+    key = {"name": "a", "sha256": digest("a"), "scopes": ["generate"], "tenant": "lab", "models": models}
+    tenant = {"token_limit": "70/year", "models": {"big": {"token_limit": "60/year"}}}
+    file.write_text(json.dumps({"keys": [{**key, "token_limit": "1000/year"}], "tenants": {"lab": tenant}}))
+    told = ((b"x-fovea-tokens", b"50"), (b"x-fovea-model", b"big@1"))
+    async with serving(Service(respond(headers=told))) as url, gateway(generate_urls=url, keys_file=file) as client:
+        async with client.post("/generate", headers={"X-API-Key": "a"}, json={"model": "big"}) as response:
+            assert response.status == 200
+        for _ in range(2):  # nothing is taken by asking
+            found = await own(client, "a")
+            assert found["rate_limit"] is None
+            assert left(found["token_limit"]) == ("70/year", 70, 20)
+            by_model = {
+                name: {kind: left(one) for kind, one in limits.items()} for name, limits in found["models"].items()
+            }
+            assert by_model == {
+                "big": {"rate_limit": (RATE, 5, 4), "token_limit": ("60/year", 60, 10)},
+                "small": {"rate_limit": None, "token_limit": ("10/year", 10, 10)},
+            }
+
+
+def left(limit: Any) -> tuple[str, int, int] | None:
+    return limit and (limit["rate"], limit["limit"], limit["remaining"])
 
 
 async def test_a_request_that_is_answered_at_its_deadline_counts_as_an_error() -> None:
