@@ -208,7 +208,7 @@ def test_models_are_filtered_by_service_licence_and_what_this_machine_holds(gpu:
 def test_a_row_tells_people_its_sizes_what_is_not_known_and_its_command() -> None:
     told = CliRunner().invoke(app, ["--service", "score"]).output
     assert re.search(r"clip-vit-b-32 +│ score, embed +│ mit +│ 604.0 MB +│ 671.1 MB +│ 335.6 MB", told)
-    assert re.search(r"negclip-vit-b-32 +│ score, embed +│ not named +│ unknown", told)
+    assert re.search(r"clip-vit-l-14-336 +│ score, embed +│ not named +│", told)
     assert "fovea store import hf://laion/CLIP-ViT-B-32-laion2B-s34B-b79K --name clip-vit-b-32\n" in told
     assert "llama3.1 (gated)" in CliRunner().invoke(app, ["--service", "generate"]).output
 
