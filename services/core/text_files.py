@@ -106,11 +106,15 @@ def json_objects(path: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
 def read_records(path: Path, kind: type[RecordT]) -> Iterator[tuple[Place, RecordT]]:
     """Yield the objects of a file as `json_objects` does, each checked."""
     for place, value in _json_values(path):
-        try:
-            record = kind.model_validate(value)
-        except ValidationError as invalid:
-            raise BadFile(f"{place}: {complaint_about(invalid, value, 'the line')}") from None
-        yield place, record
+        yield place, checked(place, value, kind)
+
+
+def checked(place: Place, value: Any, kind: type[RecordT]) -> RecordT:
+    """Return a value of a file as a record. Raises BadFile, naming the place and the field."""
+    try:
+        return kind.model_validate(value)
+    except ValidationError as invalid:
+        raise BadFile(f"{place}: {complaint_about(invalid, value, 'the line')}") from None
 
 
 def read_rows(path: Path, delimiter: str = ",", *, is_quoted: bool = True) -> Iterator[tuple[Place, list[str]]]:

@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import BaseModel
 
 from services.core.refusals import Refused
-from services.core.text_files import json_objects, read_records
+from services.core.text_files import checked, json_objects
 from services.curate.refinement.scores import wilson
 from services.jobs.sugarcrepe import FORMS, PairKind
 from services.jobs.tables import MISSING, Table
@@ -61,13 +61,13 @@ def read_answers(paths: Iterable[Path]) -> tuple[dict[str, list[Choice]], list[J
     choices: dict[str, list[Choice]] = {}
     judgements: list[Judgement] = []
     for path in paths:
-        records = [record for _, record in json_objects(path)]
+        records = list(json_objects(path))
         if not records:
             raise Refused(f"{path} holds no answers")
-        if any("is_right" in record for record in records):
-            choices.setdefault(path.name.split(".")[0], []).extend(one for _, one in read_records(path, Choice))
+        if any("is_right" in record for _, record in records):
+            choices.setdefault(path.name.split(".")[0], []).extend(checked(*one, Choice) for one in records)
         else:
-            judgements += (one for _, one in read_records(path, Judgement))
+            judgements += (checked(*one, Judgement) for one in records)
     return choices, judgements
 
 
