@@ -1,7 +1,7 @@
 """Search in a collection's vectors in one process (FAISS) and in PostgreSQL (pgvector), and what each condition costs.
 
 Measured are queries a second, the time of a query and recall@10, by one and by eight clients, of all vectors and of 1 %
-and 10 % of them; and seconds of writing vectors and of preparing them for the search.
+and 10 % of them; and seconds of writing vectors, of preparing them for the search, and of then adding a few more.
 
 python -m benchmarks.cluster_search [--size 100000] [--first] --postgres postgresql://…
 
@@ -13,7 +13,7 @@ medians of the rounds are kept, with the load of the machine.
 import argparse
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -37,6 +37,8 @@ SHARES = {"all": 1.0, "10 %": 0.1, "1 %": 0.01}
 OPTIONS = IndexOptions()
 # Rows written at once, as an indexing step does.
 STEP = 512
+# The share added after the preparation: nearly as much as there can be before it is repeated.
+ADDED = 0.018
 
 # From a query (1, E) and the rows to search, None being all, to the rows found.
 Search = Callable[[Vectors, Rows | None], Rows]
@@ -61,9 +63,15 @@ class Watch:
 
     def note(self, part: str) -> None:
         now = time.perf_counter()
-        self.seconds[part] = round(now - self._began, 1)
+        self.seconds[part] = round(now - self._began, 2)
         self._began = now
         print(part, self.seconds[part], flush=True)
+
+
+def steps(start: int, end: int) -> Iterator[slice]:
+    """Divide the vectors from `start` to `end` as indexing does."""
+    for first in range(start, end, STEP):
+        yield slice(first, min(end, first + STEP))
 
 
 class Local:
@@ -71,12 +79,16 @@ class Local:
 
     def fill(self, vectors: Vectors, condition: str, watch: Watch) -> Search:
         index = VectorIndex(WIDTH, OPTIONS)
-        for start in range(0, len(vectors), STEP):
-            piece = vectors[start : start + STEP]
-            index.append(np.arange(start, start + len(piece)) + 1, piece, through=start + len(piece))
+        size = len(vectors)
+        prepared, rows = round((1 - ADDED) * size), np.arange(size) + 1
+        for step in steps(0, prepared):
+            index.append(rows[step], vectors[step], through=step.stop)
         watch.note("write_s")
         index.rebuild()
         watch.note("lists_s")
+        for step in steps(prepared, size):
+            index.append(rows[step], vectors[step], through=step.stop)
+        watch.note("add_s")
         return lambda query, among: index.search(query, K, among=among).rows
 
 
@@ -87,20 +99,23 @@ class Shared:
         self._connections = Connections.open(url)
 
     def fill(self, vectors: Vectors, condition: str, watch: Watch) -> Search:
-        size = len(vectors)
         index = ClusterIndex(self._connections, WIDTH, OPTIONS)
-        index.add_images(np.arange(size) + 1)
+        size, tuning = len(vectors), None
+        prepared, rows = round((1 - ADDED) * size), np.arange(size) + 1
+        index.add_images(rows)
         watch.note("images_s")
-        for start in range(0, size, STEP):
-            piece = vectors[start : start + STEP]
-            index.store(np.arange(start, start + len(piece)) + 1, piece)
+        for step in steps(0, prepared):
+            index.store(rows[step], vectors[step])
         watch.note("write_s")
-        index.index.take_over(size, size, None)
+        index.index.take_over(prepared, prepared, None)
         if index.index.needs_tuning:
-            tuning = index.index.tune(np.random.default_rng(1).integers(1, size + 1, 64))
+            tuning = index.index.tune(np.random.default_rng(1).integers(1, prepared + 1, 64))
             print(condition, tuning, flush=True)
-            index.index.take_over(size, size, tuning)
         watch.note("lists_s")
+        for step in steps(prepared, size):
+            index.store(rows[step], vectors[step])
+        watch.note("add_s")
+        index.index.take_over(size, size, tuning)
         return lambda query, among: index.search(query, K, among=among).rows
 
 
@@ -194,7 +209,7 @@ def main() -> None:
     made = {"local": Local(), "pgvector": Shared(options.postgres)}
     result = measure(made, vectors, queries, wanted, has_further=not options.first)
     show(options.size, result)
-    record("cluster_search", {"size": options.size, "width": WIDTH, "k": K, "engines": result})
+    record("cluster_search", {"size": options.size, "width": WIDTH, "k": K, "added": ADDED, "engines": result})
 
 
 def show(size: int, result: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """The vectors of shared indexes in PostgreSQL by pgvector: a table for each index, beside the images that it is of.
 
-A search compares all vectors or, once there are many, follows a graph (HNSW) of their halves. What the graph finds is
-compared again, so scores are exact either way.
+A search compares all vectors or, once there are many, follows a graph (HNSW) of the halves of all but the newest, and
+compares these. What the graph finds is compared again, so scores are exact either way.
 """
 
 import json
@@ -22,7 +22,7 @@ from services.core.errors import Overloaded
 from services.embed.collections.cluster.connections import Connection, Connections
 from services.embed.collections.index.inverted_lists import RECALL_AT, fewest_lists, recall
 from services.embed.collections.index.vector_index import Found, IndexKind, IndexOptions
-from services.embed.collections.index.vector_table import Nearest, Rows, Vectors, ordered
+from services.embed.collections.index.vector_table import Nearest, Rows, Vectors, merged, ordered
 
 # pgvector's limits on the candidates of a search and on the width of a graph of halves.
 MAX_CANDIDATES = 1000
@@ -34,10 +34,20 @@ MAX_PLAIN_WIDTH = 2000
 CANDIDATES = 4
 # Rows whose vectors are used to measure searches.
 SAMPLE_SIZE = 64
-# Once an index has grown by this factor its recall is measured again.
-MAX_GROWTH = 2.0
-# A search of the graph goes on, best first, until it has found enough that the filter wants.
-SEARCH_GRAPH = "SELECT set_config('hnsw.ef_search', %s, true), set_config('hnsw.iterative_scan', 'strict_order', true)"
+# The graph is made again once this share of the rows came after it. Writing a vector into a graph takes about a hundred
+# times as long as into the table alone, and comparing 2,000 about as long as a search of a graph.
+MAX_TAIL_SHARE = 0.02
+# A search of the graph goes on, best first, until it has found enough that the filter wants. What came after the graph
+# is found by its row, even if PostgreSQL does not know yet how little that is.
+SEARCH_GRAPH = (
+    "SELECT set_config('hnsw.ef_search', %s, true), set_config('hnsw.iterative_scan', 'strict_order', true),"
+    " set_config('enable_seqscan', 'off', true)"
+)
+# The graphs of a table, and whether each is complete.
+GRAPHS = (
+    "SELECT relname, indisvalid FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid"
+    " WHERE indrelid = to_regclass(%s) AND NOT indisprimary"
+)
 # The number of bigint among PostgreSQL's types.
 BIGINT = 20
 
@@ -67,12 +77,12 @@ psycopg.adapters.register_dumper(Encoded, EncodedDumper)
 
 @dataclass(frozen=True)
 class Tuning:
-    """A search of the graph looks at `num_candidates`, which find `recall` of the ten nearest; `num_vectors` there were
-    when this was measured. Without candidates searches are exact, as the graph does not find enough."""
+    """A search of the graph, of the rows up to `through`, looks at `num_candidates`, which find `recall` of the ten
+    nearest. Without candidates searches are exact, as the graph does not find enough."""
 
     num_candidates: int
     recall: float | None
-    num_vectors: int
+    through: int
 
 
 class SharedVectors:
@@ -95,7 +105,9 @@ class SharedVectors:
         """Note the progress of the index, and what `tune` has measured."""
         self.through = through
         self.num_vectors = num_vectors
-        self._tuning = None if tuning is None else Tuning(**json.loads(tuning))
+        measured = {} if tuning is None else json.loads(tuning)
+        # graphs of earlier versions held all rows, and are made again
+        self._tuning = Tuning(**measured) if "through" in measured else None
 
     @property
     def num_bytes(self) -> int:
@@ -107,7 +119,7 @@ class SharedVectors:
 
     @property
     def is_exact(self) -> bool:
-        return not self._num_candidates
+        return self._tuning is None or not self._tuning.num_candidates
 
     @property
     def recall_at_10(self) -> float | None:
@@ -115,21 +127,21 @@ class SharedVectors:
 
     @property
     def needs_tuning(self) -> bool:
-        """Whether there are so many vectors that `tune` may make searches faster, or that it was too long ago."""
+        """Whether so many vectors are in no graph that `tune` may make searches faster."""
         if self.num_vectors <= self._options.max_exact or self._width > MAX_GRAPH_WIDTH:
             return False
-        return self._tuning is None or self.num_vectors > MAX_GROWTH * self._tuning.num_vectors
+        return self._tuning is None or self.through - self._tuning.through > MAX_TAIL_SHARE * self.num_vectors
 
     def search(self, queries: Vectors, k: int, *, among: Rows | None = None) -> Found:
         """Find the k nearest rows to unit vectors (Q, E), of all or of `among` (R,), in any order.
 
         Among up to `max_exact` rows all are compared. Of rows with the same cosine the lower one comes first.
         """
-        is_exact = self.is_exact or (among is not None and len(among) <= self._options.max_exact)
-        num_candidates = 0 if is_exact else min(MAX_CANDIDATES, max(self._num_candidates, CANDIDATES * k))
-        found = self._ask(queries, k, num_candidates, among)
-        if num_candidates and (found.positions < 0).any():  # the search of the graph has a limit
-            found = self._ask(queries, k, 0, among)
+        tuning = self._tuning
+        if tuning is None or not tuning.num_candidates or (among is not None and len(among) <= self._options.max_exact):
+            found = self._compare_all(queries, k, among)
+        else:
+            found = self._search_graph(tuning, queries, k, among) or self._compare_all(queries, k, among)
         return Found(found.positions, found.scores)
 
     def vectors(self, rows: Rows) -> tuple[Vectors, NDArray[np.bool_]]:
@@ -149,27 +161,26 @@ class SharedVectors:
         return vectors, is_held
 
     def tune(self, sample: Rows) -> str:
-        """Make the graph if there is none, and measure how many candidates a search needs. Takes minutes.
+        """Make a graph of all rows, and measure how many candidates a search of it needs. Takes minutes.
 
         `sample` are rows chosen at random. Returns what `take_over` takes.
         """
-        self._make_graph()
+        through = self.through
+        self._make_graph(through)
         queries, is_held = self.vectors(sample)
         own, queries = sample[is_held], queries[is_held]
         # a result more than the recall is measured at, as each query finds itself
-        best = self._ask(queries, RECALL_AT + 1, 0, None)
+        best = self._compare_all(queries, RECALL_AT + 1, None)
+
+        def recall_with(number: int) -> float:
+            found = self._search_graph(Tuning(number, None, through), queries, RECALL_AT + 1, None)
+            return 0.0 if found is None else recall(found, best, own)
+
         found = fewest_lists(
-            lambda number: recall(self._ask(queries, RECALL_AT + 1, number, None), best, own),
-            self._options.min_recall,
-            at_least=CANDIDATES * RECALL_AT,
-            at_most=MAX_CANDIDATES,
+            recall_with, self._options.min_recall, at_least=CANDIDATES * RECALL_AT, at_most=MAX_CANDIDATES
         )
         num_candidates, reached = found or (0, None)
-        return json.dumps(asdict(Tuning(num_candidates, reached, self.num_vectors)))
-
-    @property
-    def _num_candidates(self) -> int:
-        return 0 if self._tuning is None else self._tuning.num_candidates
+        return json.dumps(asdict(Tuning(num_candidates, reached, through)))
 
     @contextmanager
     def _reading(self) -> Iterator[Connection]:
@@ -179,49 +190,77 @@ class SharedVectors:
             except UndefinedTable as error:
                 raise IndexRemoved from error
 
-    def _make_graph(self) -> None:
-        """Make the graph while others write. What an interrupted attempt left is removed first."""
-        graph = f"{self._table}_graph"
+    def _make_graph(self, through: int) -> None:
+        """Make the graph of the rows up to one while others write, and remove what came before it.
+
+        Searches by an earlier one follow the new one instead. What an interrupted attempt left is removed first.
+        """
+        graph = f"{self._table}_graph_{through}"
         with self._reading() as connection:
-            is_valid = connection.execute(
-                "SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(%s)", (graph,)
-            ).fetchone()
-            if is_valid == (False,):
-                connection.execute(f"DROP INDEX CONCURRENTLY {graph}")
+            earlier = connection.execute(GRAPHS, (self._table,)).fetchall()
+            for name in [name for name, is_complete in earlier if not is_complete]:
+                connection.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {name}")
             connection.execute(
                 f"CREATE INDEX CONCURRENTLY IF NOT EXISTS {graph} ON {self._table}"
-                f" USING hnsw ((vector::halfvec({self._width})) halfvec_ip_ops)"
+                f" USING hnsw ((vector::halfvec({self._width})) halfvec_ip_ops) WHERE row <= {through}"
             )
+            for name in [name for name, is_complete in earlier if is_complete and name != graph]:
+                connection.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {name}")
 
-    def _ask(self, queries: Vectors, k: int, num_candidates: int, among: Rows | None) -> Nearest:
-        """Search the graph with so many candidates, or all vectors with none. Returns rows (Q, k), −1 where there are
-        fewer."""
-        found, scores = np.full((len(queries), k), -1, np.int64), np.full((len(queries), k), -np.inf, np.float32)
-        if self.number is None:
-            return Nearest(found, scores)
-        source = self._table if among is None else f"{self._table} WHERE row = ANY (%(among)s::bigint[])"
-        if num_candidates:
-            halves = f"halfvec({self._width})"
-            near = f"ORDER BY vector::{halves} <#> %(query)s::vector::{halves} LIMIT %(k)s"
-            source = f"(SELECT * FROM {source} {near}) AS near"
-        # with an offset the vectors are compared here, before they are sorted, and not by the graph
-        statement = (
-            f"SELECT row, -score FROM (SELECT row, vector <#> %(query)s::vector AS score FROM {source} OFFSET 0)"
-            " AS scored ORDER BY score, row LIMIT %(k)s"
+    def _search_graph(self, tuning: Tuning, queries: Vectors, k: int, among: Rows | None) -> Nearest | None:
+        """Search the graph, and compare what came after it. None if it found too few, as its search has a limit."""
+        through, halves = tuning.through, f"halfvec({self._width})"
+        early, late = (None, None) if among is None else (among[among <= through], among[among > through])
+        in_graph = (
+            f"(SELECT * FROM {self._rows(f'row <= {through}', early)}"
+            f" ORDER BY vector::{halves} <#> %(query)s::vector::{halves} LIMIT %(k)s) AS near"
         )
-        given: dict[str, Any] = {"k": k} if among is None else {"k": k, "among": encoded_rows(among)}
+        parts = [(in_graph, early), (self._rows(f"row > {through}", late), late)]
+        num_candidates = min(MAX_CANDIDATES, max(tuning.num_candidates, CANDIDATES * k))
+        found, others = self._ask(queries, k, parts, num_candidates)
+        return None if (found.positions < 0).any() else merged(found, others, k)
+
+    def _compare_all(self, queries: Vectors, k: int, among: Rows | None) -> Nearest:
+        (found,) = self._ask(queries, k, [(self._rows("true", among), among)])
+        return found
+
+    def _rows(self, which: str, among: Rows | None) -> str:
+        return f"{self._table} WHERE {which}" + ("" if among is None else " AND row = ANY (%(among)s::bigint[])")
+
+    def _ask(
+        self, queries: Vectors, k: int, parts: Sequence[tuple[str, Rows | None]], num_candidates: int = 0
+    ) -> list[Nearest]:
+        """Find the nearest rows (Q, k) in each part of the table, −1 where there are fewer. A part is what to select
+        from, and the rows of its filter; with candidates it may be the graph."""
+        found = [(np.full((len(queries), k), -1), np.full((len(queries), k), -np.inf, np.float32)) for _ in parts]
+        if self.number is None:
+            return [Nearest(*part) for part in found]
         with self._reading() as connection, connection.pipeline(), connection.transaction():
             if num_candidates:
                 connection.execute(SEARCH_GRAPH, (str(num_candidates),))
-            # planned for its filter each time, as a plan for any filter is slow
-            answers = [
-                connection.execute(statement, given | {"query": encoded(query)}, prepare=False, binary=True)
-                for query in queries
-            ]
-            for place, answer in enumerate(answers):
-                for rank, (row, score) in enumerate(answer):
-                    found[place, rank], scores[place, rank] = row, score
-        return ordered(found, scores)
+            answers = [_nearest(connection, source, queries, k, among) for source, among in parts]
+            for (positions, scores), answer in zip(found, answers, strict=True):
+                for place, cursor in enumerate(answer):
+                    for rank, (row, score) in enumerate(cursor):
+                        positions[place, rank], scores[place, rank] = row, score
+        return [ordered(*part) for part in found]
+
+
+def _nearest(
+    connection: Connection, source: str, queries: Vectors, k: int, among: Rows | None
+) -> list[psycopg.Cursor[tuple[Any, ...]]]:
+    """Ask for the nearest of a part to each query, in a pipeline."""
+    # with an offset the vectors are compared here, before they are sorted, and not by the graph
+    statement = (
+        f"SELECT row, -score FROM (SELECT row, vector <#> %(query)s::vector AS score FROM {source} OFFSET 0)"
+        " AS scored ORDER BY score, row LIMIT %(k)s"
+    )
+    given: dict[str, Any] = {"k": k} if among is None else {"k": k, "among": encoded_rows(among)}
+    # planned for its filter each time, as a plan for any filter is slow
+    return [
+        connection.execute(statement, given | {"query": encoded(query)}, prepare=False, binary=True)
+        for query in queries
+    ]
 
 
 def create_table(connection: Connection, number: int, width: int) -> None:

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("psycopg_pool", reason="needs the extra `cluster`")
 
 from services.embed.collections.cluster.connections import Connections
-from services.embed.collections.cluster.vectors import IndexRemoved
+from services.embed.collections.cluster.vectors import GRAPHS, IndexRemoved
 from services.embed.collections.index.vector_index import IndexOptions
 from tests.embed.collections.cluster_vectors.conftest import WIDTH
 from tests.embed.collections.index.test_vector_index import check_answer
@@ -44,32 +44,61 @@ def test_the_fewest_candidates_that_reach_the_recall_are_looked_at(shared: Clust
     # all of a small filter are compared, and a k that needs all vectors gets them
     check_answer(index.search(queries, 10, among=rows[::7]), model, queries, 10, rows[::7])
     check_answer(index.search(queries[:1], size + 1), model, queries[:1], size + 1)
-    index.take_over(size, 3 * size, tuning)
-    assert index.needs_tuning
 
 
-def test_a_graph_finds_what_is_added_later_and_not_what_is_deleted(shared: ClusterIndex) -> None:
-    stored, new = clustered(0, 3000, WIDTH), uniform(1, 20, WIDTH)
+def graphs(shared: ClusterIndex) -> dict[str, bool]:
+    """Return the graphs of an index, and whether each is complete."""
+    with shared.connections.reading() as connection:
+        return dict(connection.execute(GRAPHS, (f"vectors_{shared.number}",)).fetchall())
+
+
+def test_what_comes_after_the_graph_is_always_found_and_what_is_deleted_never(shared: ClusterIndex) -> None:
+    stored, new = clustered(0, 3000, WIDTH), uniform(1, 1000, WIDTH)
     shared.add(rows_from(1, 3000), stored)
     shared.index.take_over(3000, 3000, None)
-    shared.index.take_over(3000, 3000, shared.index.tune(rows_from(1, 40)))
-    shared.add(rows_from(3001, 20), new)
-    assert (shared.search(new, 1).rows[:, 0] == rows_from(3001, 20)).mean() >= 0.9
-    shared.delete(list(range(1, 60)))
-    found = shared.search(stored[:60], 10).rows
-    assert found.min() >= 60
+    tuning = shared.index.tune(rows_from(1, 40))
+    shared.index.take_over(3000, 3000, tuning)
+    shared.add(rows_from(3001, 1000), new)
+    assert (shared.search(new, 1).rows[:, 0] == rows_from(3001, 1000)).all()
+    wanted = rows_from(1, 3900)  # a filter that wants more than are compared without the graph
+    assert (shared.search(new[:900], 1, among=wanted).rows[:, 0] == rows_from(3001, 900)).all()
+    assert shared.search(new[900:], 1, among=wanted).rows.max() <= 3900
+    shared.delete([*range(1, 60), *range(3001, 3060)])
+    found = shared.search(np.concatenate([stored[:60], new[:60]]), 10).rows
+    assert not np.isin(found, [*range(1, 60), *range(3001, 3060)]).any()
+
+
+def test_a_graph_is_made_again_for_many_new_vectors_and_replaces_the_earlier_one(shared: ClusterIndex) -> None:
+    index, stored = shared.index, clustered(0, 5000, WIDTH)
+    shared.add(rows_from(1, 4000), stored[:4000])
+    index.take_over(4000, 4000, None)
+    earlier = index.tune(rows_from(1, 40))
+    index.take_over(4000, 4000, '{"num_candidates": 40, "recall": 0.97, "num_vectors": 4000}')  # of an earlier version
+    assert (index.kind, index.needs_tuning) == ("flat", True)
+    index.take_over(4080, 4080, earlier)
+    assert (index.kind, index.needs_tuning) == ("hnsw", False)
+    index.take_over(5000, 4000, earlier)  # as many were deleted as added
+    assert (index.kind, index.needs_tuning) == ("hnsw", True)
+    shared.add(rows_from(4001, 1000), stored[4000:])
+    later = index.tune(rows_from(1, 40))
+    assert graphs(shared) == {f"vectors_{shared.number}_graph_5000": True}
+    # another process still searches by the earlier graph
+    for tuning in (earlier, later):
+        index.take_over(5000, 5000, tuning)
+        assert (index.search(stored[::50], 1).rows[:, 0] == rows_from(1, 100, step=50)).mean() >= 0.9
+    assert (index.kind, index.needs_tuning) == ("hnsw", False)
 
 
 def test_a_graph_whose_making_was_interrupted_is_made_again(shared: ClusterIndex) -> None:
     shared.add(rows_from(1, 2500), clustered(0, 2500, WIDTH))
     shared.index.take_over(2500, 2500, None)
     tuning = shared.index.tune(rows_from(1, 40))
-    graph = f"vectors_{shared.number}_graph"
+    (graph,) = graphs(shared)
     with shared.connections.reading() as connection:
         connection.execute("UPDATE pg_index SET indisvalid = false WHERE indexrelid = %s::regclass", (graph,))
-        assert shared.index.tune(rows_from(1, 40)) == tuning
-        valid = "SELECT indisvalid FROM pg_index WHERE indexrelid = %s::regclass"
-        assert connection.execute(valid, (graph,)).fetchone() == (True,)
+    assert graphs(shared) == {graph: False}
+    assert shared.index.tune(rows_from(1, 40)) == tuning
+    assert graphs(shared) == {graph: True}
 
 
 @pytest.mark.parametrize("width", [2001, 4001])
