@@ -151,16 +151,16 @@ MAX_CHAIN = 13
 # Lines of Python that a room may have. A commit that raises a budget says why.
 BUDGETS = {
     "fovea": 1_761,
-    "gateway": 4_166,
+    "gateway": 4_267,
     "services/cli": 4_096,
-    "services/core": 14_089,
-    "services/nn": 2_539,
+    "services/core": 14_096,
+    "services/nn": 2_536,
     "services/jobs": 3_978,
     "services/curate": 4_558,
-    "services/embed": 19_185,
+    "services/embed": 19_224,
     "services/generate": 15_920,
-    "services/predict": 7_652,
-    "services/score": 11_022,
+    "services/predict": 7_654,
+    "services/score": 11_000,
     "starters": 20_724,
     "vllm_plugin": 2_615,
 }

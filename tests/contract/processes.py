@@ -77,6 +77,7 @@ def start_process(module: str, log: Path, environment: dict[str, str]) -> Proces
                 stderr=subprocess.STDOUT,
             )
     else:
+        log.write_bytes(b"")  # else the port of the process before is read until the new one opens the file
         process = start_module(command, settings, log, stdin=_input_of_all())
     while b'"port"' not in log.read_bytes():
         assert process.poll() is None, log.read_text()

@@ -171,7 +171,7 @@ GENERATE_RESPONSE: dict[str, Any] = {
 class AnswerSoFar(ChoiceSoFar):
     """One answer to a question, accumulated over its steps."""
 
-    def __init__(self, id: str, documents: tuple[Document, ...], *, cites: bool) -> None:
+    def __init__(self, id: str, documents: tuple[Document, ...], *, cites: bool = False) -> None:
         super().__init__(0, 0, is_reply=True)
         self._id = id
         self._documents = documents
