@@ -86,6 +86,11 @@ class Delegate(TyperCommand):
 
     load: Callable[[], TyperCommand | TyperGroup]
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Leave all arguments to the other module; parsed here, a `--` would be lost."""
+        ctx.args = list(args)
+        return args
+
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
         command, words = self.load(), list(ctx.args)
         while words and words[0] in (commands := getattr(command, "commands", {})):
@@ -110,7 +115,6 @@ def delegate(group: typer.Typer, name: str, module: str, summary: str, extra: st
         cls=type("Delegate", (Delegate,), {"load": staticmethod(load)}),
         help=summary,
         add_help_option=False,
-        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     )
     def run_delegate(context: typer.Context) -> None:
         command = f"{context.parent.command_path if context.parent else group.info.name} {name}"

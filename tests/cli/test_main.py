@@ -35,6 +35,11 @@ def test_the_first_pages_say_how_to_get_the_command_on_the_path() -> None:
         assert "source .venv/bin/activate" in text
 
 
+def test_what_follows_two_dashes_is_no_option_of_a_command_of_another_module(tmp_path: Path) -> None:
+    refused = CliRunner().invoke(app, ["keys", "revoke", "--file", str(tmp_path / "keys.json"), "--", "-x"])
+    assert (refused.exit_code, "has no key named '-x'" in refused.output) == (1, True)
+
+
 @pytest.mark.parametrize(
     "command",
     [
