@@ -150,9 +150,9 @@ MAX_FUNCTION_LINES = 60
 MAX_CHAIN = 13
 # Lines of Python that a room may have. A commit that raises a budget says why.
 BUDGETS = {
-    "fovea": 1_761,
+    "fovea": 1_760,
     "gateway": 4_267,
-    "services/cli": 4_096,
+    "services/cli": 4_100,
     "services/core": 14_096,
     "services/nn": 2_536,
     "services/jobs": 3_978,
