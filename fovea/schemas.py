@@ -421,7 +421,7 @@ class Prediction(TypedDict):
 
 
 @final
-class Usage(TypedDict):
+class PredictUsage(TypedDict):
     """Usage of a request. `completion_tokens` counts the tokens of labels and rationales."""
 
     prompt_tokens: int
@@ -437,7 +437,7 @@ class PredictAnswer(TypedDict):
     model: str
     task: str
     predictions: list[Prediction]
-    usage: Usage
+    usage: PredictUsage
 
 
 CaptionScore = TypedDict(

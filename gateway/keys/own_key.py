@@ -66,7 +66,7 @@ class KeyLimit(BaseModel):
     reset_s: int = Field(description="Seconds until there are more.")
 
 
-class ModelLimits(BaseModel):
+class KeyModelLimits(BaseModel):
     """Further limits of the requests that one model answers."""
 
     rate_limit: KeyLimit | None
@@ -82,7 +82,7 @@ class OwnKey(BaseModel):
     scopes: list[str] | None
     rate_limit: KeyLimit | None = Field(description="In requests.")
     token_limit: KeyLimit | None = Field(description="In tokens that models read and generate.")
-    models: dict[str, ModelLimits] = Field(description="Limits of single models, by name.")
+    models: dict[str, KeyModelLimits] = Field(description="Limits of single models, by name.")
     since: int = Field(description="Unix time in seconds from which requests are counted: the gateway's start.")
     usage: dict[str, RequestCounts] = Field(
         description="Requests by service; `gateway` are those that no service was asked for. Each process of the "
@@ -107,7 +107,7 @@ def own_key_router(usage: UsageCounts, access: Access) -> APIRouter:
             rate_limit=_limit(left.get("requests")),
             token_limit=_limit(left.get("tokens")),
             models={
-                name: ModelLimits(rate_limit=_limit(one.get("requests")), token_limit=_limit(one.get("tokens")))
+                name: KeyModelLimits(rate_limit=_limit(one.get("requests")), token_limit=_limit(one.get("tokens")))
                 for name, one in of_models.items()
             },
             since=usage.since,

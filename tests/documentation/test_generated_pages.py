@@ -5,6 +5,7 @@ import inspect
 import pytest
 
 from fovea import calls
+from tests.documentation.api import document
 from tests.documentation.blocks import PAGES, ROOT, names, render
 from tests.documentation.client_schemas import CLIENT_SCHEMAS, client_schemas, titled_objects
 from tests.documentation.pages import WRITERS
@@ -20,6 +21,13 @@ def test_every_generated_block_equals_what_the_code_and_the_recorded_results_giv
     assert differing == [], "write them anew: python -m tests.documentation"
 
 
+def test_each_usage_has_a_title_of_its_own() -> None:
+    titles = [schema.get("title", "") for schema in document()["components"]["schemas"].values()]
+    usages = [title for title in titles if title.endswith("Usage")]
+    assert "PredictUsage" in usages
+    assert len(usages) == len(set(usages))
+
+
 def test_the_clients_types_are_those_of_the_openapi_document() -> None:
     assert CLIENT_SCHEMAS.read_text() == client_schemas(), "write them anew: python -m tests.documentation"
 
@@ -33,7 +41,7 @@ def test_the_clients_types_are_those_of_the_openapi_document() -> None:
         ("add_images", "AddRequest", set()),
         ("update_image", "PatchRequest", set()),
         ("generate", "GenerateRequest", {"stream"}),
-        ("rerank", "RerankRequest", {"rank_fields"}),
+        ("rerank", "RerankRequest", {"rank_fields", "instruction"}),
         ("predict", "PredictRequest", set()),
         ("score", "ScoreRequest", set()),
         ("hard_negatives", "NegativesRequest", {"caption"}),

@@ -21,13 +21,13 @@ from services.embed.http.schemas import (
     EmbeddingList,
     EmbeddingsRequest,
     EmbedRequest,
+    EmbedUsage,
     Model,
     ModelLimits,
     ModelList,
     TeiInfo,
     TeiModelType,
     TeiRequest,
-    Usage,
     render_embedding_list,
     render_rows,
     render_tei,
@@ -199,7 +199,9 @@ def _body(embedded: Embedded, call: EmbedCall) -> bytes:
         return render_cohere(embedded, call)
     if call.is_tei:
         return render_tei(embedded.rows)
-    usage = Usage(images=embedded.num_images, prompt_tokens=embedded.prompt_tokens, total_tokens=embedded.prompt_tokens)
+    usage = EmbedUsage(
+        images=embedded.num_images, prompt_tokens=embedded.prompt_tokens, total_tokens=embedded.prompt_tokens
+    )
     rows = render_rows(embedded.rows, call.encoding_format)
     return render_embedding_list(rows, embedded.conditions, embedded.model, usage)
 

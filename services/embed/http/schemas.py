@@ -78,7 +78,7 @@ class TeiRequest(OpenRequest):
     dimensions: int | None = None
 
 
-class Usage(BaseModel):
+class EmbedUsage(BaseModel):
     """Usage of a request. `prompt_tokens` counts the tokens of all texts, and of each condition once."""
 
     images: int
@@ -101,7 +101,7 @@ class EmbeddingList(BaseModel):
     object: Literal["list"] = "list"
     model: str = Field(description="`name@version` of the checkpoint that produced the result.")
     data: list[Embedding]
-    usage: Usage
+    usage: EmbedUsage
 
 
 class ModelLimits(BaseModel):
@@ -159,7 +159,9 @@ def render_rows(rows: Embeddings, encoding_format: EncodingFormat | None) -> lis
     return list(quantised(rows, encoding_format))
 
 
-def render_embedding_list(rows: Sequence[Any], conditions: Sequence[str | None], model: str, usage: Usage) -> bytes:
+def render_embedding_list(
+    rows: Sequence[Any], conditions: Sequence[str | None], model: str, usage: EmbedUsage
+) -> bytes:
     """Render the JSON of an EmbeddingList."""
     data = [
         {"object": "embedding", "index": index, "condition": condition, "embedding": row}

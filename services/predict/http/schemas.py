@@ -63,7 +63,7 @@ class Prediction(BaseModel):
     )
 
 
-class Usage(BaseModel):
+class PredictUsage(BaseModel):
     """Usage of a request. `completion_tokens` counts the tokens of labels and rationales."""
 
     prompt_tokens: int
@@ -78,7 +78,7 @@ class PredictAnswer(BaseModel):
     model: str = Field(description="`name@version` of the checkpoint that produced the result.")
     task: str
     predictions: list[Prediction]
-    usage: Usage
+    usage: PredictUsage
 
 
 class TaskObject(BaseModel):

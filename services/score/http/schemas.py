@@ -39,7 +39,7 @@ class ScoreRequest(ScoreOptions):
     captions: JsonList[str] = Field(description="Captions in any order; identical ones are computed once.")
 
 
-class Usage(BaseModel):
+class ScoreUsage(BaseModel):
     """Usage of a request. `prompt_tokens` counts the tokens of all captions."""
 
     images: int
@@ -100,7 +100,7 @@ class ScoreAnswer(BaseModel):
     scores: list[CaptionScore]
     explain: list[Explanation] | None
     vqa_model: str | None = Field(None, description="The vision-language model. Only with `vqa_top_k`.")
-    usage: Usage
+    usage: ScoreUsage
 
 
 # One side of vLLM's pairs: a text, an image, vLLM's `{"content": [part]}`, or `{"image": …}` and `{"text": …}`.
