@@ -157,7 +157,7 @@ BUDGETS = {
     "services/nn": 2_536,
     "services/jobs": 3_978,
     "services/curate": 4_558,
-    "services/embed": 19_224,
+    "services/embed": 19_228,
     "services/generate": 15_920,
     "services/predict": 7_654,
     "services/score": 11_000,
