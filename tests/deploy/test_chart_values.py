@@ -215,6 +215,7 @@ def with_model(**changed: Any) -> dict[str, Any]:
         (with_model(canary="next one"), 'models.0.canary is "next one": write an alias alone, such as candidate'),
         (with_model(gpu={"resource": "gpu"}), 'models.0.gpu.resource is "gpu": write a resource of the device plugin'),
         ({"gateway": {"rateLimit": "fast"}}, 'gateway.rateLimit is "fast": write a rate such as 600/minute'),
+        ({"gateway": {"rateLimit": "0/minute"}}, 'gateway.rateLimit is "0/minute": write a rate such as 600/minute'),
         ({"gateway": {"keysSecret": "My_Keys"}}, 'gateway.keysSecret is "My_Keys": write the name of a Secret'),
         ({"redis": {"url": "redis:6379"}}, 'redis.url is "redis:6379": write an address such as rediss://'),
         ({"telemetry": {"endpoint": "collector:4318"}}, 'telemetry.endpoint is "collector:4318": write an address'),

@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from services.core.documents import AnyDocument
 from services.core.errors import InvalidField, check_count
+from services.core.refusals import message_of
 from services.core.strict_requests import JsonList, StrictRequest
 from services.generate.generation.generation import Progress, PromptFacts
 from services.generate.model.profile import BadProfile, BiasKind, CalibrationProfile, DummyForm, Layer, last_half
@@ -91,7 +92,7 @@ def calibration_of(
     except BadProfile as error:
         raise InvalidField(f"calibration.layers: {error}.", param="calibration.layers") from None
     except ValidationError as error:
-        reason = "; ".join(one["msg"].removeprefix("Value error, ") for one in error.errors())
+        reason = "; ".join(map(message_of, error.errors()))
         raise InvalidField(f"calibration: {reason}.", param="calibration") from None
 
 

@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from services.core.refusals import message_of
+
 PROFILE_FILE = "calibration.json"
 PAPER_TEMPERATURE = 5e-5
 # of `tree`, which `fovea calibrate` prefers to whole dummies that see everything, if accuracy is as good
@@ -250,5 +252,5 @@ def complaints(error: ValidationError) -> str:
 
 def _complaints(error: ValidationError) -> Iterable[str]:
     for one in error.errors(include_url=False, include_input=False):
-        place, message = ".".join(str(part) for part in one["loc"]), one["msg"].removeprefix("Value error, ")
-        yield f"{place}: {message}" if place else message
+        place = ".".join(map(str, one["loc"]))
+        yield f"{place}: {message_of(one)}" if place else message_of(one)
