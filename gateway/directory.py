@@ -5,7 +5,6 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
-from difflib import get_close_matches
 from typing import Any, Generic, TypeVar, get_args
 from urllib.parse import quote
 
@@ -18,7 +17,7 @@ from gateway.settings import Backend, Service
 from gateway.upstream import NOT_RUNNING_RETRY_S, Upstream
 from gateway.upstreams import Branch, Upstreams
 from services.core.errors import InvalidField, NotFound, Overloaded
-from services.core.refusals import MAX_COMPARED_CHARACTERS, shown_names
+from services.core.refusals import near_names, shown_names
 from services.core.serving.model_versions import ModelVersionList
 
 SCHEMA_REF = "#/components/schemas/"
@@ -258,7 +257,7 @@ class Directory:
         """Tell which listed models of these services can decide, the nearest to a name first."""
         every = [one for service in services for one in self._listed_before.get(service, {}).values()]
         names = [one.id for one in every if one.decides is not False]
-        nearest = get_close_matches(name[:MAX_COMPARED_CHARACTERS], names, n=max(1, len(names)), cutoff=0.0)
+        nearest = near_names(name, names, count=max(1, len(names)), similarity=0)
         return f"Models that can decide: {shown_names([repr(one) for one in nearest]) or 'none is listed'}."
 
     async def versions(self, model_id: str) -> ModelVersionList:

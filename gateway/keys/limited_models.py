@@ -1,12 +1,12 @@
 """Warnings of limits that name a model which no service has, and so never apply."""
 
 import asyncio
-from difflib import get_close_matches
 
 import structlog
 
 from gateway.access import KeyRing
 from gateway.directory import Directory
+from services.core.refusals import near_names
 
 log = structlog.get_logger(__name__)
 
@@ -19,7 +19,7 @@ async def warn_of_unserved_models(keys: KeyRing, directory: Directory, poll_s: f
         if unknown := limited.keys() - checked:
             served = await directory.served_models()
             for name in sorted(unknown - served) if served is not None else ():
-                nearest = get_close_matches(name, sorted(served or ()), n=1, cutoff=0)
+                nearest = near_names(name, served or (), similarity=0)
                 log.warning("limit_of_unserved_model", model=name, limits=limited[name], nearest=" ".join(nearest))
             checked |= unknown if served is not None else set()
         await asyncio.sleep(poll_s)
