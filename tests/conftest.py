@@ -14,10 +14,12 @@ import structlog
 # Everything in these folders, and whatever asks for one of these fixtures, starts processes; what trains has folders.
 PROCESS_FOLDERS = {"contract", "deploy", "monitoring"}
 PROCESS_FIXTURES = {"serve", "rclone", "moto", "postgres_url"}
-# Files that share a server, and what starts once for all tests of a worker.
+# Files that share a server, and what starts once for all tests of a worker. Those of vLLM are few and take minutes; as
+# what has many tests begins first, together they do not come last, when other workers have nothing left.
 ON_ONE_WORKER = {
     "console": ("tests/gateway/console/",),
     "monitoring": ("tests/monitoring/",),
+    "vllm": ("tests/vllm_plugin/",),
 }
 
 # Threads of OpenMP wait for each other in loops that keep a core busy, and many processes share few cores here;
