@@ -151,14 +151,14 @@ MAX_CHAIN = 13
 # Lines of Python that a room may have. A commit that raises a budget says why.
 BUDGETS = {
     "fovea": 1_760,
-    "gateway": 4_267,
-    "services/cli": 4_100,
+    "gateway": 4_266,
+    "services/cli": 4_116,
     "services/core": 14_096,
     "services/nn": 2_536,
     "services/jobs": 3_978,
     "services/curate": 4_558,
     "services/embed": 19_228,
-    "services/generate": 15_920,
+    "services/generate": 15_923,
     "services/predict": 7_654,
     "services/score": 11_000,
     "starters": 20_724,

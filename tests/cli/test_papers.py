@@ -18,6 +18,7 @@ from services.cli.delegation import Delegate
 from services.cli.main import app
 from services.cli.papers import ledger
 from services.cli.papers.command import app as papers_app
+from services.cli.papers.command import comparison_tables
 from services.cli.papers.ledger import Row
 from services.cli.papers.run import Record, choose_models, find_data, read_all, run, value_at
 from services.core.refusals import Refused
@@ -324,6 +325,16 @@ def test_a_run_prints_published_and_own_numbers_and_records_what_it_was_made_of(
 
 
 @pytest.mark.process
+def test_a_shortened_run_says_so_and_is_not_judged_by_the_tolerance(tmp_path: Path, store: Path) -> None:
+    printed, (record,) = ran("T4.6g", sugar_crepe(tmp_path / "data", 4), store, "--limit", "2")
+    assert record.more == ["--limit", "2"]
+    assert "Ours: no model, with --limit 2, so not the row's whole protocol\n" in printed
+    assert "--output FOLDER keeps it" in printed
+    last = [row[-1] for table in comparison_tables(record) for row in table.rows]
+    assert {cell.text for cell in last} == {"in part"}
+
+
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("row_id", "ours"),
     [
@@ -353,7 +364,8 @@ def test_the_guides_example_runs_as_it_stands(tmp_path: Path, store: Path) -> No
     (example,) = re.findall(r"^    fovea papers (run T5\.1 .*)$", guide, re.MULTILINE)
     done = fovea(*example.split(), "--save", tmp_path / "papers.jsonl", store=store)
     assert done.returncode == 0, done.stderr
-    assert "Ours: focallens-shapes, seed 0; the paper's: " in done.stdout
+    more = "with --images-per-class 5, so not the row's whole protocol"
+    assert f"Ours: focallens-shapes, {more}\nthe paper's: " in done.stdout
     assert "57.1" in done.stdout
     (record,) = read_all(tmp_path / "papers.jsonl")
     assert (len(record.cells), len(record.model_digest)) == (10, 64)
@@ -371,6 +383,7 @@ def test_a_model_stands_beside_the_published_row_that_it_names() -> None:
     assert choose_models(row, []) == [("ViT-B-32", "fsc-clip-scenes")]
     assert choose_models(row, ["mine"]) == [("ViT-B-32", "mine")]
     assert choose_models(row, ["ViT-L-14=./clip", "mine"]) == [("ViT-L-14", "./clip"), ("ViT-B-32", "mine")]
+    assert choose_models(ROWS["T4.6t"], ["blind-grammar"]) == [("Grammar", "blind-grammar")]
     with pytest.raises(Refused, match="has no row 'ViT-Z'"):
         choose_models(row, ["ViT-Z=mine"])
     with pytest.raises(Refused, match="leave --model out"):

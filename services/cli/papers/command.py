@@ -114,6 +114,8 @@ def run_row(
         _tell(row, record)
         if kept is not None:
             typer.echo(f"Kept in {kept}")
+        elif any("{out}" in word for step in row.steps for word in step):
+            typer.echo("What the commands wrote is deleted; --output FOLDER keeps it.")
 
 
 def _row(row_id: str) -> Row:
@@ -124,9 +126,10 @@ def _row(row_id: str) -> Row:
 
 
 def _tell(row: Row, record: Record) -> None:
-    typer.echo(
-        f"{row.id}: {row.title}\nOurs: {described(record)}" + (f"; the paper's: {row.weights}" * bool(row.weights))
-    )
+    typer.echo(f"{row.id}: {row.title}\nOurs: {described(record)}")
+    for label, text in (("the paper's", row.weights), ("why", row.why)):
+        if text:
+            typer.echo(f"{label}: {text}")
     for table in comparison_tables(record):
         _print(table)
     if not record.cells:
@@ -134,14 +137,18 @@ def _tell(row: Row, record: Record) -> None:
 
 
 def described(record: Record) -> str:
-    """Name a run's model and seed."""
-    return f"{record.model or 'no model'}, seed {record.seed}"
+    """Name a run's model, its seed where its commands have one, and the options that were added to the row's own."""
+    has_seed = any("{seed}" in word for step in _row(record.id).steps for word in step)
+    seed = f", seed {record.seed}" * has_seed
+    more = f", with {' '.join(record.more)}, so not the row's whole protocol" if record.more else ""
+    return f"{record.model or 'no model'}{seed}{more}"
 
 
 def comparison_tables(record: Record) -> list[Table]:
     """Put published numbers and ours side by side, a table for each published one.
 
-    Only the paper's own model can be within its tolerance, so a model that stands in for it is said to.
+    Only the paper's own model over the whole protocol can be within its tolerance, so a model that stands in for it is
+    said to, and so is a run with other options.
     """
     stand_ins = _row(record.id).models.values()
     ours = f"Ours: {record.model}" if record.model else "Ours"
@@ -150,7 +157,8 @@ def comparison_tables(record: Record) -> list[Table]:
     for cell in record.cells:
         number = _number(cell.ours) + (f" ({cell.by})" if cell.by else "")
         numbers = (_number(cell.published), number, f"{cell.difference:+.4g}", _number(cell.tolerance))
-        within = "stand-in" if cell.by or record.model in stand_ins else "yes" if cell.is_within else "no"
+        of_paper = "in part" if record.more else "yes" if cell.is_within else "no"
+        within = "stand-in" if cell.by or record.model in stand_ins else of_paper
         cells = by_source.setdefault(f"{cell.source}, page {cell.page}", [])
         cells.append((cell.row, cell.column, *numbers, within))
     return [Table.of_texts(source, header, rows, num_names=2) for source, rows in by_source.items()]

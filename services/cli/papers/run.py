@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version as installed_version
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -53,7 +54,10 @@ class Cell(BaseModel):
 
 
 class Record(BaseModel):
-    """One run: its commands, model, seed and data, and the numbers that it gave; a line of the file of records."""
+    """One run: its commands, model, seed and data, and the numbers that it gave; a line of the file of records.
+
+    `more` are the words that were added to the row's last command, so that it is not the row's whole protocol.
+    """
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
@@ -64,6 +68,7 @@ class Record(BaseModel):
     seed: int
     data: dict[str, str]
     commands: list[list[str]]
+    more: list[str] = []
     version: str
     commit: str
     date: str
@@ -103,7 +108,8 @@ def find_data(row: Row, folder: Path | None, models: Sequence[tuple[str, str]]) 
 def choose_models(row: Row, given: Sequence[str]) -> list[tuple[str, str]]:
     """Return models with the published row that each stands beside, no model where the row's recipe trains one.
 
-    Raises Missing for a row that has neither.
+    A packaged model stands beside its own row, and any other beside the first, unless one is named. Raises Missing for
+    a row that has neither.
     """
     if not any("{model}" in word for step in row.steps for word in step):
         if given:
@@ -120,7 +126,8 @@ def choose_models(row: Row, given: Sequence[str]) -> list[tuple[str, str]]:
             raise Refused(f"--model {text}: {row.id} has no row {beside!r}; it has {', '.join(sorted(known))}")
         if not model and (beside, model) not in trained:
             raise Refused(f"--model {text}: {row.id} has no recipe for {beside!r}; it needs ROW=MODEL")
-        chosen.append((beside or next(iter(row.models or row.recipes), ""), model))
+        own = (name for name, packaged in row.models.items() if packaged == model)
+        chosen.append((beside or next(chain(own, row.models or row.recipes), ""), model))
     return chosen or list(row.models.items()) or trained
 
 
@@ -170,6 +177,7 @@ def run(
         seed=seed,
         data={name: digest(path) for name, path in data.items()},
         commands=[[filled(word, shown) for word in step] for step in steps],
+        more=list(more),
         version=installed_version("fovea-serving"),
         commit=os.environ.get("FOVEA_CODE_REVISION", ""),
         date=datetime.now(UTC).strftime("%Y-%m-%d"),
