@@ -12,6 +12,7 @@ from services.core.errors import InvalidField, InvalidRequest, NotFound, TooLarg
 from services.core.exchange import RequestContext
 from services.core.fair_threads import FairThreads
 from services.core.metrics import Metrics
+from services.core.refusals import did_you_mean
 from services.core.serving.served_checkpoint import Served
 from services.core.serving.served_models import Resident, ServedModels
 from services.core.store.manifest import Manifest
@@ -161,9 +162,9 @@ class PredictService:
             if not fitting and model is not None:
                 raise InvalidRequest(f"task: {model!r} has another task: {known[0][1].task!r}.", param="task")
             if not fitting:
-                if any(one.description is None for one in self.models.residents):
-                    raise self.models.loading()
-                message = f"There is no task {task!r}; available: {_listed(self._tasks())}."
+                self.models.check_arrived(task)
+                tasks = self._tasks()
+                message = f"There is no task {task!r}; available: {_listed(tasks)}{did_you_mean(task, tasks) or '.'}"
                 raise NotFound(message, param="task", code="task_not_found")
             known = fitting
         if task is None and len({description.task for _, description in known}) > 1:

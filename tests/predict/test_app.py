@@ -596,25 +596,41 @@ def test_until_a_model_is_loaded_requests_are_told_to_come_back(tmp_path: Path) 
         for response in (client.get("/tasks"), client.post("/predict", json={"task": "x", "inputs": [PAIR]})):
             error = error_of(response, 503)
             assert error["code"] == "loading"
-            assert error["message"] == "absent@latest could not be loaded; the service's /readyz says why."
+            assert error["message"] == "absent@latest could not be loaded: the store lacks it."
             assert int(response.headers["retry-after"]) > 0
         assert client.get("/readyz").status_code == 503
 
 
-def test_a_task_that_nobody_has_may_be_that_of_a_model_which_is_not_loaded_yet(store_url: str, tmp_path: Path) -> None:
+def test_a_task_that_nobody_has_does_not_exist_once_the_store_is_known_to_lack_the_rest(
+    store_url: str, tmp_path: Path
+) -> None:
     settings = PredictSettings(
         store_url=store_url, checkpoint_cache_dir=tmp_path, models=("tiny-reviews", "tiny-revues"), device="cpu"
     )
     with TestClient(create_predict(settings), raise_server_exceptions=False, base_url="http://localhost") as client:
-        wait_until_ready(lambda: client.get("/tasks").status_code == 200)
-        assert answer_to(client, "reviews", {"text": "x"})["task"] == "reviews"
-        response = client.post("/predict", json={"task": "other", "inputs": [{"text": "x"}]})
-        assert error_of(response, 503)["code"] == "loading"
         # the other one serves, once this one is known not to
         wait_until_ready(lambda: client.get("/readyz").status_code == 200)
+        assert answer_to(client, "reviews", {"text": "x"})["task"] == "reviews"
+        error = error_of(client.post("/predict", json={"task": "revews", "inputs": [{"text": "x"}]}), 404)
+        assert error["message"] == "There is no task 'revews'; available: 'reviews'; did you mean reviews?"
+        for named in ({"model": "tiny-revues"}, {"task": "tiny-revues"}):
+            error = error_of(client.post("/predict", json={**named, "inputs": [{"text": "x"}]}), 503)
+            assert error["message"] == "tiny-revues@latest could not be loaded: the store lacks it."
         missing = client.get("/readyz").json()["checks"]["checkpoint tiny-revues"]
         assert not missing["ok"]
         assert "; did you mean tiny-reviews?; to import it: fovea store import SOURCE --name " in missing["detail"]
+
+
+def test_a_task_that_nobody_has_may_be_that_of_a_model_whose_version_is_refused(tmp_path: Path) -> None:
+    store_url = publish_tiny(tmp_path / "store")
+    info = CheckpointInfo(kind="causal-lm")
+    refused = Store.open(store_url).publish("tiny-revues", save_task(tmp_path / "bad", REVIEWS), info).id
+    with served_tiny(store_url, tmp_path, models="tiny-reviews,tiny-revues") as client:
+        response = client.post("/predict", json={"task": "other", "inputs": [{"text": "x"}]})
+        assert error_of(response, 503)["message"] == (
+            f"tiny-revues@latest could not be loaded: tiny-revues@{refused} is a causal-lm checkpoint, and this "
+            "service runs t5-student checkpoints."
+        )
 
 
 def test_a_service_publishes_its_starter_to_a_store_that_holds_other_models(tmp_path: Path) -> None:

@@ -316,6 +316,7 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
         self._retiring: set[_Generation[EngineT, BatcherT]] = set()
         self._refusal: tuple[str, str, float] | None = None  # version, why, and the `time.monotonic()` to try it again
         self._trouble: str | None = None  # why the store could not be asked
+        self.is_lacking = False  # whether the last look found that the store lacks the model or the alias
         self._log = structlog.get_logger(__name__)
         self._one_look_at_a_time = asyncio.Lock()
         self._following: asyncio.Task[None] | None = None
@@ -425,9 +426,15 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
 
     @property
     def absence(self) -> str:
-        """A sentence for clients about a model that does not serve, without the causes, which may name the store."""
-        state = "could not be loaded; the service's /readyz says why" if self.has_failed else "is being loaded"
-        return f"{self.name}@{self.alias} {state}."
+        """A sentence for clients about a model that does not serve, without the store's own messages, which name it."""
+        if not self.has_failed:
+            return f"{self.name}@{self.alias} is being loaded."
+        reason = "the store, or a server that it needs, can't be used at present"
+        if self.is_lacking:
+            reason = "the store lacks it"
+        elif self._refusal is not None:
+            reason = self._refusal[1]
+        return f"{self.name}@{self.alias} could not be loaded: {reason}."
 
     async def look(self) -> None:
         """Ask the store once where the alias points, and serve that version if it is another one.
@@ -543,6 +550,7 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
         )
 
     def _note_trouble(self, error: Exception | None) -> None:
+        self.is_lacking = isinstance(error, NotFoundInStore)
         if error is None:
             self._trouble = None
             return

@@ -8,7 +8,7 @@ interrupted: requests that have it keep it until they are done, later ones wait 
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, Generic
@@ -333,14 +333,24 @@ class ServedModels(Generic[EngineT, DescriptionT, BatcherT]):
         """Return the models that have been loaded before, in memory or not. Raises Overloaded if there are none yet."""
         known = [(one, one.description) for one in self.residents if one.description is not None]
         if not known:
-            raise self.loading()
+            raise self._loading([one.checkpoint for one in self.residents])
         return known
 
-    def loading(self) -> Overloaded:
-        """Count and return the refusal of a request whose model may be one that has not been loaded yet."""
+    def check_arrived(self, asked: str) -> None:
+        """Raise Overloaded where what nobody has may be that of a model that has not been loaded yet, or be its name.
+
+        A model that the store lacks has nothing but its name.
+        """
+        absent = [one.checkpoint for one in self.residents if one.description is None]
+        awaited = [one for one in absent if not one.is_lacking or asked in one.names]
+        if awaited:
+            raise self._loading(awaited)
+
+    def _loading(self, absent: Sequence[ServedCheckpoint[EngineT, BatcherT]]) -> Overloaded:
+        """Count and return the refusal of a request for models that have not been loaded yet."""
         self._metrics.rejected.labels("loading").inc()
-        absent = [one.checkpoint.absence for one in self.residents if one.description is None]
-        return Overloaded(" ".join(absent), code="loading", retry_after_s=LOADING_RETRY_AFTER_S)
+        message = " ".join(one.absence for one in absent)
+        return Overloaded(message, code="loading", retry_after_s=LOADING_RETRY_AFTER_S)
 
     @property
     def held_bytes(self) -> int:

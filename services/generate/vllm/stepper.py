@@ -67,7 +67,7 @@ class VllmStepper:
             raise self._refusal("The service is shutting down.", "draining")
         if self._engine.trouble is not None:
             self._metrics.rejected.labels("broken").inc()
-            raise Unavailable("The model's server does not answer; the service's /readyz says why.")
+            raise Unavailable("The model's server does not answer.")
         if deadline is not None and time.monotonic() >= deadline:
             raise self._refusal("The request would wait longer than its deadline.", "queue_full")
 

@@ -1,6 +1,7 @@
 """Models that share a budget of memory: who stays, who leaves, who waits."""
 
 import asyncio
+import shutil
 import struct
 import threading
 import time
@@ -164,6 +165,24 @@ async def test_those_who_ask_for_one_model_at_once_wait_for_one_load(house: Hous
     house.gate.set()
     assert await asyncio.gather(*waiting) == [f"a 10:{number}" for number in range(20)]
     assert house.loads == ["a"]
+
+
+async def test_what_nobody_has_may_be_of_a_model_that_is_being_loaded_and_not_of_one_that_the_store_lacks(
+    tmp_path: Path,
+) -> None:
+    house = House(tmp_path, 20, a=10, b=10)
+    shutil.rmtree(tmp_path / "store" / "models" / "a")
+    house.gate.clear()
+    starting = asyncio.create_task(house.models.start())
+    await until(lambda: house.loads == ["b"])
+    with pytest.raises(Overloaded, match=r"^b@latest is being loaded\.$"):
+        house.models.check_arrived("something")
+    house.gate.set()
+    await starting
+    house.models.check_arrived("something")
+    with pytest.raises(Overloaded, match=r"^a@latest could not be loaded: the store lacks it\.$"):
+        house.models.check_arrived("a")
+    await house.close()
 
 
 async def test_a_model_that_is_answering_leaves_only_when_it_has_answered(tmp_path: Path) -> None:
