@@ -151,9 +151,9 @@ class PredictService:
         Raises NotFound for a task or model that does not exist, InvalidRequest for a model that has another task,
         InvalidField if several would fit, Overloaded if it may be one that is being loaded.
         """
+        named = None if model is None else await self.models.find(model)
         known = self.models.described()
-        if model is not None:
-            named = await self.models.find(model)
+        if named is not None:
             known = [(one, description) for one, description in known if one is named]
             if not known:
                 raise named.checkpoint.not_loaded()

@@ -599,6 +599,8 @@ def test_until_a_model_is_loaded_requests_are_told_to_come_back(tmp_path: Path) 
             assert error["message"] == "absent@latest could not be loaded: the store lacks it."
             assert int(response.headers["retry-after"]) > 0
         assert client.get("/readyz").status_code == 503
+        error = error_of(client.post("/predict", json={"model": "other", "inputs": [PAIR]}), 404)
+        assert error["message"] == "There is no model 'other': this service serves no model at present."
 
 
 def test_a_task_that_nobody_has_does_not_exist_once_the_store_is_known_to_lack_the_rest(
@@ -616,6 +618,10 @@ def test_a_task_that_nobody_has_does_not_exist_once_the_store_is_known_to_lack_t
         for named in ({"model": "tiny-revues"}, {"task": "tiny-revues"}):
             error = error_of(client.post("/predict", json={**named, "inputs": [{"text": "x"}]}), 503)
             assert error["message"] == "tiny-revues@latest could not be loaded: the store lacks it."
+        error = error_of(client.post("/predict", json={"model": "tiny-reviewz", "inputs": [{"text": "x"}]}), 404)
+        assert error["message"] == (
+            "There is no model 'tiny-reviewz': this service serves 'tiny-reviews'; did you mean tiny-reviews?"
+        )
         missing = client.get("/readyz").json()["checks"]["checkpoint tiny-revues"]
         assert not missing["ok"]
         assert "; did you mean tiny-reviews?; to import it: fovea store import SOURCE --name " in missing["detail"]

@@ -19,6 +19,7 @@ from services.core.batching.batcher import Batcher
 from services.core.errors import DeadlineExceeded, NotFound, Overloaded
 from services.core.exchange import RequestContext
 from services.core.metrics import Metrics
+from services.core.refusals import did_you_mean
 from services.core.serving.model_versions import ModelVersion, ModelVersionList
 from services.core.serving.served_checkpoint import (
     LOADING_RETRY_AFTER_S,
@@ -121,6 +122,11 @@ class Resident(Generic[EngineT, DescriptionT, BatcherT]):
         self._num_waiting = 0
         self._nobody_waits = asyncio.Event()
         self._nobody_waits.set()
+
+    @property
+    def is_missed(self) -> bool:
+        """Whether it could not be loaded, and never was before."""
+        return self.checkpoint.has_failed and self.description is None
 
     def entered(self, folder: Path, manifest: Manifest) -> AbstractAsyncContextManager[Callable[[], None]]:
         return self._models.entered(self, folder, manifest)
@@ -242,9 +248,10 @@ class ServedModels(Generic[EngineT, DescriptionT, BatcherT]):
 
     async def missing(self, asked: str) -> NotFound:
         """Make the error for a model that is not served."""
-        names = ", ".join(repr(one.checkpoint.name) for one in self.residents)
+        names = self.told_names
         name, _, version = asked.partition("@")
-        message = f"There is no model {asked!r}: this service serves {names}."
+        near = did_you_mean(name, self._names) or "."
+        message = f"There is no model {asked!r}: this service serves {names}{near}"
         if self.named(name) is not None:
             message = f"{name!r} is served, but not as {version!r}."
         elif (kind := await self._stored.kind(name)) is not None:
@@ -325,9 +332,17 @@ class ServedModels(Generic[EngineT, DescriptionT, BatcherT]):
 
         One that could not be loaded does not keep requests from the others, if there are others that serve.
         """
-        is_missed = resident.checkpoint.has_failed and resident.description is None
         others_serve = any(other.checkpoint.check()[0] for other in self.residents if other is not resident)
-        return not (is_missed and others_serve)
+        return not (resident.is_missed and others_serve)
+
+    @property
+    def told_names(self) -> str:
+        """Enumerate the models that serve or are being loaded."""
+        return ", ".join(map(repr, self._names)) or "no model at present"
+
+    @property
+    def _names(self) -> list[str]:
+        return [one.checkpoint.name for one in self.residents if not one.is_missed]
 
     def described(self) -> list[tuple[Resident[EngineT, DescriptionT, BatcherT], DescriptionT]]:
         """Return the models that have been loaded before, in memory or not. Raises Overloaded if there are none yet."""

@@ -293,8 +293,7 @@ class OpenCollection:
         resident = self._serving.models.named(self.info.model)
         made_for = f"The collection {self.info.name!r} was made for the model {self.info.model!r}"
         if resident is None:
-            served = ", ".join(repr(one.checkpoint.name) for one in self._serving.models.residents)
-            raise Conflict(f"{made_for}; this service serves {served}.", param="model")
+            raise Conflict(f"{made_for}; this service serves {self._serving.models.told_names}.", param="model")
         if asked not in (None, resident):
             raise Conflict(f"{made_for}.", param="model")
         return resident
