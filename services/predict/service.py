@@ -158,9 +158,12 @@ class PredictService:
             if not known:
                 raise named.checkpoint.not_loaded()
         if task is not None:
-            fitting = [one for one in known if task == one[1].task or task in one[0].checkpoint.names]
+            fitting = [one for one in known if _has_task(one, task)]
             if not fitting and model is not None:
-                raise InvalidRequest(f"task: {model!r} has another task: {known[0][1].task!r}.", param="task")
+                owners = _listed([one[0].checkpoint.name for one in self.models.described() if _has_task(one, task)])
+                told = f"The model {model!r} has the task {known[0][1].task!r}, not {task!r}"
+                hint = f"; models that have it: {owners}" if owners else ""
+                raise InvalidRequest(f"task: {told}{hint}.", param="task")
             if not fitting:
                 self.models.check_arrived(task)
                 tasks = self._tasks()
@@ -242,6 +245,11 @@ class PredictService:
 
 def _num_characters(fields: Mapping[str, FieldValue]) -> int:
     return sum(len(value) if isinstance(value, str) else sum(map(len, value)) for value in fields.values())
+
+
+def _has_task(known: tuple[TaskModel, TaskDescription], task: str) -> bool:
+    """Whether a model is meant by the name of its task, or by its own in place of it."""
+    return task == known[1].task or task in known[0].checkpoint.names
 
 
 def _only(models: Sequence[tuple[TaskModel, TaskDescription]]) -> TaskModel:

@@ -102,7 +102,8 @@ async def test_what_fovea_refuses_is_told_to_the_agent(fovea: Running, tmp_path:
         assert "404: " in await refusal(client, "search_images", collection="forms", text="a star")
         assert "inputs.0" in await refusal(client, "predict", task="inferences", inputs=[{"premise": "A dog."}])
         asked = {"task": "inferences", "inputs": [{}], "model": "word-problems"}
-        assert "'word-problems' has another task" in await refusal(client, "predict", **asked)
+        told = await refusal(client, "predict", **asked)
+        assert "has the task 'word-problems', not 'inferences'; models that have it: 'inferences'." in told
         assert await refusal(client, "search_images", collection="shapes") == (
             "Error executing tool search_images: give either text or image"
         )

@@ -573,6 +573,18 @@ def test_two_models_of_one_task_are_told_apart_by_name(store_url: str, tmp_path:
 
 
 @pytest.mark.slow
+def test_a_model_without_the_task_that_is_asked_for_is_refused_with_those_that_have_it(
+    store_url: str, tmp_path: Path
+) -> None:
+    with served_tiny(store_url, tmp_path, models="tiny-esnli,tiny-reviews") as client:
+        for task, told in (("reviews", "; models that have it: 'tiny-reviews'"), ("review", "")):
+            asked = {"model": "tiny-esnli", "task": task, "inputs": [{"text": "x"}]}
+            error = error_of(client.post("/predict", json=asked), 400)
+            assert error["param"] == "task"
+            assert error["message"] == f"task: The model 'tiny-esnli' has the task 'esnli', not {task!r}{told}."
+
+
+@pytest.mark.slow
 def test_eight_bit_integers_are_a_setting(store_url: str, tmp_path: Path) -> None:
     with served_tiny(store_url, tmp_path, models="tiny-reviews", int8=True) as client:
         folder = save_task(tmp_path / "same", REVIEWS)
