@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from starlette.testclient import TestClient
 
 from services.core.fair_threads import FairThreads
+from services.core.serving.model_settings import cure_of_absence
 from services.core.store.manifest import CheckpointInfo
 from services.core.store.store import Store
 from services.nn.devices import DeviceOptions
@@ -636,7 +637,8 @@ def test_a_task_that_nobody_has_does_not_exist_once_the_store_is_known_to_lack_t
         )
         missing = client.get("/readyz").json()["checks"]["checkpoint tiny-revues"]
         assert not missing["ok"]
-        assert "; did you mean tiny-reviews?; to import it: fovea store import SOURCE --name " in missing["detail"]
+        cure = cure_of_absence("tiny-revues", "latest", "FOVEA_PREDICT_MODELS")
+        assert missing["detail"].endswith(f"; did you mean tiny-reviews?; cure: {cure}")
 
 
 def test_a_task_that_nobody_has_may_be_that_of_a_model_whose_version_is_refused(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from services.core.byte_sizes import binary_size
 from services.core.http.browsers import is_loopback
 from services.core.http.signatures import MAKE, SigningSecrets
 from services.core.printable import first_line
+from services.core.serving.model_settings import cure_of_absence
 from services.core.settings import SettingsError
 from services.core.store.checkpoint_files import packaged_starters, read_description
 from services.core.store.errors import CorruptCheckpoint, NotFoundInStore, StoreError
@@ -100,8 +101,8 @@ def _model(store: Store, followed: tuple[str, str], process: str, variable: str,
         if is_ours:
             told = f"{process}: {model} is packaged, and stored when it is first started"
             return Finding("store", "ok", told)
-        cure = f"fovea store publish FOLDER --name {model} --alias {alias}, or change {variable}"
-        return Finding("store", "failure", f"{process} would lack a model: {missing}", cure)
+        told = f"{process} would lack a model: {missing}"
+        return Finding("store", "failure", told, cure_of_absence(model, alias, variable))
     except CorruptCheckpoint as damaged:
         return Finding("store", "failure", f"{process}: {damaged}", f"fovea store rollback {model} {alias}")
     except StoreError as error:

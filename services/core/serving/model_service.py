@@ -15,7 +15,7 @@ from services.core.cache.result_cache import ResultCache, open_cache
 from services.core.http.app import AppParts, create_app
 from services.core.http.health import CheckResult, Health
 from services.core.metrics import Metrics
-from services.core.serving.model_settings import ModelSettings
+from services.core.serving.model_settings import ModelSettings, cure_of_absence
 from services.core.serving.served_checkpoint import (
     Answering,
     CheckpointEngine,
@@ -63,7 +63,7 @@ class ModelService:
     ) -> ServedModels[EngineT, DescriptionT, BatcherT]:
         """The models of the settings. `load` has what reads a verified folder, by the kind of its checkpoint;
         `measure` and `describe` are as in ServedModels."""
-        settings = self._settings
+        settings, prefix = self._settings, f"FOVEA_{self.name.upper()}"
         tried: set[str] = set()  # digests of versions, which may be unloaded and loaded again
 
         def load_kind(folder: Path, manifest: Manifest) -> EngineT:
@@ -86,6 +86,7 @@ class ModelService:
                 room,
                 load_timeout_s=settings.load_timeout_s,
                 cache_max_bytes=settings.checkpoint_cache_max_bytes,
+                cure=cure_of_absence(name, alias, f"{prefix}_MODELS"),
             )
             return ServedCheckpoint(
                 self._store, followed, load=load_kind, make_batcher=make_batcher, metrics=self.metrics
@@ -96,7 +97,7 @@ class ModelService:
             max_bytes=settings.memory_bytes,
             measure=measure,
             describe=describe,
-            settings=f"FOVEA_{self.name.upper()}",
+            settings=prefix,
             metrics=self.metrics,
         )
         for name, alias in settings.followed:

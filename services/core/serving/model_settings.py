@@ -73,6 +73,14 @@ class ModelSettings(ServiceSettings):
         return tuple((name, alias or self.alias) for name, _, alias in named)
 
 
+def cure_of_absence(name: str, alias: str, variable: str) -> str:
+    """Tell what helps where the store lacks a model that a setting names; no command makes a version of a given id."""
+    if is_version_id(alias):
+        return f"change {variable}"
+    target = f"--name {name} --alias {alias}"
+    return f"fovea store import SOURCE {target}, or fovea store publish FOLDER {target}, or change {variable}"
+
+
 def _check(check: Callable[[str], str], text: str) -> str:
     try:
         return check(text)

@@ -31,7 +31,7 @@ from services.core.store.errors import (
     StoreUnavailable,
     UnservedKind,
 )
-from services.core.store.manifest import Manifest, check_sizes, is_version_id
+from services.core.store.manifest import Manifest, check_sizes
 
 
 class CheckpointEngine(Protocol):
@@ -221,7 +221,8 @@ class FollowOptions:
     """The alias to follow (or a version id, which never moves), and how; times in seconds.
 
     A damaged version is tried again after `damaged_retry_s`, since it may be repaired under the same id. One that takes
-    longer than `load_timeout_s` to load, warm up and pass its checks is refused.
+    longer than `load_timeout_s` to load, warm up and pass its checks is refused. `cure` is what helps where the store
+    lacks the alias.
     """
 
     name: str
@@ -232,6 +233,7 @@ class FollowOptions:
     damaged_retry_s: float = 60.0
     load_timeout_s: float = 600.0
     cache_max_bytes: int = DEFAULT_CHECKPOINT_CACHE_BYTES
+    cure: str = ""
 
 
 @dataclass(frozen=True)
@@ -555,9 +557,8 @@ class ServedCheckpoint(Generic[EngineT, BatcherT]):
             self._trouble = None
             return
         shown = str(error) if isinstance(error, StoreError) else type(error).__name__
-        if isinstance(error, NotFoundInStore) and not is_version_id(self.alias):
-            alias = "" if self.alias == "latest" else f" --alias {self.alias}"
-            shown += f"; to import it: fovea store import SOURCE --name {self.name}{alias}"
+        if self.is_lacking and self._followed.cure:
+            shown += f"; cure: {self._followed.cure}"
         trouble = f"{self.name}@{self.alias} is not available now: {shown}"
         if trouble != self._trouble:  # once, not at each poll
             self._log.warning(

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from services.core.store.checkpoint_files import packaged_starters, read_description
+from services.core.store.manifest import VERSION_ID_LENGTH
 from services.core.store.store import Store
 from tests.cli.doctor.machine import ROOT, Machine
 from tests.cli.test_missing_packages import EXTRAS
@@ -190,7 +191,10 @@ def test_a_model_that_the_store_lacks_is_a_failure_and_one_that_it_holds_is_name
     [(topic, found, cure)] = machine.failures()
     assert topic == "store"
     assert found.startswith("generate would lack a model: my-llama has no alias 'latest'")
-    assert cure == ("fovea store publish FOLDER --name my-llama --alias latest, or change FOVEA_GENERATE_MODELS")
+    assert cure == (
+        "fovea store import SOURCE --name my-llama --alias latest, or fovea store publish FOLDER --name my-llama "
+        "--alias latest, or change FOVEA_GENERATE_MODELS"
+    )
     url = machine.environment["FOVEA_STORE_URL"] = (tmp_path / "store").as_uri()
     version = Store.open(url).publish("my-llama", write_checkpoint(tmp_path / "folder"), INFO)
     assert f"generate: my-llama@latest is {version.id}" in [one["found"] for one in machine.findings()]
@@ -224,6 +228,14 @@ def test_a_misspelt_model_is_told_the_one_that_is_meant(machine: Machine, tmp_pa
     [(_, found, cure)] = machine.failures()
     assert found.endswith("; did you mean my-llama?")
     assert cure.endswith("or change FOVEA_GENERATE_MODELS")
+
+
+def test_a_version_that_the_store_lacks_can_not_be_imported_under_its_id(machine: Machine) -> None:
+    version = "0" * VERSION_ID_LENGTH
+    machine.environment["FOVEA_GENERATE_MODELS"] = f"my-llama@{version}"
+    [(_, found, cure)] = machine.failures()
+    assert found == f"generate would lack a model: my-llama has no version {version}"
+    assert cure == "change FOVEA_GENERATE_MODELS"
 
 
 @pytest.mark.parametrize("variable", ["FOVEA_GATEWAY_POOLS", "FOVEA_GATEWAY_KEYS_FILE"])
