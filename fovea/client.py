@@ -55,8 +55,8 @@ class _Settings(Generic[H]):
     """Settings of a client, synchronous or asynchronous.
 
     `timeout` is the time of a call in seconds, its retries included, of which services are told. `base_url` and
-    `api_key` are by default those of FOVEA_URL and FOVEA_API_KEY, else this machine's Fovea without a key. Raises
-    ValueError for a value that can't be used.
+    `api_key` are by default those of FOVEA_URL and FOVEA_API_KEY, else this machine's Fovea without a key; a `/v1` at
+    the end of `base_url` is dropped. Raises ValueError for a value that can't be used.
     """
 
     def __init__(
@@ -65,6 +65,8 @@ class _Settings(Generic[H]):
         base_url = base_url or os.environ.get("FOVEA_URL") or LOCAL_URL
         if not base_url.startswith(("http://", "https://")):
             raise ValueError(f"base_url: {base_url} does not begin with http:// or https://")
+        # an OpenAI client of the same Fovea has its base URL with /v1; the paths here have it where they need it
+        base_url = base_url.rstrip("/").removesuffix("/v1").rstrip("/")
         # a key that is read from a file ends with a line break
         key = (api_key or os.environ.get("FOVEA_API_KEY", "")).strip()
         if not (key.isascii() and key.isprintable()):

@@ -155,7 +155,7 @@ BUDGETS = {
     "services/cli": 4_116,
     "services/core": 14_096,
     "services/nn": 2_536,
-    "services/jobs": 3_978,
+    "services/jobs": 3_985,
     "services/curate": 4_558,
     "services/embed": 19_228,
     "services/generate": 15_923,

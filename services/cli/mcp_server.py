@@ -21,7 +21,7 @@ from pydantic import Field, ValidationError
 
 from services.core.images.headers import media_type_of
 from services.core.refusals import first_complaint, shown_names
-from services.jobs.options import LOCAL_URL, command_line
+from services.jobs.options import LOCAL_URL, command_line, fovea_url
 from services.jobs.options import api_key as checked_key
 
 TIMEOUT = httpx2.Timeout(600, connect=10)  # services end what they can't answer by their own deadlines
@@ -197,7 +197,7 @@ def make_server(fovea: Fovea) -> MCPServer[None]:
 
 @app.command()
 def serve(
-    url: Annotated[str, typer.Option(envvar="FOVEA_URL", help="Address of Fovea.")] = LOCAL_URL,
+    url: Annotated[str, typer.Option(envvar="FOVEA_URL", callback=fovea_url, help="Address of Fovea.")] = LOCAL_URL,
     api_key: Annotated[
         str | None,
         typer.Option(
@@ -211,8 +211,6 @@ def serve(
     port: Annotated[int, typer.Option(help="Port to listen on, over HTTP; the path is /mcp.")] = 8085,
 ) -> None:
     """Serve Fovea's models to agents as tools: search under a condition, rerank, score, predict."""
-    if not url.startswith(("http://", "https://")):
-        raise typer.BadParameter(f"{url} does not begin with http:// or https://", param_hint="--url")
     if transport == "stdio":
         make_server(Fovea(url, api_key)).run()
     else:

@@ -52,7 +52,7 @@ class VisitorClient:
 
     def __init__(self, address: Address) -> None:
         self._address = address
-        self._url = address.url.rstrip("/")
+        self._url = address.url
         self._permits = asyncio.Semaphore(address.concurrency)
         self.rejections: dict[str, int] = {}
 

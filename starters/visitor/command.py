@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from services.jobs.options import LOCAL_URL, among, command_line, key_in, results_file
+from services.jobs.options import LOCAL_URL, among, command_line, fovea_url, key_in, results_file
 from services.jobs.progress import Bars, standard_bars
 from starters.visitor.cases import BadCase, Case, case_report, case_results, read_cases
 from starters.visitor.client import Address, VisitorClient
@@ -25,7 +25,7 @@ app = command_line()
 @app.command()
 def visitor(
     *,
-    url: Annotated[str, typer.Option(help="Address of the gateway.")] = LOCAL_URL,
+    url: Annotated[str, typer.Option(callback=fovea_url, help="Address of the gateway.")] = LOCAL_URL,
     key_variable: Annotated[
         str | None, typer.Option(help="Environment variable that holds the key.", show_default="no key")
     ] = None,

@@ -40,7 +40,7 @@ def fovea(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 @asynccontextmanager
-async def connected(kind: type[AnyClient], url: str, **options: Any) -> AsyncIterator[AnyClient]:
+async def connected(kind: type[AnyClient], url: str | None = None, **options: Any) -> AsyncIterator[AnyClient]:
     client = kind(url, **options)
     try:
         yield client
@@ -308,14 +308,33 @@ async def test_a_call_without_an_answer_ends_with_its_time(kind: type[AnyClient]
         assert len(server.requests) == 1
 
 
-def test_a_key_loses_its_line_break_and_one_that_no_header_holds_is_refused_without_showing_it(
-    monkeypatch: pytest.MonkeyPatch,
+@BOTH
+@pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/"])
+async def test_the_base_url_of_an_openai_client_is_taken_too(
+    kind: type[AnyClient], end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FOVEA_URL", "http://127.0.0.1:9")
-    with Client(api_key="fovea-secret\n") as client:
-        assert client.base_url == "http://127.0.0.1:9"
-        with pytest.raises(FoveaError, match="no answer from") as refused:
-            client.models()
+    monkeypatch.setenv("FOVEA_URL", f"http://127.0.0.1:9/fovea{end}")
+    async with connected(kind) as client:
+        assert client.base_url == "http://127.0.0.1:9/fovea"
+    async with hostile_server("127.0.0.1") as server:
+        answer = response("200 OK", b'{"data": []}')
+
+        async def models(writer: asyncio.StreamWriter) -> None:
+            writer.write(answer)
+            await writer.drain()
+
+        server.answers = {"/v1/models": models}
+        async with connected(kind, f"http://127.0.0.1:{server.port}{end}") as client:
+            assert await ask(client, "models") == {"data": []}
+        await server.hang_up()
+
+
+def test_a_key_loses_its_line_break_and_one_that_no_header_holds_is_refused_without_showing_it() -> None:
+    with (
+        Client("http://127.0.0.1:9", api_key="fovea-secret\n") as client,
+        pytest.raises(FoveaError, match="no answer from") as refused,
+    ):
+        client.models()
     assert "secret" not in str(refused.value)
     with pytest.raises(ValueError, match="api_key: the key holds a character") as bad:
         Client(api_key="fovea-sec\nret")

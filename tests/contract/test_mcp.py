@@ -98,7 +98,7 @@ async def test_an_agent_finds_what_is_served_and_has_each_method_answer(fovea: R
 
 @pytest.mark.process
 async def test_what_fovea_refuses_is_told_to_the_agent(fovea: Running, tmp_path: Path) -> None:
-    async with agent(fovea.url) as client:
+    async with agent(f"{fovea.url}/v1/") as client:
         assert "404: " in await refusal(client, "search_images", collection="forms", text="a star")
         assert "inputs.0" in await refusal(client, "predict", task="inferences", inputs=[{"premise": "A dog."}])
         asked = {"task": "inferences", "inputs": [{}], "model": "word-problems"}

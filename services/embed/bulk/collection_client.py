@@ -99,7 +99,7 @@ class CollectionClient:
         num_connections: int = 0,
         fill: bool = False,
     ) -> None:
-        self._url = f"{url.rstrip('/')}/collections/{quote(name, safe='')}"
+        self._url = f"{url}/collections/{quote(name, safe='')}"
         self.service = url
         self._patience = patience or Patience()
         self._num_connections = num_connections

@@ -23,7 +23,7 @@ from services.embed.bulk.image_sources import IMAGE_SUFFIXES, SourceError, list_
 from services.embed.bulk.ray_pool import RayError, RayOptions, import_ray
 from services.embed.bulk.to_collection import UploadTarget, upload
 from services.jobs.interruption import one_line_errors
-from services.jobs.options import LOCAL_URL, command_line
+from services.jobs.options import LOCAL_URL, command_line, fovea_url
 from services.jobs.options import api_key as checked_key
 from services.jobs.progress import Bars
 
@@ -61,7 +61,7 @@ Suffixes = Annotated[
     list[str] | None, _of_both("Suffix of image names. Repeatable.", show_default=", ".join(IMAGE_SUFFIXES))
 ]
 BatchSize = Annotated[int | None, _of_both("Images in a request or a forward pass.", min=1, show_default="64, or 32")]
-Url = Annotated[str, _of_collection("Address of Fovea.")]
+Url = Annotated[str, _of_collection("Address of Fovea.", callback=fovea_url)]
 ApiKey = Annotated[str | None, _of_collection("API key.", envvar="FOVEA_API_KEY", callback=checked_key)]
 NoSkip = Annotated[bool, _of_collection("Upload images that the collection already has.", "--no-skip")]
 NoWait = Annotated[bool, _of_collection("Do not wait for the indexes.", "--no-wait")]

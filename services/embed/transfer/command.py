@@ -28,7 +28,7 @@ from services.embed.transfer.files import Import, export
 from services.embed.transfer.migration import Migrated, migrate
 from services.embed.transfer.portable import open_form, read_description
 from services.jobs.interruption import one_line_errors
-from services.jobs.options import LOCAL_URL, StoreUrl, command_line
+from services.jobs.options import LOCAL_URL, StoreUrl, command_line, fovea_url
 from services.jobs.options import api_key as checked_key
 from services.jobs.progress import Bars, counted
 
@@ -39,7 +39,7 @@ NUM_CONNECTIONS = 8
 
 app = command_line(help="Export, import, migrate, back up and restore image collections.", no_args_is_help=True)
 
-Url = Annotated[str, typer.Option(help="Address of Fovea.")]
+Url = Annotated[str, typer.Option(callback=fovea_url, help="Address of Fovea.")]
 ApiKey = Annotated[
     str | None,
     typer.Option(envvar="FOVEA_API_KEY", callback=checked_key, help="API key; its tenant's collections are meant."),
@@ -130,8 +130,8 @@ def import_collection(
 @app.command("migrate")
 def migrate_collection(
     collection: Annotated[str, typer.Argument(help="Name of the collection.")],
-    from_url: Annotated[str, typer.Option("--from", help="Address of the Fovea that has it.")],
-    to_url: Annotated[str, typer.Option("--to", help="Address of the Fovea that is to have it.")],
+    from_url: Annotated[str, typer.Option("--from", callback=fovea_url, help="Address of the Fovea that has it.")],
+    to_url: Annotated[str, typer.Option("--to", callback=fovea_url, help="Address of the Fovea that is to have it.")],
     finish: Annotated[
         bool, typer.Option("--finish", help="Make the original read-only, verify the copy, and open it.")
     ] = False,
@@ -240,8 +240,6 @@ def restore(
 
 
 def _client(url: str, collection: str, api_key: str | None, *, fill: bool = False) -> CollectionClient:
-    if not url.startswith(("http://", "https://")):
-        raise TransferError(f"an address begins with http:// or https://, not {url!r}")
     check_name(collection)
     return CollectionClient(url, collection, api_key=api_key, num_connections=NUM_CONNECTIONS, fill=fill)
 

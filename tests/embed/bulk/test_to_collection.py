@@ -202,7 +202,7 @@ async def test_batches_are_bounded_by_bytes(tmp_path: Path) -> None:
 
 async def run_command(server: CollectionServer, *arguments: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "services.cli.main", "embed-bulk", *arguments, "--url", server.url,
+        sys.executable, "-m", "services.cli.main", "embed-bulk", *arguments, "--url", f"{server.url}/v1",
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
 

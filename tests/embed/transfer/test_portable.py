@@ -110,7 +110,7 @@ def test_a_sparse_tar_that_says_that_it_has_more_than_it_has_is_refused_unread(t
 def test_commands_end_with_one_line_that_says_what_is_wrong(tmp_path: Path) -> None:
     for arguments, reason in (
         (["import", tmp_path / "none", "x"], "there is no folder and no tar"),
-        (["export", "x", tmp_path / "out", "--url", "http://127.0.0.1:9"], "no Fovea at http://127.0.0.1:9"),
+        (["export", "x", tmp_path / "out", "--url", "http://127.0.0.1:9/v1/"], "no Fovea at http://127.0.0.1:9: "),
         (["backup", tmp_path / "backups", "--collections-dir", tmp_path / "none"], "there are no collections in"),
         (["restore", tmp_path / "backups"], "there is no complete backup"),
     ):

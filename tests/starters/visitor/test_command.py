@@ -100,14 +100,15 @@ def one_line(ended: Result) -> str:
 
 def test_an_address_where_nothing_listens_is_one_line() -> None:
     with kept_port() as port:
-        line = one_line(visitor("--url", f"http://127.0.0.1:{port}", "--services", "predict"))
+        line = one_line(visitor("--url", f"http://127.0.0.1:{port}/v1/", "--services", "predict"))
     assert line.startswith(f"python -m starters visitor: no response from http://127.0.0.1:{port}/predict: ")
 
 
 @pytest.mark.parametrize("url", ["gateway", "ftp://127.0.0.1:1"])
-def test_what_is_no_address_is_one_line(url: str) -> None:
-    line = one_line(visitor("--url", url, "--services", "predict"))
-    assert line == f"python -m starters visitor: {url} is not an HTTP address"
+def test_what_is_no_address_is_refused(url: str) -> None:
+    refused = visitor("--url", url, "--services", "predict")
+    assert refused.exit_code == 2
+    assert f"{url} does not begin with http:// or https://" in refused.output
 
 
 @pytest.mark.parametrize(
