@@ -55,8 +55,13 @@ def check_base_urls(urls: tuple[str, ...]) -> tuple[str, ...]:
 
 
 Rate = Annotated[str, AfterValidator(parse_rate)]
-# An alias or a version, which would follow an `@`, is the request's.
-LimitedModel = Annotated[str, StringConstraints(pattern=r"^[^@\s]+$")]
+
+
+def check_limited_model(name: str) -> str:
+    """Return the name of a model unchanged. Raises ValueError for one with a version or an alias, and for none."""
+    if re.fullmatch(r"[^@\s]+", name) is None:
+        raise ValueError(f"{name!r} can't be limited: a limit is of a model's name without a version, as vicuna-7b")
+    return name
 
 
 class Limits(BaseModel):
@@ -71,7 +76,14 @@ class Limits(BaseModel):
 class LimitsByModel(Limits):
     """Limits of all requests, and beside them limits of those that a model answers."""
 
-    models: dict[LimitedModel, Limits] = {}
+    models: dict[str, Limits] = {}
+
+    @field_validator("models")
+    @classmethod
+    def check_models(cls, models: dict[str, Limits]) -> dict[str, Limits]:
+        for name in models:
+            check_limited_model(name)
+        return models
 
 
 class KeyRecord(LimitsByModel):

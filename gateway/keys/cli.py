@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, NoReturn, get_args
 
 import typer
 from pydantic import ValidationError
 
 from gateway.access import KeyFile, digest, new_key
 from gateway.keys.key_files import KeysInFile, KeysInSecret, KeySource, KeysUnavailable
-from gateway.settings import KeyRecord, LimitsByModel
+from gateway.settings import Backend, KeyRecord, LimitsByModel, check_limited_model
 from services.core.audit import AuditFailed, AuditLog
 from services.core.exchange import DEFAULT_TENANT
 from services.core.printable import printable
@@ -47,8 +47,8 @@ def create(  # noqa: PLR0913 - one parameter an option
     scope: Annotated[
         list[str],
         typer.Option(
-            help="predict, generate, embed or score, optionally followed by :read, :write or :admin; metrics; admin. "
-            "Repeatable."
+            help=f"{', '.join(get_args(Backend))}, each optionally followed by :read, :write or :admin; metrics; "
+            "admin. Repeatable."
         ),
     ],
     rate_limit: Annotated[
@@ -95,13 +95,14 @@ def create(  # noqa: PLR0913 - one parameter an option
 
 @app.command("list")
 def list_keys(file: FileOption = DEFAULT_FILE, secret: SecretOption = None) -> None:
-    """Show the name, scopes, limits, creation time and tenant of every key, and tenants' own limits."""
+    """Show the name, scopes, limits, creation time and tenant of every key and whether its requests go to canaries, and
+    tenants' own limits."""
     with _reasons_in_one_line():
         held = _source(file, secret).read()
-    typer.echo("\t".join(("name", "scopes", *LIMITS, "created", "tenant", "version")))
+    typer.echo("\t".join(("name", "scopes", *LIMITS, "created", "tenant", "canary")))
     for record in held.keys:
-        scopes, version = ",".join(sorted(record.scopes)), "canary" if record.canary else "-"
-        shown = (record.name, scopes, *_shown_limits(record), record.created or "-", record.tenant, version)
+        scopes, canary = ",".join(sorted(record.scopes)), "yes" if record.canary else "-"
+        shown = (record.name, scopes, *_shown_limits(record), record.created or "-", record.tenant, canary)
         typer.echo("\t".join(map(printable, shown)))
     if held.tenants:
         typer.echo("\t".join(("\ntenant", *LIMITS)))
@@ -132,6 +133,7 @@ def revoke(
                 f"{audit_log}: the audit log can't be written; the key is revoked, but the revocation is not recorded",
                 err=True,
             )
+    typer.echo(f"Revoked {printable(name)}.")
 
 
 def _shown_limits(limits: LimitsByModel) -> tuple[str, str, str]:
@@ -149,8 +151,13 @@ def _by_model(**given: list[str] | None) -> dict[str, dict[str, str]]:
     for kind, several in given.items():
         for one in several or ():
             model, separator, rate = one.partition("=")
-            if not separator:
-                _refuse(f"--model-{kind.replace('_', '-')}: {one!r} is not MODEL=RATE, such as vicuna-7b=600/minute.")
+            option = f"--model-{kind.replace('_', '-')}"
+            if not (model and separator):
+                _refuse(f"{option}: {one!r} is not MODEL=RATE, such as vicuna-7b=60/minute.")
+            try:
+                check_limited_model(model)
+            except ValueError as reason:
+                _refuse(f"{option}: {reason}; write MODEL=RATE, such as vicuna-7b=60/minute.")
             found.setdefault(model, {})[kind] = rate
     return found
 

@@ -335,6 +335,10 @@ async def test_a_keys_file_without_keys_lets_nobody_in(tmp_path: Path) -> None:
             r"rate_limit: 'often' is not one rate",
         ),
         (json.dumps({"keys": [record("a", "paint")]}), r"keys\.0\.scopes"),
+        (
+            json.dumps({"keys": [record("a", "generate", models={"big@latest": {}})]}),
+            r"keys\.0\.models: 'big@latest' can't be limited: a limit is of a model's name without a version",
+        ),
     ],
 )
 def test_a_gateway_does_not_start_open_because_its_keys_file_is_wrong(

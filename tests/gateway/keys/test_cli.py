@@ -9,7 +9,7 @@ from typer.testing import CliRunner, Result
 
 from gateway.access import KeyRing, read_key_file
 from gateway.keys.cli import app
-from gateway.settings import GatewaySettings
+from gateway.settings import SCOPES, GatewaySettings
 
 
 @pytest.fixture
@@ -54,7 +54,8 @@ def test_keys_are_listed_and_revoked_by_name(file: Path) -> None:
     listed = keys(file, "list").output
     assert "first\tembed" in listed
     assert "second\tadmin" in listed
-    assert keys(file, "revoke", "first").exit_code == 0
+    revoked = keys(file, "revoke", "first")
+    assert (revoked.exit_code, revoked.output) == (0, "Revoked first.\n")
     ring = KeyRing(GatewaySettings(keys_file=file))
     assert ring.find(first) is None
     assert ring.find(second) is not None
@@ -66,7 +67,7 @@ def test_a_key_can_be_marked_for_canaries_and_other_keys_are_stored_as_before(fi
     found = [visitor.prefers_canary for key in (marked, plain) if (visitor := ring.find(key)) is not None]
     assert found == [True, False]
     listed = [line.split("\t") for line in keys(file, "list").output.splitlines()]
-    assert [(line[0], line[7]) for line in listed] == [("name", "version"), ("tester", "canary"), ("shop", "-")]
+    assert [(line[0], line[7]) for line in listed] == [("name", "canary"), ("tester", "yes"), ("shop", "-")]
     # Gateways of before refuse a file with a field that they do not know.
     assert [set(record) - {"created"} for record in json.loads(file.read_text())["keys"]] == [
         {"name", "sha256", "scopes", "canary"},
@@ -183,6 +184,12 @@ def test_a_key_may_have_limits_in_tokens_and_by_model_and_what_others_wrote_for_
         (("--rate-limit", "1/second; 5/minute"), "rate_limit: '1/second; 5/minute' is not one rate: "),
         (("--token-limit", "0/minute"), "token_limit: '0/minute' is not one rate: "),
         (("--model-token-limit", "big"), "--model-token-limit: 'big' is not MODEL=RATE"),
+        (("--model-rate-limit", "=5/minute"), "--model-rate-limit: '=5/minute' is not MODEL=RATE, such as"),
+        (
+            ("--model-token-limit", "big@latest=5/minute"),
+            "--model-token-limit: 'big@latest' can't be limited: a limit is of a model's name without a version, "
+            "as vicuna-7b; write MODEL=RATE, such as vicuna-7b=60/minute.",
+        ),
         (("--model-rate-limit", "big=often"), "models.big.rate_limit: 'often' is not one rate: "),
     ],
 )
@@ -191,3 +198,8 @@ def test_a_limit_that_is_none_is_refused_by_its_name(file: Path, options: tuple[
     assert refused.exit_code == 1
     assert refused.output.startswith(f"fovea keys: {told}")
     assert not file.exists()
+
+
+def test_the_help_names_every_scope() -> None:
+    told = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["create", "--help"]).output
+    assert all(scope.partition(":")[0] in told for scope in SCOPES)
