@@ -11,6 +11,14 @@ MAX_NAMES_SHOWN = 8
 # Comparing names takes the longer the longer they are, and a client chooses how long.
 MAX_COMPARED_CHARACTERS = 64
 SIMILARITY = 0.6
+# What a value should be, by pydantic's error about its type.
+OBJECT_ERRORS = ("model_type", "model_attributes_type", "dict_type")
+TYPES = {
+    "string_type": "a text",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    **dict.fromkeys(OBJECT_ERRORS, "an object"),
+}
 
 
 class Refused(ValueError):
@@ -52,7 +60,7 @@ def complaint_about(invalid: "ValidationError", given: Any, whole: str) -> str:
 
 def message_of(error: Any) -> str:
     """Return the message of one of pydantic's errors without what it says of Python."""
-    if error["type"] == "model_type":
+    if error["type"] in OBJECT_ERRORS:
         return "Input should be an object"
     return str(error["msg"]).removeprefix("Value error, ")
 
@@ -64,6 +72,9 @@ def deepest_complaint(errors: Sequence[Any], body: Any) -> tuple[str, str]:
     here = [error for path, error in located if path == deepest]
     # members of another type than the value's say nothing about it if one accepts its type and refuses the value
     about_value = [error for error in here if not error["type"].endswith(("_type", "_parsing"))]
+    types = dict.fromkeys(TYPES.get(error["type"], "") for error in here)
+    if not about_value and len(types) > 1 and all(types):
+        return ".".join(deepest) or "body", f"Input should be {' or '.join(types)}"
     messages = dict.fromkeys(map(message_of, about_value or here))
     return ".".join(deepest) or "body", "; or: ".join(messages)
 

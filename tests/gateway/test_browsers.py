@@ -44,7 +44,7 @@ async def test_a_form_of_another_site_reaches_no_service(headers: dict[str, str]
     async with serving(service) as url, gateway(embed_urls=url, host=host) as client:
         status, body = await post(client, **headers)
         assert (status, body["error"]["code"]) == (403, "foreign_origin")
-        assert "FOVEA_ALLOWED_ORIGINS" in body["error"]["message"]
+        assert "FOVEA_GATEWAY_ALLOWED_ORIGINS" in body["error"]["message"]
         assert await metric(client, "fovea_rejected_total", reason="foreign_origin") == 1
     assert not service.requests
 
@@ -80,7 +80,7 @@ async def test_on_loopback_a_foreign_host_is_refused(host: str, keys: tuple[KeyR
     async with serving(service) as url, gateway(embed_urls=url, keys=keys) as client:
         status, body = await post(client, Host=host, X_API_Key="a")
         assert (status, body["error"]["code"]) == (403, "foreign_host")
-        assert "FOVEA_ALLOWED_HOSTS" in body["error"]["message"]
+        assert "FOVEA_GATEWAY_ALLOWED_HOSTS" in body["error"]["message"]
     assert not service.requests
 
 
@@ -134,7 +134,7 @@ async def test_pages_of_allowed_origins_may_ask_and_read_answers_and_errors(keys
                 assert response.headers["Access-Control-Allow-Origin"] == origin["Origin"]
                 exposed = response.headers["Access-Control-Expose-Headers"].split(", ")
                 limits = {f"x-ratelimit-{name}-tokens" for name in ("limit", "remaining", "reset")}
-                assert {"X-Request-ID", "Retry-After", "RateLimit-Remaining"} | limits <= set(exposed)
+                assert {"X-Request-ID", "Retry-After", "x-should-retry", "RateLimit-Remaining"} | limits <= set(exposed)
         async with client.options("/embed", headers={"Origin": EVIL, **PREFLIGHT}) as response:
             assert response.status == 403
             assert "Access-Control-Allow-Origin" not in response.headers
@@ -151,7 +151,7 @@ async def test_without_allowed_origins_a_preflight_is_told_the_setting_and_is_no
                 assert response.status == 403
                 assert "Access-Control-Allow-Origin" not in response.headers
                 error = (await response.json())["error"]
-                assert (error["code"], "FOVEA_ALLOWED_ORIGINS" in error["message"]) == ("foreign_origin", True)
+                assert (error["code"], "FOVEA_GATEWAY_ALLOWED_ORIGINS" in error["message"]) == ("foreign_origin", True)
         assert (await post(client))[0] == (401 if keys else 503)
 
 

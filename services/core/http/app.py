@@ -30,7 +30,7 @@ from services.core.http.pages import docs_router
 from services.core.http.signatures import SignatureCheck, SigningSecrets
 from services.core.http.telemetry import NO_TRACES, RequestSpan, traces
 from services.core.metrics import CONTENT_TYPE, Metrics
-from services.core.settings import ProcessSettings, ServiceSettings
+from services.core.settings import ProcessSettings, ServiceSettings, own_prefix_of
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,14 @@ def _middleware(settings: ProcessSettings, parts: AppParts, secrets: SigningSecr
     metrics, health = parts.metrics, parts.health
     hosts, origins = settings.allowed_hosts, settings.allowed_origins
     checks_host = "*" not in hosts and (hosts or is_loopback(settings.host))
+    own = own_prefix_of(type(settings))
     origin_check = Middleware(
-        OriginCheck, allowed=origins, metrics=metrics, needs_key=parts.needs_key, linked_paths=parts.linked_paths
+        OriginCheck,
+        allowed=origins,
+        metrics=metrics,
+        needs_key=parts.needs_key,
+        setting=f"{own}ALLOWED_ORIGINS",
+        linked_paths=parts.linked_paths,
     )
     # The gateway has its own admission, since it knows which service a request is for, and does not parse bodies.
     for_services = (
@@ -113,7 +119,11 @@ def _middleware(settings: ProcessSettings, parts: AppParts, secrets: SigningSecr
         *([Middleware(AllowedOrigins, allowed=origins)] if origins else []),
         Middleware(ErrorResponses, health=health),
         *([Middleware(SignatureCheck, secrets=secrets, metrics=metrics)] if secrets else []),
-        *([Middleware(HostCheck, allowed=hosts, metrics=metrics)] if checks_host else []),
+        *(
+            [Middleware(HostCheck, allowed=hosts, metrics=metrics, setting=f"{own}ALLOWED_HOSTS")]
+            if checks_host
+            else []
+        ),
         origin_check,
         Middleware(BodyPace, settings=settings, metrics=metrics),
         Middleware(BodyLimit, settings=settings, metrics=metrics),

@@ -29,6 +29,7 @@ EXPOSED_HEADERS = (
     "Server-Timing",
     "X-Fovea-Model",
     "X-Request-ID",
+    "x-should-retry",
     "x-ratelimit-limit-tokens",
     "x-ratelimit-remaining-tokens",
     "x-ratelimit-reset-tokens",
@@ -50,11 +51,12 @@ class HostCheck:
 
     An address is always allowed: no name was resolved, so none can have been rebound to this machine. An entry of
     `allowed` that begins with a dot is all names that end in it. A request without a `Host` is not from a
-    browser.
+    browser. `setting` is the variable that errors name.
     """
 
-    def __init__(self, app: ASGIApp, allowed: Collection[str], metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, allowed: Collection[str], metrics: Metrics, *, setting: str) -> None:
         self.app = app
+        self.setting = setting
         self.names = frozenset(name.lower() for name in allowed)
         self.suffixes = tuple(name for name in self.names if name.startswith("."))
         self.rejected = metrics.rejected.labels("foreign_host")
@@ -66,7 +68,7 @@ class HostCheck:
             if not self._is_allowed(_name_of(host)):
                 self.rejected.inc()
                 raise PermissionDenied(
-                    f"This server does not accept the host {host[:100]!r}; add it to FOVEA_ALLOWED_HOSTS.",
+                    f"This server does not accept the host {host[:100]!r}; add it to {self.setting}.",
                     code="foreign_host",
                 )
             if len(self.known) < 100:
@@ -84,7 +86,7 @@ class OriginCheck:
     name, in `Origin`. Other clients send neither. Probes, the documentation and `linked_paths` may be linked to.
 
     Where requests need a key, which no browser adds by itself, only preflights are checked: they carry none, and would
-    be told that it is missing.
+    be told that it is missing. `setting` is the variable that errors name.
     """
 
     def __init__(
@@ -94,11 +96,13 @@ class OriginCheck:
         metrics: Metrics,
         *,
         needs_key: bool,
+        setting: str,
         linked_paths: Collection[str] = (),
     ) -> None:
         self.app = app
         self.allowed = frozenset(allowed)
         self.needs_key = needs_key
+        self.setting = setting
         self.linked_paths = LINKED_PATHS.union(linked_paths)
         self.rejected = metrics.rejected.labels("foreign_origin")
 
@@ -108,7 +112,7 @@ class OriginCheck:
             origin = header_of(scope, b"origin")
             page = f"the origin {origin[:100]!r}" if origin else "another site"
             raise PermissionDenied(
-                f"A page of {page} may not use this server; add its origin to FOVEA_ALLOWED_ORIGINS.",
+                f"A page of {page} may not use this server; add its origin to {self.setting}.",
                 code="foreign_origin",
             )
         await self.app(scope, receive, send)

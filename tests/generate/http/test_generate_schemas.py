@@ -7,6 +7,7 @@ from pydantic import BaseModel, ValidationError
 
 from services.core.documents import MAX_LISTED
 from services.core.errors import TooLarge
+from services.core.refusals import complaint_about
 from services.generate.http.generate_routes import GenerateRequest
 from services.generate.http.openai_schemas import MAX_PROMPTS, ChatRequest, CompletionRequest
 from services.generate.http.rerank_routes import RerankRequest, TeiRerankRequest
@@ -78,3 +79,14 @@ def test_the_schema_says_where_a_reordering_puts_the_best_document(model: type[B
     described = model.model_json_schema()["properties"]["reorder"]["description"]
     assert "the most relevant comes first" in described
     assert "with `attention` (attention sorting), the most attended comes last" in described
+
+
+@pytest.mark.parametrize(
+    ("model", "body"), [(GenerateRequest, {"query": "q"}), (ChatRequest, CHAT), (RerankRequest, {"query": "q"})]
+)
+def test_a_document_of_another_type_is_told_which_types_there_are(model: type[BaseModel], body: dict[str, Any]) -> None:
+    given = {**body, "documents": [None]}
+    with pytest.raises(ValidationError) as refused:
+        model.model_validate(given)
+    told = complaint_about(refused.value, given, "the body")
+    assert told == "documents.0: Input should be a text or an object"

@@ -64,7 +64,7 @@ FIELDS = 'fields: [subject, body]\ntemplate: "Subject: {subject}\\n{body}"'
         (
             "Receipt for March",
             "3",
-            "prompt.demonstrations.0.subject: Input should be a valid string; or:",
+            "prompt.demonstrations.0.subject: Input should be a text or a list",
         ),
     ],
 )

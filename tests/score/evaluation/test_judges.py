@@ -153,7 +153,7 @@ def test_any_kind_of_record_may_have_been_answered(tmp_path: Path) -> None:
     [
         ("{", "answers.json:1: not JSON"),
         ("{}", "answers.json holds no answers"),
-        ('{"one": {"pets": [1]}}', "answers.json: one.pets: Input should be a valid dictionary"),
+        ('{"one": {"pets": [1]}}', "answers.json: one.pets: Input should be an object"),
         ('{"one": {"pets": {"0": 2}}}', "answers.json: one.pets.0: Input should be a valid boolean"),
     ],
 )
