@@ -183,9 +183,13 @@ async def test_the_guides_clients_print_what_is_served_and_the_document_that_ans
     ):
         await _listens(port)
         command = (sys.executable, "-c", program.replace("8085", str(port)))
-        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True)
+        environment = {**os.environ, "FOVEA_API_KEY": "north"}
+        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, env=environment)
+        async with httpx2.AsyncClient() as http:
+            ping = await http.post(f"http://127.0.0.1:{port}/mcp", json={"jsonrpc": "2.0", "id": 1, "method": "ping"})
         server.send_signal(signal.SIGTERM)
     assert "'index': 1" in done.stdout, done.stderr
+    assert ping.json() == {"jsonrpc": "2.0", "id": 1, "result": {}}
     starting = starting.replace("http://127.0.0.1:8080", fovea.url)
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     command = (sys.executable, "-c", starting)
