@@ -152,7 +152,7 @@ MAX_CHAIN = 13
 BUDGETS = {
     "fovea": 1_760,
     "gateway": 4_285,
-    "services/cli": 4_115,
+    "services/cli": 4_116,
     "services/core": 14_164,
     "services/nn": 2_536,
     "services/jobs": 3_985,

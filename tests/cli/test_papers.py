@@ -378,6 +378,16 @@ def test_a_failing_command_is_told_in_one_line_and_leaves_no_record(tmp_path: Pa
         run(row, ("FocalLens-CLIP", "focallens-shapes"), {}, 0, ["--vanished"])
 
 
+@pytest.mark.process
+def test_what_a_command_tells_of_missing_benchmarks_is_shown(tmp_path: Path, store: Path) -> None:
+    (tmp_path / "benchmarks").mkdir()
+    model = "FSC-CLIP=fsc-clip-scenes"
+    asked = ("run", "FSC-T4", "--data", tmp_path, "--model", model, "--save", tmp_path / "papers.jsonl")
+    done = fovea(*asked, store=store)
+    assert done.returncode == 1
+    assert "crepe: " in done.stderr and "available from https://github.com/RAIVNLab/CREPE" in done.stderr
+
+
 def test_a_model_stands_beside_the_published_row_that_it_names() -> None:
     row = ROWS["T4.6"]
     assert choose_models(row, []) == [("ViT-B-32", "fsc-clip-scenes")]

@@ -271,6 +271,7 @@ def _output_of(command: Sequence[str]) -> str:
         [sys.executable, "-m", "services.cli.main", *command], stdout=subprocess.PIPE, text=True, check=False
     )
     if done.returncode != 0:
+        sys.stderr.write(done.stdout)  # some commands print there what they lack
         raise Refused(f"`fovea {' '.join(command)}` ended with status {done.returncode}")
     return done.stdout
 
