@@ -16,7 +16,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import softmax
-from scipy.stats import rankdata
 
 from services.core.text_files import BadFile, json_objects, read_json, read_text, text_lines
 from services.jobs.published_data import Source, described
@@ -82,11 +81,13 @@ def roc_auc(labels: Labels, probabilities: Probabilities) -> float:
 
     Equal probabilities count one half, as everywhere for this metric. Raises ValueError if a class has no images.
     """
-    num_positive, num_negative = int((labels == 1).sum()), int((labels == 0).sum())
-    if not (num_positive and num_negative):
+    score = probabilities[:, 1]
+    positive, negative = np.sort(score[labels == 1]), score[labels == 0]
+    if not (len(positive) and len(negative)):
         raise ValueError("the area under the ROC curve needs images of both classes")
-    ranks = rankdata(probabilities[:, 1])[labels == 1]
-    return float((ranks.sum() - num_positive * (num_positive + 1) / 2) / (num_positive * num_negative))
+    above = len(positive) - np.searchsorted(positive, negative, side="right")
+    ties = np.searchsorted(positive, negative, side="right") - np.searchsorted(positive, negative, side="left")
+    return float((above + ties / 2).sum() / (len(positive) * len(negative)))
 
 
 def best_ranks(similarities: Probabilities, is_own: NDArray[np.bool_]) -> Labels:

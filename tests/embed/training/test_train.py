@@ -181,7 +181,7 @@ def test_a_tuning_may_be_as_long_as_some_passes_over_the_images(arguments: list[
     ("options", "said"),
     [
         (["--epochs", "3", "--steps", "2"], "both say how long to train: give one"),
-        (["--recipe", "papers"], "there is no recipe 'papers'; available: fovea, paper, or a .toml file"),
+        (["--recipe", "papers"], "there is no recipe 'papers'; available: fovea, paper, a .toml file"),
         (["--set", "folder=recipes"], "'folder=recipes' is not KEY=VALUE of"),
         (["--set", "visibility=half"], "visibility: Input should be 'full' or 'readout'"),
         (["--set", "spelling=0.3"], "'spelling=0.3' is not KEY=VALUE of base, batch_size, condition_layer"),
