@@ -150,7 +150,7 @@ MAX_FUNCTION_LINES = 60
 MAX_CHAIN = 13
 # Lines of Python that a room may have. A commit that raises a budget says why.
 BUDGETS = {
-    "fovea": 1_760,
+    "fovea": 1_763,
     "gateway": 4_285,
     "services/cli": 4_116,
     "services/core": 14_164,
@@ -160,7 +160,7 @@ BUDGETS = {
     "services/embed": 19_225,
     "services/generate": 15_923,
     "services/predict": 7_663,
-    "services/score": 11_000,
+    "services/score": 11_001,
     "starters": 20_724,
     "vllm_plugin": 2_615,
 }

@@ -234,7 +234,7 @@ def test_an_averaged_student_lies_between_its_weights_before_and_after_the_train
 
 @pytest.mark.parametrize("values", [{"average": 0.0}, {"average": 1.5}, {"average": 0.5, "lora_rank": 2}])
 def test_an_average_needs_a_share_and_all_weights(values: Any) -> None:
-    with pytest.raises(ValueError, match="average is"):
+    with pytest.raises(ValueError, match="average"):
         toy_recipe(**values)
 
 
