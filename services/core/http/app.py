@@ -106,6 +106,7 @@ def _middleware(settings: ProcessSettings, parts: AppParts, secrets: SigningSecr
         setting=f"{own}ALLOWED_ORIGINS",
         linked_paths=parts.linked_paths,
     )
+    host_check = Middleware(HostCheck, allowed=hosts, metrics=metrics, setting=f"{own}ALLOWED_HOSTS")
     # The gateway has its own admission, since it knows which service a request is for, and does not parse bodies.
     for_services = (
         [Middleware(Admission, settings=settings, metrics=metrics), _body_budget(settings, metrics)]
@@ -119,11 +120,7 @@ def _middleware(settings: ProcessSettings, parts: AppParts, secrets: SigningSecr
         *([Middleware(AllowedOrigins, allowed=origins)] if origins else []),
         Middleware(ErrorResponses, health=health),
         *([Middleware(SignatureCheck, secrets=secrets, metrics=metrics)] if secrets else []),
-        *(
-            [Middleware(HostCheck, allowed=hosts, metrics=metrics, setting=f"{own}ALLOWED_HOSTS")]
-            if checks_host
-            else []
-        ),
+        *([host_check] if checks_host else []),
         origin_check,
         Middleware(BodyPace, settings=settings, metrics=metrics),
         Middleware(BodyLimit, settings=settings, metrics=metrics),
