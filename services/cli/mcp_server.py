@@ -7,6 +7,7 @@ image, and predicts by a student's task.
 import asyncio
 import base64
 import json
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
@@ -189,7 +190,7 @@ def _message(answer: httpx2.Response) -> str:
 
 def make_server(fovea: Fovea) -> MCPServer[None]:
     """Return a server of the tools, none of which changes anything."""
-    server = Tools("fovea", instructions=INSTRUCTIONS, log_level="WARNING")
+    server = Tools("fovea", version=version("fovea-serving"), instructions=INSTRUCTIONS, log_level="WARNING")
     for tool in (fovea.list_served, fovea.search_images, fovea.rerank, fovea.score_captions, fovea.predict):
         server.add_tool(tool, annotations=ToolAnnotations(read_only_hint=True, open_world_hint=False))
     return server

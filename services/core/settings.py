@@ -7,7 +7,7 @@ reads no environment: only `read_settings` does, and only a `__main__` calls it.
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from urllib.parse import urlsplit
@@ -67,8 +67,8 @@ class ProcessSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=SHARED_PREFIX, frozen=True, extra="forbid")
 
-    # The options of the command line that choose the port, for messages.
-    port_options: ClassVar[tuple[str, ...]] = ()
+    # What sets fields that are not set by a variable alone, for messages; empty if nothing does.
+    set_by: ClassVar[Mapping[str, str]] = {}
 
     host: str = Field("127.0.0.1", description="Address to listen on; `0.0.0.0` in a container.")
     port: int = Field(ge=0, le=65535, description="Port to listen on; 0: any free port.")

@@ -103,10 +103,15 @@ def _middleware(settings: ProcessSettings, parts: AppParts, secrets: SigningSecr
         allowed=origins,
         metrics=metrics,
         needs_key=parts.needs_key,
-        setting=f"{own}ALLOWED_ORIGINS",
+        setting=settings.set_by.get("allowed_origins", f"{own}ALLOWED_ORIGINS"),
         linked_paths=parts.linked_paths,
     )
-    host_check = Middleware(HostCheck, allowed=hosts, metrics=metrics, setting=f"{own}ALLOWED_HOSTS")
+    host_check = Middleware(
+        HostCheck,
+        allowed=hosts,
+        metrics=metrics,
+        setting=settings.set_by.get("allowed_hosts", f"{own}ALLOWED_HOSTS"),
+    )
     # The gateway has its own admission, since it knows which service a request is for, and does not parse bodies.
     for_services = (
         [Middleware(Admission, settings=settings, metrics=metrics), _body_budget(settings, metrics)]

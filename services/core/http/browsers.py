@@ -51,7 +51,7 @@ class HostCheck:
 
     An address is always allowed: no name was resolved, so none can have been rebound to this machine. An entry of
     `allowed` that begins with a dot is all names that end in it. A request without a `Host` is not from a
-    browser. `setting` is the variable that errors name.
+    browser. `setting` is the variable or option that errors name.
     """
 
     def __init__(self, app: ASGIApp, allowed: Collection[str], metrics: Metrics, *, setting: str) -> None:
@@ -86,7 +86,7 @@ class OriginCheck:
     name, in `Origin`. Other clients send neither. Probes, the documentation and `linked_paths` may be linked to.
 
     Where requests need a key, which no browser adds by itself, only preflights are checked: they carry none, and would
-    be told that it is missing. `setting` is the variable that errors name.
+    be told that it is missing. `setting` is what errors name, empty where nothing allows an origin.
     """
 
     def __init__(
@@ -111,10 +111,8 @@ class OriginCheck:
             self.rejected.inc()
             origin = header_of(scope, b"origin")
             page = f"the origin {origin[:100]!r}" if origin else "another site"
-            raise PermissionDenied(
-                f"A page of {page} may not use this server; add its origin to {self.setting}.",
-                code="foreign_origin",
-            )
+            remedy = f"; add its origin to {self.setting}" if self.setting else ""
+            raise PermissionDenied(f"A page of {page} may not use this server{remedy}.", code="foreign_origin")
         await self.app(scope, receive, send)
 
     def _is_foreign(self, scope: Scope) -> bool:

@@ -22,7 +22,7 @@ from services.core.http.health import Health
 from services.core.http.protocol import ConnectionLimits, LimitedProtocol, most_connections
 from services.core.logs import configure_logging
 from services.core.serving.served_checkpoint import is_loading
-from services.core.settings import ProcessSettings
+from services.core.settings import ProcessSettings, own_prefix_of
 
 # Longer than clients keep idle connections, so that the server does not close one just as it is used again.
 KEEP_ALIVE_S = 75
@@ -97,10 +97,9 @@ def _bind(settings: ProcessSettings) -> socket.socket:
     try:
         return socket.create_server((settings.host, settings.port), family=family, backlog=BACKLOG)
     except OSError as refused:
-        ways = (*settings.port_options, f"{settings.model_config.get('env_prefix', '')}PORT")
         raise SystemExit(
             f"Cannot listen on {settings.host}:{settings.port}: {refused.strerror}. "
-            f"Choose another port with {' or '.join(ways)}."
+            f"Choose another port with {settings.set_by.get('port', f'{own_prefix_of(type(settings))}PORT')}."
         ) from None
 
 

@@ -1,6 +1,7 @@
 """`fovea curate review`: people judge pairs in a browser, or are measured on them."""
 
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -33,7 +34,11 @@ class ReviewSettings(ProcessSettings):
     """Settings of the server, which come from the command line only."""
 
     model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(env_prefix="FOVEA_CURATE_")
-    port_options: ClassVar[tuple[str, ...]] = ("--port",)
+    set_by: ClassVar[Mapping[str, str]] = {
+        "port": "--port or FOVEA_CURATE_PORT",
+        "allowed_hosts": "--allow-host",
+        "allowed_origins": "",
+    }
 
     log_level: str = "warning"  # type: ignore[assignment]
     max_body_bytes: int = 64 * 1024
