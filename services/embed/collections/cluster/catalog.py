@@ -9,8 +9,8 @@ from psycopg.errors import ForeignKeyViolation
 from services.core.exchange import DEFAULT_TENANT
 from services.core.store.errors import StoreUnavailable
 from services.core.store.objects import Objects
-from services.embed.collections.cluster.connections import Connection, Connections, alone
-from services.embed.collections.cluster.contents import Contents, OwnStore
+from services.embed.collections.cluster.connections import Connections, alone
+from services.embed.collections.cluster.contents import Contents, OwnStore, condemn
 from services.embed.collections.cluster.image_store import PostgresImageStore
 from services.embed.collections.cluster.vectors import drop_indexes
 from services.embed.collections.storage.catalog import (
@@ -39,13 +39,7 @@ TO_INDEX = (
     " OR EXISTS (SELECT 1 FROM claims WHERE claims.collection = collections.collection"
     " AND claims.checkpoint = served.checkpoint AND expires < clock_timestamp()))"
 )
-EMPTY = "DELETE FROM {table} WHERE ctid = ANY (ARRAY(SELECT ctid FROM {table} WHERE collection = %s LIMIT %s))"
-# Lets the objects of a deleted collection's images be swept.
-CONDEMN = (
-    f"WITH gone AS ({EMPTY.format(table='contents')} RETURNING *)"
-    " INSERT INTO loose_objects (object_key, collection, num_bytes, is_condemned)"
-    " SELECT object_key, collection, num_bytes, true FROM gone"
-)
+SOME = "ctid = ANY (ARRAY(SELECT ctid FROM {table} WHERE collection = %s LIMIT %s))"
 # Any number, the same in all replicas.
 SWEEP_LOCK = 0x0F0FEB
 # The indexes of a checkpoint that no process has served for this time are removed.
@@ -173,9 +167,13 @@ class PostgresCatalog(BackedUp):
             with self.connections.transaction() as connection:
                 drop_indexes(connection, "collection = %s", (collection,))
             with self.connections.reading() as connection:
+                # each time a small transaction
                 for table in OWN_TABLES:
-                    _in_steps(connection, EMPTY.format(table=table), collection)
-                _in_steps(connection, CONDEMN, collection)
+                    some = f"DELETE FROM {table} WHERE {SOME.format(table=table)}"
+                    while connection.execute(some, (collection, SWEPT_LINES)).rowcount:
+                        pass
+                while condemn(connection, SOME.format(table="contents"), (collection, SWEPT_LINES)):
+                    pass
             contents = Contents(self.connections, self._objects, collection)
             while contents.sweep(grace_s=0.0):
                 pass
@@ -190,12 +188,6 @@ class PostgresCatalog(BackedUp):
     def _store(self, collection: int, info: CollectionInfo) -> PostgresImageStore:
         contents = Contents(self.connections, self._objects, collection, self._own_store)
         return PostgresImageStore(self.connections, contents, collection, info)
-
-
-def _in_steps(connection: Connection, statement: str, collection: int) -> None:
-    """Repeat a statement about a deleted collection's lines until it finds none, each time a small transaction."""
-    while connection.execute(statement, (collection, SWEPT_LINES)).rowcount:
-        pass
 
 
 def sweep(catalog: PostgresCatalog, *, unused_after_s: float = UNUSED_AFTER_S) -> bool:

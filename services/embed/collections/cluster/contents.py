@@ -180,9 +180,11 @@ def take(connection: Connection, uploads: Iterable[Upload]) -> None:
         raise ContentsChanged
 
 
-def condemn(connection: Connection, collection: int, object_key: str, num_bytes: int) -> None:
-    """Note within a transaction that no image has an object any more."""
-    connection.execute(
-        "INSERT INTO loose_objects (object_key, collection, num_bytes, is_condemned) VALUES (%s, %s, %s, true)",
-        (object_key, collection, num_bytes),
-    )
+def condemn(connection: Connection, which: str, given: Sequence[object]) -> int:
+    """Remove the lines of bytes that no image has any more, and let their objects be swept; return how many."""
+    return connection.execute(
+        f"WITH gone AS (DELETE FROM contents WHERE {which} RETURNING *)"
+        " INSERT INTO loose_objects (object_key, collection, num_bytes, is_condemned)"
+        " SELECT object_key, collection, num_bytes, true FROM gone",
+        given,
+    ).rowcount

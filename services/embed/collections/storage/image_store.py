@@ -1,14 +1,15 @@
 """The images of one collection with their metadata, and its conditions: the data that can't be recomputed.
 
-The interface of the stores, and the rules of additions that all of them follow.
+What SQLite's and PostgreSQL's stores have in common, and the rules of additions that both follow.
 """
 
 import json
 import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,8 @@ MAX_ID_CHARACTERS = 256
 # A client waits so long before it tries again to change a collection that is read-only.
 READ_ONLY_RETRY_S = 5.0
 NO_METADATA = "{}"
+# More than any collection has.
+ALL = 2**62
 # What `stored_image` takes.
 IMAGE_COLUMNS = "row, id, digest, num_bytes, metadata, created"
 
@@ -96,6 +99,10 @@ class StoredCondition:
     used: float
 
 
+# Images to add, with the text of their metadata, None if unspecified.
+Asked = Sequence[tuple[NewImage, str | None]]
+
+
 @dataclass(frozen=True)
 class Record:
     """The stored image of an id; `metadata` is JSON text, `created` None for now."""
@@ -104,6 +111,29 @@ class Record:
     digest: str
     metadata: str
     created: float | None = None
+
+
+@dataclass(frozen=True)
+class State:
+    """The number of a collection's images and of their bytes, which changes it takes, and the row of its newest image,
+    if that was asked for."""
+
+    num_images: int
+    num_bytes: int
+    access: Access
+    last_row: int = 0
+
+
+@dataclass(frozen=True)
+class New:
+    """The images that an addition has to store, and the size of the bytes by their digest."""
+
+    records: Sequence[Record]
+    lacking: Mapping[str, int]
+
+    def added(self, asked: Asked, rows: list[int]) -> Added:
+        """Tell the result of the addition."""
+        return Added(len(self.records), len(asked) - len(self.records), [image.id for image, _ in asked], rows)
 
 
 class ReadOnly(Overloaded):
@@ -118,14 +148,33 @@ class ReadOnly(Overloaded):
         )
 
 
+class Connections(Protocol):
+    """The database of a store, on connections of sqlite3 or psycopg."""
+
+    def reading(self) -> AbstractContextManager[Any]: ...
+
+    def transaction(self) -> AbstractContextManager[Any]: ...
+
+
 class ImageStore(ABC):
     """Thread-safe; changes are durable when a method returns.
 
     Each image has a row: a number higher than those of all images before it, never reused. Images of equal bytes share
     them. Every method may raise Overloaded: StorageFull without room, and others while the store can't be reached.
+
+    Statements here hold for SQLite and PostgreSQL, with `?` for each value. `own` selects a collection's lines of a
+    table, `ACCESS` and `TOTALS` are the tables of its only line, `AMONG` compares with one of several values.
     """
 
+    IMAGES: ClassVar[str]
+    ACCESS: ClassVar[str]
+    TOTALS: ClassVar[str]
+    AMONG: ClassVar[str]
     info: CollectionInfo
+
+    def __init__(self, database: Connections, own: str = "TRUE") -> None:
+        self._database = database
+        self._own = own
 
     @abstractmethod
     def close(self) -> None:
@@ -140,19 +189,34 @@ class ImageStore(ABC):
         id or metadata, TooLarge over a limit, ReadOnly. An empty sequence adds nothing.
         """
 
-    @abstractmethod
     def delete(self, image_id: str, *, fill: bool = False) -> int:
         """Remove an image, and its bytes if no other image has them; return its row.
 
         With `fill`, as `add`. Raises NotFound, ReadOnly, Conflict.
         """
+        with self._database.transaction() as connection:
+            check_changes(self.info.name, self._state(connection).access, fill=fill)
+            row, digest, num_bytes = self._found(connection, "row, digest, num_bytes", image_id)
+            self._delete_row(connection, row)
+            others = f"SELECT 1 FROM {self.IMAGES} WHERE {self._own} AND digest = ? LIMIT 1"
+            if self._ask(connection, others, (digest,)).fetchone():
+                num_bytes = 0
+            else:
+                self._delete_content(connection, digest)
+            self._count(connection, -1, -num_bytes)
+            return int(row)
 
-    @abstractmethod
     def patch(self, image_id: str, changes: Mapping[str, Any], limits: CollectionLimits) -> StoredImage:
         """Change the metadata of an image as `merged` does; return the image as it is now.
 
         Raises NotFound, InvalidField for invalid metadata, TooLarge over the limit, ReadOnly.
         """
+        with self._database.transaction() as connection:
+            check_changes(self.info.name, self._state(connection).access, fill=False)
+            image = stored_image(self._found(connection, IMAGE_COLUMNS, image_id))
+            text = patched_metadata(image, changes, limits)
+            self._write_metadata(connection, image.row, text)
+            return replace(image, metadata=json.loads(text))
 
     @abstractmethod
     def has_much_to_give_back(self) -> bool:
@@ -172,10 +236,12 @@ class ImageStore(ABC):
 
     def images(self, after: str | None, limit: int) -> list[StoredImage]:
         """List at most `limit` images, ascending by id (by code points), starting after the id `after`."""
-        return [stored_image(record) for record in self._listed(after or "", limit)]
+        listed = f"SELECT {IMAGE_COLUMNS} FROM {self.IMAGES} WHERE {self._own} AND id > ? ORDER BY id LIMIT ?"
+        with self._database.reading() as connection:
+            return [stored_image(record) for record in self._ask(connection, listed, (after or "", limit)).fetchall()]
 
     def by_rows(self, rows: Iterable[int]) -> dict[int, StoredImage]:
-        """Return the images of those rows that exist, in the order of `rows`."""
+        """Return the images of those rows that exist, in the order of their rows."""
         return {record[0]: stored_image(record) for record in self._find_rows(IMAGE_COLUMNS, rows)}
 
     @abstractmethod
@@ -186,17 +252,19 @@ class ImageStore(ABC):
         """Return the hexadecimal sha256 of those rows that exist."""
         return dict(self._find_rows("row, digest", rows))
 
-    @abstractmethod
-    def rows(self, after: int = 0, limit: int | None = None) -> Rows:
+    def rows(self, after: int = 0, limit: int = ALL) -> Rows:
         """List all rows above `after`, or the `limit` lowest of them; int64 (N,), ascending."""
+        return self._rows("row > ? ORDER BY row LIMIT ?", (after, limit))
 
     @abstractmethod
     def rows_matching(self, filter: Mapping[str, Any]) -> Rows:
         """List rows whose metadata fits a filter; int64 (N,), ascending. Raises what `parsed_filter` raises."""
 
-    @abstractmethod
     def size(self) -> tuple[int, int]:
         """Return the number of images and of their bytes, shared ones counted once."""
+        with self._database.reading() as connection:
+            state = self._state(connection, is_locking=False)
+            return state.num_images, state.num_bytes
 
     @abstractmethod
     def conditions(self) -> list[StoredCondition]:
@@ -213,28 +281,90 @@ class ImageStore(ABC):
     def drop_condition(self, text: str) -> None:
         """Stop indexing a condition; no error if it is not indexed."""
 
-    @abstractmethod
     def access(self) -> Access:
         """Return which changes it takes."""
+        with self._database.reading() as connection:
+            return self._state(connection, is_locking=False).access
 
-    @abstractmethod
     def set_access(self, access: Access) -> None:
         """Take these changes from now on. Changes that were answered before are in the store when this returns.
 
         Raises Conflict for a collection in use that is to become a copy.
         """
+        with self._database.transaction() as connection:
+            state = self._state(connection)
+            if state.num_images:
+                check_access(self.info.name, state.access, access)
+            self._ask(connection, f"UPDATE {self.ACCESS} SET access = ? WHERE {self._own}", (access,))
 
     @abstractmethod
-    def _find(self, columns: str, image_id: str) -> tuple[Any, ...]:
+    def _state(self, connection: Any, *, is_locking: bool = True) -> State:
+        """Read the totals, and keep others from changing the images until the transaction ends."""
+
+    @abstractmethod
+    def _rows(self, condition: str, bound: Sequence[object]) -> Rows:
+        """List the rows that a condition selects."""
+
+    @abstractmethod
+    def _write_metadata(self, connection: Any, row: int, text: str) -> None:
+        """Replace the metadata of an image."""
+
+    def _ask(self, connection: Any, statement: str, bound: Sequence[object]) -> Any:
+        return connection.execute(statement, bound)
+
+    def _among(self, values: Iterable[object]) -> object:
+        """Write values as `AMONG` takes them."""
+        return list(values)
+
+    def _found(self, connection: Any, columns: str, image_id: str) -> tuple[Any, ...]:
         """Read columns of an image and its content. Raises NotFound."""
+        statement = f"SELECT {columns} FROM {self.IMAGES} WHERE {self._own} AND id = ?"
+        found: tuple[Any, ...] | None = None
+        # U+0000 and half of a surrogate pair, which no id has, can't be asked for
+        if "\0" not in image_id and image_id.encode(errors="ignore").decode() == image_id:
+            found = self._ask(connection, statement, (image_id,)).fetchone()
+        if found is None:
+            raise no_image(image_id)
+        return found
 
-    @abstractmethod
+    def _find(self, columns: str, image_id: str) -> tuple[Any, ...]:
+        with self._database.reading() as connection:
+            return self._found(connection, columns, image_id)
+
     def _find_rows(self, columns: str, rows: Iterable[int]) -> list[tuple[Any, ...]]:
-        """Read columns of those rows that exist, in the order of `rows`."""
+        """Read columns of those rows that exist, in their order."""
+        statement = f"SELECT {columns} FROM {self.IMAGES} WHERE {self._own} AND row {self.AMONG} ORDER BY row"
+        with self._database.reading() as connection:
+            found: list[tuple[Any, ...]] = self._ask(connection, statement, (self._among(map(int, rows)),)).fetchall()
+            return found
 
-    @abstractmethod
-    def _listed(self, after: str, limit: int) -> Iterable[tuple[Any, ...]]:
-        """Read IMAGE_COLUMNS of at most `limit` images, ascending by id, starting after an id."""
+    def _new(self, connection: Any, asked: Asked, limits: CollectionLimits, state: State, *, fill: bool) -> New:
+        """Tell which of the images are to be stored, and the digests of the bytes that are not. Raises as `add`."""
+        known = self._ask(
+            connection,
+            f"SELECT id, digest, metadata FROM {self.IMAGES} WHERE {self._own} AND id {self.AMONG}",
+            (self._among(image.id for image, _ in asked),),
+        )
+        new = new_records(asked, {record[0]: Record(*record) for record in known})
+        check_adds(self.info.name, state.access, len(new), fill=fill)
+        sizes = {image.digest: len(image.data) for image, _ in asked}
+        lacking = {record.digest: sizes[record.digest] for record in new}
+        statement = f"SELECT digest FROM contents WHERE {self._own} AND digest {self.AMONG}"
+        for (digest,) in self._ask(connection, statement, (self._among(lacking),)).fetchall():
+            del lacking[digest]
+        if new:
+            check_limits(state.num_images + len(new), state.num_bytes + sum(lacking.values()), limits)
+        return New(new, lacking)
+
+    def _delete_row(self, connection: Any, row: int) -> None:
+        self._ask(connection, f"DELETE FROM images WHERE {self._own} AND row = ?", (row,))
+
+    def _delete_content(self, connection: Any, digest: str) -> None:
+        self._ask(connection, f"DELETE FROM contents WHERE {self._own} AND digest = ?", (digest,))
+
+    def _count(self, connection: Any, num_images: int, num_bytes: int) -> None:
+        changes = "num_images = num_images + ?, num_bytes = num_bytes + ?"
+        self._ask(connection, f"UPDATE {self.TOTALS} SET {changes} WHERE {self._own}", (num_images, num_bytes))
 
 
 def check_image_id(image_id: str, param: str) -> None:
@@ -254,12 +384,15 @@ def check_image_id(image_id: str, param: str) -> None:
     raise InvalidField(f"The image id {reason}.", param=param)
 
 
-def checked_metadata(image: NewImage, limits: CollectionLimits) -> str | None:
-    """Check the id and size of an image to add, and return its metadata as text."""
-    check_image_id(image.id, f"{image.param}.id")
-    if image.metadata is None:
-        return None
-    return _checked_text(image.id, image.metadata, f"{image.param}.metadata", limits)
+def checked(images: Iterable[NewImage], limits: CollectionLimits) -> Asked:
+    """Check the ids and the metadata of images to add."""
+    asked = []
+    for image in images:
+        check_image_id(image.id, f"{image.param}.id")
+        param = f"{image.param}.metadata"
+        text = None if image.metadata is None else _checked_text(image.id, image.metadata, param, limits)
+        asked.append((image, text))
+    return asked
 
 
 def patched_metadata(image: StoredImage, changes: Mapping[str, Any], limits: CollectionLimits) -> str:
@@ -279,7 +412,7 @@ def _checked_text(image_id: str, metadata: Mapping[str, Any], param: str, limits
     return text
 
 
-def new_records(asked: Iterable[tuple[NewImage, str | None]], stored: Mapping[str, Record]) -> list[Record]:
+def new_records(asked: Asked, stored: Mapping[str, Record]) -> list[Record]:
     """Return the records to store for images with their metadata, given those that are `stored` under their ids.
 
     Raises Conflict.
