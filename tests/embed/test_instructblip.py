@@ -21,7 +21,6 @@ from services.embed.evaluation.embedders import EngineEmbedder, NoTextSide, load
 from services.embed.model.instructblip_engine import (
     INSTRUCTBLIP_KIND,
     InstructBlipEngine,
-    load_instructblip,
     read_weights,
 )
 from services.nn.devices import DeviceOptions
@@ -156,7 +155,7 @@ def test_a_checkpoint_that_lacks_weights_is_refused(tmp_path: Path) -> None:
         del weights[missing]
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
         with pytest.raises(ValueError, match=told):
-            load_instructblip(folder)
+            InstructBlipEngine.read(folder, torch.device("cpu"), torch.float32)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from services.core.store.store import Store
 from services.embed.evaluation.embedders import NoTextSide, load_embedder
 from services.embed.imports.magiclens import convert_magiclens
 from services.embed.model.items import ImageItem
-from services.embed.model.magiclens_engine import MAGICLENS_KIND, MagicLensEngine, load_magiclens
+from services.embed.model.magiclens_engine import MAGICLENS_KIND, MagicLensEngine
 from services.jobs.released_weights import read_pickled_bytes
 from services.nn.devices import DeviceOptions
 from tests.core.image_files import scene
@@ -48,7 +48,7 @@ def pixels(seed: int) -> np.ndarray:
 
 
 def test_embeddings_equal_the_published_arithmetic_in_numpy(checkpoint: Path) -> None:
-    loaded = load_magiclens(checkpoint)
+    loaded = MagicLensEngine.read(checkpoint, torch.device("cpu"), torch.float32)
     images = np.stack([pixels(seed) for seed in range(3)])
     normalised = loaded.transform.normalise(torch.from_numpy(images))
     input_ids = loaded.tokenizer(INSTRUCTIONS)
@@ -65,7 +65,7 @@ def test_embeddings_equal_the_published_arithmetic_in_numpy(checkpoint: Path) ->
 def test_the_engine_embeds_each_image_under_each_instruction_and_under_none(
     engine: MagicLensEngine, checkpoint: Path
 ) -> None:
-    loaded = load_magiclens(checkpoint)
+    loaded = MagicLensEngine.read(checkpoint, torch.device("cpu"), torch.float32)
     conditions = [engine.prepare_condition(text) for text in INSTRUCTIONS[:2]]
     items = [ImageItem(str(seed), pixels(seed), (*conditions, None), keeps_state=True) for seed in range(2)]
     readings = engine.run_batch([*items, items[0]])

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 import torch
@@ -22,34 +22,19 @@ from services.embed.model.items import Embeddings, ImageItem, Item, Pixels, Read
 from services.nn.broken_model import BrokenModel
 from services.nn.clip_texts import Text, TextTokenizer, tokenise
 from services.nn.devices import DeviceOptions
+from services.nn.image_fit import ImageFit
+from services.nn.image_transform import ImageTransform
 from services.nn.reference_outputs import OutputRow, check_checkpoint
 
 # Rounding makes two orders of summation of a dot product differ; a wrong mask or a stale buffer differs by far more.
 SELF_CHECK_TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 
 
-class ImagePreparation(Protocol):
-    """Transforms RGB images to what a model reads, still as bytes; `size` is the (height, width) of a sample."""
-
-    @property
-    def size(self) -> tuple[int, int]: ...
-
-    def __call__(self, image: Image.Image) -> Pixels: ...
-
-
-class ImageCheckpoint(Protocol):
-    """The parts of a checkpoint beside its model."""
-
-    @property
-    def tokenizer(self) -> TextTokenizer: ...
-    @property
-    def transform(self) -> ImagePreparation: ...
-
-
-CheckpointT = TypeVar("CheckpointT", bound=ImageCheckpoint)
+# A Checkpoint, or what else has its `tokenizer` and `transform`.
+CheckpointT = TypeVar("CheckpointT", bound=Any)
 ModelT = TypeVar("ModelT")
 TokenizerT = TypeVar("TokenizerT", bound=TextTokenizer)
-TransformT = TypeVar("TransformT", bound=ImagePreparation)
+TransformT = TypeVar("TransformT", ImageTransform, ImageFit)
 
 
 @dataclass(frozen=True)
@@ -76,7 +61,7 @@ class ImageEngine(ABC, Generic[CheckpointT]):
 
     def __init__(self, checkpoint: CheckpointT, device: torch.device, dtype: torch.dtype) -> None:
         self._tokenizer: TextTokenizer = checkpoint.tokenizer
-        self._transform: ImagePreparation = checkpoint.transform
+        self._transform: ImageTransform | ImageFit = checkpoint.transform
         self._device = device
         self._dtype = dtype
         self._directory: Path | None = None

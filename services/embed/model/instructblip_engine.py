@@ -30,7 +30,7 @@ from services.embed.model.stacking_engine import Costs, FeatureEngine, half_prec
 from services.nn.clip_texts import InputIds, Text
 from services.nn.devices import to_device
 from services.nn.image_transform import ImageTransform, published_settings
-from services.nn.loading import MODEL_CONFIG, model_type_of, quiet_loading, transformers
+from services.nn.loading import MODEL_CONFIG, quiet_loading, transformers
 from services.nn.model_configs import StoredWeights, check_loaded, model_config
 from services.nn.packed_linear import can_pack, pack_linear_layers
 from services.nn.plain_texts import PlainTexts
@@ -68,34 +68,6 @@ class InstructionTokenizer:
 
 
 InstructBlipCheckpoint = Checkpoint[InstructBlip, InstructionTokenizer, ImageTransform]
-
-
-def is_instructblip(directory: Path) -> bool:
-    """Whether a folder contains an InstructBLIP according to its configuration."""
-    return model_type_of(directory) == INSTRUCTBLIP_KIND
-
-
-def load_instructblip(
-    directory: Path, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
-) -> InstructBlipCheckpoint:
-    """Read an InstructBLIP's folder for inference.
-
-    Raises OSError, ValueError, TypeError or RuntimeError if it is not one.
-    """
-    stored = StoredWeights.in_folder(directory)
-    config = instructblip_config(json.loads((directory / MODEL_CONFIG).read_text()), stored)
-    kinds, options = transformers(), {"local_files_only": True, "trust_remote_code": False}
-    tokenizer = kinds.AutoTokenizer.from_pretrained(directory / TOKENIZER_FOLDER, **options)
-    transform = image_transform(directory)
-    with readable_weights(directory):
-        weights = read_weights(directory)
-    with stored.bound():
-        vision = _build(kinds.InstructBlipVisionModel, config.vision_config, weights, "vision_model.", dtype)
-        qformer = _build(kinds.InstructBlipQFormerModel, config.qformer_config, weights, "qformer.", dtype)
-    model = InstructBlip(vision, qformer, weights["query_tokens"].to(dtype))
-    model.eval().requires_grad_(False).to(device)
-    positions = config.qformer_config.max_position_embeddings
-    return Checkpoint(model, InstructionTokenizer(tokenizer, positions), transform)
 
 
 def instructblip_config(raw: Mapping[str, Any], stored: StoredWeights) -> Any:
@@ -175,7 +147,20 @@ class InstructBlipEngine(FeatureEngine[InstructBlipCheckpoint]):
 
     @classmethod
     def read(cls, directory: Path, device: torch.device, dtype: torch.dtype) -> InstructBlipCheckpoint:
-        return load_instructblip(directory, device=device, dtype=dtype)
+        stored = StoredWeights.in_folder(directory)
+        config = instructblip_config(json.loads((directory / MODEL_CONFIG).read_text()), stored)
+        kinds, options = transformers(), {"local_files_only": True, "trust_remote_code": False}
+        tokenizer = kinds.AutoTokenizer.from_pretrained(directory / TOKENIZER_FOLDER, **options)
+        transform = image_transform(directory)
+        with readable_weights(directory):
+            weights = read_weights(directory)
+        with stored.bound():
+            vision = _build(kinds.InstructBlipVisionModel, config.vision_config, weights, "vision_model.", dtype)
+            qformer = _build(kinds.InstructBlipQFormerModel, config.qformer_config, weights, "qformer.", dtype)
+        model = InstructBlip(vision, qformer, weights["query_tokens"].to(dtype))
+        model.eval().requires_grad_(False).to(device)
+        positions = config.qformer_config.max_position_embeddings
+        return Checkpoint(model, InstructionTokenizer(tokenizer, positions), transform)
 
     @classmethod
     def tower_width(cls, checkpoint: InstructBlipCheckpoint) -> int:

@@ -52,25 +52,6 @@ MAGICLENS_WEIGHTS = "model.safetensors"
 MagicLensCheckpoint = Checkpoint[MagicLens, Tokenizer, ImageTransform]
 
 
-def load_magiclens(
-    directory: Path, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
-) -> MagicLensCheckpoint:
-    """Read a MagicLens directory for inference; only its towers compute in `dtype`.
-
-    Raises OSError, ValueError, TypeError or RuntimeError if it is not one.
-    """
-    clip = build_clip(directory)
-    sizes, stored = json.loads((directory / MAGICLENS_CONFIG).read_text()), StoredWeights.in_folder(directory)
-    stored.check(sizes, MAGICLENS_CONFIG)
-    with stored.bound(MAGICLENS_CONFIG):
-        model = MagicLens(clip.model, MagicLensShape(**sizes), encode_image=encode_image, encode_text=encode_text)
-    with readable_weights(directory):
-        load_exactly(model, load_file(directory / MAGICLENS_WEIGHTS))
-    model.eval().requires_grad_(False).to(device)
-    model.clip.to(dtype)
-    return Checkpoint(model, clip.tokenizer, clip.transform)
-
-
 def encode_image(clip: Any, pixels: Tensor) -> Tensor:
     """Encode normalised pixels by a plain ViT: (B, 3, height, width) → (B, E), not normalised."""
     visual = clip.visual
@@ -102,7 +83,17 @@ class MagicLensEngine(FeatureEngine[MagicLensCheckpoint]):
 
     @classmethod
     def read(cls, directory: Path, device: torch.device, dtype: torch.dtype) -> MagicLensCheckpoint:
-        return load_magiclens(directory, device=device, dtype=dtype)
+        """Read a directory as `ImageEngine.read`; only its towers compute in `dtype`."""
+        clip = build_clip(directory)
+        sizes, stored = json.loads((directory / MAGICLENS_CONFIG).read_text()), StoredWeights.in_folder(directory)
+        stored.check(sizes, MAGICLENS_CONFIG)
+        with stored.bound(MAGICLENS_CONFIG):
+            model = MagicLens(clip.model, MagicLensShape(**sizes), encode_image=encode_image, encode_text=encode_text)
+        with readable_weights(directory):
+            load_exactly(model, load_file(directory / MAGICLENS_WEIGHTS))
+        model.eval().requires_grad_(False).to(device)
+        model.clip.to(dtype)
+        return Checkpoint(model, clip.tokenizer, clip.transform)
 
     @classmethod
     def tower_width(cls, checkpoint: MagicLensCheckpoint) -> int:

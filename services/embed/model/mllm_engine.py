@@ -33,7 +33,7 @@ from services.embed.model.stacking_engine import Costs, Pair, StackingEngine, wi
 from services.nn.clip_texts import InputIds, tokenise
 from services.nn.devices import check_room, to_device
 from services.nn.image_transform import PREPROCESSOR, PROCESSOR, ImageTransform, published_settings
-from services.nn.loading import MODEL_CONFIG, model_type_of, quiet_loading, transformers
+from services.nn.loading import MODEL_CONFIG, quiet_loading, transformers
 from services.nn.model_configs import StoredWeights, check_tokens, load_model, model_config
 from services.nn.packed_linear import can_pack, pack_linear_layers
 from services.nn.plain_texts import PlainTexts
@@ -108,11 +108,6 @@ class InstructionTokenizer:
 
 
 MllmCheckpoint = Checkpoint[FocalLensMllm, InstructionTokenizer, ImageTransform]
-
-
-def is_llava(directory: Path) -> bool:
-    """Whether a folder contains a LLaVA according to its configuration."""
-    return model_type_of(directory) == LLAVA
 
 
 def load_mllm(

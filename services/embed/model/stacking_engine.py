@@ -15,16 +15,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from threading import Lock
-from typing import Protocol, Self, TypeVar
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from services.embed.model.image_engine import ImageCheckpoint, ImageEngine, to_rows
+from services.embed.model.image_engine import CheckpointT, ImageEngine, to_rows
 from services.embed.model.items import Bytes, Embeddings, ImageItem, Item, Reading, StateItem
 from services.nn.clip_texts import InputIds, Text
 from services.nn.devices import stack, to_device
-from services.nn.image_transform import ImageTransform
 
 # Places of an image and a condition in a batch.
 Pair = tuple[int, int]
@@ -63,16 +62,6 @@ class Costs:
     state: int = 0
 
 
-class StackedCheckpoint(ImageCheckpoint, Protocol):
-    """A checkpoint whose images have one size."""
-
-    @property
-    def transform(self) -> ImageTransform: ...
-
-
-CheckpointT = TypeVar("CheckpointT", bound=StackedCheckpoint)
-
-
 class StackingEngine(ImageEngine[CheckpointT]):
     """Runs one checkpoint, whose model it owns and repacks on CPUs.
 
@@ -83,7 +72,7 @@ class StackingEngine(ImageEngine[CheckpointT]):
 
     def __init__(self, checkpoint: CheckpointT, device: torch.device, dtype: torch.dtype, costs: Costs) -> None:
         super().__init__(checkpoint, device, dtype)
-        self._normalise = checkpoint.transform.normalise
+        self._normalise: Callable[[Tensor], Tensor] = checkpoint.transform.normalise
         self._costs = costs
 
     @abstractmethod

@@ -27,11 +27,11 @@ from services.core.errors import InvalidRequest, TooLarge
 from services.embed.last_token import AT_ONCE, LastTokenEmbedder
 from services.embed.model.image_engine import Checkpoint, ImageEngine, to_rows
 from services.embed.model.items import Embeddings, ImageItem, Item, Pixels, Reading
-from services.embed.model.vlm_prompts import VLM_CONFIG, VlmPrompt, WrittenPrompt, read_vlm_prompt
+from services.embed.model.vlm_prompts import VlmPrompt, WrittenPrompt, read_vlm_prompt
 from services.nn.clip_texts import Text, tokenise
 from services.nn.devices import check_room
 from services.nn.image_fit import ImageFit, image_factor
-from services.nn.loading import MODEL_CONFIG, model_type_of, quiet_loading, transformers
+from services.nn.loading import MODEL_CONFIG, quiet_loading, transformers
 from services.nn.model_configs import StoredWeights, check_tokens, load_model, model_config
 from services.nn.plain_texts import PlainTexts
 
@@ -139,16 +139,6 @@ def image_fit(prompt: VlmPrompt, processor: Any) -> ImageFit:
 VlmCheckpoint = Checkpoint[LastTokenEmbedder, VlmTokenizer, ImageFit]
 
 
-def says_how_asked(directory: Path) -> bool:
-    """Whether a folder says how its vision-language model is asked for embeddings."""
-    return (directory / VLM_CONFIG).is_file()
-
-
-def is_vlm(directory: Path) -> bool:
-    """Whether a folder contains a vision-language model according to its configuration."""
-    return model_type_of(directory) in vlm_types()
-
-
 def vlm_types() -> Collection[str]:
     """Name the architectures that transformers has for images and texts."""
     names: Mapping[str, str] = transformers().models.auto.modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
@@ -160,33 +150,6 @@ def vlm_config(raw: Mapping[str, Any], stored: StoredWeights) -> Any:
     if (kind := raw.get("model_type")) not in vlm_types():
         raise ValueError(f"{MODEL_CONFIG} is of a {kind!r}, which is no vision-language model that transformers knows")
     return model_config(raw, stored)
-
-
-def load_vlm(
-    directory: Path, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
-) -> VlmCheckpoint:
-    """Read the directory of a vision-language model for inference.
-
-    Raises OSError, ValueError, TypeError or RuntimeError if it is not one, and ValueError if its weights do not fit
-    into the device's memory.
-    """
-    prompt = read_vlm_prompt(directory)
-    stored = StoredWeights.in_folder(directory)
-    config = vlm_config(json.loads((directory / MODEL_CONFIG).read_text()), stored)
-    text = config.get_text_config()
-    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    with quiet_loading():
-        processor = transformers().AutoProcessor.from_pretrained(directory, **options)
-    check_tokens(processor.tokenizer, text.vocab_size)
-    tokenizer = VlmTokenizer(processor, prompt, int(text.max_position_embeddings))
-    transform = image_fit(prompt, processor)
-    check_room(directory, torch.device(device), dtype)
-    whole = load_model("AutoModelForImageTextToText", directory, config, stored, dtype=dtype, unneeded={HEAD})
-    if not hasattr(whole, "model"):
-        raise ValueError(f"the last hidden states of a {config.model_type!r} can't be read")
-    model = LastTokenEmbedder(whole.model, int(text.hidden_size))
-    model.eval().requires_grad_(False).to(device)
-    return Checkpoint(model, tokenizer, transform)
 
 
 class Beside(Text):
@@ -238,7 +201,24 @@ class VlmEngine(ImageEngine[VlmCheckpoint]):
 
     @classmethod
     def read(cls, directory: Path, device: torch.device, dtype: torch.dtype) -> VlmCheckpoint:
-        return load_vlm(directory, device=device, dtype=dtype)
+        """Read a directory. Raises as `ImageEngine.read`, and ValueError if its weights do not fit into memory."""
+        prompt = read_vlm_prompt(directory)
+        stored = StoredWeights.in_folder(directory)
+        config = vlm_config(json.loads((directory / MODEL_CONFIG).read_text()), stored)
+        text = config.get_text_config()
+        options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+        with quiet_loading():
+            processor = transformers().AutoProcessor.from_pretrained(directory, **options)
+        check_tokens(processor.tokenizer, text.vocab_size)
+        tokenizer = VlmTokenizer(processor, prompt, int(text.max_position_embeddings))
+        transform = image_fit(prompt, processor)
+        check_room(directory, device, dtype)
+        whole = load_model("AutoModelForImageTextToText", directory, config, stored, dtype=dtype, unneeded={HEAD})
+        if not hasattr(whole, "model"):
+            raise ValueError(f"the last hidden states of a {config.model_type!r} can't be read")
+        model = LastTokenEmbedder(whole.model, int(text.hidden_size))
+        model.eval().requires_grad_(False).to(device)
+        return Checkpoint(model, tokenizer, transform)
 
     @classmethod
     def tower_width(cls, checkpoint: VlmCheckpoint) -> int:

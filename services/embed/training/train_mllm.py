@@ -12,7 +12,7 @@ import torch
 import typer
 
 from services.embed.data.triplets import LlavaTriplets
-from services.embed.model.mllm_engine import MLLM_KIND, is_llava, load_mllm, save_mllm
+from services.embed.model.mllm_engine import LLAVA, MLLM_KIND, load_mllm, save_mllm
 from services.embed.training import recipe as option
 from services.embed.training.mllm_objective import MllmLoss, merge, prepare_tuning, recompute_activations
 from services.embed.training.objectives import TripletData
@@ -25,6 +25,7 @@ from services.jobs.interruption import interruptible, resumable
 from services.jobs.options import StoreUrl, command_line
 from services.jobs.recipes import Overrides, RecipeName
 from services.jobs.training import Precision, rank, train
+from services.nn.loading import model_type_of
 from services.nn.plain_clip import embedding_width
 
 NAME = "focallens-mllm"
@@ -68,7 +69,7 @@ def focallens_mllm(
     check_publication(NAME, store_url, is_wanted=publish)
     chosen, data, run = tuning(MllmRecipe, asked)
     found = find_checkpoint(base, store_url)
-    if not is_llava(found.directory):
+    if model_type_of(found.directory) != LLAVA:
         raise typer.BadParameter(f"{base} is no LLaVA", param_hint="--base")
     checkpoint = load_mllm(found.directory)
     clip, targets = load_base(text_tower, pretrained, store_url)
