@@ -5,16 +5,13 @@ again once it is repaired.
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 import structlog
 
-from services.core.backoff import backoff_s
 from services.core.errors import FoveaError, Misdirected, NotFound, Overloaded
 from services.core.http.health import CheckResult
 from services.embed.collections.collection import (
@@ -33,24 +30,13 @@ from services.embed.collections.storage.image_store import CollectionInfo, Image
 
 # Time between attempts to lock the folder while the process that this one replaces still holds it.
 LOCK_POLL_S = 0.5
-# Wait before another attempt at opening: the minimum after the first failure, doubled after each further one.
-MIN_RETRY_S, MAX_RETRY_S = 1.0, 60.0
+# Time between attempts to open what failed.
+RETRY_S = 5.0
 # Name for all collections of a tenant whose folder can't be listed.
 ALL = ""
-
+NOT_YET = "not opened yet"
 
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True)
-class Failure:
-    """The reason why a collection is not open, after how many failures in a row; `due` and `noted` are readings of
-    `time.monotonic()`."""
-
-    reason: str
-    number: int
-    due: float
-    noted: float
 
 
 class LocalCollections(OpenCollections):
@@ -73,10 +59,9 @@ class LocalCollections(OpenCollections):
         self._folder = folder
         self._catalog: FolderCatalog | None = None
         self._is_open = False
-        self._failures: dict[CollectionKey, Failure] = {}
-        self._last_failures: dict[CollectionKey, Failure] = {}
+        # why collections are not open
+        self._failures: dict[CollectionKey, str] = {}
         self._to_close: dict[CollectionKey, OpenCollection] = {}
-        self._wake = asyncio.Event()
 
     def _tasks(self) -> list[Coroutine[Any, Any, None]]:
         return [self._keep_open()]
@@ -135,15 +120,14 @@ class LocalCollections(OpenCollections):
                 await asyncio.to_thread(self._with_room, lambda: catalog.delete(key.name, key.tenant))
             except Exception as error:
                 self._note(key, _reason(error))
-                self._wake.set()
                 raise _not_opened(key) from error
 
     def check(self) -> CheckResult:
         if not self._is_open:
             return True, f"not open: {self._problem}"
-        problems = {key: failure.reason for key, failure in self._failures.items()} | self._damaged
         number = len(self._collections) + len(self._failures)
-        return True, "; ".join([f"{len(self._collections)} of {number} open", *describe_problems(problems)])
+        problems = describe_problems(self._failures | self._damaged)
+        return True, "; ".join([f"{len(self._collections)} of {number} open", *problems])
 
     def _check_open(self) -> FolderCatalog:
         if self._catalog is None or not self._is_open:
@@ -156,16 +140,11 @@ class LocalCollections(OpenCollections):
         self._is_open = True
         _log().info("collections open", folder=self._folder, collections=len(self._collections))
         while True:
-            due = min((failure.due for failure in self._failures.values()), default=None)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(None if due is None else max(0.0, due - time.monotonic())):
-                    await self._wake.wait()
-            self._wake.clear()
+            await asyncio.sleep(RETRY_S)
             await self._try_again(catalog)
 
     async def _open_catalog(self) -> FolderCatalog:
         """Open the folder and list its collections, retrying until that succeeds."""
-        num_failures = 0
         while True:
             try:
                 catalog = await asyncio.to_thread(self._open)
@@ -180,17 +159,14 @@ class LocalCollections(OpenCollections):
             except CatalogInUse as error:
                 self._problem, reason, pause_s = "another process holds their folder", str(error), LOCK_POLL_S
             except (OSError, FoveaError) as error:
-                self._problem, reason = "their folder can't be opened", _reason(error)
-                num_failures += 1
-                pause_s = backoff_s(num_failures, MIN_RETRY_S, MAX_RETRY_S)
+                self._problem, reason, pause_s = "their folder can't be opened", _reason(error), RETRY_S
             if reason != self._reported:  # once, not at each attempt
                 _log().warning("collections wait for their folder", folder=self._folder, reason=reason)
             self._reported = reason
             await asyncio.sleep(pause_s)
 
     async def _list(self, catalog: FolderCatalog, tenant: str) -> None:
-        """Note all collections of a tenant as due for opening."""
-        now = time.monotonic()
+        """Note all collections of a tenant as not open yet."""
         try:
             names = await asyncio.to_thread(catalog.names, tenant)
         except OSError as error:
@@ -198,15 +174,15 @@ class LocalCollections(OpenCollections):
             return
         self._failures.pop(CollectionKey(tenant, ALL), None)
         for name in names:
-            self._failures[CollectionKey(tenant, name)] = Failure("not opened yet", 0, now, now)
+            self._failures[CollectionKey(tenant, name)] = NOT_YET
 
     async def _try_again(self, catalog: FolderCatalog) -> None:
-        """Open the collections that are due."""
+        """Open the collections that are not open."""
         for tenant, name in sorted(self._failures):
-            if name == ALL and self._failures[CollectionKey(tenant, ALL)].due <= time.monotonic():
+            if name == ALL:
                 await self._list(catalog, tenant)
         for key in sorted(self._failures):
-            if key.name != ALL and self._failures[key].due <= time.monotonic():
+            if key.name != ALL:
                 await self._reopen(catalog, key)
 
     async def _reopen(self, catalog: FolderCatalog, key: CollectionKey) -> None:
@@ -224,8 +200,7 @@ class LocalCollections(OpenCollections):
         except Exception as error:  # noqa: BLE001 - whatever is wrong with this one, the others are served
             self._note(key, _reason(error))
         else:
-            was_failing = self._failures.pop(key).number > 0
-            if was_failing:
+            if self._failures.pop(key) != NOT_YET:
                 log.info("collection open again")
 
     def _open_store(self, catalog: FolderCatalog, key: CollectionKey) -> ImageStore | None:
@@ -279,17 +254,12 @@ class LocalCollections(OpenCollections):
             return
         self._to_close[key] = self._collections.pop(key)
         self._note(key, error.reason)
-        self._wake.set()
 
     def _note(self, key: CollectionKey, reason: str) -> None:
-        """Schedule a retry, later if there was a failure shortly before."""
-        now, last = time.monotonic(), self._last_failures.get(key)
-        is_new = last is None or now - last.noted > 2 * MAX_RETRY_S
-        number = 1 if last is None or is_new else last.number + 1
-        if last is None or is_new or last.reason != reason:
+        """Note a failure, and log its reason if that is another than before."""
+        if self._failures.get(key) != reason:
             _log().error("collection not open", tenant=key.tenant, collection=key.name or "all", reason=reason)
-        due = now + backoff_s(number, MIN_RETRY_S, MAX_RETRY_S)
-        self._failures[key] = self._last_failures[key] = Failure(reason, number, due, now)
+        self._failures[key] = reason
 
 
 def _log() -> structlog.stdlib.BoundLogger:

@@ -29,8 +29,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retry failed collections after a short time."""
-    monkeypatch.setattr(local_collections, "MIN_RETRY_S", 0.05)
-    monkeypatch.setattr(local_collections, "MAX_RETRY_S", 0.2)
+    monkeypatch.setattr(local_collections, "RETRY_S", 0.05)
 
 
 def readiness(service: Service) -> str:
