@@ -1,18 +1,18 @@
 """Requests to a collection and their results."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, JsonValue
 
 from services.core.images.inputs import ImageInput
 from services.core.strict_requests import JsonList, StrictRequest
 from services.embed.call import TextInput
 from services.embed.collections.index.vector_index import IndexKind
-from services.embed.collections.storage.image_store import Access
+from services.embed.collections.storage.image_store import Access, StoredImage
 
 State = Literal["ready", "building"]
+Metadata = dict[str, JsonValue]
 # Unix time in seconds of what was stored elsewhere before; until the year 9999.
 Created = Annotated[
     float | None, Field(ge=0, lt=253402300800, description="Unix time in seconds, of what moves here. Default: now.")
@@ -60,15 +60,6 @@ class SearchQuery:
     model: str | None = None
 
 
-@dataclass(frozen=True)
-class SearchHit:
-    """A stored image; `score` is the cosine similarity to the query under the condition."""
-
-    id: str
-    score: float
-    metadata: dict[str, Any]
-
-
 class ConditionIndex(BaseModel):
     """Indexing progress of a condition; null is the unconditional embedding."""
 
@@ -85,14 +76,36 @@ class ConditionIndex(BaseModel):
     pinned: bool = Field(description="Whether the condition is never dropped, as it was given in advance.")
 
 
-@dataclass(frozen=True)
-class SearchAnswer:
-    """The result of a search: `model` is `name@version`; `condition` is the requested wording; hits are best first."""
+class SearchResult(BaseModel):
+    id: str
+    score: float = Field(ge=-1, le=1, description="Cosine to the query under the condition.")
+    metadata: Metadata
 
-    model: str
+    @classmethod
+    def of(cls, image: StoredImage, score: float) -> Self:
+        """Describe an image that was found; the dot product of two rounded unit vectors may slightly exceed 1."""
+        return cls.model_construct(id=image.id, score=max(-1.0, min(1.0, score)), metadata=image.metadata)
+
+
+class SearchIndex(BaseModel):
+    """The index used for the search."""
+
+    condition: str | None = Field(description="Condition under which query and images were compared.")
+    kind: IndexKind
+    size: int = Field(description="Number of images in the index.")
+    exact: bool = Field(description="Whether every image was compared exactly.")
+    state: State = Field(description="`ready` when the index holds every image.")
+    recall_at_10: float | None = Field(description="Recall measured when an approximate index was built.")
+
+
+class SearchResults(BaseModel):
+    """Results of a search, best first."""
+
+    object: Literal["search"] = "search"
+    model: str = Field(description="`name@version` of the checkpoint that produced the result.")
     condition: str | None
-    hits: Sequence[SearchHit]
-    index: ConditionIndex
+    results: list[SearchResult]
+    index: SearchIndex
 
 
 class ImageStates(BaseModel):

@@ -23,7 +23,7 @@ from services.core.metrics import Metrics
 from services.core.serving.served_models import Resident
 from services.embed.call import EmbedBatchers, EmbedModel, ServedEmbed
 from services.embed.collections import answers
-from services.embed.collections.answers import SearchAnswer, SearchHit, SearchQuery
+from services.embed.collections.answers import SearchQuery, SearchResult, SearchResults
 from services.embed.collections.index.vector_index import IndexOptions
 from services.embed.collections.indexes import AnyIndexes, Changes, OpenCheckpoint, OpenIndexes, Step
 from services.embed.collections.reader import FreshPixels, ImageReader, Prepared, Read, Wanted
@@ -228,7 +228,7 @@ class OpenCollection:
             await self._pin(indexes, texts)
             self._wake.set()
 
-    async def search(self, query: SearchQuery, context: RequestContext) -> SearchAnswer:
+    async def search(self, query: SearchQuery, context: RequestContext) -> SearchResults:
         """Raises NotFound for a model or an image that does not exist, Conflict if the collection's is another one."""
         async with self.in_use() as store:
             asked = await self._serving.models.find(query.model) if query.model else None
@@ -248,14 +248,16 @@ class OpenCollection:
                     self._wake.set()
             images = await asyncio.to_thread(store.by_rows, nearest.rows)
             hits = [
-                SearchHit(images[row].id, score, images[row].metadata)
+                SearchResult.of(images[row], score)
                 for row, score in zip(nearest.rows, nearest.scores, strict=True)
                 if row in images and row not in own
             ]
             status = answered_by(nearest, text, self._changes.last_row)
             self._serving.metrics.searches.labels(kind_of(nearest)).inc()
             self._serving.metrics.stage_seconds.labels("search").observe(context.timing.stages.get("search", 0.0))
-            return SearchAnswer(served.label, query.condition, hits[: query.k], status)
+            return SearchResults.model_construct(
+                model=served.label, condition=query.condition, results=hits[: query.k], index=status
+            )
 
     async def status(self) -> answers.Collection:
         """Return the collection's size and the progress of its indexes."""

@@ -280,11 +280,12 @@ def not_indexed(
     )  # fmt: skip
 
 
-def answered_by(nearest: Nearest, text: Text | None, last_row: int) -> answers.ConditionIndex:
+def answered_by(nearest: Nearest, text: Text | None, last_row: int) -> answers.SearchIndex:
     """Describe the index that has answered a search, as far as there is one."""
-    if nearest.index is None:
-        return not_indexed(text.text if text is not None else None, exact=nearest.is_exact)
-    return status_of(nearest.index, 0, last_row).model_copy(update={"exact": nearest.is_exact})
+    condition, index = text.text if text is not None else None, nearest.index
+    status = not_indexed(condition) if index is None else status_of(index, 0, last_row)
+    shared = status.model_dump(include={"condition", "kind", "state", "recall_at_10"})
+    return answers.SearchIndex(size=status.indexed, exact=nearest.is_exact, **shared)
 
 
 def kind_of(nearest: Nearest) -> str:

@@ -23,8 +23,8 @@ from services.embed.collections.answers import (
     CollectionList,
     CreateRequest,
     ImageToAdd,
-    SearchAnswer,
     SearchQuery,
+    SearchResults,
 )
 from services.embed.collections.collection import OpenCollection, OpenCollections, Serving, prepare_conditions
 from services.embed.collections.storage.catalog import CollectionKey, check_name, is_name, no_collection
@@ -150,7 +150,7 @@ class CollectionService:
         async with (await self._get(name)).in_use() as store:
             return await asyncio.to_thread(store.images, after, limit)
 
-    async def search(self, name: str, query: SearchQuery, context: RequestContext) -> SearchAnswer:
+    async def search(self, name: str, query: SearchQuery, context: RequestContext) -> SearchResults:
         return await (await self._get(name)).search(query, context)
 
     async def _read(self, model: str, images: Sequence[ImageToAdd]) -> Sequence[NewImage]:

@@ -16,9 +16,10 @@ from services.embed.collections.answers import (
     CreateRequest,
     ImageStates,
     ImageToAdd,
-    SearchAnswer,
-    SearchHit,
+    SearchIndex,
     SearchQuery,
+    SearchResult,
+    SearchResults,
 )
 from services.embed.collections.search import not_indexed
 from services.embed.collections.service import CollectionService
@@ -120,11 +121,14 @@ class InMemory(CollectionService):
         stored = self._images(name)
         return [stored[image_id] for image_id in sorted(stored) if image_id > (after or "")][:limit]
 
-    async def search(self, name: str, query: SearchQuery, context: RequestContext) -> SearchAnswer:
+    async def search(self, name: str, query: SearchQuery, context: RequestContext) -> SearchResults:
         stored = self._images(name)
         self.query, self.deadline = query, context.deadline
-        hits = [SearchHit(image.id, self.cosine(image), image.metadata) for image in stored.values()]
-        return SearchAnswer(MODEL, query.condition, hits, COLORS.model_copy(update={"condition": query.condition}))
+        hits = [SearchResult.of(image, self.cosine(image)) for image in stored.values()]
+        index = SearchIndex(
+            condition=query.condition, kind="ivf", size=1, exact=False, state="building", recall_at_10=0.98
+        )
+        return SearchResults(model=MODEL, condition=query.condition, results=hits, index=index)
 
     def _images(self, name: str) -> dict[str, StoredImage]:
         if name not in self.stored:

@@ -23,8 +23,8 @@ from services.core.http.bodies import (
 from services.core.images.inputs import ImageInput, image_input
 from services.core.images.references import StoredImage
 from services.embed.call import CallLimits, TextInput
-from services.embed.collections.answers import CreateRequest, ImageToAdd, SearchQuery
-from services.embed.collections.http.schemas import AddRequest, FormMetadata, Metadata, PatchRequest, SearchRequest
+from services.embed.collections.answers import CreateRequest, ImageToAdd, Metadata, SearchQuery
+from services.embed.collections.http.schemas import AddRequest, FormMetadata, PatchRequest, SearchRequest
 from services.embed.collections.storage.image_store import check_image_id
 from services.embed.http.schemas import conditions_of
 

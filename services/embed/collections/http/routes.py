@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Annotated, Any
 
-import orjson
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.routing import APIRoute
+from pydantic import BaseModel
 from starlette.routing import Match
 from starlette.types import Scope
 
@@ -15,7 +15,7 @@ from services.core.exchange import context_of
 from services.core.http.bodies import MAX_INLINE_BYTES, check_query, request_schema
 from services.core.images.headers import media_type_of
 from services.embed.call import CallLimits
-from services.embed.collections.answers import Collection, CollectionList, CreateRequest
+from services.embed.collections.answers import Collection, CollectionList, CreateRequest, SearchResults
 from services.embed.collections.http.calls import PATCH_FORMS, read_changes, read_creation, read_images, read_search
 from services.embed.collections.http.schemas import (
     AddedImages,
@@ -23,10 +23,7 @@ from services.embed.collections.http.schemas import (
     ImageEntry,
     ImageList,
     SearchRequest,
-    SearchResults,
     image_entry,
-    render_image_list,
-    render_search,
 )
 from services.embed.collections.service import CollectionService
 from services.embed.collections.storage.catalog import check_name
@@ -163,7 +160,10 @@ def _add_image_routes(router: APIRouter, collections: CollectionService, limits:
         """List the images with their metadata, one page at a time."""
         found = await collections.images(name, after=after, limit=limit + 1)
         images, has_more = found[:limit], len(found) > limit
-        return await _json(len(images), lambda: render_image_list(images, has_more=has_more))
+        return await _json(
+            len(images),
+            lambda: ImageList.model_construct(data=[image_entry(image) for image in images], has_more=has_more),
+        )
 
 
 def _add_routes_of_one_image(router: APIRouter, collections: CollectionService) -> None:
@@ -197,7 +197,7 @@ def _add_routes_of_one_image(router: APIRouter, collections: CollectionService) 
     async def patch_image(request: Request, name: Name, id: ImageId) -> Response:
         """Change an image's metadata. Every search that begins after the response finds the image by it."""
         changed = await collections.patch_image(name, id, await read_changes(request))
-        return await _json(1, lambda: orjson.dumps(image_entry(changed)))
+        return await _json(1, lambda: image_entry(changed))
 
     @router.delete("/collections/{name}/images/{id:path}", status_code=204)
     async def delete_image(name: Name, id: ImageId, *, fill: Fill = False) -> None:
@@ -235,10 +235,13 @@ def _add_search_route(router: APIRouter, collections: CollectionService, limits:
         context = context_of(request.scope)
         answer = await collections.search(name, query, context)
         context.model = answer.model
-        return await _json(len(answer.hits), lambda: render_search(answer))
+        return await _json(len(answer.results), lambda: answer)
 
 
-async def _json(num_entries: int, render: Callable[[], bytes]) -> Response:
+async def _json(num_entries: int, make: Callable[[], BaseModel]) -> Response:
+    def render() -> str:
+        return make().model_dump_json()
+
     body = render() if num_entries <= MAX_INLINE_ENTRIES else await asyncio.to_thread(render)
     return Response(body, media_type="application/json")
 

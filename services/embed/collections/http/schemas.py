@@ -1,18 +1,13 @@
 """Request and response bodies of collections."""
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-import orjson
-from pydantic import BaseModel, Field, JsonValue
+from pydantic import BaseModel, Field
 
 from services.core.images.references import JsonImage
 from services.core.strict_requests import JsonList, StrictRequest
-from services.embed.collections.answers import Created, SearchAnswer, State
-from services.embed.collections.index.vector_index import IndexKind
+from services.embed.collections.answers import Created, Metadata
 from services.embed.collections.storage.image_store import StoredImage
-
-Metadata = dict[str, JsonValue]
 
 
 class NewImage(StrictRequest):
@@ -87,68 +82,12 @@ class ImageList(BaseModel):
     has_more: bool
 
 
-class SearchResult(BaseModel):
-    id: str
-    score: float = Field(ge=-1, le=1, description="Cosine to the query under the condition.")
-    metadata: Metadata
-
-
-class SearchIndex(BaseModel):
-    """The index used for the search."""
-
-    condition: str | None = Field(description="Condition under which query and images were compared.")
-    kind: IndexKind
-    size: int = Field(description="Number of images in the index.")
-    exact: bool = Field(description="Whether every image was compared exactly.")
-    state: State = Field(description="`ready` when the index holds every image.")
-    recall_at_10: float | None = Field(description="Recall measured when an approximate index was built.")
-
-
-class SearchResults(BaseModel):
-    """Results of a search, best first."""
-
-    object: Literal["search"] = "search"
-    model: str = Field(description="`name@version` of the checkpoint that produced the result.")
-    condition: str | None
-    results: list[SearchResult]
-    index: SearchIndex
-
-
-def render_image_list(images: Sequence[StoredImage], *, has_more: bool) -> bytes:
-    """Render the JSON of an ImageList."""
-    data = [image_entry(image) for image in images]
-    return orjson.dumps({"object": "list", "data": data, "has_more": has_more})
-
-
-def image_entry(image: StoredImage) -> dict[str, Any]:
-    """Return the fields of an ImageEntry."""
-    return {
-        "id": image.id,
-        "bytes": image.num_bytes,
-        "sha256": image.digest,
-        "metadata": image.metadata,
-        "created": int(image.created),
-    }
-
-
-def render_search(answer: SearchAnswer) -> bytes:
-    """Render the JSON of SearchResults."""
-    index = answer.index
-    body: dict[str, Any] = {
-        "object": "search",
-        "model": answer.model,
-        "condition": answer.condition,
-        # the dot product of two rounded unit vectors may slightly exceed 1
-        "results": [
-            {"id": hit.id, "score": max(-1.0, min(1.0, hit.score)), "metadata": hit.metadata} for hit in answer.hits
-        ],
-        "index": {
-            "condition": index.condition,
-            "kind": index.kind,
-            "size": index.indexed,
-            "exact": index.exact,
-            "state": index.state,
-            "recall_at_10": index.recall_at_10,
-        },
-    }
-    return orjson.dumps(body)
+def image_entry(image: StoredImage) -> ImageEntry:
+    """Describe a stored image, which needs no further check."""
+    return ImageEntry.model_construct(
+        id=image.id,
+        bytes=image.num_bytes,
+        sha256=image.digest,
+        metadata=image.metadata,
+        created=int(image.created),
+    )
