@@ -1,7 +1,7 @@
 """Requests to a collection and their results."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, JsonValue
 
@@ -82,7 +82,7 @@ class SearchResult(BaseModel):
     metadata: Metadata
 
     @classmethod
-    def of(cls, image: StoredImage, score: float) -> Self:
+    def of(cls, image: StoredImage, score: float) -> "SearchResult":
         """Describe an image that was found; the dot product of two rounded unit vectors may slightly exceed 1."""
         return cls.model_construct(id=image.id, score=max(-1.0, min(1.0, score)), metadata=image.metadata)
 

@@ -6,9 +6,7 @@ import copy
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
-from concurrent.futures import Executor
 from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -17,28 +15,25 @@ from services.core.backoff import backoff_s
 from services.core.errors import Conflict, FoveaError, InternalError, NotFound, Overloaded, TooLarge, blaming
 from services.core.exchange import NOBODY, RequestContext, set_caller
 from services.core.http.health import CheckResult
-from services.core.images.inputs import ImageInput, ImageInputs
+from services.core.images.inputs import ImageInput
 from services.core.images.references import StoredImage as StoredImageReference
-from services.core.metrics import Metrics
 from services.core.serving.served_models import Resident
 from services.embed.call import EmbedBatchers, EmbedModel, ServedEmbed
 from services.embed.collections import answers
 from services.embed.collections.answers import SearchQuery, SearchResult, SearchResults
-from services.embed.collections.index.vector_index import IndexOptions
 from services.embed.collections.indexes import AnyIndexes, Changes, OpenCheckpoint, OpenIndexes, Step
-from services.embed.collections.reader import FreshPixels, ImageReader, Prepared, Read, Wanted
+from services.embed.collections.reader import Prepared, Read, Wanted
 from services.embed.collections.search import Question, Searcher, answered_by, kind_of, not_indexed, status_of
+from services.embed.collections.serving import Serving
 from services.embed.collections.storage.catalog import CollectionKey, no_collection
-from services.embed.collections.storage.database import Ballast, DatabaseFailed, StorageFull
+from services.embed.collections.storage.database import DatabaseFailed, StorageFull
 from services.embed.collections.storage.image_store import (
     Added,
     CollectionInfo,
-    CollectionLimits,
     ImageStore,
     NewImage,
     StoredImage,
 )
-from services.embed.service import Embedder, EmbedModels
 from services.nn.clip_texts import Text
 
 EmbedResident = Resident[EmbedModel, Any, EmbedBatchers]
@@ -47,6 +42,8 @@ RETRY_S = 1.0
 MAX_RETRY_S = 60.0
 # A wait for an index ends this long before the deadline, so that images that are stored are not answered with 504.
 ANSWERING_S = 0.5
+# Time between looks of a request that waits for what other replicas index.
+FOLLOW_S = 0.1
 # Longest wait of the indexer for its model, which may have made room for another.
 LOADING_S = 600.0
 # Number of problems that `/readyz` describes; further ones are only counted.
@@ -62,44 +59,6 @@ def prepare_conditions(engine: EmbedModel, conditions: Sequence[str]) -> list[Te
     return texts
 
 
-@dataclass(frozen=True)
-class CollectionOptions:
-    """Options of every collection: its limits, its indexes, the size of its states on disk, and its search.
-
-    For one search `shortlist_size` images with a stored state are read, more only if the answer has to hold more
-    results. `poll_s` is the time between an idle collection's checks for another checkpoint, `save_every_s` the time
-    between the saves of a busy one, `follow_s` that between looks at what other processes do to it; None: there are
-    none.
-    """
-
-    limits: CollectionLimits
-    index: IndexOptions
-    shortlist_size: int
-    max_state_bytes: int
-    poll_s: float = 5.0
-    save_every_s: float = 30.0
-    follow_s: float | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Serving:
-    """The parts of the service that collections use."""
-
-    models: EmbedModels
-    inputs: ImageInputs
-    embedder: Embedder
-    reader: ImageReader
-    fresh: FreshPixels
-    search_threads: Executor
-    metrics: Metrics
-    ballast: Ballast
-
-    def close(self) -> None:
-        """End the threads owned by the collections."""
-        self.reader.close()
-        self.search_threads.shutdown(wait=False)
-
-
 class OpenCollection:
     """Started once; every method runs on the event loop, disk access and search on worker threads.
 
@@ -111,7 +70,6 @@ class OpenCollection:
         self,
         store: ImageStore,
         serving: Serving,
-        options: CollectionOptions,
         changes: Changes,
         open_checkpoint: OpenCheckpoint,
         *,
@@ -121,10 +79,10 @@ class OpenCollection:
         self._on_failure = on_failure
         self._store = store
         self._serving = serving
-        self._options = options
+        self._settings = serving.settings
         self._changes = changes
         self._searcher = Searcher(
-            store, serving.embedder, serving.reader, options.shortlist_size, serving.search_threads
+            store, serving.embedder, serving.reader, self._settings.shortlist_size, serving.search_threads
         )
         self._indexes = OpenIndexes(open_checkpoint)
         self._wake = asyncio.Event()
@@ -178,7 +136,7 @@ class OpenCollection:
     async def add(self, images: Sequence[NewImage], *, fill: bool) -> Added:
         """Store images; they are on disk when this returns. Raises what ImageStore.add raises."""
         async with self.in_use() as store:
-            added = await asyncio.to_thread(store.add, images, self._options.limits, fill=fill)
+            added = await asyncio.to_thread(store.add, images, self._serving.limits, fill=fill)
             self._changes.note_rows(added.rows)
             self._wake.set()
             return added
@@ -210,7 +168,7 @@ class OpenCollection:
         """Change an image's metadata; every search that begins afterwards finds it. Raises what ImageStore.patch
         raises."""
         async with self.in_use() as store:
-            return await asyncio.to_thread(store.patch, image_id, changes, self._options.limits)
+            return await asyncio.to_thread(store.patch, image_id, changes, self._serving.limits)
 
     async def index_ahead(
         self, conditions: Sequence[str], context: RequestContext, asked: EmbedResident | None = None
@@ -304,7 +262,7 @@ class OpenCollection:
         """Index these conditions and never drop them. Raises TooLarge, and changes nothing, if they are too many."""
         pinned = {index.text.digest for index in indexes if index.text is not None and index.is_pinned}
         num_conditions = len(pinned | {text.digest for text in texts})
-        if num_conditions > (max_conditions := self._options.limits.max_conditions):
+        if num_conditions > (max_conditions := self._settings.collection_max_conditions):
             raise TooLarge(
                 f"The collection would index {num_conditions} conditions in advance; the limit is {max_conditions}.",
                 param="conditions",
@@ -326,7 +284,7 @@ class OpenCollection:
     async def _make_room(self, indexes: AnyIndexes) -> bool:
         """Drop the least recently used index if the maximum is reached; False if all were requested in advance."""
         conditional = [index for index in indexes if index.text is not None]
-        if len(conditional) < self._options.limits.max_conditions:
+        if len(conditional) < self._settings.collection_max_conditions:
             return True
         oldest = min((i for i in conditional if not i.is_pinned), key=lambda index: index.used, default=None)
         if oldest is None or oldest.condition is None:
@@ -348,7 +306,7 @@ class OpenCollection:
         set_caller(NOBODY)
         num_failures = 0
         while True:
-            pause_s = self._options.poll_s
+            pause_s = self._settings.store_poll_s
             try:
                 await self._give_back()
                 while await self._index_a_step():
@@ -411,7 +369,7 @@ class OpenCollection:
         async with self._serving.models.hold(resident, RequestContext(time.monotonic() + LOADING_S)) as served:
             indexes = await self._indexes.of(served)
             is_unfinished = await self._advance(served, indexes)
-        if not is_unfinished or time.monotonic() - self._settled_at >= self._options.save_every_s:
+        if not is_unfinished or time.monotonic() - self._settled_at >= self._settings.index_save_every_s:
             await self._settle(indexes)
         return is_unfinished
 
@@ -468,7 +426,7 @@ class OpenCollection:
 
     async def _settle(self, indexes: AnyIndexes) -> None:
         await asyncio.to_thread(indexes.tidy)
-        if time.monotonic() - self._settled_at >= self._options.save_every_s:
+        if time.monotonic() - self._settled_at >= self._settings.index_save_every_s:
             await asyncio.to_thread(indexes.save)
             self._settled_at = time.monotonic()
         through = min((index.vectors.through for index in indexes), default=0)
@@ -482,8 +440,9 @@ class OpenCollection:
 
     async def _wait_for_progress(self) -> None:
         """Return when this process has indexed something, or when another one may have."""
+        follow_s = None if self._settings.collections_url is None else FOLLOW_S
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._options.follow_s), self._progress:
+            async with asyncio.timeout(follow_s), self._progress:
                 await self._progress.wait()
 
     async def _notify(self) -> None:
@@ -504,10 +463,9 @@ class OpenCollection:
 class OpenCollections(ABC):
     """Methods that use collections raise Overloaded until these are open or while they can't be reached."""
 
-    def __init__(self, serving: Serving, options: CollectionOptions, *, max_collections: int) -> None:
+    def __init__(self, serving: Serving) -> None:
         self._serving = serving
-        self._options = options
-        self._max_collections = max_collections
+        self._max_collections = serving.settings.max_collections
         self._collections: dict[CollectionKey, OpenCollection] = {}
         self._damaged: dict[CollectionKey, str] = {}
         self._changing = asyncio.Lock()

@@ -1,7 +1,6 @@
 """The collections put together from the settings: those of one process in a folder, or those that replicas share."""
 
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from importlib.util import find_spec
 
 import structlog
@@ -11,15 +10,13 @@ from services.core.images.inputs import ImageInputs
 from services.core.metrics import Metrics
 from services.core.settings import MEBIBYTE
 from services.core.thread_priority import step_back
-from services.embed.collections.collection import CollectionOptions, OpenCollections, Serving
+from services.embed.collections.collection import OpenCollections
 from services.embed.collections.index.gpu import first_gpu
-from services.embed.collections.index.vector_index import IndexOptions
 from services.embed.collections.local_collections import LocalCollections
 from services.embed.collections.reader import FreshPixels, ImageReader
 from services.embed.collections.service import CollectionService
+from services.embed.collections.serving import Serving
 from services.embed.collections.storage.database import Ballast
-from services.embed.collections.storage.folder_catalog import FolderCatalog
-from services.embed.collections.storage.image_store import CollectionLimits
 from services.embed.service import Embedder, EmbedModels
 from services.embed.settings import EmbedSettings
 
@@ -29,8 +26,6 @@ MAX_FRESH_BYTES = 256 * MEBIBYTE
 SEARCH_THREADS = 4
 # No collection's name begins with a dot.
 BALLAST_NAME = ".ballast"
-# Time between looks of a request that waits for what other replicas index.
-WAIT_S = 0.1
 
 
 def create_collections(
@@ -44,29 +39,13 @@ def create_collections(
 
     Raises ValueError if a library that is needed is missing.
     """
-    index = IndexOptions(
-        settings.index_max_exact, settings.index_min_recall, settings.index_device, settings.index_device_bytes
-    )
     if settings.index_device == "cuda" and first_gpu() is None:
         structlog.get_logger(__name__).warning(
             "collections are searched on the processor: FAISS finds no GPU; install the extra search-gpu in place of "
             "search, or set FOVEA_EMBED_INDEX_DEVICE=cpu"
         )
-    options = CollectionOptions(
-        limits=CollectionLimits(
-            settings.collection_max_images,
-            settings.collection_max_bytes,
-            settings.collection_max_conditions,
-            settings.collection_max_metadata_bytes,
-        ),
-        index=index,
-        shortlist_size=settings.shortlist_size,
-        max_state_bytes=settings.collection_state_bytes,
-        poll_s=settings.store_poll_s,
-        save_every_s=settings.index_save_every_s,
-        follow_s=None if settings.collections_url is None else WAIT_S,
-    )
     serving = Serving(
+        settings,
         models,
         inputs,
         embedder,
@@ -78,20 +57,13 @@ def create_collections(
         metrics,
         Ballast(settings.collections_dir / BALLAST_NAME),
     )
-    collections: OpenCollections
-    if settings.collections_url is None:
-        root = settings.collections_dir
-        collections = LocalCollections(
-            partial(FolderCatalog.open, root), str(root), serving, options, max_collections=settings.max_collections
-        )
-    else:
-        collections = _shared(settings, serving, options)
+    collections = LocalCollections(serving) if settings.collections_url is None else _shared(serving)
     return CollectionService(collections, serving, AuditLog(settings.audit_log))
 
 
-def _shared(settings: EmbedSettings, serving: Serving, options: CollectionOptions) -> OpenCollections:
+def _shared(serving: Serving) -> OpenCollections:
     if find_spec("psycopg_pool") is None:
         raise ValueError("FOVEA_EMBED_COLLECTIONS_URL needs fovea-serving[cluster]")
     from services.embed.collections.cluster.collections import SharedCollections
 
-    return SharedCollections(settings, serving, options)
+    return SharedCollections(serving)

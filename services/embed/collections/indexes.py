@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from services.core.errors import FoveaError
 from services.embed.call import EmbedModel, ServedEmbed
-from services.embed.collections.index.vector_index import SearchedVectors
+from services.embed.collections.index.vector_index import Found, IndexKind
+from services.embed.collections.index.vector_table import Rows, Vectors
 from services.embed.collections.reader import FreshPixels, Read, Source
 from services.embed.collections.storage.database import has_room_beside
 from services.embed.collections.storage.image_states import StateCache
@@ -31,7 +32,6 @@ from services.nn.clip_texts import Text
 # Until this number of images was read in each way, states are assumed to be faster.
 MIN_IMAGES = 256
 
-Rows = NDArray[np.int64]
 
 PLAIN = "plain"
 StepT = TypeVar("StepT", bound="Step[Any]")
@@ -83,7 +83,7 @@ def stem_of(served: ServedEmbed) -> str:
     return hashlib.sha256(json.dumps(identity_of(served)).encode()).hexdigest()[:16]
 
 
-class SearchableVectors(SearchedVectors, Protocol):
+class SearchableVectors(Protocol):
     """The vectors of one condition. Properties are read at once; methods may block."""
 
     @property
@@ -93,6 +93,22 @@ class SearchableVectors(SearchedVectors, Protocol):
 
     @property
     def num_bytes(self) -> int: ...
+    @property
+    def num_vectors(self) -> int: ...
+    @property
+    def kind(self) -> IndexKind: ...
+    @property
+    def is_exact(self) -> bool: ...
+    @property
+    def recall_at_10(self) -> float | None: ...
+
+    def search(self, queries: Vectors, k: int, *, among: Rows | None = None) -> Found:
+        """Find the k nearest rows to unit vectors (Q, E), of all or of `among` (R,), ascending."""
+        ...
+
+    def vectors(self, rows: Rows) -> tuple[Vectors, NDArray[np.bool_]]:
+        """Return vectors (R, E) of rows (R,), zeros for missing rows, and which rows exist, bool (R,)."""
+        ...
 
 
 @dataclass(eq=False)

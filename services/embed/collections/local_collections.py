@@ -15,14 +15,13 @@ import structlog
 from services.core.errors import FoveaError, Misdirected, NotFound, Overloaded
 from services.core.http.health import CheckResult
 from services.embed.collections.collection import (
-    CollectionOptions,
     OpenCollection,
     OpenCollections,
-    Serving,
     describe_problems,
 )
 from services.embed.collections.indexes import Changes
-from services.embed.collections.local_indexes import Keeping, LocalIndexes
+from services.embed.collections.local_indexes import LocalIndexes
+from services.embed.collections.serving import Serving
 from services.embed.collections.storage.catalog import CatalogInUse, CollectionKey, check_tenant, no_collection
 from services.embed.collections.storage.database import DatabaseFailed, StorageFull
 from services.embed.collections.storage.folder_catalog import FolderCatalog
@@ -40,23 +39,11 @@ Result = TypeVar("Result")
 
 
 class LocalCollections(OpenCollections):
-    """The collections in a folder, which no other process has open.
+    """The collections in a folder, which no other process has open."""
 
-    `open_catalog` may raise CatalogInUse; `folder` says in the log where the collections are.
-    """
-
-    def __init__(
-        self,
-        open_catalog: Callable[[], FolderCatalog],
-        folder: str,
-        serving: Serving,
-        options: CollectionOptions,
-        *,
-        max_collections: int,
-    ) -> None:
-        super().__init__(serving, options, max_collections=max_collections)
-        self._open = open_catalog
-        self._folder = folder
+    def __init__(self, serving: Serving) -> None:
+        super().__init__(serving)
+        self._folder = serving.settings.collections_dir
         self._catalog: FolderCatalog | None = None
         self._is_open = False
         # why collections are not open
@@ -138,7 +125,7 @@ class LocalCollections(OpenCollections):
         self._catalog = catalog = await self._open_catalog()
         await self._try_again(catalog)
         self._is_open = True
-        _log().info("collections open", folder=self._folder, collections=len(self._collections))
+        _log().info("collections open", folder=str(self._folder), collections=len(self._collections))
         while True:
             await asyncio.sleep(RETRY_S)
             await self._try_again(catalog)
@@ -147,7 +134,7 @@ class LocalCollections(OpenCollections):
         """Open the folder and list its collections, retrying until that succeeds."""
         while True:
             try:
-                catalog = await asyncio.to_thread(self._open)
+                catalog = await asyncio.to_thread(FolderCatalog.open, self._folder)
                 try:
                     for tenant in await asyncio.to_thread(catalog.tenants):
                         await self._list(catalog, tenant)
@@ -161,7 +148,7 @@ class LocalCollections(OpenCollections):
             except (OSError, FoveaError) as error:
                 self._problem, reason, pause_s = "their folder can't be opened", _reason(error), RETRY_S
             if reason != self._reported:  # once, not at each attempt
-                _log().warning("collections wait for their folder", folder=self._folder, reason=reason)
+                _log().warning("collections wait for their folder", folder=str(self._folder), reason=reason)
             self._reported = reason
             await asyncio.sleep(pause_s)
 
@@ -221,16 +208,11 @@ class LocalCollections(OpenCollections):
     async def _start(self, catalog: FolderCatalog, key: CollectionKey, store: ImageStore) -> None:
         changes = Changes()
         open_checkpoint = partial(
-            LocalIndexes.open,
-            store,
-            catalog.folder(key.name, key.tenant),
-            keeping=Keeping(self._options.index, self._options.max_state_bytes, self._serving.fresh),
-            changes=changes,
+            LocalIndexes, store, catalog.folder(key.name, key.tenant), serving=self._serving, changes=changes
         )
         collection = OpenCollection(
             store,
             self._serving,
-            self._options,
             changes,
             open_checkpoint,
             on_failure=lambda error: self._fail(key, collection, error),

@@ -16,12 +16,12 @@ import structlog
 
 from services.embed.call import ServedEmbed
 from services.embed.collections.index.snapshots import CorruptSnapshot, load_snapshot, save_snapshot
-from services.embed.collections.index.vector_index import IndexOptions, VectorIndex
+from services.embed.collections.index.vector_index import VectorIndex
+from services.embed.collections.index.vector_table import Rows
 from services.embed.collections.indexes import (
     Changes,
     CheckpointIndexes,
     OpenIndex,
-    Rows,
     Step,
     clear_away,
     key_of,
@@ -29,22 +29,14 @@ from services.embed.collections.indexes import (
     missing,
     prepared,
 )
-from services.embed.collections.reader import FreshPixels, Read
+from services.embed.collections.reader import Read
+from services.embed.collections.serving import Serving
 from services.embed.collections.storage.database import has_room_beside
 from services.embed.collections.storage.image_store import ImageStore
 from services.nn.clip_texts import Text
 
 # Rows per step; another checkpoint can take over between two steps.
 STEP_ROWS = 512
-
-
-@dataclass(frozen=True)
-class Keeping:
-    """Options of kept indexes and states, and the pixels of images that were added lately."""
-
-    index: IndexOptions
-    max_state_bytes: int
-    fresh: FreshPixels
 
 
 @dataclass(eq=False)
@@ -61,38 +53,20 @@ class LocalIndexes(CheckpointIndexes[LocalIndex, Step[LocalIndex]]):
     """The indexes of one checkpoint, in memory and as files."""
 
     def __init__(
-        self,
-        store: ImageStore,
-        folder: Path,
-        served: ServedEmbed,
-        keeping: Keeping,
-        changes: Changes,
+        self, store: ImageStore, folder: Path, served: ServedEmbed, *, serving: Serving, changes: Changes
     ) -> None:
-        super().__init__(store, folder, served, keeping.fresh)
-        self._options = keeping.index
+        """Load what was saved; what is missing, damaged or unreadable starts empty."""
+        super().__init__(store, folder, served, serving.fresh)
+        self._options = serving.index_options
         self._changes = changes
         self._indexes: dict[str, LocalIndex] = {}
-
-    @classmethod
-    def open(
-        cls,
-        store: ImageStore,
-        folder: Path,
-        served: ServedEmbed,
-        *,
-        keeping: Keeping,
-        changes: Changes,
-    ) -> "LocalIndexes":
-        """Load what was saved; what is missing, damaged or unreadable starts empty."""
-        opened = cls(store, folder, served, keeping, changes)
         live = store.rows()
         make_folder(folder / "indexes")
-        opened._open_states(served.engine.state_bytes, keeping.max_state_bytes, live)
-        opened._load(None, live, is_pinned=True)
+        self._open_states(served.engine.state_bytes, serving.settings.collection_state_bytes, live)
+        self._load(None, live, is_pinned=True)
         for stored in store.conditions():
             if (text := prepared(served.engine, stored.text)) is not None:
-                opened._load(text, live, is_pinned=stored.is_pinned, used=stored.used)
-        return opened
+                self._load(text, live, is_pinned=stored.is_pinned, used=stored.used)
 
     async def refresh(self) -> None:
         """Do nothing: no other process changes anything."""

@@ -26,7 +26,8 @@ from services.embed.collections.answers import (
     SearchQuery,
     SearchResults,
 )
-from services.embed.collections.collection import OpenCollection, OpenCollections, Serving, prepare_conditions
+from services.embed.collections.collection import OpenCollection, OpenCollections, prepare_conditions
+from services.embed.collections.serving import Serving
 from services.embed.collections.storage.catalog import CollectionKey, check_name, is_name, no_collection
 from services.embed.collections.storage.database import DatabaseFailed
 from services.embed.collections.storage.image_store import (

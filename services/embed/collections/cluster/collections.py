@@ -29,17 +29,15 @@ from services.embed.collections.cluster.connections import place_of
 from services.embed.collections.cluster.image_store import PostgresImageStore
 from services.embed.collections.cluster.indexes import SharedIndexes, Sharing
 from services.embed.collections.collection import (
-    CollectionOptions,
     OpenCollection,
     OpenCollections,
-    Serving,
     describe_problems,
 )
 from services.embed.collections.indexes import Changes, stem_of
+from services.embed.collections.serving import Serving
 from services.embed.collections.storage.catalog import CollectionKey, check_tenant, is_name, no_collection
 from services.embed.collections.storage.database import DatabaseUnreachable, IncompatibleDatabase
 from services.embed.collections.storage.image_store import CollectionInfo
-from services.embed.settings import EmbedSettings
 
 LOCK_NAME = ".lock"
 # Time between looks at what others have added.
@@ -112,15 +110,15 @@ class _Opened:
 class SharedCollections(OpenCollections):
     """Collections in PostgreSQL and an object store."""
 
-    def __init__(self, settings: EmbedSettings, serving: Serving, options: CollectionOptions) -> None:
+    def __init__(self, serving: Serving) -> None:
         """Raises ValueError for a URL of the database that can't be read."""
-        super().__init__(serving, options, max_collections=settings.max_collections)
+        super().__init__(serving)
+        settings = serving.settings
         assert settings.collections_url is not None, "shared collections have a database"
         try:
             self._place = place_of(settings.collections_url)
         except ValueError as error:
             raise ValueError(f"{SETTING} {error}") from None
-        self._settings = settings
         objects = Objects(settings.collections_store_url or settings.store_url, {})
         self._open_catalog = partial(PostgresCatalog.open, settings.collections_url, objects)
         self._opened: _Opened | None = None
@@ -202,9 +200,8 @@ class SharedCollections(OpenCollections):
         collection = OpenCollection(
             store,
             self._serving,
-            self._options,
             changes,
-            partial(SharedIndexes.open, store, folder, sharing=opened.sharing, changes=changes),
+            partial(SharedIndexes, store, folder, sharing=opened.sharing, changes=changes),
             on_failure=lambda error: self._note_damage(key, error),
         )
         await collection.start()
@@ -264,17 +261,15 @@ class SharedCollections(OpenCollections):
             raise
         sharing = Sharing(
             catalog.connections,
-            self._options.index,
-            self._serving.fresh,
+            self._serving,
             f"{socket.gethostname()}-{os.getpid()}",
-            self._settings.collection_lease_s,
-            self._options.max_state_bytes if own_folder is not None else 0,
+            self._serving.settings.collection_state_bytes if own_folder is not None else 0,
         )
         return _Opened(catalog, sharing, own_folder)
 
     def _open_folder(self) -> OwnFolder | None:
         try:
-            return OwnFolder.open(self._settings.collections_dir / ".shared")
+            return OwnFolder.open(self._serving.settings.collections_dir / ".shared")
         except OSError as error:
             structlog.get_logger(__name__).warning("image states are not kept", reason=str(error))
             return None

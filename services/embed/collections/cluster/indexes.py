@@ -19,7 +19,6 @@ from services.embed.collections.cluster.connections import Connections, alone
 from services.embed.collections.cluster.image_store import PostgresImageStore
 from services.embed.collections.cluster.leases import LEASE_ROWS, IndexWork, Lease, Progress
 from services.embed.collections.cluster.vectors import SAMPLE_SIZE, SharedVectors, store_vectors
-from services.embed.collections.index.vector_index import IndexOptions
 from services.embed.collections.indexes import (
     Changes,
     CheckpointIndexes,
@@ -29,7 +28,8 @@ from services.embed.collections.indexes import (
     make_folder,
     prepared,
 )
-from services.embed.collections.reader import FreshPixels, Read
+from services.embed.collections.reader import Read
+from services.embed.collections.serving import Serving
 from services.nn.clip_texts import Text
 
 # Uses of an index are noted for the other processes at most so often.
@@ -40,18 +40,20 @@ TUNING_LOCK = 0x0F0FEC
 
 @dataclass(frozen=True)
 class Sharing:
-    """The parts that all shared collections of a process have in common.
-
-    `holder` names this process in the database. Another process takes what this one was indexing `lease_s` after its
-    last sign of life.
-    """
+    """The parts that all shared collections of a process have in common; `holder` names it in the database."""
 
     connections: Connections
-    options: IndexOptions
-    fresh: FreshPixels
+    serving: Serving
     holder: str
-    lease_s: float
     max_state_bytes: int
+
+    @property
+    def lease_s(self) -> float:
+        """Another process takes what this one was indexing so long after its last sign of life."""
+        return self.serving.settings.collection_lease_s
+
+    def vectors(self, number: int | None, width: int) -> SharedVectors:
+        return SharedVectors(self.connections, number, width, self.serving.index_options)
 
 
 @dataclass(eq=False)
@@ -73,9 +75,10 @@ class SharedIndexes(CheckpointIndexes[SharedIndex, LeasedStep]):
     """The indexes of one checkpoint as all processes see them."""
 
     def __init__(
-        self, store: PostgresImageStore, folder: Path, served: ServedEmbed, sharing: Sharing, changes: Changes
+        self, store: PostgresImageStore, folder: Path, served: ServedEmbed, *, sharing: Sharing, changes: Changes
     ) -> None:
-        super().__init__(store, folder, served, sharing.fresh)
+        """Open this process's states, and learn how far the indexes are. Raises NotFound, Overloaded."""
+        super().__init__(store, folder, served, sharing.serving.fresh)
         self._images = store
         self._engine = served.engine
         self._sharing = sharing
@@ -87,18 +90,10 @@ class SharedIndexes(CheckpointIndexes[SharedIndex, LeasedStep]):
         self._order = itertools.count(1)
         self._taken_over = 0
         self._tuning = threading.Thread()
-
-    @classmethod
-    def open(
-        cls, store: PostgresImageStore, folder: Path, served: ServedEmbed, *, sharing: Sharing, changes: Changes
-    ) -> "SharedIndexes":
-        """Open this process's states, and learn how far the indexes are. Raises NotFound, Overloaded."""
-        opened = cls(store, folder, served, sharing, changes)
         if sharing.max_state_bytes > 0:
             make_folder(folder)
-            opened._open_states(served.engine.state_bytes, sharing.max_state_bytes, store.rows())
-        opened._refresh()
-        return opened
+            self._open_states(served.engine.state_bytes, sharing.max_state_bytes, store.rows())
+        self._refresh()
 
     async def refresh(self) -> None:
         await asyncio.to_thread(self._refresh)
@@ -106,8 +101,8 @@ class SharedIndexes(CheckpointIndexes[SharedIndex, LeasedStep]):
     def start(self, text: Text) -> SharedIndex:
         """Return the index of a condition; other processes learn of it when the condition is stored."""
         if key_of(text) not in self._indexes:
-            vectors = SharedVectors(self._sharing.connections, None, self._width, self._sharing.options)
-            self._indexes = {**self._indexes, key_of(text): SharedIndex(text, vectors)}
+            index = SharedIndex(text, self._sharing.vectors(None, self._width))
+            self._indexes = {**self._indexes, key_of(text): index}
         return self._indexes[key_of(text)]
 
     def drop(self, index: OpenIndex) -> None:
@@ -150,7 +145,7 @@ class SharedIndexes(CheckpointIndexes[SharedIndex, LeasedStep]):
     def give_up(self, step: LeasedStep) -> None:
         """Let others take a lease. If they can't be told, it expires."""
         try:
-            self._work.give_up(step.lease)
+            self._work.renew(step.lease, 0.0)
         except Overloaded as error:
             self._log().warning("lease not given up", reason=error.message)
 
@@ -199,8 +194,7 @@ class SharedIndexes(CheckpointIndexes[SharedIndex, LeasedStep]):
         number = reached.number if reached is not None else None
         if index is None or index.vectors.number != number:
             used = 0.0 if index is None else index.used
-            vectors = SharedVectors(self._sharing.connections, number, self._width, self._sharing.options)
-            index = SharedIndex(text, vectors, used=used)
+            index = SharedIndex(text, self._sharing.vectors(number, self._width), used=used)
         if reached is not None:
             num_vectors = max(0, progress.num_images - reached.num_waiting)
             index.vectors.take_over(reached.through, num_vectors, reached.tuning)

@@ -144,14 +144,6 @@ class IndexWork:
         with self._connections.reading() as connection:
             connection.execute("UPDATE indexes SET tuning = %s WHERE index = %s", (tuning, number))
 
-    def give_up(self, lease: Lease) -> None:
-        """Let others take a lease at once."""
-        with self._connections.reading() as connection:
-            connection.execute(
-                "UPDATE claims SET expires = clock_timestamp() WHERE claim = %s AND attempt = %s",
-                (lease.number, lease.attempt),
-            )
-
     def progress(self) -> Progress:
         """Return how far the indexes are. Raises NotFound for a deleted collection."""
         with self._connections.reading() as connection:

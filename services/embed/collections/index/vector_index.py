@@ -6,7 +6,7 @@ deletion clears a bit that readers check. Shapes: Q queries, N vectors, E width,
 
 import threading
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Literal
 
 import faiss
 import numpy as np
@@ -136,27 +136,6 @@ class Found:
 
     rows: Rows
     scores: Vectors
-
-
-class SearchedVectors(Protocol):
-    """Unit vectors by row, and how they are searched."""
-
-    @property
-    def num_vectors(self) -> int: ...
-    @property
-    def kind(self) -> IndexKind: ...
-    @property
-    def is_exact(self) -> bool: ...
-    @property
-    def recall_at_10(self) -> float | None: ...
-
-    def search(self, queries: Vectors, k: int, *, among: Rows | None = None) -> Found:
-        """Find the k nearest rows to unit vectors (Q, E), of all or of `among` (R,), ascending."""
-        ...
-
-    def vectors(self, rows: Rows) -> tuple[Vectors, NDArray[np.bool_]]:
-        """Return vectors (R, E) of rows (R,), zeros for missing rows, and which rows exist, bool (R,)."""
-        ...
 
 
 class VectorIndex:
