@@ -7,7 +7,7 @@ import errno
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from threading import Lock, Semaphore
 
@@ -101,20 +101,17 @@ class Database:
         Raises FileExistsError, StorageFull.
         """
         path.touch(exist_ok=False)
-        with storage_errors(path.parent):
-            writer = _connect(path)
+        with storage_errors(path.parent), ExitStack() as until_made:
+            writer = until_made.enter_context(closing(_connect(path)))
             writer.execute("PRAGMA auto_vacuum = INCREMENTAL")
             writer.execute("PRAGMA journal_mode = WAL")
-            database = cls(path, writer)
-            try:
-                with database.transaction() as connection:
-                    for statement, bound in statements:
-                        connection.execute(statement, bound)
-                    connection.execute(f"PRAGMA user_version = {version}")
-            except BaseException:
-                database.close()
-                raise
-        return database
+            writer.execute("BEGIN IMMEDIATE")
+            with writer:
+                for statement, bound in statements:
+                    writer.execute(statement, bound)
+                writer.execute(f"PRAGMA user_version = {version}")
+            until_made.pop_all()
+            return cls(path, writer)
 
     @classmethod
     def open(cls, path: Path, version: int, migrations: Mapping[int, Sequence[str]] | None = None) -> "Database":
@@ -125,22 +122,14 @@ class Database:
         """
         if not path.is_file():
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-        with storage_errors(path.parent):
-            writer = _connect(path)
-            try:
-                found = _migrated(writer, version, migrations or {})
-            except BaseException:
-                writer.close()
-                raise
-        if found == version:
-            try:
-                return cls(path, writer)
-            except BaseException:
-                writer.close()
-                raise
-        writer.close()
-        reason = "it was written by a newer version of Fovea" if found > version else "it was never finished"
-        raise IncompatibleDatabase(f"{path} has schema version {found}, not {version}: {reason}.")
+        with storage_errors(path.parent), ExitStack() as until_open:
+            writer = until_open.enter_context(closing(_connect(path)))
+            if (found := _migrated(writer, version, migrations or {})) != version:
+                reason = "it was written by a newer version of Fovea" if found > version else "it was never finished"
+                raise IncompatibleDatabase(f"{path} has schema version {found}, not {version}: {reason}.")
+            database = cls(path, writer)
+            until_open.pop_all()
+            return database
 
     def close(self) -> None:
         """Let running reads and writes finish and close the file. Closing again has no effect."""
@@ -167,12 +156,8 @@ class Database:
                 with suppress(sqlite3.OperationalError):
                     self._cut_log()
             self._writer.execute("BEGIN IMMEDIATE")
-            try:
+            with self._writer:
                 yield self._writer
-                self._writer.execute("COMMIT")
-            except BaseException:
-                self._roll_back()
-                raise
 
     def check_room(self, num_bytes: int) -> None:
         """Raise StorageFull before any write if the disk has no room for the current transaction of this size.
@@ -260,11 +245,6 @@ class Database:
         finally:
             self._writer.execute(f"PRAGMA busy_timeout = {int(1000 * BUSY_TIMEOUT_S)}")
 
-    def _roll_back(self) -> None:
-        # SQLite rolls back by itself after some errors
-        if self._writer.in_transaction:
-            self._writer.execute("ROLLBACK")
-
 
 class DatabaseBeside(Database):
     """A file that another process may have open, to be read by one thread; with `is_held`, as of the first read.
@@ -329,16 +309,11 @@ def _migrated(writer: sqlite3.Connection, version: int, migrations: Mapping[int,
     if not steps or not all(step in migrations for step in steps):
         return int(found)
     writer.execute("BEGIN IMMEDIATE")
-    try:
+    with writer:
         for step in steps:
             for statement in migrations[step]:
                 writer.execute(statement)
         writer.execute(f"PRAGMA user_version = {version}")
-        writer.execute("COMMIT")
-    except BaseException:
-        if writer.in_transaction:
-            writer.execute("ROLLBACK")
-        raise
     return version
 
 
