@@ -48,47 +48,6 @@ class Readouts:
 
 
 @dataclass(frozen=True)
-class Questions:
-    """R readouts of a batch of B images.
-
-    `image_index` (R,) int64 holds the image of each, or is None if readout i is of image i; `tokens` (R, D) are the
-    condition tokens, None without any condition; `has_token` (R,) bool is true for the readouts that have one, None if
-    all or none of them do.
-    """
-
-    image_index: Tensor | None = None
-    tokens: Tensor | None = None
-    has_token: Tensor | None = None
-
-    @classmethod
-    def of(cls, conditions: Tensor | None, readouts: Readouts | None, like: Tensor) -> Self:
-        """Ask for `readouts` under `conditions` (C, D) on the device of `like`; without readouts, for each image under
-        its own condition."""
-        if readouts is None:
-            return cls(tokens=conditions)
-        asked = readouts.condition_index.cpu()
-        images = torch.arange(len(asked)) if readouts.image_index is None else readouts.image_index.cpu()
-        image_index, condition_index = to_device(torch.stack([images, asked]), like.device)
-        is_one_each = len(images) == len(like) and bool((images == torch.arange(len(images))).all())
-        tokens, has_token = _tokens(conditions, asked, condition_index)
-        return cls(None if is_one_each else image_index, tokens, has_token)
-
-    def of_images(self, x: Tensor) -> Tensor:
-        """Select each readout's image: (B, …) → (R, …)."""
-        return x if self.image_index is None else x[self.image_index]
-
-    def join(self, x: Tensor) -> Tensor:
-        """Append the condition to each readout's tokens: (R, T, D) → (R, T + 1, D), or unchanged without conditions."""
-        return x if self.tokens is None else torch.cat([x, self.tokens[:, None].to(x.dtype)], dim=1)
-
-    def mask(self, num_others: int) -> Tensor | None:
-        """(R, 1, 1, others + 1), false for readouts without a condition in the last place; None to mask nothing."""
-        if self.has_token is None:
-            return None
-        return F.pad(self.has_token[:, None], (num_others, 0), value=True)[:, None, None, :]
-
-
-@dataclass(frozen=True)
 class Grid:
     """The readouts of each image, in W places: those of an image with fewer readouts are left empty.
 
@@ -185,18 +144,23 @@ class Full:
             x = advance(block, x, attend(*by_head(block, project(block, x))))
         if states is not None:
             states.copy_(x.flatten(1))
-        return self._condition(x, Questions.of(conditions, readouts, x))
+        return self._condition(x, conditions, readouts)
 
     def read(self, states: Tensor, conditions: Tensor | None, readouts: Readouts | None) -> Tensor:
         """Encode from the images' states with the same result as `encode`: (B, S) → (R, E)."""
         visual = self._visual
         x = states.view(-1, *visual.positional_embedding.shape).to(visual.proj.dtype)
-        return self._condition(x, Questions.of(conditions, readouts, x))
+        return self._condition(x, conditions, readouts)
 
-    def _condition(self, x: Tensor, questions: Questions) -> Tensor:
+    def _condition(self, x: Tensor, conditions: Tensor | None, readouts: Readouts | None) -> Tensor:
         """Run block n and all later ones: activations before block n (B, 1 + P, D) → (R, E)."""
-        num_read, mask = num_pooled(self._visual), questions.mask(x.shape[1])
-        x = questions.join(questions.of_images(x))
+        if readouts is not None and readouts.image_index is not None:
+            x = x[to_device(readouts.image_index, x.device)]
+            readouts = Readouts(None, readouts.condition_index)
+        asked = Grid.of(conditions, readouts, x)
+        num_read, mask = num_pooled(self._visual), asked.mask(x.shape[1] - 1, x.dtype, x.device)
+        mask = None if mask is None else mask[:, :, :1]  # what the class token sees, all tokens do
+        x = x if asked.tokens is None else torch.cat([x, asked.tokens.to(x.dtype)], dim=1)
         *blocks, last = self._blocks
         for block in blocks:
             x = advance(block, x, attend(*by_head(block, project(block, x)), mask))
