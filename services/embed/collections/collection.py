@@ -5,7 +5,7 @@ import asyncio
 import copy
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any
 
@@ -82,7 +82,7 @@ class OpenCollection:
         self._settings = serving.settings
         self._changes = changes
         self._searcher = Searcher(
-            store, serving.embedder, serving.reader, self._settings.shortlist_size, serving.search_threads
+            store, serving.embedder, serving.reader, serving.search_threads, self._settings.shortlist_size
         )
         self._indexes = OpenIndexes(open_checkpoint)
         self._wake = asyncio.Event()
@@ -475,15 +475,13 @@ class OpenCollections(ABC):
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
         """Open the collections, retrying if necessary; close them at the end."""
-        tasks = [asyncio.create_task(one) for one in self._tasks()]
+        task = asyncio.create_task(self._keep_open())
         try:
             yield
         finally:
-            for task in tasks:
-                task.cancel()
-            for task in tasks:
-                with suppress(asyncio.CancelledError):
-                    await task
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
             await asyncio.gather(*[collection.close() for collection in self._collections.values()])
             await self._close_all()
 
@@ -513,8 +511,8 @@ class OpenCollections(ABC):
         """Remove a collection. Raises NotFound."""
 
     @abstractmethod
-    def _tasks(self) -> Iterable[Coroutine[Any, Any, None]]:
-        """Make the tasks that open the collections and keep them open."""
+    async def _keep_open(self) -> None:
+        """Open the collections, and then follow them for as long as they are open."""
 
     @abstractmethod
     async def _close_all(self) -> None:

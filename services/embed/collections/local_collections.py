@@ -5,10 +5,10 @@ again once it is repaired.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import structlog
 
@@ -49,9 +49,6 @@ class LocalCollections(OpenCollections):
         # why collections are not open
         self._failures: dict[CollectionKey, str] = {}
         self._to_close: dict[CollectionKey, OpenCollection] = {}
-
-    def _tasks(self) -> list[Coroutine[Any, Any, None]]:
-        return [self._keep_open()]
 
     async def _close_all(self) -> None:
         await asyncio.gather(*[collection.close() for collection in self._to_close.values()])

@@ -130,22 +130,15 @@ class Nearest:
     index: OpenIndex | None
 
 
+@dataclass(frozen=True, eq=False)
 class Searcher:
     """Searches one collection."""
 
-    def __init__(
-        self,
-        store: ImageStore,
-        embedder: Embedder,
-        reader: ImageReader,
-        shortlist_size: int,
-        threads: Executor,
-    ) -> None:
-        self._store = store
-        self._embedder = embedder
-        self._reader = reader
-        self._shortlist_size = shortlist_size
-        self._threads = threads
+    store: ImageStore
+    embedder: Embedder
+    reader: ImageReader
+    threads: Executor
+    shortlist_size: int
 
     async def search(self, served: ServedEmbed, indexes: AnyIndexes, question: Question, *, last_row: int) -> Nearest:
         """Raises the errors of an invalid query, Overloaded, DeadlineExceeded."""
@@ -176,14 +169,14 @@ class Searcher:
         states = indexes.states
         kept = states.has(lacking.tolist()) if states is not None and indexes.pace.states_pay else set()
         cost = {row: 1 if row in kept else ENCODING_COST for row in lacking.tolist()}
-        if sum(cost.values()) <= self._shortlist_size:
+        if sum(cost.values()) <= self.shortlist_size:
             return Candidates(lacking.tolist(), cost)
         others = [
             other for other in indexes if other.vectors.num_vectors and key_of(other.text) != key_of(question.text)
         ]
         others = sorted(others, key=lambda other: (other.text is not None, -other.used))[:MAX_SHORTLISTING_INDEXES]
         queries = await self._embed(served, question, [other.text for other in others])
-        num_candidates = max(CANDIDATES * self._shortlist_size, num_wanted)
+        num_candidates = max(CANDIDATES * self.shortlist_size, num_wanted)
         among = replace(question, k=min(num_candidates, len(lacking)), among=lacking)
         found = [await self._among_indexed(o, q, among) for o, q in zip(others, queries, strict=True)]
         in_turns = chain.from_iterable(zip_longest(*[rows for rows, _ in found]))
@@ -200,29 +193,29 @@ class Searcher:
         candidates: Candidates,
     ) -> tuple[list[Read], Sequence[int]]:
         """Read the candidates that the budget pays for; also return those left, in order."""
-        budget, deadline = self._shortlist_size, question.context.deadline
+        budget, deadline = self.shortlist_size, question.context.deadline
         wanted = Wanted(candidates.sample(budget), [question.text], indexes.sources)
-        reads = await self._reader.read(served, wanted, deadline=deadline)
+        reads = await self.reader.read(served, wanted, deadline=deadline)
         if len(reads) >= MIN_SAMPLE:
             candidates = await asyncio.to_thread(candidates.after, reads, query)
             budget -= sum(candidates.cost[row] for row in wanted.rows)
         size = candidates.within(budget)
         wanted = replace(wanted, rows=sorted(candidates.rows[:size]))
-        return [*reads, *await self._reader.read(served, wanted, deadline=deadline)], candidates.rows[size:]
+        return [*reads, *await self.reader.read(served, wanted, deadline=deadline)], candidates.rows[size:]
 
     async def _read_in_time(self, served: ServedEmbed, wanted: Wanted, *, until: float) -> tuple[list[Read], bool]:
         """Read as much of `wanted` as possible before `until` (`time.monotonic()`); also return whether it was all."""
         reads: list[Read] = []
-        async with aclosing(self._reader.in_pieces(served.engine, wanted)) as prepared:
+        async with aclosing(self.reader.in_pieces(served.engine, wanted)) as prepared:
             try:
                 async for piece in prepared:
-                    reads += await self._reader.run(served, piece, deadline=until)
+                    reads += await self.reader.run(served, piece, deadline=until)
             except DeadlineExceeded:
                 return reads, False
         return reads, True
 
     def _lacking(self, index: OpenIndex | None, among: Rows | None) -> Rows:
-        rows = self._store.rows(after=index.vectors.through if index is not None else 0)
+        rows = self.store.rows(after=index.vectors.through if index is not None else 0)
         return rows if among is None else np.intersect1d(rows, among, assume_unique=True)
 
     async def _among_indexed(
@@ -230,7 +223,7 @@ class Searcher:
     ) -> tuple[list[int], list[float]]:
         began = time.perf_counter()
         search = functools.partial(index.vectors.search, query[None], question.k, among=question.among)
-        found = await asyncio.get_running_loop().run_in_executor(self._threads, search)
+        found = await asyncio.get_running_loop().run_in_executor(self.threads, search)
         question.context.timing.add("search", time.perf_counter() - began)
         is_found = found.rows[0] >= 0
         return found.rows[0][is_found].tolist(), found.scores[0][is_found].tolist()
@@ -242,7 +235,7 @@ class Searcher:
 
         async def embed(conditions: Sequence[str]) -> list[Embeddings]:
             call = EmbedCall([question.input], conditions)
-            embedded = await self._embedder.embed(served, call, question.context)
+            embedded = await self.embedder.embed(served, call, question.context)
             return list(embedded.rows)
 
         if isinstance(question.input, TextInput):

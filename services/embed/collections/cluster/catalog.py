@@ -117,12 +117,6 @@ class PostgresCatalog(BackedUp):
             raise no_collection(name)
         return self._store(found[0], CollectionInfo(*found[1:]))
 
-    def identity(self) -> str:
-        """Return a name of the database that no other one has."""
-        with self.connections.reading() as connection:
-            (identity,) = connection.execute("SELECT id FROM identity").fetchone() or ("",)
-            return str(identity)
-
     def open_stores(self, tenant: str | None) -> list[PostgresImageStore]:
         """Open all stores of a tenant in the order of their names, or those of all tenants."""
         with self.connections.reading() as connection:

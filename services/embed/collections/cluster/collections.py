@@ -11,12 +11,11 @@ import random
 import shutil
 import socket
 import time
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import structlog
 
@@ -125,9 +124,6 @@ class SharedCollections(OpenCollections):
         self._numbers: dict[CollectionKey, int] = {}
         self._checkpoints: dict[str, str] = {}
         self._closing: set[asyncio.Task[None]] = set()
-
-    def _tasks(self) -> list[Coroutine[Any, Any, None]]:
-        return [self._keep_open()]
 
     async def _close_all(self) -> None:
         await asyncio.gather(*self._closing)
