@@ -1,6 +1,5 @@
 """The job that embeds listed images locally into a folder of files."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,7 +20,6 @@ from services.embed.bulk.image_sources import Listing
 from services.embed.bulk.ray_pool import Cluster, Pool, RayOptions, connected, mapped, num_cores
 from services.embed.bulk.workers import (
     ModelChoice,
-    Report,
     ShardImages,
     Throughput,
     devices,
@@ -30,59 +28,13 @@ from services.embed.bulk.workers import (
     embedded,
     joined,
     load_bulk_embedder,
+    write_parts,
 )
 from services.jobs.checkpoints import CheckpointSource, find_checkpoint
 from services.jobs.progress import Bars
 
 # Long enough that handing a piece over costs little beside embedding it, short enough to share the end of a job.
 BATCHES_PER_PIECE = 8
-
-
-@dataclass(frozen=True)
-class SharedModel:
-    """A checkpoint that every machine finds by itself: a folder at the same place on all, or a version in the store.
-
-    `digest` is that of its content.
-    """
-
-    reference: str
-    digest: str
-    store_url: str | None
-    conditions: Sequence[str]
-    precision: Precision
-
-    def find(self) -> ModelChoice:
-        """Find it on another machine. Raises EmbeddingError for a folder with other content, and StoreError."""
-        source = find_checkpoint(self.reference, self.store_url)
-        if source.digest() != self.digest:
-            raise EmbeddingError(f"{self.reference} differs between this machine and a worker's")
-        return ModelChoice(source.directory, self.conditions, self.precision)
-
-
-def embed_on_ray(
-    model: SharedModel,
-    folder: BulkFolder,
-    shards: Sequence[ShardImages],
-    pace: Throughput,
-    pool: Pool,
-    report: Report,
-) -> None:
-    """Embed and write the shards; `connected` must hold.
-
-    Raises EmbeddingError if the model fails, StoreError if a worker lacks the checkpoint, RayError if Ray fails, and
-    OSError if a shard can't be written.
-    """
-    pieces = [piece for shard in shards for piece in _everywhere(shard).cut(pace.batch_size * BATCHES_PER_PIECE)]
-    num_missing = Counter(piece.index for piece in pieces)
-    arrived: dict[int, dict[int, Shard]] = {}
-    worker = partial(_worker, model, pool.device, pace)
-    for number, part in mapped(pieces, worker, pool, refusals=(EmbeddingError, StoreError)):
-        arrived.setdefault(part.index, {})[number] = part
-        report(part.num_images)
-        num_missing[part.index] -= 1
-        if not num_missing[part.index]:
-            parts = arrived.pop(part.index)
-            folder.write(joined(part.index, [parts[number] for number in sorted(parts)]))
 
 
 def _everywhere(shard: ShardImages) -> ShardImages:
@@ -92,9 +44,15 @@ def _everywhere(shard: ShardImages) -> ShardImages:
     return ShardImages(shard.index, images)
 
 
-def _worker(model: SharedModel, device: str, pace: Throughput) -> Callable[[ShardImages], Shard]:
-    """Load the checkpoint in a worker. Raises EmbeddingError, StoreError."""
-    embedder = load_bulk_embedder(model.find(), device)
+def _worker(
+    choice: ModelChoice, reference: str, digest: str, store_url: str | None, device: str, pace: Throughput
+) -> Callable[[ShardImages], Shard]:
+    """Load the checkpoint on another machine, which finds it by its `reference`: a folder at the same place on all, or
+    a version in the store. Raises EmbeddingError, also for a folder with other content, and StoreError."""
+    source = find_checkpoint(reference, store_url)
+    if source.digest() != digest:
+        raise EmbeddingError(f"{reference} differs between this machine and a worker's")
+    embedder = load_bulk_embedder(replace(choice, directory=source.directory), device)
     return lambda piece: joined(piece.index, list(embedded(embedder, piece.cut(pace.batch_size), pace)))
 
 
@@ -167,10 +125,13 @@ def _embed(
         if shards:
             with bars.bar("Embedding", "images", total=len(listing.images), done=folder.num_embedded()) as bar:
                 if pool is not None:
-                    model = SharedModel(
-                        source.reference, plan.digest, request.store_url, choice.conditions, choice.precision
+                    num_images = pace.batch_size * BATCHES_PER_PIECE
+                    pieces = [piece for shard in shards for piece in _everywhere(shard).cut(num_images)]
+                    worker = partial(
+                        _worker, choice, source.reference, plan.digest, request.store_url, pool.device, pace
                     )
-                    embed_on_ray(model, folder, shards, pace, pool, bar.advance)
+                    results = mapped(pieces, worker, pool, refusals=(EmbeddingError, StoreError))
+                    write_parts(folder, pieces, results, bar.advance)
                 elif is_here:
                     embed_shards(embedder, folder, shards, pace, bar.advance)
                 else:

@@ -7,12 +7,11 @@ Shapes: B images of a batch, C conditions (1 if there are none), E embedding wid
 """
 
 import multiprocessing
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
-from itertools import groupby
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -128,6 +127,7 @@ def _prepared(engine: ImageEngine[Any], condition: str) -> Text | None:
         raise EmbeddingError(f"the condition {condition[:50]!r}: {error.message}") from None
 
 
+NOT_EMBEDDED = np.empty(0, np.float32)
 # Called with the number of images that are done, including skipped ones.
 Report = Callable[[int], None]
 
@@ -156,30 +156,27 @@ class ShardImages:
             yield ShardImages(self.index, self.images[start : start + num_images])
 
 
-@dataclass(frozen=True)
-class _Batch:
-    """The images of one shard after reading: a record for the pixels of each."""
-
-    shard: int
-    records: list[dict[str, Any]]
-    pixels: list[Pixels]
-    skipped: list[Skipped]
-
-
 def embed_shards(
     embedder: BulkEmbedder, folder: BulkFolder, shards: Iterable[ShardImages], pace: Throughput, report: Report
 ) -> None:
-    """Embed and write shards in order.
+    """Embed and write shards in order. Raises EmbeddingError if the model fails, OSError if one can't be written."""
+    batches = [batch for shard in shards for batch in shard.cut(pace.batch_size)]
+    write_parts(folder, batches, enumerate(embedded(embedder, batches, pace)), report)
 
-    Raises EmbeddingError if the model fails, OSError if a shard can't be written.
-    """
-    batches = (batch for shard in shards for batch in shard.cut(pace.batch_size))
-    for index, results in groupby(embedded(embedder, batches, pace), key=lambda batch: batch.index):
-        parts = []
-        for batch in results:
-            parts.append(batch)
-            report(batch.num_images)
-        folder.write(joined(index, parts))
+
+def write_parts(
+    folder: BulkFolder, parts: Sequence[ShardImages], results: Iterable[tuple[int, Shard]], report: Report
+) -> None:
+    """Write each shard once all its parts have results, which come with their places, in any order."""
+    num_missing = Counter(part.index for part in parts)
+    arrived: dict[int, dict[int, Shard]] = {}
+    for place, result in results:
+        arrived.setdefault(result.index, {})[place] = result
+        report(result.num_images)
+        num_missing[result.index] -= 1
+        if not num_missing[result.index]:
+            found = arrived.pop(result.index)
+            folder.write(joined(result.index, [found[place] for place in sorted(found)]))
 
 
 def embedded(embedder: BulkEmbedder, batches: Iterable[ShardImages], pace: Throughput) -> Iterator[Shard]:
@@ -189,16 +186,15 @@ def embedded(embedder: BulkEmbedder, batches: Iterable[ShardImages], pace: Throu
     """
     is_cpu = embedder.device.type == "cpu"
 
-    def work(listed: ShardImages) -> tuple[_Batch, Array | None]:
-        batch = _read_batch(embedder, listed)
-        return batch, embedder.embed(batch.pixels) if is_cpu else None
+    def work(listed: ShardImages) -> tuple[Shard, list[Pixels]]:
+        read, pixels = _read_batch(embedder, listed)
+        return (replace(read, embeddings=embedder.embed(pixels)), []) if is_cpu else (read, pixels)
 
     # the tensor operations of each thread use one core
     pool = ThreadPoolExecutor(pace.num_threads, "bulk", initializer=torch.set_num_threads, initargs=(1,))
     try:
-        for batch, found in _in_order(pool, work, batches, ahead=pace.num_threads + 1):
-            embeddings = embedder.embed(batch.pixels) if found is None else found
-            yield Shard(batch.shard, embeddings, batch.records, batch.skipped)
+        for shard, pixels in _in_order(pool, work, batches, ahead=pace.num_threads + 1):
+            yield shard if is_cpu else replace(shard, embeddings=embedder.embed(pixels))
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -276,20 +272,23 @@ def _listen(workers: dict[Connection, BaseProcess], report: Report) -> None:
             report(message)
 
 
-def _read_batch(embedder: BulkEmbedder, listed: ShardImages) -> _Batch:
-    batch = _Batch(listed.index, [], [], [])
+def _read_batch(embedder: BulkEmbedder, listed: ShardImages) -> tuple[Shard, list[Pixels]]:
+    """Read images; return their records, without embeddings yet, and the pixels of each."""
+    records: list[dict[str, Any]] = []
+    pixels: list[Pixels] = []
+    skipped: list[Skipped] = []
     max_bytes = ImageLimits().max_image_bytes
     for image in listed.images:
         try:
             metadata = read_metadata(image)
-            batch.pixels.append(embedder.prepare(read_image(image, max_bytes)))
+            pixels.append(embedder.prepare(read_image(image, max_bytes)))
         except Unreadable as error:
-            batch.skipped.append(Skipped(image.id, str(error)))
+            skipped.append(Skipped(image.id, str(error)))
         except FoveaError as error:
-            batch.skipped.append(Skipped(image.id, error.message))
+            skipped.append(Skipped(image.id, error.message))
         else:
-            batch.records.append({"id": image.id, "metadata": metadata})
-    return batch
+            records.append({"id": image.id, "metadata": metadata})
+    return Shard(listed.index, NOT_EMBEDDED, records, skipped), pixels
 
 
 def _in_order(pool: ThreadPoolExecutor, work: Callable[[S], T], items: Iterable[S], ahead: int) -> Iterator[T]:
