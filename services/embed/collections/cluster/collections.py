@@ -27,11 +27,7 @@ from services.embed.collections.cluster.catalog import PostgresCatalog, sweep
 from services.embed.collections.cluster.connections import place_of
 from services.embed.collections.cluster.image_store import PostgresImageStore
 from services.embed.collections.cluster.indexes import SharedIndexes, Sharing
-from services.embed.collections.collection import (
-    OpenCollection,
-    OpenCollections,
-    describe_problems,
-)
+from services.embed.collections.collection import OpenCollection, OpenCollections, describe_problems
 from services.embed.collections.indexes import Changes, stem_of
 from services.embed.collections.serving import Serving
 from services.embed.collections.storage.catalog import CollectionKey, check_tenant, is_name, no_collection
@@ -50,34 +46,23 @@ SWEEP_EVERY_S = 60.0
 class OwnFolder:
     """A folder that no other process uses as long as this one has it open."""
 
-    def __init__(self, path: Path, lock: int) -> None:
-        self._path = path
-        self._lock = lock
-
-    @classmethod
-    def open(cls, root: Path) -> "OwnFolder":
+    def __init__(self, root: Path) -> None:
         """Take the first folder below `root` that no process has, so that one that is restarted finds its files.
 
         Raises OSError.
         """
         for number in itertools.count():
-            path = root / f"replica-{number}"
-            path.mkdir(parents=True, exist_ok=True)
-            lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(lock)
-                continue
-            except BaseException:
-                os.close(lock)
-                raise
-            return cls(path, lock)
-        raise AssertionError("numbers do not end")
+            self._path = root / f"replica-{number}"
+            self._path.mkdir(parents=True, exist_ok=True)
+            self._lock = (self._path / LOCK_NAME).open("w")
+            with suppress(BlockingIOError):
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            self._lock.close()
 
     def close(self) -> None:
         """Let another process use it."""
-        os.close(self._lock)
+        self._lock.close()
 
     def of(self, store: PostgresImageStore) -> Path:
         """Return the folder of a collection; one that is made anew under the same name has another."""
@@ -265,7 +250,7 @@ class SharedCollections(OpenCollections):
 
     def _open_folder(self) -> OwnFolder | None:
         try:
-            return OwnFolder.open(self._serving.settings.collections_dir / ".shared")
+            return OwnFolder(self._serving.settings.collections_dir / ".shared")
         except OSError as error:
             structlog.get_logger(__name__).warning("image states are not kept", reason=str(error))
             return None
