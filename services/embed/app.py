@@ -65,11 +65,7 @@ def create_embed(settings: EmbedSettings) -> FastAPI:
 
 
 def _collections(
-    settings: EmbedSettings,
-    models: EmbedModels,
-    inputs: ImageInputs,
-    embedder: Embedder,
-    metrics: Metrics,
+    settings: EmbedSettings, models: EmbedModels, inputs: ImageInputs, embedder: Embedder, metrics: Metrics
 ) -> "CollectionService | None":
     """Create the collections; None if FAISS is not installed."""
     if find_spec("faiss") is None:

@@ -82,12 +82,7 @@ class FocalLens(nn.Module):
         return self._tower.state_size
 
     def encode_images_and_states(
-        self,
-        pixels: Tensor,
-        conditions: Tensor | None = None,
-        readouts: Readouts | None = None,
-        *,
-        dtype: torch.dtype,
+        self, pixels: Tensor, conditions: Tensor | None = None, readouts: Readouts | None = None, *, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
         """Encode like `encode_images`, and return each image's state from the same pass: (R, E), (B, S) of `dtype`.
 

@@ -21,16 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from services.nn.devices import to_device
-from services.nn.vision_transformer import (
-    advance,
-    attend,
-    by_head,
-    class_token,
-    embed,
-    num_pooled,
-    pool,
-    project,
-)
+from services.nn.vision_transformer import advance, attend, by_head, class_token, embed, num_pooled, pool, project
 
 Index = np.ndarray[Any, np.dtype[np.int64]]
 

@@ -27,13 +27,7 @@ from services.embed.collections.search import Question, Searcher, answered_by, k
 from services.embed.collections.serving import Serving
 from services.embed.collections.storage.catalog import CollectionKey, no_collection
 from services.embed.collections.storage.database import DatabaseFailed, StorageFull
-from services.embed.collections.storage.image_store import (
-    Added,
-    CollectionInfo,
-    ImageStore,
-    NewImage,
-    StoredImage,
-)
+from services.embed.collections.storage.image_store import Added, CollectionInfo, ImageStore, NewImage, StoredImage
 from services.nn.clip_texts import Text
 
 EmbedResident = Resident[EmbedModel, Any, EmbedBatchers]

@@ -29,11 +29,7 @@ BALLAST_NAME = ".ballast"
 
 
 def create_collections(
-    settings: EmbedSettings,
-    models: EmbedModels,
-    inputs: ImageInputs,
-    embedder: Embedder,
-    metrics: Metrics,
+    settings: EmbedSettings, models: EmbedModels, inputs: ImageInputs, embedder: Embedder, metrics: Metrics
 ) -> CollectionService:
     """Create the collections for the folder or the database in the settings, which is opened later.
 

@@ -14,11 +14,7 @@ import structlog
 
 from services.core.errors import FoveaError, Misdirected, NotFound, Overloaded
 from services.core.http.health import CheckResult
-from services.embed.collections.collection import (
-    OpenCollection,
-    OpenCollections,
-    describe_problems,
-)
+from services.embed.collections.collection import OpenCollection, OpenCollections, describe_problems
 from services.embed.collections.indexes import Changes
 from services.embed.collections.local_indexes import LocalIndexes
 from services.embed.collections.serving import Serving
@@ -208,11 +204,7 @@ class LocalCollections(OpenCollections):
             LocalIndexes, store, catalog.folder(key.name, key.tenant), serving=self._serving, changes=changes
         )
         collection = OpenCollection(
-            store,
-            self._serving,
-            changes,
-            open_checkpoint,
-            on_failure=lambda error: self._fail(key, collection, error),
+            store, self._serving, changes, open_checkpoint, on_failure=lambda error: self._fail(key, collection, error)
         )
         try:
             rows = await asyncio.to_thread(store.rows)

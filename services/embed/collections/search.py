@@ -185,12 +185,7 @@ class Searcher:
         return Candidates(in_order, cost, others, len(guided))
 
     async def _read_shortlist(
-        self,
-        served: ServedEmbed,
-        indexes: AnyIndexes,
-        question: Question,
-        query: Embeddings,
-        candidates: Candidates,
+        self, served: ServedEmbed, indexes: AnyIndexes, question: Question, query: Embeddings, candidates: Candidates
     ) -> tuple[list[Read], Sequence[int]]:
         """Read the candidates that the budget pays for; also return those left, in order."""
         budget, deadline = self.shortlist_size, question.context.deadline

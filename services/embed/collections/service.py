@@ -19,24 +19,12 @@ from services.core.http.health import CheckResult
 from services.core.images.inputs import DECODED_AT_ONCE
 from services.core.images.references import StoredImage as StoredImageReference
 from services.embed.collections import answers
-from services.embed.collections.answers import (
-    CollectionList,
-    CreateRequest,
-    ImageToAdd,
-    SearchQuery,
-    SearchResults,
-)
+from services.embed.collections.answers import CollectionList, CreateRequest, ImageToAdd, SearchQuery, SearchResults
 from services.embed.collections.collection import OpenCollection, OpenCollections, prepare_conditions
 from services.embed.collections.serving import Serving
 from services.embed.collections.storage.catalog import CollectionKey, check_name, is_name, no_collection
 from services.embed.collections.storage.database import DatabaseFailed
-from services.embed.collections.storage.image_store import (
-    Access,
-    Added,
-    CollectionInfo,
-    NewImage,
-    StoredImage,
-)
+from services.embed.collections.storage.image_store import Access, Added, CollectionInfo, NewImage, StoredImage
 
 # The audit log names at most this many images of one request, and their total number.
 MAX_NAMED_IMAGES = 16

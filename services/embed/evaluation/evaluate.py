@@ -26,13 +26,7 @@ from services.embed.evaluation.grid import (
     draw_grid,
     retrieve_grid,
 )
-from services.embed.evaluation.linear_probe import (
-    NoProjection,
-    ProbeOptions,
-    evaluate_linear_probe,
-    load_probe,
-    points,
-)
+from services.embed.evaluation.linear_probe import NoProjection, ProbeOptions, evaluate_linear_probe, load_probe, points
 from services.embed.evaluation.mmvp import evaluate_mmvp, load_mmvp
 from services.embed.evaluation.results import RESULT_FILES, Result
 from services.embed.evaluation.same_class import LOADERS, evaluate_category, evaluate_imagenet, read_nodes
@@ -57,8 +51,7 @@ Baseline = Annotated[
 Pretrained = Annotated[str | None, typer.Option(help="Weights of the baseline: an open_clip tag, or a file.")]
 Data = Annotated[Path, typer.Option(help="Folder of the data set, as its archives unpack.")]
 Save = Annotated[
-    Path | None,
-    typer.Option(callback=results_file(RESULT_FILES.load), help="JSON file to add the scores to."),
+    Path | None, typer.Option(callback=results_file(RESULT_FILES.load), help="JSON file to add the scores to.")
 ]
 PerClass = Annotated[int | None, typer.Option(min=1, help="Use at most this many images of each class.")]
 

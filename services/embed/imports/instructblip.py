@@ -91,10 +91,7 @@ def _facts(source: Source, config: Any) -> dict[str, JsonValue]:
     def image_side() -> nn.ModuleList:
         kinds = transformers()
         return nn.ModuleList(
-            [
-                kinds.InstructBlipVisionModel(config.vision_config),
-                kinds.InstructBlipQFormerModel(config.qformer_config),
-            ]
+            [kinds.InstructBlipVisionModel(config.vision_config), kinds.InstructBlipQFormerModel(config.qformer_config)]
         )
 
     facts = facts_of(source, config, image_side)

@@ -134,11 +134,7 @@ class InstructBlipEngine(FeatureEngine[InstructBlipCheckpoint]):
         weights = [one.num_hidden_layers * one.hidden_size**2 for one in (qformer, vision)]
         self._read_cost = math.ceil(read * weights[0] / weights[1])
         super().__init__(
-            checkpoint,
-            device,
-            dtype,
-            Costs(num_patches),
-            features_shape=(num_patches, int(vision.hidden_size)),
+            checkpoint, device, dtype, Costs(num_patches), features_shape=(num_patches, int(vision.hidden_size))
         )
         self._model = checkpoint.model
         self._padding = checkpoint.tokenizer.padding

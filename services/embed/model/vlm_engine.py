@@ -97,11 +97,7 @@ class VlmTokenizer:
         shown = {"images": [[Image.fromarray(image)] for image in images], **self._images} if images else {}
         with self._one_at_a_time:
             made = self._processor(
-                text=list(written),
-                padding=True,
-                add_special_tokens=self._adds_special,
-                return_tensors="pt",
-                **shown,
+                text=list(written), padding=True, add_special_tokens=self._adds_special, return_tensors="pt", **shown
             )
         return dict(made)
 

@@ -27,8 +27,7 @@ Steps = Annotated[int | None, typer.Option(min=1, help="Optimizer steps, instead
 Epochs = Annotated[int | None, typer.Option(min=1, help="Passes over the images, instead of the recipe's length.")]
 BatchSize = Annotated[int | None, typer.Option(min=1, help="Images per step, over all processes.")]
 Symmetric = Annotated[
-    bool | None,
-    typer.Option("--symmetric/--rows-only", help="Loss: whether each answer also chooses among the rows."),
+    bool | None, typer.Option("--symmetric/--rows-only", help="Loss: whether each answer also chooses among the rows.")
 ]
 
 

@@ -311,10 +311,7 @@ class BackupRun:
         saved = []
         with self._source.snapshot() as catalog:
             for number, (tenant, store) in enumerate(_stores(catalog)):
-                with (
-                    tempfile.TemporaryFile() as lines,
-                    self._bars.bar(f"Listing {store.info.name}", "images") as bar,
-                ):
+                with tempfile.TemporaryFile() as lines, self._bars.bar(f"Listing {store.info.name}", "images") as bar:
                     total = Total()
                     for page in _pages(store):
                         _write_lines(page, lines, total)

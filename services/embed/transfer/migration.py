@@ -151,11 +151,7 @@ async def _remove(copy: CollectionClient, image_ids: list[str]) -> None:
 
 
 async def _copy(
-    original: CollectionClient,
-    copy: CollectionClient,
-    batch: list[Entry],
-    done: Pass,
-    is_last: bool,
+    original: CollectionClient, copy: CollectionClient, batch: list[Entry], done: Pass, is_last: bool
 ) -> None:
     """Copy images, except those that have changed since they were listed, which the next pass finds."""
     found: list[tuple[Entry, bytes]] = []

@@ -85,9 +85,5 @@ class ImageList(BaseModel):
 def image_entry(image: StoredImage) -> ImageEntry:
     """Describe a stored image, which needs no further check."""
     return ImageEntry.model_construct(
-        id=image.id,
-        bytes=image.num_bytes,
-        sha256=image.digest,
-        metadata=image.metadata,
-        created=int(image.created),
+        id=image.id, bytes=image.num_bytes, sha256=image.digest, metadata=image.metadata, created=int(image.created)
     )

@@ -435,8 +435,7 @@ def check_limits(num_images: int, num_bytes: int, limits: CollectionLimits) -> N
     """Raises TooLarge if a collection of this size would exceed a limit."""
     if num_images > limits.max_images:
         raise TooLarge(
-            f"The collection would hold {num_images} images; the limit is {limits.max_images}.",
-            code="collection_full",
+            f"The collection would hold {num_images} images; the limit is {limits.max_images}.", code="collection_full"
         )
     if num_bytes > limits.max_bytes:
         raise TooLarge(
