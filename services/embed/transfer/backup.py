@@ -12,6 +12,7 @@ A folder or a bucket of backups, in which equal images of all of them are stored
 """
 
 import hashlib
+import io
 import json
 import re
 import tempfile
@@ -113,24 +114,19 @@ class BackupFolder:
 
     def is_whole(self, digest: str) -> bool:
         """Read bytes, and tell whether they have their SHA-256."""
-        found = hashlib.sha256()
-        for chunk in self.objects.read_chunks(content_key(digest)):
-            found.update(chunk)
-        return found.hexdigest() == digest
+        with suppress(TransferError):
+            self.data(digest)
+            return True
+        return False
 
     def put(self, digest: str, data: bytes) -> None:
         self.objects.write(content_key(digest), [data], len(data))
 
     def data(self, digest: str) -> bytes:
         """Read bytes. Raises TransferError if they are missing or damaged."""
-        key = content_key(digest)
-        try:
-            data = b"".join(self.objects.read_chunks(key))
-        except NotFoundInStore:
-            raise TransferError(f"{self.label} has no {key}") from None
-        if hashlib.sha256(data).hexdigest() != digest:
-            raise TransferError(f"{self.label}/{key} is damaged: its SHA-256 is another one")
-        return data
+        found = io.BytesIO()
+        self._copy(content_key(digest), digest, found)
+        return found.getvalue()
 
     def ids(self) -> list[str]:
         """List the backups, oldest first, also unfinished ones."""
@@ -178,19 +174,21 @@ class BackupFolder:
     @contextmanager
     def manifest(self, backup_id: str, saved: SavedCollection) -> Iterator[IO[bytes]]:
         """Provide a copy of a list of images in a temporary file. Raises TransferError if it is damaged."""
-        key = _key(backup_id, saved.file)
-        digest = hashlib.sha256()
         with tempfile.TemporaryFile() as copy:
-            try:
-                for chunk in self.objects.read_chunks(key):
-                    copy.write(chunk)
-                    digest.update(chunk)
-            except NotFoundInStore:
-                raise TransferError(f"{self.label} has no {key}") from None
-            if digest.hexdigest() != saved.sha256:
-                raise TransferError(f"{self.label}/{key} is damaged: its SHA-256 is another one")
+            self._copy(_key(backup_id, saved.file), saved.sha256, copy)
             copy.seek(0)
             yield copy
+
+    def _copy(self, key: str, sha256: str, to: IO[bytes]) -> None:
+        digest = hashlib.sha256()
+        try:
+            for chunk in self.objects.read_chunks(key):
+                to.write(chunk)
+                digest.update(chunk)
+        except NotFoundInStore:
+            raise TransferError(f"{self.label} has no {key}") from None
+        if digest.hexdigest() != sha256:
+            raise TransferError(f"{self.label}/{key} is damaged: its SHA-256 is another one")
 
     def remove(self, backup_id: str) -> None:
         """Remove an unfinished backup's lists; bytes stay for the next one."""
