@@ -9,19 +9,18 @@ from typing import TYPE_CHECKING
 import structlog
 from fastapi import FastAPI
 
-from services.core.images.inputs import ImageInputs, image_inputs
+from services.core.images.inputs import image_inputs
 from services.core.images.references import ImageLimits
-from services.core.metrics import Metrics
 from services.core.serving.model_service import ModelService
 from services.embed.call import CallLimits, EmbedBatchers, EmbedModel
 from services.embed.http.routes import embed_models_router, embed_router
 from services.embed.model.engines import ENGINES
-from services.embed.service import Embedder, EmbedModels, EmbedService, ModelFacts
+from services.embed.service import Embedder, EmbedService, ModelFacts
 from services.embed.settings import EmbedSettings
 from services.nn.devices import DeviceOptions, parameter_bytes
 
 if TYPE_CHECKING:
-    from services.embed.collections.service import CollectionService
+    pass
 
 
 def create_embed(settings: EmbedSettings) -> FastAPI:
@@ -48,11 +47,15 @@ def create_embed(settings: EmbedSettings) -> FastAPI:
     inputs = image_inputs(settings, limits.images, host.metrics)
     embedder = Embedder(host.open_cache(), inputs, host.metrics)
     service = EmbedService(models, embedder, limits, host.batch_limits, host.metrics)
-    collections = _collections(settings, models, inputs, embedder, host.metrics)
+    collections = None
     routers = [embed_router(service)]
-    if collections is not None:
+    if find_spec("faiss") is None:
+        structlog.get_logger(__name__).warning("no collections: install fovea-serving[search] or [search-gpu]")
+    else:
+        from services.embed.collections.composition import create_collections
         from services.embed.collections.http.routes import collections_router
 
+        collections = create_collections(settings, models, inputs, embedder, host.metrics)
         routers.append(collections_router(collections, limits))
         host.health.add_readiness_check("collections", collections.check)
     return host.create_app(
@@ -62,15 +65,3 @@ def create_embed(settings: EmbedSettings) -> FastAPI:
         description="Image embeddings conditioned on a text, and text embeddings in the same space.",
         resources=[lambda: inputs, *([collections.opened] if collections is not None else [])],
     )
-
-
-def _collections(
-    settings: EmbedSettings, models: EmbedModels, inputs: ImageInputs, embedder: Embedder, metrics: Metrics
-) -> "CollectionService | None":
-    """Create the collections; None if FAISS is not installed."""
-    if find_spec("faiss") is None:
-        structlog.get_logger(__name__).warning("no collections: install fovea-serving[search] or [search-gpu]")
-        return None
-    from services.embed.collections.composition import create_collections
-
-    return create_collections(settings, models, inputs, embedder, metrics)

@@ -222,9 +222,13 @@ class CheckpointIndexes(ABC, Generic[IndexT, StepT]):
     def save(self) -> None:
         """Write what has changed, if this process keeps it. Blocks."""
 
-    @abstractmethod
     def remove_files_of_others(self) -> None:
         """Remove this process's files of other checkpoints, as far as the disk allows it. Blocks."""
+        for part in ("indexes", "states"):
+            with suppress(OSError):
+                for path in (self._folder / part).iterdir():
+                    if not path.name.startswith(self._stem):
+                        path.unlink(missing_ok=True)
 
     def close(self) -> None:
         if self.states is not None:
@@ -269,13 +273,6 @@ class CheckpointIndexes(ABC, Generic[IndexT, StepT]):
                 clear_away(path)
         for row in missing(np.array(self.states.rows() if self.states else [], np.int64), live):
             self.delete(row)
-
-    def _remove_files_of_others(self, parts: Iterable[str]) -> None:
-        for part in parts:
-            with suppress(OSError):
-                for path in (self._folder / part).iterdir():
-                    if not path.name.startswith(self._stem):
-                        path.unlink(missing_ok=True)
 
 
 AnyIndexes = CheckpointIndexes[Any, Any]

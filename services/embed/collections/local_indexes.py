@@ -147,9 +147,6 @@ class LocalIndexes(CheckpointIndexes[LocalIndex, Step[LocalIndex]]):
                 else:
                     index.saved_through, index.num_saved = through, num_vectors
 
-    def remove_files_of_others(self) -> None:
-        self._remove_files_of_others(("indexes", "states"))
-
     def _load(self, text: Text | None, live: Rows, *, is_pinned: bool, used: float = 0.0) -> None:
         path = self._path(text)
         try:

@@ -163,9 +163,6 @@ class SharedIndexes(CheckpointIndexes[SharedIndex, LeasedStep]):
     def save(self) -> None:
         """Do nothing: all that is to be kept is stored."""
 
-    def remove_files_of_others(self) -> None:
-        self._remove_files_of_others(("states",))
-
     def _refresh(self) -> None:
         order = next(self._order)
         progress = self._work.progress()

@@ -72,7 +72,6 @@ class FolderCatalog(Catalog):
         return cls(root, lock)
 
     def close(self) -> None:
-        """Let another catalog open the folder. Open stores stay open: close them first."""
         with self._changing:
             if self._lock is not None:
                 os.close(self._lock)
@@ -90,10 +89,6 @@ class FolderCatalog(Catalog):
         return sorted(name for name, entry in named if name is not None and _is_collection(entry))
 
     def create(self, info: CollectionInfo, tenant: str = DEFAULT_TENANT) -> SqliteImageStore:
-        """Create an empty collection; it is on disk when this returns.
-
-        Raises FileExistsError, InvalidField for its name, Conflict if its folder contains something else.
-        """
         check_name(info.name)
         with self._changing, storage_errors(self._root):
             folder = self.folder(info.name, tenant)
@@ -133,10 +128,6 @@ class FolderCatalog(Catalog):
         return self._folder_of(tenant) / re.sub("[A-Z]", lambda found: f"={found[0].lower()}", name)
 
     def delete(self, name: str, tenant: str = DEFAULT_TENANT) -> None:
-        """Remove a collection durably with all its files. Close its store first.
-
-        Raises NotFound.
-        """
         with self._changing, storage_errors(self._root):
             removed = self._root / f"{DELETING}{uuid.uuid4().hex}"
             folder = self.folder(name, tenant)
