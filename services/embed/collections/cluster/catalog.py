@@ -1,7 +1,7 @@
 """The collections of all tenants in PostgreSQL, for any number of processes at once, and the removal of what nobody
 needs any more: deleted collections, objects without images, indexes that no process serves."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 from psycopg.errors import ForeignKeyViolation
@@ -85,11 +85,7 @@ class PostgresCatalog(BackedUp):
 
     def names(self, tenant: str = DEFAULT_TENANT) -> list[str]:
         check_tenant(tenant)
-        with self.connections.reading() as connection:
-            found = connection.execute(
-                "SELECT name FROM collections WHERE tenant = %s AND NOT is_deleted ORDER BY name", (tenant,)
-            )
-            return [name for (name,) in found]
+        return [store.info.name for store in self.open_stores(tenant)]
 
     def create(self, info: CollectionInfo, tenant: str = DEFAULT_TENANT) -> PostgresImageStore:
         check_name(info.name)
@@ -107,25 +103,13 @@ class PostgresCatalog(BackedUp):
     def open_store(self, name: str, tenant: str = DEFAULT_TENANT) -> PostgresImageStore:
         check_name(name)
         check_tenant(tenant)
-        with self.connections.reading() as connection:
-            found = connection.execute(
-                "SELECT collection, name, model, created FROM collections"
-                " WHERE tenant = %s AND name = %s AND NOT is_deleted",
-                (tenant, name),
-            ).fetchone()
-        if found is None:
-            raise no_collection(name)
-        return self._store(found[0], CollectionInfo(*found[1:]))
+        for store in self._stores("tenant = %s AND name = %s", (tenant, name)):
+            return store
+        raise no_collection(name)
 
     def open_stores(self, tenant: str | None) -> list[PostgresImageStore]:
         """Open all stores of a tenant in the order of their names, or those of all tenants."""
-        with self.connections.reading() as connection:
-            found = connection.execute(
-                "SELECT collection, name, model, created FROM collections"
-                " WHERE (tenant = %s OR %s) AND NOT is_deleted ORDER BY name",
-                (tenant, tenant is None),
-            ).fetchall()
-        return [self._store(number, CollectionInfo(*info)) for number, *info in found]
+        return self._stores("(tenant = %s OR %s)", (tenant, tenant is None))
 
     def to_index(self, checkpoints: Mapping[str, str]) -> list[CollectionKey]:
         """List the collections that have something to do for a process that serves these checkpoints, by model."""
@@ -178,6 +162,15 @@ class PostgresCatalog(BackedUp):
             loose = connection.execute("SELECT DISTINCT collection FROM loose_objects").fetchall()
         for (collection,) in loose:
             Contents(self.connections, self._objects, collection).sweep()
+
+    def _stores(self, which: str, given: Sequence[object]) -> list[PostgresImageStore]:
+        with self.connections.reading() as connection:
+            found = connection.execute(
+                f"SELECT collection, name, model, created FROM collections WHERE {which} AND NOT is_deleted"
+                " ORDER BY name",
+                given,
+            ).fetchall()
+        return [self._store(number, CollectionInfo(*info)) for number, *info in found]
 
     def _store(self, collection: int, info: CollectionInfo) -> PostgresImageStore:
         contents = Contents(self.connections, self._objects, collection, self._own_store)
