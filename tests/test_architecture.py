@@ -157,7 +157,7 @@ BUDGETS = {
     "services/nn": 2_536,
     "services/jobs": 3_985,
     "services/curate": 4_558,
-    "services/embed": 19_124,
+    "services/embed": 18_632,
     "services/generate": 15_923,
     "services/predict": 7_663,
     "services/score": 11_001,
