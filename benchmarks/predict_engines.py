@@ -5,12 +5,10 @@
 t5-small and t5-base shapes with random weights, inputs of 16 to 64 tokens, batches of 1 and 32, 3 labels and 77. All
 answer with one of the labels: `generate` is constrained to them by `prefix_allowed_tokens_fn`, and so can end as early
 as possible. "generate, 10 tokens" is `generate` without constraints and with a limit of 10, the usual way to call it; a
-trained student would end earlier. The engine finds the most probable label ("best"), or the probability of each
-("all").
+trained student would end earlier. The engine computes the probability of each label ("all").
 
-With random weights all next tokens are about equally likely, unlike with a trained student, and the search for the best
-label can't skip anything ("flat"). In "taught" the same weights have a head rotated so that a label's token is followed
-by that label's next one; the label still depends on the input.
+With random weights all next tokens are about equally likely, unlike with a trained student. So the head is rotated
+("taught"), and a label's token is followed by that label's next one; the label still depends on the input.
 
 Back ends are measured where they are installed: pip install ctranslate2 (greedy answers, and pairs scored, which
 encodes an input once for each label), onnx onnxscript onnxruntime (the encoder alone, beside ours). `torch.compile`
@@ -170,11 +168,6 @@ def scoring(student: Student, labels: Sequence[list[int]]) -> Answer:
     return answer
 
 
-def choosing(student: Student, labels: Sequence[list[int]]) -> Answer:
-    candidates = Candidates(labels, PAD)
-    return lambda inputs: student.best(student.encode(inputs), [candidates] * len(inputs))
-
-
 def ctranslate2_contenders(folder: Path, model: Any, labels: Sequence[list[int]], threads: int) -> Iterator[Contender]:
     """Yield CTranslate2's contenders. Tokens are named by their numbers, since no text is involved."""
     import ctranslate2  # type: ignore[import-not-found]
@@ -225,7 +218,6 @@ def contenders(folder: Path, model: Any, labels: Sequence[list[int]], threads: i
     yield Contender("transformers generate, 10 tokens", free_generate(model))
     for kind, is_int8 in (("float32", False), ("int8", True)):
         student = Student(model, None, is_int8=is_int8)
-        yield Contender(f"{kind}, best", choosing(student, labels))
         yield Contender(f"{kind}, all", scoring(student, labels))
     if importlib.util.find_spec("ctranslate2"):
         yield from ctranslate2_contenders(folder, model, labels, threads)
@@ -296,16 +288,14 @@ def encoders(folder: Path, model: Any, student: Student, threads: int) -> Iterat
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     for shape in options.shapes:
-        for weights, count in (("taught", 3), ("taught", 77), ("flat", 77)):
+        for count in (3, 77):
             model, labels = random_t5(shape), draw_labels(count)
-            if weights == "taught":
-                teach(model, labels)
-            work = f"{shape}, {count} labels, {weights}"
+            teach(model, labels)
+            work = f"{shape}, {count} labels, taught"
             if options.only and options.only not in work:
                 continue
             _compare(figures, work, contenders(folder, model, labels, options.threads), options.rounds)
-            if weights == "taught":
-                figures[f"{work}: int8 agreement"] = agreement(model, labels)
+            figures[f"{work}: int8 agreement"] = agreement(model, labels)
         if not options.only or options.only in "encoder":
             model = random_t5(shape)
             everyone = encoders(folder, model, Student(model, None), options.threads)

@@ -38,7 +38,7 @@ MAX_CIRCLE_TOKENS, CIRCLE_TIMES = 8, 3
 
 @dataclass(frozen=True)
 class Label:
-    """An item's label: its text as shown to clients, its probability, and those of all candidates if requested.
+    """An item's label: its text as shown to clients, its probability, and those of all candidates, None for free text.
 
     `num_tokens` counts the end of sequence.
     """
@@ -53,14 +53,13 @@ class Label:
 class Item:
     """A tokenised input: the prompt for its label, the prompt for its rationale if requested, and its candidates.
 
-    `answers` is None if the label is free text. `has_probabilities` tells whether all probabilities are requested.
-    `numbers` are those of the input, if the task has equations or number slots.
+    `answers` is None if the label is free text. `numbers` are those of the input, if the task has equations or number
+    slots.
     """
 
     label_ids: tuple[int, ...]
     rationale_ids: tuple[int, ...] | None
     answers: Candidates | None
-    has_probabilities: bool = True
     numbers: HiddenNumbers | None = None
 
     @property
@@ -138,13 +137,10 @@ class PredictEngine:
         fields: Mapping[str, FieldValue],
         *,
         rationale: bool = False,
-        probabilities: bool = True,
         param: str = "inputs.0",
         may_be_empty: bool = False,
     ) -> Item:
         """Tokenise an input; `param` is its name in the request.
-
-        Without `probabilities`, candidates that cannot be the label are not scored.
 
         Raises InvalidField, naming the field, for one that is missing, unknown or of the wrong type, for texts that are
         all empty, or one of a pair that is, unless they `may_be_empty`, for choices that are alike, and for a rationale
@@ -175,7 +171,7 @@ class PredictEngine:
         if rationale and self.description.rationale_prefix is not None:
             rationale_ids = self._input_ids(self.description.rationale_prefix, text, param)
         if (choices := self.description.choices) is None:
-            return Item(label_ids, rationale_ids, self._answers, probabilities, numbers)
+            return Item(label_ids, rationale_ids, self._answers, numbers)
         param = f"{param}.{choices}"
         try:
             answers = self._answers_of(fields[choices], plain[choices], param)
@@ -185,7 +181,7 @@ class PredictEngine:
         if longest > self.description.max_target_tokens:
             limit = self.description.max_target_tokens
             raise TooLarge(f"{param}: A choice has {longest} tokens; the limit is {limit}.", param=param)
-        return Item(label_ids, rationale_ids, answers, probabilities, numbers)
+        return Item(label_ids, rationale_ids, answers, numbers)
 
     def cost(self, item: Item) -> int:
         """Number of tokens to run: in the encoder, in the candidates' trie, and at most in generation."""
@@ -319,26 +315,16 @@ class PredictEngine:
     def _choose(self, items: Sequence[Item], encoded: Encoded, rows: Sequence[int]) -> list[Label | None]:
         """Choose each item's label among its candidates, None without any; `rows` are the items' rows in `encoded`."""
         chosen: list[Label | None] = [None] * len(items)
-        for is_all in (True, False):
-            wanted = [
-                (index, item.answers)
-                for index, item in enumerate(items)
-                if item.answers is not None and item.has_probabilities == is_all
-            ]
-            if not wanted:
-                continue
-            those, tries = encoded.of([rows[index] for index, _ in wanted]), [answers for _, answers in wanted]
-            found: list[tuple[int, float, list[float] | None]]
-            if is_all:
-                every = [scores.double().softmax(dim=0).tolist() for scores in self._student.score(those, tries)]
-                best = [max(range(len(shares)), key=shares.__getitem__) for shares in every]
-                found = [(number, shares[number], shares) for number, shares in zip(best, every, strict=True)]
-            else:
-                found = [(one.candidate, math.exp(one.logprob), None) for one in self._student.best(those, tries)]
-            for (index, answers), (number, probability, shares) in zip(wanted, found, strict=True):
-                probabilities = None if shares is None else dict(zip(answers.texts, shares, strict=True))
-                num_tokens = len(answers.token_ids[number])
-                chosen[index] = Label(answers.texts[number], probability, probabilities, num_tokens)
+        wanted = [(index, item.answers) for index, item in enumerate(items) if item.answers is not None]
+        if not wanted:
+            return chosen
+        tries = [answers for _, answers in wanted]
+        scored = self._student.score(encoded.of([rows[index] for index, _ in wanted]), tries)
+        for (index, answers), scores in zip(wanted, scored, strict=True):
+            shares = scores.double().softmax(dim=0).tolist()
+            best = max(range(len(shares)), key=shares.__getitem__)
+            probabilities = dict(zip(answers.texts, shares, strict=True))
+            chosen[index] = Label(answers.texts[best], shares[best], probabilities, len(answers.token_ids[best]))
         return chosen
 
     def _free_label(self, item: Item, decoded: Decoded) -> Label:

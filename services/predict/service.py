@@ -44,7 +44,6 @@ class PredictCall:
     task: str | None = None
     model: str | None = None
     rationale: bool = False
-    probabilities: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,9 +94,7 @@ class PredictService:
         num_characters = sum(map(_num_characters, call.inputs))
 
         def prepare(engine: PredictEngine, index: int, fields: Mapping[str, FieldValue]) -> Item:
-            return engine.prepare(
-                fields, rationale=call.rationale, probabilities=call.probabilities, param=f"inputs.{index}"
-            )
+            return engine.prepare(fields, rationale=call.rationale, param=f"inputs.{index}")
 
         async with self.models.hold(resident, context, asked=call.model) as served:
             return await self._answer(served, call.inputs, num_characters, partial(prepare, served.engine), context)
@@ -108,7 +105,7 @@ class PredictService:
         inputs_of: Callable[[TaskDescription, Manifest], Sequence[NamedInput]],
         context: RequestContext,
     ) -> Predicted:
-        """Label the inputs that `inputs_of` makes for the model's task, with all probabilities.
+        """Label the inputs that `inputs_of` makes for the model's task.
 
         Raises what `inputs_of` and `predict` raise.
         """
@@ -128,7 +125,7 @@ class PredictService:
         return description.fields if description is not None else ()
 
     async def classify(self, call: ClassifyCall, context: RequestContext) -> Predicted:
-        """Label bare texts, with all probabilities.
+        """Label bare texts.
 
         Without `model`, uses the first task with labels and as many fields as an input has texts. Raises InvalidField
         if there is none or several models have it, and what `predict` raises.

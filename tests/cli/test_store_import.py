@@ -403,7 +403,7 @@ def test_a_student_of_the_papers_own_scripts_gives_labels_and_rationales(tmp_pat
     engine = PredictEngine.load(folder, DeviceOptions("cpu", "float32"))
     assert engine.description.labels == ("entailment", "neutral", "contradiction")
     pair = {"premise": "A man sleeps.", "hypothesis": "He runs."}
-    item = engine.prepare(pair, rationale=True, probabilities=True)
+    item = engine.prepare(pair, rationale=True)
     (prediction,) = engine.run_batch([item])
     assert prediction.rationale is not None
 

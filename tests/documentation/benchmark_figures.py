@@ -271,9 +271,8 @@ def labels_table() -> str:
         figures |= run["figures"] if run["benchmark"] == "predict_engines" else {}
     columns = {
         "`generate`, 10 tokens": "transformers generate, 10 tokens",
-        "Fovea float32": "float32, best",
-        "all probabilities": "float32, all",
-        "Fovea int8": "int8, best",
+        "Fovea float32": "float32, all",
+        "Fovea int8": "int8, all",
         "CTranslate2 float32": "CTranslate2 float32, greedy",
         "CTranslate2 int8": "CTranslate2 int8, greedy",
     }

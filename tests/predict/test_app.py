@@ -126,14 +126,13 @@ def test_inputs_are_labelled_as_the_engine_labels_them_in_their_order(
     response = client.post(path, json={"task": "esnli", "inputs": [PAIR, other]})
     body = response.json()
     engine = engines["esnli"]
-    expected = engine.run_batch([engine.prepare(one, probabilities=False) for one in (PAIR, other)])
+    expected = engine.run_batch([engine.prepare(one) for one in (PAIR, other)])
 
     assert set(body) == {"object", "model", "task", "predictions", "usage"}
     assert (body["object"], body["task"]) == ("list", "esnli")
     assert body["model"] == response.headers["x-fovea-model"]
     assert re.fullmatch(r"tiny-esnli@[0-9a-f]{12}", body["model"])
-    assert body["predictions"] == [shown(index, one) for index, one in enumerate(expected)]
-    assert [one["probabilities"] for one in body["predictions"]] == [None, None]
+    assert body["predictions"] == [{**shown(index, one), "probabilities": None} for index, one in enumerate(expected)]
     prompt_tokens = sum(one.prompt_tokens for one in expected)
     completion_tokens = sum(one.completion_tokens for one in expected)
     assert body["usage"] == {

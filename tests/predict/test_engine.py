@@ -60,16 +60,6 @@ def test_a_label_is_the_likeliest_and_probabilities_are_those_of_transformers() 
     assert answer.completion_tokens == len(tiny_tokenizer()(answer.label).input_ids)
 
 
-def test_without_probabilities_an_answer_is_the_same_but_for_them() -> None:
-    engine = engine_of(ESNLI, tiny_t5(spread=1.0))
-    others = [{"premise": "word " * length, "hypothesis": "other"} for length in (1, 40, 7)]
-    items = [engine.prepare(one, probabilities=place % 2 == 0) for place, one in enumerate([PAIR, PAIR, *others])]
-    full, short, *_ = engine.run_batch(items)
-    assert (full.label, full.completion_tokens) == (short.label, short.completion_tokens)
-    assert short.probability == pytest.approx(full.probability, rel=1e-4)
-    assert short.probabilities is None and full.probabilities is not None
-
-
 def test_choices_are_an_inputs_own_and_come_back_as_they_were_given() -> None:
     model = tiny_t5(spread=1.0)
     engine = engine_of(CQA, model)

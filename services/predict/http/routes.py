@@ -126,17 +126,18 @@ async def _check_names(service: PredictService, body: Any) -> None:
 
 
 async def _answer(service: PredictService, request: Request, body: PredictRequest) -> Response:
-    call = PredictCall(body.inputs, body.task, body.model, body.rationale, body.probabilities)
+    call = PredictCall(body.inputs, body.task, body.model, body.rationale)
     predicted = await service.predict(call, context_of(request.scope))
     with service.metrics.stage_seconds.labels("serialize").time():
         predictions = predicted.predictions
-        num_numbers = len(predictions) * max(8, len(predictions[0].probabilities or ()))
-        is_short = num_numbers <= MAX_INLINE_NUMBERS
-        content = _render(predicted) if is_short else await service.threads.run(partial(_render, predicted))
+        num_shares = len(predictions[0].probabilities or ()) if body.probabilities else 0
+        render = partial(_render, predicted, has_probabilities=body.probabilities)
+        is_short = len(predictions) * max(8, num_shares) <= MAX_INLINE_NUMBERS
+        content = render() if is_short else await service.threads.run(render)
     return Response(content, media_type="application/json")
 
 
-def _render(predicted: Predicted) -> bytes:
+def _render(predicted: Predicted, *, has_probabilities: bool) -> bytes:
     """Render the JSON of a PredictAnswer."""
     prompt_tokens = sum(one.prompt_tokens for one in predicted.predictions)
     completion_tokens = sum(one.completion_tokens for one in predicted.predictions)
@@ -149,7 +150,7 @@ def _render(predicted: Predicted) -> bytes:
                 "index": index,
                 "label": one.label,
                 "probability": min(1.0, one.probability),  # rounding may exceed 1
-                "probabilities": one.probabilities,
+                "probabilities": one.probabilities if has_probabilities else None,
                 "rationale": one.rationale,
                 "value": _json_number(one.value),
                 "confidence": one.confidence,

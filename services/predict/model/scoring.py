@@ -7,12 +7,10 @@ After a prefix that candidates share, only a few tokens can follow; if only one 
 where each factor is a softmax over the tokens that may follow. This is the distribution of decoding constrained to the
 candidates, and sums to 1 over them. For labels that differ in their first token, it is one softmax over these tokens.
 
-Shapes: N nodes, E edges (a node and a token that may follow it), M nodes with several edges, F the most edges of a
-node, C candidates, P the most edges of a candidate.
+Shapes: N nodes, E edges (a node and a token that may follow it), C candidates.
 """
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,7 +54,6 @@ class Candidates:
         if not token_ids or not all(token_ids):
             raise ValueError("there must be candidates, and each must have tokens")
         self.token_ids = [tuple(ids) for ids in token_ids]
-        self.start_id = start_id
         self.texts: tuple[str, ...] = ()
         following: dict[tuple[int, ...], dict[int, None]] = {}
         for ids in self.token_ids:
@@ -74,10 +71,8 @@ class Candidates:
         number_of = {edge: number for number, edge in enumerate(edges)}
         self.edge_nodes = np.array([node_of[prefix] for prefix, _ in edges], dtype=np.int64)
         self.edge_tokens = np.array([token for _, token in edges], dtype=np.int64)
-        self._families = _padded([[number_of[p, token] for token in following[p]] for p in partings], len(edges))
-        self._family_of = np.zeros(len(edges), dtype=np.int64)
-        for number, parting in enumerate(partings):
-            self._family_of[[number_of[parting, token] for token in following[parting]]] = number
+        families = [[number_of[p, token] for token in following[p] if (p, token) in number_of] for p in node_of]
+        self._families = _padded(families, len(edges))
         steps = [[(ids[:depth], token) for depth, token in enumerate(ids)] for ids in self.token_ids]
         self._paths = _padded([[number_of[one] for one in some if one in number_of] for some in steps], len(edges))
 
@@ -115,20 +110,6 @@ class Candidates:
             visible[node] |= visible[self.parents[node]]
         return DecoderRows(self.tokens, self.depths, visible)
 
-    def of(self, candidates: Sequence[int]) -> "Candidates":
-        """Select some candidates, in this order."""
-        return Candidates([self.token_ids[candidate] for candidate in candidates], self.start_id)
-
-    @cached_property
-    def groups(self) -> list["Candidates | None"]:
-        """Groups of candidates that share the token at the first divergence; None for a group of one."""
-        return [self.of(some) if len(some) > 1 else None for some in self._members]
-
-    @cached_property
-    def first(self) -> "Candidates":
-        """Trie of one candidate of each group, up to the first divergence."""
-        return self.of([some[0] for some in self._members])
-
     def log_probabilities(self, logits: Tensor) -> Tensor:
         """Compute each candidate's log-probability, (C,), from each edge's logit (E,) float32."""
         device = logits.device
@@ -136,56 +117,9 @@ class Candidates:
             return logits.new_zeros(len(self.token_ids))
         families = torch.from_numpy(self._families).to(device)
         totals = torch.cat([logits, logits.new_full((1,), float("-inf"))])[families].logsumexp(dim=1)
-        edges = logits - totals[torch.from_numpy(self._family_of).to(device)]
+        edges = logits - totals[torch.from_numpy(self.edge_nodes).to(device)]
         paths = torch.from_numpy(self._paths).to(device)
         return torch.cat([edges, edges.new_zeros(1)])[paths].sum(dim=1)
-
-    @cached_property
-    def _members(self) -> list[list[int]]:
-        depth = 0
-        while len({ids[: depth + 1] for ids in self.token_ids}) == 1 and depth < len(self.token_ids[0]):
-            depth += 1
-        members: dict[tuple[int, ...], list[int]] = {}
-        for candidate, ids in enumerate(self.token_ids):
-            members.setdefault(ids[: depth + 1], []).append(candidate)
-        return list(members.values())
-
-
-class Best(NamedTuple):
-    """The most probable candidate, as its index."""
-
-    candidate: int
-    logprob: float
-
-
-class BestFirst:
-    """Search for the most probable candidate that skips groups which cannot contain it.
-
-    The probability of a group is the sum over its members, so no member can have more.
-    """
-
-    def __init__(self, candidates: Candidates, group_logprobs: Sequence[float]) -> None:
-        """`group_logprobs` are those of `candidates.first`."""
-        self._candidates = candidates
-        self._logprobs = group_logprobs
-        self._waiting = sorted(range(len(group_logprobs)), key=lambda group: group_logprobs[group])
-        self.best = Best(0, float("-inf"))
-
-    def next_group(self) -> Candidates | None:
-        """The most probable group that may contain a better candidate; None when the best is found."""
-        while self._waiting and self._logprobs[self._waiting[-1]] > self.best.logprob:
-            group = self._candidates.groups[self._waiting[-1]]
-            if group is not None:
-                return group
-            self.add([0.0])
-        return None
-
-    def add(self, logprobs: Sequence[float]) -> None:
-        """Add the log-probabilities of the last group's members within the group."""
-        group = self._waiting.pop()
-        for candidate, logprob in zip(self._candidates._members[group], logprobs, strict=True):
-            if self._logprobs[group] + logprob > self.best.logprob:
-                self.best = Best(candidate, self._logprobs[group] + logprob)
 
 
 def _padded(rows: Sequence[Sequence[int]], filler: int) -> Numbers:

@@ -21,13 +21,11 @@ from services.nn.loading import transformers
 from services.nn.model_configs import StoredWeights, check_tokens, load_model, read_config
 from services.nn.packed_linear import can_pack
 from services.nn.weight_files import shapes_in
-from services.predict.model.scoring import Best, BestFirst, Candidates, DecoderRows
+from services.predict.model.scoring import Candidates, DecoderRows
 from services.predict.model.t5 import T5, Cache, Group, Memory
 
 # Maximum number of rows in a decoder pass, unless a single input has more.
 MAX_DECODER_ROWS = 8192
-# Running a trie of at most this many nodes costs less than finding out which of them matter.
-SMALL_TRIE = 4
 # On a GPU, launching operations costs more than padding, so inputs are padded to multiples of this length.
 GPU_LENGTH_STEP = 64
 # Names of the embeddings: a model saved with its tied weights has several copies, others have any one of them.
@@ -138,31 +136,14 @@ class Student:
         in their first token, the most probable candidate is the one that greedy search among them finds.
         """
         _check_one_each(encoded, candidates)
-        return self._score(encoded, range(encoded.num_inputs), candidates)
-
-    @torch.inference_mode()
-    def best(self, encoded: Encoded, candidates: Sequence[Candidates]) -> list[Best]:
-        """Find the most probable of each input's candidates by `score`, without scoring those that cannot be it.
-
-        Equals `score` except for rounding; among equally probable candidates, any may be returned.
-        """
-        _check_one_each(encoded, candidates)
-        found: dict[int, Best] = {}
-        small = [index for index, some in enumerate(candidates) if some.num_nodes <= SMALL_TRIE]
-        for index, scores in zip(small, self._score(encoded, small, [candidates[p] for p in small]), strict=True):
-            logprob, candidate = scores.max(dim=0)
-            found[index] = Best(int(candidate), float(logprob))
-        large = [index for index in range(len(candidates)) if index not in found]
-        looks = self._score(encoded, large, [candidates[index].first for index in large])
-        searches = {
-            index: BestFirst(candidates[index], look.tolist()) for index, look in zip(large, looks, strict=True)
-        }
-        while groups := {index: group for index, search in searches.items() if (group := search.next_group())}:
-            scored = self._score(encoded, list(groups), list(groups.values()))
-            for index, scores in zip(groups, scored, strict=True):
-                searches[index].add(scores.tolist())
-        found |= {index: search.best for index, search in searches.items()}
-        return [found[index] for index in range(len(candidates))]
+        num_together = max(1, MAX_DECODER_ROWS // max((some.num_nodes for some in candidates), default=1))
+        scores = []
+        for start in range(0, len(candidates), num_together):
+            some = candidates[start : start + num_together]
+            logits = self._edge_logits(encoded.of(range(start, start + len(some))).memory, some)
+            sizes = [len(one.edge_nodes) for one in some]
+            scores += [one.log_probabilities(own) for one, own in zip(some, torch.split(logits, sizes), strict=True)]
+        return scores
 
     @torch.inference_mode()
     def logprobs(self, encoded: Encoded, answers: Sequence[Sequence[int]]) -> list[float]:
@@ -256,20 +237,6 @@ class Student:
         return torch.from_numpy(mask[:, None, None]).to(self.device, self.dtype)
 
     # Scoring
-
-    def _score(self, encoded: Encoded, indices: Sequence[int], candidates: Sequence[Candidates]) -> list[Tensor]:
-        """Score the candidates of the inputs of these indices."""
-        if not indices:
-            return []
-        most = max(some.num_nodes for some in candidates)
-        num_together = max(1, MAX_DECODER_ROWS // most)
-        scores = []
-        for start in range(0, len(indices), num_together):
-            those, some = indices[start : start + num_together], candidates[start : start + num_together]
-            logits = self._edge_logits(encoded.of(those).memory, some)
-            sizes = [len(one.edge_nodes) for one in some]
-            scores += [one.log_probabilities(own) for one, own in zip(some, torch.split(logits, sizes), strict=True)]
-        return scores
 
     def _edge_logits(self, memory: Memory, candidates: Sequence[Candidates]) -> Tensor:
         """Compute the logits of all tries' edges, one trie after the other: (ΣE,) float32."""

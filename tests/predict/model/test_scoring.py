@@ -1,12 +1,10 @@
 """The trie of candidates: what is run, what a node sees, and how logits become labels' probabilities."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
 
-from services.predict.model.scoring import BestFirst, Candidates, DecoderRows
+from services.predict.model.scoring import Candidates, DecoderRows
 
 END = 1
 
@@ -49,29 +47,6 @@ def test_a_candidate_has_the_product_of_its_choices() -> None:
 
 def test_one_candidate_is_certain() -> None:
     assert Candidates([[5, 6, END]], 0).log_probabilities(torch.empty(0)).tolist() == [0.0]
-
-
-def test_candidates_that_begin_alike_are_a_group() -> None:
-    some = Candidates([[4, 5, END], [4, 6, 2, END], [4, 7, 8, END], [4, 6, END]], 0)
-    assert [None if group is None else group.token_ids for group in some.groups] == [
-        None,
-        [(4, 6, 2, END), (4, 6, END)],
-        None,
-    ]
-    assert some.first.token_ids == [(4, 5, END), (4, 6, 2, END), (4, 7, 8, END)]
-
-
-def test_the_search_ends_where_no_group_can_hold_a_better_one() -> None:
-    some = Candidates([[4, END], [5, 6, END], [5, 7, END], [8, 6, END], [8, 7, END], [9, 6, END], [9, 7, END]], 0)
-    search = BestFirst(some, [math.log(share) for share in (0.2, 0.45, 0.3, 0.05)])
-    assert search.next_group() is some.groups[1]
-    search.add([math.log(0.6), math.log(0.4)])
-    assert search.best.candidate == 1
-    assert search.next_group() is some.groups[2], "0.3 may hold more than 0.27"
-    search.add([math.log(0.05), math.log(0.95)])
-    assert search.next_group() is None, "neither 0.2 nor 0.05 may"
-    assert search.best.candidate == 4
-    assert math.exp(search.best.logprob) == pytest.approx(0.285)
 
 
 @pytest.mark.parametrize("token_ids", [[], [[]], [[5, END], []]])

@@ -112,37 +112,6 @@ def test_the_best_candidate_is_what_constrained_greedy_search_finds_among_single
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("spread", [0.01, 1.0, 6.0])
-def test_the_best_is_the_most_probable_of_all_and_has_its_probability(kind: Kind, spread: float) -> None:
-    student = Student(tiny_t5(kind, spread=spread), None)
-    encoded = student.encode(draw_inputs(*range(3, 15)))
-    draw = torch.Generator().manual_seed(3)
-    drawn = torch.randint(3, 20, (60, 3), generator=draw).tolist()
-    large = Candidates([[*ids, EOS] for ids in drawn], PAD)
-    small = Candidates([[3, 4, EOS], [4, EOS], [3, 5, EOS]], PAD)
-    tries = [large, small] * 6
-    for scores, best in zip(student.score(encoded, tries), student.best(encoded, tries), strict=True):
-        assert best.logprob == pytest.approx(float(scores.max()), rel=1e-4, abs=1e-4)
-        assert float(scores[best.candidate]) == pytest.approx(float(scores.max()), rel=1e-4, abs=1e-4)
-
-
-def test_groups_that_cannot_hold_the_best_are_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    student = Student(tiny_t5(spread=6.0), None)
-    encoded = student.encode(draw_inputs(*range(3, 15)))
-    large = Candidates([[first, second, EOS] for first in range(5, 45) for second in (7, 8)], PAD)
-    num_rows = []
-    decode = student._t5.decode
-
-    def counted(input_ids: torch.Tensor, *rest: Any) -> torch.Tensor:
-        num_rows.append(input_ids.numel())
-        return decode(input_ids, *rest)
-
-    monkeypatch.setattr(student._t5, "decode", counted)
-    student.best(encoded, [large] * 12)
-    assert sum(num_rows) < 12 * large.num_nodes / 2
-
-
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.slow
 def test_greedy_answers_are_those_of_transformers_token_for_token(kind: Kind) -> None:
     model = tiny_t5(kind)
