@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from services.predict.data.rows import LabelSource, Row, Splits, make_splits, to_examples
+from services.predict.data.rows import LabelSource, Row, TeachingData, make_splits
 from services.predict.tasks import Task
-from services.predict.training.recipe import Recipe, TeachingData
-from services.predict.training.sources import check_fraction, teaching_data
+from services.predict.training.recipe import Recipe
+from services.predict.training.sources import check_fraction, hidden
 from starters.predict.deductions import DEDUCTIONS, draw_deduction
 from starters.predict.denoising import DENOISING, denoising_of
 from starters.predict.drawing import draw_distinct
@@ -84,7 +84,7 @@ GENERATED_TASKS: Mapping[str, Task] = {
 }
 
 
-def generated_splits(task: str, *, num_train: int, num_valid: int, num_test: int, seed: int = 0) -> Splits:
+def generated_splits(task: str, *, num_train: int, num_valid: int, num_test: int, seed: int = 0) -> TeachingData:
     """Generate rows of one of GENERATED_TASKS with distinct inputs; each split has its own random numbers.
 
     Test rows do not depend on the number of other rows, and a smaller number of training rows is a prefix of a larger
@@ -99,11 +99,12 @@ def generated_splits(task: str, *, num_train: int, num_valid: int, num_test: int
         everyday = _EVERYDAY[task]
         test = draw_split(everyday.draw_narrow, everyday.narrow.name, "test", num_test)
         valid = draw_split(partial(everyday.draw_wide, is_held_out=True), task, "valid", num_valid)
-        return Splits(draw_split(everyday.draw, task, "train", num_train), valid, test, everyday.confided())
+        train = draw_split(everyday.draw, task, "train", num_train)
+        return TeachingData(everyday.task, train, valid, test, everyday.confided())
     draw = _DRAWS[task]
     test = draw_split(draw, task, "test", num_test)
     valid = draw_split(draw, task, "valid", num_valid)
-    return Splits(draw_split(draw, task, "train", num_train), valid, test)
+    return TeachingData(GENERATED_TASKS[task], draw_split(draw, task, "train", num_train), valid, test)
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,5 @@ class GeneratedSource:
     def read(self, recipe: Recipe) -> TeachingData:
         """Generate the examples of a run, all of which have a rationale unless the data set leaves some out."""
         drawn = generated_splits(self.task, **self.settings())
-        splits = make_splits(drawn.train, drawn.valid, drawn.test, self.fraction, recipe.seed)
-        return teaching_data(
-            GENERATED_TASKS[self.task], to_examples(splits.train), replace(splits, confided=drawn.confided)
-        )
+        splits = make_splits(drawn.task, drawn.train, drawn.valid, drawn.test, self.fraction, recipe.seed)
+        return hidden(replace(splits, confided=drawn.confided))

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from services.predict.data.rows import Example
+from services.predict.data.rows import Row
 from services.predict.distillation import IGNORED
 from services.predict.training.lessons import Batch, Lesson, Lessons, Pair, padded
 from services.predict.training.loop import Teaching, TeachingLoss
@@ -40,7 +40,7 @@ class TokenLabels:
             for number, probe in enumerate(words.probes)
         }
 
-    def of(self, examples: Sequence[Example]) -> list[list[list[int]]]:
+    def of(self, examples: Sequence[Row]) -> list[list[list[int]]]:
         """Label the tokens of each example's input for each probe: a class, or IGNORED."""
         texts = [self._recipe.input_text(example) for example in examples]
         every = self._tokenizer(texts, return_offsets_mapping=True).offset_mapping
@@ -49,7 +49,7 @@ class TokenLabels:
             for example, text, offsets in zip(examples, texts, every, strict=True)
         ]
 
-    def _labelled(self, example: Example, offsets: Sequence[tuple[int, int]], shift: int) -> list[list[int]]:
+    def _labelled(self, example: Row, offsets: Sequence[tuple[int, int]], shift: int) -> list[list[int]]:
         num_tokens = min(len(offsets), self._recipe.max_input_tokens)
         labels = [[IGNORED] * num_tokens for _ in self._probes]
         # every token that holds a part of a character, and the end of sequence, which has no place in the text

@@ -7,10 +7,11 @@ import typer
 
 from services.jobs.interruption import interruptible, resumable
 from services.jobs.options import StoreUrl, command_line
+from services.predict.data.rows import TeachingData
 from services.predict.training import initialisation
 from services.predict.training.initialisation import build_tokenizer
 from services.predict.training.loop import Teaching
-from services.predict.training.recipe import BatchSize, LearningRate, Recipe, RecipeFile, Steps, TeachingData, recipe_of
+from services.predict.training.recipe import BatchSize, LearningRate, Recipe, RecipeFile, Steps, recipe_of
 from services.predict.training.train import (
     Licence,
     MethodName,

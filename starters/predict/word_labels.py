@@ -7,7 +7,7 @@ follows from.
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from services.predict.data.rows import Example
+from services.predict.data.rows import Row
 from starters.predict.everyday import word_labels as of_problems
 from starters.predict.inferences import INFERENCES
 from starters.predict.problems import WORD_PROBLEMS
@@ -20,7 +20,7 @@ class WordLabels:
     """The probes of a task, and how to label the words of its examples as a student reads them."""
 
     probes: tuple[Probe, ...]
-    label: Callable[[Example], Iterable[WordLabel]]
+    label: Callable[[Row], Iterable[WordLabel]]
 
 
 # By task, made when they are needed: the words of inferences are in files.

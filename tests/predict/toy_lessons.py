@@ -3,23 +3,24 @@
 import random
 from typing import Any
 
-from services.predict.data.rows import Example
+from services.predict.data.rows import Row, TeacherOutput, TeachingData
 from services.predict.tasks import Task
-from services.predict.training.recipe import Recipe, TeachingData
+from services.predict.training.recipe import Recipe
 from tests.predict.tiny_students import tiny_t5
 
 TOY = Task("toy", ("text",), "\n", labels=("entailment", "neutral"))
 _LABELS = {"dog": "entailment", "park": "entailment", "milk": "neutral", "box": "neutral"}
 
 
-def examples(num_examples: int, seed: int, *, explained: float = 1.0) -> list[Example]:
+def examples(num_examples: int, seed: int, *, explained: float = 1.0) -> list[Row]:
     """Some of them, a share of which have a rationale."""
     generator = random.Random(seed)
     result = []
     for _ in range(num_examples):
         word, other = generator.choice([*_LABELS]), generator.choice(["a man", "a person", "each box"])
-        rationale = f"because of a {word}" if generator.random() < explained else None
-        result.append(Example(f"{other} in {word}", _LABELS[word], rationale))
+        reason = f"because of a {word}"
+        output = TeacherOutput(reason, reason, _LABELS[word]) if generator.random() < explained else None
+        result.append(Row(f"{other} in {word}", _LABELS[word], output))
     return result
 
 

@@ -18,7 +18,7 @@ from services.core.text_files import BadFile, Place, id_of, json_objects
 from services.jobs.inquiry import OutputError
 from services.predict.data.published import Split, read_rows
 from services.predict.data.rationale_file import read_records
-from services.predict.data.rows import VALIDATION_SHARE, Row, Splits, TeacherOutput, split_off, subsample
+from services.predict.data.rows import VALIDATION_SHARE, Row, TeacherOutput, TeachingData, split_off, subsample
 from services.predict.data.task_file import OwnTask
 from services.predict.data.teacher_outputs import read_output
 from services.predict.model.task_description import nearest
@@ -115,7 +115,7 @@ def content_digest(paths: Sequence[Path]) -> str:
 
 def own_splits(
     own: OwnTask, data: Path, rationales: Path | None, *, fraction: float, seed: int, is_labelled: bool
-) -> Splits:
+) -> TeachingData:
     """The splits of one run; `seed` chooses the fraction of the training rows, `split_seed` the held-out rows.
 
     `rationales` is an output of `fovea distill extract` for the training rows, or a folder with one for each split;
@@ -139,7 +139,7 @@ def own_splits(
     for name, rows in (("training", train), ("validation", valid), ("test", test)):
         if not rows:
             raise BadFile(f"{data}: no {name} rows; give more rows with labels, or files of their own in a folder")
-    return Splits(train, valid, test)
+    return TeachingData(own.task, train, valid, test)
 
 
 def hold_out(rows: Sequence[Row], share: float, seed: int) -> tuple[list[Row], list[Row]]:

@@ -1,4 +1,4 @@
-"""Rows of data sets: with human labels and teachers' outputs, in splits, and as the examples for a student."""
+"""Rows of data sets, with human labels and teachers' outputs, and their splits."""
 
 import math
 from collections.abc import Sequence
@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 
 from services.core.text_files import BadFile
+from services.predict.tasks import Task
 
 LabelSource = Literal["human", "llm"]
 # no_answer, several_answers: the words before the label are missing, or occur more than once.
@@ -16,19 +17,6 @@ LabelSource = Literal["human", "llm"]
 Problem = Literal["no_answer", "several_answers", "no_label", "unknown_label", "no_value", "no_rationale"]
 
 VALIDATION_SHARE = 0.1  # of the training rows, if a data set has no validation split of its own
-
-
-@dataclass(frozen=True)
-class Example:
-    """Texts that a student is trained or tested on. `rationale` is None if there is none to learn from.
-
-    `choices` are the input's own, if it is a row of a user's task that has them.
-    """
-
-    input: str
-    label: str
-    rationale: str | None = None
-    choices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -43,21 +31,26 @@ class TeacherOutput:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a data set: its input, its human label, a teacher's output about it, if any, and its own choices."""
+    """A row of a data set: its input, its label, a teacher's output about it, if any, and its own choices."""
 
     input: str
     label: str
     output: TeacherOutput | None = None
     choices: tuple[str, ...] = ()
 
+    @property
+    def rationale(self) -> str | None:
+        return None if self.output is None else self.output.rationale
+
 
 @dataclass(frozen=True)
-class Splits:
-    """Rows for training, for choosing a checkpoint, and for a single test of it.
+class TeachingData:
+    """Rows of a task for training, for choosing the step, and for a single test of it.
 
     The confidence is fitted to `confided`, or without any to the rows for choosing.
     """
 
+    task: Task
     train: list[Row]
     valid: list[Row]
     test: list[Row]
@@ -72,8 +65,13 @@ def join(rows: Sequence[Row], outputs: Sequence[TeacherOutput | None]) -> list[R
 
 
 def make_splits(
-    train: Sequence[Row], valid: Sequence[Row] | None, test: Sequence[Row], fraction: float = 1.0, seed: int = 0
-) -> Splits:
+    task: Task,
+    train: Sequence[Row],
+    valid: Sequence[Row] | None,
+    test: Sequence[Row],
+    fraction: float = 1.0,
+    seed: int = 0,
+) -> TeachingData:
     """Make the splits of one run: a share of the training rows, chosen by `seed`, and all rows of the other splits.
 
     If `valid` is None, VALIDATION_SHARE of the training rows becomes the validation split, the same for every run. As
@@ -81,9 +79,9 @@ def make_splits(
     """
     kept = [train[i] for i in subsample(len(train), fraction, seed)]
     if valid is not None:
-        return Splits(kept, list(valid), list(test))
+        return TeachingData(task, kept, list(valid), list(test))
     taught, held_out = split_off(len(kept), VALIDATION_SHARE, 0)
-    return Splits([kept[i] for i in taught], [kept[i] for i in held_out], list(test))
+    return TeachingData(task, [kept[i] for i in taught], [kept[i] for i in held_out], list(test))
 
 
 def subsample(num_rows: int, fraction: float, seed: int) -> list[int]:
@@ -108,20 +106,13 @@ def split_off(num_rows: int, share: float, seed: int) -> tuple[list[int], list[i
     return order[num_split_off:], order[:num_split_off]
 
 
-def to_examples(rows: Sequence[Row], labels: LabelSource = "human", *, drop_empty: bool = False) -> list[Example]:
-    """Convert rows to examples for a student: with the teacher's rationales, and human labels or the teacher's.
+def taught_rows(rows: Sequence[Row], labels: LabelSource, *, drop_empty: bool) -> list[Row]:
+    """Give rows the labels that a student learns: human ones or, with "llm", the teacher's.
 
-    Rationales and labels that a rule could not read are kept as empty texts; `drop_empty` leaves out the rows whose
-    rationale, or whose teacher's label if `labels` is "llm", is empty. Rows without an output have the rationale None.
-    Raises BadFile if a teacher's label is needed and there is no output.
+    Rationales and labels that a rule could not read are kept as empty texts, unless `drop_empty` leaves out their rows.
+    With "llm", rows without an output are left out.
     """
-    examples = []
-    for number, row in enumerate(rows):
-        if labels == "llm" and row.output is None:
-            raise BadFile(f"row {number} has no output of a teacher, so it has no label")
-        label = row.output.label if labels == "llm" and row.output else row.label
-        rationale = row.output.rationale if row.output else None
-        is_empty = not label.strip() or (rationale is not None and not rationale.strip())
-        if not (drop_empty and is_empty):
-            examples.append(Example(row.input, label, rationale, row.choices))
-    return examples
+    if labels == "llm":
+        rows = [replace(row, label=row.output.label) for row in rows if row.output is not None]
+    empty = [not row.label.strip() or (row.rationale is not None and not row.rationale.strip()) for row in rows]
+    return [row for row, is_empty in zip(rows, empty, strict=True) if not (drop_empty and is_empty)]

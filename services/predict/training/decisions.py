@@ -23,13 +23,12 @@ from services.nn.devices import DeviceOptions
 from services.predict.confidence import calibration_error, error_interval, hand_over_below
 from services.predict.data.decision_log import DecidedTask, read_decisions
 from services.predict.data.inputs import content_digest, hold_out
-from services.predict.data.rows import VALIDATION_SHARE, LabelSource, Splits, to_examples
+from services.predict.data.rows import VALIDATION_SHARE, LabelSource, TeachingData
 from services.predict.model.student import Student
 from services.predict.model.task_description import TaskDescription
 from services.predict.training.initialisation import SHAPES
 from services.predict.training.marking import marked
-from services.predict.training.recipe import BatchSize, LearningRate, Recipe, RecipeFile, Steps, TeachingData, recipe_of
-from services.predict.training.sources import teaching_data
+from services.predict.training.recipe import BatchSize, LearningRate, Recipe, RecipeFile, Steps, recipe_of
 from services.predict.training.train import (
     Licence,
     Metrics,
@@ -85,7 +84,7 @@ def divided(decided: DecidedTask) -> TeachingData:
             f"{decided.place}: {decided.task.name}: {len(decided.rows)} answers are too few to learn from and to test"
             " with; log at least 4 about different inputs, or hundreds to learn something"
         )
-    return teaching_data(decided.task, to_examples(train), Splits(train, valid, test, confided))
+    return TeachingData(decided.task, train, valid, test, confided)
 
 
 def measure(data: TeachingData, recipe: Recipe, max_error: float, checkpoint: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.predict.data.rows import Example
+from services.predict.data.rows import Row
 from services.predict.distillation import IGNORED
 from services.predict.training.recipe import Recipe
 
@@ -56,7 +56,7 @@ class Batch:
 class Lessons:
     """The training examples of a run, tokenised when they are first needed."""
 
-    def __init__(self, tokenizer: Any, model_config: Any, examples: Sequence[Example], recipe: Recipe) -> None:
+    def __init__(self, tokenizer: Any, model_config: Any, examples: Sequence[Row], recipe: Recipe) -> None:
         """Raises ValueError for an example that lacks what the method needs, or a tokenizer that does not end texts."""
         if tokenizer("word").input_ids[-1:] != [tokenizer.eos_token_id]:
             raise ValueError("the tokenizer does not append the end-of-sequence token to a text")
@@ -91,7 +91,7 @@ class Lessons:
             sum(len(self._tokens[pair][1]) for pair in rationales if pair is not None),
         )
 
-    def examples_of(self, step: int) -> list[Example]:
+    def examples_of(self, step: int) -> list[Row]:
         """The examples of the batch at a step, of all processes."""
         return [self._examples[row] for row in self._rows(step)]
 

@@ -35,14 +35,14 @@ from services.jobs.interruption import Stopping
 from services.jobs.resumption import differences, flat, option_names
 from services.jobs.training import greatest, made_ahead
 from services.nn.loading import quiet_loading
-from services.predict.data.rows import Example
+from services.predict.data.rows import Row, TeachingData
 from services.predict.distillation import IGNORED, alpha_of, multi_task_loss, target_loss
 from services.predict.model.student import Student
 from services.predict.model.task_description import TaskDescription
 from services.predict.training.initialisation import add_lora
 from services.predict.training.lessons import Batch, Lesson, Lessons
 from services.predict.training.marking import accuracy, fit_confidence
-from services.predict.training.recipe import Evaluation, Outcome, Recipe, TeachingData
+from services.predict.training.recipe import Evaluation, Outcome, Recipe
 
 CHECKPOINT = "checkpoint"
 STATE_FILE = "resume.pt"
@@ -278,7 +278,7 @@ class Teaching:
         """The first evaluation with the greatest accuracy."""
         return max(self.evaluations, key=lambda one: (one.validation_accuracy, -one.step))
 
-    def _accuracy(self, examples: list[Example]) -> float:
+    def _accuracy(self, examples: list[Row]) -> float:
         """Compute the accuracy of the whole model on the main process, and send it to all."""
         shares = [0.0]
         if self.is_main:

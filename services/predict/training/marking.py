@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from services.predict.confidence import Calibration, fit_calibration
-from services.predict.data.rows import Example
+from services.predict.data.rows import Row
 from services.predict.model.scoring import Candidates
 from services.predict.model.student import Student
 from services.predict.number_slots import HiddenNumbers, SlotTokens, hide_numbers
@@ -18,7 +18,7 @@ MAX_INPUTS = 256
 MAX_TOKENS = 16_384
 
 
-def accuracy(student: Student, task: Task, examples: Sequence[Example], recipe: Recipe) -> float:
+def accuracy(student: Student, task: Task, examples: Sequence[Row], recipe: Recipe) -> float:
     """The share of right answers, by the task's metric.
 
     As published, a label is compared after encoding and decoding by the tokenizer. Raises ValueError if there are no
@@ -35,7 +35,7 @@ def accuracy(student: Student, task: Task, examples: Sequence[Example], recipe: 
     return right / len(examples)
 
 
-def fit_confidence(student: Student, task: Task, examples: Sequence[Example], recipe: Recipe) -> Calibration:
+def fit_confidence(student: Student, task: Task, examples: Sequence[Row], recipe: Recipe) -> Calibration:
     """Fit the confidence of answers to examples that the student has not learnt from.
 
     Raises ValueError for no examples.
@@ -43,7 +43,7 @@ def fit_confidence(student: Student, task: Task, examples: Sequence[Example], re
     return fit_calibration(*marked(student, task, examples, recipe))
 
 
-def marked(student: Student, task: Task, examples: Sequence[Example], recipe: Recipe) -> tuple[list[float], list[bool]]:
+def marked(student: Student, task: Task, examples: Sequence[Row], recipe: Recipe) -> tuple[list[float], list[bool]]:
     """The probability of each answer, and whether it is right.
 
     Probabilities are those that a service returns: of a label among the task's labels, or of exactly an answer's text.
@@ -65,16 +65,14 @@ def marked(student: Student, task: Task, examples: Sequence[Example], recipe: Re
     return probabilities, is_right
 
 
-def predictions(student: Student, task: Task, examples: Sequence[Example], recipe: Recipe) -> list[str]:
+def predictions(student: Student, task: Task, examples: Sequence[Row], recipe: Recipe) -> list[str]:
     """Predict the labels of examples; empty if a single-task answer has none after its marker."""
     answers = {index: answer for index, answer, _ in _answers(student, task, examples, recipe)}
     in_order = [answers[index] for index in range(len(examples))]
     return [split_joint(answer)[1] or "" for answer in in_order] if recipe.method == "single-task" else in_order
 
 
-def _answers(
-    student: Student, task: Task, examples: Sequence[Example], recipe: Recipe
-) -> Iterator[tuple[int, str, float]]:
+def _answers(student: Student, task: Task, examples: Sequence[Row], recipe: Recipe) -> Iterator[tuple[int, str, float]]:
     """Yield the index of each example, its decoded answer with its own numbers, and the answer's log-probability.
 
     An answer must not contain number slots without a number.
@@ -91,7 +89,7 @@ def _answers(
 
 
 def _inputs(
-    student: Student, task: Task, examples: Sequence[Example], recipe: Recipe
+    student: Student, task: Task, examples: Sequence[Row], recipe: Recipe
 ) -> tuple[list[HiddenNumbers | None], list[TokenIds]]:
     """The numbers that each example hides from the student, and the tokens that ask for its label."""
     hidden = [hide_numbers(example.input) if task.numbers == "slots" else None for example in examples]

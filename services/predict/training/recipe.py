@@ -1,7 +1,6 @@
 """Recipes, examples and outcomes of trainings: plain values for the training and for tables of runs."""
 
 from collections.abc import Mapping
-from dataclasses import field
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 import typer
@@ -9,7 +8,7 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from services.jobs.recipes import PublishedRecipe, chosen_recipe
-from services.predict.data.rows import Example
+from services.predict.data.rows import Row
 from services.predict.tasks import (
     MAX_INPUT_TOKENS,
     MAX_NEW_TOKENS,
@@ -17,7 +16,6 @@ from services.predict.tasks import (
     NO_PREFIXES,
     RELEASED_PREFIXES,
     Prefixes,
-    Task,
     explained_input,
     joint_target,
 )
@@ -86,7 +84,7 @@ class Recipe(PublishedRecipe):
         """Maximum number of tokens generated for an answer that is compared with a label."""
         return self.max_target_tokens if self.method == "single-task" else self.max_new_tokens
 
-    def input_text(self, example: Example) -> str:
+    def input_text(self, example: Row) -> str:
         """Return the student's input when asked for a label.
 
         Raises ValueError for an example without a rationale if the method's inputs contain one.
@@ -97,13 +95,13 @@ class Recipe(PublishedRecipe):
             raise ValueError(f"there is no rationale to explain the input {example.input[:60]!r}")
         return explained_input(example.input, example.rationale)
 
-    def label_text(self, example: Example) -> str:
+    def label_text(self, example: Row) -> str:
         """Return the target for a label; a single-task answer without a rationale is the marker and the label."""
         if self.method == "single-task":
             return joint_target(example.rationale or "", example.label).lstrip()
         return example.label
 
-    def rationale_texts(self, example: Example) -> tuple[str, str] | None:
+    def rationale_texts(self, example: Row) -> tuple[str, str] | None:
         """The input that asks for a rationale, and its target; None if the method or the example has none.
 
         An empty rationale is learnt as such: the published runs keep outputs that their rules could not read.
@@ -139,20 +137,6 @@ def recipe_of(kind: type[RecipeT], options: Mapping[str, Any]) -> RecipeT:
     """Make the recipe of a command's options, which replace values of its TOML file. Raises BadParameter."""
     names = ("method", "seed", "steps", "batch_size", "learning_rate")
     return chosen_recipe(kind, options["recipe"], None, {name: options.get(name) for name in names})
-
-
-@dataclass(frozen=True)
-class TeachingData:
-    """Examples for training, for choosing the step, and for a single test of it.
-
-    The confidence is fitted to `confided`, or without any to those for choosing.
-    """
-
-    task: Task
-    train: list[Example]
-    valid: list[Example]
-    test: list[Example]
-    confided: list[Example] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

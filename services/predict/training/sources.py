@@ -11,11 +11,11 @@ from services.jobs.inquiry import OutputError
 from services.predict.data.inputs import content_digest, own_splits
 from services.predict.data.published import Split, read_outputs, read_rows
 from services.predict.data.rationale_file import read_records, read_teacher_outputs
-from services.predict.data.rows import Example, LabelSource, Row, Splits, join, make_splits, subsample, to_examples
+from services.predict.data.rows import LabelSource, Row, TeachingData, join, make_splits, subsample, taught_rows
 from services.predict.data.task_file import OwnTask
 from services.predict.number_slots import hide_numbers, in_canonical_order
 from services.predict.tasks import ANLI1, ASDIV, CQA, ESNLI, SVAMP, Task
-from services.predict.training.recipe import Recipe, TeachingData
+from services.predict.training.recipe import Recipe
 
 # Data sets with a test split; those without validation rows use a part of their training rows for validation.
 PUBLISHED_TASKS = {task.name: task for task in (ESNLI, ANLI1, CQA, SVAMP)}
@@ -98,8 +98,7 @@ class DataSource:
         """
         if self.own is not None:
             assert self.folder is not None
-            task = self.own.task
-            splits = own_splits(
+            data = own_splits(
                 self.own,
                 self.folder,
                 self.rationales,
@@ -108,19 +107,15 @@ class DataSource:
                 is_labelled=self.labels == "human",
             )
         else:
-            task = PUBLISHED_TASKS[self.task]
-            splits = _published_splits(self, task, recipe.seed, has_explained_tests=recipe.method == "explained")
-        rows = splits.train
-        if self.labels == "llm":
-            rows = [row for row in rows if row.output is not None]
-        train = to_examples(rows, self.labels, drop_empty=recipe.drop_empty)
+            data = _published_splits(self, recipe.seed, has_explained_tests=recipe.method == "explained")
+        train = taught_rows(data.train, self.labels, drop_empty=recipe.drop_empty)
         if not train:
             raise BadFile(f"no row of {self.task} is left for training{_unparsed(self)}")
-        if recipe.method != "standard" and not any(example.rationale for example in train):
+        if recipe.method != "standard" and not any(row.rationale for row in train):
             reason = _unparsed(self)
             cure = "extract others" if reason else "give --rationales"
             raise BadFile(f"no training row of {self.task} has a rationale{reason}: {cure}, or --method standard")
-        return teaching_data(task, train, splits)
+        return hidden(replace(data, train=train))
 
 
 def check_fraction(fraction: float) -> None:
@@ -129,23 +124,22 @@ def check_fraction(fraction: float) -> None:
         raise ValueError(f"fraction must be above 0 and at most 1, not {fraction}")
 
 
-def teaching_data(task: Task, train: list[Example], splits: Splits) -> TeachingData:
-    """Make the examples of a run; those for training are written with number slots if the task has them."""
-    if task.numbers == "slots":
-        train = [_hidden(example, task) for example in train]
-    return TeachingData(task, train, *map(to_examples, (splits.valid, splits.test, splits.confided)))
+def hidden(data: TeachingData) -> TeachingData:
+    """Write the rows for training with number slots if the task has them."""
+    train = [_hidden(row, data.task) for row in data.train] if data.task.numbers == "slots" else data.train
+    return replace(data, train=train)
 
 
-def _published_splits(source: DataSource, task: Task, seed: int, *, has_explained_tests: bool) -> Splits:
+def _published_splits(source: DataSource, seed: int, *, has_explained_tests: bool) -> TeachingData:
     assert source.folder is not None
-    folder = source.folder
+    folder, task = source.folder, PUBLISHED_TASKS[source.task]
     train = _with_outputs(source, task, "train")
 
     def read(split: Split) -> list[Row]:
         return _with_outputs(source, task, split) if has_explained_tests else read_rows(task, folder, split)
 
     valid = None if task.name in WITHOUT_VALIDATION else read("valid")
-    splits = make_splits(train, valid, read("test"), source.fraction, seed)
+    splits = make_splits(task, train, valid, read("test"), source.fraction, seed)
     if source.augment:
         more = read_rows(ASDIV, source.folder, "train")
         if source.rationales is not None and (path := _file(source.rationales, ASDIV.name)).is_file():
@@ -179,11 +173,11 @@ def _unparsed(source: DataSource) -> str:
     return f" ({problems.total()} of {len(records)} outputs in {path} can't be parsed{f': {told}' if told else ''})"
 
 
-def _hidden(example: Example, task: Task) -> Example:
-    """Write an example as a student with number slots sees it."""
-    hidden = hide_numbers(example.input)
-    label = hidden.hide_in(example.label)
+def _hidden(row: Row, task: Task) -> Row:
+    """Write a row as a student with number slots sees it."""
+    numbers = hide_numbers(row.input)
+    label = numbers.hide_in(row.label)
     if task.metric == "equal_value":
         label = in_canonical_order(label)
-    rationale = None if example.rationale is None else hidden.hide_in(example.rationale)
-    return replace(example, input=hidden.text, label=label, rationale=rationale)
+    output = row.output and replace(row.output, rationale=numbers.hide_in(row.output.rationale))
+    return replace(row, input=numbers.text, label=label, output=output)

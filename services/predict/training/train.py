@@ -25,7 +25,7 @@ from services.jobs.options import StoreUrl, command_line, output_folder
 from services.nn.loading import transformers
 from services.nn.model_configs import StoredWeights, read_config
 from services.nn.weight_files import readable_weights
-from services.predict.data.rows import LabelSource
+from services.predict.data.rows import LabelSource, TeachingData
 from services.predict.data.task_file import read_task_file
 from services.predict.model.scoring import Candidates
 from services.predict.training.initialisation import MIN_VOCABULARY, SHAPES, build_tokenizer, create_t5
@@ -39,7 +39,6 @@ from services.predict.training.recipe import (
     Recipe,
     RecipeFile,
     Steps,
-    TeachingData,
     recipe_of,
 )
 from services.predict.training.sources import DataSource, Source

@@ -7,7 +7,7 @@ operation of the equation, at the end of the input.
 
 from collections.abc import Iterator
 
-from services.predict.data.rows import Example
+from services.predict.data.rows import Row
 from services.predict.written_numbers import SLOTS
 from starters.predict.problems import WORD_PROBLEMS
 from starters.predict.spans import Probe, WordLabel, words_of
@@ -25,7 +25,7 @@ PROBES = (
 )
 
 
-def label_words(example: Example) -> Iterator[WordLabel]:
+def label_words(example: Row) -> Iterator[WordLabel]:
     """Label the words of a problem whose numbers are slots."""
     text = example.input
     middle = text.index(WORD_PROBLEMS.separator)

@@ -8,7 +8,7 @@ sentence; `denial`, whether the sentence that ends denies something; `label`, th
 import re
 from collections.abc import Iterator
 
-from services.predict.data.rows import Example
+from services.predict.data.rows import Row
 from services.predict.written_numbers import SLOTS
 from starters.predict.inferences import INFERENCES
 from starters.predict.sentence_pairs.lexicon import (
@@ -41,7 +41,7 @@ def probes() -> tuple[Probe, ...]:
     )
 
 
-def label_words(example: Example) -> Iterator[WordLabel]:
+def label_words(example: Row) -> Iterator[WordLabel]:
     """Label the words of a pair of sentences whose numbers are slots."""
     text = example.input
     middle = text.index(INFERENCES.separator)

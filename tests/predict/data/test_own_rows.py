@@ -7,7 +7,7 @@ import pytest
 
 from services.core.text_files import BadFile
 from services.predict.data.inputs import own_splits
-from services.predict.data.rows import Row, Splits
+from services.predict.data.rows import Row, TeachingData
 from services.predict.data.task_file import OwnTask, read_task_file
 from services.predict.data.teacher_outputs import read_output
 from services.predict.tasks import Task
@@ -19,7 +19,7 @@ def own_task(folder: Path, **given: Any) -> OwnTask:
     return OwnTask(file.to_task(), file.label, file.rationale, **given)
 
 
-def splits_of(own: OwnTask, data: Path, *, is_labelled: bool = True) -> Splits:
+def splits_of(own: OwnTask, data: Path, *, is_labelled: bool = True) -> TeachingData:
     return own_splits(own, data, None, fraction=1.0, seed=0, is_labelled=is_labelled)
 
 

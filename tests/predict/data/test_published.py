@@ -10,7 +10,16 @@ import pytest
 from services.core.text_files import BadFile
 from services.predict.arithmetic import evaluate
 from services.predict.data.published import read_outputs, read_rows
-from services.predict.data.rows import Example, Row, TeacherOutput, join, make_splits, split_off, subsample, to_examples
+from services.predict.data.rows import (
+    LabelSource,
+    Row,
+    TeacherOutput,
+    join,
+    make_splits,
+    split_off,
+    subsample,
+    taught_rows,
+)
 from services.predict.tasks import ANLI1, ASDIV, CQA, ESNLI, SVAMP, TASKS, Task
 from tests.predict.published_outputs import GOLDENS, digest, folder
 from tests.published_data import published
@@ -56,10 +65,10 @@ def test_all_of_asdiv_is_read_with_the_numbers_that_its_answers_begin_with() -> 
 def test_splits_have_the_sizes_of_table_a1(task: Task, sizes: tuple[int | None, int, int]) -> None:
     test = read_rows(task, folder(), "test")
     if sizes[0] is None:  # published here without their training rows
-        splits = make_splits([Row("", "")], read_rows(task, folder(), "valid"), test)
+        splits = make_splits(task, [Row("", "")], read_rows(task, folder(), "valid"), test)
         assert (len(splits.valid), len(splits.test)) == sizes[1:]
     else:
-        splits = make_splits(read_rows(task, folder(), "train"), None, test)
+        splits = make_splits(task, read_rows(task, folder(), "train"), None, test)
         assert (len(splits.train), len(splits.valid), len(splits.test)) == sizes
 
 
@@ -112,20 +121,20 @@ def with_teacher(task: Task, split: Any) -> list[Row]:
 
 def test_a_run_chooses_its_share_first_and_then_what_it_validates_on() -> None:
     rows = [Row(str(i), "") for i in range(800)]
-    splits = make_splits(rows, None, [], fraction=0.25, seed=3)
+    splits = make_splits(SVAMP, rows, None, [], fraction=0.25, seed=3)
     chosen = subsample(800, 0.25, 3)
     assert {row.input for row in (*splits.train, *splits.valid)} == set(map(str, chosen))
     assert [row.input for row in splits.valid] == [str(chosen[i]) for i in split_off(200, 0.1, 0)[1]]
     assert (len(splits.train), len(splits.valid)) == (180, 20)
-    assert splits == make_splits(rows, None, [], fraction=0.25, seed=3)
-    assert splits != make_splits(rows, None, [], fraction=0.25, seed=4)
+    assert splits == make_splits(SVAMP, rows, None, [], fraction=0.25, seed=3)
+    assert splits != make_splits(SVAMP, rows, None, [], fraction=0.25, seed=4)
 
 
 def test_rows_to_validate_on_stay_whole_where_they_are_published() -> None:
     rows = [Row(str(i), "") for i in range(80)]
-    splits = make_splits(rows[:60], rows[60:70], rows[70:], fraction=0.5)
+    splits = make_splits(SVAMP, rows[:60], rows[60:70], rows[70:], fraction=0.5)
     assert (len(splits.train), splits.valid, splits.test) == (30, rows[60:70], rows[70:])
-    assert make_splits(rows[:60], rows[60:70], rows[70:], seed=5).train == rows[:60]
+    assert make_splits(SVAMP, rows[:60], rows[60:70], rows[70:], seed=5).train == rows[:60]
 
 
 @pytest.mark.parametrize("fraction", [0.0, -0.5, 1.5, float("nan")])
@@ -144,27 +153,20 @@ UNREAD = Row("y", "1", TeacherOutput("…", " ", " ", "no_answer"))
 UNLABELLED = Row("z", "1", TeacherOutput("…", "because", " ", "no_label"))
 
 
+def taught(rows: list[Row], labels: LabelSource, *, drop_empty: bool = False) -> list[tuple[str, str, str | None]]:
+    return [(one.input, one.label, one.rationale) for one in taught_rows(rows, labels, drop_empty=drop_empty)]
+
+
 def test_rationales_are_the_teachers_and_labels_whose_they_should_be() -> None:
-    rows = [READ, UNREAD, UNLABELLED]
-    assert to_examples(rows) == [Example("x", "1", "because"), Example("y", "1", " "), Example("z", "1", "because")]
-    assert to_examples(rows, "llm") == [
-        Example("x", "2", "because"),
-        Example("y", " ", " "),
-        Example("z", " ", "because"),
-    ]
-    assert to_examples([Row("x", "1")]) == [Example("x", "1", None)]
+    rows = [READ, UNREAD, UNLABELLED, Row("w", "1")]
+    assert taught(rows, "human") == [("x", "1", "because"), ("y", "1", " "), ("z", "1", "because"), ("w", "1", None)]
+    assert taught(rows, "llm") == [("x", "2", "because"), ("y", " ", " "), ("z", " ", "because")]
 
 
 def test_rows_with_nothing_to_learn_can_be_left_out() -> None:
-    rows = [READ, UNREAD, UNLABELLED]
-    assert [example.input for example in to_examples(rows, drop_empty=True)] == ["x", "z"]
-    assert [example.input for example in to_examples(rows, "llm", drop_empty=True)] == ["x"]
-    assert to_examples([Row("x", "1")], drop_empty=True) == [Example("x", "1", None)]
-
-
-def test_a_label_that_no_teacher_gave_is_asked_for_in_vain() -> None:
-    with pytest.raises(BadFile, match="row 1 has no output"):
-        to_examples([READ, Row("x", "1")], "llm")
+    rows = [READ, UNREAD, UNLABELLED, Row("w", "1")]
+    assert [row for row, *_ in taught(rows, "human", drop_empty=True)] == ["x", "z", "w"]
+    assert [row for row, *_ in taught(rows, "llm", drop_empty=True)] == ["x"]
 
 
 def test_outputs_belong_to_rows_by_their_order_and_some_may_be_missing() -> None:

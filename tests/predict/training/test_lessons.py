@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from services.predict.data.rows import Example
+from services.predict.data.rows import Row, TeacherOutput
 from services.predict.distillation import IGNORED
 from services.predict.training.lessons import Lessons, tokenised
 from tests.predict.tiny_students import EOS, tiny_tokenizer
@@ -13,7 +13,7 @@ from tests.predict.toy_lessons import examples, toy_recipe, toy_t5
 
 def test_examples_without_a_rationale_teach_their_labels_alone() -> None:
     tokenizer, model = tiny_tokenizer(), toy_t5()
-    some = [replace(one, rationale=one.rationale if place % 2 else None) for place, one in enumerate(examples(8, 0))]
+    some = [replace(one, output=one.output if place % 2 else None) for place, one in enumerate(examples(8, 0))]
     batch = Lessons(tokenizer, model.config, some, toy_recipe()).batch(0)
     ((labels, rationales),) = batch.parts
     assert rationales is not None
@@ -23,7 +23,7 @@ def test_examples_without_a_rationale_teach_their_labels_alone() -> None:
 
 
 def test_parts_of_a_batch_with_rationales_all_ask_for_some() -> None:
-    some = [Example("milk", "neutral", "because"), *examples(7, 0, explained=0.0)]
+    some = [Row("milk", "neutral", TeacherOutput("because", "because", "neutral")), *examples(7, 0, explained=0.0)]
     batch = Lessons(tiny_tokenizer(), toy_t5().config, some, toy_recipe(micro_batch_size=2)).batch(0)
     counts = [int((rationales.labels != IGNORED).sum()) for _, rationales in batch.parts if rationales is not None]
     assert len(counts) == 4
@@ -31,7 +31,7 @@ def test_parts_of_a_batch_with_rationales_all_ask_for_some() -> None:
 
 
 def test_an_epoch_takes_every_example_once_and_processes_share_it_out() -> None:
-    some = [Example(f"text {number}", str(number)) for number in range(24)]
+    some = [Row(f"text {number}", str(number)) for number in range(24)]
     tokenizer = tiny_tokenizer()
 
     def read(step: int, process: int = 0, num_processes: int = 1) -> list[str]:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from services.jobs.interruption import Stopped
 from services.nn.devices import DeviceOptions
-from services.predict.data.rows import Example
+from services.predict.data.rows import Row, TeachingData
 from services.predict.distillation import IGNORED, multi_task_loss, target_loss
 from services.predict.engine import PredictEngine
 from services.predict.model.student import Student
@@ -24,7 +24,7 @@ from services.predict.tasks import SVAMP
 from services.predict.training.lessons import Lessons
 from services.predict.training.loop import CHECKPOINT, STATE_FILE, TeachingLoss, learning_rate, teach
 from services.predict.training.marking import accuracy
-from services.predict.training.recipe import METHODS, Method, Outcome, Recipe, TeachingData
+from services.predict.training.recipe import METHODS, Method, Outcome, Recipe
 from tests.predict.sharing_job import shared_recipe
 from tests.predict.tiny_students import tiny_tokenizer
 from tests.predict.toy_lessons import TOY, examples, toy_data, toy_recipe, toy_t5
@@ -133,7 +133,7 @@ def test_without_rationales_labels_alone_are_learnt(tmp_path: Path) -> None:
 def test_weights_move_by_the_learning_rate_and_nothing_else(tmp_path: Path) -> None:
     before = toy_t5(kind="v1.1").state_dict()
     # no answer is ever right, so that the first step is kept: a third of the way up
-    data = toy_data(valid=[Example("a man", "never")])
+    data = toy_data(valid=[Row("a man", "never")])
     recipe = toy_recipe(learning_rate=0.03, steps=4, warmup_steps=3, evaluate_every=1)
     assert taught(tmp_path / "a", recipe, data, toy_t5(kind="v1.1")).best_step == 1
     moved = {name: (weight - before[name]).abs() for name, weight in weights(tmp_path / "a").items()}
@@ -147,7 +147,7 @@ def test_weights_move_by_the_learning_rate_and_nothing_else(tmp_path: Path) -> N
 
 def test_each_step_leaves_others_out(tmp_path: Path) -> None:
     recipe = toy_recipe(learning_rate=1e-30, evaluate_every=1, method="standard")
-    data = toy_data(train=[Example("a man in milk", "neutral")] * 8)
+    data = toy_data(train=[Row("a man in milk", "neutral")] * 8)
     losses = {one.loss for one in taught(tmp_path / "a", recipe, data).evaluations}
     assert len(losses) == 4  # by dropout alone
     assert losses == {one.loss for one in taught(tmp_path / "b", recipe, data).evaluations}
@@ -158,7 +158,7 @@ def test_each_step_leaves_others_out(tmp_path: Path) -> None:
 
 
 def test_the_first_best_step_on_the_validation_examples_is_kept_whatever_the_test_says(tmp_path: Path) -> None:
-    every = [Example("a man", "yes")] * 8
+    every = [Row("a man", "yes")] * 8
     model = toy_t5(dropout_rate=0.0)
     recipe = toy_recipe(method="standard", steps=12, evaluate_every=12, learning_rate=2e-2)
     no = [replace(one, label="no") for one in every]
@@ -176,15 +176,15 @@ def test_the_first_best_step_on_the_validation_examples_is_kept_whatever_the_tes
 
 
 def test_an_evaluation_takes_the_first_validation_examples(tmp_path: Path) -> None:
-    broken = Example("", "", None)  # never evaluated: it has no rationale for this method
+    broken = Row("", "")  # never evaluated: it has no rationale for this method
     data = toy_data(valid=[*examples(2, 1), broken])
     outcome = taught(tmp_path, toy_recipe(method="explained", max_evaluated=2), data)
     assert {one.step for one in outcome.evaluations} == {2, 4}
 
 
 def test_answers_are_compared_by_the_metric_of_the_task(tmp_path: Path) -> None:
-    data = toy_data(task=SVAMP, train=[Example("a box", "5")] * 8, valid=[Example("a box", "5")], test=[])
-    data = replace(data, test=[Example("a box", "( 5.0 )")])
+    data = toy_data(task=SVAMP, train=[Row("a box", "5")] * 8, valid=[Row("a box", "5")], test=[])
+    data = replace(data, test=[Row("a box", "( 5.0 )")])
     recipe = toy_recipe(method="standard", steps=12, evaluate_every=12, learning_rate=2e-2)
     assert taught(tmp_path, recipe, data).test_accuracy == 1
 

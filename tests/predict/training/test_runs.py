@@ -12,9 +12,8 @@ from safetensors.torch import load_file, save_file
 from services.core.text_files import BadFile
 from services.jobs.inquiry import OutputError
 from services.nn.devices import DeviceOptions
-from services.predict.data.rows import Example
+from services.predict.data.rows import Row, TeachingData
 from services.predict.engine import PredictEngine
-from services.predict.training.recipe import TeachingData
 from services.predict.training.sources import DataSource, Source
 from services.predict.training.train import RESULT, StudentRun, run_student
 from tests.predict.tiny_students import save_student
@@ -33,7 +32,7 @@ def read(source: Source, method: Any = "step-by-step", seed: int = 0) -> Teachin
     return source.read(toy_recipe(method=method, seed=seed))
 
 
-def numbers(examples: list[Example]) -> list[int]:
+def numbers(examples: list[Row]) -> list[int]:
     """Return the numbers of these rows of svamp."""
     return [int(one.input.split()[2]) for one in examples]
 

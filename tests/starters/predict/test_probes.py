@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from services.predict.data.rows import Example
+from services.predict.data.rows import Row
 from services.predict.distillation import IGNORED
 from services.predict.training.lessons import Lessons
 from services.predict.training.loop import CHECKPOINT, TeachingLoss, teach
@@ -24,7 +24,7 @@ CLASSES = ("animal", "place")
 _KINDS = {"dog": "animal", "park": "place"}
 
 
-def _labelled(example: Example) -> Iterator[WordLabel]:
+def _labelled(example: Row) -> Iterator[WordLabel]:
     for word, kind in _KINDS.items():
         if (start := example.input.find(word)) >= 0:
             yield WordLabel(start, start + len(word), "kind", kind)
@@ -52,7 +52,7 @@ def probed_recipe(**changes: Any) -> ProbedRecipe:
 
 def test_the_tokens_of_a_word_have_its_label_and_the_end_of_sequence_that_of_the_end() -> None:
     tokenizer, recipe = tiny_tokenizer(), probed_recipe()
-    ((kinds, ends),) = TokenLabels(TOY_WORDS, tokenizer, recipe).of([Example("a man in park", "entailment")])
+    ((kinds, ends),) = TokenLabels(TOY_WORDS, tokenizer, recipe).of([Row("a man in park", "entailment")])
     ids = tokenizer(f"{recipe.used_prefixes.label}a man in park").input_ids
     pieces = [str(tokenizer.decode([id_])) for id_, kind in zip(ids, kinds, strict=True) if kind != IGNORED]
     assert "".join(pieces).replace(" ", "") == "park"
@@ -62,7 +62,7 @@ def test_the_tokens_of_a_word_have_its_label_and_the_end_of_sequence_that_of_the
 
 def test_labels_of_an_input_that_is_cut_are_cut_with_it() -> None:
     tokenizer, recipe = tiny_tokenizer(), probed_recipe(max_input_tokens=4)
-    ((kinds, ends),) = TokenLabels(TOY_WORDS, tokenizer, recipe).of([Example("a man in park", "entailment")])
+    ((kinds, ends),) = TokenLabels(TOY_WORDS, tokenizer, recipe).of([Row("a man in park", "entailment")])
     assert (kinds, ends) == ([IGNORED] * 4, [IGNORED] * 3 + [0])
 
 

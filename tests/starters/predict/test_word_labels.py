@@ -4,14 +4,14 @@ import random
 
 import pytest
 
-from services.predict.data.rows import Example
+from services.predict.data.rows import Row
 from starters.predict.generated import GENERATED_TASKS, generated_splits
 from starters.predict.word_labels import WORD_LABELS
 
 
 def labels(task: str, text: str, label: str, probe: str) -> dict[str, str]:
     """Label the words of an example for a probe, by the words; the end is the empty one."""
-    example = Example(text, label)
+    example = Row(text, label)
     found = WORD_LABELS[task]().label(example)
     return {text[one.start : one.end]: one.value for one in found if one.probe == probe}
 
@@ -66,6 +66,6 @@ def test_every_label_is_a_class_of_a_probe_and_lies_within_the_text(task: str) -
     rows = generated_splits(task, num_train=200, num_valid=0, num_test=0).train
     random.Random(0).shuffle(rows)
     for row in rows:
-        for one in words.label(Example(row.input, row.label)):
+        for one in words.label(Row(row.input, row.label)):
             assert one.value in classes[one.probe]
             assert 0 <= one.start <= one.end <= len(row.input)
