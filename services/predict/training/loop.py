@@ -25,10 +25,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
 from accelerate.utils import DistributedType, broadcast_object_list
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.utils.tensorboard import SummaryWriter
 
 from services.jobs.interruption import Stopping
@@ -53,6 +59,8 @@ OPTIONS = {
     "data.folder": "--data",
     "data.labels": "--labels",
 }
+# Saved is what is trained, whole also where processes share it out: on the CPU, and in the main process alone.
+WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True, strict=False)
 # Seconds between reports of the progress between two evaluations.
 REPORT_SECONDS = 30
 
@@ -162,7 +170,7 @@ class Teaching:
         trained = [weight for weight in loss.parameters() if weight.requires_grad]
         optimizer = torch.optim.AdamW(trained, lr=recipe.learning_rate, weight_decay=0.0)
         self.loss, self.optimizer = self.accelerator.prepare(loss, optimizer)
-        self.progress = Progress(folder, self.accelerator, self.loss, self.optimizer, arguments)
+        self.progress = Progress(folder, self.loss, self.optimizer.optimizer, arguments)
         self.evaluations: list[Evaluation] = []
         self.sums = torch.zeros(3, device=self.accelerator.device)
         self.earlier = 0.0  # seconds before the last interruption
@@ -240,9 +248,9 @@ class Teaching:
         self.sums.zero_()
         has_rationales = any(self.recipe.rationale_texts(example) for example in self.data.train)
         if self.is_sharded:
-            weights = self.progress.weights()
+            weights = get_model_state_dict(self.loss, options=WHOLE)
             if self.is_main:
-                load_weights(self.whole[0], weights)
+                set_model_state_dict(self.whole[0], weights, options=WHOLE)
         share = self._accuracy(self.data.valid[: self.recipe.max_evaluated])
         before = max((one.validation_accuracy for one in self.evaluations), default=-1.0)
         self.evaluations.append(Evaluation(step, loss, label_loss, rationale_loss if has_rationales else None, share))
@@ -298,7 +306,8 @@ class Teaching:
         best = self._best()
         loss, lora = self.whole
         if self.is_main or not self.is_sharded:
-            load_weights(loss, self.progress.best_weights(best.step))
+            weights = torch.load(self.progress.best_path(best.step), map_location="cpu", weights_only=True)
+            set_model_state_dict(loss, weights, options=WHOLE)
             with torch.no_grad():
                 for name, weight in loss.model.named_parameters() if self.start else ():
                     weight.copy_(torch.lerp(self.start[name].to(weight), weight, self.recipe.average or 1.0))
@@ -387,18 +396,15 @@ class Progress:
     All processes read the same folder; only the main one writes.
     """
 
-    def __init__(
-        self, folder: Path, accelerator: Accelerator, module: nn.Module, optimizer: Any, arguments: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, folder: Path, module: nn.Module, optimizer: Any, arguments: Mapping[str, Any]) -> None:
         """`arguments` must equal those with which a state was saved for it to be continued; JSON values."""
         self._folder = folder
-        self._accelerator = accelerator
         self._module = module
         self._optimizer = optimizer
         self._arguments = json.loads(json.dumps(arguments))
 
     def load(self) -> dict[str, Any] | None:
-        """Load the last state's weights into the module, and return the values saved with it; None without a state.
+        """Load the last state, and return the values saved with it; None without a state.
 
         Raises ValueError for a state with other arguments.
         """
@@ -407,28 +413,16 @@ class Progress:
             return None
         state = torch.load(path, map_location="cpu", weights_only=True)
         agree(path, json.loads(state["arguments"]), self._arguments)
-        load_weights(self._accelerator.unwrap_model(self._module), state["weights"])
-        optimizer = state["optimizer"]
-        for number, weight in enumerate(self._trained().values()):
-            moments = optimizer["state"][number]
-            # all values except the step number have the weight's shape
-            optimizer["state"][number] = {
-                name: _part_of(weight, moment) if moment.dim() else moment for name, moment in moments.items()
-            }
-        self._optimizer.load_state_dict(optimizer)
+        set_model_state_dict(self._module, state["weights"], options=WHOLE)
+        set_optimizer_state_dict(self._module, self._optimizer, state["optimizer"], options=WHOLE)
         values: dict[str, Any] = state["values"]
         return values
 
-    def weights(self) -> dict[str, Tensor]:
-        """The full trained weights by name; every process must call this. Empty except on the main process."""
-        return {name: whole for name, weight in self._trained().items() if (whole := self._whole(weight)) is not None}
-
     def save(self, values: Mapping[str, Any], *, best_step: int, is_best: bool) -> None:
         """Save the state, and its weights as the best if `is_best`; every process must call this."""
-        weights, optimizer = self.weights(), self._optimizer.state_dict()
-        for number, moments in optimizer["state"].items():
-            optimizer["state"][number] = {name: self._whole(moment) for name, moment in moments.items()}
-        if not self._accelerator.is_main_process:
+        weights = get_model_state_dict(self._module, options=WHOLE)
+        optimizer = get_optimizer_state_dict(self._module, self._optimizer, options=WHOLE)
+        if not PartialState().is_main_process:
             return
         if is_best:
             _write(self.best_path(best_step), weights)
@@ -443,41 +437,15 @@ class Progress:
             if path != self.best_path(best_step):
                 path.unlink()
 
-    def best_weights(self, step: int) -> dict[str, Tensor]:
-        """Load the weights that were saved as the best, of this step."""
-        weights: dict[str, Tensor] = torch.load(self.best_path(step), map_location="cpu", weights_only=True)
-        return weights
-
     def best_path(self, step: int) -> Path:
+        """Name the file of the weights that were saved as the best, of this step."""
         return self._folder / f"best-{step}.pt"
-
-    def _trained(self) -> dict[str, Tensor]:
-        return trained_weights(self._accelerator.unwrap_model(self._module))
-
-    def _whole(self, tensor: Tensor) -> Tensor | None:
-        """Assemble a tensor from its parts, on the main process."""
-        if not isinstance(tensor, DTensor):
-            return tensor
-        whole: Tensor = tensor.full_tensor()
-        return whole.cpu() if self._accelerator.is_main_process else None
 
 
 def forget(folder: Path) -> None:
     """Remove the files that a finished training no longer needs."""
     for path in (folder / STATE_FILE, *folder.glob("best-*.pt")):
         path.unlink(missing_ok=True)
-
-
-def trained_weights(module: nn.Module) -> dict[str, Tensor]:
-    """Return the weights that require a gradient, by name, each once."""
-    return {name: weight.detach() for name, weight in module.named_parameters() if weight.requires_grad}
-
-
-@torch.no_grad()
-def load_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Load full weights into a module's trained ones. Raises KeyError for a missing weight."""
-    for name, weight in trained_weights(module).items():
-        weight.copy_(_part_of(weight, weights[name]))
 
 
 def arguments_of(recipe: Recipe, data: TeachingData, model: nn.Module) -> dict[str, Any]:
@@ -504,14 +472,6 @@ def agree(path: Path, begun: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         raise ValueError(
             f"{path} belongs to a training with other arguments ({changed}): remove it or choose another folder"
         )
-
-
-def _part_of(like: Tensor, whole: Tensor) -> Tensor:
-    """Return the process's part of a tensor that is sharded like another one."""
-    if not isinstance(like, DTensor):
-        return whole
-    # every process has read the whole tensor, so nothing needs to be sent
-    return distribute_tensor(whole.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
 def _write(path: Path, content: Any) -> None:
