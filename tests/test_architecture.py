@@ -159,7 +159,7 @@ BUDGETS = {
     "services/curate": 4_558,
     "services/embed": 18_632,
     "services/generate": 15_923,
-    "services/predict": 7_473,
+    "services/predict": 7_330,
     "services/score": 11_001,
     "starters": 20_724,
     "vllm_plugin": 2_615,

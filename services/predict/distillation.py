@@ -41,8 +41,7 @@ def target_loss(logits: Tensor, labels: Tensor, *, num_targets: int | Tensor | N
 def multi_task_loss(label_loss: Tensor, rationale_loss: Tensor, alpha: float = 0.5) -> Tensor:
     """α L_label + (1 − α) L_rationale, the released form of Eq. 2.3: that with λ = (1 − α)/α, times α.
 
-    Takes scalars and returns a scalar. α = 1 learns only labels, α = 0 only rationales. Raises ValueError for an α
-    outside [0, 1].
+    Takes scalars and returns a scalar. α = 1 learns only labels, α = 0 only rationales. Raises ValueError.
     """
     if not 0 <= alpha <= 1:
         raise ValueError(f"alpha must be from 0 to 1, not {alpha}")

@@ -6,7 +6,7 @@ Shapes: C candidates.
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from services.nn.devices import DeviceOptions
 from services.nn.plain_texts import is_blank
 from services.nn.reference_outputs import OutputRow, check_checkpoint
 from services.predict.model.scoring import Candidates
-from services.predict.model.student import Decoded, Encoded, Student
+from services.predict.model.student import Decoded, Student
+from services.predict.model.t5 import Memory
 from services.predict.model.task_description import PlainValues, TaskDescription
 from services.predict.number_slots import HiddenNumbers, SlotTokens, hide_numbers
 from services.predict.tasks import EOS, FieldError, FieldValue
@@ -252,8 +253,9 @@ class PredictEngine:
         explained = [rows[item.rationale_ids] for item in items if item.rationale_ids is not None]
         decoded: dict[int, Decoded] = {}
         if wanted := list(dict.fromkeys([*free, *explained])):
-            forbidden = self._forbidden(list(rows), wanted, set(free) - set(explained))
-            found_texts = self._student.decode(encoded.of(wanted), max_tokens, forbidden)
+            labels, inputs, slots = set(free) - set(explained), list(rows), self._slot_tokens
+            forbidden = slots and [slots.forbidden(inputs[row], is_label=row in labels) for row in wanted]
+            found_texts = self._student.decode(encoded.of(wanted), max_tokens, forbidden or [])
             decoded = dict(zip(wanted, found_texts, strict=True))
         return [
             self._prediction(
@@ -263,13 +265,6 @@ class PredictEngine:
             )
             for item, label in zip(items, chosen, strict=True)
         ]
-
-    def _forbidden(
-        self, inputs: Sequence[tuple[int, ...]], wanted: Sequence[int], labels: Collection[int]
-    ) -> list[tuple[int, ...]]:
-        """Tokens that the answers to the wanted inputs must not contain, by row; `labels` are those of labels only."""
-        slots = self._slot_tokens
-        return [] if slots is None else [slots.forbidden(inputs[row], is_label=row in labels) for row in wanted]
 
     # Preparing
 
@@ -312,7 +307,7 @@ class PredictEngine:
 
     # Answering
 
-    def _choose(self, items: Sequence[Item], encoded: Encoded, rows: Sequence[int]) -> list[Label | None]:
+    def _choose(self, items: Sequence[Item], encoded: Memory, rows: Sequence[int]) -> list[Label | None]:
         """Choose each item's label among its candidates, None without any; `rows` are the items' rows in `encoded`."""
         chosen: list[Label | None] = [None] * len(items)
         wanted = [(index, item.answers) for index, item in enumerate(items) if item.answers is not None]

@@ -26,6 +26,8 @@ PredictBatcher = Batcher[Item, Prediction]
 ServedPredict = Served[PredictEngine, PredictBatcher]
 TaskModel = Resident[PredictEngine, TaskDescription]
 TaskModels = ServedModels[PredictEngine, TaskDescription]
+# An input of a task, and the field of the request that it comes from.
+NamedInput = tuple[Mapping[str, FieldValue], str]
 Side = Literal["left", "right"]
 
 # Tokenising fewer characters than this takes less time than waking a thread.
@@ -34,37 +36,6 @@ MAX_INLINE_CHARACTERS = 2048
 # active, one piece is prepared at a time, since preparing holds Python's lock; the requests of a client that is alone
 # are prepared beside each other, so that they share batches.
 SHARED_PIECE, LONE_PIECE, NUM_THREADS = 16, 64, 2
-
-
-@dataclass(frozen=True)
-class PredictCall:
-    """Inputs of one task, each with its values by field. `task` and `model` may be None if only one fits."""
-
-    inputs: Sequence[Mapping[str, FieldValue]]
-    task: str | None = None
-    model: str | None = None
-    rationale: bool = False
-
-
-@dataclass(frozen=True)
-class NamedInput:
-    """An input of a task, and the field of the request that it comes from."""
-
-    fields: Mapping[str, FieldValue]
-    param: str
-
-
-@dataclass(frozen=True)
-class ClassifyCall:
-    """Inputs of one or two texts. Inputs that are too long lose tokens at the side `cut`, or are rejected if None."""
-
-    inputs: Sequence[Sequence[str]]
-    model: str | None = None
-    cut: Side | None = None
-
-    @property
-    def num_characters(self) -> int:
-        return sum(len(text) for texts in self.inputs for text in texts)
 
 
 @dataclass(frozen=True)
@@ -78,26 +49,31 @@ class Predicted:
 
 @dataclass(frozen=True)
 class PredictService:
-    """Answers calls; `max_inputs` is the maximum number of inputs in a call. `threads` prepare long ones."""
+    """Answers requests of at most `max_inputs` inputs, of which `threads` prepare long ones."""
 
     models: TaskModels
     max_inputs: int
     metrics: Metrics
     threads: FairThreads = field(default_factory=partial(FairThreads, NUM_THREADS, "prepare"))
 
-    async def predict(self, call: PredictCall, context: RequestContext) -> Predicted:
-        """Label the inputs of a task.
-
-        Raises what `_choose`, `ServedModels.hold`, `PredictEngine.prepare` and `Batcher.submit` raise.
-        """
-        resident = await self._choose(call.task, call.model)
-        num_characters = sum(map(_num_characters, call.inputs))
+    async def predict(
+        self,
+        inputs: Sequence[Mapping[str, FieldValue]],
+        context: RequestContext,
+        *,
+        task: str | None,
+        model: str | None,
+        rationale: bool,
+    ) -> Predicted:
+        """Label the inputs of a task. `task` and `model` may be None if only one fits."""
+        resident = await self._choose(task, model)
+        num_characters = sum(map(_num_characters, inputs))
 
         def prepare(engine: PredictEngine, index: int, fields: Mapping[str, FieldValue]) -> Item:
-            return engine.prepare(fields, rationale=call.rationale, param=f"inputs.{index}")
+            return engine.prepare(fields, rationale=rationale, param=f"inputs.{index}")
 
-        async with self.models.hold(resident, context, asked=call.model) as served:
-            return await self._answer(served, call.inputs, num_characters, partial(prepare, served.engine), context)
+        async with self.models.hold(resident, context, asked=model) as served:
+            return await self._answer(served, inputs, num_characters, partial(prepare, served.engine), context)
 
     async def label(
         self,
@@ -105,18 +81,15 @@ class PredictService:
         inputs_of: Callable[[TaskDescription, Manifest], Sequence[NamedInput]],
         context: RequestContext,
     ) -> Predicted:
-        """Label the inputs that `inputs_of` makes for the model's task.
-
-        Raises what `inputs_of` and `predict` raise.
-        """
+        """Label the inputs that `inputs_of` makes for the model's task."""
 
         def prepare(engine: PredictEngine, index: int, one: NamedInput) -> Item:
-            return engine.prepare(one.fields, param=one.param)
+            return engine.prepare(one[0], param=one[1])
 
         async with self.models.lease(model, context) as served:
             inputs = inputs_of(served.engine.description, served.manifest)
             check_count("questions", len(inputs), self.max_inputs, "different sets of choices")
-            num_characters = sum(_num_characters(one.fields) for one in inputs)
+            num_characters = sum(_num_characters(fields) for fields, _ in inputs)
             return await self._answer(served, inputs, num_characters, partial(prepare, served.engine), context)
 
     async def fields_of(self, task: str | None, model: str | None) -> Sequence[str]:
@@ -124,30 +97,27 @@ class PredictService:
         description = (await self._choose(task, model)).description
         return description.fields if description is not None else ()
 
-    async def classify(self, call: ClassifyCall, context: RequestContext) -> Predicted:
-        """Label bare texts.
+    async def classify(
+        self, inputs: Sequence[Sequence[str]], context: RequestContext, *, model: str | None, cut: Side | None
+    ) -> Predicted:
+        """Label bare texts. Those that are too long lose tokens at the side `cut`, or are rejected if it is None.
 
-        Without `model`, uses the first task with labels and as many fields as an input has texts. Raises InvalidField
-        if there is none or several models have it, and what `predict` raises.
+        Without `model`, uses the first task with labels and as many fields as an input has texts. Raises InvalidField.
         """
-        resident = await self._choose_classifier(call)
+        resident = await self._choose_classifier(len(inputs[0]), model)
+        num_characters = sum(len(text) for texts in inputs for text in texts)
 
         def prepare(engine: PredictEngine, index: int, texts: Sequence[str]) -> Item:
             fields = _fields_of(engine.description, texts, f"inputs.{index}")
-            if call.cut is None:
+            if cut is None:
                 return engine.prepare(fields, param=f"inputs.{index}")
-            return prepare_cut(engine, fields, call.cut, f"inputs.{index}")
+            return prepare_cut(engine, fields, cut, f"inputs.{index}")
 
-        async with self.models.hold(resident, context, asked=call.model) as served:
-            prepare_one = partial(prepare, served.engine)
-            return await self._answer(served, call.inputs, call.num_characters, prepare_one, context)
+        async with self.models.hold(resident, context, asked=model) as served:
+            return await self._answer(served, inputs, num_characters, partial(prepare, served.engine), context)
 
     async def _choose(self, task: str | None, model: str | None) -> TaskModel:
-        """Choose the model that answers a task.
-
-        Raises NotFound for a task or model that does not exist, InvalidRequest for a model that has another task,
-        InvalidField if several would fit, Overloaded if it may be one that is being loaded.
-        """
+        """Choose the model that answers a task. Raises NotFound, InvalidRequest, InvalidField and Overloaded."""
         named = None if model is None else await self.models.find(model)
         known = self.models.described()
         if named is not None:
@@ -171,10 +141,9 @@ class PredictService:
             raise InvalidField(f"task: It must be one of {_listed(self._tasks())}.", param="task")
         return _only(known)
 
-    async def _choose_classifier(self, call: ClassifyCall) -> TaskModel:
-        if call.model is not None:
-            return await self.models.find(call.model)
-        num_texts = len(call.inputs[0])
+    async def _choose_classifier(self, num_texts: int, model: str | None) -> TaskModel:
+        if model is not None:
+            return await self.models.find(model)
         fitting = [one for one in self.models.described() if one[1].labels and len(one[1].fields) == num_texts]
         if not fitting:
             what = "one text" if num_texts == 1 else "two texts"

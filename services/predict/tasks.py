@@ -77,8 +77,7 @@ class Task:
         """Return the text of an input without a prefix.
 
         Texts are unchanged, except that an EOS in a text is broken up so that it cannot be mistaken for the separator.
-        Raises FieldError for a field that is missing or unknown, a value of another type than the field's, and a number
-        of choices outside MIN_CHOICES … MAX_CHOICES.
+        Raises FieldError.
         """
         for name in values:
             if name not in self.fields:

@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from services.predict.data.rows import LabelSource, Row, TeachingData, make_splits
+from services.predict.data.rows import Row, TeachingData, make_splits
 from services.predict.tasks import Task
 from services.predict.training.recipe import Recipe
-from services.predict.training.sources import check_fraction, hidden
+from services.predict.training.sources import Source, hidden
 from starters.predict.deductions import DEDUCTIONS, draw_deduction
 from starters.predict.denoising import DENOISING, denoising_of
 from starters.predict.drawing import draw_distinct
@@ -108,11 +108,9 @@ def generated_splits(task: str, *, num_train: int, num_valid: int, num_test: int
 
 
 @dataclass(frozen=True)
-class GeneratedSource:
+class GeneratedSource(Source):
     """Rows of one of GENERATED_TASKS; `fraction` is the share of the training rows that the run's seed chooses."""
 
-    task: str
-    fraction: float = 1.0
     num_train: int = 8_000
     num_valid: int = 500
     num_test: int = 1_000
@@ -120,19 +118,7 @@ class GeneratedSource:
     def __post_init__(self) -> None:
         if self.task not in GENERATED_TASKS:
             raise ValueError(f"the data is one of {', '.join(GENERATED_TASKS)}, not {self.task!r}")
-        check_fraction(self.fraction)
-
-    @property
-    def name(self) -> str:
-        """Name of the data in tables."""
-        return self.task
-
-    @property
-    def labels(self) -> LabelSource:
-        return "human"
-
-    def content(self) -> None:
-        """Return None: no file holds the rows."""
+        super().__post_init__()
 
     def settings(self) -> dict[str, int]:
         """Return the numbers of rows."""

@@ -48,7 +48,7 @@ def _cells(options: dict[str, Any]) -> list[Cell]:
     numbers = {name: options[name] for name in ("num_train", "num_valid", "num_test")}
     return [
         Cell(
-            GeneratedSource(task, fraction, **numbers),
+            GeneratedSource(task, fraction=fraction, **numbers),
             model,
             replace(given, method=method, seed=seed),
             None if method == "standard" else TEACHER,

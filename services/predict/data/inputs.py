@@ -125,11 +125,13 @@ def own_splits(
 
     def read(split: Split, *, is_labelled: bool = True) -> list[Row] | None:
         path = split_file(data, split)
-        return None if path is None else _read(own, path, _outputs_file(rationales, split), is_labelled=is_labelled)
+        outputs = None if rationales is None else split_file(rationales, split)
+        return None if path is None else _read(own, path, outputs, is_labelled=is_labelled)
 
-    train = read("train", is_labelled=is_labelled)
-    if train is None:
-        raise BadFile(f"{data / 'train.jsonl'} is missing")
+    for given in (data, data if rationales is None else rationales):
+        if split_file(given, "train") is None:
+            raise BadFile(f"{given / 'train.jsonl'} is missing")
+    train = read("train", is_labelled=is_labelled) or []
     test, valid = read("test"), read("valid")
     if test is None:
         train, test = hold_out(train, own.test_share, own.split_seed)
@@ -147,14 +149,6 @@ def hold_out(rows: Sequence[Row], share: float, seed: int) -> tuple[list[Row], l
     inputs = list(dict.fromkeys(row.input for row in rows if row.label))
     held = {inputs[number] for number in split_off(len(inputs), share, seed)[1]}
     return [row for row in rows if row.input not in held], [row for row in rows if row.label and row.input in held]
-
-
-def _outputs_file(rationales: Path | None, split: Split) -> Path | None:
-    """The file of a teacher's outputs for a split; None if there is none, which is an error for the training rows."""
-    if rationales is None or not rationales.is_dir():
-        return rationales if split == "train" else None
-    path = rationales / f"{split}.jsonl"
-    return path if split == "train" or path.is_file() else None
 
 
 def _read(own: OwnTask, path: Path, rationales: Path | None, *, is_labelled: bool) -> list[Row]:

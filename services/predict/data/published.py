@@ -24,10 +24,7 @@ SVAMP_TRAINING_ROWS = 800
 
 
 def read_rows(task: Task, folder: Path, split: Split) -> list[Row]:
-    """Read all rows of a data set's published split, in order, with human labels.
-
-    Raises BadFile, naming the file and the line, for a missing split and for records of another form.
-    """
+    """Read all rows of a data set's published split, in order, with human labels. Raises BadFile."""
     if task.name == ASDIV.name:
         if split != "train":
             raise BadFile(f"ASDiv has only a training split, no {split}")
@@ -47,10 +44,7 @@ def read_rows(task: Task, folder: Path, split: Split) -> list[Row]:
 
 
 def read_outputs(task: Task, folder: Path, split: Split) -> list[TeacherOutput]:
-    """Read and parse PaLM's outputs for a published split, in the order of its rows.
-
-    Raises BadFile for a split without outputs, for a gap in the files' numbers and for files of another form.
-    """
+    """Read and parse PaLM's outputs for a published split, in the order of its rows. Raises BadFile."""
     outputs = []
     for path in _numbered(folder / task.name / "palm", split):
         texts = _list(path)

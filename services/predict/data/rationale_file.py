@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ConfigDict
 
 from services.core.durable_files import write_durably
-from services.core.text_files import BadFile, read_json
+from services.core.text_files import read_json
 from services.jobs import inquiry
 from services.jobs.inquiry import Identified, OutputError, RecordFile, digest_of
 from services.jobs.resumption import differences, option_names
@@ -53,14 +53,15 @@ def opened_rationales(path: Path, arguments: Mapping[str, Any]) -> Iterator[Reco
     """Open a file with its records, or create it if there is none.
 
     Its arguments are written with its first record, so that an extraction without any output binds nobody. Raises
-    OutputError if it was begun with other arguments, another process writes to it, or it holds anything other than
-    records.
+    OutputError.
     """
 
     beside = path.with_name(path.name + ARGUMENTS_SUFFIX)
 
     def check(records: Sequence[Record], num_torn_bytes: int) -> Callable[[], None] | None:
-        begun = _begun_with(beside)
+        begun = read_json(beside) if beside.exists() else None
+        if not isinstance(begun, dict | None):
+            raise OutputError(f"{beside}: not the arguments of an extraction")
         if begun is not None and records:
             names = option_names(*arguments.keys() - {"task"})
             if changed := differences(begun, json.loads(json.dumps(arguments)), names):
@@ -97,16 +98,3 @@ def read_teacher_outputs(path: Path, task: str, num_rows: int) -> list[TeacherOu
             raise OutputError(f"{path}: there is no row {record.row} of {num_rows}")
         outputs[record.row] = parse_output(task, record.output, "gpt")
     return outputs
-
-
-def _begun_with(path: Path) -> dict[str, Any] | None:
-    """Read the arguments that a file was begun with; None if there are none. Raises OutputError."""
-    if not path.exists():
-        return None
-    try:
-        begun = read_json(path)
-    except BadFile as error:
-        raise OutputError(str(error)) from None
-    if not isinstance(begun, dict):
-        raise OutputError(f"{path}: not the arguments of an extraction")
-    return begun

@@ -75,10 +75,7 @@ class Cell:
         )  # fmt: skip
 
     def finished(self, folder: Path) -> Result | None:
-        """Read the cell's result from its folder; None if there is none yet.
-
-        Raises Refused if the folder holds a student with other settings.
-        """
+        """Read the cell's result from its folder; None if there is none yet. Raises Refused."""
         if not (folder / SCORES).exists():
             return None
         (found,) = RESULT_FILES.load([folder / SCORES])
@@ -122,8 +119,7 @@ class Grid:
     def cells(self) -> list[Cell]:
         """List every student once, all students of a seed before those of the next.
 
-        Standard finetuning on human labels uses no teacher, so it is listed once for all teachers. Raises BadFile for
-        missing rationales.
+        Standard finetuning on human labels uses no teacher, so it is listed once for all teachers. Raises BadFile.
         """
         cells = []
         varied = (self.seeds, self.sources, self.labels, self.models, self.fractions, self.methods)
@@ -143,10 +139,7 @@ class Sweep:
     """The cells of a folder: `found` are finished, `waiting` are still to be run."""
 
     def __init__(self, cells: Sequence[Cell], output: Path, *, is_lean: bool = False) -> None:
-        """Prepare the cells. With `is_lean`, only the scores of a finished cell are kept.
-
-        Raises Refused for two cells with one name, and for a folder that holds a student with other settings.
-        """
+        """Prepare the cells. With `is_lean`, only the scores of a finished cell are kept. Raises Refused."""
         self.output = output
         self.is_lean = is_lean
         self.found: list[tuple[Cell, Result]] = []

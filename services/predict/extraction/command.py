@@ -124,10 +124,7 @@ class Prompts:
         return [*turns, {"role": "user", "content": self._question(values)}]
 
     def checked(self, path: Path) -> "Prompts":
-        """Return these prompts of a file.
-
-        Raises BadFile if a demonstration is incomplete, or its own output does not parse to its values.
-        """
+        """Return these prompts of a file. Raises BadFile."""
         for number, given in enumerate(self.file.demonstrations, start=1):
             if missing := {"rationale", "label"} - given.keys():
                 raise BadFile(f"{path}: demonstration {number} has no {' and no '.join(sorted(missing))}")

@@ -34,10 +34,7 @@ BOOLEANS = {"true": ("true", "yes"), "false": ("false", "no")}
 
 
 async def decide(service: PredictService, body: DecisionRequest, context: RequestContext) -> Decided:
-    """Answer each question by the student's probabilities.
-
-    Raises InvalidField for what the student can't decide, and what `PredictService.label` raises.
-    """
+    """Answer each question by the student's probabilities. Raises InvalidField."""
     asked: list[tuple[int, list[str]]] = []  # each question's place among the inputs, and the labels of its options
     threshold = 0.0
 
@@ -49,11 +46,11 @@ async def decide(service: PredictService, body: DecisionRequest, context: Reques
             by_name = {label.strip().casefold(): label for label in description.labels or ()}
             questions = enumerate(body.questions)
             asked.extend((0, _labels(question, index, description, by_name)) for index, question in questions)
-            return [NamedInput(fields, "input")]
+            return [(fields, "input")]
         inputs: dict[tuple[str, ...], tuple[int, NamedInput]] = {}
         for index, question in enumerate(body.questions):
             choices = _choices(question, index, description)
-            named = NamedInput({**fields, description.choices: choices}, f"questions.{index}")
+            named = ({**fields, description.choices: choices}, f"questions.{index}")
             asked.append((inputs.setdefault(tuple(choices), (len(inputs), named))[0], choices))
         return [named for _, named in inputs.values()]
 

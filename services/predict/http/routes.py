@@ -4,6 +4,7 @@ import math
 import sys
 import time
 from functools import partial
+from itertools import chain
 from typing import Annotated, Any
 
 import orjson
@@ -33,7 +34,7 @@ from services.predict.http.schemas import (
     texts_of,
 )
 from services.predict.model.task_description import TaskDescription
-from services.predict.service import ClassifyCall, PredictCall, Predicted, PredictService, Side, TaskModel
+from services.predict.service import Predicted, PredictService, Side, TaskModel
 
 # More numbers than this are serialised in a thread, so that the event loop can serve other requests.
 MAX_INLINE_NUMBERS = 4096
@@ -126,8 +127,8 @@ async def _check_names(service: PredictService, body: Any) -> None:
 
 
 async def _answer(service: PredictService, request: Request, body: PredictRequest) -> Response:
-    call = PredictCall(body.inputs, body.task, body.model, body.rationale)
-    predicted = await service.predict(call, context_of(request.scope))
+    named = {"task": body.task, "model": body.model}
+    predicted = await service.predict(body.inputs, context_of(request.scope), **named, rationale=body.rationale)
     with service.metrics.stage_seconds.labels("serialize").time():
         predictions = predicted.predictions
         num_shares = len(predictions[0].probabilities or ()) if body.probabilities else 0
@@ -178,13 +179,13 @@ async def _answer_tei(service: PredictService, request: Request, body: TeiPredic
     began = time.perf_counter()
     is_left = (body.truncation_direction or "").lower() == "left"
     side: Side = "left" if is_left else "right"
-    call = ClassifyCall(texts_of(body), body.model, side if body.truncate else None)
-    predicted = await service.classify(call, context_of(request.scope))
+    texts, cut = texts_of(body), side if body.truncate else None
+    predicted = await service.classify(texts, context_of(request.scope), model=body.model, cut=cut)
     scores = [_tei_scores(one, is_raw=bool(body.raw_scores)) for one in predicted.predictions]
     is_batch = isinstance(body.inputs, list) and isinstance(body.inputs[0], list)
     headers = tei_headers(
         request,
-        num_characters=call.num_characters,
+        num_characters=sum(map(len, chain.from_iterable(texts))),
         num_tokens=sum(one.prompt_tokens for one in predicted.predictions),
         seconds=time.perf_counter() - began,
     )

@@ -80,10 +80,7 @@ class Candidates:
     def of_texts(
         cls, tokenizer: Any, name: str, texts: Sequence[str], start_id: int = 0, shown: Sequence[str] = ()
     ) -> "Candidates":
-        """Make the trie of texts, which errors call `name`, and each of them as it is `shown`.
-
-        Raises ValueError for one that can't be seen, and for two that the tokenizer reads as the same tokens.
-        """
+        """Make the trie of texts, which errors call `name`, and each of them as it is `shown`. Raises ValueError."""
         token_ids = [tuple(ids) for ids in tokenizer(list(texts)).input_ids]
         first: dict[tuple[int, ...], str] = {}
         for ids, given, text in zip(token_ids, texts, shown or texts, strict=True):

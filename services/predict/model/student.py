@@ -43,20 +43,6 @@ class StudentConfig:
     decoder_start_token_id: int
 
 
-@dataclass(frozen=True, eq=False)
-class Encoded:
-    """B encoded inputs, as the decoder attends to them."""
-
-    memory: Memory
-    num_inputs: int
-
-    def of(self, indices: Sequence[int]) -> "Encoded":
-        """Select the inputs of these indices, in this order."""
-        if list(indices) == list(range(self.num_inputs)):
-            return self
-        return Encoded(self.memory.of(torch.tensor(indices, device=self.memory.layers[0][0].device)), len(indices))
-
-
 class Decoded(NamedTuple):
     """An answer: its tokens without the end of sequence, and their joint log-probability.
 
@@ -118,7 +104,7 @@ class Student:
         return cls(model.eval().requires_grad_(False).to(device), tokenizer, is_int8=is_int8, num_threads=num_threads)
 
     @torch.inference_mode()
-    def encode(self, inputs: Sequence[Sequence[int]]) -> Encoded:
+    def encode(self, inputs: Sequence[Sequence[int]]) -> Memory:
         """Encode the token ids of one or more inputs, ends of sequence included. Raises ValueError for an empty one."""
         if not inputs or not all(inputs):
             raise ValueError("there must be inputs, and each must have tokens")
@@ -126,10 +112,10 @@ class Student:
             torch.set_num_threads(self._num_threads)
         packed, groups, rows, mask = self._side_by_side(inputs)
         encoded = self._t5.encode(packed, groups)
-        return Encoded(self._t5.memory(encoded, rows, len(inputs), mask), len(inputs))
+        return self._t5.memory(encoded, rows, len(inputs), mask)
 
     @torch.inference_mode()
-    def score(self, encoded: Encoded, candidates: Sequence[Candidates]) -> list[Tensor]:
+    def score(self, encoded: Memory, candidates: Sequence[Candidates]) -> list[Tensor]:
         """log p(label | x) among each input's candidates, see `scoring`: (C,) float32 each.
 
         The inputs may share a trie or have one each. If candidates diverge at only one place, e.g. labels that differ
@@ -140,17 +126,17 @@ class Student:
         scores = []
         for start in range(0, len(candidates), num_together):
             some = candidates[start : start + num_together]
-            logits = self._edge_logits(encoded.of(range(start, start + len(some))).memory, some)
+            logits = self._edge_logits(encoded.of(range(start, start + len(some))), some)
             sizes = [len(one.edge_nodes) for one in some]
             scores += [one.log_probabilities(own) for one, own in zip(some, torch.split(logits, sizes), strict=True)]
         return scores
 
     @torch.inference_mode()
-    def logprobs(self, encoded: Encoded, answers: Sequence[Sequence[int]]) -> list[float]:
+    def logprobs(self, encoded: Memory, answers: Sequence[Sequence[int]]) -> list[float]:
         """log p(answer | x) = Σ_t log p(y_t | y_<t, x) among all texts, for one non-empty answer per input."""
         _check_one_each(encoded, answers)
         rows_of_answers = [DecoderRows.of(ids, self.config.decoder_start_token_id) for ids in answers]
-        decoded = self._run_rows(encoded.memory, rows_of_answers)
+        decoded = self._run_rows(encoded, rows_of_answers)
         sums = []
         for rows, ids in zip(decoded, answers, strict=True):
             logits = self._t5.logits(rows[: len(ids)])
@@ -158,14 +144,14 @@ class Student:
         return sums
 
     @torch.inference_mode()
-    def decode(self, encoded: Encoded, max_tokens: int, forbidden: Sequence[Sequence[int]] = ()) -> list[Decoded]:
+    def decode(self, encoded: Memory, max_tokens: int, forbidden: Sequence[Sequence[int]] = ()) -> list[Decoded]:
         """Decode greedily, with log-probabilities: at most `max_tokens`, including the end of sequence.
 
         `forbidden` are tokens that each input's answer must not contain; probabilities are still among all texts.
         """
         if forbidden:
             _check_one_each(encoded, forbidden)
-        num_inputs, memory = encoded.num_inputs, encoded.memory
+        num_inputs, memory = encoded.num_inputs, encoded
         cache = Cache(self._t5.num_layers)
         tokens: list[list[int]] = [[] for _ in range(num_inputs)]
         logprobs = torch.zeros(num_inputs, dtype=torch.float32, device=self.device)
@@ -193,7 +179,7 @@ class Student:
             # only once half have ended, so that all copies together cost no more than one copy of everything
             if 2 * len(open_rows) <= len(running):
                 kept = torch.tensor(open_rows, device=self.device)
-                memory, newest, indices = memory.of(kept), newest[kept], indices[kept]
+                memory, newest, indices = memory.of(open_rows), newest[kept], indices[kept]
                 cache.keep(kept)
                 running = [running[row] for row in open_rows]
         return [
@@ -309,7 +295,7 @@ def held_bytes(directory: Path, options: DeviceOptions, *, is_int8: bool = False
     return looked_up * dtype.itemsize + multiplied * (1 if is_int8 else dtype.itemsize)
 
 
-def _check_one_each(encoded: Encoded, given: Sequence[Any]) -> None:
+def _check_one_each(encoded: Memory, given: Sequence[Any]) -> None:
     if len(given) != encoded.num_inputs:
         raise ValueError(f"{len(given)} for {encoded.num_inputs} inputs")
 

@@ -49,8 +49,15 @@ class Memory:
     layers: Sequence[tuple[Tensor, Tensor]]
     mask: Tensor | None
 
-    def of(self, inputs: Tensor) -> "Memory":
-        """Select some inputs, (B',) int64, in this order."""
+    @property
+    def num_inputs(self) -> int:
+        return self.layers[0][0].shape[0]
+
+    def of(self, indices: Sequence[int]) -> "Memory":
+        """Select the inputs of these indices, in this order."""
+        if list(indices) == list(range(self.num_inputs)):
+            return self
+        inputs = torch.tensor(indices, device=self.layers[0][0].device)
         mask = None if self.mask is None else self.mask[inputs]
         return Memory([(keys[inputs], values[inputs]) for keys, values in self.layers], mask)
 
@@ -84,10 +91,7 @@ class T5:
     """Encoder, decoder and head for inference, in the dtype and on the device of the original model."""
 
     def __init__(self, model: Any, *, is_int8: bool = False) -> None:
-        """`model` is transformers' T5ForConditionalGeneration; it may be discarded afterwards.
-
-        Raises ValueError for 8-bit integers on a device other than a CPU, or in a dtype other than float32.
-        """
+        """`model` is transformers' T5ForConditionalGeneration; it may be discarded afterwards. Raises ValueError."""
         config = model.config
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype

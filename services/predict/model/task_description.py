@@ -15,8 +15,6 @@ from services.predict.tasks import EOS, MAX_INPUT_TOKENS, MAX_NEW_TOKENS, FieldV
 
 TASK_FILE = "task.json"
 MAX_LISTED = 20
-# Fields that earlier versions do not know.
-_LATER = ("template", "numbers", "confidence")
 FIELD_NAME = re.compile(r"[^\W\d][\w -]*")
 
 
@@ -106,9 +104,8 @@ class TaskDescription(TaskFields):
             raise Refused(f"{TASK_FILE}: {first_complaint(error, 'the file')}") from None
 
     def write(self, directory: Path) -> None:
-        """Write it to a checkpoint folder; earlier versions can read it if it has none of the later fields."""
-        unused = {name for name in _LATER if getattr(self, name) == type(self).model_fields[name].default}
-        (directory / TASK_FILE).write_text(self.model_dump_json(indent=2, exclude=unused) + "\n")
+        """Write it to a checkpoint folder."""
+        (directory / TASK_FILE).write_text(self.model_dump_json(indent=2) + "\n")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

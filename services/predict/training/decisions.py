@@ -6,7 +6,7 @@ a fifth fits its confidence and chooses the threshold, and a tenth of what then 
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import InitVar, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -23,12 +23,13 @@ from services.nn.devices import DeviceOptions
 from services.predict.confidence import calibration_error, error_interval, hand_over_below
 from services.predict.data.decision_log import DecidedTask, read_decisions
 from services.predict.data.inputs import content_digest, hold_out
-from services.predict.data.rows import VALIDATION_SHARE, LabelSource, TeachingData
+from services.predict.data.rows import VALIDATION_SHARE, TeachingData
 from services.predict.model.student import Student
 from services.predict.model.task_description import TaskDescription
 from services.predict.training.initialisation import SHAPES
 from services.predict.training.marking import marked
 from services.predict.training.recipe import BatchSize, LearningRate, Recipe, RecipeFile, Steps, recipe_of
+from services.predict.training.sources import Source
 from services.predict.training.train import (
     Licence,
     Metrics,
@@ -46,32 +47,17 @@ HEADER = ("question", "rows", "declined", "tested", "agrees", "most frequent", "
 HANDOVER = ("hands over below", "answers", "of these wrong", "95% interval")
 
 
-@dataclass
-class DecisionSource:
-    """The decisions about one question in logs, of which the command has read everything; `digest` is theirs."""
+@dataclass(frozen=True)
+class DecisionSource(Source):
+    """The decisions about one question in logs."""
 
-    task: str
     logs: tuple[Path, ...]
-    taught: InitVar[TeachingData]
-    digest: InitVar[str]
-    labels: LabelSource = "llm"
-    fraction: float = 1.0
-
-    def __post_init__(self, taught: TeachingData, digest: str) -> None:
-        self._read = taught, digest
-
-    @property
-    def name(self) -> str:
-        return self.task
-
-    def settings(self) -> dict[str, object]:
-        return {}
 
     def content(self) -> str:
-        return self._read[1]
+        return content_digest(self.logs)
 
-    def read(self, _: Recipe) -> TeachingData:
-        return self._read[0]
+    def read(self, recipe: Recipe) -> TeachingData:
+        return divided(read_decisions(self.logs)[self.task])
 
 
 def divided(decided: DecidedTask) -> TeachingData:
@@ -165,12 +151,12 @@ def decisions(
     """
     options: dict[str, Any] = dict(locals())
     with one_line_errors("fovea distill decisions"):
-        found, digest = read_decisions(logs), content_digest(logs)
+        found = read_decisions(logs)
         divided_rows = {task: divided(decided) for task, decided in found.items()}
         measured = {}
         for task, data in divided_rows.items():
             method = "step-by-step" if any(example.rationale for example in data.train) else "standard"
-            source = DecisionSource(task, tuple(logs), data, digest)
+            source = DecisionSource(task, tuple(logs), labels="llm")
             run = StudentRun(source, model, recipe_of(Recipe, {**options, "method": method}))
             own = {"name": f"{name}-{task}" if name and len(found) > 1 else name or task, "output": output / task}
             judge = partial(measure, data, run.recipe, max_error)

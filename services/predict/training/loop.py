@@ -41,13 +41,14 @@ from services.jobs.interruption import Stopping
 from services.jobs.resumption import differences, flat, option_names
 from services.jobs.training import greatest, made_ahead
 from services.nn.loading import quiet_loading
+from services.predict.confidence import fit_calibration
 from services.predict.data.rows import Row, TeachingData
 from services.predict.distillation import IGNORED, alpha_of, multi_task_loss, target_loss
 from services.predict.model.student import Student
 from services.predict.model.task_description import TaskDescription
 from services.predict.training.initialisation import add_lora
 from services.predict.training.lessons import Batch, Lesson, Lessons
-from services.predict.training.marking import accuracy, fit_confidence
+from services.predict.training.marking import accuracy, marked
 from services.predict.training.recipe import Evaluation, Outcome, Recipe
 
 CHECKPOINT = "checkpoint"
@@ -70,11 +71,6 @@ def learning_rate(recipe: Recipe, step: int) -> float:
     if step < recipe.warmup_steps:
         return recipe.learning_rate * (step + 1) / recipe.warmup_steps
     return recipe.learning_rate * (recipe.steps - step) / (recipe.steps - recipe.warmup_steps)
-
-
-def share_of_labels(recipe: Recipe) -> float:
-    """The weight of the labels' loss, α, also of a recipe with λ."""
-    return recipe.alpha if recipe.rationale_weight is None else alpha_of(recipe.rationale_weight)
 
 
 class TeachingLoss(nn.Module):
@@ -159,7 +155,8 @@ class Teaching:
             enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
             enable({"use_reentrant": False})
         self.lora = None if recipe.lora_rank is None else add_lora(model, recipe.lora_rank, recipe.seed)
-        loss = self.make_loss(model, share_of_labels(recipe) if recipe.method == "step-by-step" else None)
+        alpha = recipe.alpha if recipe.rationale_weight is None else alpha_of(recipe.rationale_weight)
+        loss = self.make_loss(model, alpha if recipe.method == "step-by-step" else None)
         # the model to evaluate: this one, or a copy that collects the weights if each process has only a part
         self.is_sharded = self.accelerator.distributed_type == DistributedType.FSDP
         if self.is_sharded and not self.accelerator.is_fsdp2:
@@ -358,7 +355,7 @@ class Teaching:
         if task.choices is not None or recipe.method == "single-task":
             return description
         examples = self.data.confided or self.data.valid[: recipe.max_evaluated]
-        confidence = fit_confidence(Student(model, self.tokenizer), task, examples, recipe)
+        confidence = fit_calibration(*marked(Student(model, self.tokenizer), task, examples, recipe))
         return description.model_copy(update={"confidence": confidence})
 
 
@@ -378,10 +375,7 @@ def teach(
     `folder` receives a state at every evaluation, the losses for TensorBoard and, at the end, `checkpoint`, the best
     step as a folder that `PredictEngine.load` reads (not for "explained" students, whose inputs are more than a task's
     fields). The model itself ends on the CPU with these weights, unless it is sharded over processes. `num_workers`
-    processes make the batches ahead of the steps.
-
-    Raises ValueError for data that lacks a kind of example, a batch that can't be divided equally among the processes,
-    a tokenizer that does not end texts, a state with other arguments, and a `lora_rank` without peft.
+    processes make the batches ahead of the steps. Raises ValueError.
     """
     for name in ("train", "valid", "test"):
         if not getattr(data, name):
@@ -404,10 +398,7 @@ class Progress:
         self._arguments = json.loads(json.dumps(arguments))
 
     def load(self) -> dict[str, Any] | None:
-        """Load the last state, and return the values saved with it; None without a state.
-
-        Raises ValueError for a state with other arguments.
-        """
+        """Load the last state, and return the values saved with it; None without a state. Raises ValueError."""
         path = self._folder / STATE_FILE
         if not path.is_file():
             return None

@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from services.predict.confidence import Calibration, fit_calibration
 from services.predict.data.rows import Row
 from services.predict.model.scoring import Candidates
 from services.predict.model.student import Student
@@ -21,26 +20,20 @@ MAX_TOKENS = 16_384
 def accuracy(student: Student, task: Task, examples: Sequence[Row], recipe: Recipe) -> float:
     """The share of right answers, by the task's metric.
 
-    As published, a label is compared after encoding and decoding by the tokenizer. Raises ValueError if there are no
-    examples, or one lacks what the method needs.
+    As published, a label is compared after encoding and decoding by the tokenizer. Raises ValueError.
     """
     if not examples:
         raise ValueError("there are no examples to mark")
-    answers = predictions(student, task, examples, recipe)
+    found = {index: answer for index, answer, _ in _answers(student, task, examples, recipe)}
+    answers = [found[index] for index in range(len(examples))]
+    if recipe.method == "single-task":
+        answers = [split_joint(answer)[1] or "" for answer in answers]
     labels = [
         _text(student, ids)
         for ids in tokenised(student.tokenizer, [example.label for example in examples], recipe.max_target_tokens)
     ]
     right = sum(task.is_right(answer, label) for answer, label in zip(answers, labels, strict=True))
     return right / len(examples)
-
-
-def fit_confidence(student: Student, task: Task, examples: Sequence[Row], recipe: Recipe) -> Calibration:
-    """Fit the confidence of answers to examples that the student has not learnt from.
-
-    Raises ValueError for no examples.
-    """
-    return fit_calibration(*marked(student, task, examples, recipe))
 
 
 def marked(student: Student, task: Task, examples: Sequence[Row], recipe: Recipe) -> tuple[list[float], list[bool]]:
@@ -63,13 +56,6 @@ def marked(student: Student, task: Task, examples: Sequence[Row], recipe: Recipe
             probabilities[index] = math.exp(logprob)
             is_right[index] = task.is_right(answer.strip(), examples[index].label)
     return probabilities, is_right
-
-
-def predictions(student: Student, task: Task, examples: Sequence[Row], recipe: Recipe) -> list[str]:
-    """Predict the labels of examples; empty if a single-task answer has none after its marker."""
-    answers = {index: answer for index, answer, _ in _answers(student, task, examples, recipe)}
-    in_order = [answers[index] for index in range(len(examples))]
-    return [split_joint(answer)[1] or "" for answer in in_order] if recipe.method == "single-task" else in_order
 
 
 def _answers(student: Student, task: Task, examples: Sequence[Row], recipe: Recipe) -> Iterator[tuple[int, str, float]]:

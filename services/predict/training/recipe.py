@@ -85,10 +85,7 @@ class Recipe(PublishedRecipe):
         return self.max_target_tokens if self.method == "single-task" else self.max_new_tokens
 
     def input_text(self, example: Row) -> str:
-        """Return the student's input when asked for a label.
-
-        Raises ValueError for an example without a rationale if the method's inputs contain one.
-        """
+        """Return the student's input when asked for a label. Raises ValueError."""
         if self.method != "explained":
             return self.used_prefixes.label + example.input
         if example.rationale is None:
@@ -167,4 +164,4 @@ class Outcome:
     num_train: int
     num_parameters: int
     seconds: float
-    num_test: int | None = None
+    num_test: int

@@ -2,9 +2,8 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from services.core.text_files import BadFile
 from services.jobs.inquiry import OutputError
@@ -23,32 +22,39 @@ WITHOUT_VALIDATION = (CQA.name, SVAMP.name)
 AUGMENTED = f"+{ASDIV.name}"  # suffix of the name of data augmented with another data set's problems
 
 
-class Source(Protocol):
-    """Data that a student learns from: a dataclass, by whose values runs and their results are told apart."""
+@dataclass(frozen=True)
+class Source:
+    """Data that a student learns from, by whose values runs and their results are told apart."""
 
-    @property
-    def task(self) -> str: ...
+    task: str
+    _: KW_ONLY
+    labels: LabelSource = "human"
+    fraction: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.fraction <= 1:
+            raise ValueError(f"fraction must be above 0 and at most 1, not {self.fraction}")
+
     @property
     def name(self) -> str:
         """Name of the data in tables."""
-
-    @property
-    def labels(self) -> LabelSource: ...
-    @property
-    def fraction(self) -> float: ...
+        return self.task
 
     def settings(self) -> Mapping[str, object]:
         """Return what else tells results on this data from others."""
+        return {}
 
     def read(self, recipe: Recipe) -> TeachingData:
         """Read the examples of a run, whose seed chooses the share of the training rows. Raises BadFile."""
+        raise NotImplementedError
 
     def content(self) -> str | None:
         """Digest the files that may change from run to run; None if there are none. Raises BadFile."""
+        return None
 
 
 @dataclass(frozen=True)
-class DataSource:
+class DataSource(Source):
     """Published data or a user's own rows.
 
     `folder` holds the files of one of PUBLISHED_TASKS, or the rows of `own`, a user's task; it may be their one file.
@@ -58,11 +64,8 @@ class DataSource:
     the same share of ASDiv's problems to SVAMP's training rows, with `asdiv.jsonl` of the folder `rationales`.
     """
 
-    task: str
     folder: Path | None = None
     rationales: Path | None = None
-    labels: LabelSource = "human"
-    fraction: float = 1.0
     augment: bool = False
     own: OwnTask | None = None
 
@@ -76,14 +79,11 @@ class DataSource:
             raise ValueError("the teacher's labels are in its outputs: give --rationales")
         if self.augment and self.task != SVAMP.name:
             raise ValueError(f"ASDiv's problems can augment only {SVAMP.name}, not {self.task}")
-        check_fraction(self.fraction)
+        super().__post_init__()
 
     @property
     def name(self) -> str:
         return self.task + (AUGMENTED if self.augment else "")
-
-    def settings(self) -> dict[str, object]:
-        return {}
 
     def content(self) -> str | None:
         paths = [self.folder] if self.own is not None and self.folder is not None else []
@@ -91,11 +91,7 @@ class DataSource:
         return content_digest(paths) if paths else None
 
     def read(self, recipe: Recipe) -> TeachingData:
-        """Read the examples of a run, whose seed chooses the share of the training rows.
-
-        Only the method "explained" needs a teacher's outputs for validation and test rows. Raises BadFile for files
-        that are missing or of another form, or for too few rows, and OutputError for a bad file of rationales.
-        """
+        """Read the examples; only the method "explained" needs a teacher's outputs for validation and test rows."""
         if self.own is not None:
             assert self.folder is not None
             data = own_splits(
@@ -116,12 +112,6 @@ class DataSource:
             cure = "extract others" if reason else "give --rationales"
             raise BadFile(f"no training row of {self.task} has a rationale{reason}: {cure}, or --method standard")
         return hidden(replace(data, train=train))
-
-
-def check_fraction(fraction: float) -> None:
-    """Raises ValueError for a share of the training rows outside (0, 1]."""
-    if not 0 < fraction <= 1:
-        raise ValueError(f"fraction must be above 0 and at most 1, not {fraction}")
 
 
 def hidden(data: TeachingData) -> TeachingData:

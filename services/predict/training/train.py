@@ -71,11 +71,7 @@ class StudentRun:
             raise ValueError(f"vocab_size is at least {MIN_VOCABULARY}, not {self.recipe.vocab_size}")
 
     def load(self, data: TeachingData) -> tuple[Any, Any]:
-        """The model before training, float32 on the CPU, and its tokenizer.
-
-        Raises ValueError if the model is neither a T5's directory nor a shape and for damaged weights, and OSError for
-        a directory without weights.
-        """
+        """The model before training, float32 on the CPU, and its tokenizer. Raises ValueError and OSError."""
         if self.model in SHAPES:
             tokenizer = build_tokenizer(training_texts(data, self.recipe), self.recipe.vocab_size)
             return create_t5(SHAPES[self.model], len(tokenizer), self.recipe.seed), tokenizer
@@ -107,8 +103,7 @@ def run_student(run: StudentRun, folder: Path, report: Callable[[str], None], *,
     described = json.loads(json.dumps({**asdict(run), "content": run.data.content()}, default=str))
     if path.is_file():
         result = read_json(path)
-        # results of earlier versions have no digest of the files
-        agree(path, {"content": described["content"], **result["run"]}, described)
+        agree(path, result["run"], described)
         values = result["outcome"]
         evaluations = tuple(Evaluation(**one) for one in values.pop("evaluations"))
         return Outcome(evaluations=evaluations, **values)
@@ -220,7 +215,9 @@ def distill(
         if (task is None) == (task_file is None):
             raise typer.BadParameter("name a task, or give a file with --task, and not both")
         own = None if task_file is None else read_task_file(task_file).own()
-        source = DataSource(own.task.name if own else str(task), data, rationales, labels, fraction, augment, own=own)
+        source = DataSource(
+            own.task.name if own else str(task), data, rationales, augment, own, labels=labels, fraction=fraction
+        )
         train_and_publish(StudentRun(source, model, recipe_of(Recipe, options)), options)
 
 
@@ -250,7 +247,7 @@ def train_and_publish(
         metrics = {key: value for key, value in asdict(outcome).items() if key not in ("evaluations", "seconds")}
         metrics |= measure(options["output"] / CHECKPOINT)
         _finish(run, metrics, name, options)
-    if outcome.num_test is not None and outcome.num_test < ENOUGH_TEST_ROWS:
+    if outcome.num_test < ENOUGH_TEST_ROWS:
         few = f"{outcome.num_test} test rows: on fewer than {ENOUGH_TEST_ROWS}, an accuracy says little."
         tell(f"The test accuracy is that of {few}")
     return metrics

@@ -112,7 +112,7 @@ def test_problems_of_asdiv_are_added_to_the_training_rows_alone(folder: Path, tm
     # with the teacher's labels those that it wrote about
     for name, number in (("train", NUM_TRAIN), ("asdiv", 3)):
         write_rationales(tmp_path / "of" / f"{name}.jsonl", dict.fromkeys(range(number), "Two. The answer is (2)."))
-    labelled = read(DataSource("svamp", folder, tmp_path / "of", "llm", augment=True))
+    labelled = read(DataSource("svamp", folder, tmp_path / "of", labels="llm", augment=True))
     assert [one.label for one in labelled.train[18:]] == ["(2)"] * 3
 
 

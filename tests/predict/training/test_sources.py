@@ -40,7 +40,7 @@ def test_outputs_that_cannot_be_parsed_are_named_as_the_reason(
     own = read_task_file(write_task(tmp_path)).own()
     data = write_tickets(tmp_path)
     rationales = write_unparsed(tmp_path / "rationales.jsonl", own, data)
-    source = DataSource("tickets", data, rationales, labels, own=own)
+    source = DataSource("tickets", data, rationales, labels=labels, own=own)
     with pytest.raises(BadFile) as refused:
         source.read(Recipe())
     reason = f"33 of 33 outputs in {rationales} can't be parsed: no_answer: 33"
