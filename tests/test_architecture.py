@@ -152,15 +152,15 @@ MAX_CHAIN = 13
 BUDGETS = {
     "fovea": 1_763,
     "gateway": 4_285,
-    "services/cli": 4_116,
+    "services/cli": 4_108,
     "services/core": 14_164,
     "services/nn": 2_536,
-    "services/jobs": 3_985,
+    "services/jobs": 3_973,
     "services/curate": 4_558,
     "services/embed": 18_632,
     "services/generate": 15_923,
     "services/predict": 7_330,
-    "services/score": 11_001,
+    "services/score": 10_887,
     "starters": 20_724,
     "vllm_plugin": 2_615,
 }

@@ -28,7 +28,6 @@ GROUPS = {
     "train": "Train a checkpoint and publish it to the model store.",
     "evaluate": "Evaluate a checkpoint by its paper's protocol.",
     "distill": "Learn from a language model's rationales and decisions.",
-    "convert": "Convert checkpoints of other projects.",
     "curate": "Make hard negatives that a model without the image can't spot.",
 }
 # Commands whose modules are imported only when they run: module, extra with the packages that it imports, and summary.
@@ -83,13 +82,6 @@ COMMANDS: dict[str, dict[str, tuple[str, str | None, str]]] = {
     "distill": {
         "extract": ("services.predict.extraction.command", "predict", "Collect rationales from a teacher; resumable."),
         "decisions": ("services.predict.training.decisions", "train", "Train students from logs of `/v1/decisions`."),
-    },
-    "convert": {
-        "fsc-clip": (
-            "services.score.training.convert",
-            "score",
-            "Convert released weights of FSC-CLIP, NegCLIP and other CLIPs tuned for composition.",
-        ),
     },
     "curate": {
         "generate": (

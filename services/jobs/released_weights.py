@@ -18,8 +18,7 @@ import re
 import struct
 import warnings
 import zipfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,14 +53,6 @@ DAMAGED = (
     struct.error,
     zipfile.BadZipFile,
 )
-
-
-@dataclass(frozen=True)
-class MergedLora:
-    """Weights with their low-rank matrices added; `rank` is None if there were none."""
-
-    state: State
-    rank: int | None
 
 
 def read_tensors(path: Path) -> State:
@@ -114,14 +105,14 @@ def read_pickled_bytes(path: Path) -> bytes:
     return content
 
 
-def merge_lora(state: Mapping[str, Tensor], alpha: float = 1.0) -> MergedLora:
-    """Add alpha / rank · B A to each weight that has such matrices.
+def merge_lora(state: Mapping[str, Tensor]) -> State:
+    """Add B A / rank to each weight that has such matrices.
 
     Those of a convolution with a kernel of k have k times as many rows, and their product is its flattened weight.
     Raises Refused for a matrix without its other half or its weight, and for other shapes.
     """
     merged = {name: weight for name, weight in state.items() if "lora_" not in name}
-    used, ranks = set(), set()
+    used = set()
     for name, a in state.items():
         found = LORA_A.fullmatch(name)
         if found is None:
@@ -134,20 +125,17 @@ def merge_lora(state: Mapping[str, Tensor], alpha: float = 1.0) -> MergedLora:
         if a.ndim != 2 or b.ndim != 2 or b.shape[1] != a.shape[0] or b.shape[0] * a.shape[1] != weight.numel():
             raise Refused(f"{name} {list(a.shape)} and {name_b} {list(b.shape)} do not make {target}")
         rank = a.shape[0] // (weight.shape[-1] if weight.ndim == 4 else 1)
-        added = (b.float() @ a.float()).view(weight.shape) * (alpha / rank)
-        merged[target] = (weight.float() + added).to(weight.dtype)
+        merged[target] = (weight.float() + (b.float() @ a.float()).view(weight.shape) / rank).to(weight.dtype)
         used |= {name, name_b}
-        ranks.add(rank)
     unused = [name for name in state if "lora_" in name and name not in used]
     if unused:
         raise Refused(f"unexpected weights: {shown_names(unused)}")
-    return MergedLora(merged, max(ranks) if ranks else None)
+    return merged
 
 
-def leave_out(state: Mapping[str, Tensor], prefixes: Sequence[str] = ()) -> tuple[State, list[str]]:
-    """Return a model's learnt weights except names with one of these prefixes, and the names that were left out."""
-    left_out = [name for name in state if name in NOT_LEARNT or name.startswith(tuple(prefixes))]
-    return {name: weight for name, weight in state.items() if name not in set(left_out)}, left_out
+def learnt(state: Mapping[str, Tensor]) -> State:
+    """Return a model's learnt weights."""
+    return {name: weight for name, weight in state.items() if name not in NOT_LEARNT}
 
 
 def _read(path: Path) -> Any:

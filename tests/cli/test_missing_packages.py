@@ -82,7 +82,7 @@ def fovea(missing: list[str], *arguments: str, home: Path) -> subprocess.Complet
         ("curate measure --help", "evaluate"),
         ("distill extract --help", "predict"),
         ("distill decisions --help", "train"),
-        ("convert fsc-clip --help", "score"),
+        ("curate generate --help", "score"),
         ("calibrate --help", "generate"),
         ("embed-bulk --help", "embed"),
         ("collections --help", "embed"),

@@ -23,7 +23,7 @@ from services.jobs.imports.clip_architecture import clip_config, text_tower_conf
 from services.jobs.imports.hugging_face_clip import open_clip_config, open_clip_state, own_merges
 from services.jobs.imports.source import MODEL_CONFIG, Source, read_object
 from services.jobs.imports.weights import FORMATS, read_torch_script, separate, shards_of
-from services.jobs.released_weights import State, is_torch_script, leave_out, merge_lora, read_state_dict
+from services.jobs.released_weights import State, is_torch_script, learnt, merge_lora, read_state_dict
 from services.nn.clip_model import (
     HUGGING_FACE_FILES,
     MERGES,
@@ -72,18 +72,18 @@ def convert_clip_folder(source: Source, output: Path) -> None:
 def convert_openai_clip(source: Path, output: Path) -> None:
     """Convert a file that OpenAI published. Raises Refused."""
     state = read_torch_script(source) if is_torch_script(source) else read_state_dict(source)
-    learnt, _ = leave_out(state)
-    _write(output, clip_config(learnt), with_counters(learnt))
+    weights = learnt(state)
+    _write(output, clip_config(weights), with_counters(weights))
 
 
 def convert_trained_clip(source: Path, output: Path, *, architecture: str) -> None:
     """Convert one file of open_clip's training, by open_clip's name of its architecture. Raises Refused."""
-    learnt, _ = leave_out(merge_lora(read_state_dict(source)).state)
+    weights = learnt(merge_lora(read_state_dict(source)))
     known = open_clip().get_model_config(architecture)
     if known is None:
         raise Refused(f"{architecture!r} is no model that open_clip knows")
     model = {**known, "quick_gelu": uses_quick_gelu(architecture, None)}
-    _write(output, {"model_cfg": model, "preprocess_cfg": {}}, with_counters(learnt))
+    _write(output, {"model_cfg": model, "preprocess_cfg": {}}, with_counters(weights))
 
 
 def _convert_open_clip(source: Source, output: Path) -> None:
@@ -91,20 +91,20 @@ def _convert_open_clip(source: Source, output: Path) -> None:
     if not isinstance(model := config.get("model_cfg"), dict):
         raise Refused(f"{OPEN_CLIP_CONFIG} has no model_cfg")
     text = model.get("text_cfg", {})
-    learnt, _ = leave_out(_read_weights(source, "open-clip"))
-    learnt = {name: weight for name, weight in learnt.items() if not name.endswith(NOT_OPEN_CLIPS)}
+    weights = learnt(_read_weights(source, "open-clip"))
+    weights = {name: weight for name, weight in weights.items() if not name.endswith(NOT_OPEN_CLIPS)}
     if model.get("custom_text") or text.get("hf_model_name"):
-        learnt = _with_text_tower(learnt)
+        weights = _with_text_tower(weights)
     shape = (1,) if model.get("nonscalar_logit_scale") else ()
     for name in ("logit_scale", "logit_bias"):
-        if name in learnt:
-            learnt[name] = learnt[name].reshape(shape)
-    _write(output, config, learnt)
+        if name in weights:
+            weights[name] = weights[name].reshape(shape)
+    _write(output, config, weights)
     if text.get("hf_tokenizer_name"):
         _copy_tokenizer(source, output)
     if tower := text.get("hf_model_name"):
         (output / TEXT_TOWER).mkdir(exist_ok=True)
-        _write_json(output / TEXT_TOWER / "config.json", text_tower_config(learnt, tower))
+        _write_json(output / TEXT_TOWER / "config.json", text_tower_config(weights, tower))
 
 
 def _convert_hugging_face(source: Source, output: Path) -> None:
