@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from services.core.settings import ServiceSettings
 from services.core.store.checkpoint_files import DESCRIPTION_FILE, digest_of, packaged_starters
 from services.core.store.manifest import CheckpointInfo, Manifest, check_model_name
 from services.core.store.store import Store
+from services.jobs.code_revision import code_revision
 from services.nn.devices import DeviceName
 
 # not in `services.jobs.options`, which does not import torch
@@ -98,7 +98,7 @@ def publish_trained(
         training=training,
         seed=training["seed"],
         metrics=dict(metrics),
-        code_revision=os.environ.get("FOVEA_CODE_REVISION"),
+        code_revision=code_revision(),
     )
     console = Console(highlight=False)
     console.print_json(json.dumps(metrics))

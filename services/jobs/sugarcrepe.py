@@ -4,8 +4,9 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
+import typer
 from pydantic import BaseModel, ConfigDict, Field
 
 from services.core.durable_files import write_durably
@@ -29,6 +30,12 @@ FORMS: Mapping[str, tuple[PairKind, ...]] = {
     "negate": ("negate",),
     "shuffle": ("shuffle",),
 }
+
+
+SwapObj = Annotated[
+    Path | None,
+    typer.Option(help="SugarCrepe: another swap_obj.json, such as the first release with 246 choices."),
+]
 
 
 class Pair(BaseModel):
@@ -59,12 +66,16 @@ def read_pairs(path: Path) -> list[Pair]:
     return list(pairs.values())
 
 
-def load_pairs(path: Path) -> list[Pair]:
+def load_pairs(path: Path, *, swap_obj: Path | None = None) -> list[Pair]:
     """Read pairs from a file of JSON lines, or from a folder in SugarCrepe's form.
 
-    Raises BadFile.
+    Raises BadFile, also for `swap_obj` beside a file.
     """
-    return published_pairs(path) if path.is_dir() else read_pairs(path)
+    if path.is_dir():
+        return published_pairs(path, swap_obj=swap_obj)
+    if swap_obj is not None:
+        raise BadFile(f"--swap-obj belongs to a folder in SugarCrepe's form, and {path} is a file")
+    return read_pairs(path)
 
 
 def published_pairs(directory: Path, *, swap_obj: Path | None = None) -> list[Pair]:

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ from services.cli.papers import ledger
 from services.cli.papers.command import app as papers_app
 from services.cli.papers.command import comparison_tables
 from services.cli.papers.ledger import Row
-from services.cli.papers.run import Record, choose_models, find_data, read_all, run, value_at
+from services.cli.papers.run import Record, choose_models, find_data, read_all, value_at
 from services.core.refusals import Refused
 from tests.predict.toy_data_sets import write_svamp
 
@@ -166,11 +167,13 @@ def test_the_list_counts_the_rows_by_status() -> None:
     assert listed.exit_code == 0
     counts = ledger.count_by_status()
     assert f"{len(ROWS)} rows: " + ", ".join(f"{count} {status}" for status, count in counts.items()) in listed.output
+    assert listed.output.count("│ id ") + listed.output.count("┃ id ") == len(ledger.papers())
+    assert "needs data: images, weights" in listed.output and "`fovea papers show T4.6`" in listed.output
     assert json.loads(papers("--json").output).keys() == ROWS.keys()
 
 
 def test_a_row_is_shown_with_its_published_numbers_command_data_and_weights() -> None:
-    shown = papers("show", "T4.4").output
+    shown = papers("show", "t4.4").output
     for text in ("page 72", "77.71", "fovea curate measure quality", "https://cocodataset.org", "liujch1998/vera"):
         assert text in shown
 
@@ -184,17 +187,58 @@ def test_missing_data_and_weights_are_named_with_their_sources_and_have_a_status
     assert "without --data" in papers("run", "T3.3").output
 
 
+def test_an_empty_folder_is_no_data_and_what_should_be_in_it_is_named(tmp_path: Path) -> None:
+    for name in ("benchmarks", "imagenet/val", "sugar-crepe/data"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "sugar-crepe" / "data" / "add_obj.json").write_text("{}")
+    for row, wanted in (
+        ("FSC-T4", "benchmarks/crepe/prod_hard_negatives/*/*.csv"),
+        ("FSC-T4", "from https://github.com/RAIVNLab/CREPE"),
+        ("T5.3", "imagenet/val/n*/* from https://image-net.org"),
+        (
+            "P4.5",
+            "sugar-crepe/data/swap_att.json, sugar-crepe/data/add_att.json from https://github.com/RAIVNLab/sugar-crepe",
+        ),
+    ):
+        missing = papers("run", row, "--data", tmp_path)
+        assert (missing.exit_code, wanted in missing.output) == (3, True), missing.output
+    assert "add_obj.json" not in papers("run", "P4.5", "--data", tmp_path).output
+
+
+def test_part_of_the_data_is_enough_for_options_that_choose_it(tmp_path: Path) -> None:
+    write_svamp(tmp_path / "distill")
+    row = ROWS["T2.1"]
+    whole = papers("run", "T2.1", "--data", tmp_path)
+    assert whole.exit_code == 3
+    assert "cqa/cqa_train.json" in whole.output and "or give options" in whole.output and "svamp" not in whole.output
+    assert find_data(row, tmp_path, choose_models(row, []), is_whole=False) == {"distill": tmp_path / "distill"}
+
+
+def test_every_data_set_is_that_of_a_row_and_has_an_address() -> None:
+    used = {name: data for row in ROWS.values() for name, data in row.data.items()}
+    assert used.keys() == tomllib.loads((ledger.FOLDER / "data.toml").read_text()).keys()
+    for data in used.values():
+        assert all("https://" in source or "fovea curate" in source or "people" in source for source in data.files)
+
+
 def test_a_row_without_a_command_says_why_and_has_a_status_of_its_own() -> None:
     refused = papers("run", "F5.2")
     assert refused.exit_code == 4
     assert "a diagram" in refused.output
 
 
-@pytest.mark.process
-def test_an_unknown_row_is_refused_in_one_line() -> None:
-    refused = fovea("show", "T9.9")
-    assert refused.returncode == 1
-    assert refused.stderr.strip() == "fovea papers: the ledger has no row 'T9.9'; `fovea papers` lists them"
+def test_wrong_names_are_refused_in_one_line_with_the_nearest_ones(tmp_path: Path) -> None:
+    for words, said in (
+        (("show", "T4.66"), "the ledger has no row 'T4.66'; did you mean T4.6?"),
+        (("run", "XYZ"), "the ledger has no row 'XYZ'; `fovea papers` lists them"),
+        (
+            ("run", "T4.6", "--model", "ViTL14=mine"),
+            "--model ViTL14=mine: T4.6 has no published row 'ViTL14'; the nearest are ViT-L-14, ViT-H-14, ViT-g-14",
+        ),
+        (("run", "T4.2", "--model", "mine"), "T4.2 has no model: leave --model out"),
+    ):
+        refused = papers(*words)
+        assert (refused.exit_code, refused.output) == (2, f"fovea papers: {said}\n")
 
 
 @pytest.mark.parametrize(
@@ -203,6 +247,8 @@ def test_an_unknown_row_is_refused_in_one_line() -> None:
         (["name=b", "scores", "x"], 3.0),
         (["scores", "x"], 3.0),
         (["name=a", "scores", "*"], 1.5),
+        (["*", "scores", "x"], 2.0),
+        (["name!=b", "scores", "x"], 1.0),
         (["name=a", "scores", "x+y"], 3.0),
         (["#"], 2.0),
         (["0", "scores", "x"], 1.0),
@@ -294,7 +340,7 @@ def ran(row_id: str, data: Path, store: Path, *options: str) -> tuple[str, list[
 @pytest.mark.parametrize(
     ("row_id", "make_data", "options", "num_cells"),
     [
-        pytest.param("TA.1", word_problems, ["--tasks", "svamp", "--batch-size", "4"], 1, marks=pytest.mark.training),
+        pytest.param("E2.1", word_problems, ["--steps", "1", "--batch-size", "4"], 0, marks=pytest.mark.training),
         ("TB.2s", articles, ["--documents", "3", "--limit", "1", "--methods", "Vanilla attention"], 0),
         ("FSC-P4", captions, [], 0),
     ],
@@ -372,20 +418,77 @@ def test_the_guides_example_runs_as_it_stands(tmp_path: Path, store: Path) -> No
 
 
 @pytest.mark.process
-def test_a_failing_command_is_told_in_one_line_and_leaves_no_record(tmp_path: Path) -> None:
-    row = ROWS["T5.1"]
-    with pytest.raises(Refused, match="ended with status 2"):
-        run(row, ("FocalLens-CLIP", "focallens-shapes"), {}, 0, ["--vanished"])
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--vanished",), "No such option: --vanished"),
+        (("--swap-obj", "none.json"), "Invalid value: none.json is missing"),
+    ],
+)
+def test_an_option_that_the_rows_command_refuses_is_told_in_one_line_and_leaves_no_record(
+    options: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    refused = fovea("run", "T4.2", "--data", sugar_crepe(tmp_path, 2), "--save", tmp_path / "saved.jsonl", *options)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith(f"fovea papers: fovea curate measure counts: {said}")
+    assert refused.stderr.count("\n") == 1 and refused.stdout == ""
+    assert not (tmp_path / "saved.jsonl").exists()
 
 
 @pytest.mark.process
-def test_what_a_command_tells_of_missing_benchmarks_is_shown(tmp_path: Path, store: Path) -> None:
-    (tmp_path / "benchmarks").mkdir()
-    model = "FSC-CLIP=fsc-clip-scenes"
-    asked = ("run", "FSC-T4", "--data", tmp_path, "--model", model, "--save", tmp_path / "papers.jsonl")
+def test_what_a_failing_command_says_is_shown(tmp_path: Path, store: Path) -> None:
+    (tmp_path / "benchmarks" / "winoground" / "images").mkdir(parents=True)
+    (tmp_path / "benchmarks" / "winoground" / "images" / "1.png").touch()
+    (tmp_path / "benchmarks" / "winoground" / "examples.jsonl").write_text("no JSON\n")
+    asked = ("run", "FSC-T4", "--data", tmp_path, "--save", tmp_path / "papers.jsonl", "--only", "winoground")
     done = fovea(*asked, store=store)
     assert done.returncode == 1
-    assert "crepe: " in done.stderr and "available from https://github.com/RAIVNLab/CREPE" in done.stderr
+    assert "winoground/examples.jsonl:1: not JSON" in done.stderr
+
+
+@pytest.mark.process
+def test_captions_are_counted_without_answers_and_rows_without_a_training(tmp_path: Path) -> None:
+    data = sugar_crepe(tmp_path / "data", 4)
+    for file in (data / "sugar-crepe" / "gpt4v").iterdir():
+        file.unlink()
+    pairs = json.loads((data / "sugar-crepe" / "swap_obj_paper246.json").read_text())
+    (data / "sugar-crepe" / "swap_obj_paper246.json").write_text(json.dumps({**pairs, "more": pairs["0"]}))
+    _, (captions,) = ran("T4.2", data, tmp_path)
+    assert {(cell.column, cell.ours) for cell in captions.cells} >= {("SWAP, Object", 5.0), ("ADD, Object", 4.0)}
+
+
+@pytest.mark.process
+def test_cells_that_a_run_does_not_compute_are_shown_with_a_dash(tmp_path: Path) -> None:
+    printed, (record,) = ran("TA.1", word_problems(tmp_path / "data"), tmp_path, "--tasks", "svamp")
+    assert {(cell.row, cell.column) for cell in record.cells} == {
+        ("SVAMP", column) for column in ("Train", "Validation", "Test")
+    }
+    (line,) = (line for line in printed.splitlines() if "e-SNLI" in line and "Train" in line)
+    assert [cell.strip() for cell in line.split("│")[3:-1]] == ["549367", *["–"] * 4]
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_blind_models_are_asked_about_the_papers_swaps_and_their_mean_stands_beside_the_papers(
+    tmp_path: Path, store: Path
+) -> None:
+    data = sugar_crepe(tmp_path / "data", 4)
+    swaps = json.loads((data / "sugar-crepe" / "swap_obj_paper246.json").read_text())
+    turned = {**swaps["0"], "caption": swaps["0"]["negative_caption"], "negative_caption": swaps["0"]["caption"]}
+    (data / "sugar-crepe" / "swap_obj_paper246.json").write_text(json.dumps({"0": turned}))
+    _, (record,) = ran("T4.6t", data, store, "--model", "blind-grammar")
+    ours = {cell.column: cell.ours for cell in record.cells}
+    assert len(ours) == 8 and {ours["SWAP, Object"], ours["ADD, Object"]} == {0.0, 100.0}
+    assert ours.pop("Average") == pytest.approx(sum(ours.values()) / 7, abs=1e-5)
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no git work tree")
+@pytest.mark.process
+def test_a_record_has_the_commit_of_the_work_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FOVEA_CODE_REVISION", raising=False)
+    _, (record,) = ran("T4.2", sugar_crepe(tmp_path / "data", 2), tmp_path)
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert record.commit.removesuffix("-dirty") == head.strip()
 
 
 def test_a_model_stands_beside_the_published_row_that_it_names() -> None:
@@ -394,10 +497,6 @@ def test_a_model_stands_beside_the_published_row_that_it_names() -> None:
     assert choose_models(row, ["mine"]) == [("ViT-B-32", "mine")]
     assert choose_models(row, ["ViT-L-14=./clip", "mine"]) == [("ViT-L-14", "./clip"), ("ViT-B-32", "mine")]
     assert choose_models(ROWS["T4.6t"], ["blind-grammar"]) == [("Grammar", "blind-grammar")]
-    with pytest.raises(Refused, match="has no row 'ViT-Z'"):
-        choose_models(row, ["ViT-Z=mine"])
-    with pytest.raises(Refused, match="leave --model out"):
-        choose_models(ROWS["T4.2"], ["mine"])
 
 
 def test_a_recipe_trains_the_model_of_its_row_and_one_that_is_given_is_only_evaluated(tmp_path: Path) -> None:
@@ -408,10 +507,10 @@ def test_a_recipe_trains_the_model_of_its_row_and_one_that_is_given_is_only_eval
     assert row.steps_for("FSC-CLIP, LoRA", "./mine") == (evaluation,)
     with pytest.raises(Refused, match="has no recipe for 'CLIP ViT-B/16'"):
         choose_models(row, ["CLIP ViT-B/16="])
-    (tmp_path / "benchmarks").mkdir()
-    assert find_data(row, tmp_path, [("FSC-CLIP", "./mine")]) == {"benchmarks": tmp_path / "benchmarks"}
-    with pytest.raises(Refused, match="laion-coco-100k"):
-        find_data(row, tmp_path, [("FSC-CLIP", "./mine"), ("FSC-CLIP, LoRA", "")])
+    for model, is_trained in (("./mine", False), ("", True)):
+        with pytest.raises(Refused) as missing:
+            find_data(row, tmp_path, [("FSC-CLIP, LoRA", model)])
+        assert ("laion-coco-100k.tar from https://" in str(missing.value)) is is_trained
 
 
 def test_the_page_of_results_counts_what_the_ledger_and_the_records_hold() -> None:

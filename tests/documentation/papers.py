@@ -55,8 +55,9 @@ def _run(record: Record) -> str:
         f"Ours: {described(record)}.\n",
         f"{commands}\n",
     ]
-    if not record.cells:
+    tables = comparison_tables(record)
+    if not tables:
         parts.append("No published number stands beside the results.\n")
-    for made in comparison_tables(record):
+    for made in tables:
         parts.append(f"{made.title}:\n\n{made.to_markdown().partition(chr(10) * 2)[2]}")
     return "\n".join(parts)

@@ -1,12 +1,12 @@
 """The papers' ledger: every table, figure, method and protocol, with its published numbers and its command.
 
-The rows are data: `ledger/*.toml`, one file a chapter or paper.
+The rows are data: `ledger/*.toml`, one file a chapter or paper, and `ledger/data.toml` for what their commands read.
 """
 
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Literal, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -47,10 +47,30 @@ class Published(_Part):
 
 
 class Data(_Part):
-    """Files that a command reads: where they lie below `--data`, the first that exists counts, and who has them."""
+    """Files that commands read: places below `--data`, and globs of all files of such a place by their source.
+
+    A place without globs is a file itself.
+    """
 
     paths: tuple[str, ...] = Field(min_length=1)
-    source: str
+    files: dict[str, tuple[str, ...]] = Field(min_length=1)
+
+    def lacking(self, place: Path | None) -> dict[str, list[str]]:
+        """Return what of the files is not in a place, by source."""
+        lacking: dict[str, list[str]] = {}
+        for source, globs in self.files.items():
+            for glob in globs or ("",):
+                found = place is not None and (any(place.glob(glob)) if glob else place.is_file())
+                if not found:
+                    lacking.setdefault(source, []).append(f"/{glob}" if glob else "")
+        return lacking
+
+    @property
+    def told(self) -> str:
+        """List the places and, in a line each, who has which files."""
+        return "\n  ".join(
+            [" or ".join(self.paths), *(f"{', '.join(globs)} from {one}".strip() for one, globs in self.files.items())]
+        )
 
 
 class Comparison(_Part):
@@ -121,11 +141,24 @@ class Paper(_Part):
     document: str
     row: tuple[Row, ...]
 
+    @model_validator(mode="before")
+    @classmethod
+    def _rows_have_the_data_of_their_steps(cls, paper: Any) -> Any:
+        for row in paper["row"]:
+            words = str([row.get("steps"), row.get("recipes")])
+            row["data"] = {name: one for name, one in _data().items() if f"{{data.{name}}}" in words}
+        return paper
+
 
 @cache
 def papers() -> tuple[Paper, ...]:
     """Read all files of the ledger. Raises Refused for an invalid one."""
-    return tuple(_read(path) for path in sorted(FOLDER.glob("*.toml")))
+    return tuple(_read(path) for path in sorted(FOLDER.glob("[1-9]-*.toml")))
+
+
+@cache
+def _data() -> dict[str, Any]:
+    return read_toml(FOLDER / "data.toml")
 
 
 def rows() -> dict[str, Row]:

@@ -1,7 +1,6 @@
 """A run of a row of the ledger: its commands in processes of their own, and our numbers beside the published ones."""
 
 import hashlib
-import os
 import re
 import subprocess
 import sys
@@ -18,18 +17,25 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from services.cli.papers.ledger import Comparison, Row
-from services.core.refusals import Refused
+from services.core.refusals import Refused, near_names
 from services.core.store.errors import NotFoundInStore
 from services.core.text_files import json_of, read_json, read_records
+from services.jobs.code_revision import code_revision
 
 # Above this size, images as a rule, the digest of a folder is one of names and sizes.
 MAX_HASHED_BYTES = 256 * 1024**2
 # The model of a record whose row's recipe trained it.
 TRAINED = "trained here"
+# What a command says of words that it does not accept.
+USAGE = re.compile(r"Usage: (?P<command>fovea .*?) \[OPTIONS\].*^Error: (?P<error>.*)", re.MULTILINE | re.DOTALL)
 
 
 class Missing(Refused):
     """Data or weights that a row needs and that are not there; the message tells which, and where they come from."""
+
+
+class Misused(Refused):
+    """Words of the command line that name nothing, or that a row's command does not accept."""
 
 
 class Cell(BaseModel):
@@ -87,21 +93,29 @@ def append(record: Record, path: Path) -> None:
         file.write(record.model_dump_json() + "\n")
 
 
-def find_data(row: Row, folder: Path | None, models: Sequence[tuple[str, str]]) -> dict[str, Path]:
-    """Find what the models' commands read. Raises Missing, which names all that is not there and its sources."""
+def find_data(
+    row: Row, folder: Path | None, models: Sequence[tuple[str, str]], *, is_whole: bool = True
+) -> dict[str, Path]:
+    """Find what the models' commands read: all of it for the whole protocol, else what at least one source has.
+
+    Raises Missing, which names all that is not there and its sources.
+    """
     found, missing = {}, []
     words = [word for chosen in models for step in row.steps_for(*chosen) for word in step]
     for name, data in row.data.items():
         if not any(f"{{data.{name}}}" in word for word in words):
             continue
-        places = [] if folder is None else [place for path in data.paths if (place := folder / path).exists()]
-        if places:
-            found[name] = places[0]
-        else:
-            missing.append(f"{data.paths[0]} from {data.source}")
+        lacking = {path: data.lacking(None if folder is None else folder / path) for path in data.paths}
+        path, lacks = min(lacking.items(), key=lambda one: sum(map(len, one[1].values())))
+        if folder is not None and len(lacks) <= (0 if is_whole else len(data.files) - 1):
+            found[name] = folder / path
+            continue
+        missing += [f"{', '.join(path + name for name in names)} from {source}" for source, names in lacks.items()]
+        if 0 < len(lacks) < len(data.files) and is_whole:
+            missing.append(f"or give options for what {path} has, such as --only or --tasks")
     if missing:
         where = f"in {folder}" if folder is not None else "without --data"
-        raise Missing(f"{row.id} lacks, {where}: {'; '.join(missing)}")
+        raise Missing("\n  ".join([f"{row.id} lacks, {where}:", *missing]))
     return found
 
 
@@ -109,11 +123,11 @@ def choose_models(row: Row, given: Sequence[str]) -> list[tuple[str, str]]:
     """Return models with the published row that each stands beside, no model where the row's recipe trains one.
 
     A packaged model stands beside its own row, and any other beside the first, unless one is named. Raises Missing for
-    a row that has neither.
+    a row that has neither, and Misused.
     """
     if not any("{model}" in word for step in row.steps for word in step):
         if given:
-            raise Refused(f"{row.id} has no model: leave --model out")
+            raise Misused(f"{row.id} has no model: leave --model out")
         return [(beside, "") for beside in row.models or [""]]
     if not given and not row.models and not row.recipes:
         raise Missing(f"{row.id} needs --model: {row.weights}")
@@ -123,9 +137,10 @@ def choose_models(row: Row, given: Sequence[str]) -> list[tuple[str, str]]:
     for text in given:
         beside, _, model = text.rpartition("=")
         if beside and beside not in known:
-            raise Refused(f"--model {text}: {row.id} has no row {beside!r}; it has {', '.join(sorted(known))}")
+            near = ", ".join(near_names(beside, known, count=3, similarity=0.0))
+            raise Misused(f"--model {text}: {row.id} has no published row {beside!r}; the nearest are {near}")
         if not model and (beside, model) not in trained:
-            raise Refused(f"--model {text}: {row.id} has no recipe for {beside!r}; it needs ROW=MODEL")
+            raise Misused(f"--model {text}: {row.id} has no recipe for {beside!r}; it needs ROW=MODEL")
         own = (name for name, packaged in row.models.items() if packaged == model)
         chosen.append((beside or next(chain(own, row.models or row.recipes), ""), model))
     return chosen or list(row.models.items()) or trained
@@ -147,7 +162,7 @@ def filled(word: str, names: Mapping[str, str]) -> str:
 def run(
     row: Row, model: tuple[str, str], data: Mapping[str, Path], seed: int, more: Sequence[str], kept: Path | None = None
 ) -> Record:
-    """Run the row's commands and compare. `more` are words for the last one. Raises Refused where one fails.
+    """Run the row's commands and compare. `more` are words for the last one. Raises Refused and Misused.
 
     What the commands write is in `kept`, or else in a temporary folder.
     """
@@ -179,7 +194,7 @@ def run(
         commands=[[filled(word, shown) for word in step] for step in steps],
         more=list(more),
         version=installed_version("fovea-serving"),
-        commit=os.environ.get("FOVEA_CODE_REVISION", ""),
+        commit=code_revision() or "",
         date=datetime.now(UTC).strftime("%Y-%m-%d"),
         seconds=round(time.monotonic() - began, 1),
         cells=compare(row, beside, kept, printed[-1]),
@@ -210,14 +225,18 @@ def compare(row: Row, beside: str, folder: Path, printed: str) -> list[Cell]:
 
 
 def value_at(document: Any, key: Sequence[str]) -> float | None:
-    """Follow a key into JSON: a name of an object, `name=value` for the items of a list that have it.
+    """Follow a key into JSON: a name of an object, `name=value` or `name!=value` for items of a list with it or not.
 
     A number is the place of an item of a list, and another name continues with the last item. `*` is the mean over an
-    object, `a+b` a sum of two numbers, `#` the length of a list. None where the document has nothing there.
+    object or a list, `a+b` a sum of two numbers, `#` the length of a list. None where the document has nothing there.
     """
     if not key:
         return float(document) if isinstance(document, int | float) else None
     step, rest = key[0], key[1:]
+    if step == "*" and isinstance(document, list | dict):
+        values = [value_at(one, rest) for one in (document.values() if isinstance(document, dict) else document)]
+        known = [one for one in values if one is not None]
+        return fmean(known) if known else None
     if isinstance(document, list):
         name, is_filter, value = step.partition("=")
         if step == "#":
@@ -225,14 +244,11 @@ def value_at(document: Any, key: Sequence[str]) -> float | None:
         if step.isdigit():
             return value_at(document[int(step)], rest) if int(step) < len(document) else None
         if is_filter:
-            return value_at([one for one in document if str(one.get(name)) == value], rest)
+            is_other, name = name.endswith("!"), name.removesuffix("!")
+            return value_at([one for one in document if (str(one.get(name)) == value) is not is_other], rest)
         return value_at(document[-1], key) if document else None
     if not isinstance(document, dict):
         return None
-    if step == "*":
-        values = [value_at(one, rest) for one in document.values()]
-        known = [one for one in values if one is not None]
-        return fmean(known) if known else None
     if step in document:
         return value_at(document[step], rest)
     parts = [value_at(document, [part, *rest]) for part in step.split("+")] if "+" in step else [None]
@@ -266,14 +282,26 @@ def _document(comparison: Comparison, folder: Path, printed: str) -> Any:
 
 
 def _output_of(command: Sequence[str]) -> str:
-    """Run a `fovea` command as a user would type it; what it says while it works is shown. Raises Refused."""
-    done = subprocess.run(
-        [sys.executable, "-m", "services.cli.main", *command], stdout=subprocess.PIPE, text=True, check=False
-    )
-    if done.returncode != 0:
-        sys.stderr.write(done.stdout)  # some commands print there what they lack
-        raise Refused(f"`fovea {' '.join(command)}` ended with status {done.returncode}")
-    return done.stdout
+    """Run a `fovea` command as a user would type it; what it says while it works is shown. Raises Refused.
+
+    Raises Misused, with the command and its message, in place of showing how it is used.
+    """
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
+        words, usage = [sys.executable, "-m", "services.cli.main", *command], ""
+        with subprocess.Popen(words, stdout=output, stderr=subprocess.PIPE, text=True) as process:
+            for line in process.stderr or ():
+                if usage or line.startswith("Usage: "):
+                    usage += line
+                else:
+                    sys.stderr.write(line)
+        output.seek(0)
+        printed = output.read()
+    if told := USAGE.search(usage):
+        raise Misused(f"{told['command']}: {' '.join(told['error'].split())}")
+    if process.returncode != 0:
+        sys.stderr.write(printed)  # some commands print there what they lack
+        raise Refused(f"`fovea {' '.join(command)}` ended with status {process.returncode}")
+    return printed
 
 
 def _model_digest(reference: str) -> str:

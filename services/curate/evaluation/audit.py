@@ -31,7 +31,7 @@ from services.curate.refinement.scores import Attack
 from services.jobs.checkpoints import Device
 from services.jobs.options import StoreUrl, command_line, output_folder
 from services.jobs.progress import standard_bars
-from services.jobs.sugarcrepe import FORMS
+from services.jobs.sugarcrepe import FORMS, SwapObj
 from services.jobs.tables import Table
 
 WORD = re.compile(r"[^\W_]+(?:['’-][^\W_]+)*")
@@ -211,6 +211,7 @@ def audit(
         str | None, typer.Option(help="Field of its false caption, or of a list of several.")
     ] = None,
     task_field: Annotated[str | None, typer.Option(help="Field of the task, for a row of its own.")] = None,
+    swap_obj: SwapObj = None,
     model: Models = None,
     words: Annotated[int, typer.Option(min=0, help="Most words to tell of each task.")] = 5,
     items: Annotated[int, typer.Option(min=0, help="Most items to tell of each task and model.")] = 2,
@@ -225,7 +226,7 @@ def audit(
     """Tell how often models of texts alone choose the true caption, with 95 % intervals, and what gives it away."""
     log_warnings_to_stderr()
     try:
-        choices = read_choices(benchmark, _fields(caption_field, negative_field, task_field))
+        choices = read_choices(benchmark, _fields(caption_field, negative_field, task_field), swap_obj)
         attacks = [
             *attack(SHORTER, choices, length_scores(choices)),
             *attack(WORDS, choices, learned_scores(choices)),

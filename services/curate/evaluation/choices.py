@@ -37,13 +37,18 @@ class Fields:
     task: str | None = None
 
 
-def read_choices(path: Path, fields: Fields | None = None) -> list[Choice]:
+def read_choices(path: Path, fields: Fields | None = None, swap_obj: Path | None = None) -> list[Choice]:
     """Read a benchmark by the form of its files, or JSON lines with the fields named.
 
     The forms are SugarCrepe's folder or one of its files, VALSE's folder or one of its files, the folders of ARO,
     CREPE, VL-CheckList, What's Up and NegBench, ARO's `.tsv` of captions for NegCLIP, and our JSON lines of pairs;
-    files may be gzipped. Raises Refused for any other, BadFile for faults within.
+    files may be gzipped. `swap_obj` is read in place of the file of SugarCrepe's folder. Raises Refused for any other,
+    BadFile for faults within.
     """
+    if path.is_dir() and _has_all_types(path):
+        return list(map(_of_pair, published_pairs(path, swap_obj=swap_obj)))
+    if swap_obj is not None:
+        raise Refused(f"--swap-obj belongs to SugarCrepe's folder, which {path} is not")
     if path.is_dir():
         return _read_folder(path)
     suffixes = [suffix for suffix in path.suffixes if suffix != ".gz"]
@@ -67,8 +72,6 @@ def _of_pair(pair: Pair) -> Choice:
 
 
 def _read_folder(folder: Path) -> list[Choice]:
-    if _has_all_types(folder):
-        return list(map(_of_pair, published_pairs(folder)))
     if (tasks := load_recognized(folder)) is not None:
         return [Choice(task.name, one.id, one.captions[0], one.captions[1:]) for task in tasks for one in task.records]
     paths = sorted([*folder.glob("*.json"), *folder.glob("*.json.gz")])

@@ -32,7 +32,7 @@ from services.jobs.checkpoints import Device
 from services.jobs.options import StoreUrl, command_line, output_file
 from services.jobs.plots import Curve, Panel, draw
 from services.jobs.published_data import described
-from services.jobs.sugarcrepe import FORMS, Pair, load_pairs
+from services.jobs.sugarcrepe import FORMS, Pair, SwapObj, load_pairs
 from services.jobs.tables import MISSING, Cell, Table
 
 EVALUATION = "`fovea evaluate compositionality`"
@@ -281,10 +281,14 @@ def choose() -> None:
 
 
 @app.command()
-def counts(pairs: Annotated[Path, typer.Argument(exists=True, help=PAIRS_HELP)], output: Markdown = None) -> None:
+def counts(
+    pairs: Annotated[Path, typer.Argument(exists=True, help=PAIRS_HELP)],
+    swap_obj: SwapObj = None,
+    output: Markdown = None,
+) -> None:
     """Count the pairs and images of each type (Table 4.2)."""
     with bad_input():
-        loaded = load_pairs(pairs)
+        loaded = load_pairs(pairs, swap_obj=swap_obj)
     found: list[tuple[str, str, int, int]] = [
         (form.upper(), kind, *_counted([pair for pair in loaded if pair.kind == kind]))
         for form, kinds in FORMS.items()

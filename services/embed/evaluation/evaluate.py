@@ -35,7 +35,7 @@ from services.embed.evaluation.tables import print_tables
 from services.jobs.checkpoints import Device
 from services.jobs.interruption import interruptible
 from services.jobs.options import StoreUrl, command_line, output_file, results_file
-from services.jobs.sugarcrepe import load_sugarcrepe
+from services.jobs.sugarcrepe import SwapObj, load_sugarcrepe
 from services.nn.devices import DeviceName, DeviceOptions
 from services.nn.weight_files import readable_weights
 
@@ -201,9 +201,7 @@ def fine_grained(
 def sugarcrepe(
     data: Annotated[Path, typer.Option(help="Folder with replace_obj.json and the other six files.")],
     coco: Annotated[Path, typer.Option(help="COCO's val2017 folder.")] = Path("val2017"),
-    swap_obj: Annotated[
-        Path | None, typer.Option(help="Another swap_obj.json, such as the first release with 246 choices.")
-    ] = None,
+    swap_obj: SwapObj = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Use at most this many choices of each type.")] = None,
 ) -> Scoring:
     """Choose the correct one of two similar captions: SugarCrepe, accuracy (Table 5.5)."""

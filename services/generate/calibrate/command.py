@@ -1,7 +1,6 @@
 """`fovea calibrate`: choose a checkpoint's calibration, measure it on separate questions, and keep it if it helps."""
 
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -48,6 +47,7 @@ from services.generate.model.profile import (
 )
 from services.generate.retrieval_heads import Head, HeadScore
 from services.jobs.checkpoints import CheckpointSource, Device, open_store
+from services.jobs.code_revision import code_revision
 from services.jobs.interruption import interruptible
 from services.jobs.options import StoreUrl, among, command_line, output_file, output_folder
 from services.jobs.progress import standard_bars
@@ -351,7 +351,7 @@ def _publish(
     info = info.model_copy(
         update={
             "metrics": {**info.metrics, "calibration": calibration},
-            "code_revision": os.environ.get("FOVEA_CODE_REVISION", info.code_revision),
+            "code_revision": code_revision() or info.code_revision,
         }
     )
     with tempfile.TemporaryDirectory() as temporary:

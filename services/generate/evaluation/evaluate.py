@@ -40,6 +40,7 @@ from services.generate.evaluation.protocols import (
     attention_and_use,
     compare_estimates,
     hypotheses,
+    num_prompts,
     recall_at_3,
 )
 from services.generate.evaluation.results import RESULT_FILES, Protocol, Result, figures, print_tables
@@ -215,7 +216,8 @@ def run(study: Study, plan: Plan, examples: Sequence[Example], source: Checkpoin
         "estimates": lambda: _estimates(watched, examples, num_documents, plan),
     }
     for protocol in plan.protocols:
-        bar.begin(f"{protocol}, K = {num_documents}")
+        total = num_prompts(protocol, len(examples), num_documents, positions, plan.methods)
+        bar.begin(f"{protocol} with {num_documents} documents, prompts", total)
         yield Result(source.label, protocol, questions.name, num_documents, protocols[protocol](), settings)
 
 

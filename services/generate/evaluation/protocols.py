@@ -151,6 +151,21 @@ class Study:
         return 100 * statistics.fmean(right)
 
 
+def num_prompts(
+    protocol: str, num_examples: int, num_documents: int, positions: Sequence[int], methods: Sequence[str]
+) -> int | None:
+    """Return how many prompts a protocol reports as ended; None where that depends on the answers."""
+    if protocol == "recall":
+        return num_examples * (1 + len(RANKINGS))
+    if protocol == "hypotheses":
+        return num_examples * num_documents
+    if protocol != "accuracy":
+        return None
+    alone = [name for name in _without_endings(methods) if REORDERINGS.get(name) not in (None, "attention")]
+    num_alone = sum(one.removesuffix(AND_CALIBRATED) in alone for one in methods)
+    return num_examples * (len(alone) + num_alone + len(positions) * (len(methods) - num_alone))
+
+
 def accuracy_by_position(
     study: Study, examples: Sequence[Example], positions: Sequence[int], methods: Sequence[str] = METHODS
 ) -> Scores:

@@ -20,6 +20,7 @@ from services.predict.tasks import ANLI1, ASDIV, CQA, ESNLI, SVAMP, Task
 
 Split = Literal["train", "valid", "test"]
 
+SVAMP_FILE = "SVAMP.json"
 SVAMP_TRAINING_ROWS = 800
 
 
@@ -29,18 +30,25 @@ def read_rows(task: Task, folder: Path, split: Split) -> list[Row]:
         if split != "train":
             raise BadFile(f"ASDiv has only a training split, no {split}")
         return _read_asdiv(folder / "asdiv" / "ASDiv.xml")
-    original = folder / "svamp" / "SVAMP.json"
-    path = folder / task.name / f"{task.name}_{split}.json"
-    if task.name == SVAMP.name and split != "valid" and _found(path) is None and original.is_file():
-        return _read_svamp(original, split)
+    if (path := find_rows(task, folder, split)) is None:
+        raise BadFile(f"{folder / task.name / f'{task.name}_{split}.json'} is missing")
+    if path.name == SVAMP_FILE:
+        return _read_svamp(path, split)
     to_row = _RECORDS[task.name]
     rows = []
-    for place, record in json_objects(_existing(path)):
+    for place, record in json_objects(path):
         try:
             rows.append(to_row(record))
         except (ValueError, LookupError, TypeError) as error:
             raise BadFile(f"{place}: not a row of {task.name} ({error!r})") from error
     return rows
+
+
+def find_rows(task: Task, folder: Path, split: Split) -> Path | None:
+    """Find the file of a published split, compressed or not; SVAMP's may be its authors' own."""
+    found, original = _found(folder / task.name / f"{task.name}_{split}.json"), folder / SVAMP.name / SVAMP_FILE
+    is_original = found is None and task.name == SVAMP.name and split != "valid" and original.is_file()
+    return original if is_original else found
 
 
 def read_outputs(task: Task, folder: Path, split: Split) -> list[TeacherOutput]:

@@ -11,10 +11,12 @@ import typer
 from rich.console import Console
 
 from services.core.durable_files import write_durably
+from services.core.text_files import BadFile
 from services.jobs.interruption import EXIT_FAILED, one_line_errors
 from services.jobs.options import among, command_line, output_folder, parse_numbers, results_file, split
 from services.jobs.plots import draw
-from services.predict.data.published import read_outputs, read_rows
+from services.jobs.tables import MISSING, Table
+from services.predict.data.published import Split, read_outputs, read_rows
 from services.predict.data.rows import LabelSource, join
 from services.predict.data.task_file import read_task_file
 from services.predict.evaluation.results import FEW_SHOT_COT, RESULT_FILES, Result, figures, make_tables, print_tables
@@ -31,7 +33,7 @@ from services.predict.evaluation.sweep import (
 from services.predict.tasks import SVAMP
 from services.predict.training import recipe as option
 from services.predict.training.recipe import METHODS, Recipe, recipe_of
-from services.predict.training.sources import PUBLISHED_TASKS, DataSource
+from services.predict.training.sources import PUBLISHED_TASKS, DataSource, count_rows
 
 RESULTS, TABLES = "results.json", "tables.md"
 TASK_FILE_SUFFIXES = (".yaml", ".yml", ".json")
@@ -154,6 +156,27 @@ def table(
         raise typer.BadParameter(
             f"{', '.join(map(str, results))}: scores lack {error}", param_hint="RESULTS"
         ) from error
+
+
+@app.command()
+def counts(
+    data: Annotated[Path, typer.Option(exists=True, file_okay=False, help="Folder of the published data sets.")],
+    tasks: Annotated[str, typer.Option(help="Data sets, comma-separated.")] = ",".join(PUBLISHED_TASKS),
+) -> None:
+    """Count the rows of the published data sets as trainings split them (Table A.1)."""
+    named = among(tasks, tuple(PUBLISHED_TASKS), "--tasks")
+    try:
+        counted = {task: count_rows(PUBLISHED_TASKS[task], data) for task in named}
+    except BadFile as error:
+        raise typer.BadParameter(str(error), param_hint="--data") from error
+    splits: tuple[Split, ...] = get_args(Split)
+    rows = [(task, *map(_told, map(own.get, splits))) for task, own in counted.items()]
+    Console(width=200, highlight=False).print(Table.of_texts("Rows", ("data", *splits), rows).to_rich())
+    typer.echo(json.dumps(counted))
+
+
+def _told(number: int | None) -> str:
+    return MISSING if number is None else f"{number:,}"
 
 
 def report(known: Sequence[Result], output: Path, save: Path | None) -> list[Result]:

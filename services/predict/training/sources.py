@@ -4,11 +4,12 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
+from typing import get_args
 
 from services.core.text_files import BadFile
 from services.jobs.inquiry import OutputError
 from services.predict.data.inputs import content_digest, own_splits
-from services.predict.data.published import Split, read_outputs, read_rows
+from services.predict.data.published import Split, find_rows, read_outputs, read_rows
 from services.predict.data.rationale_file import read_records, read_teacher_outputs
 from services.predict.data.rows import LabelSource, Row, TeachingData, join, make_splits, subsample, taught_rows
 from services.predict.data.task_file import OwnTask
@@ -136,6 +137,16 @@ def _published_splits(source: DataSource, seed: int, *, has_explained_tests: boo
             more = join(more, read_teacher_outputs(path, ASDIV.name, len(more)))
         splits.train.extend(more[row] for row in subsample(len(more), source.fraction, seed))
     return splits
+
+
+def count_rows(task: Task, folder: Path) -> dict[Split, int]:
+    """Count the rows of each published split that is there, as a training divides them. Raises BadFile."""
+    splits: tuple[Split, ...] = get_args(Split)
+    rows = {split: read_rows(task, folder, split) for split in splits if find_rows(task, folder, split) is not None}
+    if task.name in WITHOUT_VALIDATION and "train" in rows:
+        made = make_splits(task, rows["train"], None, ())
+        rows |= {"train": made.train, "valid": made.valid}
+    return {split: len(own) for split, own in rows.items()}
 
 
 def _with_outputs(source: DataSource, task: Task, split: Split) -> list[Row]:

@@ -20,6 +20,7 @@ from services.core.refusals import Refused
 from services.core.text_files import BadFile
 from services.jobs.checkpoints import Device
 from services.jobs.options import StoreUrl, command_line, key_in, output_file, results_file
+from services.jobs.sugarcrepe import SwapObj
 from services.score.evaluation.aggregates import aggregates
 from services.score.evaluation.benchmarks.published import BENCHMARKS
 from services.score.evaluation.judges import RESULT_FILES, Result
@@ -76,10 +77,7 @@ def evaluate(
     context: typer.Context,
     data: Annotated[Path, typer.Option(help="The benchmark's annotations: see above.")],
     images: Images = None,
-    swap_obj: Annotated[
-        Path | None,
-        typer.Option(help="sugarcrepe: another swap_obj.json, such as the first release with 246 choices."),
-    ] = None,
+    swap_obj: SwapObj = None,
     benchmark: Annotated[
         str | None,
         typer.Option(help="pairs, records: name of the benchmark in tables.", show_default="the file's name"),

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from pathlib import Path
 from random import Random
 
@@ -19,9 +20,9 @@ from services.curate.evaluation.audit import (
     reorderings,
     words_of,
 )
-from services.curate.evaluation.choices import Choice
+from services.curate.evaluation.choices import Choice, read_choices
 from services.curate.refinement.scores import Attack, wilson
-from services.jobs.sugarcrepe import Pair, published_pairs, write_pairs
+from services.jobs.sugarcrepe import KINDS, Pair, published_pairs, write_pairs, write_published
 from tests.published_data import published
 from tests.tiny_text_models import write_tiny_grammar
 
@@ -204,6 +205,20 @@ def test_what_is_no_benchmark_is_refused(tmp_path: Path, model: Path) -> None:
         told = RUNNER.invoke(app, ["audit", *arguments, f"--model={model}", f"--cache={tmp_path}"])
         assert told.exit_code == 2
         assert message in " ".join(told.output.replace("│", " ").split())
+
+
+def test_another_file_of_exchanged_objects_belongs_to_sugarcrepes_folder(tmp_path: Path) -> None:
+    pairs = [Pair(id=kind, kind=kind, filename="1.jpg", caption="a cat", negative_caption="a dog") for kind in KINDS]
+    write_published(tmp_path / "data", pairs)
+    (tmp_path / "other").mkdir()
+    swaps = tmp_path / "swaps.json"
+    record = {"filename": "1.jpg", "caption": "a cat on a mat", "negative_caption": "a mat on a cat"}
+    swaps.write_text(json.dumps({"0": record, "1": record}))
+    tasks = Counter(choice.task for choice in read_choices(tmp_path / "data", swap_obj=swaps))
+    assert (tasks["swap_obj"], tasks["add_obj"]) == (2, 1)
+    refused = RUNNER.invoke(app, ["audit", str(tmp_path / "other"), "--swap-obj", str(swaps)])
+    assert refused.exit_code == 2
+    assert "--swap-obj belongs to SugarCrepe's folder" in " ".join(refused.stderr.split())
 
 
 def test_wilsons_interval_is_that_of_the_textbook() -> None:

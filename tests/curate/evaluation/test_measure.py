@@ -94,6 +94,9 @@ def test_pairs_are_counted_as_in_table_4_2() -> None:
     assert counted["all"]["num_pairs"] == 7511
     assert counted["all"]["num_images"] < 7511
     assert "negate" not in counted
+    first = published("sugar-crepe/swap_obj_paper246.json")
+    counted = json.loads(measured("counts", published("sugar-crepe/refined"), "--swap-obj", first).splitlines()[-1])
+    assert (counted["swap_obj"]["num_pairs"], counted["all"]["num_pairs"]) == (246, 7512)
 
 
 def test_peoples_judgements_are_counted_as_in_table_c_3(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from services.generate.evaluation.protocols import (
     attention_everywhere,
     compare_estimates,
     hypotheses,
+    num_prompts,
     recall_at_3,
     reordered,
 )
@@ -230,15 +231,17 @@ Work = Callable[[Study, Sequence[Example]], object]
 
 
 @pytest.mark.parametrize(
-    ("work", "total"),
+    ("protocol", "work", "total"),
     [
-        (lambda study, some: accuracy_by_position(study, some, (0, 3), (VANILLA,)), 4),
-        (lambda study, some: recall_at_3(study, some, methods={LIKELIHOOD: "query_likelihood"}), 4),
-        (lambda study, some: hypotheses(study, some), 8),
+        ("accuracy", lambda study, some: accuracy_by_position(study, some, (0, 3)), 28),
+        ("recall", recall_at_3, 8),
+        ("hypotheses", hypotheses, 8),
     ],
 )
-def test_progress_is_told_by_prompt_or_question(study: Study, work: Work, total: int) -> None:
+def test_progress_is_told_by_prompts_of_a_number_known_before(
+    study: Study, protocol: str, work: Work, total: int
+) -> None:
     counts: list[int] = []
     watched = replace(study, bench=replace(study.bench, on_progress=counts.append))
     work(watched, EXAMPLES[:2])
-    assert sum(counts) == total
+    assert sum(counts) == total == num_prompts(protocol, 2, len(EXAMPLES[0].documents), (0, 3), METHODS)

@@ -34,7 +34,7 @@ from services.predict.training.recipe import Recipe
 from services.predict.training.sources import DataSource
 from tests.imports import ROOT
 from tests.predict.published_outputs import folder as published_folder
-from tests.predict.toy_data_sets import write_svamp
+from tests.predict.toy_data_sets import write_esnli, write_svamp
 
 pytestmark = pytest.mark.process
 
@@ -167,6 +167,20 @@ def test_a_student_whose_process_is_killed_has_failed_and_goes_on_in_the_next_sw
     killer.join()
     assert heard.failed[cell.name].startswith("killed by signal 9")
     assert not Sweep(grid.cells(), tmp_path).found
+
+
+def test_rows_are_counted_by_split_and_a_missing_split_has_no_number(tmp_path: Path) -> None:
+    write_esnli(write_svamp(tmp_path))
+    (tmp_path / "esnli" / "esnli_train.json").unlink()
+    told = CliRunner().invoke(app, ["counts", "--data", str(tmp_path)])
+    assert json.loads(told.stdout.splitlines()[-1]) == {
+        "esnli": {"valid": 9, "test": 9},
+        "anli1": {},
+        "cqa": {},
+        "svamp": {"train": 18, "valid": 2, "test": 6},
+    }
+    refused = CliRunner().invoke(app, ["counts", "--data", str(tmp_path), "--tasks", "swamp"])
+    assert (refused.exit_code, "did you mean svamp?" in " ".join(refused.stderr.split())) == (2, True)
 
 
 def test_a_killed_sweep_takes_its_students_along_and_goes_on_where_it_was(tmp_path: Path) -> None:
