@@ -5,6 +5,7 @@ have.
 """
 
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -61,6 +62,15 @@ def errors_in_one_line(command: str, extra: str | None) -> Iterator[None]:
         _end(needs(command, missing.name, extra))
     except _refusals() as refused:
         _end(f"{command}: {' '.join(str(refused).split())}")
+
+
+def _warn_of_unknown_variables(command: str) -> None:
+    """Tell of variables that nobody reads: a process refuses them, and a command would take a default in silence."""
+    if any(name.startswith("FOVEA_") for name in os.environ):
+        from services.core.settings import ServiceSettings, unknown_variables
+
+        for complaint in unknown_variables(ServiceSettings):
+            typer.echo(f"{command}: warning: {complaint}", err=True)
 
 
 def _refusals() -> tuple[type[Exception], ...]:
@@ -124,4 +134,5 @@ def delegate(group: typer.Typer, name: str, module: str, summary: str, extra: st
             except KeyboardInterrupt:
                 typer.echo("Stopped before the work began.", err=True)
                 raise typer.Exit(128 + signal.SIGINT) from None
+            _warn_of_unknown_variables(command)
             loaded.main(context.args, prog_name=command)

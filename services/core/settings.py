@@ -28,7 +28,7 @@ from services.core.refusals import did_you_mean, message_of
 SHARED_PREFIX = "FOVEA_"
 # Several processes share one environment, so each must know which names belong to others.
 PROCESS_PREFIXES = tuple(
-    f"{SHARED_PREFIX}{process}_" for process in ("GATEWAY", "PREDICT", "GENERATE", "EMBED", "SCORE", "CURATE", "UP")
+    f"{SHARED_PREFIX}{process}_" for process in ("GATEWAY", "PREDICT", "GENERATE", "EMBED", "SCORE", "CURATE")
 )
 # Read by commands only; a shell that exports them may still start a process.
 COMMAND_LINE_VARIABLES = frozenset(
@@ -285,7 +285,8 @@ def read_settings(settings_cls: type[SettingsT], **overrides: Any) -> SettingsT:
     Raises SettingsError for a `FOVEA_` variable that no process reads (naming the nearest that exists) and for an
     invalid value, naming the variable that held it.
     """
-    _refuse_unknown_variables(settings_cls)
+    if unknown := unknown_variables(settings_cls):
+        raise SettingsError("\n".join(unknown))
     try:
         values = {
             **_SharedVariables(settings_cls, env_prefix=SHARED_PREFIX)(),
@@ -326,7 +327,8 @@ def known_variables(settings_cls: type[ProcessSettings]) -> set[str]:
     return shared | COMMAND_LINE_VARIABLES | own
 
 
-def _refuse_unknown_variables(settings_cls: type[ProcessSettings]) -> None:
+def unknown_variables(settings_cls: type[ProcessSettings]) -> list[str]:
+    """Return a sentence about each `FOVEA_` variable that nobody reads, as far as one process can know."""
     own_prefix = own_prefix_of(settings_cls)
     known = known_variables(settings_cls)
     foreign = tuple(prefix for prefix in PROCESS_PREFIXES if prefix != own_prefix)
@@ -335,8 +337,7 @@ def _refuse_unknown_variables(settings_cls: type[ProcessSettings]) -> None:
         for variable in sorted(os.environ)
         if variable.startswith(SHARED_PREFIX) and variable not in known and not variable.startswith(foreign)
     ]
-    if unknown:
-        raise SettingsError("\n".join(f"{name} is not a setting{_hint(name, own_prefix, known)}" for name in unknown))
+    return [f"{name} is not a setting{_hint(name, own_prefix, known)}" for name in unknown]
 
 
 def _hint(unknown: str, own_prefix: str, known: set[str]) -> str:

@@ -40,6 +40,13 @@ def test_what_follows_two_dashes_is_no_option_of_a_command_of_another_module(tmp
     assert (refused.exit_code, "has no key named '-x'" in refused.output) == (1, True)
 
 
+def test_a_command_warns_of_a_variable_that_nobody_reads(tmp_path: Path) -> None:
+    environment = {"HOME": str(tmp_path), "FOVEA_STORE_UR": "s3://fovea", "FOVEA_EMBED_UNKNOWN_HERE": "1"}
+    listed = CliRunner(env=environment).invoke(app, ["store", "ls"])
+    assert listed.exit_code == 0
+    assert listed.stderr == "fovea store: warning: FOVEA_STORE_UR is not a setting; did you mean FOVEA_STORE_URL?\n"
+
+
 @pytest.mark.parametrize(
     "command",
     [

@@ -54,7 +54,11 @@ def test_one_port_for_all_processes_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize(
     ("misspelt", "meant"),
-    [("FOVEA_LOGLEVEL", "FOVEA_LOG_LEVEL"), ("FOVEA_EMBED_MAX_IMAGE", "FOVEA_EMBED_MAX_IMAGES")],
+    [
+        ("FOVEA_LOGLEVEL", "FOVEA_LOG_LEVEL"),
+        ("FOVEA_EMBED_MAX_IMAGE", "FOVEA_EMBED_MAX_IMAGES"),
+        ("FOVEA_UP_RESTART_S", "FOVEA_UP_RESTART_AFTER_S"),
+    ],
 )
 def test_an_unknown_variable_is_refused_and_the_nearest_one_named(
     monkeypatch: pytest.MonkeyPatch, misspelt: str, meant: str

@@ -64,12 +64,13 @@ def find_processes(configured: Configured) -> Iterator[Finding]:
     by_module: dict[str, list[str]] = {}
     for name, module in configured.missing.items():
         by_module.setdefault(module, []).append(name)
-    nothing_starts = not set(services) & set(ready)
+    # `fovea up` leaves out a service that can't start, unless it is the last; what runs jobs needs no gateway.
+    status: Status = "warning" if set(services) & set(ready) else "failure"
     for module, names in by_module.items():
-        # `fovea up` leaves out a service that can't start, unless it is the last, but not the gateway.
-        status: Status = "failure" if nothing_starts or "gateway" in names else "warning"
         extra = names[0] if len(configured.missing) == 1 else "cpu"
         told = f"{module} is not installed, and {', '.join(names)} can't start"
+        if names == ["gateway"] and status == "warning":
+            told = f"the gateway is not part of this installation, which lacks {module}"
         yield Finding("processes", status, told, f"pip install 'fovea-serving[{extra}]'")
 
 

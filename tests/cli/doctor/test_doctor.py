@@ -160,6 +160,14 @@ def test_one_service_that_lacks_its_packages_is_left_out_with_a_warning(machine:
     assert warning["cure"] == "pip install 'fovea-serving[score]'"
 
 
+def test_an_installation_without_the_gateway_as_in_the_image_of_jobs_works(machine: Machine) -> None:
+    found = machine.findings(without=("limits",))
+    [warning] = [one for one in found if one["topic"] == "processes" and one["status"] == "warning"]
+    assert warning["found"].endswith("is not part of this installation, which lacks limits")
+    assert warning["cure"] == "pip install 'fovea-serving[gateway]'"
+    assert not [one for one in found if one["status"] == "failure"]
+
+
 def test_the_core_alone_is_told_what_it_lacks(machine: Machine) -> None:
     failures = machine.failures(without=tuple(EXTRAS))
     assert {topic for topic, _, _ in failures} == {"processes"}
