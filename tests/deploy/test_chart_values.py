@@ -193,6 +193,31 @@ def with_model(**changed: Any) -> dict[str, Any]:
             {"gateway": {"env": {"FOVEA_GATEWAY_EMBED_URLS": "http://there:1"}}},
             "gateway.env has FOVEA_GATEWAY_EMBED_URLS, which the chart sets: write it as models",
         ),
+        ({"gateway": {"env": {"FOVEA_GATEWAY_PORT": 9090}}}, "FOVEA_GATEWAY_PORT, which the chart sets: leave it out"),
+        (
+            {"defaults": {"env": {"FOVEA_SIGNING_SECRET_FILE": "/tmp/secret"}}},
+            "env of predict has FOVEA_SIGNING_SECRET_FILE, which the chart sets: write it as signingSecret",
+        ),
+        (
+            {"jobs": {"env": {"FOVEA_STORE_URL": "s3://other"}}},
+            "jobs.env has FOVEA_STORE_URL, which the chart sets: write it as store.url",
+        ),
+        (
+            {"services": {"generate": {"env": {"FOVEA_GENERATE_VLLM_URL": "http://other:8000"}}}},
+            "env of generate has FOVEA_GENERATE_VLLM_URL, which the chart sets: write it as vllm.enabled",
+        ),
+        (
+            with_model(resources={"memory": "3.5Gi", "memoryLimit": "3500Mi"}),
+            "models: predict has resources.memory 3.5Gi, which is over memoryLimit 3500Mi: raise memoryLimit",
+        ),
+        ({"defaults": {"vllm": {"resources": {"memory": "65Gi"}}}}, "generate has vllm.resources.memory 65Gi, which"),
+        ({"defaults": {"vllm": {"sharedMemory": "96Gi"}}}, "vllm.sharedMemory 96Gi, which counts as memory"),
+        ({"gateway": {"resources": {"memory": "2G"}}}, "gateway has resources.memory 2G, which is over memoryLimit"),
+        ({"redis": {"resources": {"memoryLimit": "1M"}}}, "redis has resources.memory 256Mi, which is over"),
+        (
+            {"images": JOBS["images"], "trainings": [{**JOBS["trainings"][0], "resources": {"memory": "1Ti"}}]},
+            "trainings: one-node has resources.memory 1Ti, which is over memoryLimit 256Gi",
+        ),
         ({"services": {"embed": {"vllm": {"enabled": True}}}}, "services.embed.vllm.enabled is true, and vLLM serves"),
         (with_model(vllm={"enabled": True}), "models: predict has vllm.enabled, and vLLM serves generate alone"),
         (
@@ -318,6 +343,13 @@ def test_settings_of_one_service_may_stand_among_those_of_all_and_libraries_have
     assert names.check_settings(manifests) == []
 
 
+def test_the_number_of_collections_holds_where_they_are_and_nowhere_else() -> None:
+    env = {"env": {"FOVEA_EMBED_MAX_COLLECTIONS": 7}}
+    manifests = render(("production",), SITE, {"services": {"embed": env}})
+    for name, allowed in (("collections", 7), ("embed", 0)):
+        assert names.settings_of(manifests, manifests.pod(name)).max_collections == allowed
+
+
 def test_the_chart_knows_the_settings_that_processes_have() -> None:
     assert CHART_SETTINGS.read_text() == chart_settings(), "write them anew: python -m tests.documentation"
 
@@ -418,7 +450,7 @@ def test_a_claim_can_have_a_storage_class_of_its_own() -> None:
 
 
 def test_a_large_number_is_a_setting_as_it_is_written() -> None:
-    env = {"FOVEA_EMBED_INDEX_DEVICE_BYTES": 8589934592, "FOVEA_EMBED_MEMORY_SHARE": 0.25, "FOVEA_TELEMETRY": False}
+    env = {"FOVEA_EMBED_INDEX_DEVICE_BYTES": 8589934592, "FOVEA_EMBED_BURST_S": 0.25, "FOVEA_TELEMETRY": False}
     manifests = render(("gpu",), SITE, {"services": {"embed": {"env": env}}})
     found = {one["name"]: one.get("value") for one in manifests.pod("embed").container["env"]}
     assert [found[name] for name in env] == ["8589934592", "0.25", "false"]

@@ -95,9 +95,23 @@ livenessProbe:
   failureThreshold: 3
 {{- end }}
 
-{{/* Requests and limits: (dict "resources" ... "diskGiB" ... "gpu" model.gpu). */}}
+{{/* An amount of memory such as 1.5Gi in bytes. */}}
+{{- define "fovea.bytes" -}}
+{{- $factor := 1.0 }}
+{{- $base := ternary 1024.0 1000.0 (hasSuffix "i" .) }}
+{{- range until (index (dict "k" 1 "K" 1 "M" 2 "G" 3 "T" 4 "P" 5 "E" 6) (regexFind "[a-zA-Z]" .) | int) }}{{ $factor = mulf $factor $base }}{{ end }}
+{{- mulf (regexFind "^[0-9.]+" . | float64) $factor }}
+{{- end }}
+
+{{/* Requests and limits: (dict "path" "gateway.resources" "resources" ... "diskGiB" ... "gpu" model.gpu), with the path where
+     values say them. */}}
 {{- define "fovea.resources" -}}
 {{- $gpu := default dict .gpu }}
+{{- with .resources }}
+{{- if gt (include "fovea.bytes" (toString .memory) | float64) (include "fovea.bytes" (toString .memoryLimit) | float64) }}
+{{- fail (printf "%s.memory %v, which is over memoryLimit %v: raise memoryLimit, or lower memory" $.path .memory .memoryLimit) }}
+{{- end }}
+{{- end }}
 resources:
   requests:
     cpu: {{ .resources.cpu | quote }}

@@ -54,14 +54,14 @@
 {{- $_ := set $env (printf "%s_MEMORY_SHARE" $prefix) ($model.gpu.memoryShare | toString) }}
 {{- if eq $model.service "embed" }}{{ $_ := set $env "FOVEA_EMBED_INDEX_DEVICE" "cuda" }}{{ end }}
 {{- end }}
-{{- if and (eq $model.service "embed") (eq .collections "none") }}
-{{- $_ := set $env "FOVEA_EMBED_MAX_COLLECTIONS" "0" }}
-{{- else if eq .collections "shared" }}
+{{- if eq .collections "shared" }}
 {{- $_ := set $env "FOVEA_EMBED_COLLECTIONS_STORE_URL" .root.Values.collections.url }}
 {{- /* States of images would fill the disk of a pod, which is a node's. */}}
 {{- $_ := set $env "FOVEA_EMBED_COLLECTION_STATE_BYTES" "0" }}
 {{- end }}
-{{- toYaml (mergeOverwrite $env $model.env) }}
+{{- $env = mergeOverwrite $env $model.env }}
+{{- if and (eq $model.service "embed") (eq .collections "none") }}{{ $_ := set $env "FOVEA_EMBED_MAX_COLLECTIONS" "0" }}{{ end }}
+{{- toYaml $env }}
 {{- end }}
 
 {{/* The pod of a service: (dict "root" $ "model" ... "name" ... "alias" "" "collections" "own"|"none"|"shared"). */}}
@@ -113,7 +113,7 @@ spec:
         {{- end }}
       {{- include "fovea.probes" (dict "startSeconds" $model.startSeconds "period" 5) | trim | nindent 6 }}
       lifecycle: {preStop: {sleep: {seconds: 2}}}
-      {{- include "fovea.resources" (dict "resources" $model.resources "diskGiB" $diskGiB "gpu" $serviceGpu) | trim | nindent 6 }}
+      {{- include "fovea.resources" (dict "path" (printf "models: %s has resources" $model.name) "resources" $model.resources "diskGiB" $diskGiB "gpu" $serviceGpu) | trim | nindent 6 }}
       {{- include "fovea.confined" (and $model.hasGpu (not $model.isVllm)) | trim | nindent 6 }}
       volumeMounts:
         - {name: tmp, mountPath: /tmp}
@@ -167,6 +167,9 @@ spec:
 {{- $model := .model }}
 {{- $values := .root.Values }}
 {{- $checkpoint := first $model.checkpoints }}
+{{- if gt (include "fovea.bytes" (toString $model.vllm.sharedMemory) | float64) (include "fovea.bytes" (toString $model.vllm.resources.memoryLimit) | float64) }}
+{{- fail (printf "models: %s has vllm.sharedMemory %v, which counts as memory and is over vllm.resources.memoryLimit %v" $model.name $model.vllm.sharedMemory $model.vllm.resources.memoryLimit) }}
+{{- end }}
 {{- with .alias }}{{ $checkpoint = printf "%s@%s" (first (splitList "@" $checkpoint)) . }}{{ end }}
 # vLLM reads a plain folder, which this compares byte by byte: a copy, or a link to what the image has.
 - name: checkpoint
@@ -218,7 +221,7 @@ spec:
     periodSeconds: 10
     timeoutSeconds: 10
     failureThreshold: 3
-  {{- include "fovea.resources" (dict "resources" $model.vllm.resources "diskGiB" (add 2 (ternary 1 (include "fovea.vllmCopyGiB" $model) (ne $model.image ""))) "gpu" $model.gpu) | trim | nindent 2 }}
+  {{- include "fovea.resources" (dict "path" (printf "models: %s has vllm.resources" $model.name) "resources" $model.vllm.resources "diskGiB" (add 2 (ternary 1 (include "fovea.vllmCopyGiB" $model) (ne $model.image ""))) "gpu" $model.gpu) | trim | nindent 2 }}
   {{- include "fovea.confined" true | trim | nindent 2 }}
   volumeMounts:
     - {name: vllm-tmp, mountPath: /tmp}
