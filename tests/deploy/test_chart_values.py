@@ -206,6 +206,14 @@ def with_model(**changed: Any) -> dict[str, Any]:
             {"services": {"generate": {"env": {"FOVEA_GENERATE_VLLM_URL": "http://other:8000"}}}},
             "env of generate has FOVEA_GENERATE_VLLM_URL, which the chart sets: write it as vllm.enabled",
         ),
+        *(
+            ({"services": {"generate": {"vllm": {"args": [given]}}}}, f"vllm.args of generate has {said}")
+            for given, said in (
+                ("--port=9000", "--port, which the chart sets: leave it out"),
+                ("--api_key", "--api_key, which the chart sets: write it as the key vllm of signingSecret"),
+                ("--tensor-parallel-size=2", "--tensor-parallel-size, which the chart sets: write it as gpu.count"),
+            )
+        ),
         (
             with_model(resources={"memory": "3.5Gi", "memoryLimit": "3500Mi"}),
             "models: predict has resources.memory 3.5Gi, which is over memoryLimit 3500Mi: raise memoryLimit",

@@ -42,7 +42,7 @@ from tests.deploy.kubernetes_manifests import deployment
 from tests.deploy.test_images import writable
 from tests.documentation.reference import PROCESSES
 
-SECRET = re.compile(r"PASSWORD|SECRET|ACCESS_KEY")
+SECRET = re.compile(r"PASSWORD|SECRET|ACCESS_KEY|API_KEY")
 OURS = [name for name, service in SERVICES.items() if service["image"].startswith("localhost/fovea-")]
 ON_GPUS = [name for name in OURS if name.endswith("-gpu")]
 # What a service is told on a GPU alone.

@@ -98,6 +98,18 @@ def test_what_stands_beside_the_service_may_do_as_little(manifests: Manifests) -
     assert not any(network.may(other, pod, port) for other in manifests.pods() if other.name != "generate")
 
 
+def test_vllm_asks_for_a_key_that_the_service_beside_it_has(manifests: Manifests) -> None:
+    pod = manifests.pod("generate")
+    keys = {
+        one["name"]: one["valueFrom"]["secretKeyRef"]
+        for container in (pod.container, beside(pod, "vllm"))
+        for one in container["env"]
+        if one["name"] in ("FOVEA_GENERATE_VLLM_KEY", "VLLM_API_KEY")
+    }
+    secret = {"name": "fovea-signing", "key": "vllm"}
+    assert keys == {"FOVEA_GENERATE_VLLM_KEY": secret, "VLLM_API_KEY": secret}
+
+
 def test_what_vllm_compiles_outlives_the_pod(manifests: Manifests) -> None:
     pod = manifests.pod("generate")
     mounts = {one["mountPath"]: one["name"] for one in beside(pod, "vllm")["volumeMounts"]}

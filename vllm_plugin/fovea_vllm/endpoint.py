@@ -11,12 +11,16 @@ import uuid
 from argparse import Namespace
 from base64 import b64encode
 from collections.abc import AsyncIterator, Callable, Sequence
+from hmac import compare_digest
 from typing import Any, Literal
 
 import torch
 from fastapi import APIRouter, FastAPI, HTTPException, Request
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 from torch import Tensor
+from vllm import envs
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
@@ -92,6 +96,29 @@ async def take_attention(body: AttentionRequest, request: Request) -> MeasuredAt
     return MeasuredAttention(attention=attention.tolist())
 
 
+class KeyForEveryRoute:
+    """Asks for vLLM's key on all paths but those of probes and Prometheus; vLLM itself asks on `/v1` and a few others.
+
+    Without it whoever reaches the port would generate by `/invocations` and read `/fovea/attention`.
+    """
+
+    OPEN = ("/health", "/metrics", "/metrics/")
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+        self._app = app
+        self._accepted = [f"Bearer {key}".encode() for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer 401 without a key."""
+        given = dict(scope.get("headers", ())).get(b"authorization", b"")
+        is_known = any(compare_digest(given, accepted) for accepted in self._accepted)
+        path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
+        if scope["type"] == "http" and path not in self.OPEN and not is_known:
+            await JSONResponse({"error": "Unauthorized"}, status_code=401)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+
 class CalibrationEndpoint:
     """The plug-in as vLLM's server loads it."""
 
@@ -99,8 +126,10 @@ class CalibrationEndpoint:
     required_tasks = ("generate",)
 
     def attach_router(self, app: FastAPI) -> None:
-        """Add the routes."""
+        """Add the routes, and have every route ask for the key where there is one."""
         app.include_router(router)
+        if keys := [key for key in (app.state.args.api_key or [envs.VLLM_API_KEY]) if key]:
+            app.add_middleware(KeyForEveryRoute, keys=keys)
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
         """Let every route's requests pass through `Calibrator.generate`."""

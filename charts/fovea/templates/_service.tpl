@@ -106,6 +106,9 @@ spec:
         {{- include "fovea.env" (include "fovea.serviceSettings" . | fromYaml) | trim | nindent 8 }}
         {{- include "fovea.sharedSecrets" $root | trim | nindent 8 }}
         {{- include "fovea.credentials" $credentials | trim | nindent 8 }}
+        {{- if $model.isVllm }}
+        {{- include "fovea.vllmKey" (dict "root" $root "variable" "FOVEA_GENERATE_VLLM_KEY") | trim | nindent 8 }}
+        {{- end }}
         {{- if eq .collections "shared" }}
         # Made by CloudNativePG: user, password and the Service of the primary.
         - name: FOVEA_EMBED_COLLECTIONS_URL
@@ -162,6 +165,14 @@ spec:
     {{- end }}
 {{- end }}
 
+{{/* The key of vLLM, which stands beside the gateway's secret: (dict "root" $ "variable" ...). */}}
+{{- define "fovea.vllmKey" -}}
+{{- with .root.Values.signingSecret }}
+- name: {{ $.variable }}
+  valueFrom: {secretKeyRef: {name: {{ . }}, key: vllm}}
+{{- end }}
+{{- end }}
+
 {{/* What stands beside a service that is served by vLLM: as "fovea.servicePod". */}}
 {{- define "fovea.vllm" -}}
 {{- $model := .model }}
@@ -204,12 +215,16 @@ spec:
     - --tensor-parallel-size={{ max 1 (int $model.gpu.count) }}
     - --gpu-memory-utilization={{ $model.gpu.memoryShare }}
     - --enable-prompt-tokens-details
-    # For the kubelet's probes and Prometheus; no policy lets anybody else in.
+    # For the kubelet's probes and Prometheus; no policy lets anybody else in, who would need the key besides.
     - --host=0.0.0.0
     - --port=8000
     {{- range $model.vllm.args }}
     - {{ . | quote }}
     {{- end }}
+  {{- if $values.signingSecret }}
+  env:
+    {{- include "fovea.vllmKey" (dict "root" .root "variable" "VLLM_API_KEY") | trim | nindent 4 }}
+  {{- end }}
   ports: [{name: vllm, containerPort: 8000}]
   startupProbe:
     httpGet: {path: /health, port: vllm}

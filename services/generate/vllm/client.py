@@ -341,6 +341,8 @@ def _refusal(status: int, answer: bytes | dict[str, Any]) -> Exception:
     reason = _reason(answer)
     if status in (400, 413, 422):
         return InvalidRequest(f"vLLM refused the request: {reason}")
+    if status == 401:
+        return Unavailable("vLLM refuses the key of this service: set FOVEA_GENERATE_VLLM_KEY to that of --api-key.")
     if status == 500:  # of this request: it may be the only one that fails
         return InternalError("vLLM failed to answer this request (status 500).")
     return Unavailable(f"vLLM cannot answer now (status {status}).")
