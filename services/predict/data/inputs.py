@@ -17,8 +17,8 @@ from typing import Any
 from services.core.text_files import BadFile, Place, id_of, json_objects
 from services.jobs.inquiry import OutputError
 from services.predict.data.published import Split, read_rows
-from services.predict.data.rationale_file import read_records
-from services.predict.data.rows import VALIDATION_SHARE, Row, TeacherOutput, TeachingData, split_off, subsample
+from services.predict.data.rationale_file import begun_with, read_records
+from services.predict.data.rows import VALIDATION_SHARE, Row, TeacherOutput, TeachingData, join, split_off, subsample
 from services.predict.data.task_file import OwnTask
 from services.predict.data.teacher_outputs import read_output
 from services.predict.model.task_description import nearest
@@ -67,6 +67,25 @@ def read_inputs(task: Task, path: Path) -> list[Input]:
             raise BadFile(f"{other} and {location} have the same id {one.id!r}")
         inputs.append(one)
     return inputs
+
+
+def few_shot_rows(task: Task, folder: Path, outputs: Path) -> list[Row]:
+    """Read the rows of a published test split with what a teacher wrote about them after demonstrations.
+
+    `outputs` is an output of `fovea distill extract`, or a folder with `test.jsonl`. Rows that it was not asked about
+    have no output. Raises BadFile and OutputError, also if there are no outputs or they had no demonstrations.
+    """
+    path = outputs / "test.jsonl" if outputs.is_dir() else outputs
+    found = dict(_outputs(task, published_inputs(task, folder, "test"), path))
+    begun = begun_with(path) or {}
+    if begun.get("zero_shot"):
+        raise OutputError(f"{path}: its outputs are zero-shot; few-shot CoT needs demonstrations")
+    if (asked := begun.get("task", task.name)) != task.name:
+        raise OutputError(f"{path}: its outputs are of {asked}, not of {task.name}")
+    if not found:
+        raise OutputError(f"{path} contains no outputs")
+    rows = read_rows(task, folder, "test")
+    return join(rows, [found.get(number) for number in range(len(rows))])
 
 
 def split_input(task: Task, text: str) -> dict[str, FieldValue]:
@@ -153,7 +172,8 @@ def hold_out(rows: Sequence[Row], share: float, seed: int) -> tuple[list[Row], l
 
 def _read(own: OwnTask, path: Path, rationales: Path | None, *, is_labelled: bool) -> list[Row]:
     inputs = read_inputs(own.task, path)
-    outputs = {} if rationales is None else dict(_outputs(own.task, inputs, rationales))
+    found = [] if rationales is None else _outputs(own.task, inputs, rationales)
+    outputs = {row: output for row, output in found if output.problem is None}
     rows = []
     for one in inputs:
         label = _label(own, one, is_labelled=is_labelled)
@@ -164,15 +184,13 @@ def _read(own: OwnTask, path: Path, rationales: Path | None, *, is_labelled: boo
 
 
 def _outputs(task: Task, inputs: Sequence[Input], rationales: Path) -> Iterator[tuple[int, TeacherOutput]]:
-    """Yield each output that could be parsed, with its row. Raises OutputError for one about another input."""
+    """Yield each output with its row. Raises OutputError for one about another input."""
     found = {(one.row, one.id): one for one in inputs}
     for record in read_records(rationales):
         one = found.get((record.row, record.id))
         if one is None:
             raise OutputError(f"{rationales}: {record.id} is not row {record.row} of the data; it is about other rows")
-        read = read_output(task, one.values, record.output)
-        if read.problem is None:
-            yield one.row, read
+        yield one.row, read_output(task, one.values, record.output)
 
 
 def _label(own: OwnTask, one: Input, *, is_labelled: bool) -> str:

@@ -55,13 +55,10 @@ def opened_rationales(path: Path, arguments: Mapping[str, Any]) -> Iterator[Reco
     Its arguments are written with its first record, so that an extraction without any output binds nobody. Raises
     OutputError.
     """
-
     beside = path.with_name(path.name + ARGUMENTS_SUFFIX)
 
     def check(records: Sequence[Record], num_torn_bytes: int) -> Callable[[], None] | None:
-        begun = read_json(beside) if beside.exists() else None
-        if not isinstance(begun, dict | None):
-            raise OutputError(f"{beside}: not the arguments of an extraction")
+        begun = begun_with(path)
         if begun is not None and records:
             names = option_names(*arguments.keys() - {"task"})
             if changed := differences(begun, json.loads(json.dumps(arguments)), names):
@@ -98,3 +95,14 @@ def read_teacher_outputs(path: Path, task: str, num_rows: int) -> list[TeacherOu
             raise OutputError(f"{path}: there is no row {record.row} of {num_rows}")
         outputs[record.row] = parse_output(task, record.output, "gpt")
     return outputs
+
+
+def begun_with(path: Path) -> dict[str, Any] | None:
+    """Read the arguments that a file's extraction was begun with; None if there are none. Raises Refused."""
+    path = path.with_name(path.name + ARGUMENTS_SUFFIX)
+    if not path.exists():
+        return None
+    begun = read_json(path)
+    if not isinstance(begun, dict):
+        raise OutputError(f"{path}: not the arguments of an extraction")
+    return begun

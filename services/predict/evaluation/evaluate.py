@@ -16,8 +16,9 @@ from services.jobs.interruption import EXIT_FAILED, one_line_errors
 from services.jobs.options import among, command_line, output_folder, parse_numbers, results_file, split
 from services.jobs.plots import draw
 from services.jobs.tables import MISSING, Table
+from services.predict.data.inputs import few_shot_rows
 from services.predict.data.published import Split, read_outputs, read_rows
-from services.predict.data.rows import LabelSource, join
+from services.predict.data.rows import LabelSource, Row, join
 from services.predict.data.task_file import read_task_file
 from services.predict.evaluation.results import FEW_SHOT_COT, RESULT_FILES, Result, figures, make_tables, print_tables
 from services.predict.evaluation.sweep import (
@@ -30,7 +31,7 @@ from services.predict.evaluation.sweep import (
     path_of_task,
     run_shown,
 )
-from services.predict.tasks import SVAMP
+from services.predict.tasks import SVAMP, Task
 from services.predict.training import recipe as option
 from services.predict.training.recipe import METHODS, Recipe, recipe_of
 from services.predict.training.sources import PUBLISHED_TASKS, DataSource, count_rows
@@ -86,6 +87,14 @@ def sweep(
             show_default=RELEASED,
         ),
     ] = None,
+    few_shot_cot: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Teacher to draw beside the students: NAME=PATH, where PATH is its outputs of the test rows by `fovea "
+            "distill extract --split test` or a folder with one file for each task. Repeatable.",
+            show_default="PaLM, where its outputs are there",
+        ),
+    ] = None,
     augment: Annotated[bool, typer.Option("--augment", help="Also train svamp with ASDiv's problems.")] = False,
     recipe: option.RecipeFile = None,
     steps: option.Steps = None,
@@ -102,11 +111,7 @@ def sweep(
     """
     options: dict[str, Any] = dict(locals())
 
-    def few_shot_cot() -> list[Result]:
-        found = [few_shot_cot_of(task, data) for task in split(tasks) if task in PUBLISHED_TASKS and data is not None]
-        return [result for result in found if result is not None]
-
-    run_sweep("fovea evaluate distill sweep", options, lambda: _grid(options).cells(), few_shot_cot)
+    run_sweep("fovea evaluate distill sweep", options, lambda: _grid(options).cells(), lambda: list(_asked(options)))
 
 
 def run_sweep(
@@ -117,15 +122,17 @@ def run_sweep(
 ) -> None:
     """Run the cells of a sweep's command, if it does not only report, and report their results and those `known`.
 
-    Raises Exit with the status of the command.
+    What is known is read first, so that a bad file of it is found before the training. Raises Exit with the status of
+    the command.
     """
     console = Console(stderr=True, highlight=False)
     output, num_failed = options["output"], 0
     with one_line_errors(command, console, (OSError, ValueError)):
+        teachers = known()
         if not options["report_only"]:
             work = Sweep(cells(), output, is_lean=options["scores_only"])
             num_failed = run_shown(work, options["workers"], console)
-        results = report(known(), output, options["save"])
+        results = report(teachers, output, options["save"])
     typer.echo(json.dumps([asdict(result) for result in results]))
     if num_failed:
         raise typer.Exit(EXIT_FAILED)
@@ -214,9 +221,31 @@ def few_shot_cot_of(task: str, folder: Path) -> Result | None:
         return None
     described = PUBLISHED_TASKS[task]
     rows = read_rows(described, folder, "test")
-    joined = join(rows, read_outputs(described, folder, "test"))
-    right = [row.output is not None and described.is_right(row.output.label, row.label) for row in joined]
-    return Result(task, "human", PALM, FEW_SHOT_COT, 0.0, PALM, {"-": {"test_accuracy": fmean(right)}})
+    return _few_shot_cot(described, PALM, join(rows, read_outputs(described, folder, "test")))
+
+
+def _asked(options: Mapping[str, Any]) -> Iterator[Result]:
+    """Yield the results of PaLM and of the named teachers themselves, on each task. Raises BadParameter and BadFile."""
+    teachers = [_named(text, "--few-shot-cot") for text in options["few_shot_cot"] or ()]
+    if teachers and not (options["tasks"] and options["data"]):
+        raise typer.BadParameter("needs --tasks and --data", param_hint="--few-shot-cot")
+    for name in split(options["tasks"]) if options["data"] is not None else ():
+        task = PUBLISHED_TASKS.get(name)
+        if task is not None and (released := few_shot_cot_of(name, options["data"])) is not None:
+            yield released
+        for teacher, path in teachers:
+            if task is None:
+                raise typer.BadParameter(f"{name} has no published test rows", param_hint="--few-shot-cot")
+            yield _few_shot_cot(task, teacher, few_shot_rows(task, options["data"], path_of_task(path, name)))
+
+
+def _few_shot_cot(task: Task, teacher: str, rows: Sequence[Row]) -> Result:
+    """The result of a teacher itself on the rows that have its output, of which one at least does."""
+    right = [task.is_right(row.output.label, row.label) for row in rows if row.output is not None]
+    scores = {"test_accuracy": fmean(right)}
+    if len(right) < len(rows):
+        scores["num_questions"] = len(right)
+    return Result(task.name, "human", teacher, FEW_SHOT_COT, 0.0, teacher, {"-": scores})
 
 
 def _grid(options: Mapping[str, Any]) -> Grid:
@@ -263,10 +292,15 @@ def _teacher(text: str) -> Teacher:
     """Parse a teacher: `released`, or NAME=PATH. Raises BadParameter."""
     if text == RELEASED:
         return Teacher(PALM)
+    return Teacher(*_named(text, "--rationales", f"neither {RELEASED} nor"))
+
+
+def _named(text: str, option: str, is_not: str = "not") -> tuple[str, Path]:
+    """Parse NAME=PATH. Raises BadParameter."""
     name, separator, path = text.partition("=")
     if not (name and separator and path):
-        raise typer.BadParameter(f"{text!r} is neither {RELEASED} nor NAME=PATH", param_hint="--rationales")
-    return Teacher(name, Path(path))
+        raise typer.BadParameter(f"{text!r} is {is_not} NAME=PATH", param_hint=option)
+    return name, Path(path)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,8 @@ class Result:
 
     `teacher` is the author of the rationales or labels that they learnt from, None if they learnt from neither.
     `scores` are by seed: `test_accuracy` and `validation_accuracy` (shares of 1), `best_step`, `num_train`,
-    `num_parameters`, `seconds`; FEW_SHOT_COT has only the test accuracy. `settings` are the other hyper-parameters.
+    `num_parameters`, `seconds`; FEW_SHOT_COT has only the test accuracy, and `num_questions` if it was not asked all of
+    the test's. `settings` are the other hyper-parameters.
     """
 
     data: str
@@ -112,10 +113,16 @@ def students(results: Iterable[Result]) -> list[Result]:
     return [result for result in results if result.method != FEW_SHOT_COT]
 
 
-def few_shot_cot(results: Iterable[Result], data: str) -> Result | None:
-    """The result of the teacher itself on the data, or on the data before augmentation; None without one."""
+def few_shot_cot(results: Iterable[Result], data: str) -> list[Result]:
+    """The results of teachers themselves on the data, or on the data before augmentation."""
     base = data.removesuffix(AUGMENTED)
-    return next((result for result in results if result.method == FEW_SHOT_COT and result.data == base), None)
+    return [result for result in results if result.method == FEW_SHOT_COT and result.data == base]
+
+
+def teacher_name(teacher: Result) -> str:
+    """Name a teacher, with the number of questions if it was not asked all of the test's."""
+    asked = (scores["num_questions"] for scores in teacher.scores.values() if "num_questions" in scores)
+    return teacher.model + "".join(f", {number:g} questions" for number in asked)
 
 
 def sets_of(results: Iterable[Result]) -> list[tuple[str, LabelSource]]:
@@ -156,7 +163,7 @@ def series_names(results: Sequence[Result]) -> dict[tuple[str, str | None], str]
 LABELS = {"human": "human labels", "llm": "the teacher's labels"}
 NO_TEACHER = "N/A"
 LEAST_HEADER = (
-    "Data", "Method", "Model", "Parameters", "Share", "Examples", "Accuracy", "Few-shot CoT", "Better",
+    "Data", "Method", "Model", "Parameters", "Share", "Examples", "Accuracy", "Teacher", "Few-shot CoT", "Better",
 )  # fmt: skip
 # Figures
 ACCURACY = "Accuracy (%)"
@@ -234,8 +241,10 @@ def _accuracies(results: Sequence[Result], data: str, labels: LabelSource) -> Ta
     own = [result for result in students(results) if (result.data, result.labels) == (data, labels)]
     fractions = sorted({result.fraction for result in own})
     usual = _usual_seeds(own)
-    teacher = few_shot_cot(results, data)
-    known = f"; few-shot CoT of {teacher.model}: {estimate(teacher).mean:.2f}" if teacher else ""
+    known = "".join(
+        f"; few-shot CoT of {teacher_name(teacher)}: {estimate(teacher).mean:.2f}"
+        for teacher in few_shot_cot(results, data)
+    )
     rows = []
     for model, size in sizes(own).items():
         for series, name in series_names(own).items():
@@ -296,17 +305,15 @@ def _least_resources(results: Sequence[Result]) -> Iterator[Table]:
         usual = _usual_seeds([result for result in students(results) if result.labels == labels])
         for data, _ in (one for one in sets_of(results) if one[1] == labels):
             own = [result for result in students(results) if (result.data, result.labels) == (data, labels)]
-            teacher = few_shot_cot(results, data)
-            if teacher is None:
-                continue
             model_sizes, names = sizes(own), series_names(own)
-            for series, least in least_resources(own, teacher).items():
-                best = least.result
-                rows.append((
-                    data_name(data), names[series], best.model, size_name(model_sizes[best.model]),
-                    percent(best.fraction), f"{best.num_train:,}", accuracy(best, usual),
-                    f"{estimate(teacher).mean:.2f}", "yes" if least.is_enough else "no",
-                ))  # fmt: skip
+            for teacher in few_shot_cot(results, data):
+                for series, least in least_resources(own, teacher).items():
+                    best = least.result
+                    rows.append((
+                        data_name(data), names[series], best.model, size_name(model_sizes[best.model]),
+                        percent(best.fraction), f"{best.num_train:,}", accuracy(best, usual), teacher_name(teacher),
+                        f"{estimate(teacher).mean:.2f}", "yes" if least.is_enough else "no",
+                    ))  # fmt: skip
         if rows:
             title = f"Figure {figure}: the least that is better than few-shot CoT, {LABELS[labels]}{_over(usual)}"
             yield Table.of_texts(title, LEAST_HEADER, rows, 3)
@@ -324,32 +331,31 @@ def _over(num_seeds: int) -> str:
 def figures(results: Sequence[Result]) -> dict[str, list[Panel]]:
     """Make the panels of each figure (`2.4` to `2.9`), one per data set and, in figures over shares, per model.
 
-    A panel needs two points of a curve or, in Figures 2.8 and 2.9, the accuracy of the teacher itself; otherwise it is
-    left out. Bars are standard errors over seeds.
+    A panel needs two points of a curve; otherwise it is left out. Figures 2.8 and 2.9 have one for each teacher whose
+    own accuracy is known. Bars are standard errors over seeds.
     """
     merged = RESULT_FILES.merge(results)
     found: dict[str, list[Panel]] = {}
     for data, labels in sets_of(merged):
         own = [result for result in students(merged) if (result.data, result.labels) == (data, labels)]
-        teacher = few_shot_cot(merged, data)
+        teachers = few_shot_cot(merged, data)
         by_share, by_size, least = ("2.4", "2.6", "2.8") if labels == "human" else ("2.5", "2.7", "2.9")
-        found.setdefault(by_share, []).extend(_over_shares(own, teacher))
-        found.setdefault(by_size, []).extend(_over_sizes(own, teacher, COMPARED_BY_SIZE[labels]))
-        if teacher is not None:
-            found.setdefault(least, []).append(_least(own, teacher))
+        found.setdefault(by_share, []).extend(_over_shares(own, teachers))
+        found.setdefault(by_size, []).extend(_over_sizes(own, teachers, COMPARED_BY_SIZE[labels]))
+        found.setdefault(least, []).extend(_least(own, teacher, is_only=len(teachers) == 1) for teacher in teachers)
     return {figure: found[figure] for figure in sorted(found) if found[figure]}
 
 
-def _over_shares(own: Sequence[Result], teacher: Result | None) -> Iterable[Panel]:
+def _over_shares(own: Sequence[Result], teachers: Sequence[Result]) -> Iterable[Panel]:
     for model, size in sizes(own).items():
         some = [result for result in own if result.model == model]
         curves = _curves(some, COMPARED, lambda result: 100 * result.fraction)
         if any(len(curve.points) > 1 for curve in curves):
             title = f"{data_name(own[0].data)}, {model} ({size_name(size)})"
-            yield Panel(title, SHARE, ACCURACY, (*curves, *_level(teacher)), has_zero=False)
+            yield Panel(title, SHARE, ACCURACY, (*curves, *map(_level, teachers)), has_zero=False)
 
 
-def _over_sizes(own: Sequence[Result], teacher: Result | None, methods: Sequence[str]) -> Iterable[Panel]:
+def _over_sizes(own: Sequence[Result], teachers: Sequence[Result], methods: Sequence[str]) -> Iterable[Panel]:
     model_sizes = sizes(own)
 
     def deployed(result: Result) -> int:
@@ -361,12 +367,12 @@ def _over_sizes(own: Sequence[Result], teacher: Result | None, methods: Sequence
     curves = _curves(compared, methods, deployed)
     if any(len(curve.points) > 1 for curve in curves):
         yield Panel(
-            data_name(own[0].data), SIZE, ACCURACY, (*curves, *_level(teacher)), has_zero=False,
+            data_name(own[0].data), SIZE, ACCURACY, (*curves, *map(_level, teachers)), has_zero=False,
             x_names={size: size_name(size) for size in map(deployed, compared)}, is_x_logarithmic=True,
         )  # fmt: skip
 
 
-def _least(own: Sequence[Result], teacher: Result) -> Panel:
+def _least(own: Sequence[Result], teacher: Result, *, is_only: bool) -> Panel:
     """Show what each method needs to outperform the teacher; the area of a mark is the size of the model."""
     model_sizes, names = sizes(own), series_names(own)
     largest = max(model_sizes.values())
@@ -380,8 +386,8 @@ def _least(own: Sequence[Result], teacher: Result) -> Panel:
         name = f"{names[series]}, {best.model} ({size_name(size)})" + ("" if least.is_enough else ": not enough")
         radius = max(LARGEST_RADIUS * math.sqrt(size / largest), MARK_RADIUS + 1)
         curves.append(Curve(name, ((100 * best.fraction, found.mean),), (found.error,), mark_radius=radius))
-    level = _level(teacher)
-    return Panel(data_name(own[0].data), SHARE, ACCURACY, (*curves, *level), has_zero=False, x_range=SHARE_AXIS)
+    title = data_name(own[0].data) + ("" if is_only else f", {teacher.model}")
+    return Panel(title, SHARE, ACCURACY, (*curves, _level(teacher)), has_zero=False, x_range=SHARE_AXIS)
 
 
 def _curves(own: Sequence[Result], methods: Sequence[str], x_of: Callable[[Result], float]) -> list[Curve]:
@@ -397,8 +403,6 @@ def _curves(own: Sequence[Result], methods: Sequence[str], x_of: Callable[[Resul
     return curves
 
 
-def _level(teacher: Result | None) -> list[Curve]:
-    if teacher is None:
-        return []
-    name = f"{METHOD_NAMES[teacher.method]} ({teacher.model})"
-    return [Curve(name, ((0.0, estimate(teacher).mean),), is_level=True)]
+def _level(teacher: Result) -> Curve:
+    name = f"{METHOD_NAMES[teacher.method]} ({teacher_name(teacher)})"
+    return Curve(name, ((0.0, estimate(teacher).mean),), is_level=True)

@@ -4,7 +4,7 @@ import pytest
 
 from services.jobs.plots import Curve, Panel, draw
 from services.predict.evaluation.results import Result, figures
-from tests.predict.evaluation.test_tables import BASE, LARGE, NEOX, PALM, SIZES, palm, result
+from tests.predict.evaluation.test_tables import BASE, LARGE, NEOX, PALM, SIZES, palm, result, teacher
 
 BY_SHARE = [
     result(60.0, 62.0),
@@ -97,6 +97,16 @@ def test_figures_2_8_and_2_9_show_the_least_that_beats_the_teacher_a_marks_area_
     assert "Standard finetuning, t5-base (248M): not enough" in [
         curve.name for curve in panel_of("2.8", *BY_SHARE, palm(74.0)).curves
     ]
+
+
+def test_each_teacher_is_a_level_and_has_a_panel_of_what_outperforms_it() -> None:
+    found = figures([*BY_SHARE, palm(74.0), teacher("mine", 45.0, num_questions=20)])
+    names = ["Few-shot CoT (PaLM 540B)", "Few-shot CoT (mine, 20 questions)"]
+    assert [curve.name for curve in found["2.4"][0].curves if curve.is_level] == names
+    assert [panel.title for panel in found["2.8"]] == ["SVAMP, PaLM 540B", "SVAMP, mine"]
+    standard = ["Standard finetuning, t5-base (248M): not enough", "Standard finetuning, t5-base (248M)"]
+    assert [panel.curves[0].name for panel in found["2.8"]] == standard
+    assert [panel.curves[-1].name for panel in found["2.8"]] == names
 
 
 def test_what_there_is_too_little_of_is_left_out() -> None:

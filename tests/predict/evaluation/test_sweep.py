@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from services.core.refusals import Refused
 from services.predict.evaluation.evaluate import app, few_shot_cot_of
-from services.predict.evaluation.results import RESULT_FILES, Result, estimate
+from services.predict.evaluation.results import RESULT_FILES, Result, estimate, few_shot_cot
 from services.predict.evaluation.sweep import (
     LOCK,
     LOG,
@@ -30,11 +30,13 @@ from services.predict.evaluation.sweep import (
     Teacher,
     collect,
 )
+from services.predict.extraction.command import app as extraction
 from services.predict.training.recipe import Recipe
 from services.predict.training.sources import DataSource
 from tests.imports import ROOT
 from tests.predict.published_outputs import folder as published_folder
-from tests.predict.toy_data_sets import write_esnli, write_svamp
+from tests.predict.teacher_server import TeacherServer
+from tests.predict.toy_data_sets import write_esnli, write_rationales, write_svamp
 
 pytestmark = pytest.mark.process
 
@@ -331,6 +333,8 @@ def test_options_that_make_no_sense_are_refused(tmp_path: Path) -> None:
         (["--tasks", "chess"], "chess"),
         (["--tasks", "chess.yaml"], "chess.yaml: No such file or directory"),
         (["--rationales", "file.jsonl"], "neither released nor NAME=PATH"),
+        (["--few-shot-cot", "file.jsonl"], "'file.jsonl' is not NAME=PATH"),
+        (["--few-shot-cot", "a=b", "--tasks", ""], "needs --tasks and --data"),
         (["--fractions", "0"], "above 0"),
     ):
         given = ["--tasks", "svamp"] if "--tasks" in options else ["--tasks", "svamp", "--data", "data"]
@@ -349,6 +353,50 @@ def test_few_shot_cot_of_the_released_outputs_is_as_published(task: str, percent
 
 def test_where_there_are_no_outputs_few_shot_cot_is_unknown(tmp_path: Path) -> None:
     assert few_shot_cot_of("svamp", tmp_path) is None
+
+
+def test_ones_own_teacher_is_scored_by_its_answers_and_drawn_beside_the_students(tmp_path: Path) -> None:
+    outputs = {f"box {n}": f"There are {n} and one. The answer is ({n} + 1)." for n in range(2)}
+    wrong = {"box 2": "There are 2. The answer is (2 + 9).", "box 3": "It is 4."}
+    asking = ["svamp", "--data", "data", "--split", "test", "--limit", "4", "--output", "test.jsonl", "--model", "big"]
+    with TeacherServer(outputs={**outputs, **wrong}).beside() as server:
+        asked = CliRunner().invoke(extraction, [*asking, "--base-url", server.url])
+    assert asked.exit_code == 0, asked.output
+    (cell,) = replace(GRID, methods=("standard",)).cells()
+    write(cell, {"test_accuracy": 0.6, "num_train": 18, "num_parameters": 282_688}, tmp_path / "sweep")
+    command = ["sweep", "--output", str(tmp_path / "sweep"), "--report-only"]
+    options = ["--tasks", "svamp", "--data", "data", "--few-shot-cot", "mine=test.jsonl"]
+    told = CliRunner().invoke(app, [*command, *options])
+    assert told.exit_code == 0, told.stderr
+    found = few_shot_cot(RESULT_FILES.load([tmp_path / "sweep" / "results.json"]), "svamp")
+    assert [(one.model, one.scores["-"]) for one in found] == [
+        (PALM, {"test_accuracy": 1.0}),
+        ("mine", {"test_accuracy": 0.5, "num_questions": 4}),
+    ]
+    figure = (tmp_path / "sweep" / "figure-2.8.svg").read_text()
+    assert "Few-shot CoT (mine, 4 questions)" in figure and "Few-shot CoT (PaLM 540B)" in figure
+    assert CliRunner().invoke(app, command).exit_code == 0
+    assert (tmp_path / "sweep" / "figure-2.8.svg").read_text() == figure
+
+
+def test_outputs_that_are_no_few_shot_answers_to_the_test_are_refused_before_any_training(tmp_path: Path) -> None:
+    write_rationales(Path("train.jsonl"), {0: "There are 0 and one. The answer is (0 + 1)."})
+    for name, arguments in (("zero", {"zero_shot": True}), ("cqa", {"task": "cqa", "zero_shot": False})):
+        Path(f"{name}.jsonl").touch()
+        Path(f"{name}.jsonl.arguments.json").write_text(json.dumps(arguments))
+    Path("none.jsonl").touch()
+    for given, message in (
+        ("train.jsonl", "train-0 is not row 0 of the data"),
+        ("zero.jsonl", "its outputs are zero-shot"),
+        ("cqa.jsonl", "its outputs are of cqa, not of svamp"),
+        ("none.jsonl", "contains no outputs"),
+        ("missing.jsonl", "missing.jsonl is missing"),
+    ):
+        told = CliRunner().invoke(
+            app, ["sweep", "--output", str(tmp_path / "no"), *OPTIONS, "--few-shot-cot", f"mine={given}"]
+        )
+        assert told.exit_code == 1 and message in " ".join(told.stderr.split())
+        assert not (tmp_path / "no").exists()
 
 
 def write(cell: Cell, scores: dict[str, float], output: Path) -> None:

@@ -51,7 +51,12 @@ def result(
 
 
 def palm(accuracy: float, data: str = "svamp") -> Result:
-    return Result(data, "human", PALM, FEW_SHOT_COT, 0.0, PALM, {"-": {"test_accuracy": accuracy / 100}})
+    return teacher(PALM, accuracy, data)
+
+
+def teacher(name: str, accuracy: float, data: str = "svamp", **asked: float) -> Result:
+    """A teacher itself, prompted with demonstrations."""
+    return Result(data, "human", name, FEW_SHOT_COT, 0.0, name, {"-": {"test_accuracy": accuracy / 100, **asked}})
 
 
 def rows_of(title: str, *results: Result) -> list[tuple[str, ...]]:
@@ -166,14 +171,26 @@ def test_the_least_resources_are_the_smallest_model_and_then_the_least_data_that
     assert (step_by_step.result.model, step_by_step.result.fraction, step_by_step.is_enough) == (BASE, 0.25, True)
     assert (standard.result.model, standard.result.fraction, standard.is_enough) == (LARGE, 1.0, False)
     assert rows_of("Figure 2.8", *results, palm(74.0))[1:] == [
-        ("SVAMP", "Standard finetuning", "t5-large", "783M", "100 %", "720", "74.00 ± 0.00", "74.00", "no"),
-        ("SVAMP", "Distilling step-by-step", "t5-base", "248M", "25 %", "180", "74.50 ± 1.50", "74.00", "yes"),
+        ("SVAMP", "Standard finetuning", "t5-large", "783M", "100 %", "720", "74.00 ± 0.00", PALM, "74.00", "no"),
+        ("SVAMP", "Distilling step-by-step", "t5-base", "248M", "25 %", "180", "74.50 ± 1.50", PALM, "74.00", "yes"),
     ]
 
 
+def test_each_teacher_is_one_to_outperform_by_the_questions_that_it_was_asked() -> None:
+    results = [result(60.0, 62.0, 64.0, model=LARGE), result(50.0, 52.0, 54.0)]
+    few = teacher("mine", 45.0, num_questions=20)
+    standard = ("SVAMP", "Standard finetuning")
+    assert rows_of("Figure 2.8", *results, palm(74.0), few)[1:] == [
+        (*standard, "t5-large", "783M", "100 %", "720", "62.00 ± 1.15", PALM, "74.00", "no"),
+        (*standard, "t5-base", "248M", "100 %", "720", "52.00 ± 1.15", "mine, 20 questions", "45.00", "yes"),
+    ]
+    title = make_tables([*results, palm(74.0), few])[0].title
+    assert title.endswith("; few-shot CoT of PaLM 540B: 74.00; few-shot CoT of mine, 20 questions: 45.00")
+
+
 def test_augmented_data_is_compared_with_what_the_teacher_does_without() -> None:
-    assert few_shot_cot([palm(77.0, "cqa"), palm(74.0)], "svamp+asdiv") == palm(74.0)
-    assert few_shot_cot([palm(77.0, "cqa")], "svamp") is None
+    assert few_shot_cot([palm(77.0, "cqa"), palm(74.0)], "svamp+asdiv") == [palm(74.0)]
+    assert few_shot_cot([palm(77.0, "cqa")], "svamp") == []
     assert rows_of("SVAMP + ASDiv", result(60.0, data="svamp+asdiv"))
 
 
