@@ -357,6 +357,13 @@ def test_a_row_of_each_method_runs_from_its_command_to_its_record(
 
 
 @pytest.mark.process
+def test_a_row_of_several_shapes_is_recorded_without_a_digest(tmp_path: Path, store: Path) -> None:
+    printed, (record,) = ran("F2.8", word_problems(tmp_path / "data"), store, "--tasks", "svamp", "--report-only")
+    assert "few-shot-cot" in printed
+    assert (record.model, record.model_digest) == ("tiny,mini", "")
+
+
+@pytest.mark.process
 @pytest.mark.slow
 def test_a_run_prints_published_and_own_numbers_and_records_what_it_was_made_of(tmp_path: Path, store: Path) -> None:
     kept = tmp_path / "kept"

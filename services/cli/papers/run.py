@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict
 
 from services.cli.papers.ledger import Comparison, Row
 from services.core.refusals import Refused, near_names
-from services.core.store.errors import NotFoundInStore
+from services.core.store.errors import InvalidCheckpoint, NotFoundInStore
 from services.core.text_files import json_of, read_json, read_records
 from services.jobs.code_revision import code_revision
 
@@ -305,10 +305,10 @@ def _output_of(command: Sequence[str]) -> str:
 
 
 def _model_digest(reference: str) -> str:
-    """Return the digest of a version in the store or of a folder; nothing for what has no files, such as a tag."""
+    """Return the digest of a version in the store or of a folder; nothing for what has no files: a tag, shapes."""
     from services.jobs.checkpoints import find_checkpoint  # imports torch, which a list of the ledger does without
 
     try:
         return find_checkpoint(reference).digest() if reference else ""
-    except (NotFoundInStore, Refused):
+    except (InvalidCheckpoint, NotFoundInStore, Refused):
         return ""
