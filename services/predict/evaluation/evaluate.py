@@ -145,18 +145,13 @@ def table(
         Path | None,
         typer.Option(callback=results_file(RESULT_FILES.load), help="File to add all of them to."),
     ] = None,
-    figures_in: Annotated[
-        Path | None, typer.Option("--figures", callback=output_folder, help="Folder for the figures, as SVG.")
-    ] = None,
 ) -> None:
-    """Combine the results of several sweeps in the dissertation's tables and figures."""
+    """Combine the results of several sweeps in the dissertation's tables."""
     try:
         loaded = RESULT_FILES.load(results)
         print_tables(loaded, Console(width=200, highlight=False))
         if save is not None:
             RESULT_FILES.save(loaded, save)
-        if figures_in is not None:
-            draw_figures(loaded, figures_in)
     except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error), param_hint="RESULTS") from error
     except KeyError as error:
