@@ -6,7 +6,7 @@ a fifth fits its confidence and chooses the threshold, and a tenth of what then 
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -49,15 +49,21 @@ HANDOVER = ("hands over below", "answers", "of these wrong", "95% interval")
 
 @dataclass(frozen=True)
 class DecisionSource(Source):
-    """The decisions about one question in logs."""
+    """The decisions about one question in logs, of which the command has read everything; `digest` is theirs."""
 
     logs: tuple[Path, ...]
+    taught: InitVar[TeachingData]
+    digest: InitVar[str]
+
+    def __post_init__(self, taught: TeachingData, digest: str) -> None:
+        vars(self).update(_taught=taught, _digest=digest)  # no fields, by which runs are told apart
 
     def content(self) -> str:
-        return content_digest(self.logs)
+        return str(vars(self)["_digest"])
 
     def read(self, recipe: Recipe) -> TeachingData:
-        return divided(read_decisions(self.logs)[self.task])
+        taught: TeachingData = vars(self)["_taught"]
+        return taught
 
 
 def divided(decided: DecidedTask) -> TeachingData:
@@ -151,12 +157,12 @@ def decisions(
     """
     options: dict[str, Any] = dict(locals())
     with one_line_errors("fovea distill decisions"):
-        found = read_decisions(logs)
+        found, digest = read_decisions(logs), content_digest(logs)
         divided_rows = {task: divided(decided) for task, decided in found.items()}
         measured = {}
         for task, data in divided_rows.items():
             method = "step-by-step" if any(example.rationale for example in data.train) else "standard"
-            source = DecisionSource(task, tuple(logs), labels="llm")
+            source = DecisionSource(task, tuple(logs), data, digest, labels="llm")
             run = StudentRun(source, model, recipe_of(Recipe, {**options, "method": method}))
             own = {"name": f"{name}-{task}" if name and len(found) > 1 else name or task, "output": output / task}
             judge = partial(measure, data, run.recipe, max_error)
