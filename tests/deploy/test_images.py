@@ -297,6 +297,28 @@ def answer_of(url: str) -> int | None:
     return None
 
 
+def looked_up(folder: Path, *skipped: str) -> subprocess.CompletedProcess[str]:
+    """What is said of an audit of four packages that left these out, in the forms of CycloneDX and of pip-audit."""
+    versions = {"Jinja2": "3.1.6", "aiohttp": "3.14.1", "torch": "2.13.0+cpu", "fovea-serving": "0.1.0"}
+    components = [{"name": name, "version": version} for name, version in versions.items()]
+    audited = [
+        {"name": name.lower()} | ({"skip_reason": "not found"} if name in skipped else {"version": version})
+        for name, version in versions.items()
+    ]
+    (folder / "sbom.json").write_text(json.dumps({"components": components}))
+    (folder / "audit.json").write_text(json.dumps({"dependencies": audited}))
+    command = [sys.executable, str(ROOT / "docker" / "looked_up.py"), "sbom.json", "audit.json"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_a_scan_that_looked_up_less_than_the_image_has_fails_and_names_what(tmp_path: Path) -> None:
+    done = looked_up(tmp_path, "torch", "fovea-serving")
+    told = "2 of 4 packages were looked up; not: torch 2.13.0+cpu, fovea-serving 0.1.0\n"
+    assert (done.returncode, done.stdout) == (0, told)
+    assert looked_up(tmp_path, "torch", "aiohttp").returncode == 1
+    assert looked_up(tmp_path, "Jinja2", "aiohttp", "torch", "fovea-serving").returncode == 1
+
+
 def test_the_probe_fails_where_nobody_answers() -> None:
     with kept_port() as port:
         probe = run_probe("fovea", "serve", "embed", FOVEA_EMBED_PORT=str(port))
