@@ -139,7 +139,9 @@ def test_the_address_may_come_from_the_environment_and_one_that_is_none_is_refus
 async def test_the_server_has_a_version_and_its_tools_change_nothing_and_describe_their_arguments() -> None:
     async with Client(make_server(Fovea("http://127.0.0.1:9"))) as client:
         tools = (await client.list_tools()).tools
-        assert (client.server_info.name, client.server_info.version) == ("fovea", version("fovea-serving"))
+        server = client.server_info
+    assert server is not None
+    assert (server.name, server.version) == ("fovea", version("fovea-serving"))
     assert {tool.name for tool in tools} == {"list_served", "search_images", "rerank", "score_captions", "predict"}
     assert all(tool.description and tool.annotations and tool.annotations.read_only_hint for tool in tools)
     assert all(each["description"] for tool in tools for each in tool.input_schema["properties"].values())
