@@ -150,18 +150,18 @@ MAX_FUNCTION_LINES = 60
 MAX_CHAIN = 13
 # Lines of Python that a room may have. A commit that raises a budget says why.
 BUDGETS = {
-    "fovea": 1_763,
+    "fovea": 1_760,
     "gateway": 4_285,
-    "services/cli": 4_108,
+    "services/cli": 4_230,
     "services/core": 14_164,
     "services/nn": 2_536,
-    "services/jobs": 3_973,
-    "services/curate": 4_558,
-    "services/embed": 18_632,
-    "services/generate": 15_923,
-    "services/predict": 7_330,
-    "services/score": 10_887,
-    "starters": 20_724,
+    "services/jobs": 4_010,
+    "services/curate": 4_571,
+    "services/embed": 18_630,
+    "services/generate": 15_942,
+    "services/predict": 7_437,
+    "services/score": 10_885,
+    "starters": 20_710,
     "vllm_plugin": 2_644,
 }
 SAYS_NOTHING = {"utils", "util", "helpers", "helper", "common", "manager", "base", "misc"}
