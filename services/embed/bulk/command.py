@@ -61,7 +61,7 @@ Suffixes = Annotated[
     list[str] | None, _of_both("Suffix of image names. Repeatable.", show_default=", ".join(IMAGE_SUFFIXES))
 ]
 BatchSize = Annotated[int | None, _of_both("Images in a request or a forward pass.", min=1, show_default="64, or 32")]
-Url = Annotated[str, _of_collection("Address of Fovea.", callback=fovea_url)]
+Url = Annotated[str, _of_collection("Address of Fovea.", envvar="FOVEA_URL", callback=fovea_url)]
 ApiKey = Annotated[str | None, _of_collection("API key.", envvar="FOVEA_API_KEY", callback=checked_key)]
 NoSkip = Annotated[bool, _of_collection("Upload images that the collection already has.", "--no-skip")]
 NoWait = Annotated[bool, _of_collection("Do not wait for the indexes.", "--no-wait")]

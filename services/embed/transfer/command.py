@@ -39,7 +39,7 @@ NUM_CONNECTIONS = 8
 
 app = command_line(help="Export, import, migrate, back up and restore image collections.", no_args_is_help=True)
 
-Url = Annotated[str, typer.Option(callback=fovea_url, help="Address of Fovea.")]
+Url = Annotated[str, typer.Option(envvar="FOVEA_URL", callback=fovea_url, help="Address of Fovea.")]
 ApiKey = Annotated[
     str | None,
     typer.Option(envvar="FOVEA_API_KEY", callback=checked_key, help="API key; its tenant's collections are meant."),

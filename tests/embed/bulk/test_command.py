@@ -47,6 +47,13 @@ def test_options_that_make_no_sense_are_refused(tmp_path: Path, options: list[st
     assert complaint in refused.output
 
 
+def test_the_address_may_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOVEA_URL", "fovea.example")
+    refused = run(tmp_path, "--collection", "a")
+    assert refused.exit_code == 2
+    assert "fovea.example does not begin with http:// or https://" in refused.output
+
+
 def test_embeddings_are_written_and_what_was_skipped_is_told_by_the_status(tmp_path: Path) -> None:
     checkpoint = write_tiny_checkpoint(tmp_path / "tiny")
     source = write_images(tmp_path / "images", 5, damaged=(2,))

@@ -111,10 +111,12 @@ def test_commands_end_with_one_line_that_says_what_is_wrong(tmp_path: Path) -> N
     for arguments, reason in (
         (["import", tmp_path / "none", "x"], "there is no folder and no tar"),
         (["export", "x", tmp_path / "out", "--url", "http://127.0.0.1:9/v1/"], "no Fovea at http://127.0.0.1:9: "),
+        (["export", "x", tmp_path / "out"], "no Fovea at http://127.0.0.1:10: "),
         (["backup", tmp_path / "backups", "--collections-dir", tmp_path / "none"], "there are no collections in"),
         (["restore", tmp_path / "backups"], "there is no complete backup"),
     ):
-        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+        environment = {"FOVEA_URL": "http://127.0.0.1:10"}
+        result = CliRunner(env=environment).invoke(app, [str(argument) for argument in arguments])
         assert (result.exit_code, result.stderr.count("\n"), result.stdout) == (1, 1, "")
         assert result.stderr.startswith(f"fovea collections {arguments[0]}: ")
         assert reason in result.stderr
