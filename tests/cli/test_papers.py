@@ -443,6 +443,15 @@ def test_an_option_that_the_rows_command_refuses_is_told_in_one_line_and_leaves_
 
 
 @pytest.mark.process
+def test_an_option_that_a_rows_last_command_lacks_is_told_before_the_others_run(tmp_path: Path) -> None:
+    asked = ("run", "FC.2", "--data", captions(tmp_path / "data"), "--save", tmp_path / "saved.jsonl")
+    refused = fovea(*asked, "--output", tmp_path / "out", "--qqq")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr == "fovea papers: fovea curate generate: No such option: --qqq\n"
+    assert [path for path in (tmp_path / "out").rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.process
 def test_what_a_failing_command_says_is_shown(tmp_path: Path, store: Path) -> None:
     (tmp_path / "benchmarks" / "winoground" / "images").mkdir(parents=True)
     (tmp_path / "benchmarks" / "winoground" / "images" / "1.png").touch()

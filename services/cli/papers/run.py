@@ -179,7 +179,10 @@ def run(
     filling = {**names, "model": checkpoint, "out": str(kept)} | {
         f"data.{name}": str(path) for name, path in data.items()
     }
-    printed = [_output_of([filled(word, filling) for word in step]) for step in steps]
+    commands = [[filled(word, filling) for word in step] for step in steps]
+    if more and len(commands) > 1:
+        _output_of([*commands[-1], "--help"])  # an option that it lacks is told before the others run
+    printed = list(map(_output_of, commands))
     if not row.compare:
         sys.stdout.writelines(printed)
     shown = {**names, "model": reference or "OUT/run/checkpoint", "out": "OUT"}
