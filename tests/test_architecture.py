@@ -152,8 +152,8 @@ MAX_CHAIN = 13
 BUDGETS = {
     "fovea": 1_760,
     "gateway": 4_285,
-    "services/cli": 4_230,
-    "services/core": 14_164,
+    "services/cli": 4_236,
+    "services/core": 14_166,
     "services/nn": 2_536,
     "services/jobs": 4_010,
     "services/curate": 4_571,

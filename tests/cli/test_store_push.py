@@ -180,7 +180,7 @@ def test_a_public_repository_gets_nothing_that_is_to_be_private(hub: Hub, store:
         (TOKEN, "hf://bob/toy", "hf://bob/toy is bob's; the token is ada's, who may write to ada, lab"),
         (TOKEN, "hf://ada/toy@main", "names a revision"),
         (TOKEN, "ada/toy", "'ada/toy' is not of the form hf://owner/name"),
-        (TOKEN, "hf://ada/missing", "missing has no alias 'latest'"),
+        (TOKEN, "hf://ada/missing", "there is no model 'missing' in "),
         (TOKEN, "hf://ada/toyy", "; did you mean toy?"),
         (TOKEN, "hf://ada/other", "hf://ada/other holds other files (notes.txt): push to a repository of its own"),
     ],

@@ -74,7 +74,7 @@ def show(row_id: Annotated[str, typer.Argument(metavar="id", help="A row of the 
         *([f"why: {row.why}"] if row.why else []),
         *(f"command: fovea {' '.join(step)}" for step in row.steps),
         *(f"data {name}: {data.told}" for name, data in row.data.items()),
-        *(f"in place of the paper's model ({beside}): {name}" for beside, name in row.models.items()),
+        *(f"in place of the paper's model, --model '{beside}=...': {name}" for beside, name in row.models.items()),
         *(f"--model '{beside}=' trains it: {' '.join(words)}" for beside, words in row.recipes.items()),
         *([f"the paper's weights: {row.weights}"] if row.weights else []),
         *(f"recorded: {text}" for text in row.recorded),
@@ -209,7 +209,7 @@ def _compared(cell: Cell, record: Record, row: Row) -> tuple[str, ...]:
     number = _number(cell.ours) + (f" ({cell.by})" if cell.by else "")
     of_paper = "in part" if record.more else "yes" if cell.is_within else "no"
     within = "stand-in" if cell.by or record.model in row.models.values() else of_paper
-    return _number(cell.published), number, f"{cell.difference:+.4g}", _number(cell.tolerance), within
+    return _number(cell.published), number, f"{round(cell.difference, 4):+.4g}", _number(cell.tolerance), within
 
 
 def _number(value: float | str) -> str:

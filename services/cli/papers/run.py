@@ -114,8 +114,10 @@ def find_data(
         if 0 < len(lacks) < len(data.files) and is_whole:
             missing.append(f"or give options for what {path} has, such as --only or --tasks")
     if missing:
-        where = f"in {folder}" if folder is not None else "without --data"
-        raise Missing("\n  ".join([f"{row.id} lacks, {where}:", *missing]))
+        if not is_whole:
+            missing.append("with options of your own, what they read is enough")
+        where = f"{folder} lacks" if folder is not None else "and --data is not given"
+        raise Missing("\n  ".join([f"{row.id} needs data, {where}:", *missing]))
     return found
 
 
@@ -137,8 +139,8 @@ def choose_models(row: Row, given: Sequence[str]) -> list[tuple[str, str]]:
     for text in given:
         beside, _, model = text.rpartition("=")
         if beside and beside not in known:
-            near = ", ".join(near_names(beside, known, count=3, similarity=0.0))
-            raise Misused(f"--model {text}: {row.id} has no published row {beside!r}; the nearest are {near}")
+            near = ", ".join(map(repr, near_names(beside, known, count=3, similarity=0.0)))
+            raise Misused(f"--model {text}: {row.id} has no row or model {beside!r}; the nearest are {near}")
         if not model and (beside, model) not in trained:
             raise Misused(f"--model {text}: {row.id} has no recipe for {beside!r}; it needs ROW=MODEL")
         own = (name for name, packaged in row.models.items() if packaged == model)
@@ -289,6 +291,7 @@ def _output_of(command: Sequence[str]) -> str:
 
     Raises Misused, with the command and its message, in place of showing how it is used.
     """
+    sys.stderr.write(f"fovea {' '.join(command)}\n")
     with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
         words, usage = [sys.executable, "-m", "services.cli.main", *command], ""
         with subprocess.Popen(words, stdout=output, stderr=subprocess.PIPE, text=True) as process:

@@ -137,20 +137,22 @@ class Store:
         if is_version_id(alias_or_version):
             if not self._versions.exists(name, alias_or_version):
                 told = f"{name} has no version {alias_or_version}"
-                raise NotFoundInStore(told + self._meant(name, alias_or_version))
+                raise NotFoundInStore(self._lacks(name, told, alias_or_version))
             return alias_or_version
         try:
             return self._aliases.read(name, check_alias(alias_or_version)).version
         except NotFoundInStore:
             told = f"{name} has no alias {alias_or_version!r} in {self.label}"
-            raise NotFoundInStore(told + self._meant(name, alias_or_version)) from None
+            raise NotFoundInStore(self._lacks(name, told, alias_or_version)) from None
 
-    def _meant(self, name: str, alias: str) -> str:
-        """Return the question for the nearest model or, where there is this one, for its nearest alias."""
+    def _lacks(self, name: str, told: str, wanted: str) -> str:
+        """Say that there is no such model, or `told` of one that there is, and ask for the nearest name."""
         with suppress(StoreUnavailable):
             names = {*self.names(), *(starter.name for starter in packaged_starters())}
-            return did_you_mean(alias, self._aliases.names(name)) if name in names else did_you_mean(name, names)
-        return ""
+            if name not in names:
+                return f"there is no model {name!r} in {self.label}{did_you_mean(name, names)}"
+            return told + did_you_mean(wanted, self._aliases.names(name))
+        return told
 
     def manifest(self, name: str, version: str) -> Manifest:
         """Read a version's manifest. Raises NotFoundInStore, CorruptCheckpoint."""

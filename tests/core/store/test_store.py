@@ -137,7 +137,7 @@ def test_an_alias_remembers_a_bounded_number_of_versions(tmp_path: Path) -> None
 def test_what_does_not_exist_is_named(place: StorePlace, tmp_path: Path) -> None:
     store = place.open()
     assert (store.names(), store.versions("toy"), store.aliases("toy")) == ([], [], {})
-    with pytest.raises(NotFoundInStore, match="toy has no alias 'latest'"):
+    with pytest.raises(NotFoundInStore, match="there is no model 'toy' in "):
         store.resolve("toy")
 
     store.publish("toy", write_checkpoint(tmp_path / "a"), INFO)

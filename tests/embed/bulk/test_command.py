@@ -79,7 +79,7 @@ def test_a_checkpoint_of_the_store_is_named_with_its_version(tmp_path: Path, mon
     assert '"model": "focallens-shapes@' in (tmp_path / "out" / "bulk.json").read_text()
     unknown = run(*command, "--checkpoint", "nothing")
     assert unknown.exit_code == 1
-    assert unknown.stderr.splitlines()[-1].startswith("fovea embed-bulk: nothing has no alias 'latest'")
+    assert unknown.stderr.splitlines()[-1].startswith("fovea embed-bulk: there is no model 'nothing' in ")
 
 
 @pytest.mark.parametrize(("source", "complaint"), [("nowhere", "there is no "), (".", "there are no images in ")])

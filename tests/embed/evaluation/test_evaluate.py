@@ -156,7 +156,7 @@ def test_what_is_missing_or_unknown_is_told_without_a_traceback(arguments: list[
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--checkpoint", "nothing"], "--checkpoint: nothing has no alias 'latest'"),
+        (["--checkpoint", "nothing"], "--checkpoint: there is no model 'nothing' in "),
         (["--baseline", "ViT-Z", "--pretrained", "openai"], "--baseline: open_clip has no model 'ViT-Z'"),
         (["--checkpoint", "."], "--checkpoint: '.' is neither a directory with"),
     ],

@@ -377,7 +377,7 @@ def test_a_published_version_has_the_profile_among_its_files_and_its_gain_in_the
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nothing"], "CHECKPOINT: nothing has no alias 'latest'"),
+        (["nothing"], "CHECKPOINT: there is no model 'nothing' in "),
         (["CHECKPOINT", "--data", "nowhere.csv"], "--data: nowhere.csv does not exist"),
         (
             ["CHECKPOINT", "--positions", "0,3", "--documents", "3"],

@@ -128,7 +128,7 @@ def test_a_checkpoint_is_found_in_the_store(checkpoint: Path, sugarcrepe: list[s
     assert stored["scores"] == folder["scores"]
     unknown = run(*sugarcrepe, "--model", "nothing", "--store-url", url)
     assert unknown.exit_code == 2
-    assert "--model: nothing has no alias 'latest'" in unknown.stderr
+    assert "--model: there is no model 'nothing' in " in unknown.stderr
 
 
 @pytest.mark.slow
@@ -299,7 +299,7 @@ def test_missing_data_is_told_without_a_traceback(arguments: list[str], message:
         (["--model", "=x"], "'=x' is not NAME=REFERENCE"),
         (["--model", "x:y", "--model", "x:y"], "several judges have the same name: x:y, x:y"),
         (["--judge", "vera"], "--judge vera needs at least one"),
-        (["--judge", "vera", "--model", "nowhere"], "nowhere has no alias 'latest'"),
+        (["--judge", "vera", "--model", "nowhere"], "there is no model 'nowhere' in "),
         (["--judge", "answers", "--model", "nowhere.json"], "nowhere.json is missing"),
         (["--judge", "chat", "--model", "x", "--key-variable", "NO_SUCH_KEY"], "NO_SUCH_KEY is not set"),
         (["--judge", "chat", "--model", "x", "--base-url", "http://127.0.0.1:1/v1"], "no response from"),

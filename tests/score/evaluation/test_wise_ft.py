@@ -147,7 +147,7 @@ def test_two_models_without_weights_in_between_are_refused(data: Path, tmp_path:
     for tuned, reason in (
         (str(base), "have the same weights: nothing lies between them"),
         (str(focallens), f"is no CLIP: it has open_clip_config.json, as other models do, and no {OPEN_CLIP_WEIGHTS}"),
-        ("clip-shapez", "clip-shapez has no alias 'latest'"),
+        ("clip-shapez", "there is no model 'clip-shapez' in "),
         ("clip-shapez", "did you mean clip-shapes?"),
         ("ViT-B-32", "a model of open_clip is ViT-B-32:TAG, with the tag of its weights"),
     ):
