@@ -107,7 +107,7 @@ def test_a_number_that_makes_no_training_is_refused_with_its_option(
 def test_a_model_that_the_store_has_not_is_told_in_one_line(arguments: list[str], tmp_path: Path) -> None:
     store = (tmp_path / "store").as_uri()
     told = refusal("train", *arguments, "--output", tmp_path / "run", "--store-url", store)
-    assert told.startswith(f"fovea train {arguments[0]}: nope has no alias 'latest' in file://")
+    assert told.startswith(f"fovea train {arguments[0]}: there is no model 'nope' in file://")
     assert len(told.splitlines()) == 1
 
 

@@ -201,7 +201,7 @@ def test_gc_removes_only_when_told_to(fovea_store: StoreCommand, store: Store, t
 
 
 def test_what_goes_wrong_is_told_in_one_line(fovea_store: StoreCommand, tmp_path: Path) -> None:
-    assert "no alias 'latest'" in fovea_store.refusal("show", "nothing")
+    assert "there is no model 'nothing'" in fovea_store.refusal("show", "nothing")
     assert "no model 'nothing'" in fovea_store.refusal("ls", "nothing")
     assert "checkpoint.json: No such file" in fovea_store.refusal("publish", str(tmp_path / "first"))
     (tmp_path / "first" / "checkpoint.json").write_text('{"name": "toy"}')

@@ -606,7 +606,7 @@ def test_until_a_model_is_loaded_requests_are_told_to_come_back(tmp_path: Path) 
         store_url=(tmp_path / "store").as_uri(), checkpoint_cache_dir=tmp_path / "checkpoints", models=("absent",)
     )
     with TestClient(create_predict(settings), raise_server_exceptions=False, base_url="http://localhost") as client:
-        wait_until_ready(lambda: "no alias" in client.get("/readyz").text)
+        wait_until_ready(lambda: "there is no model" in client.get("/readyz").text)
         for response in (client.get("/tasks"), client.post("/predict", json={"task": "x", "inputs": [PAIR]})):
             error = error_of(response, 503)
             assert error["code"] == "loading"

@@ -637,7 +637,7 @@ async def test_starting_on_an_empty_store_waits_for_the_first_version(place: Pla
 
     is_ready, detail = place.checkpoint.check()
     assert not is_ready
-    assert "no alias 'latest'" in detail
+    assert "there is no model 'toy'" in detail
     place.publish("first")
     await place.checkpoint.look()
     assert await place.ask("a") == "first:a"
