@@ -4,7 +4,6 @@ from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import structlog
 from fastapi import FastAPI
@@ -18,9 +17,6 @@ from services.embed.model.engines import ENGINES
 from services.embed.service import Embedder, EmbedService, ModelFacts
 from services.embed.settings import EmbedSettings
 from services.nn.devices import DeviceOptions, parameter_bytes
-
-if TYPE_CHECKING:
-    pass
 
 
 def create_embed(settings: EmbedSettings) -> FastAPI:

@@ -298,7 +298,7 @@ def answer_of(url: str) -> int | None:
 
 
 def looked_up(folder: Path, *skipped: str) -> subprocess.CompletedProcess[str]:
-    """What is said of an audit of four packages that left these out, in the forms of CycloneDX and of pip-audit."""
+    """Check an audit of four packages that left these out, in the forms of CycloneDX and of pip-audit."""
     versions = {"Jinja2": "3.1.6", "aiohttp": "3.14.1", "torch": "2.13.0+cpu", "fovea-serving": "0.1.0"}
     components = [{"name": name, "version": version} for name, version in versions.items()]
     audited = [

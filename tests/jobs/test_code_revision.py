@@ -18,7 +18,7 @@ def git(folder: Path, *words: str) -> str:
 
 
 def revision(folder: Path, **variables: str) -> str:
-    """What the code in a folder says of itself."""
+    """Return the revision that the code in a folder tells."""
     words = [sys.executable, "-c", "import code_revision; print(code_revision.code_revision())"]
     environment = {name: value for name, value in os.environ.items() if name != "FOVEA_CODE_REVISION"}
     done = subprocess.run(

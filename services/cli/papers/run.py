@@ -184,7 +184,10 @@ def run(
     commands = [[filled(word, filling) for word in step] for step in steps]
     if more and len(commands) > 1:
         _output_of([*commands[-1], "--help"])  # an option that it lacks is told before the others run
-    printed = list(map(_output_of, commands))
+    printed = []
+    for command in commands:
+        sys.stderr.write(f"fovea {' '.join(command)}\n")
+        printed.append(_output_of(command))
     if not row.compare:
         sys.stdout.writelines(printed)
     shown = {**names, "model": reference or "OUT/run/checkpoint", "out": "OUT"}
@@ -291,7 +294,6 @@ def _output_of(command: Sequence[str]) -> str:
 
     Raises Misused, with the command and its message, in place of showing how it is used.
     """
-    sys.stderr.write(f"fovea {' '.join(command)}\n")
     with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
         words, usage = [sys.executable, "-m", "services.cli.main", *command], ""
         with subprocess.Popen(words, stdout=output, stderr=subprocess.PIPE, text=True) as process:

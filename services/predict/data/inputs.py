@@ -17,7 +17,7 @@ from typing import Any
 from services.core.text_files import BadFile, Place, id_of, json_objects
 from services.jobs.inquiry import OutputError
 from services.predict.data.published import Split, read_rows
-from services.predict.data.rationale_file import begun_with, read_records
+from services.predict.data.rationale_file import begun_with, outputs_file, read_records
 from services.predict.data.rows import VALIDATION_SHARE, Row, TeacherOutput, TeachingData, join, split_off, subsample
 from services.predict.data.task_file import OwnTask
 from services.predict.data.teacher_outputs import read_output
@@ -75,7 +75,7 @@ def few_shot_rows(task: Task, folder: Path, outputs: Path) -> list[Row]:
     `outputs` is an output of `fovea distill extract`, or a folder with `test.jsonl`. Rows that it was not asked about
     have no output. Raises BadFile and OutputError, also if there are no outputs or they had no demonstrations.
     """
-    path = outputs / "test.jsonl" if outputs.is_dir() else outputs
+    path = outputs_file(outputs, "test")
     found = dict(_outputs(task, published_inputs(task, folder, "test"), path))
     begun = begun_with(path) or {}
     if begun.get("zero_shot"):

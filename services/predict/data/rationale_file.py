@@ -52,8 +52,8 @@ class Record(Identified):
 def opened_rationales(path: Path, arguments: Mapping[str, Any]) -> Iterator[RecordFile[Record]]:
     """Open a file with its records, or create it if there is none.
 
-    Its arguments are written with its first record, so that an extraction without any output binds nobody. Raises
-    OutputError.
+    Its arguments are written with its first record, so that an extraction without any output binds nobody.
+    Raises OutputError.
     """
     beside = path.with_name(path.name + ARGUMENTS_SUFFIX)
 
@@ -95,6 +95,11 @@ def read_teacher_outputs(path: Path, task: str, num_rows: int) -> list[TeacherOu
             raise OutputError(f"{path}: there is no row {record.row} of {num_rows}")
         outputs[record.row] = parse_output(task, record.output, "gpt")
     return outputs
+
+
+def outputs_file(outputs: Path, name: str) -> Path:
+    """Return the file of a split or a data set in a folder of a teacher's outputs, or the only file itself."""
+    return outputs / f"{name}.jsonl" if outputs.is_dir() else outputs
 
 
 def begun_with(path: Path) -> dict[str, Any] | None:

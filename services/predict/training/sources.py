@@ -10,7 +10,7 @@ from services.core.text_files import BadFile
 from services.jobs.inquiry import OutputError
 from services.predict.data.inputs import content_digest, own_splits
 from services.predict.data.published import Split, find_rows, read_outputs, read_rows
-from services.predict.data.rationale_file import read_records, read_teacher_outputs
+from services.predict.data.rationale_file import outputs_file, read_records, read_teacher_outputs
 from services.predict.data.rows import LabelSource, Row, TeachingData, join, make_splits, subsample, taught_rows
 from services.predict.data.task_file import OwnTask
 from services.predict.number_slots import hide_numbers, in_canonical_order
@@ -133,7 +133,7 @@ def _published_splits(source: DataSource, seed: int, *, has_explained_tests: boo
     splits = make_splits(task, train, valid, read("test"), source.fraction, seed)
     if source.augment:
         more = read_rows(ASDIV, source.folder, "train")
-        if source.rationales is not None and (path := _file(source.rationales, ASDIV.name)).is_file():
+        if source.rationales is not None and (path := outputs_file(source.rationales, ASDIV.name)).is_file():
             more = join(more, read_teacher_outputs(path, ASDIV.name, len(more)))
         splits.train.extend(more[row] for row in subsample(len(more), source.fraction, seed))
     return splits
@@ -156,18 +156,14 @@ def _with_outputs(source: DataSource, task: Task, split: Split) -> list[Row]:
         return join(rows, read_outputs(task, source.folder, split))
     if split != "train" and not source.rationales.is_dir():
         raise OutputError(f"{source.rationales} covers only the training rows, but the {split} rows need outputs too")
-    return join(rows, read_teacher_outputs(_file(source.rationales, split), task.name, len(rows)))
-
-
-def _file(rationales: Path, name: str) -> Path:
-    return rationales / f"{name}.jsonl" if rationales.is_dir() else rationales
+    return join(rows, read_teacher_outputs(outputs_file(source.rationales, split), task.name, len(rows)))
 
 
 def _unparsed(source: DataSource) -> str:
     """Text with the numbers of the teacher's outputs that can't be parsed; empty without outputs of an extraction."""
     if source.rationales is None:
         return ""
-    path = _file(source.rationales, "train")
+    path = outputs_file(source.rationales, "train")
     records = read_records(path)
     problems = Counter(record.problem for record in records if record.problem is not None)
     told = ", ".join(f"{problem}: {number}" for problem, number in problems.most_common())
