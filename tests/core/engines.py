@@ -21,9 +21,9 @@ class RecordingEngine:
 
     def run_batch(self, items: Sequence[str]) -> list[str]:
         self.batches.append(list(items))
-        if not self.gate.is_set():
+        if not self.gate.is_set():  # a gate that closes after this holds the next call
             self.entered.set()
-        assert self.gate.wait(60), "the test left the gate closed"
+            assert self.gate.wait(60), "the test left the gate closed"
         if self.fault is not None:
             self.fault(items)
         return [item.upper() for item in items]

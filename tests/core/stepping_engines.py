@@ -121,7 +121,7 @@ class CountingEngine:
         return item, f"{item.name}-{number}", is_last
 
     def _pass_gate(self, what: str, items: Sequence[Item]) -> None:
-        if not self.gate.is_set():
+        if not self.gate.is_set():  # a gate that closes after this holds the next call
             self.entered.set()
-        assert self.gate.wait(60), "the test left the gate closed"
+            assert self.gate.wait(60), "the test left the gate closed"
         self.fault(what, items)

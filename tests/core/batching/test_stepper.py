@@ -59,10 +59,16 @@ class Bench:
 
     async def close(self) -> None:
         for engine in self.engines:
+            engine.fault = fail_at_end  # what a failed test has left running might have no end
             engine.gate.set()
         for stepper in self.steppers:
             await stepper.close()
         await self.thread.close()
+
+
+def fail_at_end(what: str, items: Sequence[Item]) -> None:
+    if what != "cancel":
+        raise RuntimeError("the test has ended")
 
 
 @pytest.fixture
