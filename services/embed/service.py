@@ -197,7 +197,10 @@ class Embedder:
         if isinstance(one, Text):
             return [one]
         return await self.inputs.decode(
-            one.data, one.param, lambda pixels: engine.prepare_image(pixels, one.digest, conditions)
+            one.data,
+            one.param,
+            lambda pixels: engine.prepare_image(pixels, one.digest, conditions),
+            side=engine.image_side,
         )
 
 

@@ -111,6 +111,11 @@ class ScoreEngine(TwoTowerEngine[ImageItem, Features]):
         return self._transform.resize_mode
 
     @property
+    def image_side(self) -> int:
+        """Pixels to which `prepare_image` resizes the shorter side of an image."""
+        return max(self._transform.size)
+
+    @property
     def num_patches(self) -> int:
         """The numbers of a heatmap; 0 for a model that has none."""
         return 0 if self._grid is None else math.prod(self._grid)

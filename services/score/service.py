@@ -247,7 +247,10 @@ class Scorer:
     async def _decode(self, job: _Job, image: _Image) -> Item:
         engine = job.served.engine
         return await self.inputs.decode(
-            image.data, image.param, lambda pixels: engine.prepare_image(pixels, image.digest)
+            image.data,
+            image.param,
+            lambda pixels: engine.prepare_image(pixels, image.digest),
+            side=engine.image_side,
         )
 
     async def _caption_features(self, job: _Job, texts: Sequence[Text]) -> list[Features]:

@@ -10,9 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import skimage.data
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from starlette.testclient import TestClient
 
+from services.core.images.decoding import decode_image
+from services.core.images.references import ImageLimits
 from services.core.store.manifest import CheckpointInfo
 from services.core.store.store import Store
 from services.embed.app import create_embed
@@ -117,6 +121,19 @@ def test_an_image_as_the_body_is_embedded_under_the_condition_of_the_query(
     assert body["usage"] == {"images": 1, "prompt_tokens": num_tokens, "total_tokens": num_tokens}
     entry = body["data"][0]
     assert (entry["object"], entry["index"], entry["condition"]) == ("embedding", 0, COLOR)
+
+
+def test_a_large_jpeg_is_embedded_as_decoding_made_it_smaller(client: TestClient, engine: FocalLensEngine) -> None:
+    photograph = Image.fromarray(skimage.data.coffee()).resize((1600, 1200))  # type: ignore[no-untyped-call]
+    file = encode(photograph, "JPEG")
+    response = client.post("/embed", content=file, headers={"content-type": "image/jpeg"})
+    smaller, whole = (
+        engine.run_batch(engine.prepare_image(decode_image(file, ImageLimits(), side=side), str(side), [None]))[0].rows
+        for side in (engine.image_side, None)
+    )
+    assert_same(rows_of(response), smaller)
+    assert np.abs(smaller - whole).max() > 1e-4
+    assert (smaller * whole).sum() > 0.999
 
 
 def test_the_response_names_its_checkpoint_its_request_and_its_times(client: TestClient) -> None:

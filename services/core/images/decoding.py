@@ -25,6 +25,10 @@ STRIP_PIXELS = 1_000_000
 END_OF_JPEG = b"\xff\xd9"
 # What is missing of a JPEG that was cut off is among its last rows; blocks are 8 or 16 of them.
 LAST_ROWS = 32
+# A JPEG that is reduced while it is decoded stays this many times as large as it will be: then resizing it gives what
+# resizing the whole image gives, within a few steps of 256.
+LEFT_TO_RESIZE = 2
+REDUCTIONS = (8, 4, 2)  # those that libjpeg has
 # Stands for pixels of a JPEG that may be missing: they would be other ones than without it.
 _OTHER_PIXELS = b"\xaa" * 4096
 
@@ -68,16 +72,19 @@ _TRANSPOSITIONS = {
 }
 
 
-def decode_image(data: bytes, limits: ImageLimits, *, param: str | None = None) -> Image.Image:
+def decode_image(data: bytes, limits: ImageLimits, *, side: int | None = None, param: str | None = None) -> Image.Image:
     """Return the first frame of a JPEG, PNG, WebP, GIF or BMP as loaded RGB pixels, turned upright.
 
     Transparent pixels are laid over white, 16-bit channels keep their upper byte, colour profiles are ignored, and
     the result carries no metadata, so nothing turns it a second time. Safe to call from several threads.
 
+    `side` is the length in pixels to which the caller will resize the shorter side: a JPEG that is at least four times
+    as large then comes at a half, a quarter or an eighth of its size.
+
     Raises TooLarge (naming limit and value), UnsupportedMediaType (naming what was found) or InvalidRequest;
     `param` is the request field they blame.
     """
-    return load_image(read_image_header(data, limits, param=param), limits, param=param)
+    return load_image(read_image_header(data, limits, param=param), limits, side=side, param=param)
 
 
 def read_image_header(data: bytes, limits: ImageLimits, *, param: str | None = None) -> ImageHeader:
@@ -92,23 +99,27 @@ def read_image_header(data: bytes, limits: ImageLimits, *, param: str | None = N
         return header
 
 
-def load_image(header: ImageHeader, limits: ImageLimits, *, param: str | None = None) -> Image.Image:
+def load_image(
+    header: ImageHeader, limits: ImageLimits, *, side: int | None = None, param: str | None = None
+) -> Image.Image:
     """Decode the image that `read_image_header` found. Raises what `decode_image` raises."""
     with blaming(param):
         try:
-            return _load(header, limits)
+            return _load(header, limits, side)
         except _DECODER_FAILURES:
             check_memory(DECODING_BYTES_PER_PIXEL * header.width * header.height)  # decoders report its lack as damage
             raise InvalidRequest(f"The image is truncated or damaged: its {header.format} can't be decoded.") from None
 
 
-def _load(header: ImageHeader, limits: ImageLimits) -> Image.Image:
+def _load(header: ImageHeader, limits: ImageLimits, side: int | None) -> Image.Image:
     if header.format == "WEBP" and webp.is_available():
         image, exif = _load_webp(header.data, limits)
     else:
         image = _PLUGINS[header.format](BytesIO(header.data))
         # Where a header contradicts itself, the decoder allocates by its own reading.
         _check_size(image.size, limits)
+        if side is not None:
+            image.draft(None, _reduced(image.size, side))  # which other formats ignore
         try:
             image.load()
         except OSError:
@@ -123,6 +134,18 @@ def _load(header: ImageHeader, limits: ImageLimits) -> Image.Image:
         image = image.transpose(transposition)
     image.info = {}
     return image
+
+
+def _reduced(size: tuple[int, int], side: int) -> tuple[int, int]:
+    """Return the size at which to decode a JPEG that will be resized to `side`.
+
+    Both sides are divided without a remainder: a last row of fewer pixels would move the others when it is resized.
+    """
+    width, height = size
+    for reduction in REDUCTIONS:
+        if min(size) >= LEFT_TO_RESIZE * reduction * side and width % reduction == height % reduction == 0:
+            return width // reduction, height // reduction
+    return size
 
 
 def _without_end(data: bytes) -> Image.Image:

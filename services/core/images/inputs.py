@@ -129,13 +129,15 @@ class ImageInputs:
         with self._fetch_seconds.time():
             return await self._fetcher.fetch(reference.url, param=param)
 
-    async def decode(self, data: bytes, param: str, use: Callable[[Image.Image], T]) -> T:
-        """Return what `use` makes of the RGB pixels, on a decoding thread. Raises Overloaded where too many images of
-        the client wait, and what `decode_image` raises."""
+    async def decode(self, data: bytes, param: str, use: Callable[[Image.Image], T], *, side: int | None = None) -> T:
+        """Return what `use` makes of the RGB pixels, on a decoding thread; `side` is as in `decode_image`.
+
+        Raises Overloaded where too many images of the client wait, and what `decode_image` raises.
+        """
 
         def decode(header: ImageHeader) -> T:
             with self._decode_seconds.time():
-                return use(load_image(header, self.limits, param=param))
+                return use(load_image(header, self.limits, side=side, param=param))
 
         def decode_small() -> T | ImageHeader:
             header = read_image_header(data, self.limits, param=param)

@@ -73,7 +73,7 @@ class BulkEmbedder:
 
     def prepare(self, data: bytes) -> Pixels:
         """Decode a file → (height, width, 3) uint8. Raises FoveaError if it is not an image within the limits."""
-        return self._engine.transform(decode_image(data, ImageLimits()))
+        return self._engine.transform(decode_image(data, ImageLimits(), side=self._engine.image_side))
 
     def embed(self, pixels: Sequence[Pixels]) -> Array:
         """Embed B images → (B, C, E) float32, L2-normalised. Raises EmbeddingError if a number is not finite."""

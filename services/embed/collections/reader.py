@@ -185,7 +185,7 @@ class ImageReader:
     def _decode(self, engine: EmbedModel, source: Source) -> Pixels | None:
         assert source.data is not None, "there are bytes to decode"
         try:
-            return engine.transform(decode_image(source.data, self._limits))
+            return engine.transform(decode_image(source.data, self._limits, side=engine.image_side))
         except FoveaError as error:  # it decoded when it was added, so the limits or the decoder have changed
             structlog.get_logger(__name__).warning("image left out", digest=source.digest, error=error.message)
             return None

@@ -144,7 +144,7 @@ class CollectionService:
 
     async def _read(self, model: str, images: Sequence[ImageToAdd]) -> Sequence[NewImage]:
         """Check that the images decode and return their bytes; their pixels are kept for the model's indexer."""
-        keep = self._keep_pixels(model)
+        keep, side = self._keep_pixels(model)
 
         async def read(asked: ImageToAdd) -> NewImage:
             data = await self._inputs.bytes_of(asked.image.reference, asked.image.param)
@@ -154,21 +154,21 @@ class CollectionService:
                 keep(digest, image)
                 return digest
 
-            digest = await self._inputs.decode(data, asked.image.param, digest_and_keep)
+            digest = await self._inputs.decode(data, asked.image.param, digest_and_keep, side=side)
             image_id = asked.id if asked.id is not None else digest
             return NewImage(image_id, data, digest, asked.metadata, asked.param, asked.created)
 
         return await all_or_first_failure([read(image) for image in images], at_once=DECODED_AT_ONCE)
 
-    def _keep_pixels(self, model: str) -> Callable[[str, Image], None]:
+    def _keep_pixels(self, model: str) -> tuple[Callable[[str, Image], None], int | None]:
         """Make the function that keeps a decoded image's pixels, or drops them without a checkpoint to transform
-        them."""
+        them; returns it with the side that it needs, as in `decode_image`."""
         resident = self._serving.models.named(model)
         if resident is None or not resident.checkpoint.is_loaded:
-            return lambda digest, image: None
+            return lambda digest, image: None, None
         with resident.checkpoint.lease() as served:
-            checkpoint, transform = served.digest, served.engine.transform
-        return lambda digest, image: self._serving.fresh.put(checkpoint, digest, transform(image))
+            checkpoint, transform, side = served.digest, served.engine.transform, served.engine.image_side
+        return lambda digest, image: self._serving.fresh.put(checkpoint, digest, transform(image)), side
 
     async def _stored_image(self, reference: StoredImageReference) -> bytes:
         if not is_name(reference.collection):  # in a body, which has no such field

@@ -121,6 +121,11 @@ class ImageEngine(ABC, Generic[CheckpointT]):
         return self._transform.size
 
     @property
+    def image_side(self) -> int | None:
+        """Pixels to which `transform` resizes the shorter side of an image; None if they depend on the image."""
+        return max(self._transform.size) if isinstance(self._transform, ImageTransform) else None
+
+    @property
     def dtype_name(self) -> str:
         """The dtype of the forward pass, e.g. `bfloat16`; embeddings are always float32."""
         return str(self._dtype).removeprefix("torch.")

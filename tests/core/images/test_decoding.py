@@ -4,7 +4,9 @@ import threading
 import zlib
 from io import BytesIO
 
+import numpy as np
 import pytest
+import skimage.data
 from PIL import Image, ImageChops, ImageOps
 from structlog.testing import capture_logs
 
@@ -175,11 +177,55 @@ def test_pixels_sides_and_bytes_are_limited_and_the_message_names_limit_and_valu
         assert refusal.value.param == "input.3.image"
 
 
+@pytest.mark.parametrize("side", [None, 4])
 @pytest.mark.parametrize("kind", [kind for kind in every_kind() if "animated" not in kind])
-def test_a_file_cut_in_half_is_refused(kind: str) -> None:
+def test_a_file_cut_in_half_is_refused(kind: str, side: int | None) -> None:
     file = every_kind()[kind]
     with pytest.raises(InvalidRequest):
-        decode_image(file[: len(file) // 2], LIMITS)
+        decode_image(file[: len(file) // 2], LIMITS, side=side)
+
+
+@pytest.mark.parametrize(
+    ("size", "decoded"),
+    [
+        ((4032, 3024), (1008, 756)),
+        ((3024, 4032), (756, 1008)),
+        ((1920, 1080), (960, 540)),
+        ((896, 896), (448, 448)),
+        ((895, 896), (895, 896)),  # under four times the side
+        ((640, 480), (640, 480)),
+        ((2048, 1365), (2048, 1365)),  # no scale divides both sides
+        ((4000, 3012), (1000, 753)),
+        ((4000, 3010), (2000, 1505)),
+    ],
+)
+def test_a_large_jpeg_is_decoded_at_no_less_than_twice_the_size_to_which_it_will_be_resized(
+    size: tuple[int, int], decoded: tuple[int, int]
+) -> None:
+    file = encode(Image.new("L", size), "JPEG")
+    assert decode_image(file, LIMITS, side=224).size == decoded
+    assert decode_image(file, LIMITS).size == size
+    assert decode_image(encode(Image.new("1", size), "PNG"), LIMITS, side=224).size == size
+
+
+@pytest.mark.parametrize("name", ["astronaut", "coffee", "chelsea"])
+@pytest.mark.parametrize("kind", [{}, {"progressive": True}, {"subsampling": 0}, {"exif": b"Exif\0\0" + exif(6)}])
+def test_a_photograph_that_was_decoded_smaller_is_resized_to_nearly_the_same_pixels(
+    name: str, kind: dict[str, object]
+) -> None:
+    photograph = Image.fromarray(getattr(skimage.data, name)()).resize((1600, 1200))
+    file = encode(photograph, "JPEG", quality=90, **kind)
+    smaller, whole = (decode_image(file, LIMITS, side=side) for side in (112, None))
+    assert [length * 4 for length in smaller.size] == list(whole.size)
+    ours, exact = (np.asarray(image.resize((112, 112), Image.Resampling.BICUBIC), float) for image in (smaller, whole))
+    assert np.sqrt(np.mean((ours - exact) ** 2)) < 1
+    assert np.abs(ours - exact).max() <= 12
+
+
+def test_a_jpeg_without_its_end_is_read_where_it_would_be_decoded_smaller() -> None:
+    file = encode(scene((480, 320)), "JPEG")
+    with capture_logs():
+        assert decode_image(file[:-2], LIMITS, side=16).tobytes() == decode_image(file, LIMITS).tobytes()
 
 
 JPEGS = [kind for kind in every_kind() if kind.startswith("jpeg")]
