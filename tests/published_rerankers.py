@@ -107,6 +107,17 @@ def gte_reranker_modernbert(folder: Path) -> None:
 
 def qwen3_reranker(folder: Path) -> None:
     """Qwen/Qwen3-Reranker-0.6B: bfloat16, tied embeddings, the configuration and the chat template of any Qwen3."""
+    config: dict[str, Any] = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "attention_bias": False}
+    _qwen(folder, config | {"head_dim": 16, "max_position_embeddings": 40960, "max_window_layers": 28})
+
+
+def mxbai_rerank(folder: Path) -> None:
+    """mixedbread-ai/mxbai-rerank-base-v2: the configuration and the chat template of any Qwen2.5."""
+    config: dict[str, Any] = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "max_window_layers": 24}
+    _qwen(folder, config | {"max_position_embeddings": 32768})
+
+
+def _qwen(folder: Path, config: dict[str, Any]) -> None:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -115,11 +126,9 @@ def qwen3_reranker(folder: Path) -> None:
     tokenizer.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
     tokenizer.add_tokens(["<think>", "</think>"])
     end, end_of_turn = (tokenizer.token_to_id(token) for token in ("<|endoftext|>", "<|im_end|>"))
-    config: dict[str, Any] = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_act": "silu"}
-    config |= {"attention_bias": False, "head_dim": 16, "num_key_value_heads": 2, "rms_norm_eps": 1e-06}
-    config |= {"max_position_embeddings": 40960, "rope_theta": 1000000, "rope_scaling": None, "sliding_window": None}
-    config |= {"bos_token_id": end, "eos_token_id": end_of_turn, "tie_word_embeddings": True, "use_cache": True}
-    config |= {"torch_dtype": "bfloat16", "use_sliding_window": False, "max_window_layers": 28}
+    config |= {"hidden_act": "silu", "num_key_value_heads": 2, "rms_norm_eps": 1e-06, "rope_theta": 1000000}
+    config |= {"rope_scaling": None, "sliding_window": None, "use_sliding_window": False, "use_cache": True}
+    config |= {"bos_token_id": end, "eos_token_id": end_of_turn, "tie_word_embeddings": True, "torch_dtype": "bfloat16"}
     weights = _weights(folder, config, tokenizer, "AutoModelForCausalLM")
     del weights["lm_head.weight"]
     save_file(
@@ -144,7 +153,13 @@ CROSS_ENCODERS: Mapping[str, Callable[[Path], None]] = {
 }
 QWEN3_RERANKER = "Qwen3-Reranker-0.6B"
 QWEN3_VL_RERANKER = "Qwen3-VL-Reranker-2B"
-RERANKERS = {**CROSS_ENCODERS, QWEN3_RERANKER: qwen3_reranker, QWEN3_VL_RERANKER: write_qwen3_vl_reranker}
+MXBAI_RERANK = "mxbai-rerank-base-v2"
+RERANKERS = {
+    **CROSS_ENCODERS,
+    QWEN3_RERANKER: qwen3_reranker,
+    QWEN3_VL_RERANKER: write_qwen3_vl_reranker,
+    MXBAI_RERANK: mxbai_rerank,
+}
 
 
 def publish_reranker(folder: Path, name: str) -> Path:

@@ -158,7 +158,7 @@ BUDGETS = {
     "services/jobs": 4_010,
     "services/curate": 4_571,
     "services/embed": 18_636,
-    "services/generate": 15_942,
+    "services/generate": 16_016,
     "services/predict": 7_437,
     "services/score": 10_893,
     "starters": 20_710,

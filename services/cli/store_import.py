@@ -38,6 +38,7 @@ ENGINES = {
     "causal-lm": ("services.generate.engine", "GenerateEngine"),
     "cross-encoder": ("services.generate.model.reranker_engine", "CrossEncoderEngine"),
     "qwen3-reranker": ("services.generate.model.reranker_engine", "Qwen3RerankerEngine"),
+    "mxbai-rerank-v2": ("services.generate.model.reranker_engine", "MxbaiRerankEngine"),
     "qwen3-vl-reranker": ("services.generate.model.vl_reranker_engine", "Qwen3VlRerankerEngine"),
 }
 

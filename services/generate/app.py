@@ -21,7 +21,12 @@ from services.generate.http.generate_routes import generate_models_router, gener
 from services.generate.http.openai_responses import responses_router
 from services.generate.http.openai_routes import openai_router, tokenize_router
 from services.generate.http.rerank_routes import rerank_router
-from services.generate.model.reranker_engine import CrossEncoderEngine, Qwen3RerankerEngine, RerankerEngine
+from services.generate.model.reranker_engine import (
+    CrossEncoderEngine,
+    MxbaiRerankEngine,
+    Qwen3RerankerEngine,
+    RerankerEngine,
+)
 from services.generate.model.vl_reranker_engine import Qwen3VlRerankerEngine
 from services.generate.service import AnyBatcher, AnyEngine, CallLimits, GenerateModels, GenerateService, ModelFacts
 from services.generate.settings import GenerateSettings
@@ -35,7 +40,7 @@ ROUTERS = (
     *(generate_router, openai_router, responses_router, tokenize_router),
     *(anthropic_router, cohere_router, rerank_router),
 )
-RERANKERS = (CrossEncoderEngine, Qwen3RerankerEngine, Qwen3VlRerankerEngine)
+RERANKERS = (CrossEncoderEngine, Qwen3RerankerEngine, Qwen3VlRerankerEngine, MxbaiRerankEngine)
 
 
 def create_generate(settings: GenerateSettings) -> FastAPI:

@@ -61,6 +61,7 @@ KINDS: Mapping[str, Kind] = {
     "magiclens": Kind(("embed",), "image-feature-extraction", "MagicLens: image retrieval by an instruction"),
     "open-clip": Kind(("score", "embed"), "zero-shot-image-classification", "CLIP: images and texts in one space"),
     "qwen3-reranker": Kind(("generate",), "text-ranking", _RERANKER),
+    "mxbai-rerank-v2": Kind(("generate",), "text-ranking", _RERANKER),
     "qwen3-vl-reranker": Kind(("generate",), "text-ranking", _RERANKER),
     "t5-student": Kind(
         ("predict",), "text-generation", "Distilling step-by-step: a student that gives a label and its rationale"

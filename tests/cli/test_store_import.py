@@ -40,7 +40,13 @@ from tests.published_instructblip import write_instructblip
 from tests.published_llava import write_llava
 from tests.published_models import LANGUAGE_MODELS, T5S, publish, sentencepiece_model
 from tests.published_qwen3_vl import write_qwen3_vl_embedding
-from tests.published_rerankers import CROSS_ENCODERS, QWEN3_RERANKER, QWEN3_VL_RERANKER, publish_reranker
+from tests.published_rerankers import (
+    CROSS_ENCODERS,
+    MXBAI_RERANK,
+    QWEN3_RERANKER,
+    QWEN3_VL_RERANKER,
+    publish_reranker,
+)
 
 VICUNA = (
     "<s>A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, detailed,"
@@ -145,6 +151,14 @@ def test_a_qwen3_reranker_is_known_by_its_name_or_its_prompt(tmp_path: Path, nam
     is_known = is_told or name == QWEN3_RERANKER
     assert (plan["kind"], plan["services"]) == ("qwen3-reranker" if is_known else "causal-lm", ["generate"])
     assert plan["source"]["context_length"] == (8192 if is_known else 40960)
+
+
+def test_an_mxbai_rerank_is_a_reranker_of_generate(tmp_path: Path) -> None:
+    source = publish_reranker(tmp_path, MXBAI_RERANK)
+    plan = json.loads(run(source, "--dry-run", "--json").stdout)
+    assert (plan["kind"], plan["services"]) == ("mxbai-rerank-v2", ["generate"])
+    assert plan["source"]["context_length"] == 8192
+    assert "calibration" not in plan["source"]
 
 
 def test_qwen3_reranker_is_imported_as_it_is_published(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_generate_is_vllm_where_there_is_a_gpu_and_nothing_else_is_set(python: P
 
 
 @pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize("kind", ["cross-encoder", "qwen3-reranker", "qwen3-vl-reranker"])
+@pytest.mark.parametrize("kind", ["cross-encoder", "qwen3-reranker", "qwen3-vl-reranker", "mxbai-rerank-v2"])
 def test_a_reranker_alone_is_run_by_fovea_s_own_engine(
     python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:

@@ -20,6 +20,7 @@ from tests.embed.tiny import wait_until_ready
 from tests.generate.served_tiny import MODEL, publish_tiny
 from tests.published_rerankers import (
     CROSS_ENCODERS,
+    MXBAI_RERANK,
     QWEN3_RERANKER,
     QWEN3_VL_RERANKER,
     RERANKERS,
@@ -65,7 +66,9 @@ def client(folder: Path) -> Iterator[TestClient]:
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    ("name", "engine"), [(name, "CrossEncoder") for name in CROSS_ENCODERS] + [(QWEN3_RERANKER, "Qwen3Reranker")]
+    ("name", "engine"),
+    [(name, "CrossEncoder") for name in CROSS_ENCODERS]
+    + [(QWEN3_RERANKER, "Qwen3Reranker"), (MXBAI_RERANK, "MxbaiRerank")],
 )
 def test_a_reranker_loads_in_a_process_that_has_loaded_no_other_model(tmp_path: Path, name: str, engine: str) -> None:
     program = f"""
@@ -181,6 +184,56 @@ def test_qwen3_reranker_cuts_a_long_document_at_its_end(client: TestClient, fold
     expected = scores_of_its_model_card(folder / "hub" / QWEN3_RERANKER, long, INSTRUCT)
     assert by_index(answer) == pytest.approx(expected, abs=1e-5)
     assert answer["usage"]["prompt_tokens"] == 8192
+    assert answer["meta"]["warnings"] == ["Cut to the model's 8192 tokens of query and document: document 0."]
+
+
+def scores_of_its_publishers_code(source: Path, query: str, documents: list[str], instruct: str = "") -> list[float]:
+    """Score with transformers alone, as mixedbread's package of mxbai-rerank-v2 does."""
+    tokenizer = transformers().AutoTokenizer.from_pretrained(source, padding_side="left")
+    model = transformers().AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
+
+    def ids(text: str, most: int | None = None) -> list[int]:
+        found: list[int] = tokenizer(
+            text, add_special_tokens=False, truncation=most is not None, max_length=most
+        ).input_ids
+        return found
+
+    task = (
+        "You are a search relevance expert who evaluates how well documents match search queries. For each "
+        "query-document pair, carefully analyze the semantic relationship between them, then provide your binary "
+        "relevance judgment (0 for not relevant, 1 for relevant).\nRelevance:"
+    )
+    before = ids(
+        "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
+        "<|im_start|>user\n"
+    )
+    after = [*ids("\n"), *ids(task), *ids("<|im_end|>\n<|im_start|>assistant\n")]
+    asked = ids(f"instruction: {instruct}\nquery: {query}" if instruct else f"query: {query}", 8192 * 3 // 4)
+    pairs = [[*asked, *ids("\n"), *ids(f"document: {document}", 8192)][:8192] for document in documents]
+    inputs = tokenizer.pad({"input_ids": [[*before, *pair, *after] for pair in pairs]}, return_tensors="pt")
+    one, zero = tokenizer.convert_tokens_to_ids(["1", "0"])
+    with torch.inference_mode():
+        logits = model(**inputs, logits_to_keep=1).logits[:, -1].double()
+    scores: list[float] = (logits[:, one] - logits[:, zero]).sigmoid().tolist()
+    return scores
+
+
+@pytest.mark.parametrize("instruct", ["", "Find what tells of ships, whoever lit what"])
+def test_mxbai_rerank_scores_as_its_publishers_code_does(client: TestClient, folder: Path, instruct: str) -> None:
+    expected = scores_of_its_publishers_code(folder / "hub" / MXBAI_RERANK, QUERY, DOCUMENTS, instruct)
+    assert max(expected) - min(expected) > 0.01
+    answer = answer_to(client, MXBAI_RERANK, instruct=instruct) if instruct else answer_to(client, MXBAI_RERANK)
+    assert by_index(answer) == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize(("num_words", "num_sentences"), [(1, 900), (7000, 900), (7000, 1)])
+def test_mxbai_rerank_cuts_a_long_pair_as_its_publishers_code_does(
+    client: TestClient, folder: Path, num_words: int, num_sentences: int
+) -> None:
+    query, documents = "lighthouse " * num_words, ["The oldest was lit by three brothers. " * num_sentences]
+    expected = scores_of_its_publishers_code(folder / "hub" / MXBAI_RERANK, query, documents)
+    answer = answer_to(client, MXBAI_RERANK, documents, query=query)
+    assert by_index(answer) == pytest.approx(expected, abs=1e-5)
     assert answer["meta"]["warnings"] == ["Cut to the model's 8192 tokens of query and document: document 0."]
 
 

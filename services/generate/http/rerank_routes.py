@@ -94,7 +94,7 @@ class InstructedRequest(OpenRequest):
 
     instruct: Annotated[str, Field(min_length=1)] | None = Field(
         None,
-        description="Which documents count as relevant; Qwen3-Reranker and Qwen3-VL-Reranker read it.",
+        description="Which documents count as relevant; Qwen3-Reranker, Qwen3-VL-Reranker and mxbai-rerank-v2 do.",
     )
     instruction: Annotated[str, Field(min_length=1)] | None = Field(
         None, description="The same; `instruct` takes precedence."

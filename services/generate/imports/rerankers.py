@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import JsonValue
 
@@ -17,6 +17,8 @@ from services.generate.imports.language_model import (
 )
 from services.generate.model.reranker_engine import (
     CROSS_ENCODER_KIND,
+    MXBAI_RERANK_KIND,
+    MXBAI_TOKENS,
     QWEN3_RERANKER_KIND,
     QWEN3_RERANKER_TOKENS,
     TASK,
@@ -40,8 +42,8 @@ SENTENCE_TRANSFORMERS = "config_sentence_transformers.json"
 NO_LIMIT = 10**30  # transformers' own, of a tokenizer that names none
 
 
-# What their names contain, and files that may have their prompt: their `config.json` is that of any other Qwen3.
-QWEN3_RERANKER, QWEN3_VL_RERANKER = "qwen3-reranker", "qwen3-vl-reranker"
+# What their names contain, and files that may have Qwen3-Reranker's prompt: their `config.json` is any other Qwen's.
+QWEN3_RERANKER, QWEN3_VL_RERANKER, MXBAI_RERANK = "qwen3-reranker", "qwen3-vl-reranker", "mxbai-rerank"
 TOLD_IN = ("chat_template.jinja", TOKENIZER_CONFIG, SENTENCE_TRANSFORMERS)
 
 
@@ -52,6 +54,8 @@ def reranker_import(source: Source, config: Mapping[str, Any]) -> "CrossEncoderI
         return Qwen3VlRerankerImport(source)
     if any(str(one).endswith("ForSequenceClassification") for one in config.get("architectures") or ()):
         return CrossEncoderImport(source)
+    if config.get("model_type") == "qwen2" and MXBAI_RERANK in name:
+        return MxbaiRerankImport(source)
     if config.get("model_type") != "qwen3":
         return None
     texts = (fetch_small(source, path).read_text(errors="replace") for path in TOLD_IN if path in source.files)
@@ -113,12 +117,22 @@ def _plan(source: Source, kind: str, config: Any, model_class: str, most_tokens:
 class Qwen3RerankerImport(LanguageModelImport):
     """An import of a Qwen3-Reranker, or of one that was trained further."""
 
+    kind: ClassVar[str] = QWEN3_RERANKER_KIND
+    most_tokens: ClassVar[int] = QWEN3_RERANKER_TOKENS
+
     def plan(self) -> Plan:
         """Plan the import as that of a language model. Raises Refused."""
         plan = super().plan()
         facts = {name: plan.facts[name] for name in ("architecture", "num_parameters", "dtype", "weight_bytes")}
-        context_length = min(QWEN3_RERANKER_TOKENS, self._config().max_position_embeddings)
-        return replace(plan, kind=QWEN3_RERANKER_KIND, facts={**facts, "context_length": context_length})
+        context_length = min(self.most_tokens, self._config().max_position_embeddings)
+        return replace(plan, kind=self.kind, facts={**facts, "context_length": context_length})
 
     def _profile(self) -> tuple[None, str]:
         return None, "none: its score has no bias of positions"
+
+
+class MxbaiRerankImport(Qwen3RerankerImport):
+    """An import of an mxbai-rerank-v2, or of one that was trained further."""
+
+    kind = MXBAI_RERANK_KIND
+    most_tokens = MXBAI_TOKENS

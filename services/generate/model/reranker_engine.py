@@ -1,8 +1,8 @@
 """Rerankers: models that score a query and a document together with one number, each read with transformers' own class.
 
 A pair that is too long is cut as sentence-transformers cuts it: the longer of the two texts loses its last tokens, one
-at a time. Qwen3-Reranker's is cut as its model card says, at the document's end. A score does not depend on the other
-pairs of a batch, beyond rounding.
+at a time. Qwen3-Reranker's and mxbai-rerank's are cut as their publishers cut them, at the document's end. A score
+does not depend on the other pairs of a batch, beyond rounding.
 
 Shapes: B pairs, T tokens, D width.
 """
@@ -33,7 +33,7 @@ from services.nn.plain_texts import PlainTexts, is_blank
 from services.nn.reference_outputs import OutputRow, check_checkpoint
 
 # The kinds of such checkpoints in manifests of the model store.
-CROSS_ENCODER_KIND, QWEN3_RERANKER_KIND = "cross-encoder", "qwen3-reranker"
+CROSS_ENCODER_KIND, QWEN3_RERANKER_KIND, MXBAI_RERANK_KIND = "cross-encoder", "qwen3-reranker", "mxbai-rerank-v2"
 # Whose classifiers read a pair, by their `model_type`, each with the positions that it has no token for.
 CROSS_ENCODERS = {"bert": 0, "modernbert": 0, "xlm-roberta": 2}
 # A pair with its control tokens has more.
@@ -44,6 +44,18 @@ BEFORE = f'<|im_start|>system\n{TASK} Note that the answer can only be "yes" or 
 AFTER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 INSTRUCT = "Given a web search query, retrieve relevant passages that answer the query"
 QWEN3_RERANKER_TOKENS = 8192
+# The prompt of mxbai-rerank-v2, each piece of which is tokenised by itself, and the most tokens of query and document.
+MXBAI_BEFORE = (
+    "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
+    "<|im_start|>user\n"
+)
+MXBAI_TASK = (
+    "You are a search relevance expert who evaluates how well documents match search queries. For each "
+    "query-document pair, carefully analyze the semantic relationship between them, then provide your binary "
+    "relevance judgment (0 for not relevant, 1 for relevant).\nRelevance:"
+)
+MXBAI_AFTER = ("\n", MXBAI_TASK, "<|im_end|>\n<|im_start|>assistant\n")
+MXBAI_TOKENS = 8192
 SAMPLE_DOCUMENTS = (Document("It was built on the island in the year 1931."), Document("No. " * 40))
 # Where the query's picture stands among those of the documents, which have their places.
 QUERY = -1
@@ -265,26 +277,30 @@ class CrossEncoderEngine(RerankerEngine):
 
 
 class Qwen3RerankerEngine(RerankerEngine):
-    """Runs Qwen3-Reranker: a language model whose score is the logit of yes, minus that of no, after its own prompt."""
+    """Runs Qwen3-Reranker: a language model whose score is the logit of yes, minus that of no, after its own prompt.
+
+    `before` and `after` are the pieces of that prompt around a pair, and `answers` its words for yes and no.
+    """
 
     kind = QWEN3_RERANKER_KIND
     reads_instruct = True
     model_class = "AutoModelForCausalLM"
-    after: ClassVar[str] = AFTER
+    before: ClassVar[tuple[str, ...]] = (BEFORE,)
+    after: ClassVar[tuple[str, ...]] = (AFTER,)
+    answers: ClassVar[tuple[str, str]] = ("yes", "no")
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
-        """Raises ValueError for a tokenizer without a token for each of yes and no, and for too few positions."""
+        """Raises ValueError for a tokenizer without a token for each answer, and for too few positions."""
         super().__init__(model, tokenizer)
-        backend = tokenizer.backend_tokenizer
         self._before, self._after = (
-            backend.encode(text, add_special_tokens=False).ids for text in (BEFORE, self.after)
+            [token for piece in pieces for token in self._ids(piece)] for pieces in (self.before, self.after)
         )
-        room = self.context_length - len(self._before) - len(self._after)
-        answers = [backend.token_to_id(answer) for answer in ("yes", "no")]
+        answers = [tokenizer.backend_tokenizer.token_to_id(answer) for answer in self.answers]
         if None in answers:
-            raise ValueError("the tokenizer has no token for yes or for no, the answers of a Qwen3-Reranker")
-        if room < 1:
-            raise ValueError(f"{self.context_length} positions leave no room for a pair in Qwen3-Reranker's prompt")
+            told = " or for ".join(self.answers)
+            raise ValueError(f"the tokenizer has no token for {told}, the answers of a {self.kind}")
+        if (room := self._room()) < 1:
+            raise ValueError(f"{self.context_length} positions leave no room for a pair in the prompt of {self.kind}")
         self._pair_tokenizer = self._cutting(room)
         self._answers = model.get_output_embeddings().weight[answers]
 
@@ -294,6 +310,14 @@ class Qwen3RerankerEngine(RerankerEngine):
 
     def _most_tokens(self) -> int:
         return min(QWEN3_RERANKER_TOKENS, int(self._model.config.max_position_embeddings))
+
+    def _room(self) -> int:
+        """Return the most tokens of a query and a document."""
+        return self.context_length - len(self._before) - len(self._after)
+
+    def _ids(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
 
     def _pairs(self, query: Content, documents: Sequence[Content], instruct: str | None) -> list[Pair]:
         asked = f"<Instruct>: {instruct or INSTRUCT}\n<Query>: {query.text}\n<Document>: "
@@ -313,6 +337,37 @@ class Qwen3RerankerEngine(RerankerEngine):
     def _scores(self, inputs: Mapping[str, Tensor]) -> Tensor:
         logits: Tensor = (self._hidden(inputs) @ self._answers.T).float()
         return logits[:, 0] - logits[:, 1]
+
+
+class MxbaiRerankEngine(Qwen3RerankerEngine):
+    """Runs mxbai-rerank-v2: the logit of 1, minus that of 0, after a prompt of its own.
+
+    As in its publisher's code, query and document are tokenised apart, and three quarters of a pair are the query's.
+    """
+
+    kind = MXBAI_RERANK_KIND
+    before = (MXBAI_BEFORE,)
+    after = MXBAI_AFTER
+    answers = ("1", "0")
+
+    def _room(self) -> int:
+        ends = len(self._before) + len(self._after)
+        return min(MXBAI_TOKENS, int(self._model.config.max_position_embeddings) - ends)
+
+    def _pairs(self, query: Content, documents: Sequence[Content], instruct: str | None) -> list[Pair]:
+        room = self._room()
+        asked = self._ids(f"instruction: {instruct}\nquery: {query.text}" if instruct else f"query: {query.text}")
+        kept = asked[: room * 3 // 4]
+        begun = [*kept, *self._ids("\n")]
+        texts = [f"document: {document.text}" for document in documents]
+        encoded = self.tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
+        return [
+            Pair(
+                (*self._before, *[*begun, *one.ids][:room], *self._after),
+                is_cut=len(kept) < len(asked) or len(begun) + len(one.ids) > room,
+            )
+            for one in encoded
+        ]
 
 
 def check_cross_encoder(config: Any) -> None:

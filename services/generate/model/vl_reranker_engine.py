@@ -42,7 +42,7 @@ class Qwen3VlRerankerEngine(Qwen3RerankerEngine):
 
     kind = QWEN3_VL_RERANKER_KIND
     model_class = "AutoModelForImageTextToText"
-    after = "<|im_end|>\n<|im_start|>assistant\n"
+    after = ("<|im_end|>\n<|im_start|>assistant\n",)
 
     def __init__(self, model: Any, tokenizer: Any, images: Any) -> None:
         """`images` is transformers' image processor. Raises ValueError for parts that are not of one such model."""
