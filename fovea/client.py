@@ -63,7 +63,7 @@ class _Settings(Generic[H]):
         self, base_url: str | None = None, *, api_key: str | None = None, timeout: float = 60.0, max_retries: int = 2
     ) -> None:
         base_url = base_url or os.environ.get("FOVEA_URL") or LOCAL_URL
-        if not base_url.startswith(("http://", "https://")):
+        if not base_url.lower().startswith(("http://", "https://")):
             raise ValueError(f"base_url: {base_url} does not begin with http:// or https://")
         # an OpenAI client of the same Fovea has its base URL with /v1; the paths here have it where they need it
         base_url = base_url.rstrip("/").removesuffix("/v1").rstrip("/")

@@ -30,7 +30,8 @@ _MODES_OF_PNG = {"1", "L", "LA", "P", "RGB", "RGBA", "I;16"}
 
 def encoded(image: Image) -> Any:
     """Return an image as routes take it. Raises OSError for a file that can't be read, TypeError for what is none."""
-    if isinstance(image, Mapping) or (isinstance(image, str) and image.startswith(("http://", "https://", "data:"))):
+    is_address = isinstance(image, str) and image[:8].lower().startswith(("http://", "https://", "data:"))
+    if is_address or isinstance(image, Mapping):
         return image
     return f"data:;base64,{base64.b64encode(_bytes_of(image)).decode()}"
 

@@ -23,7 +23,7 @@ class GenerateSettings(ModelSettings, ImageSettings):
     )
     vllm_url: str = Field(
         "http://127.0.0.1:8000",
-        pattern="^https?://",
+        pattern="(?i)^https?://",
         description="Address of the vLLM server, for `engine` = `vllm`; `device`, `dtype`, `num_threads`, "
         "`memory_bytes`, `max_cached_tokens`, `memory_share` and `prefix_cache_bytes` are then vLLM's own to choose.",
     )

@@ -45,7 +45,7 @@ def command_line(*, help: str | None = None, no_args_is_help: bool = False) -> t
 
 def fovea_url(url: str) -> str:
     """Accept the address of a Fovea, of which the `/v1` of an OpenAI client's base URL is dropped."""
-    if not url.startswith(("http://", "https://")):
+    if not url.lower().startswith(("http://", "https://")):
         raise typer.BadParameter(f"{url} does not begin with http:// or https://")
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 

@@ -310,12 +310,13 @@ async def test_a_call_without_an_answer_ends_with_its_time(kind: type[AnyClient]
 
 @BOTH
 @pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/"])
+@pytest.mark.parametrize("scheme", ["http", "HTTP"])
 async def test_the_base_url_of_an_openai_client_is_taken_too(
-    kind: type[AnyClient], end: str, monkeypatch: pytest.MonkeyPatch
+    kind: type[AnyClient], scheme: str, end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FOVEA_URL", f"http://127.0.0.1:9/fovea{end}")
+    monkeypatch.setenv("FOVEA_URL", f"{scheme}://127.0.0.1:9/fovea{end}")
     async with connected(kind) as client:
-        assert client.base_url == "http://127.0.0.1:9/fovea"
+        assert client.base_url == f"{scheme}://127.0.0.1:9/fovea"
     async with hostile_server("127.0.0.1") as server:
         answer = response("200 OK", b'{"data": []}')
 
@@ -324,7 +325,7 @@ async def test_the_base_url_of_an_openai_client_is_taken_too(
             await writer.drain()
 
         server.answers = {"/v1/models": models}
-        async with connected(kind, f"http://127.0.0.1:{server.port}{end}") as client:
+        async with connected(kind, f"{scheme}://127.0.0.1:{server.port}{end}") as client:
             assert await ask(client, "models") == {"data": []}
         await server.hang_up()
 

@@ -386,7 +386,7 @@ def _open_remote(label: str, options: dict[str, str]) -> Any:
         "read_timeout": timedelta(seconds=READ_TIMEOUT_S),
         "timeout": timedelta(seconds=REQUEST_TIMEOUT_S),
     }
-    if _endpoint(label, options).startswith("http://"):
+    if _endpoint(label, options).lower().startswith("http://"):
         client_options["allow_http"] = True
     try:
         # The overloads expect the options of one kind of store, which is known only from the URL.

@@ -12,6 +12,7 @@ def test_a_server_of_vllm_serves_one_model() -> None:
     assert GenerateSettings(models=("one",), engine="vllm").vllm_url == "http://127.0.0.1:8000"
     with pytest.raises(ValidationError, match="a server of vLLM serves one"):
         GenerateSettings(models=("one", "two"), engine="vllm")
+    assert GenerateSettings(engine="vllm", vllm_url="HTTP://vllm:8000").vllm_url == "HTTP://vllm:8000"
     with pytest.raises(ValidationError, match="vllm_url"):
         GenerateSettings(engine="vllm", vllm_url="127.0.0.1:8000")
 
