@@ -152,7 +152,7 @@ MAX_CHAIN = 13
 BUDGETS = {
     "fovea": 1_760,
     "gateway": 4_285,
-    "services/cli": 4_236,
+    "services/cli": 4_245,
     "services/core": 14_191,
     "services/nn": 2_536,
     "services/jobs": 4_010,

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from services.cli.doctor import connections, installation
-from services.cli.doctor.findings import Check, Finding, examine, read_configured
+from services.cli.doctor.findings import LIMIT_S, Check, Finding, examine, read_configured
 from services.core.byte_sizes import parse_bytes
 from services.core.logs import log_warnings_to_stderr
 from services.core.printable import printable
@@ -22,6 +22,8 @@ ADDRESSES = {
     "postgresql": connections.DATABASE,
     "images": connections.IMAGES,
 }
+# Torch may take longer to start than anybody on a network to answer.
+OWN_LIMITS_S = {"devices": installation.ASK_LIMIT_S + LIMIT_S}
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
 
@@ -68,7 +70,7 @@ def _examine(room_bytes: int) -> list[Finding]:
         "gateway": partial(connections.find_gateway_files, configured),
         "signing": partial(connections.find_signing_secrets, configured),
     }
-    return [*configured.complaints, *examine(checks, addresses=ADDRESSES)]
+    return [*configured.complaints, *examine(checks, addresses=ADDRESSES, own_limits_s=OWN_LIMITS_S)]
 
 
 def _report(findings: Sequence[Finding]) -> str:

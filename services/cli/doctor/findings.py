@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from types import MappingProxyType
 from typing import Any, Literal
 
 from services.cli.delegation import missing_module
@@ -38,12 +39,15 @@ Check = Callable[[], Iterable[Finding]]
 
 
 def examine(
-    checks: Mapping[str, Check], limit_s: float = LIMIT_S, addresses: Mapping[str, str] | None = None
+    checks: Mapping[str, Check],
+    limit_s: float = LIMIT_S,
+    addresses: Mapping[str, str] = MappingProxyType({}),
+    own_limits_s: Mapping[str, float] = MappingProxyType({}),
 ) -> list[Finding]:
     """Run all checks at once and return their findings in the order of the checks.
 
     One that breaks, or that is not done in time, is a finding itself; `addresses` are the settings, by topic, that say
-    whom a check asks.
+    whom a check asks, and `own_limits_s` the times of those that may take another than `limit_s`.
     """
     results: dict[str, list[Finding]] = {}
 
@@ -57,13 +61,14 @@ def examine(
     threads = {topic: threading.Thread(target=run, args=(topic, check), daemon=True) for topic, check in checks.items()}
     for thread in threads.values():
         thread.start()
-    end_s = time.monotonic() + limit_s
-    for thread in threads.values():
-        thread.join(max(0.0, end_s - time.monotonic()))
+    began_s = time.monotonic()
+    limits_s = {topic: own_limits_s.get(topic, limit_s) for topic in checks}
+    for topic, thread in threads.items():
+        thread.join(max(0.0, began_s + limits_s[topic] - time.monotonic()))
     return [
         finding
         for topic in checks
-        for finding in results.get(topic, [_late(topic, limit_s, (addresses or {}).get(topic))])
+        for finding in results.get(topic, [_late(topic, limits_s[topic], addresses.get(topic))])
     ]
 
 

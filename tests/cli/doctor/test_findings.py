@@ -1,7 +1,9 @@
 import threading
 from collections.abc import Iterator
 
+from services.cli.doctor.command import OWN_LIMITS_S
 from services.cli.doctor.findings import Finding, examine
+from services.cli.doctor.installation import ASK_LIMIT_S
 
 
 def test_findings_come_in_the_order_of_the_checks() -> None:
@@ -45,3 +47,15 @@ def test_a_check_that_takes_too_long_is_a_failure() -> None:
     never.set()
     assert (late.status, late.found) == ("failure", "no answer within 0.05 s")
     assert remote.cure == "check the network and the address in FOVEA_REDIS_URL"
+
+
+def test_a_check_with_a_limit_of_its_own_is_given_that_time() -> None:
+    def slow() -> Iterator[Finding]:
+        threading.Event().wait(0.5)
+        yield Finding("slow", "ok", "found")
+
+    assert examine({"slow": slow}, limit_s=0.05, own_limits_s={"slow": 600}) == [Finding("slow", "ok", "found")]
+
+
+def test_devices_may_take_as_long_as_torch_is_waited_for() -> None:
+    assert OWN_LIMITS_S["devices"] > ASK_LIMIT_S
