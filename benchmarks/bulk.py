@@ -2,10 +2,10 @@
 
 python -m benchmarks.bulk [--rounds 5] [--images 2000]
 
-The packaged starter, without a condition, on rendered scenes of its own size and on photographs of 640 x 480, both as
-JPEG files. The whole job is timed: listing, loading the checkpoint, embedding, files on disk. The loop reads, decodes,
-transforms and embeds one batch after the other with all threads, stores nothing, and has its model loaded. Both run in
-turn on the same cores.
+The packaged starter, without a condition, on rendered scenes of its own size and on photographs of 640 x 480 and of
+4032 x 3024, all as JPEG files. The whole job is timed: listing, loading the checkpoint, embedding, files on disk. The
+loop reads, decodes, transforms and embeds one batch after the other with all threads, stores nothing, and has its model
+loaded. Both run in turn on the same cores.
 """
 
 import argparse
@@ -33,6 +33,8 @@ from services.jobs.progress import Bars
 STARTER = Path(__file__).parents[1] / "services" / "embed" / "starter" / "focallens-shapes"
 STARTER_SIDE = 64
 SCENES_PER_PHOTOGRAPH = 4
+SCENES_PER_LARGE_PHOTOGRAPH = 50
+LARGE = (4032, 3024)
 
 
 def write_files(folder: Path, files: Iterable[bytes]) -> Path:
@@ -73,7 +75,7 @@ def compare(source: Path, loop: PlainLoop, num_rounds: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--images", type=int, default=2000, help="Scenes; photographs are a quarter of it.")
+    parser.add_argument("--images", type=int, default=2000, help="Scenes; photographs are fewer.")
     arguments = parser.parse_args()
     loop = PlainLoop(load_focallens(STARTER))
     result: dict[str, Any] = {"torch_threads": torch.get_num_threads()}
@@ -81,6 +83,7 @@ def main() -> None:
         sources = {
             "scenes": scenes(arguments.images),
             "photographs": Photographs().take(arguments.images // SCENES_PER_PHOTOGRAPH),
+            "large": Photographs(LARGE).take(arguments.images // SCENES_PER_LARGE_PHOTOGRAPH),
         }
         for name, files in sources.items():
             result[name] = compare(write_files(Path(folder) / name, files), loop, arguments.rounds)

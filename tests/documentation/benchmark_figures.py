@@ -314,7 +314,11 @@ def decision_cost_table() -> str:
 
 
 def bulk_table() -> str:
-    kinds = {"scenes": "scenes of 64 × 64 pixels, JPEG", "photographs": "photographs of 640 × 480 pixels, JPEG"}
+    kinds = {
+        "scenes": "scenes of 64 × 64 pixels, JPEG",
+        "photographs": "photographs of 640 × 480 pixels, JPEG",
+        "large": "photographs of 4032 × 3024 pixels, JPEG",
+    }
     rows = [
         (title, *(figure("bulk", kind, name) for name in ("job_images_per_s", "loop_images_per_s", "ratio")))
         for kind, title in kinds.items()

@@ -261,7 +261,8 @@ def test_the_cases_made_by_hand_were_asked_before_and_after() -> None:
 
 def test_the_bulk_guide_states_how_many_images_were_measured() -> None:
     bulk = latest("bulk")
-    stated = f"{bulk['scenes']['images']:,} scenes or {bulk['photographs']['images']} photographs"
+    scenes, photographs, large = (bulk[kind]["images"] for kind in ("scenes", "photographs", "large"))
+    stated = f"{scenes:,} scenes, {photographs} photographs or {large} large ones"
     assert stated in (ROOT / "docs" / "guide" / "bulk.md").read_text()
 
 
