@@ -156,7 +156,7 @@ BUDGETS = {
     "services/core": 14_191,
     "services/nn": 2_536,
     "services/jobs": 4_010,
-    "services/curate": 4_571,
+    "services/curate": 4_581,
     "services/embed": 18_636,
     "services/generate": 16_016,
     "services/predict": 7_437,

@@ -10,14 +10,12 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from services.core.settings import ServiceSettings
+from services.core.settings import DeviceName, ServiceSettings
 from services.core.store.checkpoint_files import DESCRIPTION_FILE, digest_of, packaged_starters
 from services.core.store.manifest import CheckpointInfo, Manifest, check_model_name
 from services.core.store.store import Store
 from services.jobs.code_revision import code_revision
-from services.nn.devices import DeviceName
 
-# not in `services.jobs.options`, which does not import torch
 Device = Annotated[DeviceName, typer.Option(help="Device to run on.")]
 
 

@@ -11,7 +11,6 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 from rich.console import Console
-from scipy.stats import pearsonr
 
 from services.core.durable_files import write_durably
 from services.core.logs import log_warnings_to_stderr
@@ -73,6 +72,8 @@ class Correlation:
 
 def correlation(name: str, x: NDArray[np.float64], y: NDArray[np.float64]) -> Correlation:
     """Correlate two columns of numbers that vary, of three rows or more."""
+    from scipy.stats import pearsonr  # takes a second to import
+
     computed = pearsonr(x, y)
     low, high = computed.confidence_interval()
     return Correlation(name, x, y, float(computed.statistic), (float(low), float(high)))

@@ -9,14 +9,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from services.curate.sugarcrepe import likelihood_gap
-from services.nn.sentence_scores import SentenceScorer, load_scorer
+
+if TYPE_CHECKING:
+    import torch
+
+    from services.nn.sentence_scores import SentenceScorer
 
 # Texts between two additions to the cache; what is scored when a job is stopped is kept.
 TEXTS_AT_ONCE = 4_096
@@ -81,12 +84,14 @@ class BlindModel:
     """A scorer of sentences under a name, with the scores that it has on disk."""
 
     name: str
-    scorer: SentenceScorer
+    scorer: "SentenceScorer"
     cache: ScoreCache | None = None
 
     @classmethod
-    def load(cls, name: str, directory: Path, *, device: torch.device, cache: Path | None = None) -> Self:
+    def load(cls, name: str, directory: Path, *, device: "torch.device", cache: Path | None = None) -> Self:
         """Load a Hugging Face folder. Raises Refused for one that scores no sentences."""
+        from services.nn.sentence_scores import load_scorer  # imports torch
+
         scorer = load_scorer(directory, device)
         # the type of the device is part of the key, since another rounds differently
         kept = None if cache is None else ScoreCache(cache, f"{folder_digest(directory)}-{device.type}")

@@ -4,14 +4,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 
 from services.core.refusals import Refused
+from services.core.settings import DeviceName
 from services.core.store.errors import StoreError
 from services.curate.model.blind_model import BlindModel
 from services.jobs.checkpoints import find_checkpoint
-from services.nn.devices import DeviceName, DeviceOptions
 
 STARTERS = ("plausibility=blind-plausibility", "grammar=blind-grammar")
 
@@ -53,6 +52,10 @@ def load_models(
 
     Raises Refused, at once for a reference that leads nowhere, later for a folder that scores no sentences.
     """
+    import torch  # takes seconds, which commands that load no model do without
+
+    from services.nn.devices import DeviceOptions
+
     found = {}
     for name, reference in named_references(texts).items():
         try:

@@ -11,15 +11,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
-from scipy.stats import binomtest
 
+from services.core.settings import DeviceName
 from services.curate.model.blind_model import BlindModel
 from services.curate.refinement.loading import DEFAULT_CACHE, load_models
 from services.curate.sugarcrepe import MAX_MODELS, refine
 from services.jobs.options import MAX_SEED
 from services.jobs.progress import standard_bars
 from services.jobs.sugarcrepe import Pair
-from services.nn.devices import DeviceName
 
 Floats = NDArray[np.float64]
 
@@ -82,6 +81,8 @@ def wilson(num_right: int, total: int) -> tuple[float, float]:
     """Compute Wilson's score interval of 95 % of a share; (0, 1) without items."""
     if not total:
         return 0.0, 1.0
+    from scipy.stats import binomtest  # takes a second to import
+
     interval = binomtest(num_right, total).proportion_ci(method="wilson")
     return float(interval.low), float(interval.high)
 

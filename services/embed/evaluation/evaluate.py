@@ -11,6 +11,7 @@ from typing import Annotated, Any, ParamSpec
 import typer
 from rich.console import Console
 
+from services.core.settings import DeviceName
 from services.core.store.errors import StoreError
 from services.core.text_files import BadFile
 from services.embed.evaluation.celeba import SPLITS, evaluate_celeba, load_faces
@@ -36,7 +37,7 @@ from services.jobs.checkpoints import Device
 from services.jobs.interruption import interruptible
 from services.jobs.options import StoreUrl, command_line, output_file, results_file
 from services.jobs.sugarcrepe import SwapObj, load_sugarcrepe
-from services.nn.devices import DeviceName, DeviceOptions
+from services.nn.devices import DeviceOptions
 from services.nn.weight_files import readable_weights
 
 app = command_line(no_args_is_help=True)

@@ -15,6 +15,7 @@ import torch
 import typer
 from torch import Tensor
 
+from services.core.settings import DeviceName
 from services.core.store.errors import StoreError
 from services.core.text_files import BadFile
 from services.generate.calibrate.search import Measured
@@ -47,7 +48,7 @@ from services.generate.vllm.client import VllmAddress, VllmClient
 from services.generate.vllm.engine import VllmAnswering, VllmEngine
 from services.jobs.checkpoints import CheckpointSource, find_checkpoint
 from services.jobs.options import parse_numbers
-from services.nn.devices import DeviceName, DeviceOptions
+from services.nn.devices import DeviceOptions
 
 # Tells whether an answer of these tokens is complete.
 IsComplete = Callable[[tuple[int, ...]], bool]

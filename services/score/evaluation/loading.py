@@ -12,10 +12,10 @@ from safetensors import SafetensorError
 
 from services.core.openai_client import Endpoint
 from services.core.refusals import Refused
+from services.core.settings import DeviceName
 from services.core.store.errors import StoreError
 from services.jobs.checkpoints import find_checkpoint
 from services.jobs.interruption import one_line_errors
-from services.nn.devices import DeviceName, DeviceOptions
 from services.score.evaluation.judges import Judge, Similarity
 
 if TYPE_CHECKING:
@@ -155,6 +155,8 @@ def _load_endpoint_judge(named: Named, model: str, options: JudgeOptions) -> Jud
 
 def choose_device(options: JudgeOptions) -> "torch.device":
     """Choose the device of local judges. Raises Refused if it is not there."""
+    from services.nn.devices import DeviceOptions  # imports torch, which endpoints and published answers do without
+
     try:
         return DeviceOptions(device=options.device).choose_device()
     except ValueError as error:

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from services.core.durable_files import write_durably
 from services.core.logs import log_warnings_to_stderr
+from services.core.settings import DeviceName
 from services.core.store.checkpoint_files import DESCRIPTION_FILE
 from services.core.text_files import read_json, read_toml
 from services.jobs.checkpoints import Device
@@ -25,7 +26,6 @@ from services.jobs.recipes import chosen_recipe
 from services.jobs.resumption import option_names, other_arguments
 from services.jobs.tables import MISSING, Table
 from services.jobs.training import rank
-from services.nn.devices import DeviceName
 from services.score.evaluation.judges import Result
 from services.score.evaluation.loading import JudgeOptions, Limit, Named, exits, load_clip_judge
 from services.score.evaluation.suite.command import DataFolder, Suite, run_suite
