@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, OnErrorOmit
 from gateway.routes import PUBLIC_PATHS, RouteTable
 from gateway.routing.upstream_choice import MAX_SHOWN_CHARACTERS
 from gateway.settings import Backend, Service
-from gateway.upstream import NOT_RUNNING_RETRY_S, Upstream
+from gateway.upstream import NOT_RUNNING_RETRY_S, SLOW_TIMEOUT, Upstream
 from gateway.upstreams import Branch, Upstreams
 from services.core.errors import InvalidField, NotFound, Overloaded
 from services.core.refusals import near_names, shown_names
@@ -263,7 +263,8 @@ class Directory:
     async def versions(self, model_id: str) -> ModelVersionList:
         """Return the versions of a listed model as its service finds them in the store. Raises NotFound, Overloaded."""
         owner, _ = await self.find(model_id)
-        found = await owner.fetch(f"/v1/models/{quote(model_id, safe='')}/versions", ModelVersionList)
+        path = f"/v1/models/{quote(model_id, safe='')}/versions"
+        found = await owner.fetch(path, ModelVersionList, SLOW_TIMEOUT)
         if found is None:
             message = f"The versions of {model_id!r} can't be listed now."
             raise Overloaded(message, code="service_unavailable", retry_after_s=NOT_RUNNING_RETRY_S)
@@ -312,7 +313,8 @@ async def _listed(
 async def _first_document(branch: Branch) -> Document | None:
     """Return the document of the first of a service's upstreams that answers, those first that are ready."""
     for upstream in sorted(branch, key=lambda one: not one.addresses.has_ready):
-        if answer := await upstream.fetch("/openapi.json", OpenApi):
+        limit = SLOW_TIMEOUT if upstream.addresses.has_ready else None
+        if answer := await upstream.fetch("/openapi.json", OpenApi, limit):
             return answer.model_dump()
     return None
 

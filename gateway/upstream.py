@@ -53,6 +53,8 @@ log = structlog.get_logger(__name__)
 # For the gateway's own requests: readiness, models, documentation.
 GATEWAY = Caller("gateway")
 PROBE_TIMEOUT = aiohttp.ClientTimeout(total=1.0)
+# A service makes its documentation at the first request for it, and reads versions from a store that may be far.
+SLOW_TIMEOUT = aiohttp.ClientTimeout(total=10.0)
 
 
 @dataclass(eq=False)
@@ -445,13 +447,13 @@ class Upstream:
             self.record.is_withdrawn = True
         return self.addresses.has_ready and not self.record.is_withdrawn
 
-    async def fetch(self, path: str, shape: type[ModelT]) -> ModelT | None:
-        """Return one instance's answer to a GET; None where it does not answer 200 with JSON of this shape."""
+    async def fetch(self, path: str, shape: type[ModelT], limit: aiohttp.ClientTimeout | None = None) -> ModelT | None:
+        """Return one instance's answer to a GET; None where it does not answer 200 with JSON of this shape in time."""
         lease = self.addresses.choose()
         if lease is None:
             return None
         try:
-            async with self._get(lease.address, path) as response:
+            async with self._get(lease.address, path, limit) as response:
                 if response.status == 200:
                     return parse_file(shape, shape.__name__, await response.read(), lease.address.url + path)
         except (aiohttp.ClientError, OSError):
@@ -488,12 +490,14 @@ class Upstream:
             address.is_ready = False
             self.addresses.answered(address)
 
-    def _get(self, address: Address, path: str) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+    def _get(
+        self, address: Address, path: str, limit: aiohttp.ClientTimeout | None = None
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         return self._session.get(
             address.url + path,
             headers={"Host": address.authority, **GATEWAY.headers()},
             server_hostname=address.tls_name,
-            timeout=PROBE_TIMEOUT,
+            timeout=limit or PROBE_TIMEOUT,
         )
 
 

@@ -151,7 +151,7 @@ MAX_CHAIN = 13
 # Lines of Python that a room may have. A commit that raises a budget says why.
 BUDGETS = {
     "fovea": 1_760,
-    "gateway": 4_285,
+    "gateway": 4_293,
     "services/cli": 4_245,
     "services/core": 14_191,
     "services/nn": 2_536,

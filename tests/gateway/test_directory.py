@@ -11,7 +11,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 from structlog.testing import capture_logs
 
-from gateway import directory
+from gateway import directory, upstream
 from gateway.access import digest
 from gateway.directory import merge_documents
 from gateway.settings import KeyRecord
@@ -231,6 +231,25 @@ async def test_one_document_describes_the_routes_of_all_services_that_run() -> N
     operations = [operation for methods in merged["paths"].values() for operation in methods.values()]
     ids = [operation["operationId"] for operation in operations]
     assert len(set(ids)) == len(ids)
+
+
+async def test_the_document_of_a_busy_service_and_its_versions_may_take_longer_than_a_probe(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(upstream, "PROBE_TIMEOUT", aiohttp.ClientTimeout(total=0.5))
+    found = {"/v1/models": models("shapes"), "/openapi.json": document("/embed", "run")}
+    found["/v1/models/shapes/versions"] = {"data": [], "followed": "latest"}
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] != "/v1/models":
+            await asyncio.sleep(1)
+        await respond(json.dumps(found[scope["path"]]).encode())(scope, receive, send)
+
+    async with serving(Service(answer)) as url, gateway(embed_urls=url) as client:
+        async with client.get("/openapi.json") as response:
+            assert "/embed" in (await response.json())["paths"]
+        async with client.get("/v1/models/shapes/versions") as response:
+            assert response.status == 200
 
 
 async def test_the_documentation_needs_no_key_and_no_other_host() -> None:

@@ -191,8 +191,10 @@ async def test_a_file_that_becomes_invalid_is_reported_once_and_the_pools_stay(
             async with gateway(pools=path, **FOLLOWED) as client:
                 if content is None:
                     path.unlink()
-                else:
-                    path.write_text(content)
+                else:  # at once: a file that is written may be read while it is empty, which is another fault
+                    beside = tmp_path / "other"
+                    beside.write_text(content)
+                    beside.replace(path)
                 await until(lambda: any(one["event"] == "pools_not_reloaded" for one in logs))
                 for _ in range(20):
                     assert await asked_for(client, "generate", "tulu") == "a"
