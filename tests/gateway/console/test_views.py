@@ -5,7 +5,7 @@ import re
 import subprocess
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import httpx2
 import pytest
@@ -187,7 +187,9 @@ def test_what_is_typed_just_before_a_reload_is_kept_and_its_link_is_still_one(pa
 
 
 def test_a_reload_that_begins_just_before_the_address_follows_what_was_typed_keeps_it(page: Any) -> None:
-    page.goto(f"/console#ask?documents={quote(json.dumps(['Of the link.', 'Another.']))}")
+    # as the page itself writes it, so that it is not rewritten in the meantime
+    documents = json.dumps(["Of the link.", "Another."], separators=(",", ":"))
+    page.goto(f"/console#ask?{urlencode({'documents': documents})}")
     first = page.locator(".documents textarea").first
     first.wait_for()
     before = page.evaluate("location.hash")
