@@ -75,7 +75,12 @@ def compare(source: Path, loop: PlainLoop, num_rounds: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--images", type=int, default=2000, help="Scenes; photographs are fewer.")
+    parser.add_argument(
+        "--images",
+        type=int,
+        default=2000,
+        help="Number of scenes; a quarter as many photographs, a fiftieth as many large ones.",
+    )
     arguments = parser.parse_args()
     loop = PlainLoop(load_focallens(STARTER))
     result: dict[str, Any] = {"torch_threads": torch.get_num_threads()}

@@ -153,7 +153,7 @@ BUDGETS = {
     "fovea": 1_760,
     "gateway": 4_293,
     "services/cli": 4_245,
-    "services/core": 14_191,
+    "services/core": 14_196,
     "services/nn": 2_536,
     "services/jobs": 4_010,
     "services/curate": 4_581,

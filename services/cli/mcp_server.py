@@ -162,7 +162,7 @@ class Fovea:
 
 def _read(ctx: Ctx, image: str) -> str:
     """Return the image as routes take it; a path is read where the server is its caller's own."""
-    if image.startswith(("data:", "http://", "https://")):
+    if image[:8].lower().startswith(("data:", "http://", "https://")):
         return image
     if ctx.headers is not None:
         raise ToolError("image: give a data URI or a URL; a server over HTTP reads no files")

@@ -40,6 +40,18 @@ def jpeg_with_segment(code: int, payload: bytes, file: bytes | None = None) -> b
     return file[:2] + struct.pack(">BBH", 0xFF, code, len(payload) + 2) + payload + file[2:]
 
 
+def lossless_jpeg(size: tuple[int, int]) -> bytes:
+    """A grey JPEG of the lossless kind: no pixel differs from the one before, which one bit of 0 says."""
+    width, height = size
+    segments = [
+        (0xC4, bytes([0, 1, *[0] * 15, 0])),
+        (0xC3, struct.pack(">BHHB", 8, height, width, 1) + bytes([1, 0x11, 0])),
+        (0xDA, bytes([1, 1, 0, 1, 0, 0])),
+    ]
+    head = b"".join(struct.pack(">BBH", 0xFF, code, len(payload) + 2) + payload for code, payload in segments)
+    return b"\xff\xd8" + head + bytes(width * height // 8) + b"\xff\xd9"
+
+
 def png_chunk(kind: bytes, payload: bytes) -> bytes:
     return struct.pack(">I", len(payload)) + kind + payload + struct.pack(">I", zlib.crc32(kind + payload))
 

@@ -82,7 +82,11 @@ def _compute_rows() -> Iterator[tuple[str, str, str]]:
     yield "a condition with states at layer L/2", "half of that", f"{half:,.0f} GPU-hours"
     yield "those states (2 bytes a number)", "N · 2TD", amount(IMAGES * 2 * TOKENS * HIDDEN, "B")
     rate = cores_per_gpu_rate()
-    yield "decoding, at the measured rate d of a core", "N / d", f"{IMAGES / rate / 3600:,.0f} core-hours"
+    yield (
+        "decoding, at the rate d of a core, measured with a small input",
+        "N / d",
+        f"{IMAGES / rate / 3600:,.0f} core-hours",
+    )
     yield "cores that keep a GPU busy", "u · F / (operations · d)", f"{per_s / rate:.1f}"
 
 

@@ -8,9 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import skimage.data
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from starlette.testclient import TestClient
 
+from services.core.images.decoding import decode_image
+from services.core.images.references import ImageLimits
 from services.nn.clip_model import OPEN_CLIP_WEIGHTS
 from services.nn.devices import DeviceOptions
 from services.score.engine import ScoreEngine
@@ -73,6 +77,22 @@ def assert_answered(response: Any, engine: ScoreEngine, captions: Sequence[str])
         assert [one[name] for one in body["scores"]] == pytest.approx(wanted[name], abs=2e-3)
     assert body["best"] == int(np.argmax(wanted["score"]))
     return body
+
+
+def test_a_large_jpeg_is_scored_as_decoding_made_it_smaller(client: TestClient, engine: ScoreEngine) -> None:
+    photograph = Image.fromarray(skimage.data.coffee()).resize((1600, 1200))  # type: ignore[no-untyped-call]
+    file = encode(photograph, "JPEG")
+    image = f"data:image/jpeg;base64,{base64.b64encode(file).decode()}"
+    answer = client.post("/score", json={"image": image, "captions": CAPTIONS}).json()
+    texts = engine.run_batch([engine.prepare_caption(caption) for caption in CAPTIONS])
+    cosines = []
+    for side in (engine.image_side, None):
+        item = engine.prepare_image(decode_image(file, ImageLimits(), side=side), str(side))
+        (similarities,) = engine.pairing.run_batch([PairItem(engine.run_batch([item])[0], texts)])
+        cosines.append(similarities.global_cosines)
+    smaller, whole = cosines
+    assert [one["global"] for one in answer["scores"]] == pytest.approx(smaller.tolist(), abs=1e-6)
+    assert np.abs(smaller - whole).max() > 1e-5
 
 
 def error_of(response: Any, status: int) -> dict[str, Any]:

@@ -22,7 +22,7 @@ ADDRESSES = {
     "postgresql": connections.DATABASE,
     "images": connections.IMAGES,
 }
-# Torch may take longer to start than anybody on a network to answer.
+# Torch may take longer to start than a server on the network takes to answer.
 OWN_LIMITS_S = {"devices": installation.ASK_LIMIT_S + LIMIT_S}
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)

@@ -47,7 +47,7 @@ def examine(
     """Run all checks at once and return their findings in the order of the checks.
 
     One that breaks, or that is not done in time, is a finding itself; `addresses` are the settings, by topic, that say
-    whom a check asks, and `own_limits_s` the times of those that may take another than `limit_s`.
+    whom a check asks, and `own_limits_s` the limits of those that have their own.
     """
     results: dict[str, list[Finding]] = {}
 

@@ -25,8 +25,8 @@ STRIP_PIXELS = 1_000_000
 END_OF_JPEG = b"\xff\xd9"
 # What is missing of a JPEG that was cut off is among its last rows; blocks are 8 or 16 of them.
 LAST_ROWS = 32
-# A JPEG that is reduced while it is decoded stays this many times as large as it will be: then resizing it gives what
-# resizing the whole image gives, within a few steps of 256.
+# Reducing a JPEG leaves at least this many times the size to which it will be resized, so that the result differs from
+# that of the whole image by few steps of 256.
 LEFT_TO_RESIZE = 2
 REDUCTIONS = (8, 4, 2)  # those that libjpeg has
 # Stands for pixels of a JPEG that may be missing: they would be other ones than without it.
@@ -78,8 +78,8 @@ def decode_image(data: bytes, limits: ImageLimits, *, side: int | None = None, p
     Transparent pixels are laid over white, 16-bit channels keep their upper byte, colour profiles are ignored, and
     the result carries no metadata, so nothing turns it a second time. Safe to call from several threads.
 
-    `side` is the length in pixels to which the caller will resize the shorter side: a JPEG that is at least four times
-    as large then comes at a half, a quarter or an eighth of its size.
+    `side` is the length in pixels to which the caller will resize the shorter side. A JPEG whose shorter side is at
+    least four times as long then comes at a half, a quarter or an eighth of its size, if that divides both sides.
 
     Raises TooLarge (naming limit and value), UnsupportedMediaType (naming what was found) or InvalidRequest;
     `param` is the request field they blame.
@@ -118,8 +118,8 @@ def _load(header: ImageHeader, limits: ImageLimits, side: int | None) -> Image.I
         image = _PLUGINS[header.format](BytesIO(header.data))
         # Where a header contradicts itself, the decoder allocates by its own reading.
         _check_size(image.size, limits)
-        if side is not None:
-            image.draft(None, _reduced(image.size, side))  # which other formats ignore
+        if side is not None and header.has_scales:
+            image.draft(None, _reduced(image.size, side))
         try:
             image.load()
         except OSError:

@@ -24,6 +24,7 @@ _JPEG_END = 0xD9
 _JPEG_STANDALONE = frozenset({0x01, *range(0xD0, 0xDA)})
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _JPEG_PROGRESSIVE = frozenset({0xC2, 0xC6, 0xCA, 0xCE})
+_JPEG_LOSSLESS = frozenset({0xC3, 0xC7, 0xCB, 0xCF})
 # Comments, and all application segments except JFIF (0) and Adobe (14), which name the colour space.
 _JPEG_METADATA = (frozenset(range(0xE1, 0xF0)) - {0xEE}) | {0xFE}
 _JPEG_EXIF = 0xE1
@@ -38,13 +39,17 @@ _SHORT = 3
 
 @dataclass(frozen=True)
 class ImageHeader:
-    """A recognised image: `format` in Pillow's spelling, `data` without metadata, `exif` a TIFF structure, or empty."""
+    """A recognised image: `format` in Pillow's spelling, `data` without metadata, `exif` a TIFF structure, or empty.
+
+    `has_scales` tells whether its decoder can make it smaller, as libjpeg can any JPEG but a lossless one.
+    """
 
     format: str
     data: bytes
     width: int
     height: int
     exif: bytes = b""
+    has_scales: bool = False
 
     @property
     def num_pixels(self) -> int:
@@ -95,7 +100,7 @@ def orientation(exif: bytes) -> int:
 def _read_jpeg(data: bytes) -> ImageHeader:
     kept = [data[:2]]
     width = height = num_components = 0
-    is_progressive = False
+    is_progressive, is_lossless = False, False
     position = 2
     exif = b""
     for _ in range(MAX_JPEG_SEGMENTS):
@@ -107,13 +112,14 @@ def _read_jpeg(data: bytes) -> ImageHeader:
             if is_progressive or data[begin + 4] < num_components:
                 _refuse_many_scans(data, begin)
             kept.append(data[begin:])
-            return ImageHeader("JPEG", b"".join(kept), width, height, exif)
+            return ImageHeader("JPEG", b"".join(kept), width, height, exif, has_scales=not is_lossless)
         if code in _JPEG_STANDALONE:
             continue
         position = begin + 2 + struct.unpack_from(">H", data, begin + 2)[0]
         if code in _JPEG_FRAMES:
             height, width, num_components = struct.unpack_from(">HHB", data, begin + 5)
             is_progressive = code in _JPEG_PROGRESSIVE
+            is_lossless |= code in _JPEG_LOSSLESS
         if code == _JPEG_EXIF and not exif and data.startswith(b"Exif\0\0", begin + 4):
             exif = data[begin + 10 : position]
         if code not in _JPEG_METADATA:

@@ -94,7 +94,7 @@ class InstructedRequest(OpenRequest):
 
     instruct: Annotated[str, Field(min_length=1)] | None = Field(
         None,
-        description="Which documents count as relevant; Qwen3-Reranker, Qwen3-VL-Reranker and mxbai-rerank-v2 do.",
+        description="Which documents count as relevant, for Qwen3-Reranker, Qwen3-VL-Reranker and mxbai-rerank-v2.",
     )
     instruction: Annotated[str, Field(min_length=1)] | None = Field(
         None, description="The same; `instruct` takes precedence."

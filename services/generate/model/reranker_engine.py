@@ -298,7 +298,7 @@ class Qwen3RerankerEngine(RerankerEngine):
         answers = [tokenizer.backend_tokenizer.token_to_id(answer) for answer in self.answers]
         if None in answers:
             told = " or for ".join(self.answers)
-            raise ValueError(f"the tokenizer has no token for {told}, the answers of a {self.kind}")
+            raise ValueError(f"the tokenizer has no token for {told}, its answers as {self.kind}")
         if (room := self._room()) < 1:
             raise ValueError(f"{self.context_length} positions leave no room for a pair in the prompt of {self.kind}")
         self._pair_tokenizer = self._cutting(room)

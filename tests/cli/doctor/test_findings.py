@@ -1,7 +1,10 @@
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from services.cli.doctor.command import OWN_LIMITS_S
+import pytest
+from typer.testing import CliRunner
+
+from services.cli.doctor import command
 from services.cli.doctor.findings import Finding, examine
 from services.cli.doctor.installation import ASK_LIMIT_S
 
@@ -57,5 +60,13 @@ def test_a_check_with_a_limit_of_its_own_is_given_that_time() -> None:
     assert examine({"slow": slow}, limit_s=0.05, own_limits_s={"slow": 600}) == [Finding("slow", "ok", "found")]
 
 
-def test_devices_may_take_as_long_as_torch_is_waited_for() -> None:
-    assert OWN_LIMITS_S["devices"] > ASK_LIMIT_S
+def test_devices_may_take_as_long_as_torch_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
+
+    def examined(checks: object, *, addresses: object, own_limits_s: Mapping[str, float]) -> list[Finding]:
+        given.append(own_limits_s["devices"])
+        return []
+
+    monkeypatch.setattr(command, "examine", examined)
+    CliRunner().invoke(command.app, ["--json"])
+    assert given[0] > ASK_LIMIT_S

@@ -127,7 +127,7 @@ async def test_a_client_with_the_largest_share_gets_no_room_in_a_full_queue(shar
 
 @pytest.fixture
 def remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine takes longer than the second for which a client is expected again."""
+    """Expects a client again for a minute, since a busy machine takes longer than the usual second."""
     monkeypatch.setattr(compute_thread, "SHARED_S", 60.0)
 
 

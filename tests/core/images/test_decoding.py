@@ -20,6 +20,7 @@ from tests.core.image_files import (
     exif,
     frames,
     jpeg_with_segment,
+    lossless_jpeg,
     png_chunk,
     png_with_chunk,
     scene,
@@ -220,6 +221,13 @@ def test_a_photograph_that_was_decoded_smaller_is_resized_to_nearly_the_same_pix
     ours, exact = (np.asarray(image.resize((112, 112), Image.Resampling.BICUBIC), float) for image in (smaller, whole))
     assert np.sqrt(np.mean((ours - exact) ** 2)) < 1
     assert np.abs(ours - exact).max() <= 12
+
+
+def test_a_lossless_jpeg_which_has_no_scales_is_decoded_whole() -> None:
+    with capture_logs() as logs:
+        image = decode_image(lossless_jpeg((640, 480)), LIMITS, side=16)
+    assert (image.size, image.getextrema()) == ((640, 480), ((128, 128),) * 3)
+    assert logs == []
 
 
 def test_a_jpeg_without_its_end_is_read_where_it_would_be_decoded_smaller() -> None:

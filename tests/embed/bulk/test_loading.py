@@ -6,13 +6,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import skimage.data
 from PIL import Image
 
+from services.core.images.decoding import decode_image
+from services.core.images.references import ImageLimits
 from services.embed.bulk.folder import EmbeddingError
 from services.embed.bulk.workers import ModelChoice, load_bulk_embedder
 from services.embed.model.engines import engine_of
+from services.embed.model.focallens_engine import FocalLensEngine
 from services.nn.devices import DeviceOptions
 from tests.core.image_files import encode
+from tests.embed.tiny import write_tiny_checkpoint
 from tests.published_instructblip import write_instructblip
 from tests.published_llava import write_llava
 from tests.published_qwen3_vl import write_qwen3_vl_embedding
@@ -41,6 +46,18 @@ def test_embeddings_are_those_of_the_engine_that_serves_the_model(
         readings = engine.run_batch(engine.prepare_image(image, "", asked))
         expected = np.concatenate([reading.rows for reading in readings])
         np.testing.assert_allclose(np.concatenate(found)[place], expected, atol=1e-5)
+
+
+def test_a_large_jpeg_is_prepared_from_fewer_pixels(tmp_path: Path) -> None:
+    embedder = load_bulk_embedder(ModelChoice(write_tiny_checkpoint(tmp_path), [], "float32"), "cpu")
+    engine = FocalLensEngine.load(tmp_path, DeviceOptions("cpu", "float32"))
+    photograph = Image.fromarray(skimage.data.coffee()).resize((1600, 1200))  # type: ignore[no-untyped-call]
+    file = encode(photograph, "JPEG")
+    smaller, whole = (
+        engine.transform(decode_image(file, ImageLimits(), side=side)) for side in (engine.image_side, None)
+    )
+    np.testing.assert_array_equal(embedder.prepare(file), smaller)
+    assert (smaller != whole).any()
 
 
 def test_what_a_model_can_not_follow_is_told(tmp_path: Path) -> None:
