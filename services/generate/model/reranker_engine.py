@@ -12,6 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
@@ -299,9 +300,8 @@ class Qwen3RerankerEngine(RerankerEngine):
         if None in answers:
             told = " or for ".join(self.answers)
             raise ValueError(f"the tokenizer has no token for {told}, its answers as {self.kind}")
-        if (room := self._room()) < 1:
+        if self._room() < 1:
             raise ValueError(f"{self.context_length} positions leave no room for a pair in the prompt of {self.kind}")
-        self._pair_tokenizer = self._cutting(room)
         self._answers = model.get_output_embeddings().weight[answers]
 
     @staticmethod
@@ -310,6 +310,10 @@ class Qwen3RerankerEngine(RerankerEngine):
 
     def _most_tokens(self) -> int:
         return min(QWEN3_RERANKER_TOKENS, int(self._model.config.max_position_embeddings))
+
+    @cached_property
+    def _pair_tokenizer(self) -> Any:
+        return self._cutting(self._room())  # a copy of the vocabulary, which engines with other pairs do without
 
     def _room(self) -> int:
         """Return the most tokens of a query and a document."""
