@@ -23,8 +23,6 @@ from services.core.memory import check_memory
 
 STRIP_PIXELS = 1_000_000
 END_OF_JPEG = b"\xff\xd9"
-# What is missing of a JPEG that was cut off is among its last rows; blocks are 8 or 16 of them.
-LAST_ROWS = 32
 # Reducing a JPEG leaves at least this many times the size to which it will be resized, so that the result differs from
 # that of the whole image by few steps of 256.
 LEFT_TO_RESIZE = 2
@@ -125,7 +123,7 @@ def _load(header: ImageHeader, limits: ImageLimits, side: int | None) -> Image.I
         except OSError:
             if header.format != "JPEG":
                 raise
-            image.close()  # its pixels, so that no more than one decoded image is held
+            image.close()  # its pixels: two more images are decoded
             image = _without_end(header.data)
         exif = header.exif or image.info.get("exif", b"")
     image = _to_rgb(image)
@@ -151,12 +149,13 @@ def _reduced(size: tuple[int, int], side: int) -> tuple[int, int]:
 def _without_end(data: bytes) -> Image.Image:
     """Decode a JPEG that lacks the marker of its end and no pixel, as browsers do. Raises OSError for others."""
     begun = data.removesuffix(END_OF_JPEG[:1])
-    with JpegImageFile(BytesIO(begun + _OTHER_PIXELS + END_OF_JPEG)) as other:
-        last_rows = (0, max(0, other.height - LAST_ROWS), other.width, other.height)
-        otherwise = other.crop(last_rows)
     image = JpegImageFile(BytesIO(begun + END_OF_JPEG))
-    if ImageChops.difference(image.crop(last_rows), otherwise).getbbox() is not None:
-        raise OSError("pixels are missing")
+    height = max(1, STRIP_PIXELS // image.width)
+    with JpegImageFile(BytesIO(begun + _OTHER_PIXELS + END_OF_JPEG)) as other:
+        for top in range(0, image.height, height):
+            strip = (0, top, image.width, min(top + height, image.height))
+            if ImageChops.difference(image.crop(strip), other.crop(strip)).getbbox() is not None:
+                raise OSError("pixels are missing")
     structlog.get_logger(__name__).warning("a JPEG lacks its last bytes; all pixels are there", image_bytes=len(data))
     return image
 

@@ -259,6 +259,18 @@ def test_a_jpeg_that_lacks_pixels_is_refused_however_few_they_are(kind: str) -> 
             decode_image(file[:-missing], LIMITS)
 
 
+@pytest.mark.parametrize("side", [None, 16])
+@pytest.mark.parametrize("kind", [{}, {"progressive": True}])
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.9, 0.99])
+def test_a_photograph_that_was_cut_off_is_refused_wherever_that_was(
+    share: float, kind: dict[str, object], side: int | None
+) -> None:
+    photograph = Image.fromarray(skimage.data.coffee()).resize((1600, 1200))  # type: ignore[no-untyped-call]
+    file = encode(photograph, "JPEG", quality=90, **kind)
+    with pytest.raises(InvalidRequest, match="truncated or damaged"):
+        decode_image(file[: int(len(file) * share)], LIMITS, side=side)
+
+
 @pytest.mark.parametrize("kind", every_kind())
 def test_no_damage_is_anything_but_an_image_or_a_client_error(kind: str) -> None:
     file = every_kind()[kind]
