@@ -78,7 +78,7 @@ class Bench:
             if bias != "cached":
                 job = BiasJob(slot, self.prompt, self.filler)
                 dummy = estimate_bias(self.model, [job], bias, num_layers=num_layers, options=options)[0].attention
-            self.model.rerun([self.calibrated(slot, relevance(measured, dummy), 1)])
+            self.model.rerun([self.calibrated(slot, relevance(measured.cpu(), dummy.cpu()), 1)])
         self.cache.close(slot)
 
     def unbatched_passes(self) -> None:

@@ -22,7 +22,6 @@ Shapes: B sequences, H heads, T tokens of a pass, D' width of a head.
 
 import json
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,8 +31,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from services.generate.calibration import row_scores
-from services.generate.model.attention import ForwardPass
 from services.generate.model.branches import BranchPass
+from services.generate.model.decoder import ForwardPass
 from services.generate.model.language_model import LanguageModel
 from services.generate.model.packing import DecodePass, PackedPass, PrefillPass
 
@@ -95,10 +94,10 @@ class MsPoeModel(LanguageModel):
         positions: Tensor,
         forward_pass: ForwardPass,
         num_layers: int,
-        wanted: Sequence[int] | None = None,
+        wanted: Tensor | None = None,
     ) -> Tensor:
         if self.ratios is not None:
-            frequencies = self._model.model.rotary_emb.inv_freq
+            frequencies = self._decoder.rotary_embedding.inv_freq
             forward_pass = _RescaledPass(forward_pass, positions, frequencies, self.ratios, self.chosen)
         return super()._run_layers(input_ids, positions, forward_pass, num_layers, wanted)
 

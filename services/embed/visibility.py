@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from services.nn.devices import to_device
+from services.nn.device_copies import to_device
 from services.nn.vision_transformer import advance, attend, by_head, class_token, embed, num_pooled, pool, project
 
 Index = np.ndarray[Any, np.dtype[np.int64]]

@@ -39,11 +39,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from services.generate.retrieval_heads import Head, mean_over_heads
+from services.nn.device_copies import integers
 
 Scope = Literal["mean", "per_head"]
 
@@ -56,12 +58,14 @@ class Documents:
     """Positions of the documents of B rows, padded for different numbers of documents and lengths.
 
     `index` (B, K, N) int64 are their tokens' places on the token axis, `mask` (B, K, N) bool tells which of these are
-    real (padding points at token 0), `num_tokens` (B, K) int64 counts them. Spans of a row do not overlap.
+    real (padding points at token 0), `num_tokens` (B, K) int64 counts them. Spans of a row do not overlap; the last one
+    of all rows ends at `end`.
     """
 
     index: Tensor
     mask: Tensor
     num_tokens: Tensor
+    end: int
 
     @classmethod
     def of(cls, spans: Sequence[Sequence[tuple[int, int]]], device: torch.device | str = "cpu") -> "Documents":
@@ -74,19 +78,21 @@ class Documents:
                 raise ValueError(f"({start}, {end}) is not a span of tokens: 0 <= start <= end must hold")
         num_documents = max(map(len, spans), default=0)
         padded = [[*row, *[(0, 0)] * (num_documents - len(row))] for row in spans]
-        bounds = torch.tensor(padded, dtype=torch.int64).reshape(len(spans), num_documents, 2)
-        num_tokens = bounds[..., 1] - bounds[..., 0]
-        longest = int(num_tokens.max()) if num_tokens.numel() else 0
-        offset = torch.arange(max(longest, 1))  # N is at least 1, so that reductions over it have something to reduce
+        bounds = np.array(padded, dtype=np.int64).reshape(len(spans), num_documents, 2)
+        longest = int((bounds[..., 1] - bounds[..., 0]).max(initial=1))  # so that reductions have something to reduce
+        (copied,) = integers(bounds.ravel(), device=torch.device(device))
+        starts, ends = copied.view(bounds.shape).unbind(-1)
+        num_tokens = ends - starts
+        offset = torch.arange(longest, device=copied.device)
         mask = offset < num_tokens[..., None]
-        index = torch.where(mask, bounds[..., :1] + offset, 0)
-        return cls(index.to(device), mask.to(device), num_tokens.to(device))
+        index = (starts[..., None] + offset).masked_fill_(~mask, 0)
+        return cls(index, mask, num_tokens, int(bounds[..., 1].max(initial=0)))
 
     @functools.cached_property
     def document_of_token(self) -> Tensor:
         """(B, E) int64, the document that each token belongs to, K for none; E is where the last document ends."""
         num_rows, num_documents, longest = self.index.shape
-        end = int(torch.where(self.mask, self.index + 1, 0).max()) if self.index.numel() else 0
+        end = self.end
         places = torch.where(self.mask, self.index, end).flatten(1)  # padding goes to one extra place, cut off below
         documents = torch.arange(num_documents, device=self.index.device).repeat_interleave(longest)
         of_token = self.index.new_full((num_rows, end + 1), num_documents)
@@ -109,7 +115,7 @@ class Calibration:
     """Changes of an answer's attention to its documents.
 
     `spans` are K half-open ranges of the prompt's tokens; `log_alpha` is (K,), or (L, H, K) for one per layer and head,
-    on any device; `layers` are those that are intervened.
+    on the host; `layers` are those that are intervened.
     """
 
     spans: tuple[tuple[int, int], ...]
@@ -310,9 +316,9 @@ def attend_calibrated(  # noqa: PLR0913 (a layer's attention and what calibrates
     ones, is attended as without calibration. Raises nothing; a row that sees no key is NaN.
     """
     scores = row_scores(query, key, scaling, mask)
-    weights = scores.softmax(dim=-1)
     # on a GPU always by the scores, because checking whether weights suffice would wait for all queued work
-    if weights.is_cuda or not calibrate_weights_(weights.flatten(1, 2), documents, _of_rows(log_alpha, query)):
+    weights = None if scores.is_cuda else scores.softmax(dim=-1)
+    if weights is None or not calibrate_weights_(weights.flatten(1, 2), documents, _of_rows(log_alpha, query)):
         change = score_change(scores, documents, log_alpha)
         scores[..., : change.shape[-1]] += change
         weights = scores.softmax(dim=-1)

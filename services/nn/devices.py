@@ -1,14 +1,11 @@
-"""The device, dtype and threads that a checkpoint runs with, and the copies between a device and the host."""
+"""The device, dtype and threads that a checkpoint runs with."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from services.core.errors import is_out_of_memory as is_out_of_memory
 from services.core.memory import memory_within_limits
@@ -104,34 +101,3 @@ def parameter_bytes(directory: Path, options: DeviceOptions) -> int:
     Raises what `weight_bytes` and `DeviceOptions.choose_device` raise.
     """
     return weight_bytes(directory, options.choose_dtype(options.choose_device()))
-
-
-def host_buffer(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Allocate host memory for copies from or to a device, page-locked if it is CUDA."""
-    return torch.empty(tuple(shape), dtype=dtype, pin_memory=device.type == "cuda")
-
-
-def stack(arrays: Sequence[np.ndarray[Any, Any]], device: torch.device) -> Tensor:
-    """Stack arrays in host memory, ready for `to_device`."""
-    stacked = host_buffer((len(arrays), *arrays[0].shape), getattr(torch, str(arrays[0].dtype)), device)
-    np.stack(arrays, out=stacked.numpy())
-    return stacked
-
-
-def to_device(x: Tensor, device: torch.device) -> Tensor:
-    """Copy to a device; a copy to CUDA is not waited for."""
-    if device.type == "cuda" and x.device.type == "cpu":
-        x = x.pin_memory()
-    return x.to(device, non_blocking=True)
-
-
-def to_host(x: Tensor) -> np.ndarray[Any, Any]:
-    """Copy what was computed before to the host; from CUDA without waiting for what is computed now."""
-    if x.device.type != "cuda":
-        return x.cpu().numpy()
-    copy = host_buffer(x.shape, x.dtype, x.device)
-    stream = torch.cuda.Stream(x.device)  # type: ignore[no-untyped-call]
-    with torch.cuda.stream(stream):
-        copy.copy_(x, non_blocking=True)
-    stream.synchronize()
-    return copy.numpy()

@@ -21,7 +21,7 @@ from torch import Tensor
 from services.nn.clip_model import OPEN_CLIP_WEIGHTS, ClipModel, build_clip
 from services.nn.clip_texts import InputIds
 from services.nn.clip_tokenizer import Tokenizer
-from services.nn.devices import stack, to_device
+from services.nn.device_copies import stack, to_device
 from services.nn.image_transform import ImageTransform
 from services.nn.model_configs import check_tokens
 from services.nn.packed_linear import can_pack

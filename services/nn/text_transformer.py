@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from services.nn.devices import to_device
+from services.nn.device_copies import to_device
 
 # CLIP clamps its learned log scale here (ln 100).
 MAX_LOG_SCALE = math.log(100.0)

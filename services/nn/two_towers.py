@@ -15,7 +15,7 @@ from torch import Tensor
 from services.nn.broken_model import BrokenModel
 from services.nn.clip_model import ClipModel
 from services.nn.clip_texts import InputIds, Text
-from services.nn.devices import stack
+from services.nn.device_copies import stack
 from services.nn.plain_clip import embedding_width, num_image_tokens
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]

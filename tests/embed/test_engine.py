@@ -26,7 +26,6 @@ from services.nn.broken_model import BrokenModel
 from services.nn.clip_texts import Text
 from services.nn.devices import DeviceOptions
 from tests.embed.tiny import CONTEXT_LENGTH, EMBEDDING_WIDTH, IMAGE_SIZE, NUM_PATCHES, write_tiny_checkpoint
-from tests.nn.copies import Copies
 
 CPU = DeviceOptions(device="cpu", dtype="float32")
 # A number of a state is rounded to 11 bits, an embedding read from it differs in its fourth digit.
@@ -171,17 +170,6 @@ def test_its_batches_can_be_collated_ahead_and_answer_the_same(engine: FocalLens
     batch: list[Item] = [engine.prepare_text("a red square"), *items_of(engine, 1, ["color", None])]
     for ahead, at_once in zip(engine.run_collated(engine.collate(batch)), engine.run_batch(batch), strict=True):
         np.testing.assert_array_equal(ahead.rows, at_once.rows)
-
-
-def test_a_batch_is_copied_to_the_device_and_back_as_often_whatever_its_size(engine: FocalLensEngine) -> None:
-    def batch(size: int) -> list[Item]:
-        conditions = [None, *(f"{size} of number {number}" for number in range(size))]
-        texts = [engine.prepare_text(f"text {number}") for number in range(size)]
-        return [*texts, *(item for seed in range(size) for item in items_of(engine, seed, conditions[seed % 2 :]))]
-
-    _, few, many = (Copies.of(engine.run_batch, batch(size)) for size in (1, 2, 5))
-    assert few.names == many.names
-    assert few.names.count("cpu") <= 8
 
 
 def test_images_of_few_and_of_many_conditions_answer_as_each_alone(readout: FocalLensEngine) -> None:

@@ -23,7 +23,8 @@ def without_first(documents: Documents, num_dropped: int) -> Documents:
     if num_dropped == 0:
         return documents
     mask = documents.mask & (documents.index >= num_dropped)
-    return Documents(torch.where(mask, documents.index - num_dropped, 0), mask, documents.num_tokens)
+    index = torch.where(mask, documents.index - num_dropped, 0)
+    return Documents(index, mask, documents.num_tokens, documents.end - num_dropped)
 
 
 def mean_weight(weights: Tensor, documents: Documents) -> Tensor:

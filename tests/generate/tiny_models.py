@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from services.generate.model.attention import ATTENTION, register_attention
 from services.nn.loading import transformers
+from tests.generate.hooked_models import ATTENTION, register_attention
 
 transformers()  # as the services import it, without accelerate
 

@@ -23,7 +23,6 @@ from services.score.model.checkpoint import FscClipCheckpoint, load_fsc_clip, sa
 from services.score.model.dense_features import encode_images, encode_texts
 from services.score.model.features import Features
 from services.score.model.pairing import PairItem, Similarities
-from tests.nn.copies import Copies
 from tests.score.tiny import CONTEXT_LENGTH, EMBEDDING_WIDTH, IMAGE_SIZE, NUM_PATCHES, tiny_clip, write_tiny_checkpoint
 
 CPU = DeviceOptions(device="cpu", dtype="float32")
@@ -185,37 +184,6 @@ def test_its_batches_can_be_collated_ahead_and_answer_the_same(engine: ScoreEngi
     for ahead, at_once in zip(engine.run_collated(engine.collate(batch)), engine.run_batch(batch), strict=True):
         np.testing.assert_array_equal(ahead.pooled, at_once.pooled)
         np.testing.assert_array_equal(ahead.tokens, at_once.tokens)
-
-
-def test_a_batch_is_copied_to_the_device_and_back_as_often_whatever_its_size(plain: ScoreEngine) -> None:
-    def batch(size: int) -> list[Item]:
-        captions = [f"{'red ' * number} square" for number in range(size)]
-        return [*(image(plain, seed) for seed in range(size)), *map(plain.prepare_caption, captions)]
-
-    def pairs(size: int) -> list[PairItem]:
-        features = plain.run_batch(batch(size))
-        return [PairItem(one, features[size:], explains=True) for one in features[:size]]
-
-    _, few, many = (Copies.of(plain.run_batch, batch(size)) for size in (1, 2, 5))
-    assert few.names == many.names
-    few, many = (Copies.of(plain.pairing.run_batch, pairs(size)) for size in (2, 5))
-    assert few.names == many.names == ["cpu"]
-
-
-def test_no_patch_is_copied_to_the_host_to_be_compared(plain: ScoreEngine) -> None:
-    batch: list[Item] = [*(image(plain, seed) for seed in range(5)), plain.prepare_caption("a red square")]
-
-    def run() -> None:
-        picture, *_, text = plain.run_batch(batch)
-        plain.pairing.run_batch([PairItem(picture, [text])])
-
-    assert 0 < Copies.of(run).most_read < NUM_PATCHES * EMBEDDING_WIDTH
-
-
-def test_the_tokens_of_a_batch_are_copied_to_the_host_together(plain: ScoreEngine) -> None:
-    features = plain.run_batch([image(plain, seed) for seed in range(5)])
-    copies = Copies.of(lambda: [one.to_bytes() for one in features])
-    assert copies.seen == [("cpu", 5 * NUM_PATCHES * EMBEDDING_WIDTH)]
 
 
 def test_an_item_costs_the_tokens_that_a_tower_sees(plain: ScoreEngine) -> None:

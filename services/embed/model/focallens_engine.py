@@ -27,7 +27,7 @@ from services.nn.clip_model import ClipModel, build_clip, write_config
 from services.nn.clip_model import half_precision as half_precision_weights
 from services.nn.clip_texts import InputIds
 from services.nn.clip_tokenizer import Tokenizer
-from services.nn.devices import stack, to_device
+from services.nn.device_copies import stack, to_device
 from services.nn.image_transform import ImageTransform
 from services.nn.packed_linear import can_pack
 from services.nn.vision_transformer import pack_tower

@@ -28,7 +28,7 @@ from services.embed.model.image_engine import Checkpoint
 from services.embed.model.items import ImageItem, Item
 from services.embed.model.stacking_engine import Costs, FeatureEngine, half_precision
 from services.nn.clip_texts import InputIds, Text
-from services.nn.devices import to_device
+from services.nn.device_copies import to_device
 from services.nn.image_transform import ImageTransform, published_settings
 from services.nn.loading import MODEL_CONFIG, quiet_loading, transformers
 from services.nn.model_configs import StoredWeights, check_loaded, model_config

@@ -24,7 +24,7 @@ from services.embed.model.stacking_engine import ConditionTokens, Costs, Feature
 from services.nn.clip_model import build_clip
 from services.nn.clip_texts import InputIds
 from services.nn.clip_tokenizer import Tokenizer
-from services.nn.devices import stack
+from services.nn.device_copies import stack
 from services.nn.image_transform import ImageTransform
 from services.nn.model_configs import StoredWeights
 from services.nn.packed_linear import can_pack

@@ -31,7 +31,8 @@ from services.embed.model.image_engine import Checkpoint, to_rows
 from services.embed.model.items import Embeddings, ImageItem, Item
 from services.embed.model.stacking_engine import Costs, Pair, StackingEngine, with_last
 from services.nn.clip_texts import InputIds, tokenise
-from services.nn.devices import check_room, to_device
+from services.nn.device_copies import to_device
+from services.nn.devices import check_room
 from services.nn.image_transform import PREPROCESSOR, PROCESSOR, ImageTransform, published_settings
 from services.nn.loading import MODEL_CONFIG, quiet_loading, transformers
 from services.nn.model_configs import StoredWeights, check_tokens, load_model, model_config

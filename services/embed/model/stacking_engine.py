@@ -23,7 +23,7 @@ from torch import Tensor
 from services.embed.model.image_engine import CheckpointT, ImageEngine, to_rows
 from services.embed.model.items import Bytes, Embeddings, ImageItem, Item, Reading, StateItem
 from services.nn.clip_texts import InputIds, Text
-from services.nn.devices import stack, to_device
+from services.nn.device_copies import stack, to_device
 
 # Places of an image and a condition in a batch.
 Pair = tuple[int, int]

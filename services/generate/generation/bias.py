@@ -39,6 +39,7 @@ from services.generate.model.kv_cache import KeyValues, Slot
 from services.generate.model.language_model import LanguageModel, in_passes
 from services.generate.model.profile import BiasKind, CalibrationProfile, DummyForm
 from services.generate.prompts.templates import CONTENT_FREE, Prompt, filler_ids, with_question
+from services.nn.device_copies import integers, to_device
 
 EstimateKind = Literal["exact", "tree", "single", "query"]
 
@@ -111,14 +112,14 @@ class Dummy:
 
 @dataclass(frozen=True, eq=False)
 class _Planned:
-    """A branch of a job, with the documents that it measures.
+    """A branch of a job, and for each of its spans the document that it is of, and its share of that document.
 
-    With `shares`, its spans are stretches of one document, whose attention is their weighted mean.
+    Without `shares`, each span is a whole document.
     """
 
     branch: Branch
     documents: tuple[int, ...]
-    shares: tuple[float, ...] | None = None
+    shares: tuple[float, ...] = ()
 
 
 def estimate_bias(
@@ -235,11 +236,11 @@ def _estimate(
 ) -> BiasEstimate:
     shape = (num_layers, model.config.num_heads, len(job.prompt.spans))
     attention = torch.zeros(shape, device=model.device)
-    for each, of_branch in zip(planned, found, strict=True):
-        measured = of_branch.to(attention)
-        if each.shares is not None:
-            measured = (measured * measured.new_tensor(each.shares)).sum(dim=-1, keepdim=True)
-        attention[:, :, list(each.documents)] = measured
+    if planned:
+        (documents,) = integers([k for each in planned for k in each.documents], device=model.device)
+        shares = torch.tensor([share for each in planned for share in each.shares or (1.0,) * len(each.documents)])
+        of_spans = torch.cat(list(found), dim=-1).to(attention)
+        attention.index_add_(-1, documents, of_spans * to_device(shares, model.device))
     is_tree = any(len(each.branch.segments) > 1 for each in planned)
     return BiasEstimate(
         attention,
@@ -295,7 +296,7 @@ def _tree(job: BiasJob, dummies: Sequence[Dummy], options: DummyOptions) -> list
             Segment(tail, prompt.tail_start, ((0, start), (stop, prompt.tail_start))),
         )
         branch = Branch(job.slot, segments, dummy.spans(start))
-        planned.append(_Planned(branch, (k,), dummy.shares))
+        planned.append(_Planned(branch, (k,) * len(dummy.shares), dummy.shares))
     return planned
 
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from services.nn.device_copies import integers, to_device
+
 NUM_SEEDS = 2**63
 
 
@@ -112,12 +114,15 @@ def choose(logits: Tensor, choosers: Sequence[Chooser]) -> list[TokenChoice]:
     """
     scores = _with_additions(logits, choosers)
     best, chosen = scores.max(dim=-1)
-    if bool(best.isnan().any()):
-        raise FloatingPointError("the model's logits hold NaN")
     sampled = [row for row, chooser in enumerate(choosers) if chooser.sampling.temperature > 0]
     if sampled:
-        chosen[sampled] = _sample(scores[sampled], [choosers[row] for row in sampled])
-    token_ids: list[int] = chosen.tolist()
+        (rows,) = integers(sampled, device=logits.device)
+        chosen[rows] = _sample(scores[rows], [choosers[row] for row in sampled])
+    # read together, since each read waits for the device; token ids are exact in float64
+    numbers = torch.cat([best.double(), chosen.double()]).tolist()
+    if any(map(math.isnan, numbers)):
+        raise FloatingPointError("the model's logits hold NaN")
+    token_ids = list(map(int, numbers[len(choosers) :]))
     for token_id, chooser in zip(token_ids, choosers, strict=True):
         chooser.note(token_id)
     return _with_logprobs(logits, token_ids, choosers)
@@ -136,23 +141,21 @@ def _with_additions(logits: Tensor, choosers: Sequence[Chooser]) -> Tensor:
 def _sample(scores: Tensor, choosers: Sequence[Chooser]) -> Tensor:
     """Sample token ids (R,) for `scores` (R, V). Rows with top_p and rows without it are computed separately, so that a
     row's result does not depend on other rows."""
-    device = scores.device
-    temperatures = torch.tensor([chooser.sampling.temperature for chooser in choosers], device=device)
-    temperatures = temperatures.clamp_min(torch.finfo(torch.float32).tiny)[:, None]
-    draws = torch.tensor([chooser.draw() for chooser in choosers], dtype=torch.float64).float().to(device)
+    options = [(one.sampling.temperature, one.draw(), one.sampling.top_p) for one in choosers]
+    copied = to_device(torch.tensor(options, dtype=torch.float64).float(), scores.device)
+    # the smallest temperature and top_p are 0 in float32, which would divide by 0 and keep nothing
+    tiny = torch.finfo(torch.float32).tiny
+    temperatures, draws, top_p = copied[:, :1].clamp_min(tiny), copied[:, 1], copied[:, 2:].clamp_min(tiny)
     # the largest score is subtracted first, so that a tiny temperature does not lead to inf − inf
     scaled = (scores - scores.amax(dim=-1, keepdim=True)) / temperatures
     probabilities = scaled.softmax(dim=-1)
     chosen = _at(probabilities, draws)
-    cut = [row for row, chooser in enumerate(choosers) if chooser.sampling.top_p < 1]
-    if cut:
-        # the smallest top_p is 0 in float32, which would keep nothing
-        top_p = torch.tensor([choosers[row].sampling.top_p for row in cut], device=device)[:, None]
-        top_p = top_p.clamp_min(torch.finfo(top_p.dtype).tiny)
+    if any(p < 1 for _, _, p in options):
+        (cut,) = integers([row for row, (_, _, p) in enumerate(options) if p < 1], device=scores.device)
         ordered, order = probabilities[cut].sort(dim=-1, descending=True, stable=True)
         before = ordered.cumsum(dim=-1) - ordered
         # the sum before the first is 0, so the most likely token is always kept
-        place = _at(torch.where(before < top_p, ordered, 0.0), draws[cut])
+        place = _at(torch.where(before < top_p[cut], ordered, 0.0), draws[cut])
         chosen[cut] = order.gather(-1, place[:, None])[:, 0]
     return chosen
 
@@ -171,11 +174,12 @@ def _with_logprobs(logits: Tensor, token_ids: Sequence[int], choosers: Sequence[
     wanted = [row for row, chooser in enumerate(choosers) if chooser.sampling.num_logprobs is not None]
     if not wanted:
         return choices
-    logprobs = logits[wanted].log_softmax(dim=-1)
-    own = logprobs.gather(-1, torch.tensor([[token_ids[row]] for row in wanted], device=logits.device))[:, 0].tolist()
+    rows, own = integers(wanted, [token_ids[row] for row in wanted], device=logits.device)
+    logprobs = logits[rows].log_softmax(dim=-1)
     numbers = [min(choosers[row].sampling.num_logprobs or 0, logits.shape[-1]) for row in wanted]
-    best, best_ids = (tensor.tolist() for tensor in logprobs.topk(max(numbers), dim=-1))
-    for row, logprob, number, values, ids in zip(wanted, own, numbers, best, best_ids, strict=True):
-        top = tuple(zip(ids[:number], values[:number], strict=True))
-        choices[row] = TokenChoice(token_ids[row], logprob, top)
+    best, best_ids = logprobs.topk(max(numbers), dim=-1)
+    read = torch.cat([logprobs.gather(-1, own[:, None]).double(), best.double(), best_ids.double()], dim=1).tolist()
+    for row, (logprob, *found), number in zip(wanted, read, numbers, strict=True):
+        ids = map(int, found[len(found) // 2 :][:number])
+        choices[row] = TokenChoice(token_ids[row], logprob, tuple(zip(ids, found[:number], strict=True)))
     return choices

@@ -1,76 +1,11 @@
-"""The hook into transformers' attention, and the attention of a sequence's last tokens.
+"""The attention of a sequence's last tokens, each of which sees the keys up to itself, or those in a window.
 
-A model whose attention implementation is "fovea" hands each layer's queries, keys and values, rotary embeddings
-applied, to the `ForwardPass` that its forward call was given. The pass decides what is kept and what each row sees;
-nothing is patched and nothing is global, so passes of different kinds may run one after the other on the same model.
-
-`attend_last` attends tokens each of which sees the keys up to itself, or those in a window.
-
-Shapes: B batch, H query heads, H' or Hkv key/value heads, T tokens of a forward call, R rows, S keys, D' or hd width of
-a head.
+Shapes: H query heads, Hkv key/value heads, R rows, S keys, hd width of a head.
 """
-
-import functools
-from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from services.nn.loading import transformers
-
-ATTENTION = "fovea"
-
-
-class ForwardPass(Protocol):
-    """The attention of a forward call; given to the model as the keyword argument `forward_pass`."""
-
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scaling: float, sliding_window: int | None
-    ) -> Tensor:
-        """Attend (B, H, T, D') queries over (B, H', S, D') keys and values → (B, T, H, D').
-
-        `sliding_window` is the number of keys up to itself that a token of this layer sees, None for all of them.
-        """
-        ...
-
-
-@functools.cache
-def register_attention() -> None:
-    """Make "fovea" an attention implementation of transformers, for any model loaded from here on."""
-    transformers().AttentionInterface.register(ATTENTION, fovea_attention)
-    transformers().AttentionMaskInterface.register(ATTENTION, _no_mask)  # the pass determines what a row sees
-
-
-def fovea_attention(  # noqa: PLR0913 (transformers calls it so)
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    *,
-    forward_pass: ForwardPass | None = None,
-    sliding_window: int | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """Compute the attention of one layer for transformers, by the forward pass. Returns ((B, T, H, D'), None).
-
-    Raises ValueError without a pass, for a mask (it would be ignored), and for dropout.
-    """
-    if forward_pass is None:
-        raise ValueError(f'a model with the attention "{ATTENTION}" needs a forward_pass with each call')
-    if attention_mask is not None or dropout:
-        raise ValueError("the forward pass decides what is seen; neither masks nor dropout are applied")
-    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    output = forward_pass.attend(module.layer_idx, query, key, value, scaling=scaling, sliding_window=sliding_window)
-    return output, None
-
-
-def _no_mask(*args: Any, **kwargs: Any) -> None:
-    return None
-
 
 # Rows that are masked at once. Keys after the last of them are left out, so that short chunks also save work.
 CHUNK_ROWS = 256

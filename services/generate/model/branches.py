@@ -15,13 +15,16 @@ rows) and B branches.
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from services.generate.calibration import Documents, measure_rows, measure_scores, row_scores
 from services.generate.model.attention import LowerRightMasks, attend_last, attend_masked
 from services.generate.model.kv_cache import Slot
+from services.nn.device_copies import integers
 
 Range = tuple[int, int]
 
@@ -90,28 +93,35 @@ class PackedBranches:
         self._dtype = dtype
         num_prompt = branches[0].slot.length
         segments = [(owner, segment) for owner, branch in enumerate(branches) for segment in branch.segments]
-        lengths = torch.tensor([len(segment.input_ids) for _, segment in segments])
-
-        def each_token(numbers: Sequence[int]) -> Tensor:
-            return torch.tensor(numbers).repeat_interleave(lengths).to(device)
-
-        places = [torch.arange(segment.position, segment.stop) for _, segment in segments]
-        self._positions = torch.cat([torch.arange(num_prompt), *places]).to(device)
-        owners = each_token([owner for owner, _ in segments])
-        self._row_positions = self._positions[num_prompt:]
-        own = owners[:, None] == owners
-        own &= self._row_positions[:, None] >= self._row_positions
-        seen = torch.stack([_seen_of_prompt(branches[owner], segment, num_prompt) for owner, segment in segments])
-        self._visible = torch.cat([seen.to(device)[each_token(range(len(segments)))], own], dim=1)
-        self._last_rows = torch.tensor([branch.num_tokens for branch in branches], device=device).cumsum(0) - 1
-        self._num_documents = [len(branch.spans) for branch in branches]
+        lengths = [len(segment.input_ids) for _, segment in segments]
+        # a segment sees some ranges of the prompt, without those that its branch replaces
+        seen = _padded([segment.sees for _, segment in segments])
+        replaced = _padded([[(own.position, own.stop) for own in branches[owner].segments] for owner, _ in segments])
+        owners, numbers, places, last_rows, bounds = integers(
+            np.repeat([owner for owner, _ in segments], lengths),
+            np.repeat(range(len(segments)), lengths),
+            [place for _, segment in segments for place in range(segment.position, segment.stop)],
+            np.cumsum([branch.num_tokens for branch in branches]) - 1,
+            np.concatenate([seen, replaced], axis=1).ravel(),
+            device=device,
+        )
+        prompt = torch.arange(num_prompt, device=device)
+        starts, stops = bounds.view(len(segments), -1, 2, 1).unbind(2)
+        is_within = (prompt >= starts) & (prompt < stops)
+        is_seen = is_within[:, : seen.shape[1]].any(dim=1) & ~is_within[:, seen.shape[1] :].any(dim=1)
+        own = (owners[:, None] == owners) & (places[:, None] >= places)
+        self._visible = torch.cat([is_seen[numbers], own], dim=1)
+        self._row_positions, self._positions = places, torch.cat([prompt, places])
+        self._last_rows = last_rows
+        self.num_documents = [len(branch.spans) for branch in branches]
         self._documents = Documents.of(_columns(branches, num_prompt), device)
         self._masks: dict[int | None, tuple[Tensor, Tensor]] = {}
 
-    def attend(self, call: LayerCall) -> tuple[Tensor | None, list[Tensor]]:
+    def attend(self, call: LayerCall) -> tuple[Tensor | None, Tensor]:
         """Attend the branches' rows of a layer over the prompt's keys and their own.
 
-        Returns the outputs (T, H, hd), None unless they are needed, and the measured Attn (H, K) of each branch.
+        Returns the outputs (T, H, hd), None unless they are needed, and the measured Attn (B, H, K), of a branch's own
+        `num_documents` first.
         """
         mask, last_mask = self._mask(call.window)
         query = call.query[:, :, self.rows]
@@ -121,8 +131,7 @@ class PackedBranches:
             values = torch.cat([call.prompt_values, call.value[0, :, self.rows]], dim=1)
             attended = attend_masked(query, keys[None], values[None], call.scaling, mask)
         scores = row_scores(query[:, :, self._last_rows], keys[None], call.scaling, last_mask)
-        found = measure_scores(scores[0].transpose(0, 1)[:, :, None], self._documents)[:, :, 0]
-        return attended, [one[:, :number] for one, number in zip(found, self._num_documents, strict=True)]
+        return attended, measure_scores(scores[0].transpose(0, 1)[:, :, None], self._documents)[:, :, 0]
 
     def _mask(self, window: int | None) -> tuple[Tensor, Tensor]:
         """Return what is added to scores (T, C), and what the branches' last rows see (1, B, C)."""
@@ -144,14 +153,11 @@ def can_pack(branches: Sequence[Branch]) -> bool:
     return all(_own(branch, span) is not None or not _touches(branch, span) for branch, span in spans)
 
 
-def _seen_of_prompt(branch: Branch, segment: Segment, num_prompt: int) -> Tensor:
-    """Make a mask (P,) of the prompt's tokens that a segment sees, without those that its branch replaces."""
-    is_seen = torch.zeros(num_prompt, dtype=torch.bool)
-    for start, stop in segment.sees:
-        is_seen[start:stop] = True
-    for own in branch.segments:
-        is_seen[own.position : own.stop] = False
-    return is_seen
+def _padded(ranges: Sequence[Sequence[Range]]) -> np.ndarray[Any, Any]:
+    """Pad lists of ranges with empty ones: (S, R, 2) int64."""
+    most = max(map(len, ranges))
+    padded = [[*some, *[(0, 0)] * (most - len(some))] for some in ranges]
+    return np.array(padded, dtype=np.int64).reshape(len(ranges), most, 2)
 
 
 def _columns(branches: Sequence[Branch], num_prompt: int) -> list[list[Range]]:
@@ -249,7 +255,7 @@ class BranchPass:
         self._branches = branches
         self._num_layers = num_layers
         self._masks = LowerRightMasks(max(branch.segments[-1].stop for branch in branches), device, dtype)
-        self._measured: list[list[Tensor]] = [[] for _ in branches]
+        self._measured: list[list[Tensor]] = [[] for _ in branches]  # a layer's each; of a packed group its first's
         self._plans: list[list[SegmentPlan]] = []
         first = 0
         for branch in branches:
@@ -271,7 +277,14 @@ class BranchPass:
 
     def results(self) -> list[Tensor]:
         """Return Attn(k) of each branch's last row, (L', H, K) float32, once all layers have run."""
-        return [torch.stack(measured) for measured in self._measured]
+        found: list[Tensor] = []
+        for group, packed in self._groups:
+            if packed is None:
+                found += [torch.stack(self._measured[place]) for place in group]
+            else:
+                of_group = torch.stack(self._measured[group.start], dim=1)
+                found += [one[..., :number] for one, number in zip(of_group, packed.num_documents, strict=True)]
+        return found
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scaling: float, sliding_window: int | None
@@ -290,8 +303,7 @@ class BranchPass:
                 self._attend_one_by_one(group, call, attended)
                 continue
             output, measured = packed.attend(call)
-            for place, one in zip(group, measured, strict=True):
-                self._measured[place].append(one)
+            self._measured[group.start].append(measured)
             if output is not None:
                 attended[0, packed.rows] = output
         return attended

@@ -1,7 +1,7 @@
 """A causal language model on a device: packed prefill, branches, calibrated re-runs and decoding over a KV cache.
 
-The layers of transformers' model run in our own short loop, so that a pass can stop at any depth, use its own attention
-and compute the logits of only the wanted rows.
+The layers run in our own short loop, so that a pass can stop at any depth, use its own attention and compute the logits
+of only the wanted rows.
 
 Shapes: B sequences, T tokens, V vocabulary, L layers, H heads, K documents, D width.
 """
@@ -16,16 +16,16 @@ from torch import Tensor
 
 from services.generate.calibration import Calibration
 from services.generate.capacity import CacheSize, Capacity
-from services.generate.model.attention import ATTENTION, ForwardPass, register_attention
 from services.generate.model.branches import Branch, BranchPass
+from services.generate.model.decoder import Decoder, ForwardPass
 from services.generate.model.kv_cache import CacheShape, KVCache, Slot
 from services.generate.model.packing import DecodePass, Interventions, PrefillPass, RerunPass, Stretch
 from services.generate.prompts.templates import Piece, tokenise
 from services.nn.broken_model import BrokenModel
+from services.nn.device_copies import integers
 from services.nn.devices import GIBIBYTE, DeviceOptions, check_room, memory_of
 from services.nn.loading import transformers
 from services.nn.model_configs import StoredWeights, check_tokens, load_model, read_config
-from services.nn.packed_linear import can_pack, pack_linear_layers
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 # Its position embeddings change with the longest sequence of a pass, so an answer would depend on its neighbours.
@@ -108,9 +108,7 @@ class LanguageModel:
     the last bits of logits."""
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
-        """`model` is one of transformers, of ARCHITECTURES with the attention "fovea", on its device, for inference; on
-        an x86 CPU in float32, its weights are converted to another layout."""
-        self._model = model
+        """`model` is one of transformers, of ARCHITECTURES, on its device, for inference; it gives up its weights."""
         self.tokenizer = tokenizer
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
@@ -122,8 +120,7 @@ class LanguageModel:
         self._interventions: Interventions | None = None
         # On a CPU the products that a mask hides would cost more than the operations that it saves.
         self.packs_branches = self.device.type != "cpu"
-        if can_pack(self.device, self.dtype):
-            pack_linear_layers(model)
+        self._decoder = Decoder(model)
 
     @classmethod
     def load(cls, directory: Path, options: DeviceOptions) -> "LanguageModel":
@@ -133,10 +130,7 @@ class LanguageModel:
         quantised, missing or damaged or do not fit into the device's memory, and for a device that this machine lacks;
         OSError if a file is missing.
         """
-        register_attention()
-        return cls(
-            *read_onto_device(directory, options, "AutoModelForCausalLM", check_config, attn_implementation=ATTENTION)
-        )
+        return cls(*read_onto_device(directory, options, "AutoModelForCausalLM", check_config))
 
     def new_cache(self, max_tokens: int, num_layers: int | None = None) -> KVCache:
         """Make a cache for sequences of this model, or of its first layers; the passes below work on the slots of any
@@ -170,8 +164,7 @@ class LanguageModel:
         forward_pass = PrefillPass(
             stretches, [spans], last_rows_from=num_layers - 1, device=self.device, dtype=self.dtype
         )
-        positions = self._packed([tuple(range(slot.length, slot.length + len(input_ids)))])
-        self._run_layers(self._packed([input_ids]), positions, forward_pass, num_layers, wanted=[])
+        self._run(stretches, [input_ids], forward_pass, [], num_layers)
         slot.length += len(input_ids)
         return forward_pass.measured(0)
 
@@ -188,8 +181,9 @@ class LanguageModel:
             [(row.slot, len(row.input_ids), row.slot.length - len(row.input_ids)) for row in rows]
         )
         forward_pass = RerunPass(stretches, [row.calibration for row in rows], self.device, self.dtype)
-        hidden = self._run(stretches, [row.input_ids for row in rows], forward_pass)
-        return self._logits(hidden[0, [stretch.rows.stop - 1 for stretch in stretches]])
+        last_rows = [stretch.rows.stop - 1 for stretch in stretches]
+        hidden, _ = self._run(stretches, [row.input_ids for row in rows], forward_pass, last_rows)
+        return self._decoder.logits(hidden[0])
 
     @torch.inference_mode()
     def attention_of(self, row: Row, spans: Sequence[tuple[int, int]], num_layers: int) -> Tensor:
@@ -198,8 +192,7 @@ class LanguageModel:
         start = row.slot.length - len(row.input_ids)
         stretches = Stretch.side_by_side([(row.slot, len(row.input_ids), start)])
         forward_pass = RerunPass(stretches, [row.calibration], self.device, self.dtype, spans)
-        positions = self._packed([tuple(range(start, row.slot.length))])
-        self._run_layers(self._packed([row.input_ids]), positions, forward_pass, num_layers, wanted=[])
+        self._run(stretches, [row.input_ids], forward_pass, [], num_layers)
         return forward_pass.measured.permute(2, 0, 1, 3)
 
     @torch.inference_mode()
@@ -217,16 +210,18 @@ class LanguageModel:
         calibrations = [rows[place].calibration for place in order]
         if self._interventions is None or not self._interventions.is_of(calibrations):
             self._interventions = Interventions(calibrations, self.device)
-        forward_pass = DecodePass(slots, self._interventions, self.device)
-        input_ids = torch.tensor([rows[place].input_ids for place in order], device=self.device)
-        positions = torch.tensor([[slot.length] for slot in slots], device=self.device)
-        hidden = self._run_layers(input_ids, positions, forward_pass, self.config.num_layers)
+        input_ids, index, positions, places = integers(
+            [rows[place].input_ids[0] for place in order],
+            [slot.index for slot in slots],
+            [slot.length for slot in slots],
+            sorted(range(len(rows)), key=order.__getitem__),
+            device=self.device,
+        )
+        forward_pass = DecodePass(slots, index, positions, self._interventions)
+        hidden = self._run_layers(input_ids[:, None], positions[:, None], forward_pass, self.config.num_layers)
         for slot in slots:
             slot.length += 1
-        places = [0] * len(order)
-        for where, place in enumerate(order):
-            places[place] = where
-        return self._logits(hidden[places, 0])
+        return self._decoder.logits(hidden[places, 0])
 
     @torch.inference_mode()
     def branch(self, branches: Sequence[Branch], *, num_layers: int | None = None) -> list[Tensor]:
@@ -255,17 +250,17 @@ class LanguageModel:
             dtype=self.dtype,
         )
         last_rows = [stretch.rows.stop - 1 for stretch in stretches]
-        hidden = self._run(
-            stretches, [prompt.input_ids for prompt in prompts], forward_pass, None if scores_all else last_rows
-        )
-        logits = self._logits(hidden[0, last_rows] if scores_all else hidden[0])
+        input_ids = [prompt.input_ids for prompt in prompts]
+        hidden, ids = self._run(stretches, input_ids, forward_pass, None if scores_all else last_rows)
+        last = hidden[0, integers(last_rows, device=self.device)[0]] if scores_all else hidden[0]
+        logits = self._decoder.logits(last)
         for stretch in stretches:
             stretch.slot.length = stretch.stop
         return [
             Prefilled(
                 logits[place],
                 forward_pass.measured(place),
-                self._scores(hidden[0, stretch.rows], prompt) if prompt.scores_all else None,
+                self._scores(hidden[0, stretch.rows], ids[stretch.rows], prompt.num_top) if prompt.scores_all else None,
             )
             for place, (prompt, stretch) in enumerate(zip(prompts, stretches, strict=True))
         ]
@@ -273,9 +268,13 @@ class LanguageModel:
     def _branch(self, branches: Sequence[Branch], num_layers: int) -> list[Tensor]:
         forward_pass = BranchPass(branches, num_layers, self.device, self.dtype, is_packed=self.packs_branches)
         segments = [segment for branch in branches for segment in branch.segments]
-        input_ids = self._packed([segment.input_ids for segment in segments])
-        positions = self._packed([tuple(range(segment.position, segment.stop)) for segment in segments])
-        self._run_layers(input_ids, positions, forward_pass, num_layers, wanted=[])
+        input_ids, positions, none = integers(
+            [token for segment in segments for token in segment.input_ids],
+            [position for segment in segments for position in range(segment.position, segment.stop)],
+            [],
+            device=self.device,
+        )
+        self._run_layers(input_ids[None], positions[None], forward_pass, num_layers, none)
         return forward_pass.results()
 
     def _run(
@@ -284,9 +283,17 @@ class LanguageModel:
         input_ids: Sequence[tuple[int, ...]],
         forward_pass: ForwardPass,
         wanted: Sequence[int] | None = None,
-    ) -> Tensor:
-        positions = self._packed([tuple(range(stretch.position, stretch.stop)) for stretch in stretches])
-        return self._run_layers(self._packed(input_ids), positions, forward_pass, self.config.num_layers, wanted)
+        num_layers: int | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Run packed stretches through all layers or the first ones; returns `_run_layers` and the token ids (T,)."""
+        ids, positions, rows = integers(
+            [token for some in input_ids for token in some],
+            [position for stretch in stretches for position in range(stretch.position, stretch.stop)],
+            wanted or [],
+            device=self.device,
+        )
+        depth = self.config.num_layers if num_layers is None else num_layers
+        return self._run_layers(ids[None], positions[None], forward_pass, depth, None if wanted is None else rows), ids
 
     def _run_layers(
         self,
@@ -294,56 +301,41 @@ class LanguageModel:
         positions: Tensor,
         forward_pass: ForwardPass,
         num_layers: int,
-        wanted: Sequence[int] | None = None,
+        wanted: Tensor | None = None,
     ) -> Tensor:
-        """Run the layers: (B, T) → (B, T, D); with `wanted` rows of one packed sequence, (1, wanted, D).
+        """Run the layers: (B, T) → (B, T, D); with `wanted` (W,) int64 rows of one packed sequence, (1, W, D).
 
         The last layer then skips the computation that only the other rows need.
         """
-        trunk = self._model.model
         self.num_computed += input_ids.numel() * num_layers / self.config.num_layers
-        hidden: Tensor = trunk.embed_tokens(input_ids)
-        arguments = {
-            "position_embeddings": trunk.rotary_emb(hidden, position_ids=positions),
-            "attention_mask": None,
-            "forward_pass": forward_pass,
-        }
-        for layer in trunk.layers[: num_layers - 1 if wanted is not None else num_layers]:
-            hidden = layer(hidden, **arguments)
+        hidden = self._decoder.embed(input_ids)
+        rotation = self._decoder.rotation(positions)
+        for layer in self._decoder.layers[: num_layers - 1 if wanted is not None else num_layers]:
+            hidden = layer.finish(hidden, layer.attend(hidden, rotation, forward_pass))
         if wanted is not None:
-            last = trunk.layers[num_layers - 1]
-            attended, _ = last.self_attn(hidden_states=last.input_layernorm(hidden), **arguments)
-            if wanted:
-                hidden = hidden[:, wanted] + attended[:, wanted]
-                hidden = hidden + last.mlp(last.post_attention_layernorm(hidden))
+            last = self._decoder.layers[num_layers - 1]
+            attended = last.attend(hidden, rotation, forward_pass)
+            if len(wanted):
+                hidden = last.finish(hidden[:, wanted], attended[:, wanted])
         return hidden
 
-    def _logits(self, hidden: Tensor) -> Tensor:
-        """Compute logits: (T, D) → (T, V) float32."""
-        logits: Tensor = self._model.lm_head(self._model.model.norm(hidden))
-        return logits.float()
-
-    def _scores(self, hidden: Tensor, prompt: Prefill) -> TokenScores:
-        """Score the prompt's tokens from its last hidden states (T, D)."""
-        following = torch.tensor(prompt.input_ids[1:], device=self.device, dtype=torch.int64)[:, None]
-        num_top = min(prompt.num_top, self.config.vocab_size)
+    def _scores(self, hidden: Tensor, input_ids: Tensor, num_top: int) -> TokenScores:
+        """Score a prompt's tokens (T,) from its last hidden states (T, D)."""
+        following = input_ids[1:, None]
+        num_top = min(num_top, self.config.vocab_size)
         logprobs = hidden.new_empty(len(following), dtype=torch.float32)
         top_logprobs = hidden.new_empty((len(following), num_top), dtype=torch.float32)
         top_ids = following.new_empty((len(following), num_top))
         for start in range(0, len(following), LOGITS_ROWS):
             rows = slice(start, min(start + LOGITS_ROWS, len(following)))
-            scores = self._logits(hidden[rows]).log_softmax(dim=-1)
+            scores = self._decoder.logits(hidden[rows]).log_softmax(dim=-1)
             logprobs[rows] = scores.gather(1, following[rows])[:, 0]
             top_logprobs[rows], top_ids[rows] = scores.topk(num_top, dim=-1)
         return TokenScores(logprobs, top_logprobs, top_ids)
 
-    def _packed(self, numbers: Sequence[tuple[int, ...]]) -> Tensor:
-        """Concatenate to (1, T) int64."""
-        return torch.tensor([[number for some in numbers for number in some]], device=self.device)
-
 
 def read_onto_device(
-    directory: Path, options: DeviceOptions, model_class: str, check: Callable[[Any], None], **choices: Any
+    directory: Path, options: DeviceOptions, model_class: str, check: Callable[[Any], None]
 ) -> tuple[Any, Any]:
     """Read a Hugging Face directory onto the device: transformers' model of a class, for inference, and its tokenizer.
 
@@ -356,7 +348,7 @@ def read_onto_device(
     dtype = options.choose_dtype(device)
     check_room(directory, device, dtype)
     torch.set_num_threads(options.choose_num_threads(config.get_text_config().hidden_size))
-    model = load_model(model_class, directory, config, stored, dtype=dtype, **choices)
+    model = load_model(model_class, directory, config, stored, dtype=dtype)
     tokenizer = transformers().AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     check_tokens(tokenizer, config.get_text_config().vocab_size)
     return model.eval().requires_grad_(False).to(device), tokenizer

@@ -18,6 +18,7 @@ from torch import Tensor
 from services.generate.calibration import Calibration, Documents, attend_calibrated, measure_rows
 from services.generate.model.attention import LowerRightMasks, attend_last
 from services.generate.model.kv_cache import Slot
+from services.nn.device_copies import to_device
 
 
 @dataclass(frozen=True)
@@ -116,13 +117,12 @@ class PrefillPass(PackedPass):
 
 
 class Interventions:
-    """The calibrations of a batch's rows as tensors on the device, created for each layer on first use."""
+    """The calibrations of a batch's rows as tensors on the device, copied once for all layers of the same rows."""
 
     def __init__(self, calibrations: Sequence[Calibration | None], device: torch.device) -> None:
         self.calibrations = tuple(calibrations)
         self._device = device
-        self._documents: dict[tuple[bool, ...], Documents] = {}
-        self._at: dict[int, tuple[Documents, Tensor] | None] = {}
+        self._laid_out: dict[tuple[bool, ...], tuple[Documents, Tensor]] = {}
 
     def is_of(self, calibrations: Sequence[Calibration | None]) -> bool:
         """Whether these are the same calibration objects, in order."""
@@ -130,23 +130,27 @@ class Interventions:
 
     def at(self, layer: int) -> tuple[Documents, Tensor] | None:
         """Documents and log α, (B, K) or (B, H, K), of a layer; None if it calibrates no row."""
-        if layer not in self._at:
-            chosen = [c if c is not None and layer in c.layers and c.spans else None for c in self.calibrations]
-            self._at[layer] = self._laid_out(layer, chosen) if any(c is not None for c in chosen) else None
-        return self._at[layer]
+        pattern = tuple(c is not None and layer in c.layers and bool(c.spans) for c in self.calibrations)
+        if not any(pattern):
+            return None
+        if pattern not in self._laid_out:
+            chosen = [c if is_in else None for c, is_in in zip(self.calibrations, pattern, strict=True)]
+            documents = Documents.of([c.spans if c else () for c in chosen], self._device)
+            alphas = _stacked([None if c is None else c.log_alpha for c in chosen], documents.index.shape[1])
+            self._laid_out[pattern] = documents, to_device(alphas, self._device)
+        documents, log_alpha = self._laid_out[pattern]
+        return documents, log_alpha if log_alpha.dim() == 2 else log_alpha[layer]
 
-    def _laid_out(self, layer: int, chosen: Sequence[Calibration | None]) -> tuple[Documents, Tensor]:
-        pattern = tuple(c is not None for c in chosen)
-        if pattern not in self._documents:
-            self._documents[pattern] = Documents.of([c.spans if c else () for c in chosen], self._device)
-        documents = self._documents[pattern]
-        alphas = [c.log_alpha if c.log_alpha.dim() == 1 else c.log_alpha[layer] for c in chosen if c is not None]
-        num_heads = max((alpha.shape[0] for alpha in alphas if alpha.dim() == 2), default=0)
-        shape = (num_heads,) if num_heads else ()
-        stacked = torch.full((len(chosen), *shape, documents.index.shape[1]), -torch.inf)
-        for row, alpha in zip((row for row, is_in in enumerate(pattern) if is_in), alphas, strict=True):
-            stacked[row, ..., : alpha.shape[-1]] = alpha.to(stacked)
-        return documents, stacked.to(self._device)
+
+def _stacked(alphas: Sequence[Tensor | None], num_documents: int) -> Tensor:
+    """Stack each row's log α, (K,) or (L, H, K): (B, K), or (L, B, H, K) if any has one per layer and head; −∞ for rows
+    that have none, and after a row's last document."""
+    shape = next((alpha.shape[:2] for alpha in alphas if alpha is not None and alpha.dim() == 3), ())
+    stacked = torch.full((len(alphas), *shape, num_documents), -torch.inf)
+    for row, alpha in enumerate(alphas):
+        if alpha is not None:
+            stacked[row, ..., : alpha.shape[-1]] = alpha
+    return stacked.transpose(0, 1).contiguous() if shape else stacked
 
 
 class RerunPass(PackedPass):
@@ -205,14 +209,15 @@ class DecodePass:
     than the longest are masked.
     """
 
-    def __init__(self, slots: Sequence[Slot], interventions: Interventions, device: torch.device) -> None:
+    def __init__(self, slots: Sequence[Slot], index: Tensor, positions: Tensor, interventions: Interventions) -> None:
+        """`index` (B,) and `positions` (B,) are those of the slots and of their new tokens, on the device."""
         self._cache = slots[0].cache
         self._interventions = interventions
-        self._index = torch.tensor([slot.index for slot in slots], device=device)
+        self._index = index
         first, last = slots[0].index, slots[-1].index
         self._side_by_side = slice(first, last + 1) if last - first + 1 == len(slots) else None
         lengths = [slot.length for slot in slots]
-        self._positions = torch.tensor(lengths, device=device)
+        self._positions = positions
         self._num_keys = max(lengths) + 1
         self._is_even = min(lengths) == max(lengths)
         self._masks: dict[int | None, Tensor | None] = {}

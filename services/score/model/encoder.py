@@ -13,7 +13,7 @@ from torch import Tensor
 from services.nn.broken_model import BrokenModel
 from services.nn.clip_model import ClipModel
 from services.nn.clip_texts import InputIds
-from services.nn.devices import stack, to_device
+from services.nn.device_copies import stack, to_device
 from services.nn.packed_linear import can_pack
 from services.nn.plain_clip import PlainEncoder
 from services.nn.vision_transformer import PackedBlocks, has_plain_blocks, pack_tower

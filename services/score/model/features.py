@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from services.nn.clip_tokenizer import Tokenizer
-from services.nn.devices import to_host
+from services.nn.device_copies import to_host
 
 Pooled = np.ndarray[Any, np.dtype[np.float32]]
 Tokens = np.ndarray[Any, np.dtype[np.float16]]

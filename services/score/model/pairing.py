@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from services.nn.devices import host_buffer, to_device
+from services.nn.device_copies import host_buffer, to_device
 from services.score.fsc_clip import patch_weights, token_cosines
 from services.score.model.features import Features
 

@@ -326,6 +326,15 @@ def test_a_saved_checkpoint_answers_as_transformers_does(tmp_path: Path, name: s
     assert (model.config.max_model_len, model.config.eos_token_ids) == (4096, frozenset({1}))
 
 
+@pytest.mark.parametrize(
+    "settings", [{"attention_bias": True, "mlp_bias": True}, {"hidden_act": "gelu"}, {"rms_norm_eps": 0.1}], ids=str
+)
+def test_settings_that_few_checkpoints_have_answer_as_transformers_does(settings: dict[str, Any]) -> None:
+    model = LanguageModel(tiny_model(**settings), tiny_tokenizer())
+    [prefilled] = model.prefill([Prefill(model.new_cache(100).open(50), tokens(50))])
+    assert_close(prefilled.logits, logits_of(tiny_model(attention="eager", **settings), tokens(50)))
+
+
 def test_half_precision_answers_nearly_as_single(tmp_path: Path) -> None:
     directory = save_tiny(tmp_path, "llama", initializer_range=0.05)
     single, half = (LanguageModel.load(directory, DeviceOptions("cpu", dtype)) for dtype in ("float32", "bfloat16"))
