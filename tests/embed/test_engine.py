@@ -475,6 +475,14 @@ def test_the_packaged_checkpoint_reads_the_same_from_states_and_pixels() -> None
         assert cosines.min() > 1 - 1e-6, f"cosines {cosines}"
 
 
+def test_in_bfloat16_the_packaged_checkpoint_gives_nearly_the_same_embeddings() -> None:
+    single, half = (FocalLensEngine.load(STARTER, DeviceOptions("cpu", dtype)) for dtype in ("float32", "bfloat16"))
+    conditions = [None, "What is the color of the object in the image?", "What is the shape of the object?"]
+    for seed in range(8):
+        cosines = (embed(single, seed, conditions) * embed(half, seed, conditions)).sum(axis=1)
+        assert cosines.min() > 0.999, f"cosines {cosines}"
+
+
 def test_a_missing_device_is_named(readout_directory: Path) -> None:
     if torch.backends.mps.is_available():
         pytest.skip("this machine has the device that the test needs to be missing")

@@ -16,6 +16,7 @@ from services.nn.broken_model import BrokenModel
 from services.nn.clip_model import OPEN_CLIP_WEIGHTS
 from services.nn.clip_texts import Text
 from services.nn.devices import DeviceOptions
+from services.score import fsc_clip
 from services.score.engine import MAX_REMEMBERED_CHARACTERS, ImageItem, Item, ScoreEngine
 from services.score.fsc_clip import mean_local_similarity, patch_weights, token_cosines
 from services.score.model import encoder
@@ -28,6 +29,7 @@ from tests.score.tiny import CONTEXT_LENGTH, EMBEDDING_WIDTH, IMAGE_SIZE, NUM_PA
 CPU = DeviceOptions(device="cpu", dtype="float32")
 # Tokens are rounded to 11 bits, which the cosine of two vectors hardly feels.
 HALF_TOLERANCE = 5e-4
+STARTER = Path(fsc_clip.__file__).parent / "starter" / "fsc-clip-scenes"
 CAPTIONS = ("a red square", "a blue circle left of a red square", "it", "a photograph of two green triangles above it")
 MODELS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -184,6 +186,13 @@ def test_its_batches_can_be_collated_ahead_and_answer_the_same(engine: ScoreEngi
     for ahead, at_once in zip(engine.run_collated(engine.collate(batch)), engine.run_batch(batch), strict=True):
         np.testing.assert_array_equal(ahead.pooled, at_once.pooled)
         np.testing.assert_array_equal(ahead.tokens, at_once.tokens)
+
+
+def test_in_bfloat16_the_packaged_checkpoint_gives_nearly_the_same_cosines() -> None:
+    single, half = (ScoreEngine.load(STARTER, DeviceOptions("cpu", dtype)) for dtype in ("float32", "bfloat16"))
+    for seed in range(8):
+        expected, found = (compare(engine, seed, CAPTIONS) for engine in (single, half))
+        assert np.abs(single.mix(expected) - half.mix(found)).max() < 0.01
 
 
 def test_an_item_costs_the_tokens_that_a_tower_sees(plain: ScoreEngine) -> None:
