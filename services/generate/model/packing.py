@@ -122,7 +122,8 @@ class Interventions:
     def __init__(self, calibrations: Sequence[Calibration | None], device: torch.device) -> None:
         self.calibrations = tuple(calibrations)
         self._device = device
-        self._laid_out: dict[tuple[bool, ...], tuple[Documents, Tensor]] = {}
+        self._at: dict[int, tuple[Documents, Tensor] | None] = {}
+        self._of_rows: dict[tuple[bool, ...], tuple[Documents, Tensor]] = {}
 
     def is_of(self, calibrations: Sequence[Calibration | None]) -> bool:
         """Whether these are the same calibration objects, in order."""
@@ -130,15 +131,18 @@ class Interventions:
 
     def at(self, layer: int) -> tuple[Documents, Tensor] | None:
         """Documents and log α, (B, K) or (B, H, K), of a layer; None if it calibrates no row."""
-        pattern = tuple(c is not None and layer in c.layers and bool(c.spans) for c in self.calibrations)
-        if not any(pattern):
-            return None
-        if pattern not in self._laid_out:
-            chosen = [c if is_in else None for c, is_in in zip(self.calibrations, pattern, strict=True)]
+        if layer not in self._at:
+            chosen = [c if c is not None and layer in c.layers and c.spans else None for c in self.calibrations]
+            self._at[layer] = self._laid_out(layer, chosen) if any(c is not None for c in chosen) else None
+        return self._at[layer]
+
+    def _laid_out(self, layer: int, chosen: Sequence[Calibration | None]) -> tuple[Documents, Tensor]:
+        rows = tuple(c is not None for c in chosen)
+        if rows not in self._of_rows:
             documents = Documents.of([c.spans if c else () for c in chosen], self._device)
             alphas = _stacked([None if c is None else c.log_alpha for c in chosen], documents.index.shape[1])
-            self._laid_out[pattern] = documents, to_device(alphas, self._device)
-        documents, log_alpha = self._laid_out[pattern]
+            self._of_rows[rows] = documents, to_device(alphas, self._device)
+        documents, log_alpha = self._of_rows[rows]
         return documents, log_alpha if log_alpha.dim() == 2 else log_alpha[layer]
 
 

@@ -7,9 +7,12 @@ import torch
 
 from services.generate.calibration import Calibration, log_alpha
 from services.generate.generation.bias import BiasJob, EstimateKind, estimate_bias
+from services.generate.generation.generation import Generation
+from services.generate.generation.running_batch import RunningBatch
 from services.generate.generation.sampling import Chooser, Sampling, choose
 from services.generate.model.kv_cache import Slot
 from services.generate.model.language_model import LanguageModel, Prefill, Row
+from services.generate.model.profile import BiasKind, CalibrationProfile
 from services.generate.prompts.templates import Prompt
 from services.nn.loading import transformers
 from tests.generate.tiny_models import tiny_tokenizer
@@ -136,3 +139,21 @@ def test_an_estimate_of_any_number_of_documents_is_five_copies_and_as_many_opera
         counts.append(counted.num_operations)
     assert len(set(counts)) == 1
     assert counts[0] <= 44 * NUM_LAYERS + 60
+
+
+@pytest.mark.parametrize("bias", [None, "tree", "single", "exact"])
+def test_an_answers_first_token_waits_four_times_at_most_and_each_further_one_once(
+    model: LanguageModel, bias: BiasKind | None
+) -> None:
+    layers = tuple(range(NUM_LAYERS // 2, NUM_LAYERS))
+    profile = bias and CalibrationProfile(
+        enabled=True, bias=bias, temperature=1e-4, layers=layers, rel_layers=layers, tables=()
+    )
+    batch = RunningBatch(model, max_cached_tokens=20_000, max_running=8, prefix_cache_bytes=0)
+    asked = [Generation(prompt_of(5 + number), max_tokens=9, ignore_eos=True, calibration=profile) for number in (0, 1)]
+    copies, reads = CountedGPU.of(batch.admit, asked[:1]).crossings
+    assert reads == (4 if profile else 2)
+    assert copies <= (13 if profile else 3)
+    CountedGPU.of(batch.admit, asked[1:])
+    CountedGPU.of(batch.step)
+    assert CountedGPU.of(batch.step).crossings == (1, 1)
