@@ -76,7 +76,7 @@ lint: $(DEVELOPS)
 	$(BIN)/mypy $(TYPED)
 
 # Beside these, which need nothing but this machine: peers, bulk_ray, cluster_search, collection_rows, migration,
-# ranking_by_attention, lost_in_the_middle, hard_negative_trainings and autoscaling.
+# ranking_by_attention, lost_in_the_middle, hard_negative_trainings and autoscaling, and on a GPU on_gpu and vllm_plugin.
 bench: $(DEVELOPS)
 	for benchmark in batcher gateway pools prefix_routing embed states conditions scenes search ingest bulk calibration \
 		generate predict_engines predict score negatives refinement tuning drills; do \

@@ -23,12 +23,12 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.record import record
+from benchmarks.search import WIDTH, K, clustered
 from services.embed.collections.cluster.connections import Connections
 from services.embed.collections.index.vector_index import IndexOptions, VectorIndex
 from services.embed.collections.index.vector_table import Rows, Vectors
 from tests.embed.collections.shared_index import ClusterIndex
 
-WIDTH, K = 512, 10
 NUM_QUERIES = 200
 MEASURED_S = 2.0
 ROUNDS = 3
@@ -42,16 +42,6 @@ ADDED = 0.018
 
 # From a query (1, E) and the rows to search, None being all, to the rows found.
 Search = Callable[[Vectors, Rows | None], Rows]
-
-
-def clustered(size: int) -> Vectors:
-    """Draw unit vectors (N, E) around 50 overlapping centres, near a subspace of 32 dimensions."""
-    rng = np.random.default_rng(0)
-    subspace, centres = rng.standard_normal((32, WIDTH)), rng.standard_normal((50, 32))
-    latent = centres[rng.integers(0, 50, size)] + 0.8 * rng.standard_normal((size, 32))
-    vectors = (latent @ subspace).astype(np.float32) + 1.5 * rng.standard_normal((size, WIDTH), np.float32)
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    return vectors
 
 
 class Watch:

@@ -91,7 +91,7 @@ class Client:
             body = await response.read()
             assert response.status == 200, body
 
-    async def images_per_s(self, files: Sequence[bytes]) -> float:
+    async def images_per_s(self, files: Sequence[bytes], concurrency: int = CONCURRENCY) -> float:
         waiting = iter(files)
 
         async def user() -> None:
@@ -99,26 +99,28 @@ class Client:
                 await self.embed(file)
 
         began = time.perf_counter()
-        await asyncio.gather(*(user() for _ in range(CONCURRENCY)))
+        await asyncio.gather(*(user() for _ in range(concurrency)))
         return len(files) / (time.perf_counter() - began)
 
 
-def publish(folder: Path) -> None:
-    """Publish one model per visibility, named after it, to the store at `folder`."""
-    config = {"model_cfg": open_clip().get_model_config(ARCHITECTURE)}
-    clip = create_clip(config)
-    for visibility in VISIBILITIES:
+def publish(
+    folder: Path, model_config: dict[str, Any] | None = None, visibilities: Sequence[Visibility] = VISIBILITIES
+) -> None:
+    """Publish one model per visibility, named after it, to the store at `folder`; ARCHITECTURE unless another is
+    given in open_clip's form."""
+    clip = create_clip({"model_cfg": model_config or open_clip().get_model_config(ARCHITECTURE)})
+    for visibility in visibilities:
         save_focallens(FocalLens(clip.model, visibility=visibility), clip, folder / visibility)
         store = Store.open((folder / "store").as_uri())
         store.publish(visibility, folder / visibility, CheckpointInfo(kind="focallens-clip"))
 
 
 @asynccontextmanager
-async def served(folder: Path, model: str) -> AsyncIterator[Client]:
-    """A service process with default settings."""
+async def served(folder: Path, model: str, **settings: str) -> AsyncIterator[Client]:
+    """A service process, with default settings beside those given."""
     connections = aiohttp.TCPConnector(limit=0)
     async with (
-        served_embed(folder, FOVEA_EMBED_MODELS=model) as url,
+        served_embed(folder, FOVEA_EMBED_MODELS=model, **settings) as url,
         aiohttp.ClientSession(connector=connections) as session,
     ):
         yield Client(session, url)

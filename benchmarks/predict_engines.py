@@ -37,6 +37,8 @@ from services.predict.model.student import Student
 SHAPES: dict[str, dict[str, Any]] = {
     "small": {"d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6, "num_heads": 8},
     "base": {"d_model": 768, "d_kv": 64, "d_ff": 3072, "num_layers": 12, "num_heads": 12},
+    "large": {"d_model": 1024, "d_kv": 64, "d_ff": 4096, "num_layers": 24, "num_heads": 16},
+    "tiny": {"d_model": 64, "d_kv": 16, "d_ff": 256, "num_layers": 2, "num_heads": 4},
 }
 VOCABULARY = 32_128
 PAD, EOS = 0, 1
@@ -135,11 +137,10 @@ def constrained_generate(model: Any, labels: Sequence[list[int]]) -> Answer:
     longest = max(map(len, labels))
 
     def answer(inputs: Sequence[list[int]]) -> list[tuple[int, ...]]:
-        width = max(map(len, inputs))
-        rows = torch.tensor([[*ids, *[PAD] * (width - len(ids))] for ids in inputs])
+        rows, mask = padded(inputs)
         made = model.generate(
             rows,
-            attention_mask=(rows != PAD).long(),
+            attention_mask=mask,
             do_sample=False,
             max_new_tokens=longest,
             prefix_allowed_tokens_fn=lambda _, ids: following.get(tuple(ids.tolist()), [PAD]),
@@ -149,13 +150,19 @@ def constrained_generate(model: Any, labels: Sequence[list[int]]) -> Answer:
     return answer
 
 
-def free_generate(model: Any) -> Answer:
+def free_generate(model: Any, max_new_tokens: int) -> Answer:
     def answer(inputs: Sequence[list[int]]) -> Any:
-        width = max(map(len, inputs))
-        rows = torch.tensor([[*ids, *[PAD] * (width - len(ids))] for ids in inputs])
-        return model.generate(rows, attention_mask=(rows != PAD).long(), do_sample=False, max_new_tokens=10)
+        rows, mask = padded(inputs, model.device)
+        return model.generate(rows, attention_mask=mask, do_sample=False, max_new_tokens=max_new_tokens)
 
     return answer
+
+
+def padded(inputs: Sequence[list[int]], device: torch.device | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the inputs and their attention mask as transformers wants them."""
+    width = max(map(len, inputs))
+    rows = torch.tensor([[*ids, *[PAD] * (width - len(ids))] for ids in inputs], device=device)
+    return rows, (rows != PAD).long()
 
 
 def scoring(student: Student, labels: Sequence[list[int]]) -> Answer:
@@ -215,7 +222,7 @@ def ctranslate2_contenders(folder: Path, model: Any, labels: Sequence[list[int]]
 
 def contenders(folder: Path, model: Any, labels: Sequence[list[int]], threads: int) -> Iterator[Contender]:
     yield Contender("transformers generate", constrained_generate(model, labels))
-    yield Contender("transformers generate, 10 tokens", free_generate(model))
+    yield Contender("transformers generate, 10 tokens", free_generate(model, 10))
     for kind, is_int8 in (("float32", False), ("int8", True)):
         student = Student(model, None, is_int8=is_int8)
         yield Contender(f"{kind}, all", scoring(student, labels))
@@ -246,12 +253,6 @@ def agreement(model: Any, labels: Sequence[list[int]]) -> dict[str, float]:
 
 def encoders(folder: Path, model: Any, student: Student, threads: int) -> Iterator[Contender]:
     """Yield contenders for the encoder alone, on one input or on a padded batch."""
-
-    def padded(inputs: Sequence[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-        width = max(map(len, inputs))
-        rows = torch.tensor([[*ids, *[PAD] * (width - len(ids))] for ids in inputs])
-        return rows, (rows != PAD).long()
-
     yield Contender("encoder: transformers", lambda inputs: model.encoder(*padded(inputs)))
     yield Contender("encoder: float32", student.encode)
     yield Contender("encoder: int8", Student(model, None, is_int8=True).encode)
@@ -328,7 +329,7 @@ def _compare(figures: dict[str, Any], work: str, contenders: Iterable[Contender]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["small", "base"])
     parser.add_argument("--threads", type=int, default=0, help="0: as many as torch takes")
     parser.add_argument("--only", default="", help="work whose name holds this word")
     options = parser.parse_args()

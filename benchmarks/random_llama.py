@@ -1,11 +1,11 @@
-"""A Llama of 100 M parameters with random weights, in Hugging Face's format, for measuring speed."""
+"""Llamas with random weights for measuring speed, one of 100 M parameters in Hugging Face's format."""
 
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from services.nn.loading import declare_torchvision_operators
+from services.nn.loading import transformers
 
 VOCABULARY = 32_000
 # 12 query heads over 4 key and value heads, grouped as in current models
@@ -27,17 +27,21 @@ CHAT_TEMPLATE = "{{ bos_token }}{% for message in messages %}{{ message['content
 
 def save_random_llama(directory: Path) -> int:
     """Write model and tokenizer; returns the number of parameters. Random weights end an answer almost never."""
-    declare_torchvision_operators()
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**SHAPE))
+    model = random_llama(SHAPE)
     model.save_pretrained(directory)
-    _tokenizer().save_pretrained(directory)
+    made_up_tokenizer().save_pretrained(directory)
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def _tokenizer() -> Any:
+def random_llama(shape: dict[str, Any], *, dtype: torch.dtype = torch.float32) -> Any:
+    """Make transformers' model, for inference, on torch's default device."""
+    torch.manual_seed(0)
+    library = transformers()
+    model: Any = library.AutoModelForCausalLM.from_config(library.LlamaConfig(**shape), dtype=dtype)
+    return model.eval().requires_grad_(False)
+
+
+def made_up_tokenizer() -> Any:
     """Return a tokenizer in which every byte is a token, and further tokens have made-up names."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast

@@ -86,6 +86,16 @@ def name_of(number: int) -> str:
     return f"{number:06}"
 
 
+def clustered(size: int) -> Vectors:
+    """Draw unit vectors (N, E) around 50 overlapping centres, near a subspace of 32 dimensions."""
+    rng = np.random.default_rng(0)
+    subspace, centres = rng.standard_normal((32, WIDTH)), rng.standard_normal((50, 32))
+    latent = centres[rng.integers(0, 50, size)] + 0.8 * rng.standard_normal((size, 32))
+    vectors = (latent @ subspace).astype(np.float32) + 1.5 * rng.standard_normal((size, WIDTH), np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors
+
+
 def stored_vectors(folder: Path) -> Vectors:
     """Return the vectors that the service indexed, in the order of the images."""
     (path,) = (folder / "collections").rglob("*.index")
