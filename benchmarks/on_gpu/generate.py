@@ -22,9 +22,9 @@ def generate(sizes: Sizes) -> Iterator[tuple[str, Figures]]:
     shape = {**sizes.llama, "vocab_size": VOCABULARY, "max_position_embeddings": 8192, "eos_token_id": 1}
     with torch.device(DEVICE):
         model = random_llama(shape, dtype=DTYPE)
-    # modules of its own, since the engine changes those that it is given, but the same weights
+    # modules of its own, since the engine takes those that it is given apart, but the same weights
     reference = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
-    engine = own_engine(model)
+    engine = LanguageModel(model, made_up_tokenizer())
     for num_tokens in sizes.prompts:
         yield f"prefill of {num_tokens} tokens", prefill(engine, reference, num_tokens)
         free()
@@ -34,15 +34,6 @@ def generate(sizes: Sizes) -> Iterator[tuple[str, Figures]]:
     for count in sizes.documents:
         yield f"first token, {count} documents", first_token(engine, count)
         free()
-
-
-def own_engine(model: Any) -> LanguageModel:
-    """Make Fovea's engine of transformers' model."""
-    from services.generate.model.attention import ATTENTION, register_attention
-
-    register_attention()
-    model.set_attn_implementation(ATTENTION)
-    return LanguageModel(model, made_up_tokenizer())
 
 
 def prefill(engine: LanguageModel, reference: Any, num_tokens: int) -> Figures:
@@ -84,7 +75,7 @@ def further_tokens(engine: LanguageModel, reference: Any, num_sequences: int) ->
             reference(prompts[:, -1:], past_key_values=theirs)
         theirs.crop(-NUM_DECODED)
 
-    rel = torch.zeros(NUM_DOCUMENTS, device=DEVICE)
+    rel = torch.zeros(NUM_DOCUMENTS)
     ways: dict[str, Way] = {
         "transformers": decode_by_transformers,
         "fovea": partial(decode, [Row(slot, prompt[-1:]) for slot in slots]),
