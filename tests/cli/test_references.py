@@ -29,6 +29,7 @@ from services.score.engine import ScoreEngine
 from tests.core.serving.hostile_tokenizers import PANICKING, hostile_tokenizer
 from tests.core.tiny_checkpoints import write_checkpoint
 from tests.generate.tiny_models import tiny_tokenizer
+from tests.nn.counted_gpu import GPU, CountedGPU
 
 SERVICES = Path(__file__).parents[2] / "services"
 STARTERS = {
@@ -104,6 +105,17 @@ def test_a_reference_holds_in_other_number_formats(kind: str) -> None:
     load(kind, STARTERS[kind], DeviceOptions("cpu", "bfloat16")).self_check()
     if kind == "t5-student":
         load(kind, STARTERS[kind], is_int8=True).self_check()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_reference_needs_no_number_format_that_apples_gpus_lack(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DeviceOptions, "choose_device", lambda options: GPU)
+
+    def give_outputs() -> None:
+        engine = load(kind, STARTERS[kind])
+        engine.reference_outputs(engine.reference_inputs())
+
+    assert CountedGPU.of(give_outputs).reads
 
 
 @pytest.mark.parametrize("change", [zeros, constant, enormous, scaled, not_numbers])

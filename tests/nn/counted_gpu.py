@@ -1,8 +1,8 @@
 """The work that a GPU would be given, counted without one: tensors on torch's meta device, which computes nothing.
 
-Inside the block of a `CountedGPU`, tensors on `GPU` say that they are on CUDA, and the host reads zeros from them. What
-runs must be in inference mode, as all that serves is: elsewhere some operations are seen as the several that they are
-made of.
+Inside the block of a `CountedGPU`, tensors on `GPU` say that they are on CUDA, the host reads zeros from them, and one
+of float64, which Apple's GPUs lack, raises TypeError. What runs must be in inference mode, as all that serves is:
+elsewhere some operations are seen as the several that they are made of.
 """
 
 from collections import Counter
@@ -108,6 +108,8 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return torch.zeros(args[0].shape, dtype=options.get("dtype") or args[0].dtype)
         found = func(*args, **options)
         made = [one for one in tree_leaves(found) if isinstance(one, Tensor)]
+        if any(_is_on_gpu(one) and one.dtype == torch.float64 for one in made):
+            raise TypeError("Apple's GPUs have no float64")
         if any(map(_is_on_gpu, made)):
             if any(one.device.type == "cpu" and one.dim() for one in given):
                 self._counted.uploads.append(max(one.numel() for one in given if one.device.type == "cpu"))

@@ -154,7 +154,7 @@ def answerable_by(refusal: Answerability, log_odds: Tensor, *, is_calibrated: bo
 
 def refusal_log_odds(first_logits: Tensor, token_id: int) -> Tensor:
     """log p − log(1 − p) of one token, in float64, from logits (…, V) to (…)."""
-    logits = first_logits.double()
+    logits = first_logits.cpu().double()  # on the host, since Apple's GPUs have no float64
     others = logits.clone()
     others[..., token_id] = -torch.inf
     return logits[..., token_id] - others.logsumexp(-1)

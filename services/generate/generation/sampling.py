@@ -9,7 +9,9 @@ Shapes: B rows, V vocabulary, R rows that sample.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -118,11 +120,10 @@ def choose(logits: Tensor, choosers: Sequence[Chooser]) -> list[TokenChoice]:
     if sampled:
         (rows,) = integers(sampled, device=logits.device)
         chosen[rows] = _sample(scores[rows], [choosers[row] for row in sampled])
-    # read together, since each read waits for the device; token ids are exact in float64
-    numbers = torch.cat([best.double(), chosen.double()]).tolist()
-    if any(map(math.isnan, numbers)):
+    bests, ids = _read(best, chosen)
+    if np.isnan(bests).any():
         raise FloatingPointError("the model's logits hold NaN")
-    token_ids = list(map(int, numbers[len(choosers) :]))
+    token_ids: list[int] = ids.tolist()
     for token_id, chooser in zip(token_ids, choosers, strict=True):
         chooser.note(token_id)
     return _with_logprobs(logits, token_ids, choosers)
@@ -178,8 +179,15 @@ def _with_logprobs(logits: Tensor, token_ids: Sequence[int], choosers: Sequence[
     logprobs = logits[rows].log_softmax(dim=-1)
     numbers = [min(choosers[row].sampling.num_logprobs or 0, logits.shape[-1]) for row in wanted]
     best, best_ids = logprobs.topk(max(numbers), dim=-1)
-    read = torch.cat([logprobs.gather(-1, own[:, None]).double(), best.double(), best_ids.double()], dim=1).tolist()
-    for row, (logprob, *found), number in zip(wanted, read, numbers, strict=True):
-        ids = map(int, found[len(found) // 2 :][:number])
-        choices[row] = TokenChoice(token_ids[row], logprob, tuple(zip(ids, found[:number], strict=True)))
+    own_logprobs, best_logprobs, ids = _read(logprobs.gather(-1, own[:, None]), best, best_ids)
+    for place, (row, number) in enumerate(zip(wanted, numbers, strict=True)):
+        top = zip(ids[place, :number].tolist(), best_logprobs[place, :number].tolist(), strict=True)
+        choices[row] = TokenChoice(token_ids[row], float(own_logprobs[place, 0]), tuple(top))
     return choices
+
+
+def _read(*columns: Tensor) -> list[np.ndarray[Any, Any]]:
+    """Copy float32 and integers, (…, n) each, to the host together, since each copy waits for the device."""
+    bits = torch.cat([one.view(torch.int32) if one.is_floating_point() else one.int() for one in columns], dim=-1)
+    read = np.split(bits.cpu().numpy(), np.cumsum([one.shape[-1] for one in columns[:-1]]), axis=-1)
+    return [own.view(np.float32) if one.is_floating_point() else own for own, one in zip(read, columns, strict=True)]

@@ -459,5 +459,5 @@ def next_logits(model: LanguageModel, tokenizer: Any, text: str, max_tokens: int
     """
     input_ids = tokenise(tokenizer, [Piece(text)]).input_ids[:max_tokens]
     (last,) = model.prefill([Prefill(model.new_cache(len(input_ids)).open(len(input_ids)), input_ids)])
-    logits = last.logits.double()[list(reference_token_ids(model.config.vocab_size))]
+    logits = last.logits.cpu().double()[list(reference_token_ids(model.config.vocab_size))]
     return (logits - logits.mean()).tolist()

@@ -162,7 +162,7 @@ class RerankerEngine(ABC):
     @torch.inference_mode()
     def run_batch(self, items: Sequence[Pair]) -> list[float]:
         """Score pairs. Raises BrokenModel for a score that is not a number."""
-        scores: list[float] = self._scores(self._inputs(items)).double().tolist()
+        scores: list[float] = self._scores(self._inputs(items)).tolist()
         if not all(map(math.isfinite, scores)):
             raise BrokenModel("a score is not a number")
         return scores
@@ -190,7 +190,7 @@ class RerankerEngine(ABC):
     def reference_outputs(self, inputs: Sequence[Any]) -> list[OutputRow]:
         """Return of each query what the model holds of it and a document, and its score."""
         read = [self._inputs(self._sample(query)[:1]) for query in inputs]
-        rows = [(self._hidden(one)[0].double(), self._scores(one).double()) for one in read]
+        rows = [(self._hidden(one)[0].cpu().double(), self._scores(one).cpu().double()) for one in read]
         return [torch.cat(row).tolist() for row in rows]
 
     def _sample(self, query: str = "When was it built?") -> list[Pair]:

@@ -8,10 +8,11 @@ import torch
 from services.generate.calibration import Calibration, log_alpha
 from services.generate.generation.bias import BiasJob, EstimateKind, estimate_bias
 from services.generate.generation.generation import Generation
+from services.generate.generation.prompt_calibration import refusal_log_odds
 from services.generate.generation.running_batch import RunningBatch
 from services.generate.generation.sampling import Chooser, Sampling, choose
 from services.generate.model.kv_cache import Slot
-from services.generate.model.language_model import LanguageModel, Prefill, Row
+from services.generate.model.language_model import LanguageModel, Prefill, Row, next_logits
 from services.generate.model.profile import BiasKind, CalibrationProfile
 from services.generate.prompts.templates import Prompt
 from services.nn.loading import transformers
@@ -157,3 +158,12 @@ def test_an_answers_first_token_waits_four_times_at_most_and_each_further_one_on
     CountedGPU.of(batch.admit, asked[1:])
     CountedGPU.of(batch.step)
     assert CountedGPU.of(batch.step).crossings == (1, 1)
+
+
+def test_checks_and_answers_need_no_float64_on_the_device(model: LanguageModel) -> None:
+    """Apple's GPUs have none."""
+    CountedGPU.of(next_logits, model, tiny_tokenizer(), "When was it built?", 64)
+    logits = torch.zeros(VOCABULARY, device=GPU)
+    CountedGPU.of(refusal_log_odds, logits, 5)
+    options = Sampling(0.7, top_p=0.9, num_logprobs=5, presence_penalty=1.0, logit_bias=((5, 1.0),))
+    CountedGPU.of(choose, logits[None], [Chooser(options)])
