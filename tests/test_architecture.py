@@ -159,7 +159,7 @@ BUDGETS = {
     "services/curate": 4_581,
     "services/embed": 18_638,
     "services/generate": 16_121,
-    "services/predict": 7_437,
+    "services/predict": 7_463,
     "services/score": 10_895,
     "starters": 20_710,
     "vllm_plugin": 2_644,

@@ -241,16 +241,14 @@ class PredictEngine:
         return [(row - row.mean()).tolist() for row in scores]
 
     def _run(self, items: Sequence[Item], max_tokens: int) -> list[Prediction]:
-        rows: dict[tuple[int, ...], int] = {}
-        for item in items:
-            for ids in (item.label_ids, item.rationale_ids):
-                if ids is not None:
-                    rows.setdefault(ids, len(rows))
+        explaining = [item.rationale_ids for item in items if item.rationale_ids is not None]
+        # labels' prompts come first, so that neither they nor the rationales' have to be gathered
+        rows = {ids: row for row, ids in enumerate(dict.fromkeys([*(item.label_ids for item in items), *explaining]))}
         encoded = self._student.encode(list(rows))
 
         chosen = self._choose(items, encoded, [rows[item.label_ids] for item in items])
         free = [rows[item.label_ids] for item in items if item.answers is None]
-        explained = [rows[item.rationale_ids] for item in items if item.rationale_ids is not None]
+        explained = [rows[ids] for ids in explaining]
         decoded: dict[int, Decoded] = {}
         if wanted := list(dict.fromkeys([*free, *explained])):
             labels, inputs, slots = set(free) - set(explained), list(rows), self._slot_tokens

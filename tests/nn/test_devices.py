@@ -1,8 +1,10 @@
 """A model's device is chosen once, from the machine's devices and the operator's settings."""
 
+import numpy as np
 import pytest
 import torch
 
+from services.nn.device_copies import integers
 from services.nn.devices import NARROW_WIDTH, DeviceOptions, is_out_of_memory
 
 CPU = torch.device("cpu")
@@ -38,6 +40,13 @@ def test_out_of_memory_is_told_from_other_errors() -> None:
     assert is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"))
     assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
     assert not is_out_of_memory(ValueError("out of memory"))
+
+
+def test_lists_of_integers_come_to_a_device_as_they_are() -> None:
+    found = integers([3, 1], [], np.arange(3, dtype=np.int32), device=CPU)
+    assert [some.tolist() for some in found] == [[3, 1], [], [0, 1, 2]]
+    assert {some.dtype for some in found} == {torch.int64}
+    assert [some.tolist() for some in integers([], [], device=CPU)] == [[], []]
 
 
 def test_of_a_gpu_that_others_use_torch_takes_its_share_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,8 @@ After a prefix that candidates share, only a few tokens can follow; if only one 
 where each factor is a softmax over the tokens that may follow. This is the distribution of decoding constrained to the
 candidates, and sums to 1 over them. For labels that differ in their first token, it is one softmax over these tokens.
 
+Nodes are in preorder: behind a node come all that begin with it, up to its stop.
+
 Shapes: N nodes, E edges (a node and a token that may follow it), C candidates.
 """
 
@@ -20,30 +22,28 @@ from torch import Tensor
 from services.nn.plain_texts import is_blank
 
 Numbers = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
-Visible = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
 
 
 class DecoderRows(NamedTuple):
-    """The decoder rows of one input in a pass: tokens (N,), depths (N,), and whether a row sees a column (N, N)."""
+    """Decoder rows of one input in a pass, (N,) each: a row is seen by itself and those behind it, up to its stop."""
 
     tokens: Numbers
     depths: Numbers
-    visible: Visible
+    stops: Numbers
 
     @classmethod
     def of(cls, token_ids: Sequence[int], start_id: int) -> "DecoderRows":
         """The rows of one answer; each gives the probability of the answer's next token."""
         tokens = np.array([start_id, *token_ids[:-1]])
-        return cls(tokens, np.arange(len(tokens)), np.tri(len(tokens), dtype=bool))
+        return cls(tokens, np.arange(len(tokens)), np.full(len(tokens), len(tokens)))
 
 
 class Candidates:
     """The trie of some labels' tokens, created on any thread and immutable.
 
-    A node is a prefix after which candidates diverge, or an ancestor of one; the empty prefix comes first. `tokens`,
-    `depths`, `parents` are (N,): the token to run at a node, the number of tokens in its prefix, and its parent.
-    `edge_nodes`, `edge_tokens` are (E,), the edges of nodes with several, in the nodes' order. `texts` are (C,), as
-    `of_texts` shows them.
+    A node is a prefix after which candidates diverge, or an ancestor of one; `rows` has the token to run at each, the
+    number of tokens in its prefix, and its stop. `edge_nodes`, `edge_tokens` are (E,), the edges of nodes with several,
+    in the nodes' order. `texts` are (C,), as `of_texts` shows them.
     """
 
     def __init__(self, token_ids: Sequence[Sequence[int]], start_id: int) -> None:
@@ -61,20 +61,25 @@ class Candidates:
                 following.setdefault(ids[:depth], {})[token] = None
         if any(ids in following for ids in self.token_ids) or len(set(self.token_ids)) < len(self.token_ids):
             raise ValueError("a label must not begin with another one and its end")
-        partings = [prefix for prefix, tokens in following.items() if len(tokens) > 1]
+        partings = sorted(prefix for prefix, tokens in following.items() if len(tokens) > 1)
         leading = {prefix[:length] for prefix in partings for length in range(len(prefix) + 1)} | {()}
-        node_of = {prefix: node for node, prefix in enumerate(one for one in following if one in leading)}
-        self.tokens: Numbers = np.array([prefix[-1] if prefix else start_id for prefix in node_of])
-        self.depths: Numbers = np.array([len(prefix) for prefix in node_of])
-        self.parents = np.array([node_of[prefix[:-1]] for prefix in node_of])
+        node_of = {prefix: node for node, prefix in enumerate(sorted(leading))}
+        stops = {prefix[:length]: node + 1 for prefix, node in node_of.items() for length in range(len(prefix) + 1)}
+        self.rows = DecoderRows(
+            np.array([prefix[-1] if prefix else start_id for prefix in node_of]),
+            np.array([len(prefix) for prefix in node_of]),
+            np.array([stops[prefix] for prefix in node_of]),
+        )
         edges = [(prefix, token) for prefix in partings for token in following[prefix]]
         number_of = {edge: number for number, edge in enumerate(edges)}
         self.edge_nodes = np.array([node_of[prefix] for prefix, _ in edges], dtype=np.int64)
         self.edge_tokens = np.array([token for _, token in edges], dtype=np.int64)
-        families = [[number_of[p, token] for token in following[p] if (p, token) in number_of] for p in node_of]
-        self._families = _padded(families, len(edges))
+        self._family_sizes = np.array([len(following[prefix]) for prefix in partings], dtype=np.int64)
+        self._family_starts = np.cumsum(self._family_sizes) - self._family_sizes
         steps = [[(ids[:depth], token) for depth, token in enumerate(ids)] for ids in self.token_ids]
-        self._paths = _padded([[number_of[one] for one in some if one in number_of] for some in steps], len(edges))
+        paths = [[number_of[one] for one in some if one in number_of] for some in steps]
+        self._steps = np.array([number for path in paths for number in path], dtype=np.int64)
+        self._path_starts = np.cumsum([0, *map(len, paths[:-1])])
 
     @classmethod
     def of_texts(
@@ -97,29 +102,15 @@ class Candidates:
     @property
     def num_nodes(self) -> int:
         """Number of rows that the decoder runs."""
-        return len(self.tokens)
-
-    @property
-    def rows(self) -> DecoderRows:
-        """The rows of the nodes, each of which sees its ancestors and itself."""
-        visible: Visible = np.eye(self.num_nodes, dtype=bool)
-        for node in range(1, self.num_nodes):
-            visible[node] |= visible[self.parents[node]]
-        return DecoderRows(self.tokens, self.depths, visible)
+        return len(self.rows.tokens)
 
     def log_probabilities(self, logits: Tensor) -> Tensor:
-        """Compute each candidate's log-probability, (C,), from each edge's logit (E,) float32."""
-        device = logits.device
-        if not len(logits):
-            return logits.new_zeros(len(self.token_ids))
-        families = torch.from_numpy(self._families).to(device)
-        totals = torch.cat([logits, logits.new_full((1,), float("-inf"))])[families].logsumexp(dim=1)
-        edges = logits - totals[torch.from_numpy(self.edge_nodes).to(device)]
-        paths = torch.from_numpy(self._paths).to(device)
-        return torch.cat([edges, edges.new_zeros(1)])[paths].sum(dim=1)
-
-
-def _padded(rows: Sequence[Sequence[int]], filler: int) -> Numbers:
-    longest = max(map(len, rows), default=0)
-    padded = [[*row, *[filler] * (longest - len(row))] for row in rows]
-    return np.array(padded, dtype=np.int64).reshape(len(rows), longest)
+        """Compute each candidate's log-probability, (…, C), from each edge's logit (…, E) float32 in host memory."""
+        if len(self.token_ids) == 1:
+            return logits.new_zeros((*logits.shape[:-1], 1))
+        given = logits.double().numpy()
+        with np.errstate(invalid="ignore"):  # a broken model's logits may be infinite
+            totals = np.logaddexp.reduceat(given, self._family_starts, axis=-1)
+            edges = given - np.repeat(totals, self._family_sizes, axis=-1)
+            scores = np.add.reduceat(edges[..., self._steps], self._path_starts, axis=-1)
+        return torch.from_numpy(scores).float()

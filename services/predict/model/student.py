@@ -16,12 +16,13 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from services.nn.device_copies import integers
 from services.nn.devices import DeviceOptions
 from services.nn.loading import transformers
 from services.nn.model_configs import StoredWeights, check_tokens, load_model, read_config
 from services.nn.packed_linear import can_pack
 from services.nn.weight_files import shapes_in
-from services.predict.model.scoring import Candidates, DecoderRows
+from services.predict.model.scoring import Candidates, DecoderRows, Numbers
 from services.predict.model.t5 import T5, Cache, Group, Memory
 
 # Maximum number of rows in a decoder pass, unless a single input has more.
@@ -116,19 +117,23 @@ class Student:
 
     @torch.inference_mode()
     def score(self, encoded: Memory, candidates: Sequence[Candidates]) -> list[Tensor]:
-        """log p(label | x) among each input's candidates, see `scoring`: (C,) float32 each.
+        """log p(label | x) among each input's candidates, see `scoring`: (C,) float32 each, in host memory.
 
         The inputs may share a trie or have one each. If candidates diverge at only one place, e.g. labels that differ
         in their first token, the most probable candidate is the one that greedy search among them finds.
         """
         _check_one_each(encoded, candidates)
         num_together = max(1, MAX_DECODER_ROWS // max((some.num_nodes for some in candidates), default=1))
-        scores = []
+        passes = []
         for start in range(0, len(candidates), num_together):
             some = candidates[start : start + num_together]
-            logits = self._edge_logits(encoded.of(range(start, start + len(some))), some)
-            sizes = [len(one.edge_nodes) for one in some]
-            scores += [one.log_probabilities(own) for one, own in zip(some, torch.split(logits, sizes), strict=True)]
+            passes.append(self._edge_logits(encoded.of(range(start, start + len(some))), some))
+        logits = torch.cat(passes).cpu()  # waits for all passes at once
+        scores: list[Tensor] = []
+        for trie, neighbours in groupby(candidates):
+            number, size = len(list(neighbours)), len(trie.edge_nodes)
+            own, logits = logits[: number * size], logits[number * size :]
+            scores += trie.log_probabilities(own.view(number, size)).unbind()
         return scores
 
     @torch.inference_mode()
@@ -136,12 +141,13 @@ class Student:
         """log p(answer | x) = Σ_t log p(y_t | y_<t, x) among all texts, for one non-empty answer per input."""
         _check_one_each(encoded, answers)
         rows_of_answers = [DecoderRows.of(ids, self.config.decoder_start_token_id) for ids in answers]
-        decoded = self._run_rows(encoded, rows_of_answers)
+        decoded, *expected = self._run_rows(encoded, rows_of_answers, *answers)
         sums = []
-        for rows, ids in zip(decoded, answers, strict=True):
+        for rows, ids in zip(decoded, expected, strict=True):
             logits = self._t5.logits(rows[: len(ids)])
-            sums.append(float(logits.log_softmax(dim=1)[range(len(ids)), list(ids)].sum()))
-        return sums
+            sums.append(logits.log_softmax(dim=1).gather(1, ids[:, None]).sum())
+        found: list[float] = torch.stack(sums).tolist()
+        return found
 
     @torch.inference_mode()
     def decode(self, encoded: Memory, max_tokens: int, forbidden: Sequence[Sequence[int]] = ()) -> list[Decoded]:
@@ -154,37 +160,39 @@ class Student:
         num_inputs, memory = encoded.num_inputs, encoded
         cache = Cache(self._t5.num_layers)
         tokens: list[list[int]] = [[] for _ in range(num_inputs)]
-        logprobs = torch.zeros(num_inputs, dtype=torch.float32, device=self.device)
+        logprobs = [0.0] * num_inputs
         running = list(range(num_inputs))  # the input of each sequence that still runs; some of them have ended
         has_ended = [False] * num_inputs
-        indices = torch.arange(num_inputs, device=self.device)
+        barred = integers(*_pairs(forbidden, running), device=self.device) if any(forbidden) else None
         newest = torch.full((num_inputs, 1), self.config.decoder_start_token_id, device=self.device)
         for step in range(max_tokens):
             bias = self._t5.last_row_bias(step + 1)
             logits = self._t5.logits(self._t5.decode(newest, bias, memory, cache)[:, 0])
-            best, newest = _without(logits, forbidden, running).max(dim=1, keepdim=True)
-            gained = (best - logits.logsumexp(dim=1, keepdim=True))[:, 0]
-            is_open = torch.tensor([not has_ended[index] for index in running], device=self.device)
-            logprobs[indices] += gained * is_open
-            for index, token in zip(running, newest[:, 0].tolist(), strict=True):
+            total = logits.logsumexp(dim=1, keepdim=True)
+            if barred is not None:
+                logits[barred] = -math.inf
+            best, newest = logits.max(dim=1, keepdim=True)
+            found = torch.cat([newest.float(), best - total], dim=1).tolist()  # exact for less than 2²⁴ tokens
+            for index, (token, gained) in zip(running, found, strict=True):
                 if has_ended[index]:
                     continue
+                logprobs[index] += gained
                 if token == self.config.eos_token_id:
                     has_ended[index] = True
                 else:
-                    tokens[index].append(token)
+                    tokens[index].append(int(token))
             open_rows = [row for row, index in enumerate(running) if not has_ended[index]]
             if not open_rows:
                 break
             # only once half have ended, so that all copies together cost no more than one copy of everything
             if 2 * len(open_rows) <= len(running):
-                kept = torch.tensor(open_rows, device=self.device)
-                memory, newest, indices = memory.of(open_rows), newest[kept], indices[kept]
-                cache.keep(kept)
                 running = [running[row] for row in open_rows]
+                kept, *pairs = integers(open_rows, *_pairs(forbidden, running), device=self.device)
+                barred = barred and tuple(pairs)
+                memory, newest = memory.at(kept), newest[kept]
+                cache.keep(kept)
         return [
-            Decoded(tuple(ids), logprob, ended)
-            for ids, logprob, ended in zip(tokens, logprobs.tolist(), has_ended, strict=True)
+            Decoded(tuple(ids), logprob, ended) for ids, logprob, ended in zip(tokens, logprobs, has_ended, strict=True)
         ]
 
     # Encoding
@@ -193,79 +201,74 @@ class Student:
         self, inputs: Sequence[Sequence[int]]
     ) -> tuple[Tensor, list[Group], Tensor | None, Tensor | None]:
         """Pack inputs sorted by length: their rows (R,), their groups, and the rows (B, T) and mask of each input."""
-        step = self._length_step
+        step, num_inputs = self._length_step, len(inputs)
         lengths = [len(ids) for ids in inputs]
         padded = [-(-length // step) * step for length in lengths]
-        order = sorted(range(len(inputs)), key=lambda index: (padded[index], lengths[index]))
-        starts = np.zeros(len(inputs), dtype=np.int64)
-        packed: list[int] = []
-        groups = []
-        for length, members in groupby(order, key=lambda index: padded[index]):
-            some = list(members)
-            begin = len(packed)
-            for index in some:
-                starts[index] = len(packed)
-                packed += [*inputs[index], *[self.config.pad_token_id] * (length - lengths[index])]
-            keys = self._token_mask([lengths[index] for index in some], length)
-            groups.append(Group(slice(begin, len(packed)), len(some), length, keys))
         longest = max(padded)
-        rows = None
-        if len(groups) > 1 or order != list(range(len(inputs))):
+        if lengths == [longest] * num_inputs:
+            (input_ids,) = integers(np.ravel(inputs), device=self.device)
+            return input_ids, [Group(slice(0, len(input_ids)), num_inputs, longest)], None, None
+        order = sorted(range(num_inputs), key=lengths.__getitem__)
+        starts = [0] * num_inputs
+        packed: list[int] = []
+        for index in order:
+            starts[index] = len(packed)
+            packed += [*inputs[index], *[self.config.pad_token_id] * (padded[index] - lengths[index])]
+        rows_of_inputs: Sequence[int] | Numbers = []
+        if padded != [longest] * num_inputs or order != list(range(num_inputs)):
             offsets = np.minimum(np.arange(longest), np.array(padded)[:, None] - 1)
-            rows = self._tensor(starts[:, None] + offsets)
-        return self._tensor(np.array(packed)), groups, rows, self._token_mask(lengths, longest)
+            rows_of_inputs = (np.array(starts)[:, None] + offsets).ravel()
+        ends_in_order = [lengths[index] for index in order]
+        input_ids, rows, ends = integers(packed, rows_of_inputs, [*ends_in_order, *lengths], device=self.device)
+        groups, first, begin = [], 0, 0
+        keys = None if padded == lengths else self._token_mask(ends[:num_inputs], longest)
+        for length, members in groupby(order, key=padded.__getitem__):
+            count = len(list(members))
+            own = None if keys is None else keys[first : first + count, ..., :length]
+            groups.append(Group(slice(begin, begin + count * length), count, length, own))
+            first, begin = first + count, begin + count * length
+        mask = self._token_mask(ends[num_inputs:], longest)
+        return input_ids, groups, rows.view(num_inputs, longest) if len(rows) else None, mask
 
-    def _token_mask(self, lengths: Sequence[int], longest: int) -> Tensor | None:
-        """Make a mask (B, 1, 1, T), −∞ after each input's tokens; None if all inputs have the longest length."""
-        if all(length == longest for length in lengths):
-            return None
-        mask = np.where(np.arange(longest) < np.array(lengths)[:, None], 0.0, -math.inf)
-        return torch.from_numpy(mask[:, None, None]).to(self.device, self.dtype)
+    def _token_mask(self, lengths: Tensor, longest: int) -> Tensor:
+        """Make a mask (B, 1, 1, T), −∞ after each input's tokens."""
+        is_behind = torch.arange(longest, device=self.device) >= lengths[:, None]
+        mask = torch.zeros(is_behind.shape, dtype=self.dtype, device=self.device)
+        return mask.masked_fill_(is_behind, -math.inf)[:, None, None]
 
     # Scoring
 
     def _edge_logits(self, memory: Memory, candidates: Sequence[Candidates]) -> Tensor:
         """Compute the logits of all tries' edges, one trie after the other: (ΣE,) float32."""
-        rows_of = {id(some): some.rows for some in candidates}  # inputs may share a trie
-        decoded = self._run_rows(memory, [rows_of[id(some)] for some in candidates])
-        most = decoded.shape[1]
+        most = max(some.num_nodes for some in candidates)
         nodes = np.concatenate([some.edge_nodes + number * most for number, some in enumerate(candidates)])
         tokens = np.concatenate([some.edge_tokens for some in candidates])
-        return self._t5.token_logits(decoded.flatten(0, 1), self._tensor(nodes), self._tensor(tokens))
+        decoded, *pairs = self._run_rows(memory, [some.rows for some in candidates], nodes, tokens)
+        return self._t5.token_logits(decoded.flatten(0, 1), *pairs)
 
-    def _run_rows(self, memory: Memory, rows: Sequence[DecoderRows]) -> Tensor:
-        """Decode each input's rows: (B, N, D), N the most rows of an input; values beyond its rows are undefined."""
-        distinct = list({id(some): some for some in rows}.values())
-        sizes = [len(some.tokens) for some in distinct]
-        most = max(sizes)
-        tokens = np.full((len(distinct), most), self.config.pad_token_id)
-        depths = np.zeros((len(distinct), most), dtype=np.int64)
-        visible = np.zeros((len(distinct), most, most), dtype=bool)
-        visible[:, :, 0] = True  # a row must see something; every node sees the first one
-        for number, (some, size) in enumerate(zip(distinct, sizes, strict=True)):
-            tokens[number, :size] = some.tokens
-            depths[number, :size] = some.depths
-            visible[number, :size, :size] = some.visible
-        bias = self._t5.tree_bias(self._tensor(depths), self._tensor(visible))
-        input_ids = self._tensor(tokens)
-        if 1 < len(distinct) < len(rows):
-            number_of = {id(some): number for number, some in enumerate(distinct)}
-            which = self._tensor(np.array([number_of[id(some)] for some in rows]))
-            input_ids, bias = input_ids[which], bias[which]
-        return self._t5.decode(input_ids.expand(len(rows), -1), bias, memory)
+    def _run_rows(
+        self, memory: Memory, rows: Sequence[DecoderRows], *others: Sequence[int] | Numbers
+    ) -> tuple[Tensor, ...]:
+        """Decode each input's rows: (B, N, D), N the most rows of an input; values beyond its rows are undefined.
 
-    def _tensor(self, numbers: np.ndarray[Any, Any]) -> Tensor:
-        return torch.from_numpy(numbers).to(self.device)
+        `others` are copied to the device together with what is decoded, and follow it.
+        """
+        distinct = rows[:1] if all(some is rows[0] for some in rows) else rows  # inputs may share a trie
+        most = max(len(some.tokens) for some in distinct)
+        table = np.zeros((3, len(distinct), most), dtype=np.int64)
+        for number, some in enumerate(distinct):
+            table[:, number, : len(some.tokens)] = some
+        table[2, :, 0] = most  # a row must see something, also one that only fills up
+        joined, *moved = integers(table.ravel(), *others, device=self.device)
+        tokens, depths, stops = joined.view(table.shape)
+        decoded = self._t5.decode(tokens.expand(len(rows), -1), self._t5.tree_bias(depths, stops), memory)
+        return decoded, *moved
 
 
-def _without(logits: Tensor, forbidden: Sequence[Sequence[int]], inputs: Sequence[int]) -> Tensor:
-    """Logits (rows, V) of these inputs, −∞ for their forbidden tokens."""
-    if not any(forbidden):
-        return logits
-    logits = logits.clone()
-    for row, index in enumerate(inputs):
-        logits[row, list(forbidden[index])] = -math.inf
-    return logits
+def _pairs(forbidden: Sequence[Sequence[int]], inputs: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Rows of logits of these inputs, and a forbidden token for each."""
+    tokens = [forbidden[index] for index in inputs] if forbidden else []
+    return [row for row, some in enumerate(tokens) for _ in some], [token for some in tokens for token in some]
 
 
 def held_bytes(directory: Path, options: DeviceOptions, *, is_int8: bool = False) -> int:

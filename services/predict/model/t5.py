@@ -9,13 +9,14 @@ D width, H heads, K numbers of a head, L layers, V vocabulary.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from services.nn.device_copies import integers
 from services.nn.int8_linear import Int8Linear, can_quantise
 from services.nn.packed_linear import PackedLinear, can_pack
 
@@ -41,50 +42,60 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """B inputs as a decoder sees them: keys and values (B, H, T, K) of each layer, and which of them are tokens.
+    """B inputs as a decoder sees them: the keys and values of its layers in turn, and which of them are tokens.
 
-    `mask` is (B, 1, 1, T) float, 0 or −∞, None if all are tokens.
+    `keys_and_values` is (2 · L, B, H, T, K); `mask` is (B, 1, 1, T) float, 0 or −∞, None if all are tokens.
     """
 
-    layers: Sequence[tuple[Tensor, Tensor]]
+    keys_and_values: Tensor
     mask: Tensor | None
+
+    @cached_property
+    def layers(self) -> Sequence[tuple[Tensor, Tensor]]:
+        """Keys and values (B, H, T, K) of each layer."""
+        parts = self.keys_and_values.unbind()
+        return list(zip(parts[::2], parts[1::2], strict=True))
 
     @property
     def num_inputs(self) -> int:
-        return self.layers[0][0].shape[0]
+        return self.keys_and_values.shape[1]
 
     def of(self, indices: Sequence[int]) -> "Memory":
-        """Select the inputs of these indices, in this order."""
-        if list(indices) == list(range(self.num_inputs)):
-            return self
-        inputs = torch.tensor(indices, device=self.layers[0][0].device)
+        """Select the inputs of these indices, in this order; neighbours are not copied."""
+        start, stop = indices[0], indices[0] + len(indices)
+        if list(indices) != list(range(start, stop)):
+            return self.at(*integers(indices, device=self.keys_and_values.device))
+        return self if len(indices) == self.num_inputs else self.at(slice(start, stop))
+
+    def at(self, inputs: Tensor | slice) -> "Memory":
+        """Select some of the inputs, (B',) int64."""
         mask = None if self.mask is None else self.mask[inputs]
-        return Memory([(keys[inputs], values[inputs]) for keys, values in self.layers], mask)
+        return Memory(self.keys_and_values[:, inputs], mask)
 
 
 class Cache:
     """Keys and values of earlier decoder rows, for B sequences of one length."""
 
     def __init__(self, num_layers: int) -> None:
-        self._layers: list[tuple[Tensor, Tensor] | None] = [None] * num_layers
+        self._layers: list[Tensor | None] = [None] * num_layers
         self.length = 0
 
-    def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Add the newest row of a layer, (B, H, 1, K), and return all its rows, (B, H, length + 1, K)."""
+    def extend(self, layer: int, newest: Tensor) -> tuple[Tensor, Tensor]:
+        """Add the newest key and value of a layer, (2, B, H, 1, K), and return all of them, (B, H, length + 1, K)."""
         kept = self._layers[layer]
-        if kept is None or kept[0].shape[2] == self.length:
-            room = keys.new_empty((2, *keys.shape[:2], max(16, 2 * self.length), keys.shape[3]))
+        if kept is None or kept.shape[3] == self.length:
+            room = newest.new_empty((*newest.shape[:3], max(16, 2 * self.length), newest.shape[4]))
             if kept is not None:
-                room[0, :, :, : self.length], room[1, :, :, : self.length] = kept
-            kept = self._layers[layer] = (room[0], room[1])
-        for rows, newest in zip(kept, (keys, values), strict=True):
-            rows[:, :, self.length : self.length + 1] = newest
+                room[:, :, :, : self.length] = kept
+            kept = self._layers[layer] = room
         stop = self.length + 1
-        return kept[0][:, :, :stop], kept[1][:, :, :stop]
+        kept[:, :, :, self.length : stop] = newest
+        keys, values = kept[:, :, :, :stop].unbind()
+        return keys, values
 
     def keep(self, sequences: Tensor) -> None:
         """Keep only these sequences, (B',) int64."""
-        self._layers = [None if kept is None else (kept[0][sequences], kept[1][sequences]) for kept in self._layers]
+        self._layers = [None if kept is None else kept[:, sequences] for kept in self._layers]
 
 
 class T5:
@@ -153,8 +164,7 @@ class T5:
         """
         projected = self._cross_kv(encoded)
         projected = projected.view(num_inputs, -1, projected.shape[-1]) if rows is None else projected[rows]
-        parts = self._heads(projected, 2 * self.num_layers)
-        return Memory([(parts[2 * layer], parts[2 * layer + 1]) for layer in range(self.num_layers)], mask)
+        return Memory(self._heads(projected, 2 * self.num_layers), mask)
 
     def decode(self, input_ids: Tensor, bias: Tensor, memory: Memory, cache: Cache | None = None) -> Tensor:
         """Decode rows (B, N) int64 → (B, N, D).
@@ -164,9 +174,10 @@ class T5:
         """
         x = F.embedding(input_ids, self._embeddings)
         for number, (layer, (keys, values)) in enumerate(zip(self._decoder, memory.layers, strict=True)):
-            q, k, v = self._heads(layer.qkv(layer.norm(x)), 3)
+            qkv = self._heads(layer.qkv(layer.norm(x)), 3)
+            q, k, v = qkv
             if cache is not None:
-                k, v = cache.extend(number, k, v)
+                k, v = cache.extend(number, qkv[1:])
             x = x + layer.o(_attend(q, k, v, bias))
             (q,) = self._heads(layer.cross_q(layer.cross_norm(x)), 1)
             x = x + layer.cross_o(_attend(q, keys, values, memory.mask))
@@ -189,11 +200,16 @@ class T5:
         ]
         return torch.cat(parts)
 
-    def tree_bias(self, depths: Tensor, is_visible: Tensor) -> Tensor:
-        """Compute the bias among decoder rows at `depths` (…, N) int64: (…, H, N, N); `is_visible` (…, N, N) bool."""
+    def tree_bias(self, depths: Tensor, stops: Tensor) -> Tensor:
+        """Compute the bias among rows of trees, in preorder: (…, H, N, N).
+
+        `depths` and `stops` are (…, N) int64; a row is seen by itself and those behind it, up to its stop.
+        """
+        rows = torch.arange(depths.shape[-1], device=depths.device)
+        is_visible = (rows[:, None] < stops[..., None, :]).tril()
         distances = (depths[..., :, None] - depths[..., None, :]).clamp(0, MAX_DISTANCE - 1)
         bias = self._decoder_bias[:, MAX_DISTANCE - 1 - distances].movedim(0, -3)
-        return bias.masked_fill(~is_visible[..., None, :, :], float("-inf"))
+        return bias.masked_fill_(~is_visible[..., None, :, :], float("-inf"))
 
     def last_row_bias(self, num_rows: int) -> Tensor:
         """Return the bias of the last of `num_rows` decoder rows towards all of them: (1, H, 1, N)."""

@@ -1,6 +1,5 @@
 """The trie of candidates: what is run, what a node sees, and how logits become labels' probabilities."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -11,28 +10,28 @@ END = 1
 
 def test_only_places_where_candidates_part_are_run_and_what_leads_to_them() -> None:
     some = Candidates([[5, 6, 7, 4, END], [5, 6, END], [5, 8, END], [9, 10, 11, END]], 0)
-    assert some.tokens.tolist() == [0, 5, 6], "behind 5 6 7, 5 8 and 9 nothing is left to tell"
-    assert some.depths.tolist() == [0, 1, 2]
+    assert some.rows.tokens.tolist() == [0, 5, 6], "behind 5 6 7, 5 8 and 9 nothing is left to tell"
+    assert some.rows.depths.tolist() == [0, 1, 2]
     assert some.edge_nodes.tolist() == [0, 0, 1, 1, 2, 2]
     assert some.edge_tokens.tolist() == [5, 9, 6, 8, 7, END]
 
 
 def test_a_prefix_that_all_share_is_run_without_a_choice() -> None:
     some = Candidates([[5, 6, 7, END], [5, 6, 8, END]], 0)
-    assert some.tokens.tolist() == [0, 5, 6]
+    assert some.rows.tokens.tolist() == [0, 5, 6]
     assert some.edge_nodes.tolist() == [2, 2]
 
 
-def test_a_node_sees_its_ancestors_and_itself_alone() -> None:
-    some = Candidates([[5, 6, END], [5, 8, 3, END], [5, 8, 4, END], [9, 1], [9, 2]], 0)
-    assert some.tokens.tolist() == [0, 5, 8, 9]
-    assert some.rows.visible.astype(int).tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 0, 0, 1]]
+def test_a_node_is_seen_by_itself_and_what_begins_with_it_alone() -> None:
+    some = Candidates([[9, 1], [5, 6, END], [5, 8, 3, END], [9, 2], [5, 8, 4, END]], 0)
+    assert some.rows.tokens.tolist() == [0, 5, 8, 9]
+    assert some.rows.stops.tolist() == [4, 3, 3, 4]
 
 
-def test_a_chain_sees_what_stands_ahead() -> None:
+def test_a_token_of_an_answer_is_seen_by_all_behind_it() -> None:
     chain = DecoderRows.of([5, 6, END], 0)
     assert (chain.tokens.tolist(), chain.depths.tolist()) == ([0, 5, 6], [0, 1, 2])
-    assert chain.visible.tolist() == np.tri(3, dtype=bool).tolist()
+    assert chain.stops.tolist() == [3, 3, 3]
 
 
 def test_a_candidate_has_the_product_of_its_choices() -> None:
@@ -47,6 +46,14 @@ def test_a_candidate_has_the_product_of_its_choices() -> None:
 
 def test_one_candidate_is_certain() -> None:
     assert Candidates([[5, 6, END]], 0).log_probabilities(torch.empty(0)).tolist() == [0.0]
+
+
+def test_inputs_that_share_a_trie_are_computed_together_and_stay_apart() -> None:
+    some = Candidates([[5, 6, 7, END], [9, END], [5, 6, END], [END]], 0)
+    logits = torch.tensor([[0.3, 1.0, -2.0, 0.7, 0.1], [900.0, -900.0, 0.0, -900.0, 900.0]])
+    each = torch.stack([some.log_probabilities(row) for row in logits])
+    torch.testing.assert_close(some.log_probabilities(logits), each)
+    torch.testing.assert_close(each[1], torch.tensor([-1800.0, -1800.0, 0.0, -900.0]))
 
 
 @pytest.mark.parametrize("token_ids", [[], [[]], [[5, END], []]])
