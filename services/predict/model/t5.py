@@ -117,7 +117,7 @@ class T5:
         elif can_pack(self.device, self.dtype):
             self._make_linear = lambda weight: PackedLinear(weight, None)
         else:
-            self._make_linear = lambda weight: partial(F.linear, weight=weight)
+            self._make_linear = _PlainLinear
         embeddings, head = model.shared.weight.detach(), model.lm_head.weight.detach()
         self._embeddings: Tensor = own(embeddings)
         self._encoder = [_EncoderLayer(block, self._linear) for block in model.encoder.block]
@@ -153,8 +153,8 @@ class T5:
             for group, group_bias in zip(groups, biases, strict=True):
                 q, k, v = self._heads(qkv[group.rows].view(group.num_inputs, group.num_tokens, -1), 3)
                 attended.append(_attend(q, k, v, group_bias).flatten(0, 1))
-            x = x + layer.o(attended[0] if len(attended) == 1 else torch.cat(attended))
-            x = x + layer.feed_forward(x)
+            _add(x, layer.o, attended[0] if len(attended) == 1 else torch.cat(attended))
+            layer.feed_forward.add_to(x)
         return self._encoder_norm(x)
 
     def memory(self, encoded: Tensor, rows: Tensor | None, num_inputs: int, mask: Tensor | None) -> Memory:
@@ -178,10 +178,10 @@ class T5:
             q, k, v = qkv
             if cache is not None:
                 k, v = cache.extend(number, qkv[1:])
-            x = x + layer.o(_attend(q, k, v, bias))
+            _add(x, layer.o, _attend(q, k, v, bias))
             (q,) = self._heads(layer.cross_q(layer.cross_norm(x)), 1)
-            x = x + layer.cross_o(_attend(q, keys, values, memory.mask))
-            x = x + layer.feed_forward(x)
+            _add(x, layer.cross_o, _attend(q, keys, values, memory.mask))
+            layer.feed_forward.add_to(x)
         if cache is not None:
             cache.length += 1
         return self._decoder_norm(x)
@@ -239,6 +239,28 @@ class T5:
         return windows.flip(1)[None]
 
 
+class _PlainLinear:
+    """x Wᵀ in the weight's own layout."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self._weight = weight
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self._weight)
+
+    def add_to(self, x: Tensor, y: Tensor) -> None:
+        """x += y Wᵀ in one operation, which rounds only once."""
+        x.view(-1, x.shape[-1]).addmm_(y.reshape(-1, y.shape[-1]), self._weight.t())
+
+
+def _add(x: Tensor, linear: Linear, y: Tensor) -> None:
+    """Add the product of y to x in place."""
+    if isinstance(linear, _PlainLinear):
+        linear.add_to(x, y)
+    else:
+        x.add_(linear(y))
+
+
 class _Norm:
     """T5's norm: divides by the root of the mean square, without a shift."""
 
@@ -261,12 +283,13 @@ class _FeedForward:
         # transformers computes the tanh form of GELU in five operations
         self._act = {"NewGELUActivation": partial(F.gelu, approximate="tanh")}.get(name, dense.act)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def add_to(self, x: Tensor) -> None:
         wide = self._widen(self._norm(x))
         if self._is_gated:
             gate, wide = wide.chunk(2, dim=-1)
-            return self._narrow(self._act(gate).mul_(wide))
-        return self._narrow(self._act(wide))
+            _add(x, self._narrow, self._act(gate).mul_(wide))
+        else:
+            _add(x, self._narrow, self._act(wide))
 
 
 class _EncoderLayer:

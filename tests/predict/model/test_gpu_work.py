@@ -94,6 +94,12 @@ def test_a_decoded_token_takes_as_many_operations_whatever_the_batch(num_forbidd
     assert len(set(counts)) == 1
 
 
+def test_products_are_added_to_what_they_change_in_the_same_operation() -> None:
+    counted = decoded(student_on_gpu(), 2, 13)
+    assert counted.operations["addmm_"] == 2 * NUM_LAYERS + 13 * 3 * NUM_LAYERS
+    assert counted.operations["add"] == 1, "only the mask, to the bias among an input's tokens"
+
+
 def test_an_answer_that_ends_is_not_waited_for_twice() -> None:
     student = student_on_gpu(eos_token_id=0)
     assert decoded(student, 8, 12).crossings == (1, 1)

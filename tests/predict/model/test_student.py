@@ -177,6 +177,18 @@ def test_padding_to_common_lengths_changes_nothing(kind: Kind, monkeypatch: pyte
     assert [answer.token_ids for answer in found] == [answer.token_ids for answer in same]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_that_are_not_packed_score_as_those_of_transformers(
+    kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(t5_module, "can_pack", lambda device, dtype: False)
+    model = tiny_t5(kind)
+    student = Student(model, None)
+    inputs, candidates = draw_inputs(9, 30), draw_candidates()
+    for ids, scores in zip(inputs, student.score(student.encode(inputs), [candidates] * 2), strict=True):
+        torch.testing.assert_close(scores, reference_scores(model, ids, candidates), rtol=1e-5, atol=1e-5)
+
+
 def test_in_bfloat16_scores_stay_near_those_of_float32() -> None:
     inputs, candidates = draw_inputs(9, 30), [draw_candidates()] * 2
     exact, rough = (Student(tiny_t5(spread=1.0).to(dtype), None) for dtype in (torch.float32, torch.bfloat16))
