@@ -237,7 +237,7 @@ class PredictEngine:
         limit = self.description.max_input_tokens
         ids = [self.tokenizer(text).input_ids for text in inputs]
         encoded = [self._student.encode([(*one[: limit - 1][:-1], one[-1])]) for one in ids]
-        scores = [self._student.score(one, [trie])[0].cpu().double() for one in encoded]
+        scores = [self._student.score(one, [trie])[0].double() for one in encoded]
         return [(row - row.mean()).tolist() for row in scores]
 
     def _run(self, items: Sequence[Item], max_tokens: int) -> list[Prediction]:
@@ -314,7 +314,7 @@ class PredictEngine:
         tries = [answers for _, answers in wanted]
         scored = self._student.score(encoded.of([rows[index] for index, _ in wanted]), tries)
         for (index, answers), scores in zip(wanted, scored, strict=True):
-            shares = scores.cpu().double().softmax(dim=0).tolist()
+            shares = scores.double().softmax(dim=0).tolist()
             best = max(range(len(shares)), key=shares.__getitem__)
             probabilities = dict(zip(answers.texts, shares, strict=True))
             chosen[index] = Label(answers.texts[best], shares[best], probabilities, len(answers.token_ids[best]))
