@@ -158,7 +158,7 @@ BUDGETS = {
     "services/jobs": 4_010,
     "services/curate": 4_581,
     "services/embed": 18_638,
-    "services/generate": 16_133,
+    "services/generate": 16_148,
     "services/predict": 7_469,
     "services/score": 10_895,
     "starters": 20_710,

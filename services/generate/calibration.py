@@ -58,8 +58,8 @@ class Documents:
     """Positions of the documents of B rows, padded for different numbers of documents and lengths.
 
     `index` (B, K, N) int64 are their tokens' places on the token axis, `mask` (B, K, N) bool tells which of these are
-    real (padding points at token 0), `num_tokens` (B, K) int64 counts them. Spans of a row do not overlap; the last one
-    of all rows ends at `end`.
+    real (padding points at token 0), `num_tokens` (B, K) int64 counts them. Spans of a row do not overlap; `end` comes
+    after the last token of all rows.
     """
 
     index: Tensor
@@ -86,7 +86,8 @@ class Documents:
         offset = torch.arange(longest, device=copied.device)
         mask = offset < num_tokens[..., None]
         index = (starts[..., None] + offset).masked_fill_(~mask, 0)
-        return cls(index, mask, num_tokens, int(bounds[..., 1].max(initial=0)))
+        end = bounds[..., 1].max(where=bounds[..., 0] < bounds[..., 1], initial=0)
+        return cls(index, mask, num_tokens, int(end))
 
     @functools.cached_property
     def document_of_token(self) -> Tensor:

@@ -22,9 +22,9 @@ def stack(arrays: Sequence[np.ndarray[Any, Any]], device: torch.device) -> Tenso
 
 def to_device(x: Tensor, device: torch.device) -> Tensor:
     """Copy to a device; a copy to CUDA is not waited for."""
-    if device.type == "cuda" and x.device.type == "cpu":
-        x = x.pin_memory()
-    return x.to(device, non_blocking=True)
+    if device.type != "cuda":
+        return x.to(device)  # copies to MPS that are not waited for read memory that may be freed by then
+    return (x.pin_memory() if x.device.type == "cpu" else x).to(device, non_blocking=True)
 
 
 def integers(*lists: Sequence[int] | np.ndarray[Any, Any], device: torch.device) -> tuple[Tensor, ...]:

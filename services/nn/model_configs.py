@@ -245,7 +245,6 @@ def load_model(
     *,
     dtype: torch.dtype,
     unneeded: Collection[str] = (),
-    **options: Any,
 ) -> Any:
     """Read a model of transformers' class `kind` from the safetensors of a folder.
 
@@ -263,7 +262,6 @@ def load_model(
                 trust_remote_code=False,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,
-                **options,
             )
         except NotImplementedError:  # transformers compares tied weights, though one was left without memory
             _check_shapes(getattr(maker, "from_config", maker), config, directory)

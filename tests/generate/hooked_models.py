@@ -1,6 +1,6 @@
 """Transformers' own models with the attention "fovea", which hands each layer's queries, keys and values to a pass.
 
-They are what the project's own layers are compared with.
+The project's own layers are compared with them.
 
 Shapes: B batch, H query heads, H' key heads, T tokens of a forward call, S keys, D' width of a head.
 """
@@ -36,14 +36,8 @@ def fovea_attention(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Compute the attention of one layer for transformers, by the forward pass. Returns ((B, T, H, D'), None).
-
-    Raises ValueError without a pass, for a mask (it would be ignored), and for dropout.
-    """
-    if forward_pass is None:
-        raise ValueError(f'a model with the attention "{ATTENTION}" needs a forward_pass with each call')
-    if attention_mask is not None or dropout:
-        raise ValueError("the forward pass decides what is seen; neither masks nor dropout are applied")
+    """Compute the attention of one layer for transformers, by the forward pass. Returns ((B, T, H, D'), None)."""
+    assert forward_pass is not None and attention_mask is None and not dropout
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     output = forward_pass.attend(module.layer_idx, query, key, value, scaling=scaling, sliding_window=sliding_window)
     return output, None

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from services.nn.device_copies import integers
+from services.nn.device_copies import integers, to_device
 from services.nn.devices import NARROW_WIDTH, DeviceOptions, is_out_of_memory
 
 CPU = torch.device("cpu")
@@ -57,3 +57,18 @@ def test_of_a_gpu_that_others_use_torch_takes_its_share_alone(monkeypatch: pytes
         assert options.choose_device().type == "cuda"
     DeviceOptions("cpu", memory_share=0.1).choose_device()
     assert shares == [0.2, 0.3]
+
+
+def test_only_copies_to_cuda_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy to an Apple GPU that is not waited for may read memory that was freed."""
+    asked: list[dict[str, object]] = []
+
+    def to(x: torch.Tensor, device: torch.device, **options: object) -> torch.Tensor:
+        asked.append(options)
+        return x
+
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda x: x)
+    for device in ("mps", "cpu", "cuda"):
+        to_device(torch.zeros(1), torch.device(device))
+    assert asked == [{}, {}, {"non_blocking": True}]

@@ -42,7 +42,7 @@ def test_a_batch_is_one_copy_and_one_read_of_each_kind_and_as_many_operations_wh
 
 
 def test_the_towers_start_hardly_more_operations_than_open_clips(engine: ScoreEngine) -> None:
-    """What is more are the features of patches and words."""
+    """The features of patches and words take a few more."""
     for theirs, items in zip(open_clips_work(clip_on_gpu(), 8), (images(8), captions(engine, 8)), strict=True):
         assert CountedGPU.of(engine.run_batch, items).num_operations <= theirs.num_operations + 20
 

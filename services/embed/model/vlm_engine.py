@@ -29,6 +29,7 @@ from services.embed.model.image_engine import Checkpoint, ImageEngine, to_rows
 from services.embed.model.items import Embeddings, ImageItem, Item, Pixels, Reading
 from services.embed.model.vlm_prompts import VlmPrompt, WrittenPrompt, read_vlm_prompt
 from services.nn.clip_texts import Text, tokenise
+from services.nn.device_copies import to_device
 from services.nn.devices import check_room
 from services.nn.image_fit import ImageFit, image_factor
 from services.nn.loading import MODEL_CONFIG, quiet_loading, transformers
@@ -295,7 +296,7 @@ class VlmEngine(ImageEngine[VlmCheckpoint]):
         return self._model.embed_shared(inputs, one.num_shared, endings, lengths)
 
     def _on_device(self, tensor: Tensor) -> Tensor:
-        moved = tensor.to(self._device, non_blocking=True)
+        moved = to_device(tensor, self._device)
         return moved.to(self._dtype) if moved.is_floating_point() else moved
 
     def _asked(self, item: Item) -> Iterator[Asked]:

@@ -39,7 +39,7 @@ from services.generate.model.kv_cache import KeyValues, Slot
 from services.generate.model.language_model import LanguageModel, in_passes
 from services.generate.model.profile import BiasKind, CalibrationProfile, DummyForm
 from services.generate.prompts.templates import CONTENT_FREE, Prompt, filler_ids, with_question
-from services.nn.device_copies import integers, to_device
+from services.nn.device_copies import to_device
 
 EstimateKind = Literal["exact", "tree", "single", "query"]
 
@@ -112,7 +112,7 @@ class Dummy:
 
 @dataclass(frozen=True, eq=False)
 class _Planned:
-    """A branch of a job, and for each of its spans the document that it is of, and its share of that document.
+    """A branch of a job, with the document and the share of its document that each of its spans is.
 
     Without `shares`, each span is a whole document.
     """
@@ -237,10 +237,12 @@ def _estimate(
     shape = (num_layers, model.config.num_heads, len(job.prompt.spans))
     attention = torch.zeros(shape, device=model.device)
     if planned:
-        (documents,) = integers([k for each in planned for k in each.documents], device=model.device)
-        shares = torch.tensor([share for each in planned for share in each.shares or (1.0,) * len(each.documents)])
         of_spans = torch.cat(list(found), dim=-1).to(attention)
-        attention.index_add_(-1, documents, of_spans * to_device(shares, model.device))
+        shares = torch.zeros(of_spans.shape[-1], shape[-1])
+        shares[range(len(shares)), [k for each in planned for k in each.documents]] = torch.tensor(
+            [share for each in planned for share in each.shares or (1.0,) * len(each.documents)]
+        )
+        attention = of_spans @ to_device(shares, model.device)
     is_tree = any(len(each.branch.segments) > 1 for each in planned)
     return BiasEstimate(
         attention,

@@ -90,39 +90,40 @@ class Chooser:
         if self.sampling.presence_penalty or self.sampling.frequency_penalty:
             self._counts[token_id] = self._counts.get(token_id, 0) + 1
 
-    def add_to(self, scores: Tensor) -> None:
-        """Add the bias and the penalties of this answer to its row (V,) of logits, in place."""
-        if self.sampling.logit_bias:
-            scores.index_add_(0, *self._bias_on(scores))
-        if self._counts:
-            presence, frequency = self.sampling.presence_penalty, self.sampling.frequency_penalty
-            penalties = [-presence - frequency * count for count in self._counts.values()]
-            token_ids = torch.tensor(list(self._counts), device=scores.device)
-            scores.index_add_(0, token_ids, torch.tensor(penalties, device=scores.device, dtype=scores.dtype))
+    def penalties(self) -> dict[int, float]:
+        """Return what is added to the logits of this answer's tokens."""
+        presence, frequency = self.sampling.presence_penalty, self.sampling.frequency_penalty
+        return {token_id: -presence - frequency * count for token_id, count in self._counts.items()}
 
-    def _bias_on(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """Token ids and additions to their logits, created once, because there may be one for every token."""
+    def add_bias_to(self, scores: Tensor) -> None:
+        """Add the `logit_bias`, if any, to this answer's row (V,) of logits, in place. It is copied to the device once,
+        because there may be one for every token."""
+        if not self.sampling.logit_bias:
+            return
         if self._bias is None:
-            token_ids = torch.tensor([token_id for token_id, _ in self.sampling.logit_bias], device=scores.device)
-            values = [value for _, value in self.sampling.logit_bias]
-            self._bias = token_ids, torch.tensor(values, device=scores.device, dtype=scores.dtype)
-        return self._bias
+            ids, values = zip(*self.sampling.logit_bias, strict=True)
+            (token_ids,) = integers(ids, device=scores.device)
+            self._bias = token_ids, to_device(torch.tensor(values, dtype=scores.dtype), scores.device)
+        scores.index_add_(0, *self._bias)
 
 
 def choose(logits: Tensor, choosers: Sequence[Chooser]) -> list[TokenChoice]:
     """Choose one token for each row of `logits` (B, V) float32 by the B choosers, which record it.
 
-    Raises FloatingPointError if a row contains NaN, because any choice would be meaningless.
+    Raises FloatingPointError for a row with NaN or ∞, or with nothing but −∞, because any choice would be meaningless.
     """
     scores = _with_additions(logits, choosers)
     best, chosen = scores.max(dim=-1)
     sampled = [row for row, chooser in enumerate(choosers) if chooser.sampling.temperature > 0]
     if sampled:
-        (rows,) = integers(sampled, device=logits.device)
-        chosen[rows] = _sample(scores[rows], [choosers[row] for row in sampled])
+        some = [choosers[row] for row in sampled]
+        rows, cut = integers(
+            sampled, [row for row, one in enumerate(some) if one.sampling.top_p < 1], device=scores.device
+        )
+        chosen[rows] = _sample(scores[rows], some, cut)
     bests, ids = _read(best, chosen)
-    if np.isnan(bests).any():
-        raise FloatingPointError("the model's logits hold NaN")
+    if not np.isfinite(bests).all():
+        raise FloatingPointError("the model's logits are not finite numbers")
     token_ids: list[int] = ids.tolist()
     for token_id, chooser in zip(token_ids, choosers, strict=True):
         chooser.note(token_id)
@@ -130,18 +131,21 @@ def choose(logits: Tensor, choosers: Sequence[Chooser]) -> list[TokenChoice]:
 
 
 def _with_additions(logits: Tensor, choosers: Sequence[Chooser]) -> Tensor:
-    changed = [row for row, chooser in enumerate(choosers) if chooser.sampling.changes_logits]
-    if not changed:
+    if not any(chooser.sampling.changes_logits for chooser in choosers):
         return logits
     scores = logits.clone()
-    for row in changed:
-        choosers[row].add_to(scores[row])
+    for row, chooser in zip(scores, choosers, strict=True):
+        chooser.add_bias_to(row)
+    penalties = {(row, id_): value for row, one in enumerate(choosers) for id_, value in one.penalties().items()}
+    if penalties:
+        rows, token_ids = integers(*zip(*penalties, strict=True), device=scores.device)
+        scores[rows, token_ids] += to_device(torch.tensor(list(penalties.values()), dtype=scores.dtype), scores.device)
     return scores
 
 
-def _sample(scores: Tensor, choosers: Sequence[Chooser]) -> Tensor:
-    """Sample token ids (R,) for `scores` (R, V). Rows with top_p and rows without it are computed separately, so that a
-    row's result does not depend on other rows."""
+def _sample(scores: Tensor, choosers: Sequence[Chooser], cut: Tensor) -> Tensor:
+    """Sample token ids (R,) for `scores` (R, V). The rows with top_p, `cut`, and those without it are computed
+    separately, so that a row's result does not depend on other rows."""
     options = [(one.sampling.temperature, one.draw(), one.sampling.top_p) for one in choosers]
     copied = to_device(torch.tensor(options, dtype=torch.float64).float(), scores.device)
     # the smallest temperature and top_p are 0 in float32, which would divide by 0 and keep nothing
@@ -151,8 +155,7 @@ def _sample(scores: Tensor, choosers: Sequence[Chooser]) -> Tensor:
     scaled = (scores - scores.amax(dim=-1, keepdim=True)) / temperatures
     probabilities = scaled.softmax(dim=-1)
     chosen = _at(probabilities, draws)
-    if any(p < 1 for _, _, p in options):
-        (cut,) = integers([row for row, (_, _, p) in enumerate(options) if p < 1], device=scores.device)
+    if len(cut):
         ordered, order = probabilities[cut].sort(dim=-1, descending=True, stable=True)
         before = ordered.cumsum(dim=-1) - ordered
         # the sum before the first is 0, so the most likely token is always kept
@@ -162,12 +165,15 @@ def _sample(scores: Tensor, choosers: Sequence[Chooser]) -> Tensor:
 
 
 def _at(weights: Tensor, draws: Tensor) -> Tensor:
-    """Find where draws in [0, 1) fall among weights (R, V) laid end to end: (R,); never on a weight of 0."""
+    """Find where draws in [0, 1) fall among weights (R, V) laid end to end: (R,), never on a weight of 0.
+
+    If weights are not numbers, it is the last place.
+    """
     cumulated = weights.cumsum(dim=-1)
     total = cumulated[:, -1]
     # rounding may raise draw · total to total itself, beyond the last weight
     aim = torch.minimum(draws * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cumulated, aim[:, None], right=True)[:, 0]
+    return torch.searchsorted(cumulated, aim[:, None], right=True)[:, 0].clamp_max_(weights.shape[-1] - 1)
 
 
 def _with_logprobs(logits: Tensor, token_ids: Sequence[int], choosers: Sequence[Chooser]) -> list[TokenChoice]:

@@ -120,8 +120,8 @@ class PackedBranches:
     def attend(self, call: LayerCall) -> tuple[Tensor | None, Tensor]:
         """Attend the branches' rows of a layer over the prompt's keys and their own.
 
-        Returns the outputs (T, H, hd), None unless they are needed, and the measured Attn (B, H, K), of a branch's own
-        `num_documents` first.
+        Returns the outputs (T, H, hd), None unless they are needed, and the measured Attn (B, H, K), in which each
+        branch's own `num_documents` come first.
         """
         mask, last_mask = self._mask(call.window)
         query = call.query[:, :, self.rows]
@@ -255,7 +255,8 @@ class BranchPass:
         self._branches = branches
         self._num_layers = num_layers
         self._masks = LowerRightMasks(max(branch.segments[-1].stop for branch in branches), device, dtype)
-        self._measured: list[list[Tensor]] = [[] for _ in branches]  # a layer's each; of a packed group its first's
+        # of each layer; those of a packed group at the place of its first branch
+        self._measured: list[list[Tensor]] = [[] for _ in branches]
         self._plans: list[list[SegmentPlan]] = []
         first = 0
         for branch in branches:

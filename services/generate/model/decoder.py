@@ -1,8 +1,8 @@
 """The layers of a Llama, Mistral, Qwen2 or Qwen3, run on the weights that transformers has loaded.
 
-Products of the same input are one product, and a layer is a short function, because a token of a small model costs
-more for starting its operations than for computing them, and on a GPU that of a large one too. What a token attends to
-is decided by the `ForwardPass` of each call.
+Products of the same input are one product, and a layer is a short function: to start the operations of a single token
+takes longer than to compute them, with small models and on GPUs with any. What a token attends to is decided by the
+`ForwardPass` of each call.
 
 Shapes: B batch, T tokens of a forward call, D width, H query heads, H' key/value heads, D' head width, V vocabulary.
 """
@@ -49,8 +49,13 @@ class Decoder:
     """Embeddings, layers and head for inference, in the dtype and on the device of the original model."""
 
     def __init__(self, model: Any) -> None:
-        """`model` is transformers' causal language model, on its device; it can't be run any more afterwards."""
+        """`model` is transformers' causal language model, on its device; it can't be run any more afterwards.
+
+        Raises ValueError if its position embeddings are of a part of each head.
+        """
         trunk = model.model
+        if 2 * len(trunk.rotary_emb.inv_freq) != trunk.layers[0].self_attn.head_dim:
+            raise ValueError("position embeddings of a part of each head (partial_rotary_factor) are not supported")
         self._embeddings: Tensor = trunk.embed_tokens.weight.detach()
         self.rotary_embedding = trunk.rotary_emb
         self.layers = [DecoderLayer(layer, index, model.config) for index, layer in enumerate(trunk.layers)]
@@ -130,12 +135,7 @@ def _joined(*modules: Any) -> Linear:
     that memory holds them once."""
     weights = [module.weight.detach() for module in modules]
     weight = weights[0] if len(weights) == 1 else torch.cat(weights)
-    bias = None
-    if any(module.bias is not None for module in modules):
-        own = [
-            w.new_zeros(len(w)) if m.bias is None else m.bias.detach() for m, w in zip(modules, weights, strict=True)
-        ]
-        bias = torch.cat(own)
+    bias = None if modules[0].bias is None else torch.cat([module.bias.detach() for module in modules])
     for module in modules:
         module.weight = None
     return (

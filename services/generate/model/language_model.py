@@ -130,7 +130,10 @@ class LanguageModel:
         quantised, missing or damaged or do not fit into the device's memory, and for a device that this machine lacks;
         OSError if a file is missing.
         """
-        return cls(*read_onto_device(directory, options, "AutoModelForCausalLM", check_config))
+        loaded = cls(*read_onto_device(directory, options, "AutoModelForCausalLM", check_config))
+        if loaded.device.type == "cuda":
+            torch.cuda.empty_cache()  # the memory of weights before they were joined, which others may need
+        return loaded
 
     def new_cache(self, max_tokens: int, num_layers: int | None = None) -> KVCache:
         """Make a cache for sequences of this model, or of its first layers; the passes below work on the slots of any
@@ -383,6 +386,8 @@ def check_config(config: Any) -> None:
         raise ValueError(f"position embeddings of the type {rope_type!r} are not supported")
     if getattr(config, "quantization_config", None) is not None:
         raise ValueError("quantised weights are not supported")
+    if not getattr(config, "is_causal", True):
+        raise ValueError("is_causal is false: a model whose tokens see those after them can't be continued")
 
 
 def describe_model(config: Any, generation_config: Any, end_of_turn: int | None, *, num_bytes: int) -> ModelConfig:

@@ -168,11 +168,19 @@ def test_more_alternatives_than_there_are_tokens_are_all_of_them() -> None:
     assert sum(math.exp(logprob) for _, logprob in choice.top) == pytest.approx(1, abs=1e-5)
 
 
-def test_logits_that_are_no_numbers_are_told() -> None:
-    logits = logits_of(2)
-    logits[1, 5] = torch.nan
-    with pytest.raises(FloatingPointError):
-        choose(logits, [Chooser(Sampling()), Chooser(Sampling())])
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.7), Sampling(temperature=0.7, top_p=0.9)])
+@pytest.mark.parametrize(("where", "value"), [(5, torch.nan), (slice(None), torch.nan), (5, torch.inf)])
+@pytest.mark.parametrize("beside", [1, 0])
+def test_logits_that_are_no_numbers_are_told(sampling: Sampling, where: int | slice, value: float, beside: int) -> None:
+    logits = logits_of(1 + beside)
+    logits[beside, where] = value
+    with pytest.raises(FloatingPointError, match="not finite"):
+        choose(logits, [Chooser(sampling)] * (1 + beside))
+
+
+def test_a_row_without_any_possible_token_is_told() -> None:
+    with pytest.raises(FloatingPointError, match="not finite"):
+        choose(torch.full((1, 9), -torch.inf), [Chooser(Sampling(temperature=0.7))])
 
 
 @pytest.mark.parametrize(

@@ -211,22 +211,6 @@ def test_measuring_and_calibrating_a_prompt_never_holds_attention_of_all_tokens_
     assert largest.num_elements >= 4 * num_tokens**2  # as the library's own way of measuring does
 
 
-def test_a_call_without_a_pass_or_with_a_mask_is_refused() -> None:
-    model = tiny_model()
-    ids = torch.tensor([[2, 3]])
-    with pytest.raises(ValueError, match="needs a forward_pass"):
-        model(ids)
-    with pytest.raises(ValueError, match="neither masks nor dropout"):
-        hidden = torch.zeros(1, 2, 32)
-        layer = model.model.layers[0]
-        layer(
-            hidden,
-            attention_mask=torch.zeros(1, 1, 2, 2),
-            position_embeddings=model.model.rotary_emb(hidden, position_ids=torch.tensor([[0, 1]])),
-            forward_pass=PaddedPass(torch.ones(1, 2), [[]]),
-        )
-
-
 def test_padding_behind_tokens_and_documents_outside_of_their_prompt_are_refused() -> None:
     for padding_behind_or_alone in ([1, 1, 0], [1, 0, 1], [0, 0, 0]):
         with pytest.raises(ValueError, match="at least one token"):

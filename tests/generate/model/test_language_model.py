@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from services.generate.calibration import Calibration, Documents
+from services.generate.model.branches import Branch, Segment
 from services.generate.model.language_model import LanguageModel, Prefill, Row
 from services.nn.devices import DeviceOptions
 from services.nn.loading import transformers
@@ -326,6 +327,18 @@ def test_a_saved_checkpoint_answers_as_transformers_does(tmp_path: Path, name: s
     assert (model.config.max_model_len, model.config.eos_token_ids) == (4096, frozenset({1}))
 
 
+def test_branches_that_may_see_what_they_replace_see_its_replacement(llama: LanguageModel) -> None:
+    slot = llama.new_cache(200).open(60)
+    llama.prefill([Prefill(slot, tokens(50))])
+    first, last = Segment(tokens(5, 1), 10, ((0, 10),)), Segment(tokens(10, 2), 40, ((0, 12), (13, 30)))
+    branches = [Branch(slot, (first, last), ((15, 20),)), Branch(slot, (last,), ((8, 20), (41, 44)))]
+    found = []
+    for llama.packs_branches in (True, False):
+        found.append(llama.branch(branches))
+    for packed, one_by_one in zip(*found, strict=True):
+        assert_close(packed, one_by_one)
+
+
 @pytest.mark.parametrize(
     "settings", [{"attention_bias": True, "mlp_bias": True}, {"hidden_act": "gelu"}, {"rms_norm_eps": 0.1}], ids=str
 )
@@ -348,6 +361,7 @@ def test_half_precision_answers_nearly_as_single(tmp_path: Path) -> None:
     assert_close(found[1], found[0], atol=0.02)
 
 
+PARTIAL_ROPE = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0, "partial_rotary_factor": 0.5}
 LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
 
 
@@ -363,6 +377,8 @@ def edit_config(directory: Path, **changes: Any) -> None:
         ({"rope_parameters": LONGROPE}, "'longrope'"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantised"),
         ({"num_hidden_layers": 5}, "lacks weights of its model, 'model.layers.4"),
+        ({"is_causal": False}, "is_causal"),
+        ({"rope_parameters": PARTIAL_ROPE}, "partial_rotary_factor"),
     ],
 )
 def test_a_checkpoint_that_cannot_be_served_is_refused_by_name(
