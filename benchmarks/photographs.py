@@ -3,7 +3,6 @@
 import itertools
 from io import BytesIO
 
-import skimage.data
 from PIL import Image
 
 SOURCES = ("astronaut", "coffee", "chelsea")
@@ -15,6 +14,8 @@ class Photographs:
     after its last marker."""
 
     def __init__(self, size: tuple[int, int] = (640, 480)) -> None:
+        import skimage.data  # benchmarks without photographs run where scikit-image is not installed
+
         pictures = [Image.fromarray(getattr(skimage.data, name)()) for name in SOURCES]
         self.files = [_encode(picture.rotate(angle, expand=False), size) for picture in pictures for angle in ANGLES]
         self._numbers = itertools.count()
