@@ -10,6 +10,7 @@ decoded with captured graphs from the same tokens as a prompt, of a neighbour in
 rows that are calibrated to the attention that they have from plain ones.
 """
 
+import argparse
 import json
 import math
 import os
@@ -195,9 +196,11 @@ def run_side(side: str) -> None:
 
 
 def main() -> None:
-    """Run both sides."""
-    if len(sys.argv) > 1:
-        run_side(sys.argv[1])
+    """Run both sides, or the one that a process is started for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--side", choices=("stock", "plugin"), help=argparse.SUPPRESS)
+    if side := parser.parse_args().side:
+        run_side(side)
         return
     common = {
         "VLLM_CPU_KVCACHE_SPACE": "2",
@@ -207,7 +210,7 @@ def main() -> None:
     }
     for side, plugins in (("stock", "none"), ("plugin", "fovea")):
         ran = subprocess.run(
-            [sys.executable, "-m", "benchmarks.vllm_plugin", side],
+            [sys.executable, "-m", "benchmarks.vllm_plugin", "--side", side],
             env={**os.environ, **common, "VLLM_PLUGINS": plugins},
             stdout=subprocess.PIPE,
             text=True,

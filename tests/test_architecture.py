@@ -152,7 +152,7 @@ MAX_CHAIN = 13
 BUDGETS = {
     "fovea": 1_760,
     "gateway": 4_293,
-    "services/cli": 4_245,
+    "services/cli": 4_260,
     "services/core": 14_196,
     "services/nn": 2_547,
     "services/jobs": 4_010,

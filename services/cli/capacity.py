@@ -179,11 +179,11 @@ def _find(model: str, store_url: str | None) -> ModelFiles:
     settings = ServiceSettings(port=0) if store_url is None else ServiceSettings(port=0, store_url=store_url)
     try:
         return stored_files(Store.open(settings.store_url), model)
-    except NotFoundInStore:
+    except NotFoundInStore as error:
         # Of the starters a store that no service has used holds none.
         starters = {read_description(folder).name: folder for folder in packaged_starters()}
         if model not in starters:
-            raise
+            raise NotFoundInStore(f"{error} (fovea store import SOURCE --name {model} adds one)") from None
         return folder_files(starters[model])
 
 

@@ -60,11 +60,19 @@ def shares_of(programs: Sequence[Program]) -> dict[str, str]:
     return {name: f"{min(DEFAULT_SHARE, round(float(SHARES[name]) / whole, 2)):g}" for name in running}
 
 
-def is_wanted(python: Path, environment: Mapping[str, str]) -> bool:
-    """Whether generate is to be answered by a vLLM that `fovea up` starts: nothing else is set, and both are there."""
-    is_left_open = ENGINE not in environment and environment.get(DEVICE, "auto") in ("auto", "cuda")
-    is_one = is_left_open and "," not in environment.get(MODELS, "")
-    return is_one and has_nvidia_gpu() and python.is_file() and not is_reranker(environment)
+def obstacle(python: Path, environment: Mapping[str, str]) -> str | None:
+    """Tell why generate is not to be answered by a vLLM that `fovea up` starts; None if it is."""
+    if ENGINE in environment:
+        return f"{ENGINE} is {environment[ENGINE]}"
+    if (device := environment.get(DEVICE, "auto")) not in ("auto", "cuda"):
+        return f"{DEVICE} is {device}"
+    if "," in environment.get(MODELS, ""):
+        return f"{MODELS} names several models"
+    if not has_nvidia_gpu():
+        return "there is no NVIDIA GPU"
+    if not python.is_file():
+        return f"there is no {python}"
+    return "generate serves a reranker" if is_reranker(environment) else None
 
 
 def is_reranker(environment: Mapping[str, str]) -> bool:

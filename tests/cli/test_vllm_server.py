@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from services.cli.programs import PACKAGES, BadPort, plan_programs
-from services.cli.vllm_server import SHARES, TooLargeShares, check_shares, command, is_wanted, with_vllm
+from services.cli.vllm_server import SHARES, TooLargeShares, check_shares, command, obstacle, with_vllm
 from services.core.store.manifest import CheckpointInfo
 from services.core.store.store import Store
 from services.generate.settings import GenerateSettings
@@ -44,11 +45,12 @@ def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("gpu")
 def test_generate_is_vllm_where_there_is_a_gpu_and_nothing_else_is_set(python: Path) -> None:
-    assert is_wanted(python, {})
-    assert is_wanted(python, {"FOVEA_GENERATE_MODELS": "vicuna", "FOVEA_GENERATE_DEVICE": "cuda"})
-    assert not is_wanted(python.with_name("missing"), {})
+    assert obstacle(python, {}) is None
+    assert obstacle(python, {"FOVEA_GENERATE_MODELS": "vicuna", "FOVEA_GENERATE_DEVICE": "cuda"}) is None
+    assert obstacle(python.with_name("missing"), {}) == f"there is no {python.with_name('missing')}"
     for name, value in (("ENGINE", "own"), ("ENGINE", "vllm"), ("DEVICE", "cpu"), ("MODELS", "vicuna,tulu")):
-        assert not is_wanted(python, {f"FOVEA_GENERATE_{name}": value})
+        told = obstacle(python, {f"FOVEA_GENERATE_{name}": value})
+        assert told is not None and f"FOVEA_GENERATE_{name}" in told
 
 
 @pytest.mark.usefixtures("gpu")
@@ -60,17 +62,33 @@ def test_a_reranker_alone_is_run_by_fovea_s_own_engine(
     store = Store.open((tmp_path / "store").as_uri())
     store.publish("ranker", write_checkpoint(tmp_path / "ranker"), CheckpointInfo(kind=kind), alias="stable")
     store.publish("vicuna", write_checkpoint(tmp_path / "vicuna"), CheckpointInfo(kind="causal-lm"))
-    assert is_wanted(python, {"FOVEA_GENERATE_MODELS": "vicuna"})
-    assert not is_wanted(python, {"FOVEA_GENERATE_MODELS": "ranker@stable"})
+    assert obstacle(python, {"FOVEA_GENERATE_MODELS": "vicuna"}) is None
+    assert obstacle(python, {"FOVEA_GENERATE_MODELS": "ranker@stable"}) == "generate serves a reranker"
     monkeypatch.setenv("FOVEA_GENERATE_ALIAS", "stable")
-    assert not is_wanted(python, {"FOVEA_GENERATE_MODELS": "ranker"})
+    assert obstacle(python, {"FOVEA_GENERATE_MODELS": "ranker"}) == "generate serves a reranker"
 
 
 def test_generate_is_fovea_s_own_engine_where_there_is_no_gpu(python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if Path("/dev/nvidiactl").exists():
         pytest.skip("there is one")
     monkeypatch.setenv("PATH", "")
-    assert not is_wanted(python, {})
+    assert obstacle(python, {}) == "there is no NVIDIA GPU"
+
+
+@pytest.mark.process
+def test_fovea_up_tells_why_the_vllm_that_is_named_is_not_started(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:  # so that nothing else starts
+        ran = subprocess.run(
+            [sys.executable, "-m", "services.cli.main", "up", "--port", str(taken.getsockname()[1])],
+            env={**os.environ, "FOVEA_UP_VLLM": str(tmp_path / "python"), "FOVEA_GENERATE_ENGINE": "own"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert ran.returncode == 1
+    assert ran.stderr.startswith(
+        f"fovea up: the vLLM of {tmp_path}/python is not started: FOVEA_GENERATE_ENGINE is own\n"
+    )
 
 
 def test_the_service_asks_the_vllm_that_is_started_and_all_share_the_gpu(python: Path) -> None:

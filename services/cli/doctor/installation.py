@@ -174,20 +174,23 @@ def find_devices(configured: Configured) -> Iterator[Finding]:
             if device not in available:
                 variables = " ".join(f"FOVEA_{name.upper()}_{setting.upper()}" for name in services)
                 told = f"{', '.join(services)}: {setting} is {device!r}, which torch does not find here"
-                yield Finding("devices", "failure", told, f"unset {variables}")
+                if setting == "index_device":
+                    yield Finding("devices", "warning", f"{told}: searches run on the processor", f"unset {variables}")
+                else:
+                    yield Finding("devices", "failure", told, f"unset {variables}")
 
 
 def _language_models() -> Finding:
     """Tell what `fovea up` would have generate answer by, and whether the shares of the GPU fit."""
     python = Path(os.environ.get("FOVEA_UP_VLLM", vllm_server.DEFAULT_PYTHON))
     try:
-        if not vllm_server.is_wanted(python, os.environ):
+        if (obstacle := vllm_server.obstacle(python, os.environ)) is not None:
             vllm_server.check_shares(os.environ)
             if os.environ.get("FOVEA_GENERATE_ENGINE") == "vllm":
                 return Finding("devices", "ok", "generate answers by the vLLM at FOVEA_GENERATE_VLLM_URL")
             if vllm_server.is_reranker(os.environ):
                 return Finding("devices", "ok", "generate serves a reranker, which runs on Fovea's own engine")
-            told = "generate computes with Fovea's own engine, which is for small models"
+            told = f"generate computes with Fovea's own engine, which is for small models: {obstacle}"
             cure = f"make vllm, or set FOVEA_UP_VLLM, which is {python}; one model in FOVEA_GENERATE_MODELS"
             return Finding("devices", "warning", told, cure)
         shares = {**vllm_server.SHARES, **os.environ}

@@ -37,8 +37,8 @@ def create_collections(
     """
     if settings.index_device == "cuda" and first_gpu() is None:
         structlog.get_logger(__name__).warning(
-            "collections are searched on the processor: FAISS finds no GPU; install the extra search-gpu in place of "
-            "search, or set FOVEA_EMBED_INDEX_DEVICE=cpu"
+            "collections are searched on the processor: FAISS finds no GPU, or is the build for processors, which the "
+            "extra search-gpu replaces"
         )
     serving = Serving(
         settings,

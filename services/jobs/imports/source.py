@@ -199,6 +199,7 @@ def _refuse_pointer(file: Path) -> None:
 def hub_errors(what: str, done: str = "read") -> Iterator[None]:
     """Turn errors of the Hub in this block, in which something is read or written, into refusals of one line."""
     from huggingface_hub import errors
+    from huggingface_hub.constants import ENDPOINT
 
     try:
         yield
@@ -211,5 +212,6 @@ def hub_errors(what: str, done: str = "read") -> Iterator[None]:
         raise Refused(f"{what}: the repository has no such revision") from None
     # the last but one is the root of its HTTP client's errors, which it does not export
     except (errors.HFValidationError, errors.HTTPError, OSError) as error:  # type: ignore[attr-defined]
-        told = f"{what} can't be {done}: {first_line(error)} (HF_ENDPOINT names a mirror; the same command continues)"
+        ways = f"HF_ENDPOINT, now {ENDPOINT}, may name a mirror; a folder of its files serves as well"
+        told = f"{what} can't be {done}: {first_line(error)} ({ways}; the same command continues)"
         raise Refused(told) from None

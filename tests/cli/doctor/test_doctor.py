@@ -293,6 +293,16 @@ def test_a_gpu_that_torch_can_not_use_is_a_warning_and_a_service_set_to_it_a_fai
     assert "FOVEA_EMBED_DEVICE" in found[2]["cure"]
 
 
+def test_searches_on_a_gpu_that_is_not_there_are_a_warning_as_they_run_on_the_processor(machine: Machine) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    machine.environment["FOVEA_EMBED_INDEX_DEVICE"] = "cuda"
+    found = [one for one in machine.findings() if "index_device" in one["found"]]
+    assert [(one["status"], one["cure"]) for one in found] == [("warning", "unset FOVEA_EMBED_INDEX_DEVICE")]
+
+
 def with_gpu(machine: Machine, folder: Path) -> None:
     """Give the machine a GPU, as far as can be told without its libraries."""
     (folder / "programs").mkdir()
