@@ -215,11 +215,11 @@ def up(
     async def supervise() -> int:
         programs = plan_programs(names, environment)
         vllm_server.check_shares(environment)
-        obstacle = vllm_server.obstacle(vllm, environment)
-        if "generate" in names and obstacle is None:
-            programs = vllm_server.with_vllm(programs, vllm, environment)
-        elif "generate" in names and vllm != vllm_server.DEFAULT_PYTHON:
-            typer.echo(f"fovea up: the vLLM of {vllm} is not started: {obstacle}", err=True)
+        if "generate" in names:
+            if (obstacle := vllm_server.obstacle(vllm, environment)) is None:
+                programs = vllm_server.with_vllm(programs, vllm, environment)
+            elif vllm != vllm_server.DEFAULT_PYTHON:
+                typer.echo(f"fovea up: the vLLM of {vllm} is not started: {obstacle}", err=True)
         policy = RestartPolicy(hung_after_s=restart_after)
         supervisor = Supervisor(programs, output=sys.stdout, drain_timeout_s=_drain_s(environment), policy=policy)
         gateway = programs[0].url

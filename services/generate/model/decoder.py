@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from services.nn.packed_linear import PackedLinear, can_pack
+from services.nn.rms_norm import RmsNorm
 
 Linear = Callable[[Tensor], Tensor]
 
@@ -59,7 +60,7 @@ class Decoder:
         self._embeddings: Tensor = trunk.embed_tokens.weight.detach()
         self.rotary_embedding = trunk.rotary_emb
         self.layers = [DecoderLayer(layer, index, model.config) for index, layer in enumerate(trunk.layers)]
-        self._norm = _Norm(trunk.norm)
+        self._norm = RmsNorm(trunk.norm)
         self._head = _joined(model.lm_head)
 
     def embed(self, input_ids: Tensor) -> Tensor:
@@ -90,10 +91,12 @@ class DecoderLayer:
         # all of Mistral's layers have the window of its configuration
         configured = config.sliding_window if config.model_type == "mistral" else None
         self._window: int | None = getattr(attention, "sliding_window", configured)
-        self._input_norm, self._mlp_norm = _Norm(layer.input_layernorm), _Norm(layer.post_attention_layernorm)
+        self._input_norm, self._mlp_norm = RmsNorm(layer.input_layernorm), RmsNorm(layer.post_attention_layernorm)
         self._qkv = _joined(attention.q_proj, attention.k_proj, attention.v_proj)
         self._num_rotated = attention.q_proj.out_features + attention.k_proj.out_features
-        self._head_norms = [_Norm(attention.q_norm), _Norm(attention.k_norm)] if hasattr(attention, "q_norm") else None
+        self._head_norms = (
+            [RmsNorm(attention.q_norm), RmsNorm(attention.k_norm)] if hasattr(attention, "q_norm") else None
+        )
         self._o = _joined(attention.o_proj)
         self._gate_up = _joined(mlp.gate_proj, mlp.up_proj)
         self._down = _joined(mlp.down_proj)
@@ -117,17 +120,6 @@ class DecoderLayer:
         hidden = hidden + self._o(attended)
         gate, up = self._gate_up(self._mlp_norm(hidden)).chunk(2, dim=-1)
         return hidden + self._down(self._act(gate).mul_(up))
-
-
-class _Norm:
-    """Division by the root of the mean square over the last dimension, without a shift."""
-
-    def __init__(self, module: Any) -> None:
-        self._weight: Tensor = module.weight.detach()
-        self._epsilon: float = module.variance_epsilon
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self._weight.shape, self._weight, self._epsilon)
 
 
 def _joined(*modules: Any) -> Linear:

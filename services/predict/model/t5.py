@@ -19,6 +19,7 @@ from torch import Tensor
 from services.nn.device_copies import integers
 from services.nn.int8_linear import Int8Linear, can_quantise
 from services.nn.packed_linear import PackedLinear, can_pack
+from services.nn.rms_norm import RmsNorm
 
 Linear = Callable[[Tensor], Tensor]
 # Tokens further apart than a checkpoint's own limit share one bias; no checkpoint's limit is above this.
@@ -124,8 +125,8 @@ class T5:
         self._decoder = [_DecoderLayer(block, self._linear) for block in model.decoder.block]
         crossing = [block.layer[1].EncDecAttention for block in model.decoder.block]
         self._cross_kv = self._linear(*(part for attention in crossing for part in (attention.k, attention.v)))
-        self._encoder_norm = _Norm(model.encoder.final_layer_norm)
-        self._decoder_norm = _Norm(model.decoder.final_layer_norm)
+        self._encoder_norm = RmsNorm(model.encoder.final_layer_norm)
+        self._decoder_norm = RmsNorm(model.decoder.final_layer_norm)
         self._head = self._linear(model.lm_head)
         self._head_rows = self._embeddings if head.data_ptr() == embeddings.data_ptr() else own(head)
         self._head_scale: float = config.d_model**-0.5 if config.scale_decoder_outputs else 1.0
@@ -261,21 +262,10 @@ def _add(x: Tensor, linear: Linear, y: Tensor) -> None:
         x.add_(linear(y))
 
 
-class _Norm:
-    """T5's norm: divides by the root of the mean square, without a shift."""
-
-    def __init__(self, module: Any) -> None:
-        self._weight: Tensor = module.weight.detach().clone()  # a view would keep all of a mapped file in memory
-        self._epsilon: float = module.variance_epsilon
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self._weight.shape, self._weight, self._epsilon)
-
-
 class _FeedForward:
     def __init__(self, module: Any, linear: Callable[..., Linear]) -> None:
         dense = module.DenseReluDense
-        self._norm = _Norm(module.layer_norm)
+        self._norm = RmsNorm(module.layer_norm)
         self._is_gated = hasattr(dense, "wi_0")
         self._widen = linear(dense.wi_0, dense.wi_1) if self._is_gated else linear(dense.wi)
         self._narrow = linear(dense.wo)
@@ -295,7 +285,7 @@ class _FeedForward:
 class _EncoderLayer:
     def __init__(self, block: Any, linear: Callable[..., Linear]) -> None:
         attention = block.layer[0].SelfAttention
-        self.norm = _Norm(block.layer[0].layer_norm)
+        self.norm = RmsNorm(block.layer[0].layer_norm)
         self.qkv = linear(attention.q, attention.k, attention.v)
         self.o = linear(attention.o)
         self.feed_forward = _FeedForward(block.layer[-1], linear)
@@ -305,7 +295,7 @@ class _DecoderLayer(_EncoderLayer):
     def __init__(self, block: Any, linear: Callable[..., Linear]) -> None:
         super().__init__(block, linear)
         attention = block.layer[1].EncDecAttention
-        self.cross_norm = _Norm(block.layer[1].layer_norm)
+        self.cross_norm = RmsNorm(block.layer[1].layer_norm)
         self.cross_q = linear(attention.q)
         self.cross_o = linear(attention.o)
 
