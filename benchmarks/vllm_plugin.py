@@ -2,12 +2,13 @@
 
     .venv-vllm/bin/python -m benchmarks.vllm_plugin
 
-The Python is that of an environment with vLLM and the plug-in. Each side is an engine in a process of its own, one
-after the other. Milliseconds of a first token and of a further one, for prompts of two lengths with 20 documents, alone
-and in a batch: on both sides of requests without documents, over the plug-in also of calibrated and measured ones, in
-turns. `checks` are the largest differences of log-probabilities: of calibrated answers from plain ones, of tokens
-decoded with captured graphs from the same tokens as a prompt, of a neighbour in the batch from itself alone, and of
-rows that are calibrated to the attention that they have from plain ones.
+The Python is that of an environment with vLLM and the plug-in. Each side is an engine in a process of its own, which
+share the GPU. Milliseconds of a first token and of a further one, for prompts of two lengths with 20 documents, alone
+and in a batch: of plain, calibrated and measured requests to the plug-in, each by turns with a plain one to stock vLLM.
+`over_stock` are quartiles of the ratios of these pairs. `checks` are the largest differences of
+log-probabilities: of calibrated answers from plain ones, of tokens decoded with captured graphs from the same tokens as
+a prompt, of a neighbour in the batch from itself alone, and of rows that are calibrated to the attention that they have
+from plain ones.
 """
 
 import argparse
@@ -20,7 +21,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from time import perf_counter
 from typing import Any
 
@@ -46,6 +47,8 @@ NUM_DOCUMENTS = 20
 SIZES = {True: ({2048: (1, 32), 4096: (1, 16)}, 64), False: ({256: (1, 4)}, 8)}
 Prompt = tuple[list[int], list[tuple[int, int]]]
 Fields = dict[str, Any] | None
+KINDS = ("plain", "calibrated", "measured")
+Times = tuple[float, float]
 
 
 class Engine:
@@ -59,7 +62,11 @@ class Engine:
         self.num_layers = SHAPES[is_gpu]["num_hidden_layers"]
         self.num_heads = SHAPES[is_gpu]["num_attention_heads"]
         (folder / "config.json").write_text(json.dumps({**CONFIG, **SHAPES[is_gpu]}))
-        own: dict[str, Any] = {"dtype": "bfloat16"} if is_gpu else {"dtype": "float32", "enforce_eager": True}
+        own: dict[str, Any] = (
+            {"dtype": "bfloat16", "gpu_memory_utilization": 0.45}
+            if is_gpu
+            else {"dtype": "float32", "enforce_eager": True}
+        )
         self._llm = LLM(
             str(folder),
             load_format="dummy",
@@ -125,29 +132,20 @@ def documents(prompt: Prompt) -> dict[str, Any]:
     return {"fovea_documents": [place for span in prompt[1] for place in span]}
 
 
-def times(engine: Engine, kinds: dict[str, Callable[[Prompt, int], Fields]], *, is_gpu: bool) -> dict[str, Any]:
-    """Measure first and further tokens of each kind of request, in turns."""
-    found: dict[str, tuple[list[float], list[float]]] = {}
-    number = 0
-    sizes, num_further = SIZES[is_gpu]
-    for repeat in range(4):
-        for num_tokens, batches in sizes.items():
-            for batch in batches:
-                for kind, fields_of in kinds.items():
-                    prompts = [engine.prompt(num_tokens) for _ in range(batch)]
-                    fields = [fields_of(prompt, number := number + 1) for prompt in prompts]
-                    tokens = [prompt[0] for prompt in prompts]
-                    first, _ = engine.answer(tokens, fields, 1)
-                    again, _ = engine.answer(tokens, fields, 1)  # out of the prefix cache, as the next
-                    whole, _ = engine.answer(tokens, fields, 1 + num_further)
-                    if repeat:  # the first time, kernels are compiled
-                        kept = found.setdefault(f"{kind}, {num_tokens} tokens, batch of {batch}", ([], []))
-                        kept[0].append(first)
-                        kept[1].append((whole - again) / num_further)
-    return {
-        name: {"first_ms": 1e3 * median(first), "further_ms": 1e3 * median(further)}
-        for name, (first, further) in found.items()
+def timed(engine: Engine, kind: str, num_tokens: int, batch: int, num_further: int) -> Times:
+    """Return the milliseconds of a first and of a further token of new requests of a kind."""
+    fields_of: dict[str, Callable[[Prompt, int], Fields]] = {
+        "plain": lambda prompt, number: None,
+        "calibrated": engine.calibrated,
+        "measured": engine.measured,
     }
+    prompts = [engine.prompt(num_tokens) for _ in range(batch)]
+    fields = [fields_of[kind](prompt, number) for number, prompt in enumerate(prompts)]
+    tokens = [prompt[0] for prompt in prompts]
+    first, _ = engine.answer(tokens, fields, 1)
+    again, _ = engine.answer(tokens, fields, 1)  # out of the prefix cache, as the next
+    whole, _ = engine.answer(tokens, fields, 1 + num_further)
+    return 1e3 * first, 1e3 * (whole - again) / num_further
 
 
 def checks(engine: Engine, num_tokens: int) -> dict[str, float]:
@@ -179,44 +177,94 @@ def difference(some: Any, others: Any) -> float:
     return float(max(abs(some[token].logprob - others[token].logprob) for token in some if token in others))
 
 
-def run_side(side: str) -> None:
-    """Measure one side and print a line of JSON."""
+def serve() -> None:
+    """Answer questions of `Side`, one a line, with lines of JSON."""
     import torch
 
-    is_gpu = torch.cuda.is_available()
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # libraries print
     with tempfile.TemporaryDirectory() as folder:
-        engine = Engine(Path(folder), is_gpu=is_gpu)
-        kinds: dict[str, Callable[[Prompt, int], Fields]] = {"plain": lambda prompt, number: None}
-        if side == "plugin":
-            kinds |= {"calibrated": engine.calibrated, "measured": engine.measured}
-        found: dict[str, Any] = times(engine, kinds, is_gpu=is_gpu)
-        if side == "plugin":
-            found["checks"] = checks(engine, min(SIZES[is_gpu][0]))
-    print(json.dumps({side: found}))
+        engine = Engine(Path(folder), is_gpu=torch.cuda.is_available())
+        for line in sys.stdin:
+            name, *arguments = json.loads(line)
+            found = timed(engine, *arguments) if name == "timed" else checks(engine, *arguments)
+            print(json.dumps(found), file=answers, flush=True)
+
+
+class Side:
+    """A process with an engine."""
+
+    def __init__(self, plugins: str) -> None:
+        environment = {
+            "VLLM_CPU_KVCACHE_SPACE": "2",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_LOGGING_LEVEL": "ERROR",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_PLUGINS": plugins,
+            "OMP_WAIT_POLICY": "PASSIVE",  # an engine that waits takes no processor from the other
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.vllm_plugin", "--serve"],
+            env={**os.environ, **environment},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def ask(self, *question: Any) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps(question), file=self._process.stdin, flush=True)
+        return json.loads(self._process.stdout.readline())
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+def compare(stock: Side, plugin: Side, num_rounds: int, *, is_gpu: bool) -> None:
+    """Ask the plug-in for each kind of request and stock vLLM for a plain one, by turns; print a line for each size."""
+    sizes, num_further = SIZES[is_gpu]
+    for num_tokens, batch in [(tokens, batch) for tokens, batches in sizes.items() for batch in batches]:
+        pairs: dict[str, list[tuple[Times, Times]]] = {kind: [] for kind in KINDS}
+        for number in range(num_rounds + 1):
+            for kind in KINDS:
+                turns = [(plugin, kind), (stock, "plain")]
+                order = turns if number % 2 else turns[::-1]
+                asked = {side: side.ask("timed", one, num_tokens, batch, num_further) for side, one in order}
+                own, other = (asked[side] for side, _ in turns)
+                if number:  # the first time, kernels are compiled
+                    pairs[kind].append((own, other))
+        report = {kind: summary(some) for kind, some in pairs.items()}
+        print(json.dumps({"tokens": num_tokens, "batch": batch, "rounds": num_rounds, **report}), flush=True)
+
+
+def summary(pairs: Sequence[tuple[Times, Times]]) -> dict[str, Any]:
+    """Return medians of a first and of a further token, and quartiles of the ratios of pairs to stock vLLM."""
+    found: dict[str, Any] = {}
+    for place, name in enumerate(("first", "further")):
+        found[f"{name}_ms"] = round(median(own[place] for own, _ in pairs), 3)
+        ratios = [own[place] / other[place] for own, other in pairs]
+        found[f"{name}_over_stock"] = [round(ratio, 3) for ratio in quantiles(ratios)]
+    return found
 
 
 def main() -> None:
-    """Run both sides, or the one that a process is started for."""
+    """Start both sides and compare them; `--serve` is a side."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--side", choices=("stock", "plugin"), help=argparse.SUPPRESS)
-    if side := parser.parse_args().side:
-        run_side(side)
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--rounds", type=int, default=5, help="Turns that are measured.")
+    chosen = parser.parse_args()
+    if chosen.serve:
+        serve()
         return
-    common = {
-        "VLLM_CPU_KVCACHE_SPACE": "2",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_LOGGING_LEVEL": "ERROR",
-        "VLLM_NO_USAGE_STATS": "1",
-    }
-    for side, plugins in (("stock", "none"), ("plugin", "fovea")):
-        ran = subprocess.run(
-            [sys.executable, "-m", "benchmarks.vllm_plugin", "--side", side],
-            env={**os.environ, **common, "VLLM_PLUGINS": plugins},
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-        )
-        print(ran.stdout.splitlines()[-1], flush=True)
+    import torch
+
+    is_gpu = torch.cuda.is_available()
+    stock, plugin = Side("none"), Side("fovea")
+    compare(stock, plugin, chosen.rounds, is_gpu=is_gpu)
+    print(json.dumps({"checks": plugin.ask("checks", min(SIZES[is_gpu][0]))}), flush=True)
+    for side in (stock, plugin):
+        side.close()
 
 
 if __name__ == "__main__":

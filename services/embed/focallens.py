@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from services.embed.visibility import Full, Readout, Readouts
+from services.embed.visibility import Full, Grid, Readout, Readouts
 from services.nn.text_transformer import encode_text
 
 Visibility = Literal["full", "readout"]
@@ -74,7 +74,16 @@ class FocalLens(nn.Module):
         Without `readouts` image i is read under condition i (C = B), or all without a condition if `conditions` is
         None.
         """
-        return self._tower.encode(pixels, conditions, readouts)
+        asked = self.grid(conditions, readouts, pixels)
+        return asked.chosen(self.encode_grid(pixels, asked))
+
+    def grid(self, conditions: Tensor | None, readouts: Readouts | None, images: Tensor) -> Grid:
+        """Arrange readouts of images (B, …) for `encode_grid`."""
+        return self._tower.grid(conditions, readouts, len(images), images.device)
+
+    def encode_grid(self, pixels: Tensor, asked: Grid) -> Tensor:
+        """Encode all places of a grid: (B, 3, height, width) → (B · W, E), or (R, E) for a grid that has `images`."""
+        return self._tower.encode(pixels, asked)
 
     @property
     def state_size(self) -> int | None:
@@ -91,7 +100,8 @@ class FocalLens(nn.Module):
         if self.state_size is None:
             raise ValueError("full visibility from block 0: no state of an image is independent of the condition")
         states = pixels.new_empty(pixels.shape[0], self.state_size, dtype=dtype)
-        return self._tower.encode(pixels, conditions, readouts, states), states
+        asked = self.grid(conditions, readouts, pixels)
+        return asked.chosen(self._tower.encode(pixels, asked, states)), states
 
     def read_states(self, states: Tensor, conditions: Tensor | None = None, readouts: Readouts | None = None) -> Tensor:
         """Encode like `encode_images`, but from states (B, S), possibly of a narrower dtype than the towers → (R, E).
@@ -100,7 +110,8 @@ class FocalLens(nn.Module):
         """
         if states.ndim != 2 or states.shape[1] != self.state_size:
             raise ValueError(f"states of the shape {list(states.shape)} are not this model's: (B, {self.state_size})")
-        return self._tower.read(states, conditions, readouts)
+        asked = self.grid(conditions, readouts, states)
+        return asked.chosen(self._tower.read(states, asked))
 
     @property
     def _tower(self) -> Full | Readout:

@@ -12,8 +12,8 @@ C conditions, P patches, T tokens of a readout, D width, L blocks, H heads, E em
 tower's dtype.
 """
 
-from dataclasses import dataclass
-from typing import Any, Self
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +21,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from services.nn.device_copies import to_device
-from services.nn.vision_transformer import advance, attend, by_head, class_token, embed, num_pooled, pool, project
+from services.nn.vision_transformer import (
+    advance,
+    attend,
+    by_head,
+    class_token,
+    embed,
+    num_pooled,
+    pool,
+    project,
+    run_block,
+)
 
 Index = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -44,31 +54,42 @@ class Grid:
 
     `tokens` (B, W, D) are the condition tokens, None without any condition; `has_token` (B, W) bool is true in the
     places that have one, None if all or none of them do. `places` (R,) int64 are those of the readouts among all of the
-    batch, or None if readout i is at place i.
+    batch, or None if readout i is at place i. With `images` (B,) int64, the grid's images are those at these places of
+    the batch.
     """
 
-    num_places: int = 1
     tokens: Tensor | None = None
     has_token: Tensor | None = None
     places: Tensor | None = None
+    images: Tensor | None = None
 
     @classmethod
-    def of(cls, conditions: Tensor | None, readouts: Readouts | None, like: Tensor) -> Self:
-        """Ask for `readouts` under `conditions` (C, D) on the device of `like` (B, …); without readouts, for each image
-        under its own condition."""
+    def of(cls, conditions: Tensor | None, readouts: Readouts | None, num_images: int, device: torch.device) -> "Grid":
+        """Ask for `readouts` under `conditions` (C, D); without readouts, for each image under its own condition."""
         if readouts is None:
-            return cls(tokens=None if conditions is None else conditions[:, None])
+            return cls(None if conditions is None else conditions[:, None])
         asked = readouts.condition_index.cpu().numpy()
         images = np.arange(len(asked)) if readouts.image_index is None else readouts.image_index.cpu().numpy()
+        if conditions is None or (asked < 0).all():
+            is_in_order = np.array_equal(images, np.arange(num_images))
+            return cls(places=None if is_in_order else to_device(torch.from_numpy(images), device))
         ranks = ranks_within(images)
-        num_places = int(ranks.max()) + 1
-        grid = np.full((len(like), num_places), -1)
+        grid = np.full((num_images, int(ranks.max()) + 1), -1)
         grid[images, ranks] = asked
-        places = images * num_places + ranks
-        index = to_device(torch.from_numpy(np.concatenate([grid.ravel(), places])), like.device)
-        tokens, has_token = _tokens(conditions, torch.from_numpy(grid), index[: grid.size].view(grid.shape))
+        places = images * grid.shape[1] + ranks
+        index = to_device(torch.from_numpy(np.concatenate([grid.ravel(), places])), device)
+        chosen = index[: grid.size].view(grid.shape)
         is_in_order = np.array_equal(places, np.arange(grid.size))
-        return cls(num_places, tokens, has_token, None if is_in_order else index[grid.size :])
+        return cls(
+            conditions[chosen.clamp(min=0)],
+            None if (grid >= 0).all() else chosen >= 0,
+            None if is_in_order else index[grid.size :],
+        )
+
+    @property
+    def num_places(self) -> int:
+        """W."""
+        return 1 if self.tokens is None else self.tokens.shape[1]
 
     def readers(self, cls_tokens: Tensor) -> Tensor:
         """Give each place the class token of its image, (B, 1, D), and its condition: (B, T · W, D), the class tokens
@@ -90,10 +111,9 @@ class Grid:
         seen = F.pad(seen, (num_patches, -num_keys % 16), value=True)
         return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, -torch.inf)[:, None, :, :num_keys]
 
-    def chosen(self, x: Tensor) -> Tensor:
-        """Select the readouts among all places: (B, W, D) → (R, 1, D)."""
-        x = x.flatten(0, 1)
-        return (x if self.places is None else x[self.places])[:, None]
+    def chosen(self, rows: Tensor) -> Tensor:
+        """Select the readouts among all places: (B · W, E) → (R, E)."""
+        return rows if self.places is None else rows[self.places]
 
 
 def ranks_within(images: Index) -> Index:
@@ -103,13 +123,6 @@ def ranks_within(images: Index) -> Index:
     ranks = np.empty_like(images)
     ranks[order] = np.arange(len(images)) - np.repeat(counts.cumsum() - counts, counts)
     return ranks
-
-
-def _tokens(conditions: Tensor | None, asked: Tensor, index: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """Select the conditions (C, D) that are asked for, −1 for none; `index` are the same numbers on the device."""
-    if conditions is None or not bool((asked >= 0).any()):
-        return None, None
-    return conditions[index.clamp(min=0)], None if bool((asked >= 0).all()) else index >= 0
 
 
 class Full:
@@ -126,35 +139,39 @@ class Full:
         num_tokens, width = self._visual.positional_embedding.shape
         return int(num_tokens * width) if len(self._below) else None
 
-    def encode(
-        self, pixels: Tensor, conditions: Tensor | None, readouts: Readouts | None, states: Tensor | None = None
-    ) -> Tensor:
+    def grid(self, conditions: Tensor | None, readouts: Readouts | None, num_images: int, device: torch.device) -> Grid:
+        """Give each readout an image of its own."""
+        if readouts is None:
+            return Grid.of(conditions, None, num_images, device)
+        images, asked = readouts.image_index, readouts.condition_index
+        grid = Grid.of(conditions, Readouts(None, asked), len(asked), device)
+        if images is None or torch.equal(images.cpu(), torch.arange(num_images)):
+            return grid
+        return replace(grid, images=to_device(images, device))
+
+    def encode(self, pixels: Tensor, asked: Grid, states: Tensor | None = None) -> Tensor:
         """Encode (B, 3, height, width) → (R, E), and fill `states` (B, S), of any float dtype, if given."""
         x = embed(self._visual, pixels)
         for block in self._below:
-            x = advance(block, x, attend(*by_head(block, project(block, x))))
+            x = run_block(block, x)
         if states is not None:
             states.copy_(x.flatten(1))
-        return self._condition(x, conditions, readouts)
+        return self._condition(x, asked)
 
-    def read(self, states: Tensor, conditions: Tensor | None, readouts: Readouts | None) -> Tensor:
+    def read(self, states: Tensor, asked: Grid) -> Tensor:
         """Encode from the images' states with the same result as `encode`: (B, S) → (R, E)."""
         visual = self._visual
-        x = states.view(-1, *visual.positional_embedding.shape).to(visual.proj.dtype)
-        return self._condition(x, conditions, readouts)
+        return self._condition(states.view(-1, *visual.positional_embedding.shape).to(visual.proj.dtype), asked)
 
-    def _condition(self, x: Tensor, conditions: Tensor | None, readouts: Readouts | None) -> Tensor:
+    def _condition(self, x: Tensor, asked: Grid) -> Tensor:
         """Run block n and all later ones: activations before block n (B, 1 + P, D) → (R, E)."""
-        if readouts is not None and readouts.image_index is not None:
-            x = x[to_device(readouts.image_index, x.device)]
-            readouts = Readouts(None, readouts.condition_index)
-        asked = Grid.of(conditions, readouts, x)
+        x = x if asked.images is None else x[asked.images]
         num_read, mask = num_pooled(self._visual), asked.mask(x.shape[1] - 1, x.dtype, x.device)
         mask = None if mask is None else mask[:, :, :1]  # what the class token sees, all tokens do
         x = x if asked.tokens is None else torch.cat([x, asked.tokens.to(x.dtype)], dim=1)
         *blocks, last = self._blocks
         for block in blocks:
-            x = advance(block, x, attend(*by_head(block, project(block, x)), mask))
+            x = run_block(block, x, mask)
         query, key, value = by_head(last, project(last, x))
         attended = attend(query[:, :, :num_read], key, value, mask)
         return pool(self._visual, advance(last, x[:, :num_read], attended))
@@ -177,23 +194,23 @@ class Readout:
         num_layers = len(self._blocks) - self._condition_layer
         return 2 * num_layers * self._num_patches * self._width + (self._width if self._condition_layer else 0)
 
-    def encode(
-        self, pixels: Tensor, conditions: Tensor | None, readouts: Readouts | None, states: Tensor | None = None
-    ) -> Tensor:
-        """Encode (B, 3, height, width) → (R, E), and fill `states` (B, S), of any float dtype, if given.
+    def grid(self, conditions: Tensor | None, readouts: Readouts | None, num_images: int, device: torch.device) -> Grid:
+        """Give the readouts of an image places beside each other."""
+        return Grid.of(conditions, readouts, num_images, device)
+
+    def encode(self, pixels: Tensor, asked: Grid, states: Tensor | None = None) -> Tensor:
+        """Encode (B, 3, height, width) → (B · W, E), and fill `states` (B, S), of any float dtype, if given.
 
         The patches and the tokens that read them stand in one sequence, so that each weight is read once for both.
         """
         keys_and_values, kept_cls = self._take_apart(states) if states is not None else (None, None)
         cls, patches = torch.split(embed(self._visual, pixels), [1, self._num_patches], dim=1)
         x = torch.cat([patches, cls], dim=1)
-        asked, num_patches = Grid(), self._num_patches  # before block n the class token alone
-        mask = None
+        num_patches, mask = self._num_patches, None
         for depth, block in enumerate(self._blocks):
             if depth == self._condition_layer:
                 if kept_cls is not None:
                     kept_cls.copy_(x[:, -1])
-                asked = Grid.of(conditions, readouts, x)
                 mask = asked.mask(num_patches, x.dtype, x.device)
                 x = torch.cat([x[:, :num_patches], asked.readers(x[:, num_patches:])], dim=1)
             query, key, value = by_head(block, project(block, x))
@@ -207,13 +224,12 @@ class Readout:
                 )
         return self._finish(x[:, num_patches:], query[:, :, num_patches:], key, value, mask, asked)
 
-    def read(self, states: Tensor, conditions: Tensor | None, readouts: Readouts | None) -> Tensor:
-        """Encode from the images' states with the same result as `encode`: (B, S) → (R, E)."""
+    def read(self, states: Tensor, asked: Grid) -> Tensor:
+        """Encode from the images' states with the same result as `encode`: (B, S) → (B · W, E)."""
         dtype = self._visual.proj.dtype
         keys_and_values, cls = self._take_apart(states)
         if cls is None:
             cls = class_token(self._visual).expand(states.shape[0], -1)
-        asked = Grid.of(conditions, readouts, states)
         mask = asked.mask(self._num_patches, dtype, states.device)
         x = asked.readers(cls.to(dtype)[:, None])
         for depth, block in enumerate(self._blocks[self._condition_layer :]):
@@ -225,10 +241,10 @@ class Readout:
         return self._finish(x, query, key, value, mask, asked)
 
     def _finish(self, x: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, asked: Grid) -> Tensor:
-        """Run the last block for the class token of each place alone: readers (B, T · W, D) → (R, E)."""
+        """Run the last block for the class token of each place alone: readers (B, T · W, D) → (B · W, E)."""
         first = slice(asked.num_places)
         attended = attend(query[:, :, first], key, value, None if mask is None else mask[:, :, first])
-        return pool(self._visual, asked.chosen(advance(self._blocks[-1], x[:, first], attended)))
+        return pool(self._visual, advance(self._blocks[-1], x[:, first], attended).flatten(0, 1)[:, None])
 
     def _take_apart(self, states: Tensor) -> tuple[Tensor, Tensor | None]:
         """View states (B, S) as keys and values (B, L − n, 2, H, P, D/H), and class token (B, D) for n > 0."""

@@ -10,6 +10,7 @@ Shapes: B images, N texts, W text tokens, E embedding width.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,26 +19,16 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 
+from services.nn.captured import Captured
 from services.nn.clip_model import OPEN_CLIP_WEIGHTS, ClipModel, build_clip
 from services.nn.clip_texts import InputIds
 from services.nn.clip_tokenizer import Tokenizer
-from services.nn.device_copies import stack, to_device
+from services.nn.device_copies import to_device
 from services.nn.image_transform import ImageTransform
 from services.nn.model_configs import check_tokens
 from services.nn.packed_linear import can_pack
-from services.nn.text_transformer import encode_text, is_causal
-from services.nn.vision_transformer import (
-    PackedBlocks,
-    advance,
-    attend,
-    by_head,
-    embed,
-    has_plain_blocks,
-    is_plain_vit,
-    pack_tower,
-    pool,
-    project,
-)
+from services.nn.text_transformer import TextEncoder, is_causal
+from services.nn.vision_transformer import PackedBlocks, encode, has_plain_blocks, is_plain_vit, pack_tower, pool
 from services.nn.weight_files import EMBEDDINGS, load_exactly, readable_weights
 
 # the kind of such a folder in manifests of the model store
@@ -91,33 +82,30 @@ class PlainEncoder:
     """
 
     def __init__(self, clip: ClipModel, device: torch.device, dtype: torch.dtype) -> None:
-        self._clip = clip
         self._model = clip.model
         self._device = device
-        self._dtype = dtype
-        self._is_plain_vit = is_plain_vit(self._model.visual)
         self.reads_padding = not is_causal(self._model)
+        self._encode_pixels = Captured(partial(_encode_pixels, clip, dtype))
+        self._texts = TextEncoder(clip.model, device)
         if can_pack(device, dtype):
-            if self._is_plain_vit:
+            if is_plain_vit(self._model.visual):
                 pack_tower(self._model.visual)
             if is_causal(self._model) and has_plain_blocks(self._model):
                 self._model.transformer = PackedBlocks(self._model)
 
     def encode_images(self, pixels: Tensor) -> Tensor:
         """Encode images (B, height, width, 3) uint8 → (B, E) float32, L2-normalised."""
-        x = self._clip.transform.normalise(to_device(pixels, self._device)).to(self._dtype)
-        return _unit(self._encode_plain(x) if self._is_plain_vit else self._model.encode_image(x))
+        (rows,) = self._encode_pixels(to_device(pixels, self._device))
+        return rows
 
     def encode_texts(self, texts: Sequence[InputIds]) -> Tensor:
         """Encode token ids (W,) each → (N, E) float32, L2-normalised."""
-        return _unit(encode_text(self._model, stack(texts, self._device)))
+        return _unit(self._texts.encode(texts))
 
-    def _encode_plain(self, pixels: Tensor) -> Tensor:
-        visual = self._model.visual
-        x = embed(visual, pixels)
-        for block in visual.transformer.resblocks:
-            x = advance(block, x, attend(*by_head(block, project(block, x))))
-        return pool(visual, x)
+
+def _encode_pixels(clip: ClipModel, dtype: torch.dtype, pixels: Tensor) -> tuple[Tensor]:
+    x, visual = clip.transform.normalise(pixels).to(dtype), clip.model.visual
+    return (_unit(pool(visual, encode(visual, x)) if is_plain_vit(visual) else clip.model.encode_image(x)),)
 
 
 def embedding_width(clip: ClipModel) -> int:

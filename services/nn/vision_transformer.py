@@ -91,7 +91,10 @@ def by_head(block: Any, projected: Tensor) -> QueriesKeysValues:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Compute softmax attention with heads concatenated again: → (N, T, D). `mask` is true where a key may be seen."""
+    """Compute softmax attention with heads concatenated again: → (N, T, D).
+
+    `mask` is added to the logits, or true where a key may be seen.
+    """
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask).transpose(1, 2).flatten(2)
 
 
@@ -111,6 +114,19 @@ def quick_gelu_mlp(mlp: Any, x: Tensor) -> Tensor:
     y = torch.addmm(QUICK * first.bias, x.flatten(0, -2), first.weight.T, alpha=QUICK)
     y = torch.addmm(second.bias, F.silu(y, inplace=True), second.weight.T, alpha=1 / QUICK)
     return y.view(*x.shape[:-1], -1)
+
+
+def run_block(block: Any, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Run a block: (N, T, D) → (N, T, D). `mask` is that of `attend`."""
+    return advance(block, x, attend(*by_head(block, project(block, x)), mask))
+
+
+def encode(visual: Any, pixels: Tensor) -> Tensor:
+    """Run all blocks: (B, 3, height, width) → (B, 1 + P, D), what `pool` pools."""
+    x = embed(visual, pixels)
+    for block in visual.transformer.resblocks:
+        x = run_block(block, x)
+    return x
 
 
 def num_pooled(visual: Any) -> int:
@@ -146,5 +162,5 @@ class PackedBlocks(nn.Module):
     def forward(self, x: Tensor, attn_mask: Tensor) -> Tensor:
         """Run the blocks: (N, W, D) → (N, W, D); `attn_mask` (W, W) is added to the logits of attention."""
         for block in self.resblocks:
-            x = advance(block, x, attend(*by_head(block, project(block, x)), attn_mask))
+            x = run_block(block, x, attn_mask)
         return x

@@ -235,6 +235,8 @@ class CountingModel(torch.nn.Module):
 def counted(readout_directory: Path) -> tuple[FocalLensEngine, CountingModel]:
     checkpoint = load_focallens(readout_directory)
     model: Any = CountingModel(checkpoint.model)
+    tower = checkpoint.model.clip.token_embedding
+    tower.register_forward_hook(lambda _, inputs, output: model.seen.append(("texts", len(inputs[0]))))
     counting = type(checkpoint)(model, checkpoint.tokenizer, checkpoint.transform)
     return FocalLensEngine(counting, torch.device("cpu"), torch.float32), model
 
@@ -252,14 +254,14 @@ def test_equal_images_conditions_and_texts_of_a_batch_are_encoded_once(
             engine.prepare_text("A red  square"),
         ]
     )
-    assert sorted(model.seen) == [("encode_conditions", 2), ("encode_images", 2), ("encode_texts", 1)]
+    assert sorted(model.seen) == [("encode_conditions", 2), ("encode_grid", 2), ("texts", 1)]
 
 
 def test_one_pass_over_the_images_serves_all_their_conditions(counted: tuple[FocalLensEngine, CountingModel]) -> None:
     engine, model = counted
     conditions = [f"condition {number}" for number in range(100)]
     engine.run_batch([item for seed in (1, 2, 3) for item in items_of(engine, seed, conditions)])
-    assert sorted(model.seen) == [("encode_conditions", 100), ("encode_images", 3)]
+    assert sorted(model.seen) == [("encode_conditions", 100), ("encode_grid", 3)]
 
 
 def test_a_condition_that_recurs_does_not_pass_its_tower_again(
@@ -269,7 +271,7 @@ def test_a_condition_that_recurs_does_not_pass_its_tower_again(
     first = embed(engine, 1, ["which shape?"])
     model.seen.clear()
     assert_close(embed(engine, 1, ["which shape?"]), first)
-    assert model.seen == [("encode_images", 1)]
+    assert model.seen == [("encode_grid", 1)]
 
 
 def test_conditions_long_unused_are_forgotten_and_encoded_again(
@@ -290,7 +292,7 @@ def test_a_condition_in_use_outlives_many_others(counted: tuple[FocalLensEngine,
         embed(engine, 1, ["which shape?", f"condition {number}"])
     model.seen.clear()
     embed(engine, 1, ["which shape?"])
-    assert model.seen == [("encode_images", 1)]
+    assert model.seen == [("encode_grid", 1)]
 
 
 def test_more_readouts_than_one_slice_holds_keep_their_order(readout: FocalLensEngine) -> None:

@@ -2,18 +2,22 @@
 
 Inside the block of a `CountedGPU`, tensors on `GPU` say that they are on CUDA, the host reads zeros from them, and one
 of float64, which Apple's GPUs lack, raises TypeError. What runs must be in inference mode, as all that serves is:
-elsewhere some operations are seen as the several that they are made of.
+elsewhere some operations are seen as the several that they are made of. A captured graph is one operation, `graph`;
+what is captured must neither copy to the GPU nor read from it.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from services.nn import captured
+from services.nn.captured import Graph, Inputs, Outputs
 
 GPU = torch.device("meta")
 READS = ("item", "tolist", "__int__", "__float__", "__bool__", "__index__")
@@ -27,6 +31,8 @@ class CountedGPU(TorchFunctionMode):
 
     A read waits for everything that the GPU was given before.
     """
+
+    _counting: ClassVar[list["CountedGPU"]] = []
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,6 +58,8 @@ class CountedGPU(TorchFunctionMode):
         return counted
 
     def __enter__(self) -> Self:
+        self._counting.append(self)
+        self._real_capture, captured.capture = captured.capture, _capture
         self._below.__enter__()  # type: ignore[no-untyped-call]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
@@ -59,6 +67,8 @@ class CountedGPU(TorchFunctionMode):
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._below.__exit__(*error)  # type: ignore[no-untyped-call]
+        captured.capture = self._real_capture
+        self._counting.pop()
 
     def __torch_function__(
         self,
@@ -90,6 +100,20 @@ class CountedGPU(TorchFunctionMode):
         return tuple(
             torch.empty(len(part), dtype=torch.int64, device=GPU) if isinstance(part, list) else part for part in parts
         )
+
+
+def _capture(run: Callable[..., Outputs], inputs: Inputs, memory: Any) -> Graph:
+    """Run as `captured.capture` does, and replay by counting."""
+    run(*inputs)
+    counted = CountedGPU._counting[-1]
+    before = counted.crossings
+    outputs = run(*inputs)
+    assert counted.crossings == before, "a graph cannot copy from or to the host"
+
+    def replay() -> None:
+        CountedGPU._counting[-1].operations["graph"] += 1
+
+    return Graph(replay, inputs, outputs)
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]

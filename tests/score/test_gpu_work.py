@@ -36,15 +36,23 @@ def test_a_batch_is_one_copy_and_one_read_of_each_kind_and_as_many_operations_wh
     engine: ScoreEngine,
 ) -> None:
     for items in (images(32), captions(engine, 32)):
-        few, many = (CountedGPU.of(engine.run_batch, items[:size]) for size in (2, 32))
+        few, many = (CountedGPU.of(engine.run_batch, items[:size]) for size in (17, 32))
         assert few.crossings == many.crossings == (1, 1)
         assert few.operations == many.operations
 
 
 def test_the_towers_start_hardly_more_operations_than_open_clips(engine: ScoreEngine) -> None:
     """The features of patches and words take a few more."""
-    for theirs, items in zip(open_clips_work(clip_on_gpu(), 8), (images(8), captions(engine, 8)), strict=True):
+    for theirs, items in zip(open_clips_work(clip_on_gpu(), 32), (images(32), captions(engine, 32)), strict=True):
         assert CountedGPU.of(engine.run_batch, items).num_operations <= theirs.num_operations + 20
+
+
+def test_a_few_images_or_captions_are_one_graph_and_some_operations(engine: ScoreEngine) -> None:
+    for items in (images(8), captions(engine, 8)):
+        CountedGPU.of(engine.run_batch, items)
+        counted = CountedGPU.of(engine.run_batch, items)
+        assert counted.operations["graph"] == 1 and counted.num_operations <= 5
+        assert counted.crossings == (1, 1)
 
 
 def test_images_and_captions_are_compared_on_the_device_and_read_once(

@@ -10,6 +10,7 @@ E embedding width, W text tokens, N texts.
 import json
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +23,8 @@ from services.embed.focallens import FocalLens
 from services.embed.model.image_engine import Checkpoint, to_rows
 from services.embed.model.items import Bytes, Embeddings
 from services.embed.model.stacking_engine import ConditionTokens, Costs, Pair, StackingEngine, half_precision, packed
-from services.embed.visibility import Index, Readouts, ranks_within
+from services.embed.visibility import Grid, Index, Readouts, ranks_within
+from services.nn.captured import Captured
 from services.nn.clip_model import ClipModel, build_clip, write_config
 from services.nn.clip_model import half_precision as half_precision_weights
 from services.nn.clip_texts import InputIds
@@ -30,6 +32,7 @@ from services.nn.clip_tokenizer import Tokenizer
 from services.nn.device_copies import stack, to_device
 from services.nn.image_transform import ImageTransform
 from services.nn.packed_linear import can_pack
+from services.nn.text_transformer import TextEncoder
 from services.nn.vision_transformer import pack_tower
 
 FOCALLENS_CONFIG = "focallens.json"
@@ -101,6 +104,8 @@ class FocalLensEngine(StackingEngine[FocalLensCheckpoint]):
         self.visual = model.clip.visual
         if can_pack(device, dtype):
             pack_tower(model.clip.visual)
+        self._encode_grid = Captured(partial(_encode_grid, model, checkpoint.transform, dtype))
+        self._texts = TextEncoder(model.clip, device)
         self._tokens = ConditionTokens(lambda texts: model.encode_conditions(stack(texts, device)))
 
     @classmethod
@@ -129,11 +134,14 @@ class FocalLensEngine(StackingEngine[FocalLensCheckpoint]):
         return half_precision(self._dtype)
 
     def encode(self, pixels: Tensor, conditions: Mapping[str, InputIds], pairs: Sequence[Pair]) -> Embeddings:
-        normalised, tokens = self._normalised(pixels), self._tokens_of(conditions)
-        passes = self._passes(pairs, len(pixels))
-        return _joined(
-            passes, [self._model.encode_images(one.select(normalised), tokens, one.readouts) for one in passes]
-        )
+        uploaded, tokens = to_device(pixels, self._device), self._tokens_of(conditions)
+        passes, rows = self._passes(pairs, len(pixels)), []
+        for one in passes:
+            images = one.select(uploaded)
+            asked = self._model.grid(tokens, one.readouts, images)
+            (found,) = self._encode_grid(images, asked.tokens, asked.has_token, asked.images)
+            rows.append(asked.chosen(found))
+        return _joined(passes, rows)
 
     def encode_with_states(
         self, pixels: Tensor, conditions: Mapping[str, InputIds], pairs: Sequence[Pair]
@@ -159,7 +167,7 @@ class FocalLensEngine(StackingEngine[FocalLensCheckpoint]):
         return _joined(passes, [self._model.read_states(one.select(unpacked), tokens, one.readouts) for one in passes])
 
     def embed_texts(self, texts: Sequence[InputIds]) -> Embeddings:
-        return to_rows(self._model.encode_texts(stack(texts, self._device)))
+        return to_rows(self._texts.encode(texts))
 
     def _tokens_of(self, conditions: Mapping[str, InputIds]) -> Tensor | None:
         return self._tokens.of(conditions) if conditions else None
@@ -184,6 +192,19 @@ class FocalLensEngine(StackingEngine[FocalLensCheckpoint]):
             chosen = None if is_whole else to_device(torch.from_numpy(of_pass), self._device)
             passes.append(_Pass(rows, chosen, readouts))
         return passes
+
+
+def _encode_grid(  # noqa: PLR0913 (a grid's tensors)
+    model: FocalLens,
+    transform: ImageTransform,
+    dtype: torch.dtype,
+    pixels: Tensor,
+    tokens: Tensor | None,
+    has_token: Tensor | None,
+    images: Tensor | None,
+) -> tuple[Tensor]:
+    normalised = transform.normalise(pixels).to(dtype)
+    return (model.encode_grid(normalised, Grid(tokens, has_token, images=images)),)
 
 
 def _joined(passes: Sequence[_Pass], rows: Sequence[Tensor]) -> Embeddings:

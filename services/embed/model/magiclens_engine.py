@@ -11,6 +11,7 @@ Shapes: B images, R readouts (an image under a condition, or under none), D embe
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,26 +22,17 @@ from torch import Tensor
 from services.embed.magiclens import MagicLens, MagicLensShape
 from services.embed.model.image_engine import Checkpoint
 from services.embed.model.stacking_engine import ConditionTokens, Costs, FeatureEngine
+from services.nn.captured import Captured
 from services.nn.clip_model import build_clip
 from services.nn.clip_texts import InputIds
 from services.nn.clip_tokenizer import Tokenizer
-from services.nn.device_copies import stack
+from services.nn.device_copies import stack, to_device
 from services.nn.image_transform import ImageTransform
 from services.nn.model_configs import StoredWeights
 from services.nn.packed_linear import can_pack
 from services.nn.plain_clip import tower_width
 from services.nn.text_transformer import encode_text
-from services.nn.vision_transformer import (
-    PackedBlocks,
-    advance,
-    attend,
-    by_head,
-    embed,
-    has_plain_blocks,
-    pack_tower,
-    pool_unscaled,
-    project,
-)
+from services.nn.vision_transformer import PackedBlocks, encode, has_plain_blocks, pack_tower, pool_unscaled
 from services.nn.weight_files import load_exactly, readable_weights
 
 # the kind of such a directory in manifests of the model store
@@ -54,11 +46,7 @@ MagicLensCheckpoint = Checkpoint[MagicLens, Tokenizer, ImageTransform]
 
 def encode_image(clip: Any, pixels: Tensor) -> Tensor:
     """Encode normalised pixels by a plain ViT: (B, 3, height, width) → (B, E), not normalised."""
-    visual = clip.visual
-    x = embed(visual, pixels.to(visual.conv1.weight.dtype))
-    for block in visual.transformer.resblocks:
-        x = advance(block, x, attend(*by_head(block, project(block, x))))
-    return pool_unscaled(visual, x)
+    return pool_unscaled(clip.visual, encode(clip.visual, pixels.to(clip.visual.conv1.weight.dtype)))
 
 
 class MagicLensEngine(FeatureEngine[MagicLensCheckpoint]):
@@ -79,6 +67,7 @@ class MagicLensEngine(FeatureEngine[MagicLensCheckpoint]):
             pack_tower(model.clip.visual)
             if has_plain_blocks(model.clip):
                 model.clip.transformer = PackedBlocks(model.clip)
+        self._encode_pixels = Captured(partial(_encode_pixels, model, checkpoint.transform, dtype))
         self._texts = ConditionTokens(lambda texts: model.text_features(stack(texts, device)))
 
     @classmethod
@@ -104,10 +93,15 @@ class MagicLensEngine(FeatureEngine[MagicLensCheckpoint]):
         return int(self._model.fusion.query.shape[1])
 
     def _image_features(self, pixels: Tensor) -> Tensor:
-        return self._model.image_features(self._normalised(pixels))
+        (features,) = self._encode_pixels(to_device(pixels, self._device))
+        return features
 
     def _fuse(
         self, features: Tensor, conditions: Mapping[str, InputIds], images: list[int], texts: list[int]
     ) -> Tensor:
         fused: Tensor = self._model.fusion(features[images], self._texts.of(conditions)[texts])
         return fused
+
+
+def _encode_pixels(model: MagicLens, transform: ImageTransform, dtype: torch.dtype, pixels: Tensor) -> tuple[Tensor]:
+    return (model.image_features(transform.normalise(pixels).to(dtype)),)

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from services.nn.text_transformer import cut_at_end
-from services.nn.vision_transformer import advance, attend, by_head, embed, is_plain_vit, pool, project
+from services.nn.text_transformer import cut_at_end, last_tokens, project_text
+from services.nn.vision_transformer import encode, is_plain_vit, pool
 from services.score.fsc_clip import ImageFeatures, TextFeatures
 
 
@@ -61,9 +61,7 @@ def encode_images(clip: Any, pixels: Tensor) -> ImageFeatures:
     check_towers(clip)
     visual = clip.visual
     if _is_packed(visual) or (pixels.is_cuda and is_plain_vit(visual) and not torch.is_grad_enabled()):
-        x = embed(visual, pixels)
-        for block in visual.transformer.resblocks:
-            x = advance(block, x, attend(*by_head(block, project(block, x))))
+        x = encode(visual, pixels)
         return ImageFeatures(pool(visual, x), visual.ln_post(x[:, 1:]) @ visual.proj)
     outputs = visual.forward_intermediates(pixels, indices=1, output_fmt="NLC")
     patches: Tensor = outputs["image_intermediates"][0]
@@ -80,13 +78,15 @@ def encode_texts(clip: Any, input_ids: Tensor) -> TextFeatures:
     if needed := missing_in_texts(clip):
         raise ValueError(f"FSC-CLIP needs {needed}")
     tower = _text_tower(clip)
-    input_ids, end = cut_at_end(input_ids, end_of_text(clip, input_ids), tower.positional_embedding.device)
-    num_tokens = input_ids.shape[1]
-    x = tower.token_embedding(input_ids) + tower.positional_embedding[:num_tokens]
-    x = tower.transformer(x, attn_mask=tower.attn_mask[:num_tokens, :num_tokens])
-    tokens = _projected(tower, tower.ln_final(x))
+    return encode_cut(clip, *cut_at_end(input_ids, end_of_text(clip, input_ids), tower.positional_embedding.device))
+
+
+def encode_cut(clip: Any, input_ids: Tensor, end: Tensor) -> TextFeatures:
+    """Encode as `encode_texts`: token ids (N, W) and ends (N,) of `cut_at_end`."""
+    tower = _text_tower(clip)
+    tokens = project_text(tower, last_tokens(tower, input_ids))
     pooled = _unit(tokens[torch.arange(len(end), device=end.device), end])
-    position = torch.arange(num_tokens, device=end.device)
+    position = torch.arange(input_ids.shape[1], device=end.device)
     return TextFeatures(pooled, tokens, (position > 0) & (position <= end[:, None]))
 
 
@@ -116,11 +116,3 @@ def _text_tower(clip: Any) -> Any:
 
 def _text_pool(tower: Any) -> str | None:
     return getattr(tower, "text_pool_type", None) or getattr(tower, "pool_type", None)
-
-
-def _projected(tower: Any, x: Tensor) -> Tensor:
-    projection = tower.text_projection
-    if projection is None:
-        return x
-    projected: Tensor = projection(x) if isinstance(projection, nn.Linear) else x @ projection
-    return projected
