@@ -4,7 +4,7 @@ For a few images the host takes longer to start a tower's operations, one by one
 started as one, but only for the shapes and the memory that it was captured with.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -19,7 +19,6 @@ MAX_GRAPHS = 128
 
 Outputs = tuple[Tensor, ...]
 Inputs = tuple[Tensor | None, ...]
-Shapes = tuple[torch.Size | None, ...]
 
 
 class Graph(NamedTuple):
@@ -34,6 +33,31 @@ class Graph(NamedTuple):
     memory: Any = None
 
 
+class Graphs:
+    """Graphs by what they were captured for, in shared memory: one of them runs at a time, on one thread."""
+
+    def __init__(self) -> None:
+        self._captured: dict[Hashable, Graph] = {}
+        self._memory: Any = None
+        self._fails = False
+
+    def get(self, key: Hashable, run: Callable[..., Outputs], inputs: Callable[[], Inputs]) -> Graph | None:
+        """Return the graph for `key`, captured from `run` with these inputs if there is none.
+
+        None if there are too many, and from the first time on that a capture fails.
+        """
+        if key in self._captured or self._fails or len(self._captured) >= MAX_GRAPHS:
+            return self._captured.get(key)
+        try:
+            graph = self._captured[key] = capture(run, inputs(), self._memory)
+        except RuntimeError as error:
+            self._fails = True
+            structlog.get_logger(__name__).warning("CUDA graphs are off", error=str(error))
+            return None
+        self._memory = graph.memory
+        return graph
+
+
 class Captured:
     """Runs `run`, on CUDA as a captured graph for each set of shapes that comes.
 
@@ -43,17 +67,15 @@ class Captured:
 
     def __init__(self, run: Callable[..., Outputs]) -> None:
         self._run = run
-        self._graphs: dict[Shapes, Graph] = {}
-        self._memory: Any = None
-        self._max_graphs = MAX_GRAPHS
+        self._graphs = Graphs()
 
-    def __call__(self, *inputs: Tensor | None) -> Outputs:
-        """Run with inputs on one device; outputs are the caller's own. Raises what `run` raises."""
-        given = [x for x in inputs if x is not None]
-        if not given[0].is_cuda or max(map(len, given)) > MAX_ROWS:
+    def __call__(self, first: Tensor, *others: Tensor | None) -> Outputs:
+        """Run with inputs on one device, `first` (B, …); outputs are the caller's own. Raises what `run` raises."""
+        inputs = (first, *others)
+        if not first.is_cuda or len(first) > MAX_ROWS:
             return self._run(*inputs)
         shapes = tuple(None if x is None else x.shape for x in inputs)
-        graph = self._graphs.get(shapes) or self._capture(shapes, inputs)
+        graph = self._graphs.get(shapes, self._run, lambda: tuple(None if x is None else x.clone() for x in inputs))
         if graph is None:
             return self._run(*inputs)
         for kept, x in zip(graph.inputs, inputs, strict=True):
@@ -61,20 +83,6 @@ class Captured:
                 kept.copy_(x)
         graph.replay()
         return tuple(x.clone() for x in graph.outputs)
-
-    def _capture(self, shapes: Shapes, inputs: Inputs) -> Graph | None:
-        """Capture for these shapes; None if there are too many, and from the first time on that it fails."""
-        if len(self._graphs) >= self._max_graphs:
-            return None
-        kept = tuple(None if x is None else x.clone() for x in inputs)
-        try:
-            graph = self._graphs[shapes] = capture(self._run, kept, self._memory)
-        except RuntimeError as error:
-            self._max_graphs = 0
-            structlog.get_logger(__name__).warning("CUDA graphs are off", error=str(error))
-            return None
-        self._memory = graph.memory
-        return graph
 
 
 _capturing = Lock()  # torch captures one graph at a time

@@ -7,23 +7,27 @@ inputs together, H heads, D width, V vocabulary.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from services.nn.captured import MAX_ROWS, Captured
 from services.nn.device_copies import integers
 from services.nn.devices import DeviceOptions
 from services.nn.loading import transformers
 from services.nn.model_configs import StoredWeights, check_tokens, load_model, read_config
 from services.nn.packed_linear import can_pack
 from services.nn.weight_files import shapes_in
+from services.predict.model.decoding import MAX_TOKENS, GraphSteps, StepGraphs, Steps
 from services.predict.model.scoring import Candidates, DecoderRows, Numbers
-from services.predict.model.t5 import T5, Cache, Group, Memory
+from services.predict.model.t5 import T5, Group, Memory
 
 # Maximum number of rows in a decoder pass, unless a single input has more.
 MAX_DECODER_ROWS = 8192
@@ -77,6 +81,11 @@ class Student:
         self.is_int8 = is_int8
         self._num_threads = num_threads
         self._t5 = T5(model.eval(), is_int8=is_int8)
+        self._encode_padded = Captured(partial(_encode_padded, self._t5))
+        self._score_few = Captured(partial(_score, self._t5))
+        # tries that have come before, such as a task's labels; graphs for others would serve one request
+        self._seen: WeakSet[Candidates] = WeakSet()
+        self._step_graphs = StepGraphs(self._t5, self.config.decoder_start_token_id)
         self._length_step = 1 if self.device.type == "cpu" else GPU_LENGTH_STEP
 
     @classmethod
@@ -111,6 +120,9 @@ class Student:
             raise ValueError("there must be inputs, and each must have tokens")
         if self._num_threads is not None:  # students of several widths may take turns on this thread
             torch.set_num_threads(self._num_threads)
+        longest = self._padded(max(map(len, inputs)))
+        if self._length_step > 1 and len(inputs) <= MAX_ROWS and len(inputs) * longest <= MAX_TOKENS:
+            return self._encode_few(inputs, longest)
         packed, groups, rows, mask = self._side_by_side(inputs)
         encoded = self._t5.encode(packed, groups)
         return self._t5.memory(encoded, rows, len(inputs), mask)
@@ -141,7 +153,8 @@ class Student:
         """log p(answer | x) = Σ_t log p(y_t | y_<t, x) among all texts, for one non-empty answer per input."""
         _check_one_each(encoded, answers)
         rows_of_answers = [DecoderRows.of(ids, self.config.decoder_start_token_id) for ids in answers]
-        decoded, *expected = self._run_rows(encoded, rows_of_answers, *answers)
+        table, *expected = self._table(rows_of_answers, *answers)
+        decoded = _decode_table(self._t5, table, encoded)
         sums = []
         for rows, ids in zip(decoded, expected, strict=True):
             logits = self._t5.logits(rows[: len(ids)])
@@ -157,23 +170,15 @@ class Student:
         """
         if forbidden:
             _check_one_each(encoded, forbidden)
-        num_inputs, memory = encoded.num_inputs, encoded
-        cache = Cache(self._t5.num_layers)
+        num_inputs = encoded.num_inputs
+        steps: Steps | GraphSteps | None = None if any(forbidden) else self._step_graphs.begin(encoded, max_tokens)
+        steps = steps or Steps(self._t5, encoded, self.config.decoder_start_token_id, forbidden)
         tokens: list[list[int]] = [[] for _ in range(num_inputs)]
         logprobs = [0.0] * num_inputs
         running = list(range(num_inputs))  # the input of each sequence that still runs; some of them have ended
         has_ended = [False] * num_inputs
-        barred = integers(*_pairs(forbidden, running), device=self.device) if any(forbidden) else None
-        newest = torch.full((num_inputs, 1), self.config.decoder_start_token_id, device=self.device)
-        for step in range(max_tokens):
-            bias = self._t5.last_row_bias(step + 1)
-            logits = self._t5.logits(self._t5.decode(newest, bias, memory, cache)[:, 0])
-            total = logits.logsumexp(dim=1, keepdim=True)
-            if barred is not None:
-                logits[barred] = -math.inf
-            best, newest = logits.max(dim=1, keepdim=True)
-            found = torch.cat([newest.float(), best - total], dim=1).tolist()  # exact for less than 2²⁴ tokens
-            for index, (token, gained) in zip(running, found, strict=True):
+        for _ in range(max_tokens):
+            for index, (token, gained) in zip(running, steps.next().tolist(), strict=True):
                 if has_ended[index]:
                     continue
                 logprobs[index] += gained
@@ -185,25 +190,32 @@ class Student:
             if not open_rows:
                 break
             # only once half have ended, so that all copies together cost no more than one copy of everything
-            if 2 * len(open_rows) <= len(running):
+            if 2 * len(open_rows) <= len(running) and steps.keep(open_rows):
                 running = [running[row] for row in open_rows]
-                kept, *pairs = integers(open_rows, *_pairs(forbidden, running), device=self.device)
-                barred = barred and tuple(pairs)
-                memory, newest = memory.at(kept), newest[kept]
-                cache.keep(kept)
         return [
             Decoded(tuple(ids), logprob, ended) for ids, logprob, ended in zip(tokens, logprobs, has_ended, strict=True)
         ]
 
     # Encoding
 
+    def _padded(self, length: int) -> int:
+        return -(-length // self._length_step) * self._length_step
+
+    def _encode_few(self, inputs: Sequence[Sequence[int]], longest: int) -> Memory:
+        """Encode inputs padded to one length, for few of which a graph may be captured."""
+        padded = np.full((len(inputs), longest), self.config.pad_token_id, dtype=np.int64)
+        for row, ids in zip(padded, inputs, strict=True):
+            row[: len(ids)] = ids
+        input_ids, lengths = integers(padded.ravel(), [len(ids) for ids in inputs], device=self.device)
+        return Memory(*self._encode_padded(input_ids.view(padded.shape), lengths))
+
     def _side_by_side(
         self, inputs: Sequence[Sequence[int]]
     ) -> tuple[Tensor, list[Group], Tensor | None, Tensor | None]:
         """Pack inputs sorted by length: their rows (R,), their groups, and the rows (B, T) and mask of each input."""
-        step, num_inputs = self._length_step, len(inputs)
+        num_inputs = len(inputs)
         lengths = [len(ids) for ids in inputs]
-        padded = [-(-length // step) * step for length in lengths]
+        padded = [self._padded(length) for length in lengths]
         longest = max(padded)
         if lengths == [longest] * num_inputs:
             (input_ids,) = integers(np.ravel(inputs), device=self.device)
@@ -221,20 +233,14 @@ class Student:
         ends_in_order = [lengths[index] for index in order]
         input_ids, rows, ends = integers(packed, rows_of_inputs, [*ends_in_order, *lengths], device=self.device)
         groups, first, begin = [], 0, 0
-        keys = None if padded == lengths else self._token_mask(ends[:num_inputs], longest)
+        keys = None if padded == lengths else _token_mask(ends[:num_inputs], longest, self.dtype)
         for length, members in groupby(order, key=padded.__getitem__):
             count = len(list(members))
             own = None if keys is None else keys[first : first + count, ..., :length]
             groups.append(Group(slice(begin, begin + count * length), count, length, own))
             first, begin = first + count, begin + count * length
-        mask = self._token_mask(ends[num_inputs:], longest)
+        mask = _token_mask(ends[num_inputs:], longest, self.dtype)
         return input_ids, groups, rows.view(num_inputs, longest) if len(rows) else None, mask
-
-    def _token_mask(self, lengths: Tensor, longest: int) -> Tensor:
-        """Make a mask (B, 1, 1, T), −∞ after each input's tokens."""
-        is_behind = torch.arange(longest, device=self.device) >= lengths[:, None]
-        mask = torch.zeros(is_behind.shape, dtype=self.dtype, device=self.device)
-        return mask.masked_fill_(is_behind, -math.inf)[:, None, None]
 
     # Scoring
 
@@ -243,32 +249,57 @@ class Student:
         most = max(some.num_nodes for some in candidates)
         nodes = np.concatenate([some.edge_nodes + number * most for number, some in enumerate(candidates)])
         tokens = np.concatenate([some.edge_tokens for some in candidates])
-        decoded, *pairs = self._run_rows(memory, [some.rows for some in candidates], nodes, tokens)
-        return self._t5.token_logits(decoded.flatten(0, 1), *pairs)
+        table, *pairs = self._table([some.rows for some in candidates], nodes, tokens)
+        given = (table, *pairs, memory.keys_and_values)
+        recurs = candidates[0] in self._seen and all(some is candidates[0] for some in candidates)
+        self._seen.add(candidates[0])
+        if memory.mask is None or not recurs or memory.num_tokens * memory.num_inputs > MAX_TOKENS:
+            return _score(self._t5, memory.mask, *given)[0]
+        (logits,) = self._score_few(memory.mask, *given)
+        return logits
 
-    def _run_rows(
-        self, memory: Memory, rows: Sequence[DecoderRows], *others: Sequence[int] | Numbers
-    ) -> tuple[Tensor, ...]:
-        """Decode each input's rows: (B, N, D), N the most rows of an input; values beyond its rows are undefined.
+    def _table(self, rows: Sequence[DecoderRows], *others: Sequence[int] | Numbers) -> tuple[Tensor, ...]:
+        """Lay out each input's rows, (3, B or 1, N) for N the most rows of an input, 1 if inputs share them.
 
-        `others` are copied to the device together with what is decoded, and follow it.
+        `others` are copied to the device together with them, and follow.
         """
-        distinct = rows[:1] if all(some is rows[0] for some in rows) else rows  # inputs may share a trie
+        distinct = rows[:1] if all(some is rows[0] for some in rows) else rows
         most = max(len(some.tokens) for some in distinct)
         table = np.zeros((3, len(distinct), most), dtype=np.int64)
         for number, some in enumerate(distinct):
             table[:, number, : len(some.tokens)] = some
         table[2, :, 0] = most  # a row must see something, also one that only fills up
         joined, *moved = integers(table.ravel(), *others, device=self.device)
-        tokens, depths, stops = joined.view(table.shape)
-        decoded = self._t5.decode(tokens.expand(len(rows), -1), self._t5.tree_bias(depths, stops), memory)
-        return decoded, *moved
+        return joined.view(table.shape), *moved
 
 
-def _pairs(forbidden: Sequence[Sequence[int]], inputs: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Rows of logits of these inputs, and a forbidden token for each."""
-    tokens = [forbidden[index] for index in inputs] if forbidden else []
-    return [row for row, some in enumerate(tokens) for _ in some], [token for some in tokens for token in some]
+def _token_mask(lengths: Tensor, longest: int, dtype: torch.dtype) -> Tensor:
+    """Make a mask (B, 1, 1, T), −∞ after each input's tokens."""
+    is_behind = torch.arange(longest, device=lengths.device) >= lengths[:, None]
+    mask = torch.zeros(is_behind.shape, dtype=dtype, device=lengths.device)
+    return mask.masked_fill_(is_behind, -math.inf)[:, None, None]
+
+
+def _encode_padded(t5: T5, input_ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """Encode (B, T) int64 with lengths (B,) for a `Memory`."""
+    num_inputs, longest = input_ids.shape
+    mask = _token_mask(lengths, longest, t5.dtype)
+    encoded = t5.encode(input_ids.flatten(), [Group(slice(0, input_ids.numel()), num_inputs, longest, mask)])
+    return t5.memory(encoded, None, num_inputs, mask).keys_and_values, mask
+
+
+def _score(
+    t5: T5, mask: Tensor | None, table: Tensor, nodes: Tensor, tokens: Tensor, keys_and_values: Tensor
+) -> tuple[Tensor]:
+    """Compute the logits (E,) of the edges (E,) from `nodes` to `tokens`."""
+    decoded = _decode_table(t5, table, Memory(keys_and_values, mask))
+    return (t5.token_logits(decoded.flatten(0, 1), nodes, tokens),)
+
+
+def _decode_table(t5: T5, table: Tensor, memory: Memory) -> Tensor:
+    """Decode a table of rows: (B, N, D); values beyond an input's rows are undefined."""
+    tokens, depths, stops = table
+    return t5.decode(tokens.expand(memory.num_inputs, -1), t5.tree_bias(depths, stops), memory)
 
 
 def held_bytes(directory: Path, options: DeviceOptions, *, is_int8: bool = False) -> int:

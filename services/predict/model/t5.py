@@ -61,6 +61,11 @@ class Memory:
     def num_inputs(self) -> int:
         return self.keys_and_values.shape[1]
 
+    @property
+    def num_tokens(self) -> int:
+        """T, those of the longest input."""
+        return self.keys_and_values.shape[3]
+
     def of(self, indices: Sequence[int]) -> "Memory":
         """Select the inputs of these indices, in this order; neighbours are not copied."""
         start, stop = indices[0], indices[0] + len(indices)

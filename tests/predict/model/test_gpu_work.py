@@ -1,6 +1,6 @@
 """What a student gives a GPU to do: how many operations, copies and waits, which cost more than the computation."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -35,14 +35,21 @@ def tree(num_labels: int) -> Candidates:
     return Candidates(labels, PAD)
 
 
+def again(run: Callable[[], object]) -> CountedGPU:
+    """Count what runs for the third time, so that graphs are captured."""
+    CountedGPU.of(run)
+    CountedGPU.of(run)
+    return CountedGPU.of(run)
+
+
 def scored(student: Student, inputs: Sequence[Sequence[int]], tries: Sequence[Candidates]) -> CountedGPU:
-    return CountedGPU.of(lambda: student.score(student.encode(inputs), tries))
+    return again(lambda: student.score(student.encode(inputs), tries))
 
 
 def decoded(student: Student, num_inputs: int, max_tokens: int, num_forbidden: int = 0) -> CountedGPU:
     forbidden = [range(10, 10 + num_forbidden)] * num_inputs if num_forbidden else []
     inputs = draw_inputs(num_inputs)
-    return CountedGPU.of(lambda: student.decode(student.encode(inputs), max_tokens, forbidden))
+    return again(lambda: student.decode(student.encode(inputs), max_tokens, forbidden))
 
 
 @pytest.mark.parametrize("num_labels", [2, 16, 60])
@@ -61,7 +68,7 @@ def test_scores_of_more_rows_than_one_pass_takes_are_read_once(monkeypatch: pyte
 
 @pytest.mark.parametrize("num_labels", [2, 16, 60])
 def test_all_labels_are_scored_in_one_run_of_the_decoder(num_labels: int) -> None:
-    one_length, two_lengths = [[5, EOS]] * 8, [[5, EOS], [5] * 70]
+    one_length, two_lengths = [[5, EOS]] * 20, [[5, EOS], [5] * 70] * 10
     for inputs, num_groups in ((one_length, 1), (two_lengths, 2)):
         counted = scored(student_on_gpu(), inputs, [tree(num_labels)] * len(inputs))
         attentions = counted.operations["scaled_dot_product_attention"]
@@ -70,7 +77,7 @@ def test_all_labels_are_scored_in_one_run_of_the_decoder(num_labels: int) -> Non
 
 def test_scoring_takes_as_many_operations_whatever_the_batch() -> None:
     student, trie = student_on_gpu(), tree(16)
-    counts = [scored(student, draw_inputs(size), [trie] * size).num_operations for size in (3, 64)]
+    counts = [scored(student, draw_inputs(size), [trie] * size).num_operations for size in (17, 64)]
     assert counts[0] == counts[1]
     assert scored(student, draw_inputs(64), [tree(16) for _ in range(64)]).num_operations == counts[0]
 
@@ -88,16 +95,40 @@ def test_a_decoded_token_is_read_once_and_nothing_is_copied_for_it(num_inputs: i
 def test_a_decoded_token_takes_as_many_operations_whatever_the_batch(num_forbidden: int) -> None:
     student = student_on_gpu()
     counts = []
-    for num_inputs in (1, 2, 32):
+    for num_inputs in (17, 32):
         few, many = (decoded(student, num_inputs, length, num_forbidden) for length in (3, 13))
         counts.append(many.num_operations - few.num_operations)
     assert len(set(counts)) == 1
 
 
 def test_products_are_added_to_what_they_change_in_the_same_operation() -> None:
-    counted = decoded(student_on_gpu(), 2, 13)
+    counted = decoded(student_on_gpu(), 32, 13)
     assert counted.operations["addmm_"] == 2 * NUM_LAYERS + 13 * 3 * NUM_LAYERS
     assert counted.operations["add"] == 1, "only the mask, to the bias among an input's tokens"
+
+
+@pytest.mark.parametrize("num_inputs", [1, 4, 16])
+def test_labels_of_a_few_inputs_are_scored_by_two_graphs_and_some_operations(num_inputs: int) -> None:
+    counted = scored(student_on_gpu(), draw_inputs(num_inputs), [tree(16)] * num_inputs)
+    assert counted.operations["graph"] == 2
+    assert counted.num_operations <= 13
+
+
+def test_labels_that_come_for_the_first_time_are_scored_without_a_graph_of_theirs() -> None:
+    student = student_on_gpu()
+    CountedGPU.of(lambda: student.encode([[5, EOS]]))
+    for _ in range(3):
+        counted = CountedGPU.of(lambda: student.score(student.encode([[5, EOS]]), [tree(16)]))
+        assert counted.operations["graph"] == 1
+        assert counted.operations["scaled_dot_product_attention"] == 2 * NUM_LAYERS
+
+
+@pytest.mark.parametrize("num_inputs", [1, 4, 16])
+def test_a_decoded_token_of_a_few_inputs_is_a_graph(num_inputs: int) -> None:
+    few, many = (decoded(student_on_gpu(), num_inputs, length) for length in (3, 13))
+    assert many.operations - few.operations == {"graph": 10}
+    assert few.operations["graph"] == 1 + 3
+    assert few.num_operations <= 15
 
 
 def test_an_answer_that_ends_is_not_waited_for_twice() -> None:

@@ -1,0 +1,72 @@
+"""Students whose encoder, labels and steps are captured as graphs, run without a GPU."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from services.nn import captured
+from services.nn.captured import MAX_GRAPHS
+from services.predict.model import student as student_module
+from services.predict.model.student import Decoded, Student
+from tests.nn.eager_graphs import eager_graphs
+from tests.predict.model.test_student import draw_candidates, draw_inputs
+from tests.predict.tiny_students import KINDS, tiny_t5
+
+BATCHES = [(5,), (70, 3), (5,), (130,), (9, 60, 64), (1,) * 16, (70, 3), (20,) * 17, (500, 400), (5,)]
+
+
+@pytest.fixture(params=KINDS)
+def pair(request: pytest.FixtureRequest) -> tuple[Student, Student]:
+    """The same student twice; the second pads as on a GPU."""
+    plain, padding = (Student(tiny_t5(request.param), None) for _ in range(2))
+    padding._length_step = student_module.GPU_LENGTH_STEP
+    return plain, padding
+
+
+def assert_same(some: Sequence[Decoded], others: Sequence[Decoded]) -> None:
+    assert [one.token_ids for one in some] == [one.token_ids for one in others]
+    assert [one.logprob for one in some] == pytest.approx([one.logprob for one in others], abs=1e-3)
+
+
+def test_labels_have_the_scores_of_a_student_without_graphs(pair: tuple[Student, Student]) -> None:
+    recurring = draw_candidates(seed=1)
+
+    def scores(student: Student) -> list[torch.Tensor]:
+        found = []
+        for number, lengths in enumerate(BATCHES):
+            inputs = draw_inputs(*lengths, seed=number)
+            for trie in (recurring, draw_candidates(seed=number), recurring):
+                found += student.score(student.encode(inputs), [trie] * len(inputs))
+        return found
+
+    expected = scores(pair[0])
+    with eager_graphs() as graphs:
+        found = scores(pair[1])
+    assert graphs
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("max_tokens", [3, 70])
+@pytest.mark.parametrize("max_graphs", [MAX_GRAPHS, 1])
+def test_texts_are_those_of_a_student_without_graphs(
+    pair: tuple[Student, Student], max_tokens: int, max_graphs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of whole batches, of every second input, and of texts that lack some tokens."""
+
+    def texts(student: Student) -> list[Decoded]:
+        found = []
+        for number, lengths in enumerate(BATCHES):
+            inputs = draw_inputs(*lengths, seed=number)
+            encoded = student.encode(inputs)
+            found += student.decode(encoded, max_tokens)
+            found += student.decode(encoded.of(range(0, len(inputs), 2)), max_tokens)
+            found += student.decode(encoded, max_tokens, [[index + 3, index + 4] for index in range(len(inputs))])
+        return found
+
+    expected = texts(pair[0])
+    with eager_graphs() as graphs:
+        monkeypatch.setattr(captured, "MAX_GRAPHS", max_graphs)
+        assert_same(texts(pair[1]), expected)
+    assert graphs
