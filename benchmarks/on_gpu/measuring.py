@@ -4,16 +4,19 @@ import gc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
+from unittest.mock import patch
 
 import torch
 
 from benchmarks import score
 from benchmarks.calibration import timed
 from services.embed.collections.index.vector_index import IndexOptions
+from services.nn.captured import Graphs
 from services.nn.clip_model import open_clip
 from services.nn.devices import DeviceOptions
 
+T = TypeVar("T")
 Way = Callable[[], object]
 Figures = dict[str, Any]
 
@@ -89,6 +92,16 @@ def compared(
         name: rounded({"ms": 1e3 * own, "per_s": num_items / own, f"time_over_{first}": own / least})
         for name, own in medians.items()
     }
+
+
+def without_graphs(way: Callable[[], T]) -> Callable[[], T]:
+    """Let a way start its operations one by one."""
+
+    def eager() -> T:
+        with patch.object(Graphs, "get", return_value=None):
+            return way()
+
+    return eager
 
 
 def rounded(figures: Mapping[str, float]) -> Figures:

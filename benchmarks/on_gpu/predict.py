@@ -1,13 +1,14 @@
 """Students of random weights: labels scored and free text, beside transformers."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.on_gpu.measuring import DEVICE, DTYPE, Figures, Sizes, compared, free
+from benchmarks.on_gpu.measuring import DEVICE, DTYPE, Figures, Sizes, compared, free, without_graphs
 from benchmarks.predict_engines import (
     EOS,
     PAD,
@@ -20,7 +21,7 @@ from benchmarks.predict_engines import (
     scoring,
 )
 from services.nn.loading import transformers
-from services.predict.model.student import Student
+from services.predict.model.student import Decoded, Student
 
 NUM_LABELS, TEXT_TOKENS = 16, 32
 
@@ -52,8 +53,19 @@ def of_shape(shape: str, batches: Sequence[int]) -> Iterator[tuple[str, Figures]
     for batch in batches:
         inputs = draw_inputs(batch, seed=batch)
         for work, answers in sides.items():
-            ways = {name: partial(answer, inputs) for name, answer in answers.items()}
-            yield f"{shape}, batch of {batch}, {work}", compared(ways, num_items=batch)
+            ways: dict[str, Callable[[], Any]] = {name: partial(answer, inputs) for name, answer in answers.items()}
+            ways["fovea, no graphs"] = eager = without_graphs(ways["fovea"])
+            figures = compared(ways, num_items=batch)
+            answered = zip(ways["fovea"](), eager(), strict=True)
+            figures["answers alike without graphs"] = f"{sum(alike(*both) for both in answered)} of {batch}"
+            yield f"{shape}, batch of {batch}, {work}", figures
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Whether two texts or two labels' probabilities are the same but for rounding."""
+    if isinstance(one, Decoded):
+        return bool(one.token_ids == other.token_ids)
+    return bool(np.allclose(one, other, atol=0.02))
 
 
 def decoder_for_each_label(model: Any, labels: Sequence[list[int]]) -> Answer:

@@ -1,7 +1,7 @@
 """CLIP's towers in score's and embed's engines, beside open_clip's own encode."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import embed, score
-from benchmarks.on_gpu.measuring import DEVICE, DTYPE, Figures, Sizes, Way, compared
+from benchmarks.on_gpu.measuring import DEVICE, DTYPE, Figures, Sizes, Way, compared, without_graphs
 from services.embed.focallens import FocalLens
 from services.embed.model.focallens_engine import FocalLensEngine
 from services.embed.model.image_engine import Checkpoint
@@ -39,6 +39,7 @@ def towers(sizes: Sizes) -> Iterator[tuple[str, Figures]]:
             "open_clip": partial(encode_texts, clip, clip.tokenizer(texts)),
             "score": partial(scoring.run_batch, [scoring.prepare_caption(text) for text in texts]),
         }
+        ways["score, no graphs"] = without_graphs(ways["score"])
         yield f"batch of {batch}, captions", compared(ways, num_items=batch)
 
 
@@ -51,9 +52,23 @@ def images(clip: ClipModel, scoring: ScoreEngine, embedding: FocalLensEngine, pi
     for name, some in (("no condition", [None]), ("1 condition", conditions[:1]), ("4 conditions", conditions)):
         items = [embedding.prepare_pixels(one, str(number), some) for number, one in enumerate(pixels)]
         ways[f"embed, {name}"] = partial(embedding.run_batch, [item for of_image in items for item in of_image])
+    for name in ("score", "embed, no condition", "embed, 1 condition"):
+        ways[f"{name}, no graphs"] = without_graphs(ways[name])
     found = compared(ways, num_items=len(pixels))
     four, one_condition = (found[f"embed, {name}"]["ms"] for name in ("4 conditions", "1 condition"))
-    return {**found, "embed, time of 4 conditions over 1": round(four / one_condition, 3)}
+    return {
+        **found,
+        "embed, time of 4 conditions over 1": round(four / one_condition, 3),
+        "largest difference by graphs": f"{difference_by_graphs(ways):.1e}",
+    }
+
+
+def difference_by_graphs(ways: Mapping[str, Any]) -> float:
+    """Find the largest difference of a number with and without graphs."""
+    scored = [np.stack([one.pooled for one in ways[name]()]) for name in ("score", "score, no graphs")]
+    name = "embed, 1 condition"
+    embedded = [np.concatenate([one.rows for one in ways[own]()]) for own in (name, f"{name}, no graphs")]
+    return max(float(np.abs(some - others).max()) for some, others in (scored, embedded))
 
 
 @torch.inference_mode()
