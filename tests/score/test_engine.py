@@ -158,14 +158,14 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     def counted(name: str) -> None:
         encode = getattr(encoder, name)
 
-        def encode_counted(model: Any, inputs: torch.Tensor) -> Any:
+        def encode_counted(model: Any, inputs: torch.Tensor, *others: torch.Tensor) -> Any:
             seen.append((name, len(inputs)))
-            return encode(model, inputs)
+            return encode(model, inputs, *others)
 
         monkeypatch.setattr(encoder, name, encode_counted)
 
     counted("encode_images")
-    counted("encode_texts")
+    counted("encode_cut")
     return seen
 
 
@@ -175,7 +175,7 @@ def test_equal_images_and_captions_of_a_batch_are_encoded_once(
     captions = ("a red square", "A red  square", "a blue circle", "a red square")
     batch: list[Item] = [image(plain, 1), *map(plain.prepare_caption, captions), image(plain, 2), image(plain, 1)]
     features = plain.run_batch(batch)
-    assert passes == [("encode_images", 2), ("encode_texts", 2)]
+    assert passes == [("encode_images", 2), ("encode_cut", 2)]
     assert features[1] is features[2] is features[4]
     assert features[0] is features[6]
 
