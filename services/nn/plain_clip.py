@@ -95,7 +95,7 @@ class PlainEncoder:
 
     def encode_images(self, pixels: Tensor) -> Tensor:
         """Encode images (B, height, width, 3) uint8 → (B, E) float32, L2-normalised."""
-        (rows,) = self._encode_pixels(to_device(pixels, self._device))
+        (rows,) = self._encode_pixels(to_device(pixels, self._device), num_rows=len(pixels))
         return rows
 
     def encode_texts(self, texts: Sequence[InputIds]) -> Tensor:

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from services.nn.captured import Captured
+from services.nn.captured import MAX_ROWS, Captured
 from services.nn.clip_texts import InputIds
 from services.nn.device_copies import stack, to_device
 
 # CLIP clamps its learned log scale here (ln 100).
 MAX_LOG_SCALE = math.log(100.0)
-# The lengths of texts on GPUs are multiples of this, and the whole context.
+# The lengths of few texts on CUDA are multiples of this, or the whole context.
 LENGTH_STEP = 16
 
 
@@ -38,8 +38,8 @@ def encode_text(tower: Any, input_ids: Tensor) -> Tensor:
 
 def cut_at_end(input_ids: Tensor, end: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
     """Cut texts (N, W) where the longest one ends, and copy them and their ends (N,) to a device together, without
-    waiting for it if they are in host memory. On GPUs there are few lengths, for which graphs can be captured."""
-    step = 1 if device.type == "cpu" else LENGTH_STEP
+    waiting for it if they are in host memory. Few texts have few lengths on CUDA, for which graphs are captured."""
+    step = 1 if device.type in ("cpu", "mps") or len(input_ids) > MAX_ROWS else LENGTH_STEP
     longest = -(-(int(end.max()) + 1) // step) * step
     both = torch.cat([input_ids[:, :longest], end[:, None]], dim=1)
     input_ids, end = to_device(both, device).tensor_split([-1], dim=1)
@@ -81,7 +81,8 @@ class TextEncoder:
         input_ids = stack(texts, self._device)
         if not is_causal(self._tower):
             return encode_text(self._tower, input_ids)
-        (features,) = self._encode_cut(*cut_at_end(input_ids, input_ids.argmax(dim=-1), self._device))
+        cut = cut_at_end(input_ids, input_ids.argmax(dim=-1), self._device)
+        (features,) = self._encode_cut(*cut, num_rows=len(texts))
         return features
 
 

@@ -115,4 +115,4 @@ def test_what_is_captured_copies_nothing_from_or_to_the_host(name: str, tmp_path
     (checkpoint.clip if isinstance(checkpoint, PlainClip) else checkpoint).model.to(GPU)
     engine = engine_class(checkpoint, GPU, torch.bfloat16)
     counted = CountedGPU.of(lambda: [engine.run_batch(items) for items in batches(engine)])
-    assert counted.operations["graph"] >= 12
+    assert counted.operations["graph"] >= 6

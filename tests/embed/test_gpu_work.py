@@ -31,8 +31,9 @@ def images(engine: FocalLensEngine, num: int, num_conditions: int) -> list[Image
 
 
 def again(engine: FocalLensEngine, items: Sequence[Item]) -> CountedGPU:
-    """Count a batch whose shapes have come before."""
-    CountedGPU.of(engine.run_batch, items)
+    """Count a batch whose shapes have come twice before."""
+    for _ in range(2):
+        CountedGPU.of(engine.run_batch, items)
     return CountedGPU.of(engine.run_batch, items)
 
 
@@ -60,6 +61,11 @@ def test_a_few_texts_are_one_graph_and_some_operations(engine: FocalLensEngine) 
     counted = again(engine, [engine.prepare_text(f"text {number}") for number in range(8)])
     assert counted.operations["graph"] == 1
     assert counted.num_operations <= 8
+
+
+def test_an_image_under_many_conditions_is_as_many_rows(engine: FocalLensEngine) -> None:
+    assert again(engine, images(engine, 1, 16)).operations["graph"] == 1
+    assert again(engine, images(engine, 1, 17)).operations["graph"] == 0
 
 
 def test_four_conditions_pass_the_tower_in_hardly_more_operations_than_one(engine: FocalLensEngine) -> None:

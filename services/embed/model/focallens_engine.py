@@ -139,7 +139,8 @@ class FocalLensEngine(StackingEngine[FocalLensCheckpoint]):
         for one in passes:
             images = one.select(uploaded)
             asked = self._model.grid(tokens, one.readouts, images)
-            (found,) = self._encode_grid(images, asked.tokens, asked.has_token, asked.images)
+            num_rows = len(images if asked.images is None else asked.images) * asked.num_places
+            (found,) = self._encode_grid(images, asked.tokens, asked.has_token, asked.images, num_rows=num_rows)
             rows.append(asked.chosen(found))
         return _joined(passes, rows)
 

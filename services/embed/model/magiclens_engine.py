@@ -93,7 +93,7 @@ class MagicLensEngine(FeatureEngine[MagicLensCheckpoint]):
         return int(self._model.fusion.query.shape[1])
 
     def _image_features(self, pixels: Tensor) -> Tensor:
-        (features,) = self._encode_pixels(to_device(pixels, self._device))
+        (features,) = self._encode_pixels(to_device(pixels, self._device), num_rows=len(pixels))
         return features
 
     def _fuse(

@@ -74,6 +74,7 @@ class StepGraphs:
         self._start_id = start_id
         self._graphs = Graphs()
         self._places: list[Tensor] = []  # of the keys and values
+        self._biases: dict[int, Tensor] = {}
 
     def begin(self, memory: Memory, max_tokens: int) -> GraphSteps | None:
         """Begin answers of at most `max_tokens`, which end those begun before; None where there is no graph."""
@@ -103,14 +104,16 @@ class StepGraphs:
             place[: num_inputs * some * size].view(parts, num_inputs, num_heads, some, width)
             for place, some in zip(self._places, (num_tokens, length), strict=True)
         )
-        rows = torch.arange(length, device=self._t5.device)
+        if length not in self._biases:
+            rows = torch.arange(length, device=self._t5.device)
+            self._biases[length] = self._t5.tree_bias(rows, torch.full_like(rows, length))
         return (
             torch.full((num_inputs, 1), self._start_id, device=self._t5.device),
             torch.zeros(1, dtype=torch.int64, device=self._t5.device),
             given,
             keys_and_values.new_zeros(num_inputs, 1, 1, num_tokens),
             answered.view(-1, 2, *answered.shape[1:]),
-            self._t5.tree_bias(rows, torch.full_like(rows, length)),
+            self._biases[length],
         )
 
     def _step(

@@ -11,7 +11,6 @@ from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
-from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -81,10 +80,9 @@ class Student:
         self.is_int8 = is_int8
         self._num_threads = num_threads
         self._t5 = T5(model.eval(), is_int8=is_int8)
+        self._captures = self.device.type not in ("cpu", "mps")
         self._encode_padded = Captured(partial(_encode_padded, self._t5))
-        self._score_few = Captured(partial(_score, self._t5))
-        # tries that have come before, such as a task's labels; graphs for others would serve one request
-        self._seen: WeakSet[Candidates] = WeakSet()
+        self._score = Captured(partial(_score, self._t5))
         self._step_graphs = StepGraphs(self._t5, self.config.decoder_start_token_id)
         self._length_step = 1 if self.device.type == "cpu" else GPU_LENGTH_STEP
 
@@ -121,7 +119,7 @@ class Student:
         if self._num_threads is not None:  # students of several widths may take turns on this thread
             torch.set_num_threads(self._num_threads)
         longest = self._padded(max(map(len, inputs)))
-        if self._length_step > 1 and len(inputs) <= MAX_ROWS and len(inputs) * longest <= MAX_TOKENS:
+        if self._captures and len(inputs) <= MAX_ROWS and len(inputs) * longest <= MAX_TOKENS:
             return self._encode_few(inputs, longest)
         packed, groups, rows, mask = self._side_by_side(inputs)
         encoded = self._t5.encode(packed, groups)
@@ -207,7 +205,7 @@ class Student:
         for row, ids in zip(padded, inputs, strict=True):
             row[: len(ids)] = ids
         input_ids, lengths = integers(padded.ravel(), [len(ids) for ids in inputs], device=self.device)
-        return Memory(*self._encode_padded(input_ids.view(padded.shape), lengths))
+        return Memory(*self._encode_padded(input_ids.view(padded.shape), lengths, num_rows=len(inputs)))
 
     def _side_by_side(
         self, inputs: Sequence[Sequence[int]]
@@ -249,13 +247,10 @@ class Student:
         most = max(some.num_nodes for some in candidates)
         nodes = np.concatenate([some.edge_nodes + number * most for number, some in enumerate(candidates)])
         tokens = np.concatenate([some.edge_tokens for some in candidates])
-        table, *pairs = self._table([some.rows for some in candidates], nodes, tokens)
-        given = (table, *pairs, memory.keys_and_values)
-        recurs = candidates[0] in self._seen and all(some is candidates[0] for some in candidates)
-        self._seen.add(candidates[0])
-        if memory.mask is None or not recurs or memory.num_tokens * memory.num_inputs > MAX_TOKENS:
-            return _score(self._t5, memory.mask, *given)[0]
-        (logits,) = self._score_few(memory.mask, *given)
+        moved = self._table([some.rows for some in candidates], nodes, tokens)
+        given = (*moved, memory.keys_and_values, memory.mask)
+        is_small = memory.num_inputs * max(most, memory.num_tokens) <= MAX_TOKENS
+        (logits,) = self._score(*given, num_rows=memory.num_inputs if is_small else None)
         return logits
 
     def _table(self, rows: Sequence[DecoderRows], *others: Sequence[int] | Numbers) -> tuple[Tensor, ...]:
@@ -289,7 +284,7 @@ def _encode_padded(t5: T5, input_ids: Tensor, lengths: Tensor) -> tuple[Tensor, 
 
 
 def _score(
-    t5: T5, mask: Tensor | None, table: Tensor, nodes: Tensor, tokens: Tensor, keys_and_values: Tensor
+    t5: T5, table: Tensor, nodes: Tensor, tokens: Tensor, keys_and_values: Tensor, mask: Tensor | None
 ) -> tuple[Tensor]:
     """Compute the logits (E,) of the edges (E,) from `nodes` to `tokens`."""
     decoded = _decode_table(t5, table, Memory(keys_and_values, mask))

@@ -47,14 +47,14 @@ class Encoder:
 
     def encode_images(self, pixels: Tensor) -> list[Features]:
         """Encode images (B, height, width, 3) uint8."""
-        found, tokens = self._encode_pixels(to_device(pixels, self._device))
+        found, tokens = self._encode_pixels(to_device(pixels, self._device), num_rows=len(pixels))
         return _to_features(found, tokens, [(0, tokens.shape[1])] * len(tokens))
 
     def encode_texts(self, texts: Sequence[InputIds]) -> list[Features]:
         """Encode token ids (W,) each."""
         input_ids = stack(texts, self._device)
         end = end_of_text(self._model, input_ids)
-        found, tokens = self._encode_cut(*cut_at_end(input_ids, end, self._device))
+        found, tokens = self._encode_cut(*cut_at_end(input_ids, end, self._device), num_rows=len(texts))
         return _to_features(found, tokens, [(1, one + 1) for one in end.tolist()])
 
 

@@ -20,7 +20,7 @@ BATCHES = [(5,), (70, 3), (5,), (130,), (9, 60, 64), (1,) * 16, (70, 3), (20,) *
 def pair(request: pytest.FixtureRequest) -> tuple[Student, Student]:
     """The same student twice; the second pads as on a GPU."""
     plain, padding = (Student(tiny_t5(request.param), None) for _ in range(2))
-    padding._length_step = student_module.GPU_LENGTH_STEP
+    padding._length_step, padding._captures = student_module.GPU_LENGTH_STEP, True
     return plain, padding
 
 

@@ -114,15 +114,6 @@ def test_labels_of_a_few_inputs_are_scored_by_two_graphs_and_some_operations(num
     assert counted.num_operations <= 13
 
 
-def test_labels_that_come_for_the_first_time_are_scored_without_a_graph_of_theirs() -> None:
-    student = student_on_gpu()
-    CountedGPU.of(lambda: student.encode([[5, EOS]]))
-    for _ in range(3):
-        counted = CountedGPU.of(lambda: student.score(student.encode([[5, EOS]]), [tree(16)]))
-        assert counted.operations["graph"] == 1
-        assert counted.operations["scaled_dot_product_attention"] == 2 * NUM_LAYERS
-
-
 @pytest.mark.parametrize("num_inputs", [1, 4, 16])
 def test_a_decoded_token_of_a_few_inputs_is_a_graph(num_inputs: int) -> None:
     few, many = (decoded(student_on_gpu(), num_inputs, length) for length in (3, 13))
