@@ -7,6 +7,7 @@ of a password can have been read as something else.
 import asyncio
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -236,6 +237,8 @@ PGVECTOR_VERSIONS = (
     " current_setting('is_superuser')::bool"
 )
 LEAST_POSTGRES = 13
+# Vacuuming may damage graphs before this version, and making them may read other memory before 0.8.2 (CVE-2026-3172).
+SOUND_PGVECTOR = (0, 8, 4)
 # Whether a first process of embed could not make its tables.
 LACKS_RIGHT = (
     "SELECT to_regclass('migrations') IS NULL AND NOT coalesce(has_schema_privilege(current_schema(), 'CREATE'), false)"
@@ -323,6 +326,7 @@ def _usable_database(connection: Any) -> Iterator[Finding]:
     if not failures:
         told = f"PostgreSQL {version} answers at {info.host or 'localhost'}, and {info.dbname} can be used"
         yield Finding("postgresql", "ok", told, figures={"version": version})
+        yield from _faults_of_pgvector(connection)
 
 
 def _lacking_pgvector(connection: Any) -> Iterator[tuple[str, str]]:
@@ -339,6 +343,16 @@ def _lacking_pgvector(connection: Any) -> Iterator[tuple[str, str]]:
     elif installed is None and not may_create:
         cure = f"as an administrator, in {info.dbname}: CREATE EXTENSION vector"
         yield f"{info.dbname} lacks the extension vector, and {info.user} may not create it", cure
+
+
+def _faults_of_pgvector(connection: Any) -> Iterator[Finding]:
+    installed, available, _ = connection.execute(PGVECTOR_VERSIONS).fetchone()
+    version = installed or available
+    if tuple(map(int, re.findall(r"\d+", version))) < SOUND_PGVECTOR:
+        least = ".".join(map(str, SOUND_PGVECTOR))
+        told = f"{DATABASE}: pgvector {version} may damage graphs that are searched, which {least} does not"
+        cure = f"update it on the server, and in {connection.info.dbname}: ALTER EXTENSION vector UPDATE"
+        yield Finding("postgresql", "warning", told, cure)
 
 
 def find_signing_secrets(configured: Configured) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 import pytest
 
+from services.cli.doctor import connections
 from services.cli.doctor.connections import find_image_store, find_postgres
 from services.cli.doctor.findings import Finding, read_configured
 from tests.cli.doctor.machine import Machine
@@ -71,6 +72,16 @@ def test_a_database_that_can_be_used_is_well_and_is_left_as_it_was(find: Find, p
     assert found.found.startswith("PostgreSQL ")
     with psycopg.connect(url) as connection:
         assert connection.execute("SELECT to_regclass('migrations')").fetchone() == (None,)
+
+
+def test_a_pgvector_with_known_faults_is_a_warning(
+    find: Find, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "SOUND_PGVECTOR", (99, 0, 1))
+    [well, found] = find(find_postgres, COLLECTIONS=empty_schema(postgres_url))
+    assert (well.status, found.status) == ("ok", "warning")
+    assert re.search(r"pgvector 0\.[\d.]+ may damage graphs that are searched, which 99\.0\.1 does not", found.found)
+    assert str(found.cure).endswith(": ALTER EXTENSION vector UPDATE")
 
 
 def test_a_wrong_password_is_told_in_postgresqls_words(find: Find, locked_url: str) -> None:
