@@ -16,8 +16,10 @@ from services.embed.model.magiclens_engine import MagicLensEngine
 from services.embed.model.plain_engine import PlainEngine
 from services.jobs.imports.clip_weights import convert_openai_clip
 from services.nn import captured
+from services.nn.broken_model import BrokenModel
 from services.nn.devices import DeviceOptions
 from services.nn.plain_clip import PlainClip
+from services.nn.reference_outputs import REFERENCE_FILE, make_reference
 from tests.core.image_files import scene
 from tests.embed.tiny import write_tiny_checkpoint
 from tests.nn.counted_gpu import GPU, CountedGPU
@@ -65,7 +67,9 @@ MODELS: dict[str, tuple[type[ImageEngine[Any]], Callable[[Path], Path]]] = {
 @pytest.fixture(params=MODELS)
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> ImageEngine[Any]:
     engine, write = MODELS[request.param]
-    return engine.load(write(tmp_path), CPU)
+    folder = write(tmp_path)
+    (folder / REFERENCE_FILE).write_bytes(make_reference(engine.load(folder, CPU)))
+    return engine.load(folder, CPU)
 
 
 def batches(engine: ImageEngine[Any]) -> list[list[Item]]:
@@ -106,6 +110,12 @@ def test_a_model_passes_its_checks_with_graphs(engine: ImageEngine[Any]) -> None
         engine.warm_up()
         engine.self_check()
     assert graphs
+
+
+def test_a_model_whose_graphs_compute_something_else_fails_its_checks(engine: ImageEngine[Any]) -> None:
+    with eager_graphs(are_wrong=True), pytest.raises(BrokenModel):
+        engine.warm_up()
+        engine.self_check()
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -8,6 +8,7 @@ import pytest
 
 from services.jobs.imports.clip_weights import convert_openai_clip
 from services.nn import captured
+from services.nn.broken_model import BrokenModel
 from services.nn.devices import DeviceOptions
 from services.score.engine import Item, ScoreEngine
 from services.score.model.features import Features
@@ -50,6 +51,12 @@ def test_features_are_those_of_the_towers_themselves(engine: ScoreEngine, monkey
     for some, others in zip(answered, expected, strict=True):
         for one, other in zip(some, others, strict=True):
             np.testing.assert_array_equal(numbers(one), numbers(other))
+
+
+def test_a_model_whose_graphs_compute_something_else_fails_its_checks(engine: ScoreEngine) -> None:
+    with eager_graphs(are_wrong=True), pytest.raises(BrokenModel):
+        engine.warm_up()
+        engine.self_check()
 
 
 def test_a_model_passes_its_checks_with_graphs(engine: ScoreEngine) -> None:

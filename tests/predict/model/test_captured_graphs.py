@@ -1,17 +1,22 @@
 """Students whose encoder, labels and steps are captured as graphs, run without a GPU."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import pytest
 import torch
 
 from services.nn import captured
+from services.nn.broken_model import BrokenModel
 from services.nn.captured import MAX_GRAPHS
+from services.predict.engine import PredictEngine
 from services.predict.model import student as student_module
 from services.predict.model.student import Decoded, Student
+from services.predict.model.task_description import TaskDescription
+from services.predict.tasks import ESNLI, RELEASED_PREFIXES
 from tests.nn.eager_graphs import eager_graphs
 from tests.predict.model.test_student import draw_candidates, draw_inputs
-from tests.predict.tiny_students import KINDS, tiny_t5
+from tests.predict.tiny_students import KINDS, Kind, tiny_t5, tiny_tokenizer
 
 BATCHES = [(5,), (70, 3), (5,), (130,), (9, 60, 64), (1,) * 16, (70, 3), (20,) * 17, (500, 400), (5,)]
 
@@ -46,6 +51,17 @@ def test_labels_have_the_scores_of_a_student_without_graphs(pair: tuple[Student,
     assert graphs
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_student_whose_graphs_compute_something_else_fails_its_check(kind: Kind) -> None:
+    description = TaskDescription.of(ESNLI, RELEASED_PREFIXES, has_rationales=True, max_target_tokens=12)
+    for are_wrong, outcome in ((False, nullcontext()), (True, pytest.raises(BrokenModel))):
+        engine = PredictEngine(Student(tiny_t5(kind), tiny_tokenizer()), description)
+        with eager_graphs(are_wrong=are_wrong) as graphs, outcome:
+            engine.warm_up()
+            engine.self_check()
+        assert graphs
 
 
 @pytest.mark.parametrize("max_tokens", [3, 70])
