@@ -4,11 +4,11 @@
 
 The Python is that of an environment with vLLM and the plug-in. Each side is an engine in a process of its own, which
 share the GPU. Milliseconds of a first token and of a further one, for prompts of two lengths with 20 documents, alone
-and in a batch: of plain, calibrated and measured requests to the plug-in, each by turns with a plain one to stock vLLM.
-`over_stock` are quartiles of the ratios of these pairs. `checks` are the largest differences of
-log-probabilities: of calibrated answers from plain ones, of tokens decoded with captured graphs from the same tokens as
-a prompt, of a neighbour in the batch from itself alone, and of rows that are calibrated to the attention that they have
-from plain ones.
+and in a batch (a smaller one if the cache has no room for it): of plain, calibrated and measured requests to the
+plug-in, each by turns with a plain one to stock vLLM. `over_stock` are quartiles of the ratios of these pairs. `checks`
+are the largest differences of log-probabilities: of calibrated answers from plain ones, of tokens decoded with captured
+graphs from the same tokens as a prompt, of a neighbour in the batch from itself alone, and of rows that are calibrated
+to the attention that they have from plain ones.
 """
 
 import argparse
@@ -77,6 +77,11 @@ class Engine:
             **own,
         )
         self._random = random.Random(0)
+
+    def room(self) -> int:
+        """Return the tokens that its cache holds."""
+        cache = self._llm.llm_engine.vllm_config.cache_config
+        return int(cache.num_gpu_blocks * cache.block_size)
 
     def prompt(self, num_tokens: int) -> Prompt:
         tokens = [self._random.randrange(300, 32000) for _ in range(num_tokens)]
@@ -187,8 +192,8 @@ def serve() -> None:
         engine = Engine(Path(folder), is_gpu=torch.cuda.is_available())
         for line in sys.stdin:
             name, *arguments = json.loads(line)
-            found = timed(engine, *arguments) if name == "timed" else checks(engine, *arguments)
-            print(json.dumps(found), file=answers, flush=True)
+            question: dict[str, Callable[..., Any]] = {"timed": timed, "checks": checks, "room": Engine.room}
+            print(json.dumps(question[name](engine, *arguments)), file=answers, flush=True)
 
 
 class Side:
@@ -221,10 +226,11 @@ class Side:
         self._process.communicate()
 
 
-def compare(stock: Side, plugin: Side, num_rounds: int, *, is_gpu: bool) -> None:
+def compare(stock: Side, plugin: Side, room: int, num_rounds: int, *, is_gpu: bool) -> None:
     """Ask the plug-in for each kind of request and stock vLLM for a plain one, by turns; print a line for each size."""
     sizes, num_further = SIZES[is_gpu]
-    for num_tokens, batch in [(tokens, batch) for tokens, batches in sizes.items() for batch in batches]:
+    for num_tokens, largest in [(tokens, batch) for tokens, batches in sizes.items() for batch in batches]:
+        batch = min(largest, room // (num_tokens + num_further + 64))  # a larger one would wait for memory
         pairs: dict[str, list[tuple[Times, Times]]] = {kind: [] for kind in KINDS}
         for number in range(num_rounds + 1):
             for kind in KINDS:
@@ -244,7 +250,7 @@ def summary(pairs: Sequence[tuple[Times, Times]]) -> dict[str, Any]:
     for place, name in enumerate(("first", "further")):
         found[f"{name}_ms"] = round(median(own[place] for own, _ in pairs), 3)
         ratios = [own[place] / other[place] for own, other in pairs]
-        found[f"{name}_over_stock"] = [round(ratio, 3) for ratio in quantiles(ratios)]
+        found[f"{name}_over_stock"] = [round(ratio, 3) for ratio in quantiles(ratios, method="inclusive")]
     return found
 
 
@@ -260,8 +266,10 @@ def main() -> None:
     import torch
 
     is_gpu = torch.cuda.is_available()
-    stock, plugin = Side("none"), Side("fovea")
-    compare(stock, plugin, chosen.rounds, is_gpu=is_gpu)
+    stock = Side("none")
+    room = stock.ask("room")  # once it has started: while another engine starts, vLLM measures memory wrongly
+    plugin = Side("fovea")
+    compare(stock, plugin, min(room, plugin.ask("room")), chosen.rounds, is_gpu=is_gpu)
     print(json.dumps({"checks": plugin.ask("checks", min(SIZES[is_gpu][0]))}), flush=True)
     for side in (stock, plugin):
         side.close()
