@@ -7,7 +7,7 @@ started as one, but only for the shapes and the memory that it was captured with
 import functools
 from collections.abc import Callable, Hashable
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import structlog
 import torch
@@ -40,17 +40,19 @@ class Graph(NamedTuple):
 class Graphs:
     """Graphs by what they were captured for, in shared memory: one of them runs at a time, on one thread."""
 
+    # of the process, since before torch 2.13 a capture that fails leaves its allocator as if it went on
+    _fails: ClassVar[bool] = False
+
     def __init__(self) -> None:
         self._captured: dict[Hashable, Graph] = {}
         self._seen: set[Hashable] = set()
         self._bytes_at: dict[int, int] = {}  # by address
         self._memory: Any = None
-        self._fails = False
 
     def get(self, key: Hashable, run: Callable[..., Outputs], inputs: Callable[[], Inputs]) -> Graph | None:
         """Return the graph for `key`, captured from `run` with these inputs when the key comes the second time.
 
-        None before that, once there are too many, and from the first time on that a capture fails.
+        None before that, once there are too many, and from the first time on that a capture fails in this process.
         """
         is_full = len(self._captured) >= MAX_GRAPHS or sum(self._bytes_at.values()) >= MAX_BYTES
         if key in self._captured or self._fails or is_full:
@@ -66,7 +68,7 @@ class Graphs:
         except torch.OutOfMemoryError:
             return None  # another version of the model may leave soon
         except RuntimeError:
-            self._fails = True
+            Graphs._fails = True
             structlog.get_logger(__name__).warning("CUDA graphs are off", exc_info=True)
             return None
         self._captured[key], self._memory = graph, graph.memory

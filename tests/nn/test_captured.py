@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from services.nn import captured
-from services.nn.captured import MAX_BYTES, MAX_GRAPHS, MAX_ROWS, Captured
+from services.nn.captured import MAX_BYTES, MAX_GRAPHS, MAX_ROWS, Captured, Graphs
 from tests.nn.eager_graphs import eager_graphs
 
 
@@ -87,8 +87,11 @@ def test_a_function_that_cannot_be_captured_still_runs(
         tried.append(1)
         raise error("cannot be captured")
 
-    run = Captured(sums)
+    monkeypatch.setattr(Graphs, "_fails", False)
+    run, other = Captured(sums), Captured(sums)
     with eager_graphs():
         monkeypatch.setattr(captured, "capture", fail)
         assert [sum_of(run, 1, 1) for _ in range(5)] == [[2]] * 5
-    assert len(tried) == num_tries
+        assert len(tried) == num_tries
+        assert [sum_of(other, 1, 1) for _ in range(2)] == [[2]] * 2
+    assert len(tried) == num_tries + (error is not RuntimeError)
