@@ -71,19 +71,17 @@ class Grid:
         asked = readouts.condition_index.cpu().numpy()
         images = np.arange(len(asked)) if readouts.image_index is None else readouts.image_index.cpu().numpy()
         if conditions is None or (asked < 0).all():
-            is_in_order = np.array_equal(images, np.arange(num_images))
-            return cls(places=None if is_in_order else to_device(torch.from_numpy(images), device))
+            return cls(places=None if _is_all(images, num_images) else to_device(torch.from_numpy(images), device))
         ranks = ranks_within(images)
         grid = np.full((num_images, int(ranks.max()) + 1), -1)
         grid[images, ranks] = asked
         places = images * grid.shape[1] + ranks
         index = to_device(torch.from_numpy(np.concatenate([grid.ravel(), places])), device)
         chosen = index[: grid.size].view(grid.shape)
-        is_in_order = np.array_equal(places, np.arange(grid.size))
         return cls(
             conditions[chosen.clamp(min=0)],
             None if (grid >= 0).all() else chosen >= 0,
-            None if is_in_order else index[grid.size :],
+            None if _is_all(places, grid.size) else index[grid.size :],
         )
 
     @property
@@ -125,6 +123,11 @@ def ranks_within(images: Index) -> Index:
     return ranks
 
 
+def _is_all(places: Index, number: int) -> bool:
+    """Whether `places` are all from 0 to number − 1, in order."""
+    return np.array_equal(places, np.arange(number))
+
+
 class Full:
     """Every token attends to the condition, so images pass through block n and all later ones once per condition."""
 
@@ -145,7 +148,7 @@ class Full:
             return Grid.of(conditions, None, num_images, device)
         images, asked = readouts.image_index, readouts.condition_index
         grid = Grid.of(conditions, Readouts(None, asked), len(asked), device)
-        if images is None or torch.equal(images.cpu(), torch.arange(num_images)):
+        if images is None or _is_all(images.cpu().numpy(), num_images):
             return grid
         return replace(grid, images=to_device(images, device))
 

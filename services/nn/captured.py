@@ -54,9 +54,10 @@ class Graphs:
 
         None before that, once there are too many, and from the first time on that a capture fails in this process.
         """
-        is_full = len(self._captured) >= MAX_GRAPHS or sum(self._bytes_at.values()) >= MAX_BYTES
-        if key in self._captured or self._fails or is_full:
-            return self._captured.get(key)
+        if (known := self._captured.get(key)) is not None:
+            return known
+        if self._fails or len(self._captured) >= MAX_GRAPHS or sum(self._bytes_at.values()) >= MAX_BYTES:
+            return None
         if key not in self._seen:
             if len(self._seen) >= MAX_SEEN:
                 self._seen.clear()

@@ -33,6 +33,7 @@ def encode_text(tower: Any, input_ids: Tensor) -> Tensor:
     if not is_causal(tower):
         features = tower.encode_text(to_device(input_ids, device))
         return features
+    # the end of text is the highest id
     return encode_cut(tower, *cut_at_end(input_ids, input_ids.argmax(dim=-1), device))
 
 

@@ -320,24 +320,26 @@ def _usable_database(connection: Any) -> Iterator[Finding]:
     if connection.execute(LACKS_RIGHT).fetchone() == (True,):
         cure = f"as the owner of {info.dbname}: GRANT CREATE ON SCHEMA public TO {info.user}"
         failures.append((f"{info.user} may not make tables in {info.dbname}", cure))
-    failures += _lacking_pgvector(connection)
+    installed, available, may_create = connection.execute(PGVECTOR_VERSIONS).fetchone()
+    failures += _lacking_pgvector(info, installed, available, may_create=may_create)
     for told, cure in failures:
         yield Finding("postgresql", "failure", f"{DATABASE}: {told}", cure)
     if not failures:
         told = f"PostgreSQL {version} answers at {info.host or 'localhost'}, and {info.dbname} can be used"
         yield Finding("postgresql", "ok", told, figures={"version": version})
-        yield from _faults_of_pgvector(connection)
+        yield from _faults_of_pgvector(info, installed or available)
 
 
-def _lacking_pgvector(connection: Any) -> Iterator[tuple[str, str]]:
+def _lacking_pgvector(
+    info: Any, installed: str | None, available: str | None, *, may_create: bool
+) -> Iterator[tuple[str, str]]:
     """Tell what is missing of pgvector, and its cure."""
     from services.embed.collections.cluster.connections import PGVECTOR
 
-    info, least = connection.info, ".".join(map(str, PGVECTOR))
-    installed, available, may_create = connection.execute(PGVECTOR_VERSIONS).fetchone()
+    least = ".".join(map(str, PGVECTOR))
     if available is None:
         yield "its server lacks pgvector", f"install pgvector {least} or later there"
-    elif tuple(map(int, (installed or available).split(".")[:2])) < PGVECTOR:
+    elif _numbers(installed or available)[:2] < PGVECTOR:
         cure = f"install pgvector {least} or later on its server, and in {info.dbname}: ALTER EXTENSION vector UPDATE"
         yield f"its pgvector {installed or available} is older than {least}", cure
     elif installed is None and not may_create:
@@ -345,14 +347,17 @@ def _lacking_pgvector(connection: Any) -> Iterator[tuple[str, str]]:
         yield f"{info.dbname} lacks the extension vector, and {info.user} may not create it", cure
 
 
-def _faults_of_pgvector(connection: Any) -> Iterator[Finding]:
-    installed, available, _ = connection.execute(PGVECTOR_VERSIONS).fetchone()
-    version = installed or available
-    if tuple(map(int, re.findall(r"\d+", version))) < SOUND_PGVECTOR:
+def _faults_of_pgvector(info: Any, version: str) -> Iterator[Finding]:
+    """Warn of a version that works, but has known faults."""
+    if _numbers(version) < SOUND_PGVECTOR:
         least = ".".join(map(str, SOUND_PGVECTOR))
         told = f"{DATABASE}: pgvector {version} may damage graphs that are searched, which {least} does not"
-        cure = f"update it on the server, and in {connection.info.dbname}: ALTER EXTENSION vector UPDATE"
+        cure = f"update it on the server, and in {info.dbname}: ALTER EXTENSION vector UPDATE"
         yield Finding("postgresql", "warning", told, cure)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)))
 
 
 def find_signing_secrets(configured: Configured) -> Iterator[Finding]:

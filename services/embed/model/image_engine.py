@@ -234,11 +234,8 @@ class ImageEngine(ABC, Generic[CheckpointT]):
         if "text" in one:
             return self.prepare_text(one["text"], truncate=True)
         condition = one.get("condition")
-        return self._sample_image(
-            one["image"],
-            None if condition is None else self.prepare_condition(condition, truncate=True),
-            keeps_state=False,
-        )
+        prepared = None if condition is None else self.prepare_condition(condition, truncate=True)
+        return _without_state(self._sample_image(one["image"], prepared))
 
     def _sample_batch(self) -> list[Item]:
         condition = None if self.sample_condition is None else self.prepare_condition(self.sample_condition)
@@ -252,9 +249,9 @@ class ImageEngine(ABC, Generic[CheckpointT]):
     def _sample_texts(self) -> list[Item]:
         return [self.prepare_text("a red square")] if self.image_only is None else []
 
-    def _sample_image(self, seed: int, condition: Text | None = None, *, keeps_state: bool = True) -> ImageItem:
+    def _sample_image(self, seed: int, condition: Text | None = None) -> ImageItem:
         pixels = np.random.default_rng(seed).integers(0, 256, (*self.image_size, 3), dtype=np.uint8)
-        return ImageItem(f"sample-{seed}", pixels, (condition,), keeps_state)
+        return ImageItem(f"sample-{seed}", pixels, (condition,), keeps_state=True)
 
     def _from_states(self, items: Sequence[Item], readings: Sequence[Reading]) -> dict[int, StateItem]:
         """Make items that read the images of a batch again from the states it returned, by their place in the batch."""

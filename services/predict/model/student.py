@@ -80,7 +80,7 @@ class Student:
         self.is_int8 = is_int8
         self._num_threads = num_threads
         self._t5 = T5(model.eval(), is_int8=is_int8)
-        self._captures = self.device.type not in ("cpu", "mps")
+        self.captures_graphs = self.device.type not in ("cpu", "mps")
         self._encode_padded = Captured(partial(_encode_padded, self._t5))
         self._score = Captured(partial(_score, self._t5))
         self._step_graphs = StepGraphs(self._t5, self.config.decoder_start_token_id)
@@ -119,7 +119,7 @@ class Student:
         if self._num_threads is not None:  # students of several widths may take turns on this thread
             torch.set_num_threads(self._num_threads)
         longest = self._padded(max(map(len, inputs)))
-        if self._captures and len(inputs) <= MAX_ROWS and len(inputs) * longest <= MAX_TOKENS:
+        if self.captures_graphs and len(inputs) <= MAX_ROWS and len(inputs) * longest <= MAX_TOKENS:
             return self._encode_few(inputs, longest)
         packed, groups, rows, mask = self._side_by_side(inputs)
         encoded = self._t5.encode(packed, groups)

@@ -8,7 +8,6 @@ from urllib.parse import quote
 
 import pytest
 
-from services.cli.doctor import connections
 from services.cli.doctor.connections import find_image_store, find_postgres
 from services.cli.doctor.findings import Finding, read_configured
 from tests.cli.doctor.machine import Machine
@@ -74,14 +73,19 @@ def test_a_database_that_can_be_used_is_well_and_is_left_as_it_was(find: Find, p
         assert connection.execute("SELECT to_regclass('migrations')").fetchone() == (None,)
 
 
-def test_a_pgvector_with_known_faults_is_a_warning(
-    find: Find, postgres_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connections, "SOUND_PGVECTOR", (99, 0, 1))
-    [well, found] = find(find_postgres, COLLECTIONS=empty_schema(postgres_url))
+def test_a_pgvector_with_known_faults_is_a_warning(find: Find, postgres_url: str) -> None:
+    import psycopg
+
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("CREATE DATABASE faulty")
+    url = database(postgres_url, "faulty")
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("CREATE EXTENSION vector")
+        connection.execute("UPDATE pg_extension SET extversion = '0.8.1' WHERE extname = 'vector'")
+    [well, found] = find(find_postgres, COLLECTIONS=url)
     assert (well.status, found.status) == ("ok", "warning")
-    assert re.search(r"pgvector 0\.[\d.]+ may damage graphs that are searched, which 99\.0\.1 does not", found.found)
-    assert str(found.cure).endswith(": ALTER EXTENSION vector UPDATE")
+    assert found.found.endswith("pgvector 0.8.1 may damage graphs that are searched, which 0.8.4 does not")
+    assert str(found.cure).endswith(", and in faulty: ALTER EXTENSION vector UPDATE")
 
 
 def test_a_wrong_password_is_told_in_postgresqls_words(find: Find, locked_url: str) -> None:

@@ -26,7 +26,7 @@ BATCHES = [(5,), (70, 3), (5,), (130,), (9, 60, 64), (1,) * 16, (70, 3), (20,) *
 def pair(request: pytest.FixtureRequest) -> tuple[Student, Student]:
     """The same student twice; the second pads as on a GPU."""
     plain, padding = (Student(tiny_t5(request.param), None) for _ in range(2))
-    padding._length_step, padding._captures = student_module.GPU_LENGTH_STEP, True
+    padding._length_step, padding.captures_graphs = student_module.GPU_LENGTH_STEP, True
     return plain, padding
 
 
@@ -58,7 +58,9 @@ def test_labels_have_the_scores_of_a_student_without_graphs(pair: tuple[Student,
 def test_a_student_whose_graphs_compute_something_else_fails_its_check(kind: Kind) -> None:
     description = TaskDescription.of(ESNLI, RELEASED_PREFIXES, has_rationales=True, max_target_tokens=12)
     for are_wrong, outcome in ((False, nullcontext()), (True, pytest.raises(BrokenModel))):
-        engine = PredictEngine(Student(tiny_t5(kind), tiny_tokenizer()), description)
+        student = Student(tiny_t5(kind), tiny_tokenizer())
+        student.captures_graphs = True
+        engine = PredictEngine(student, description)
         with eager_graphs(are_wrong=are_wrong) as graphs, outcome:
             engine.warm_up()
             engine.self_check()
@@ -69,7 +71,7 @@ def test_a_student_whose_graphs_compute_something_else_fails_its_check(kind: Kin
 def test_texts_are_those_of_a_student_without_graphs(
     pair: tuple[Student, Student], max_tokens: int, max_graphs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of whole batches, of every second input, and of texts that lack some tokens."""
+    """Compare whole batches, every second input, and texts that lack some tokens."""
 
     def texts(student: Student) -> list[Decoded]:
         found = []
